@@ -1,0 +1,323 @@
+//! One direction of a pair while user space moves its bytes.
+//!
+//! ```text
+//!            source says "end"            hand empty: shutdown(destination)
+//! Flowing ─────────────────────▶ Ending ─────────────────────────────────▶ Ended
+//!    │ byte limit taken             ▲
+//!    └──────────────────────────────┘
+//! ```
+//!
+//! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
+//! said, and only a system call that would have blocked takes it back.
+
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+use crate::endpoint::Endpoint;
+use crate::engine::{Carrier, Carriers, Filled, copy, pipe};
+use crate::task::Readiness;
+
+/// What a direction moves before the others on its loop have their turn, in bytes: four of the
+/// largest reads, some 100 µs.
+const TURN_BYTES: u64 = 1 << 20;
+
+/// How often a direction looks at the size of its sockets' buffers, in bytes moved. TCP's tuning
+/// can double a buffer once per window of data read (`tcp_rcv_space_adjust`), so with this a
+/// buffer near the bound cannot double twice between two looks.
+const LOOK_AT_BUFFERS_BYTES: u64 = 512 << 10;
+
+/// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in
+/// bytes: where the cost of copying a block passes that of the third system call.
+const BULK_READ_BYTES: usize = 16 << 10;
+
+/// A read below this size shows small messages, for which `copy` has the lower latency, in bytes.
+const SMALL_READ_BYTES: usize = 4 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Flowing,
+    Ending,
+    Ended,
+}
+
+/// How a direction picks its carrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carriage {
+    /// Always by buffer.
+    Copy,
+    /// Always by pipe.
+    Pipe,
+    /// By pipe as long as reads bring bulk, once this many bytes have moved.
+    Adaptive { after_bytes: u64 },
+}
+
+#[derive(Debug)]
+enum Hand {
+    Empty,
+    Buffer(copy::Buffer),
+    Pipe(pipe::Pipe),
+}
+
+impl Hand {
+    fn carrier(&mut self) -> Option<&mut dyn Carrier> {
+        match self {
+            Self::Empty => None,
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Pipe(pipe) => Some(pipe),
+        }
+    }
+
+    fn held(&self) -> usize {
+        match self {
+            Self::Empty => 0,
+            Self::Buffer(buffer) => buffer.held(),
+            Self::Pipe(pipe) => pipe.held(),
+        }
+    }
+}
+
+/// What a direction needs from its pair and loop to move.
+pub(crate) struct Way<'a> {
+    pub(crate) source: &'a mut Endpoint,
+    pub(crate) destination: &'a mut Endpoint,
+    pub(crate) carriers: &'a mut Carriers,
+    /// The most that either socket buffer may grow to, in bytes.
+    pub(crate) buffer_bytes: usize,
+    pub(crate) byte_limit: Option<u64>,
+}
+
+/// How far a direction came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It waits for one of its sockets, or has ended.
+    Waits,
+    /// It could go on; its turn is over.
+    TurnOver,
+}
+
+/// What has carried a direction's bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WayTaken {
+    /// A pipe has carried some of them.
+    pub(crate) piped: bool,
+    /// Why bytes that should have gone through a pipe were copied.
+    pub(crate) no_pipe: Option<Errno>,
+}
+
+/// A system call that failed for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// On the destination's socket; otherwise on the source's.
+    pub(crate) at_destination: bool,
+    pub(crate) errno: Errno,
+}
+
+#[derive(Debug)]
+pub(crate) struct Direction {
+    state: State,
+    carriage: Carriage,
+    hand: Hand,
+    size: copy::Size,
+    source_ready: bool,
+    /// An end of stream or an error stands behind the bytes: read until it comes.
+    source_outlasts: bool,
+    /// An urgent mark stands in the source, which splice(2) does not get past.
+    urgent: bool,
+    destination_ready: bool,
+    taken_bytes: u64,
+    given_bytes: u64,
+    next_look_bytes: u64,
+    /// The last read brought bulk.
+    bulk: bool,
+    way_taken: WayTaken,
+}
+
+impl Direction {
+    pub(crate) fn new(carriage: Carriage) -> Self {
+        Self {
+            state: State::Flowing,
+            carriage,
+            hand: Hand::Empty,
+            size: copy::Size::default(),
+            source_ready: false,
+            source_outlasts: false,
+            urgent: false,
+            destination_ready: false,
+            taken_bytes: 0,
+            given_bytes: 0,
+            next_look_bytes: LOOK_AT_BUFFERS_BYTES,
+            bulk: false,
+            way_taken: WayTaken::default(),
+        }
+    }
+
+    pub(crate) fn source_became(&mut self, readiness: Readiness) {
+        self.source_ready |= readiness.is_readable();
+        self.source_outlasts |= readiness.outlasts_short_read();
+        self.urgent |= readiness.is_urgent();
+    }
+
+    pub(crate) fn destination_became(&mut self, readiness: Readiness) {
+        self.destination_ready |= readiness.is_writable();
+    }
+
+    /// The end of the stream was passed on.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    pub(crate) fn given_bytes(&self) -> u64 {
+        self.given_bytes
+    }
+
+    pub(crate) fn way_taken(&self) -> WayTaken {
+        self.way_taken
+    }
+
+    /// Lets go of what is in hand.
+    pub(crate) fn release(&mut self, carriers: &mut Carriers) {
+        self.put_down(carriers);
+    }
+
+    /// Moves what can be moved now.
+    pub(crate) fn pump(&mut self, way: &mut Way<'_>) -> Result<Progress, Fault> {
+        if self.state == State::Ended || !(self.source_ready || self.hand.held() > 0) {
+            return Ok(Progress::Waits);
+        }
+        let turn_ends_at = self.given_bytes + TURN_BYTES;
+        let progress = loop {
+            if !self.drain(way)? {
+                break Progress::Waits;
+            }
+            if way.byte_limit == Some(self.taken_bytes) {
+                self.state = State::Ending;
+            }
+            if self.state == State::Ending {
+                way.destination.end_stream().map_err(at_destination)?;
+                self.state = State::Ended;
+                break Progress::Waits;
+            }
+            if !self.source_ready {
+                break Progress::Waits;
+            }
+            if self.given_bytes >= turn_ends_at {
+                break Progress::TurnOver;
+            }
+            self.fill(way)?;
+        };
+        if self.hand.held() == 0 {
+            self.put_down(way.carriers);
+        }
+        Ok(progress)
+    }
+
+    /// Gives what is in hand to the destination; false when it takes no more.
+    fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
+        let Some(carrier) = self.hand.carrier() else {
+            return Ok(true);
+        };
+        while carrier.held() > 0 {
+            if !self.destination_ready {
+                return Ok(false);
+            }
+            match carrier.drain(way.destination.as_fd()) {
+                Ok(count) => self.given_bytes += count as u64,
+                Err(Errno::AGAIN) => self.destination_ready = false,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(at_destination(errno)),
+            }
+        }
+        if self.given_bytes >= self.next_look_bytes {
+            self.next_look_bytes = self.given_bytes + LOOK_AT_BUFFERS_BYTES;
+            way.source.bound_receive_buffer(way.buffer_bytes);
+            way.destination.bound_send_buffer(way.buffer_bytes);
+        }
+        Ok(true)
+    }
+
+    fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
+        let allowed = way
+            .byte_limit
+            .map_or(u64::MAX, |limit| limit - self.taken_bytes);
+        self.pick_up(way.carriers);
+        let Some(carrier) = self.hand.carrier() else {
+            return Ok(());
+        };
+        let at_most = usize::try_from(allowed).unwrap_or(usize::MAX);
+        match carrier.fill(way.source.as_fd(), at_most) {
+            Ok(Filled::Some(count)) => self.took(count),
+            Ok(Filled::Last(count)) => {
+                self.took(count);
+                self.source_ready = self.source_outlasts;
+            }
+            Ok(Filled::Empty) => {
+                self.urgent = false;
+                self.source_ready = false;
+                self.source_outlasts = false;
+            }
+            Ok(Filled::End) => self.state = State::Ending,
+            Err(Errno::INTR) => {}
+            Err(errno) => {
+                return Err(Fault {
+                    at_destination: false,
+                    errno,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn took(&mut self, count: usize) {
+        self.taken_bytes += count as u64;
+        if count >= BULK_READ_BYTES {
+            self.bulk = true;
+        } else if count < SMALL_READ_BYTES {
+            self.bulk = false;
+        }
+    }
+
+    /// Puts an empty carrier into the hand for the next read.
+    fn pick_up(&mut self, carriers: &mut Carriers) {
+        let by_pipe = !self.urgent
+            && match self.carriage {
+                Carriage::Copy => false,
+                Carriage::Pipe => true,
+                Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
+            };
+        match (&self.hand, by_pipe) {
+            (Hand::Pipe(_), true) => return,
+            (Hand::Buffer(buffer), false) if buffer.next_size() == buffer.size() => return,
+            _ => self.put_down(carriers),
+        }
+        if by_pipe {
+            match carriers.pipes.take() {
+                Ok(pipe) => {
+                    self.way_taken.piped = true;
+                    self.hand = Hand::Pipe(pipe);
+                    return;
+                }
+                Err(errno) => self.way_taken.no_pipe = Some(errno),
+            }
+        }
+        self.hand = Hand::Buffer(carriers.buffers.take(self.size));
+    }
+
+    fn put_down(&mut self, carriers: &mut Carriers) {
+        match std::mem::replace(&mut self.hand, Hand::Empty) {
+            Hand::Empty => {}
+            Hand::Buffer(buffer) => {
+                self.size = buffer.next_size();
+                carriers.buffers.give_back(buffer);
+            }
+            Hand::Pipe(pipe) => carriers.pipes.give_back(pipe),
+        }
+    }
+}
+
+fn at_destination(errno: Errno) -> Fault {
+    Fault {
+        at_destination: true,
+        errno,
+    }
+}

@@ -1,0 +1,181 @@
+//! One connected socket, owned.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, ipproto, shutdown, sockopt};
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::socket_option::{self, SocketMemory};
+
+/// What kind of stream an endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// TCP on an IPv4 socket.
+    Tcp4,
+    /// TCP on an IPv6 socket; its peer may be an IPv4 one (a v4-mapped address).
+    Tcp6,
+    /// Multipath TCP, over either family.
+    Mptcp,
+    /// A UNIX stream socket.
+    Unix,
+}
+
+/// One connected stream socket, owned and non-blocking: an end of a pair.
+#[derive(Debug)]
+pub struct Endpoint {
+    fd: OwnedFd,
+    kind: Kind,
+    receive_bounded: bool,
+    send_bounded: bool,
+}
+
+impl Endpoint {
+    /// Takes a connected stream socket, makes it non-blocking, and, where it is TCP, sets
+    /// `TCP_NODELAY` (a relay that waits for more adds a delay that neither peer asked for) and
+    /// `SO_OOBINLINE` (an urgent byte stays in its place in the stream instead of getting lost).
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedSocket`] when the descriptor is not a connected stream socket of a
+    /// kind in [`Kind`]; [`ErrorKind::System`] when an option cannot be set.
+    pub fn new(socket: impl Into<OwnedFd>) -> Result<Self> {
+        let fd = socket.into();
+        let kind = kind_of(&fd)?;
+        if getpeername(&fd).is_err() {
+            return Err(unsupported(
+                "the socket is not connected; connect it before joining it",
+            ));
+        }
+        let flags = fcntl_getfl(&fd).context("cannot read the socket's flags")?;
+        if !flags.contains(OFlags::NONBLOCK) {
+            fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
+                .context("cannot make the socket non-blocking")?;
+        }
+        if kind != Kind::Unix {
+            sockopt::set_tcp_nodelay(&fd, true).context("cannot set TCP_NODELAY")?;
+            sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
+        }
+        Ok(Self::prepared(fd, kind))
+    }
+
+    /// Takes a socket that is already as [`new`](Self::new) leaves it: a proxy that sets the
+    /// options on its listener, from which `accept4` inherits them (`sk_clone`, Linux 2.6 on),
+    /// saves seven system calls per connection. Where this is not so, the pair works but may
+    /// block its loop.
+    pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
+        Self {
+            fd,
+            kind,
+            receive_bounded: false,
+            send_bounded: false,
+        }
+    }
+
+    /// What kind of stream this is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What the kernel holds in this socket's buffers now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the kernel does not know `SO_MEMINFO` (before 4.12).
+    pub fn memory(&self) -> Result<SocketMemory> {
+        socket_option::memory(&self.fd).context("cannot read the socket's SO_MEMINFO")
+    }
+
+    /// Sends an end of stream after the bytes that were already written.
+    pub(crate) fn end_stream(&self) -> rustix::io::Result<()> {
+        shutdown(&self.fd, Shutdown::Write)
+    }
+
+    /// Makes the coming close a reset, where the protocol has one: a connection cut short must
+    /// not look like one that ended.
+    pub(crate) fn reset_on_close(&self) {
+        if self.kind != Kind::Unix {
+            // It can fail only on a socket that is no longer connected, which needs no reset.
+            let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
+        }
+    }
+
+    /// The error that waits on the socket, taken from it.
+    pub(crate) fn take_error(&self) -> Option<rustix::io::Errno> {
+        match sockopt::socket_error(&self.fd) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno),
+        }
+    }
+
+    /// Stops the growth of the receive buffer at `most_bytes`.
+    ///
+    /// TCP's own tuning takes a receive buffer to `tcp_rmem[2]` (32 MiB on 6.18), which a
+    /// receiver that stops reading would leave full. Setting a size ends the tuning
+    /// (`SOCK_RCVBUF_LOCK`), so it is set only on a flow that has come near the bound.
+    pub(crate) fn bound_receive_buffer(&mut self, most_bytes: usize) {
+        if self.receive_bounded {
+            return;
+        }
+        let Ok(size) = sockopt::socket_recv_buffer_size(&self.fd) else {
+            return;
+        };
+        // Half, since one step of the tuning can double the buffer before the next look.
+        if size > most_bytes / 2 {
+            self.receive_bounded = true;
+            // The kernel doubles the value to make room for its own bookkeeping (socket(7)).
+            // Only the forced form may exceed rmem_max, which older kernels set to 208 KiB.
+            let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, most_bytes / 2)
+                .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, most_bytes / 2));
+        }
+    }
+
+    /// Stops the growth of the send buffer at `most_bytes`; see
+    /// [`bound_receive_buffer`](Self::bound_receive_buffer).
+    pub(crate) fn bound_send_buffer(&mut self, most_bytes: usize) {
+        if self.send_bounded {
+            return;
+        }
+        let Ok(size) = sockopt::socket_send_buffer_size(&self.fd) else {
+            return;
+        };
+        if size > most_bytes / 2 {
+            self.send_bounded = true;
+            let _ = sockopt::set_socket_send_buffer_size(&self.fd, most_bytes / 2);
+        }
+    }
+}
+
+impl AsFd for Endpoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn kind_of(fd: &OwnedFd) -> Result<Kind> {
+    let Ok(socket_type) = sockopt::socket_type(fd) else {
+        return Err(unsupported(
+            "the descriptor is not a socket; pass a connected stream socket",
+        ));
+    };
+    if socket_type != SocketType::STREAM {
+        return Err(unsupported(
+            "the socket is not a stream socket; only streams can be joined",
+        ));
+    }
+    let domain = sockopt::socket_domain(fd).context("cannot read the socket's family")?;
+    let protocol = sockopt::socket_protocol(fd).context("cannot read the socket's protocol")?;
+    match domain {
+        AddressFamily::UNIX => Ok(Kind::Unix),
+        _ if protocol == Some(ipproto::MPTCP) => Ok(Kind::Mptcp),
+        AddressFamily::INET if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp4),
+        AddressFamily::INET6 if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp6),
+        _ => Err(unsupported(
+            "the socket is neither TCP nor a UNIX stream; these can be joined",
+        )),
+    }
+}
+
+fn unsupported(why: &'static str) -> Error {
+    Error::new(ErrorKind::UnsupportedSocket, why)
+}

@@ -1,0 +1,144 @@
+//! The engines: ways of moving bytes from one socket to another.
+//!
+//! `copy` and `pipe` move them in user space's hands: each is a [`Carrier`], and
+//! [`Direction`](crate::direction::Direction) drives whichever a direction uses.
+
+pub(crate) mod copy;
+pub(crate) mod pipe;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// One way of moving bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EngineName {
+    /// `recv(2)` and `send(2)` with a buffer: cheap to set up, best for small messages.
+    Copy,
+    /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
+    Pipe,
+}
+
+impl EngineName {
+    /// All engines, the cheapest to set up first.
+    pub const ALL: [Self; 2] = [Self::Copy, Self::Pipe];
+
+    /// The name as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Pipe => "pipe",
+        }
+    }
+}
+
+impl fmt::Display for EngineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Which engine a pair is to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineChoice {
+    /// Start on `copy` and move to what suits the traffic: a flow that moves much goes to `pipe`.
+    #[default]
+    Auto,
+    /// This one from the first byte on, or a refusal.
+    Only(EngineName),
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the names that exist.
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        EngineName::ALL
+            .into_iter()
+            .find(|name| name.as_str() == text)
+            .map(Self::Only)
+            .ok_or_else(|| {
+                let names: Vec<_> = EngineName::ALL.iter().map(|name| name.as_str()).collect();
+                Error::new(
+                    ErrorKind::EngineRefused,
+                    format!(
+                        "there is no engine {text:?}; choose auto, {}",
+                        names.join(" or ")
+                    ),
+                )
+            })
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Only(name) => name.fmt(f),
+        }
+    }
+}
+
+/// What a read from the source brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// This many bytes are in hand now, and the source may have more.
+    Some(usize),
+    /// This many bytes are in hand now, and the source was found empty behind them, unless an
+    /// end of stream or an urgent mark stands there.
+    Last(usize),
+    /// Nothing, for now.
+    Empty,
+    /// The end of the stream.
+    End,
+}
+
+/// Carries bytes from a source to a destination; what it has taken and not yet given is "in
+/// hand".
+pub(crate) trait Carrier {
+    /// Takes at most `at_most` bytes (not zero) from the source. Called with nothing in hand.
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+    ) -> std::result::Result<Filled, Errno>;
+
+    /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
+    fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
+
+    /// How many bytes are in hand.
+    fn held(&self) -> usize;
+}
+
+/// What the pairs of one loop share.
+#[derive(Debug, Default)]
+pub(crate) struct Carriers {
+    pub(crate) buffers: copy::Buffers,
+    pub(crate) pipes: pipe::Pipes,
+}
+
+/// An engine and why it is the one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) name: EngineName,
+    pub(crate) why: Cow<'static, str>,
+}
+
+impl Chosen {
+    pub(crate) fn new(name: EngineName, why: &'static str) -> Self {
+        Self {
+            name,
+            why: Cow::Borrowed(why),
+        }
+    }
+}

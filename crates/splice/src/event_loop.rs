@@ -1,0 +1,495 @@
+//! One epoll loop, for one thread.
+//!
+//! Each task has a slot; an epoll event carries the slot's index, its generation (so that an
+//! event of a finished task cannot reach the next one in the same slot) and the number under
+//! which the task registered the descriptor.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use slab::Slab;
+
+use crate::endpoint::Endpoint;
+use crate::engine::Carriers;
+use crate::error::{Context as _, Result};
+use crate::handle::{Handle, Status};
+use crate::mailbox::{Letter, Mailbox, Remote, Waker};
+use crate::pair::{Options, Pair};
+use crate::task::{Interest, Readiness, Step, Task};
+use crate::timer_wheel::TimerWheel;
+
+/// Events taken by one `epoll_wait`: enough to spread its cost, few enough to keep the time
+/// until the next look at timers and letters short.
+const EVENTS_PER_TURN: usize = 256;
+
+/// Which task on its loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    index: u32,
+    generation: u32,
+}
+
+/// Who an epoll event is for: the source in the low 8 bits, then 24 bits of generation, then the
+/// slot's index.
+const GENERATION_BITS: u32 = 24;
+const MAILBOX_TOKEN: u64 = u64::MAX;
+const TIMER_TOKEN: u64 = u64::MAX - 1;
+
+impl Key {
+    fn token(self, source: u8) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.generation) << 8 | u64::from(source)
+    }
+
+    fn from_token(token: u64) -> (Self, u8) {
+        let generation = (token >> 8) as u32 & ((1 << GENERATION_BITS) - 1);
+        (
+            Self {
+                index: (token >> 32) as u32,
+                generation,
+            },
+            token as u8,
+        )
+    }
+}
+
+struct Slot {
+    generation: u32,
+    /// In `again` already.
+    queued: bool,
+    /// `None` while the task runs.
+    task: Option<Box<dyn Task>>,
+}
+
+/// One epoll loop. It runs pairs and the other [`Task`]s placed on it, on the thread that turns
+/// it.
+///
+/// Most programs use [`join`](crate::join()) or a [`Splicer`](crate::Splicer), which turn loops in
+/// threads of their own. A program with a loop of its own watches the descriptor that
+/// [`AsFd`] gives and calls [`turn`](Self::turn) with a zero timeout when it is readable.
+///
+/// Dropping the loop closes its tasks: its pairs end with
+/// [`Reason::Shutdown`](crate::Reason::Shutdown).
+pub struct EventLoop {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    slots: Slab<Slot>,
+    next_generation: u32,
+    wheel: TimerWheel,
+    /// Exists once the loop is turned by a loop of somebody else's, which cannot know our
+    /// deadlines.
+    timer: Option<OwnedFd>,
+    armed: Option<Instant>,
+    again: VecDeque<Key>,
+    mailbox: Arc<Mailbox>,
+    now: Instant,
+    ended: bool,
+    pub(crate) carriers: Carriers,
+}
+
+impl EventLoop {
+    /// Makes a loop with nothing on it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when the process has no descriptors left.
+    pub fn new() -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .context("cannot create an epoll instance")?;
+        let mailbox = Arc::new(Mailbox::new()?);
+        epoll::add(
+            &epoll,
+            &*mailbox,
+            EventData::new_u64(MAILBOX_TOKEN),
+            EventFlags::IN,
+        )
+        .context("cannot watch the event loop's eventfd")?;
+        let now = Instant::now();
+        Ok(Self {
+            epoll,
+            events: Vec::with_capacity(EVENTS_PER_TURN),
+            slots: Slab::new(),
+            next_generation: 0,
+            wheel: TimerWheel::new(now),
+            timer: None,
+            armed: None,
+            again: VecDeque::new(),
+            mailbox,
+            now,
+            ended: false,
+            carriers: Carriers::default(),
+        })
+    }
+
+    /// A way to reach this loop from other threads.
+    pub fn remote(&self) -> Remote {
+        Remote::new(Arc::clone(&self.mailbox))
+    }
+
+    /// Turns until [`Remote::end`] is called.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when `epoll_wait` fails.
+    pub fn run(&mut self) -> Result<()> {
+        while !self.ended {
+            self.turn(None)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for something to do, at most for `timeout` (for ever when `None`), and does it.
+    ///
+    /// With a zero timeout the loop takes itself to be driven by another one: from then on its
+    /// deadlines too make its descriptor readable (through a timerfd).
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when `epoll_wait` or the timerfd fails.
+    pub fn turn(&mut self, timeout: Option<Duration>) -> Result<()> {
+        if timeout == Some(Duration::ZERO) && self.timer.is_none() {
+            self.create_timer()?;
+        }
+        self.wait(timeout)?;
+        self.now = Instant::now();
+        // The vector is put aside so that the tasks can have the loop.
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
+            match event.data.u64() {
+                MAILBOX_TOKEN => self.read_letters(),
+                TIMER_TOKEN => {
+                    if let Some(timer) = &self.timer {
+                        let _ = rustix::io::read(timer, &mut [0u8; 8]);
+                    }
+                }
+                token => {
+                    let (key, source) = Key::from_token(token);
+                    let flags = event.flags;
+                    self.with_task(key, |task, cx| {
+                        task.ready(cx, source, Readiness::from_flags(flags))
+                    });
+                }
+            }
+        }
+        self.events = events;
+        self.expire_deadlines();
+        // Only those that waited before this turn, so that a busy task cannot keep the loop.
+        for _ in 0..self.again.len() {
+            let Some(key) = self.again.pop_front() else {
+                break;
+            };
+            if let Some(slot) = self.slots.get_mut(key.index as usize)
+                && slot.generation == key.generation
+            {
+                slot.queued = false;
+            }
+            self.with_task(key, |task, cx| task.resume(cx));
+        }
+        self.arm_timer()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let timeout = if self.again.is_empty() {
+            let until_deadline = self
+                .wheel
+                .next()
+                .map(|next| next.saturating_duration_since(Instant::now()));
+            match (timeout, until_deadline) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            }
+        } else {
+            Some(Duration::ZERO)
+        };
+        self.events.clear();
+        let timeout = timeout.map(timespec);
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut self.events),
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno).context("cannot wait for events"),
+        }
+    }
+
+    fn read_letters(&mut self) {
+        for letter in self.mailbox.take() {
+            match letter {
+                Letter::Run(action) => action(self),
+                Letter::Wake(key) => self.with_task(key, |task, cx| task.resume(cx)),
+                Letter::Close(key) => self.close(key),
+                Letter::End => self.ended = true,
+            }
+        }
+    }
+
+    fn expire_deadlines(&mut self) {
+        let mut passed = Vec::new();
+        self.wheel.expire(self.now, |index| passed.push(index));
+        for index in passed {
+            if let Some(slot) = self.slots.get(index) {
+                let key = Key {
+                    index: index as u32,
+                    generation: slot.generation,
+                };
+                self.with_task(key, |task, cx| task.deadline_passed(cx));
+            }
+        }
+    }
+
+    /// Joins two endpoints on this loop.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
+    /// by name and cannot take the pair. Both sockets are closed then.
+    pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        let status = Arc::new(Status::new());
+        let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        self.place(pair, &status);
+        Ok(Handle::new(status, self.remote()))
+    }
+
+    pub(crate) fn place(&mut self, pair: Pair, status: &Status) {
+        let key = self.insert(Box::new(pair));
+        status.set_key(key);
+        self.with_task(key, |task, cx| task.start(cx));
+    }
+
+    /// Places a task on the loop and starts it.
+    pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
+        let key = self.insert(task);
+        self.with_task(key, |task, cx| task.start(cx));
+        Waker::new(Arc::clone(&self.mailbox), key)
+    }
+
+    fn insert(&mut self, task: Box<dyn Task>) -> Key {
+        let generation = self.next_generation;
+        self.next_generation = (generation + 1) % (1 << GENERATION_BITS);
+        let index = self.slots.insert(Slot {
+            generation,
+            queued: false,
+            task: Some(task),
+        });
+        Key {
+            index: index as u32,
+            generation,
+        }
+    }
+
+    /// How many tasks are on the loop.
+    pub fn tasks(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn with_task(&mut self, key: Key, call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> Step) {
+        let Some(mut task) = self.take_task(key) else {
+            return;
+        };
+        let mut step = call(
+            &mut *task,
+            &mut Context {
+                event_loop: self,
+                key,
+            },
+        );
+        while let Step::Become(next) = step {
+            task = next;
+            step = task.start(&mut Context {
+                event_loop: self,
+                key,
+            });
+        }
+        if matches!(step, Step::Done) {
+            self.remove(key);
+            return;
+        }
+        // The slot is there: only this function and `close` remove a slot, and both take the
+        // task out first, which can be done once.
+        let slot = &mut self.slots[key.index as usize];
+        slot.task = Some(task);
+        if matches!(step, Step::Again) && !slot.queued {
+            slot.queued = true;
+            self.again.push_back(key);
+        }
+    }
+
+    pub(crate) fn close(&mut self, key: Key) {
+        if let Some(mut task) = self.take_task(key) {
+            task.close(&mut Context {
+                event_loop: self,
+                key,
+            });
+            self.remove(key);
+        }
+    }
+
+    fn take_task(&mut self, key: Key) -> Option<Box<dyn Task>> {
+        let slot = self.slots.get_mut(key.index as usize)?;
+        if slot.generation == key.generation {
+            slot.task.take()
+        } else {
+            None
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        self.wheel.cancel(key.index as usize);
+        self.slots.remove(key.index as usize);
+        if self.slots.is_empty() {
+            // Nobody is left to use what is kept; pipes are a scarce good of the whole user.
+            self.carriers = Carriers::default();
+        }
+    }
+
+    fn create_timer(&mut self) -> Result<()> {
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )
+        .context("cannot create the event loop's timerfd")?;
+        epoll::add(
+            &self.epoll,
+            &timer,
+            EventData::new_u64(TIMER_TOKEN),
+            EventFlags::IN,
+        )
+        .context("cannot watch the event loop's timerfd")?;
+        self.timer = Some(timer);
+        Ok(())
+    }
+
+    /// Lets the next deadline, or work that waits for its turn, make the descriptor readable.
+    fn arm_timer(&mut self) -> Result<()> {
+        let Some(timer) = &self.timer else {
+            return Ok(());
+        };
+        let next = if self.again.is_empty() {
+            self.wheel.next()
+        } else {
+            Some(self.now)
+        };
+        if next == self.armed {
+            return Ok(());
+        }
+        // Zero would disarm it.
+        let ahead = next.map(|next| {
+            next.saturating_duration_since(Instant::now())
+                .max(Duration::from_nanos(1))
+        });
+        let value = Itimerspec {
+            it_interval: timespec(Duration::ZERO),
+            it_value: timespec(ahead.unwrap_or_default()),
+        };
+        timerfd_settime(timer, TimerfdTimerFlags::empty(), &value)
+            .context("cannot set the event loop's timerfd")?;
+        self.armed = next;
+        Ok(())
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+impl AsFd for EventLoop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        let letters = self.mailbox.shut();
+        let keys: Vec<_> = self
+            .slots
+            .iter()
+            .map(|(index, slot)| Key {
+                index: index as u32,
+                generation: slot.generation,
+            })
+            .collect();
+        for key in keys {
+            self.close(key);
+        }
+        // Dropped only now: an action that brings a pair ends it, which may look at the mailbox.
+        drop(letters);
+    }
+}
+
+impl fmt::Debug for EventLoop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventLoop")
+            .field("tasks", &self.slots.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A task's way to its loop.
+pub struct Context<'a> {
+    event_loop: &'a mut EventLoop,
+    key: Key,
+}
+
+impl Context<'_> {
+    /// When this turn of the loop began.
+    pub fn now(&self) -> Instant {
+        self.event_loop.now
+    }
+
+    /// Watches a descriptor; [`Task::ready`] is called with `source`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System), `ENOSPC` when the user's epoll watches
+    /// are used up (`/proc/sys/fs/epoll/max_user_watches`).
+    pub fn register(&mut self, fd: impl AsFd, source: u8, interest: Interest) -> Result<()> {
+        let data = EventData::new_u64(self.key.token(source));
+        epoll::add(&self.event_loop.epoll, fd, data, interest.flags())
+            .context("cannot watch a descriptor")
+    }
+
+    /// Stops watching a descriptor.
+    pub fn deregister(&mut self, fd: impl AsFd) {
+        // It can fail only when the descriptor is not watched, which is what is wanted.
+        let _ = epoll::delete(&self.event_loop.epoll, fd);
+    }
+
+    /// Sets the task's one deadline, or with `None` takes it away.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        let index = self.key.index as usize;
+        match deadline {
+            Some(deadline) => self.event_loop.wheel.set(index, deadline),
+            None => self.event_loop.wheel.cancel(index),
+        }
+    }
+
+    /// A way to wake this task from other threads.
+    pub fn waker(&self) -> Waker {
+        Waker::new(Arc::clone(&self.event_loop.mailbox), self.key)
+    }
+
+    /// Places another task on this loop and starts it.
+    pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
+        self.event_loop.spawn(task)
+    }
+
+    pub(crate) fn carriers(&mut self) -> &mut Carriers {
+        &mut self.event_loop.carriers
+    }
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,76 @@
+//! Joins two sockets so that their bytes flow on their own: two sockets in, one handle out.
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use std::os::unix::net::UnixStream;
+//! use splice::{Endpoint, EngineChoice, EngineName, Options, Reason, join};
+//!
+//! let (mut client, a) = UnixStream::pair()?;
+//! let (b, mut server) = UnixStream::pair()?;
+//! let options = Options { engine: EngineChoice::Only(EngineName::Copy), ..Options::default() };
+//! let pair = join(Endpoint::new(a)?, Endpoint::new(b)?, &options)?;
+//!
+//! client.write_all(b"hello")?;
+//! client.shutdown(std::net::Shutdown::Write)?;
+//! let mut text = String::new();
+//! server.read_to_string(&mut text)?;
+//! assert_eq!(text, "hello");
+//!
+//! drop((client, server));
+//! let outcome = pair.wait();
+//! assert_eq!(outcome.reason, Reason::EndOfStream);
+//! assert_eq!(outcome.moved.a_to_b, 5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The tour
+//!
+//! - An [`Endpoint`] is one connected stream socket, owned.
+//! - [`join()`] takes two of them and [`Options`] and returns a [`Handle`]: live [`Counters`], the
+//!   engine in use and why, and, at the end, the [`Outcome`]. Dropping it closes both ends.
+//! - An engine ([`EngineName`]) is a way of moving the bytes; [`EngineChoice::Auto`] picks.
+//! - A [`Splicer`] runs the loops in threads of its own. A program that has its own loop drives an
+//!   [`EventLoop`] from it, and may run its own [`Task`]s there, handing two connections over with
+//!   [`pair_task`].
+//!
+//! What holds for every engine, whichever moves the bytes: every byte arrives once and in order;
+//! an end of stream arrives after all bytes before it and leaves the other direction open; a reset
+//! arrives as a reset; a receiver that does not read holds its sender back, with a bounded amount
+//! of memory in between ([`Limits::memory_bytes`]).
+//!
+//! # Signals
+//!
+//! splice(2) has no `MSG_NOSIGNAL`. Rust programs ignore `SIGPIPE` from the start; a program in
+//! another language that embeds this library has to ignore it as well.
+
+mod address;
+mod counters;
+mod direction;
+mod endpoint;
+mod engine;
+mod error;
+mod event_loop;
+mod handle;
+mod limits;
+mod mailbox;
+mod outcome;
+mod pair;
+mod socket_option;
+mod splicer;
+mod task;
+mod timer_wheel;
+
+pub use address::Address;
+pub use counters::Counters;
+pub use endpoint::{Endpoint, Kind};
+pub use engine::{EngineChoice, EngineName};
+pub use error::{Error, ErrorKind, Result};
+pub use event_loop::{Context, EventLoop};
+pub use handle::Handle;
+pub use limits::Limits;
+pub use mailbox::{Remote, Waker};
+pub use outcome::{Outcome, Reason, Side};
+pub use pair::{Options, pair_task};
+pub use socket_option::SocketMemory;
+pub use splicer::{Splicer, join};
+pub use task::{Interest, Readiness, Step, Task};

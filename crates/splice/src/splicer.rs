@@ -1,0 +1,113 @@
+//! Event loops in background threads.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{self, JoinHandle};
+
+use crate::endpoint::Endpoint;
+use crate::error::{Context as _, Error, ErrorKind, Result};
+use crate::event_loop::EventLoop;
+use crate::handle::{Handle, Status};
+use crate::mailbox::Remote;
+use crate::pair::{Options, Pair};
+
+/// Background threads with an [`EventLoop`] each, over which pairs are spread in turn.
+///
+/// Dropping it ends the loops and waits for the threads; pairs that still run end with
+/// [`Reason::Shutdown`](crate::Reason::Shutdown).
+pub struct Splicer {
+    loops: Vec<(Remote, Option<JoinHandle<()>>)>,
+    next: AtomicUsize,
+}
+
+impl Splicer {
+    /// Starts `threads` threads, at least one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when a thread or its loop cannot be made.
+    pub fn new(threads: usize) -> Result<Self> {
+        let mut loops = Vec::new();
+        for number in 0..threads.max(1) {
+            let (sender, receiver) = mpsc::channel();
+            let thread = thread::Builder::new()
+                .name(format!("splice-{number}"))
+                .spawn(move || match EventLoop::new() {
+                    Err(error) => {
+                        let _ = sender.send(Err(error));
+                    }
+                    Ok(mut event_loop) => {
+                        let _ = sender.send(Ok(event_loop.remote()));
+                        // A loop whose epoll instance fails can only end: dropping it closes its
+                        // pairs, and each tells its handle.
+                        let _ = event_loop.run();
+                    }
+                })
+                .context("cannot start a thread for an event loop")?;
+            let ended = |_| Error::new(ErrorKind::LoopEnded, "an event loop ended as it started");
+            loops.push((receiver.recv().map_err(ended)??, Some(thread)));
+        }
+        Ok(Self {
+            loops,
+            next: AtomicUsize::new(0),
+        })
+    }
+
+    /// Joins two endpoints on one of the loops.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take the
+    /// pair; [`ErrorKind::LoopEnded`] when the loop has failed. Both sockets are closed then.
+    pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        let status = Arc::new(Status::new());
+        let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
+        let home = &self.loops[next].0;
+        let place = Arc::clone(&status);
+        home.run(move |event_loop| event_loop.place(pair, &place))?;
+        Ok(Handle::new(status, home.clone()))
+    }
+}
+
+impl Drop for Splicer {
+    fn drop(&mut self) {
+        for (remote, _) in &self.loops {
+            remote.end();
+        }
+        for (_, thread) in &mut self.loops {
+            if let Some(thread) = thread.take() {
+                // A panic there has been printed already and must not become one in a drop.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Splicer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Splicer")
+            .field("threads", &self.loops.len())
+            .finish()
+    }
+}
+
+/// Joins two endpoints on the process's own background threads, one per CPU, which the first call
+/// starts.
+///
+/// # Errors
+/// As [`Splicer::new`] and [`Splicer::join`].
+pub fn join(a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+    static SPLICER: OnceLock<Splicer> = OnceLock::new();
+    let splicer = match SPLICER.get() {
+        Some(splicer) => splicer,
+        None => {
+            let threads = thread::available_parallelism().map_or(1, usize::from);
+            // Two first calls at once make two; the one that comes second ends its own.
+            let _ = SPLICER.set(Splicer::new(threads)?);
+            SPLICER
+                .get()
+                .unwrap_or_else(|| unreachable!("it was set above, by us or another"))
+        }
+    };
+    splicer.join(a, b, options)
+}

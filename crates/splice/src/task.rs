@@ -1,0 +1,139 @@
+//! What runs on an event loop.
+
+use std::fmt;
+
+use rustix::event::epoll::EventFlags;
+
+use crate::event_loop::Context;
+
+/// Something that an [`EventLoop`](crate::EventLoop) runs: a pair, a listener, a connection being
+/// made.
+///
+/// A task never blocks. It is told what became possible, does what it can, and says with a
+/// [`Step`] how to go on. It owns its file descriptors; they leave the loop when it is dropped.
+pub trait Task {
+    /// The task has been placed on a loop; the moment to register its descriptors.
+    fn start(&mut self, cx: &mut Context<'_>) -> Step;
+
+    /// The descriptor that was registered as `source` became ready.
+    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step;
+
+    /// The deadline set with [`Context::set_deadline`] has passed.
+    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
+        Step::Wait
+    }
+
+    /// Its turn has come again after [`Step::Again`], or a [`Waker`](crate::Waker) was used.
+    fn resume(&mut self, _cx: &mut Context<'_>) -> Step {
+        Step::Wait
+    }
+
+    /// The task has to end now; it is dropped afterwards.
+    fn close(&mut self, _cx: &mut Context<'_>) {}
+}
+
+/// How a [`Task`] goes on.
+pub enum Step {
+    /// Nothing more can be done until something happens.
+    Wait,
+    /// More can be done at once; let the others have their turn first.
+    Again,
+    /// The task goes on as another one, which keeps this one's registrations.
+    Become(Box<dyn Task>),
+    /// The task is finished; drop it.
+    Done,
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wait => "Wait",
+            Self::Again => "Again",
+            Self::Become(_) => "Become",
+            Self::Done => "Done",
+        })
+    }
+}
+
+/// What a registered descriptor is ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readiness(EventFlags);
+
+impl Readiness {
+    /// Nothing.
+    pub const NONE: Self = Self(EventFlags::empty());
+
+    /// What is possible on a connected socket of which nothing has been heard yet: writing.
+    pub const WRITABLE: Self = Self(EventFlags::OUT);
+
+    pub(crate) fn from_flags(flags: EventFlags) -> Self {
+        Self(flags)
+    }
+
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// A read will not block: there are bytes, an end of stream, or an error.
+    pub fn is_readable(self) -> bool {
+        self.0
+            .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::ERR | EventFlags::HUP)
+    }
+
+    /// A write will not block: there is room, or an error.
+    pub fn is_writable(self) -> bool {
+        self.0
+            .intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP)
+    }
+
+    /// The descriptor has an error or is closed both ways.
+    pub fn is_broken(self) -> bool {
+        self.0.intersects(EventFlags::ERR | EventFlags::HUP)
+    }
+
+    pub(crate) fn has_error(self) -> bool {
+        self.0.contains(EventFlags::ERR)
+    }
+
+    pub(crate) fn is_urgent(self) -> bool {
+        self.0.contains(EventFlags::PRI)
+    }
+
+    /// A read that brings less than it asked for does not prove that nothing is left: an end of
+    /// stream has its edge behind it, and a TCP read stops short at an urgent mark
+    /// (`tcp_recvmsg_locked`).
+    pub(crate) fn outlasts_short_read(self) -> bool {
+        self.0
+            .intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::PRI)
+    }
+}
+
+/// What a descriptor is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest(EventFlags);
+
+impl Interest {
+    /// A stream that user space moves: every edge of both directions, registered once and never
+    /// changed. The task reads and writes until the kernel says `EAGAIN`, or reads less than it
+    /// asked for.
+    pub const STREAM: Self = Self(
+        EventFlags::IN
+            .union(EventFlags::OUT)
+            .union(EventFlags::RDHUP)
+            .union(EventFlags::PRI)
+            .union(EventFlags::ET),
+    );
+
+    /// A listener, or another source of which one unit at a time is taken: told as long as there
+    /// is something to take.
+    pub const TAKE: Self = Self(EventFlags::IN);
+
+    /// Like [`TAKE`](Self::TAKE) where several loops share one descriptor: one of them is woken,
+    /// not all (`EPOLLEXCLUSIVE`). It cannot be changed, only removed.
+    pub const TAKE_SHARED: Self = Self(EventFlags::IN.union(EventFlags::EXCLUSIVE));
+
+    pub(crate) fn flags(self) -> EventFlags {
+        self.0
+    }
+}

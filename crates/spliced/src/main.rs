@@ -1,0 +1,2 @@
+//! spliced
+fn main() {}
