@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
 use crate::engine::{Chosen, EngineChoice, EngineName, copy, pipe};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::event_loop::Context;
 use crate::handle::Status;
 use crate::limits::Limits;
@@ -122,15 +122,7 @@ impl Pair {
                 after_bytes: options.promote_after_bytes,
             },
             EngineChoice::Only(EngineName::Copy) => Carriage::Copy,
-            EngineChoice::Only(EngineName::Pipe) => match pipe::refusal() {
-                None => Carriage::Pipe,
-                Some(why) => {
-                    return Err(Error::new(
-                        ErrorKind::EngineRefused,
-                        format!("engine pipe cannot take this pair: {why}"),
-                    ));
-                }
-            },
+            EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
         for (index, readiness) in registered.into_iter().flatten().enumerate() {

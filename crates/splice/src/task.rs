@@ -92,7 +92,8 @@ impl Readiness {
         self.0.intersects(EventFlags::ERR | EventFlags::HUP)
     }
 
-    pub(crate) fn has_error(self) -> bool {
+    /// The descriptor has an error, which the next system call on it brings.
+    pub fn has_error(self) -> bool {
         self.0.contains(EventFlags::ERR)
     }
 
