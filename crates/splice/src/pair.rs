@@ -163,6 +163,7 @@ impl Pair {
                 Side::A => (&mut *a, &mut *b),
                 Side::B => (&mut *b, &mut *a),
             };
+            let closing = self.directions[from.other().index()].has_ended();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
             let progress = direction.pump(&mut Way {
@@ -171,6 +172,7 @@ impl Pair {
                 carriers: cx.carriers(),
                 buffer_bytes: self.buffer_bytes,
                 byte_limit: self.byte_limit,
+                closing,
             });
             let after = direction.given_bytes();
             if after != before {
@@ -239,11 +241,9 @@ impl Pair {
     }
 
     fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
-        // Somebody may hold a duplicate of a descriptor, which would keep it in epoll.
-        self.ends
-            .iter()
-            .flatten()
-            .for_each(|end| cx.deregister(end));
+        // Closing the last descriptor of a socket takes it out of epoll by itself.
+        let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
+        shared.for_each(|end| cx.deregister(end));
         for direction in &mut self.directions {
             direction.release(cx.carriers());
         }

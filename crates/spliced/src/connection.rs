@@ -156,7 +156,7 @@ impl Connection {
             }
         }
         let errno = self.last_error.unwrap_or(Errno::ADDRNOTAVAIL);
-        self.fail(&format!("no target: {}", std::io::Error::from(errno)))
+        self.fail(&format!("no target: {}", words(errno.raw_os_error())))
     }
 
     /// Each place gets an equal share of the time that is left, so that one which does not answer
@@ -217,9 +217,12 @@ impl Connection {
             let target = &self.relay.target.address;
             self.relay.target_unreachable.make(|held_back| {
                 tracing::warn!(
-                    "connection {} to {target} came to nothing: {why} \
-                     ({held_back} more since the last warning)",
-                    record.id
+                    "connection {} to {target} was reset: {why}{}",
+                    record.id,
+                    match held_back {
+                        0 => String::new(),
+                        count => format!(" ({count} more like it since the last warning)"),
+                    }
                 );
             });
             record.write(None, why);
@@ -258,6 +261,9 @@ impl Task for Connection {
         };
         if !readiness.is_writable() {
             return Step::Wait;
+        }
+        if !readiness.is_broken() {
+            return self.join();
         }
         match sockopt::socket_error(target) {
             Ok(Ok(())) => self.join(),
@@ -342,4 +348,13 @@ impl Record {
         // It fails only when the log's thread is gone, which has told why.
         let _ = log.send(entry);
     }
+}
+
+/// The system's words for an error number, without the number.
+fn words(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase()
 }

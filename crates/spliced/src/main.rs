@@ -55,6 +55,10 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    if error.kind() == UsageError::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return ExitCode::from(WRONG_USAGE);
+    }
     let text = error.to_string();
     let sentence = text
         .split("\n\n")
