@@ -66,7 +66,7 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 /// `on_end` is called on the loop's thread when the pair has ended and both sockets are closed.
 ///
 /// # Errors
-/// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take this pair,
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and cannot take this pair,
 /// with the reason. Both sockets are closed then.
 pub fn pair_task(
     a: Endpoint,
