@@ -252,22 +252,22 @@ impl Listener {
                 cx.spawn(Box::new(Connection::new(client, kind, peer, alive, relay)));
                 true
             }
-            Err(Errno::AGAIN) => false,
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                self.relay.shortage.make(|_| {
-                    tracing::warn!(
-                        "no connection can be accepted for now: {}; raise the limit or lower \
-                         --max-connections",
-                        std::io::Error::from(errno)
-                    );
-                });
-                self.pause(cx);
-                cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
-                false
-            }
-            // A connection that died in the backlog, or a fault of its network, which accept(2)
-            // passes on: the next one may be well.
-            Err(_) => true,
+            Err(errno) => match Failure::of(errno) {
+                Failure::NoneWaits => false,
+                Failure::ThisOne => true,
+                Failure::Shortage => {
+                    self.relay.shortage.make(|_| {
+                        tracing::warn!(
+                            "no connection can be accepted for now: {}; raise the limit or lower \
+                             --max-connections",
+                            std::io::Error::from(errno)
+                        );
+                    });
+                    self.pause(cx);
+                    cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
+                    false
+                }
+            },
         }
     }
 
@@ -290,6 +290,28 @@ impl Listener {
             }
         }
         Step::Wait
+    }
+}
+
+/// What a failed accept4 means for the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// Nobody waits to be accepted.
+    NoneWaits,
+    /// The process or the system has run out of something: the next one would fail as well.
+    Shortage,
+    /// This connection died in the backlog, or its network had a fault, which accept(2) passes
+    /// on: the next one may be well.
+    ThisOne,
+}
+
+impl Failure {
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::AGAIN => Self::NoneWaits,
+            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => Self::Shortage,
+            _ => Self::ThisOne,
+        }
     }
 }
 
@@ -323,4 +345,25 @@ impl Task for Listener {
 /// The kind of the connections that a listener on `places` gets.
 pub(crate) fn client_kind(places: &[Place]) -> Kind {
     places.first().map_or(Kind::Tcp4, Place::kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, Failure};
+
+    #[test]
+    fn a_connection_that_died_does_not_stop_the_others_and_a_shortage_pauses_them() {
+        for errno in [
+            Errno::CONNABORTED,
+            Errno::PROTO,
+            Errno::NETDOWN,
+            Errno::INTR,
+        ] {
+            assert_eq!(Failure::of(errno), Failure::ThisOne);
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
+            assert_eq!(Failure::of(errno), Failure::Shortage);
+        }
+        assert_eq!(Failure::of(Errno::AGAIN), Failure::NoneWaits);
+    }
 }

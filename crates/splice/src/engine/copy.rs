@@ -113,3 +113,50 @@ impl Carrier for Buffer {
         self.end - self.start
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::{Buffers, KEPT_OF_EACH_SIZE, SIZES_BYTES, Size};
+    use crate::engine::{Carrier, Filled};
+
+    #[test]
+    fn a_read_that_fills_its_buffer_makes_the_next_one_larger() {
+        let (mut peer, source) = UnixStream::pair().unwrap();
+        let mut buffers = Buffers::default();
+        let mut size = Size::default();
+        // Each fits into the stream's own buffer, so writing it does not block.
+        for (filled_bytes, next_bytes) in [
+            (4 << 10, 16 << 10),
+            (16 << 10, 64 << 10),
+            (64 << 10, 256 << 10),
+        ] {
+            let mut buffer = buffers.take(size);
+            peer.write_all(&vec![7; filled_bytes]).unwrap();
+            let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
+            assert_eq!(filled, Filled::Some(filled_bytes));
+            size = buffer.next_size();
+            buffers.give_back(buffer);
+            assert_eq!(SIZES_BYTES[usize::from(size.0)], next_bytes);
+        }
+        assert_eq!(size.larger(), size, "it grows no further");
+        let mut buffer = buffers.take(Size::default());
+        peer.write_all(b"short").unwrap();
+        let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
+        assert_eq!(filled, Filled::Last(5));
+        assert_eq!(buffer.next_size(), Size::default());
+    }
+
+    #[test]
+    fn a_loop_keeps_a_few_buffers_and_no_more() {
+        let mut buffers = Buffers::default();
+        let taken: Vec<_> = (0..100).map(|_| buffers.take(Size::default())).collect();
+        taken
+            .into_iter()
+            .for_each(|buffer| buffers.give_back(buffer));
+        assert_eq!(buffers.free[0].len(), KEPT_OF_EACH_SIZE);
+    }
+}
