@@ -360,10 +360,6 @@ impl EventLoop {
         if self.slots.is_empty() {
             // Nobody is left to use what is kept; pipes are a scarce good of the whole user.
             self.carriers = Carriers::default();
-            for bell in self.bells.drain(..) {
-                // Other loops may keep the descriptor open.
-                let _ = epoll::delete(&self.epoll, bell.fd());
-            }
         }
     }
 

@@ -401,7 +401,7 @@ impl Pair {
     /// Closes both ends and tells why. Only the first reason counts.
     fn finish(&mut self, reason: Reason) {
         let Some(ends) = self.ends.take() else { return };
-        if std::env::var_os("DBG").is_some() {
+
             eprintln!("DBG end {reason:?} {:?} {:?}", self.kernel, self.directions);
         }
         if let Some(kernel) = &mut self.kernel {
