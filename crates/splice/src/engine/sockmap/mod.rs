@@ -59,6 +59,11 @@ pub(crate) fn probe() -> Result<()> {
     shared::probe().map(drop)
 }
 
+/// How many entries the maps hold: sources, targets, indices.
+pub(crate) fn entries() -> Result<[usize; 3]> {
+    Ok(shared::probe()?.counts())
+}
+
 /// The engine of one pair.
 #[derive(Debug)]
 pub(crate) struct Sockmap {
