@@ -83,7 +83,6 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 		used += (__s64)backlog_skbs(sk->sk_user_data) * direction->largest;
 	}
 	bpf_sk_release(target);
-	direction->looks++;
 	/* Latched, it waits until half is free, so that it does not go back and forth per skb. */
 	if (direction->latched)
 		size >>= 1;
@@ -102,6 +101,36 @@ static __always_inline int pass(struct __sk_buff *skb, struct direction *directi
 	if (*(volatile __u64 *)&direction->consumed == before)
 		bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
 	return SK_PASS;
+}
+
+/* The most that one call of bpf_skb_adjust_room takes away (sk_skb_adjust_room). */
+#define MOST_CUT 0xfff
+/* A segment has 64 KiB at most, but for BIG TCP; what is longer ends the pair. */
+#define MOST_CUTS 34
+
+/*
+ * Takes bytes away that have come before. A segment that was sent again with other borders is
+ * queued whole, and its reader skips what it knows (tcp_recvmsg_locked); tcp_read_skb hands the
+ * whole skb to the verdict.
+ */
+static __always_inline int trim(struct __sk_buff *skb, struct direction *direction)
+{
+	__u32 seq = 0, known;
+
+	bpf_core_read(&seq, sizeof(seq),
+		      &((struct tcp_skb_cb *)((struct sk_buff *)skb)->cb)->seq);
+	known = direction->base_seq + (__u32)(direction->redirected + direction->passed) - seq;
+	if (known == 0)
+		return 0;
+	direction->trimmed++;
+	for (int i = 0; i < MOST_CUTS && known > 0; i++) {
+		__u32 cut = known < MOST_CUT ? known : MOST_CUT;
+
+		if (bpf_skb_adjust_room(skb, -(__s32)cut, 0, 0))
+			return -1;
+		known -= cut;
+	}
+	return known ? -1 : 0;
 }
 
 SEC("sk_skb/verdict")
@@ -130,6 +159,12 @@ int redirect(struct __sk_buff *skb)
 	if (skb->len == 0) {
 		direction->fins++;
 		return SK_DROP;
+	}
+
+	if (trim(skb, direction)) {
+		/* Nobody can say what belongs where from here on: user space ends the pair. */
+		direction->missed++;
+		return pass(skb, direction, *index);
 	}
 
 	direction->last_ns = bpf_ktime_get_coarse_ns();

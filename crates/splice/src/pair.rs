@@ -401,9 +401,6 @@ impl Pair {
     /// Closes both ends and tells why. Only the first reason counts.
     fn finish(&mut self, reason: Reason) {
         let Some(ends) = self.ends.take() else { return };
-
-            eprintln!("DBG end {reason:?} {:?} {:?}", self.kernel, self.directions);
-        }
         if let Some(kernel) = &mut self.kernel {
             let in_kernel = kernel.release(&ends, &self.directions);
             let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());

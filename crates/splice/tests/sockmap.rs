@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,16 +44,40 @@ impl Random {
     }
 }
 
-/// FNV-1a over words, enough to tell any loss, doubling or swap of pseudo-random bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Hash(u64);
+/// An endless stream of which no part looks like another; it repeats after a prime, so that a
+/// piece lost or doubled by any buffer's size shifts what follows.
+#[derive(Clone, Copy)]
+struct Payload(usize);
 
-impl Hash {
-    const START: Self = Self(0xcbf2_9ce4_8422_2325);
+impl Payload {
+    const PERIOD_BYTES: usize = 4_194_319;
 
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    fn new(seed: u64) -> Self {
+        Self(Random(seed).below(Self::PERIOD_BYTES as u64) as usize)
+    }
+
+    fn piece(self, position: u64, at_most: usize) -> &'static [u8] {
+        static BLOCK: OnceLock<Vec<u8>> = OnceLock::new();
+        let block = BLOCK.get_or_init(|| {
+            let mut random = Random(7);
+            (0..Self::PERIOD_BYTES / 8 + 1)
+                .flat_map(|_| random.next().to_ne_bytes())
+                .take(Self::PERIOD_BYTES)
+                .collect()
+        });
+        let from = (self.0 as u64 + position) as usize % Self::PERIOD_BYTES;
+        &block[from..(from + at_most).min(Self::PERIOD_BYTES)]
+    }
+
+    fn check(self, mut position: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let right = self.piece(position, bytes.len());
+            assert!(
+                bytes[..right.len()] == *right,
+                "wrong bytes behind {position}"
+            );
+            position += right.len() as u64;
+            bytes = &bytes[right.len()..];
         }
     }
 }
@@ -103,30 +128,24 @@ fn outcome(handle: &Handle) -> Outcome {
         .unwrap_or_else(|| panic!("the pair has not ended: {handle:?}"))
 }
 
-/// Sends pseudo-random bytes and returns their hash.
-fn send_all(mut stream: &TcpStream, bytes: u64, seed: u64) -> Hash {
+/// Sends the payload in random pieces, then the end of the stream.
+fn send_all(mut stream: &TcpStream, bytes: u64, seed: u64) {
+    let payload = Payload::new(seed);
     let mut random = Random(seed);
-    let mut hash = Hash::START;
-    let mut block = vec![0u8; 64 << 10];
-    let mut left = bytes;
-    while left > 0 {
-        let size = (1 + random.below(block.len() as u64)).min(left) as usize;
-        for piece in block[..size].chunks_mut(8) {
-            let word = random.next().to_ne_bytes();
-            piece.copy_from_slice(&word[..piece.len()]);
-        }
-        hash.add(&block[..size]);
-        stream.write_all(&block[..size]).unwrap();
-        left -= size as u64;
+    let mut sent = 0;
+    while sent < bytes {
+        let size = (1 + random.below(64 << 10)).min(bytes - sent) as usize;
+        let piece = payload.piece(sent, size);
+        stream.write_all(piece).unwrap();
+        sent += piece.len() as u64;
     }
     stream.shutdown(Shutdown::Write).unwrap();
-    hash
 }
 
-/// Reads to the end, with random pauses; returns the hash and the count.
-fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> (Hash, u64) {
+/// Reads to the end, with random pauses, and checks every byte; returns how many came.
+fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> u64 {
+    let payload = Payload::new(seed);
     let mut random = Random(seed);
-    let mut hash = Hash::START;
     let mut count = 0;
     let mut block = vec![0u8; 256 << 10];
     loop {
@@ -135,9 +154,9 @@ fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> (Hash, u64) {
         }
         let size = 1 + random.below(block.len() as u64) as usize;
         match stream.read(&mut block[..size]).unwrap() {
-            0 => return (hash, count),
+            0 => return count,
             read => {
-                hash.add(&block[..read]);
+                payload.check(count, &block[..read]);
                 count += read as u64;
             }
         }
@@ -170,7 +189,11 @@ fn the_process_sleeps_while_messages_pass() {
         return;
     }
     let splicer = Splicer::new(1).unwrap();
-    let Joined { mut a, mut b, handle } = join(&splicer, &options(SOCKMAP));
+    let Joined {
+        mut a,
+        mut b,
+        handle,
+    } = join(&splicer, &options(SOCKMAP));
     let mut byte = [0u8; 64];
     let mut round_trip = |a: &mut TcpStream, b: &mut TcpStream| {
         a.write_all(&[7; 64]).unwrap();
@@ -226,12 +249,13 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
                 };
                 let Joined { a, b, handle } = join(&splicer, &options);
                 let (a, b) = (std::sync::Arc::new(a), std::sync::Arc::new(b));
-                let run = |from: &std::sync::Arc<TcpStream>, to: &std::sync::Arc<TcpStream>, salt| {
-                    let (from, to) = (from.clone(), to.clone());
-                    let sent = scope.spawn(move || send_all(&from, BYTES, salt));
-                    let received = scope.spawn(move || receive_all(&to, salt + 1, true));
-                    (sent, received)
-                };
+                let run =
+                    |from: &std::sync::Arc<TcpStream>, to: &std::sync::Arc<TcpStream>, salt| {
+                        let (from, to) = (from.clone(), to.clone());
+                        let sent = scope.spawn(move || send_all(&from, BYTES, salt));
+                        let received = scope.spawn(move || receive_all(&to, salt, true));
+                        (sent, received)
+                    };
                 let forth = run(&a, &b, seed ^ (number << 8));
                 let back = run(&b, &a, seed ^ (number << 8) ^ 77);
                 (forth, back, handle)
@@ -239,10 +263,8 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
             .collect();
         for (forth, back, handle) in pairs {
             for (sent, received) in [forth, back] {
-                let sent = sent.join().unwrap();
-                let (hash, count) = received.join().unwrap();
-                assert_eq!(count, BYTES);
-                assert_eq!(hash, sent, "what came differs from what was sent");
+                sent.join().unwrap();
+                assert_eq!(received.join().unwrap(), BYTES);
             }
             let outcome = outcome(&handle);
             assert_eq!(outcome.reason, Reason::EndOfStream);
@@ -252,7 +274,32 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
         done.store(true, Ordering::Relaxed);
     });
     eprintln!("engines at the end: {engines:?}");
-    assert!(engines.get("sockmap") > Some(&(PAIRS as i32 / 2)), "{engines:?}");
+    // A pair whose source is never found empty is not taken.
+    assert!(engines.get("sockmap") > Some(&10), "{engines:?}");
+}
+
+/// The kernel hands a partly read skb over whole.
+#[test]
+fn what_was_read_before_the_join_does_not_come_again() {
+    if missing() {
+        return;
+    }
+    let splicer = Splicer::new(1).unwrap();
+    for read in [1, 4, 9_999] {
+        let (mut a, mut near) = connection();
+        let (mut b, far) = connection();
+        let bytes = Payload::new(3).piece(0, 10_000);
+        a.write_all(bytes).unwrap();
+        let mut taken = vec![0; read];
+        near.read_exact(&mut taken).unwrap();
+        let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+        let handle = splicer.join(near, far, &options(SOCKMAP)).unwrap();
+        a.write_all(bytes).unwrap();
+        let mut rest = vec![0; 20_000 - read];
+        b.read_exact(&mut rest).unwrap();
+        assert!(rest[..10_000 - read] == bytes[read..] && rest[10_000 - read..] == *bytes);
+        drop(handle);
+    }
 }
 
 #[test]
@@ -263,7 +310,11 @@ fn ten_thousand_pairs_leave_nothing() {
     let splicer = Splicer::new(1).unwrap();
     let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
     for number in 0..10_000u32 {
-        let Joined { mut a, mut b, handle } = join(&splicer, &options(SOCKMAP));
+        let Joined {
+            mut a,
+            mut b,
+            handle,
+        } = join(&splicer, &options(SOCKMAP));
         a.write_all(&number.to_ne_bytes()).unwrap();
         let mut bytes = [0; 4];
         b.read_exact(&mut bytes).unwrap();
@@ -295,14 +346,15 @@ fn bulk_to_a_reading_receiver_goes_through_the_kernel() {
     });
     let start = Instant::now();
     thread::scope(|scope| {
-        let sent = scope.spawn(|| send_all(&a, BYTES, 5));
-        let (hash, count) = receive_all(&b, 6, false);
-        assert_eq!(count, BYTES);
-        assert_eq!(hash, sent.join().unwrap());
+        scope.spawn(|| send_all(&a, BYTES, 5));
+        assert_eq!(receive_all(&b, 5, false), BYTES);
     });
     let share = handle.redirected().a_to_b as f64 / BYTES as f64;
     eprintln!("{share:.3} redirected, {:?}", start.elapsed());
-    assert!(share >= 0.95, "only {share:.3} of the bytes were redirected");
+    assert!(
+        share >= 0.95,
+        "only {share:.3} of the bytes were redirected"
+    );
     b.shutdown(Shutdown::Write).unwrap();
     assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
 }
@@ -327,11 +379,11 @@ fn peers_that_send_without_ever_reading_are_held_back() {
         let senders = [&a, &b].map(|peer| {
             scope.spawn(move || {
                 peer.set_nonblocking(true).unwrap();
-                let block = vec![3u8; 64 << 10];
+                let payload = Payload::new(1);
                 let mut sent = 0u64;
                 let mut last = Instant::now();
                 while last.elapsed() < Duration::from_secs(1) {
-                    match (&mut &*peer).write(&block) {
+                    match (&mut &*peer).write(payload.piece(sent, 64 << 10)) {
                         Ok(count) => {
                             sent += count as u64;
                             last = Instant::now();
@@ -361,6 +413,8 @@ fn peers_that_send_without_ever_reading_are_held_back() {
         handle.counters()
     );
     assert!(most_held < limits.memory_bytes);
+    // A duplicate would keep the relay's sockets open.
+    drop(watched);
     // Nothing is lost, and it goes on.
     for peer in [&a, &b] {
         peer.set_nonblocking(false).unwrap();
@@ -368,10 +422,9 @@ fn peers_that_send_without_ever_reading_are_held_back() {
     thread::scope(|scope| {
         for (from, to, sent) in [(&a, &b, sent[0]), (&b, &a, sent[1])] {
             scope.spawn(move || from.shutdown(Shutdown::Write).unwrap());
-            scope.spawn(move || assert_eq!(receive_all(to, 1, false).1, sent));
+            scope.spawn(move || assert_eq!(receive_all(to, 1, false), sent));
         }
     });
-    drop(watched);
     assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
 }
 

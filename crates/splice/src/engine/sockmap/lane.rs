@@ -120,10 +120,10 @@ impl Lane {
         self.why_left = Some(why);
     }
 
-    /// Read to `EAGAIN`, with nothing in hand. An skb that is read in part would be handed over
+    /// Read to `EAGAIN`, with nothing in hand: an skb that is read in part would be handed over
     /// whole.
     pub(super) fn is_ready(&self, grip: &mut Grip<'_>, index: usize, step: &mut Step) -> bool {
-        if !grip.directions[index].is_at_rest() {
+        if self.state != State::ByHand || !grip.directions[index].is_at_rest() {
             return false;
         }
         match peek(&grip.ends[index]) {
@@ -167,6 +167,7 @@ impl Lane {
             .byte_limit
             .map_or(u64::MAX, |limit| limit - direction.taken_bytes());
         entry.limit.store(limit, Ordering::Relaxed);
+        entry.base_seq.store(self.base_read, Ordering::Release);
         let inserted = shared.indices.update(&self.cookie, &index).and_then(|()| {
             let source = grip.ends[number].as_fd();
             shared.sources.insert_socket(&self.cookie, source)
