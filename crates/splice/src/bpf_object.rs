@@ -152,7 +152,7 @@ impl Object {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|error| Error::system(format!("the BPF program {name} is lost"), error))?;
-        Ok(Program { name, fd })
+        Ok(Program { fd })
     }
 
     /// Makes a program the one that runs for the members of a map of sockets. A member keeps the
@@ -276,7 +276,6 @@ impl fmt::Debug for Map {
 /// One BPF program.
 #[derive(Debug)]
 pub(crate) struct Program {
-    name: &'static str,
     fd: OwnedFd,
 }
 

@@ -61,6 +61,11 @@ impl Default for Options {
     }
 }
 
+/// How long a pair that has reached its byte limit waits for slow peers. There is no event for
+/// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
+const PARTING_MOST: Duration = Duration::from_secs(10);
+const PARTING_LOOK: Duration = Duration::from_millis(5);
+
 /// What is called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
@@ -73,7 +78,7 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 /// `on_end` is called on the loop's thread when the pair has ended and both sockets are closed.
 ///
 /// # Errors
-/// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take this pair,
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and cannot take this pair,
 /// with the reason. Both sockets are closed then.
 pub fn pair_task(
     a: Endpoint,
@@ -120,6 +125,8 @@ pub(crate) struct Pair {
     deadline: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
+    /// The byte limit was reached; the receiver is given until then to take what was written.
+    parting_until: Option<Instant>,
 }
 
 impl Pair {
@@ -176,6 +183,7 @@ impl Pair {
             deadline: None,
             status,
             on_end,
+            parting_until: None,
         };
         pair.status.set_engine(pair.engine());
         Ok(pair)
@@ -183,13 +191,13 @@ impl Pair {
 
     /// Moves what can be moved now, both ways.
     fn pump(&mut self, cx: &mut Context<'_>) -> Step {
+        if self.parting_until.is_some() {
+            return self.part(cx);
+        }
+        let in_kernel = self.in_kernel_bytes();
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
-        let in_kernel = self
-            .kernel
-            .as_ref()
-            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes());
         let engine_before = (
             self.directions[0].way_taken(),
             self.directions[1].way_taken(),
@@ -248,11 +256,18 @@ impl Pair {
             reason = Some(Reason::EndOfStream);
         }
         match reason {
+            Some(Reason::ByteLimit) => self.part(cx),
             Some(reason) => self.end(cx, reason),
             None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
             None if turn_over => Step::Again,
             None => Step::Wait,
         }
+    }
+
+    fn in_kernel_bytes(&self) -> [u64; 2] {
+        self.kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes())
     }
 
     fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
@@ -387,6 +402,40 @@ impl Pair {
         }
     }
 
+    /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
+    ///
+    /// A peer may still talk, and a TCP socket that is closed with bytes unread sends a reset and
+    /// drops what it has not sent yet (`__tcp_close`). Behind the end of stream it does no harm.
+    fn part(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(ends) = &self.ends else {
+            return Step::Done;
+        };
+        let in_kernel = self.in_kernel_bytes();
+        let moved =
+            |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
+        let receivers: Vec<_> = Side::BOTH
+            .into_iter()
+            .filter(|from| Some(moved(from)) == self.byte_limit)
+            .map(|from| &ends[from.other().index()])
+            .collect();
+        let until = *self.parting_until.get_or_insert_with(|| {
+            for end in &receivers {
+                // It fails where the peer is gone, and then there is nobody to wait for.
+                let _ = end.end_stream();
+            }
+            cx.now() + PARTING_MOST
+        });
+        let has_all = receivers.iter().all(|end| end.has_delivered_all());
+        for direction in &mut self.directions {
+            direction.release(cx.carriers());
+        }
+        if has_all || cx.now() >= until {
+            return self.end(cx, Reason::ByteLimit);
+        }
+        cx.set_deadline(Some(cx.now() + PARTING_LOOK));
+        Step::Wait
+    }
+
     fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
         let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
@@ -394,6 +443,7 @@ impl Pair {
         for direction in &mut self.directions {
             direction.release(cx.carriers());
         }
+        cx.carriers().leave();
         self.finish(reason);
         Step::Done
     }
@@ -443,6 +493,7 @@ fn errno_of(error: &Error) -> i32 {
 
 impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        cx.carriers().enter();
         self.set_deadline(cx);
         if !self.registered
             && let Some(ends) = &self.ends
@@ -484,6 +535,10 @@ impl Task for Pair {
 
     /// The idle deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+        if self.parting_until.is_some() {
+            self.deadline = None;
+            return self.part(cx);
+        }
         let now = cx.now();
         self.deadline = None;
         if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
@@ -511,7 +566,11 @@ impl Task for Pair {
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {
-        self.end(cx, Reason::Shutdown);
+        let reason = match self.parting_until {
+            Some(_) => Reason::ByteLimit,
+            None => Reason::Shutdown,
+        };
+        self.end(cx, reason);
     }
 }
 

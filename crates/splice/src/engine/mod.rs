@@ -124,6 +124,8 @@ pub(crate) enum Filled {
     Last(usize),
     /// Nothing, for now.
     Empty,
+    /// Nothing: an urgent mark stands in the way, which only recv(2) gets past.
+    Mark,
     /// The end of the stream.
     End,
 }
@@ -150,6 +152,23 @@ pub(crate) trait Carrier {
 pub(crate) struct Carriers {
     pub(crate) buffers: copy::Buffers,
     pub(crate) pipes: pipe::Pipes,
+    pairs: usize,
+}
+
+impl Carriers {
+    /// A pair begins to use them.
+    pub(crate) fn enter(&mut self) {
+        self.pairs += 1;
+    }
+
+    /// A pair has given back what it had. When it was the last one nothing is kept, whatever other
+    /// tasks the loop goes on with: pipes are a scarce good of the whole user.
+    pub(crate) fn leave(&mut self) {
+        self.pairs -= 1;
+        if self.pairs == 0 {
+            *self = Self::default();
+        }
+    }
 }
 
 /// An engine and why it is the one.
