@@ -78,7 +78,12 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 	if (tcp) {
 		struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
 
-		size = sk->sk_sndbuf;
+		/*
+		 * Three quarters, so that the worker never finds it full, whatever the
+		 * bookkeeping comes to: what is passed on this socket waits behind its backlog,
+		 * charged to nobody.
+		 */
+		size = sk->sk_sndbuf - (sk->sk_sndbuf >> 2);
 		used = sk->sk_wmem_queued;
 		used += (__s64)backlog_skbs(sk->sk_user_data) * direction->largest;
 	}
@@ -97,6 +102,9 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 static __always_inline int pass(struct __sk_buff *skb, struct direction *direction, __u32 index)
 {
 	__u64 before = __sync_fetch_and_add(&direction->passed, skb->len);
+
+	/* User space will fill the target by hand: what was granted for it is void. */
+	direction->credit = 0;
 
 	if (*(volatile __u64 *)&direction->consumed == before)
 		bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
@@ -189,7 +197,6 @@ int redirect(struct __sk_buff *skb)
 
 		if (room < cost) {
 			direction->latched = 1;
-			direction->credit = 0;
 			direction->full++;
 			return pass(skb, direction, *index);
 		}
