@@ -340,10 +340,12 @@ impl Mapping {
     }
 
     fn at<T: Plain>(&self, offset: usize) -> &T {
-        assert!(offset + size_of::<T>() <= self.bytes && offset % align_of::<T>() == 0);
+        assert!(offset + size_of::<T>() <= self.bytes && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: the assertion keeps it inside the mapping.
+        let start = unsafe { self.start.add(offset) };
         // SAFETY: the mapping begins at a page and lives as long as `self`; the assertion keeps
         // the reference inside and aligned; `Plain` makes any bytes a valid value.
-        unsafe { self.start.add(offset).cast().as_ref() }
+        unsafe { start.cast().as_ref() }
     }
 }
 

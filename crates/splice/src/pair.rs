@@ -37,26 +37,24 @@ pub struct Options {
     /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
     /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
-    /// to `sockmap`, where that can be used.
-    pub promote_after: Duration,
+    /// to `sockmap`, where that can be used. `None`, the default: never. On Linux 6.18 a pair that
+    /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
+    /// more memory than its bound, so nobody gets it without asking.
+    pub promote_after: Option<Duration>,
 }
-
-/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
-/// "Choosing an engine" in ARCHITECTURE.md.
-const PROMOTE_AFTER: Duration = Duration::from_millis(50);
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
 /// ARCHITECTURE.md.
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion after 64 KiB or 50 ms.
+    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
     fn default() -> Self {
         Self {
             engine: EngineChoice::Auto,
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
-            promote_after: PROMOTE_AFTER,
+            promote_after: None,
         }
     }
 }
@@ -176,7 +174,9 @@ impl Pair {
                 .idle_timeout
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
-                EngineChoice::Auto => now.checked_add(options.promote_after),
+                EngineChoice::Auto => options
+                    .promote_after
+                    .and_then(|after| now.checked_add(after)),
                 EngineChoice::Only(_) => None,
             },
             kernel_look_at: None,

@@ -161,7 +161,7 @@ impl Sockmap {
         let mut step = Step::default();
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             lane.leave_if_ending(grip, index);
-            if lane.is_ready(grip, index, &mut step) {
+            if lane.is_ready(grip, index, &mut step)? {
                 lane.insert(&self.shared, grip, index)?;
                 if let Some(entry) = lane.index() {
                     self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);
