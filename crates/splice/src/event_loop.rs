@@ -101,6 +101,7 @@ pub struct EventLoop {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) now: Instant,
     ended: bool,
+    turned: bool,
     pub(crate) carriers: Carriers,
     /// What the engines in the kernel call user space with.
     bells: Vec<Arc<dyn Bell>>,
@@ -135,6 +136,7 @@ impl EventLoop {
             mailbox,
             now,
             ended: false,
+            turned: false,
             carriers: Carriers::default(),
             bells: Vec::new(),
         })
@@ -164,6 +166,7 @@ impl EventLoop {
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when `epoll_wait` or the timerfd fails.
     pub fn turn(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.turned = true;
         if timeout == Some(Duration::ZERO) && self.timer.is_none() {
             self.create_timer()?;
         }
@@ -281,11 +284,12 @@ impl EventLoop {
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
         let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
-        if self.timer.is_none() {
-            // A pair that the kernel has taken at once brings no event before its deadline.
-            self.create_timer()?;
-        }
         self.place(pair, &status);
+        if !self.turned {
+            // A caller that only waits for the descriptor has to come in once, to show how it
+            // turns the loop; a pair that the kernel took at once may bring no event.
+            let _ = self.mailbox.post(Letter::Run(Box::new(|_| ())));
+        }
         let handle = Handle::new(status, self.remote());
         // The caller may be between two turns and wait for the descriptor next.
         self.arm_timer()?;
