@@ -8,6 +8,8 @@ DEMO ?=
 
 .PHONY: help build test demo check fmt
 
+include bpf.mk
+
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 

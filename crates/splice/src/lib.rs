@@ -44,8 +44,12 @@
 //! another language that embeds this library has to ignore it as well.
 
 mod address;
+mod bpf_object;
+mod bpf_types;
+mod context;
 mod counters;
 mod direction;
+pub mod doctor;
 mod endpoint;
 mod engine;
 mod error;
@@ -61,11 +65,12 @@ mod task;
 mod timer_wheel;
 
 pub use address::Address;
+pub use context::Context;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind};
 pub use engine::{EngineChoice, EngineName};
 pub use error::{Error, ErrorKind, Result};
-pub use event_loop::{Context, EventLoop};
+pub use event_loop::EventLoop;
 pub use handle::Handle;
 pub use limits::Limits;
 pub use mailbox::{Remote, Waker};

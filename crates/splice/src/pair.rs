@@ -4,20 +4,24 @@
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
 //! ```
 //!
-//! The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
+//! User space moves the bytes, until an engine in the kernel takes over (`engine/kernel.rs` says
+//! how). The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
 //! their ends, with a reset where they were cut.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
+use crate::engine::kernel::{Grip, KernelEngine, Next, Turn, Watch};
+use crate::engine::sockmap::Sockmap;
 use crate::engine::{Chosen, EngineChoice, EngineName};
-use crate::error::Result;
-use crate::event_loop::Context;
+use crate::error::{Error, Result};
 use crate::handle::Status;
 use crate::limits::{Limits, Shares};
 use crate::outcome::{Outcome, Reason, Side};
@@ -32,6 +36,11 @@ pub struct Options {
     pub limits: Limits,
     /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
+    /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
+    /// to `sockmap`, where that can be used. `None`, the default: never. On Linux 6.18 a pair that
+    /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
+    /// more memory than its bound, so nobody gets it without asking.
+    pub promote_after: Option<Duration>,
 }
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
@@ -39,12 +48,13 @@ pub struct Options {
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion after 64 KiB.
+    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
     fn default() -> Self {
         Self {
             engine: EngineChoice::Auto,
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
+            promote_after: None,
         }
     }
 }
@@ -92,10 +102,25 @@ pub(crate) struct Pair {
     registered: bool,
     choice: EngineChoice,
     shares: Shares,
+    /// An engine that has the pair or is about to take it.
+    kernel: Option<Box<dyn KernelEngine>>,
+    /// The loop answers its bell.
+    heard: bool,
+    /// The kernel has moved bytes.
+    taken: bool,
+    /// Why no engine in the kernel has the pair, where one was tried.
+    declined: Option<Cow<'static, str>>,
+    watch: Watch,
+    promote_after_bytes: u64,
     idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
     moved_at: Instant,
+    /// The three things that the pair's one deadline may stand for.
+    idle_look_at: Option<Instant>,
+    promote_at: Option<Instant>,
+    kernel_look_at: Option<Instant>,
+    deadline: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
     /// The byte limit was reached; the receiver is given until then to take what was written.
@@ -115,7 +140,7 @@ impl Pair {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy) => Carriage::Copy,
+            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap) => Carriage::Copy,
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
@@ -123,6 +148,10 @@ impl Pair {
             directions[index].source_became(readiness);
             directions[1 - index].destination_became(readiness);
         }
+        let kernel: Option<Box<dyn KernelEngine>> = match options.engine {
+            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new([&a, &b])?)),
+            _ => None,
+        };
         let now = Instant::now();
         let pair = Self {
             ends: Some([a, b]),
@@ -130,10 +159,28 @@ impl Pair {
             registered: registered.is_some(),
             choice: options.engine,
             shares: options.limits.shares(),
+            kernel,
+            heard: false,
+            taken: false,
+            declined: None,
+            watch: Watch::Stream,
+            promote_after_bytes: options.promote_after_bytes,
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
             moved_at: now,
+            idle_look_at: options
+                .limits
+                .idle_timeout
+                .and_then(|idle| now.checked_add(idle)),
+            promote_at: match options.engine {
+                EngineChoice::Auto => options
+                    .promote_after
+                    .and_then(|after| now.checked_add(after)),
+                EngineChoice::Only(_) => None,
+            },
+            kernel_look_at: None,
+            deadline: None,
             status,
             on_end,
             parting_until: None,
@@ -147,6 +194,7 @@ impl Pair {
         if self.parting_until.is_some() {
             return self.part(cx);
         }
+        let in_kernel = self.in_kernel_bytes();
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
@@ -169,7 +217,9 @@ impl Pair {
                 destination,
                 carriers: cx.carriers(),
                 shares: self.shares,
-                byte_limit: self.byte_limit,
+                byte_limit: self
+                    .byte_limit
+                    .map(|limit| limit.saturating_sub(in_kernel[from.index()])),
                 closing,
             });
             let after = direction.given_bytes();
@@ -189,7 +239,7 @@ impl Pair {
                     break;
                 }
             }
-            if self.byte_limit == Some(after) {
+            if self.byte_limit == Some(after + in_kernel[from.index()]) {
                 reason = Some(Reason::ByteLimit);
                 break;
             }
@@ -208,8 +258,106 @@ impl Pair {
         match reason {
             Some(Reason::ByteLimit) => self.part(cx),
             Some(reason) => self.end(cx, reason),
+            None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
             None if turn_over => Step::Again,
             None => Step::Wait,
+        }
+    }
+
+    fn in_kernel_bytes(&self) -> [u64; 2] {
+        self.kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes())
+    }
+
+    fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
+        let (Some(kernel), Some(ends)) = (&mut self.kernel, &mut self.ends) else {
+            return Step::Wait;
+        };
+        if !self.heard {
+            self.heard = true;
+            if let Err(error) = cx.hear(kernel.bell()) {
+                let (side, errno) = (Side::A, errno_of(&error));
+                return self.end(cx, Reason::Failed { side, errno });
+            }
+        }
+        let turn = kernel.turn(&mut Grip {
+            ends,
+            directions: &mut self.directions,
+            buffer_bytes: self.shares.buffer_bytes,
+            byte_limit: self.byte_limit,
+            waker: &|| cx.waker(),
+            now: cx.now(),
+        });
+        let next = match turn {
+            Turn::Holds(next) => {
+                if kernel.has_taken() && !self.taken {
+                    self.taken = true;
+                    self.status.meter.set_gauge(kernel.gauge());
+                    self.status.set_engine(self.engine());
+                }
+                next
+            }
+            Turn::Declined(why) => {
+                self.kernel = None;
+                self.declined = Some(why);
+                self.status.set_engine(self.engine());
+                Next {
+                    watch: Watch::Stream,
+                    look_at: None,
+                    again: self.directions.iter().any(Direction::can_move),
+                }
+            }
+            Turn::Ends(reason) => return self.end(cx, reason),
+        };
+        if next.watch != self.watch
+            && let Some(reason) = self.rewatch(cx, next.watch)
+        {
+            return self.end(cx, reason);
+        }
+        self.kernel_look_at = next.look_at;
+        self.set_deadline(cx);
+        if next.again || turn_over {
+            Step::Again
+        } else {
+            Step::Wait
+        }
+    }
+
+    fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
+        let interest = match watch {
+            Watch::Stream => Interest::STREAM,
+            Watch::Ends => Interest::ENDS,
+        };
+        for (source, end) in self.ends.iter().flatten().enumerate() {
+            if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
+                let (side, errno) = (Side::BOTH[source], errno_of(&error));
+                return Some(Reason::Failed { side, errno });
+            }
+        }
+        self.watch = watch;
+        None
+    }
+
+    /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
+    /// other goes to the kernel.
+    fn promote(&mut self, cx: &mut Context<'_>) -> Step {
+        if self.status.meter.read().total() >= self.promote_after_bytes {
+            return Step::Wait;
+        }
+        let Some([a, b]) = &self.ends else {
+            return Step::Done;
+        };
+        match Sockmap::new([a, b]) {
+            Ok(sockmap) => {
+                self.kernel = Some(Box::new(sockmap));
+                self.pump(cx)
+            }
+            Err(error) => {
+                self.declined = Some(error.to_string().into());
+                self.status.set_engine(self.engine());
+                Step::Wait
+            }
         }
     }
 
@@ -223,7 +371,18 @@ impl Pair {
             .iter()
             .find_map(|direction| direction.way_taken().no_pipe);
         let by_name = matches!(self.choice, EngineChoice::Only(_));
+        if self.taken
+            && let Some(kernel) = &self.kernel
+        {
+            let why = if by_name {
+                "asked for by name"
+            } else {
+                "it lives long and moves little at a time"
+            };
+            return Chosen::new(kernel.name(), why);
+        }
         let name = match self.choice {
+            EngineChoice::Only(EngineName::Sockmap) if self.declined.is_some() => EngineName::Copy,
             EngineChoice::Only(name) => name,
             EngineChoice::Auto if piped => EngineName::Pipe,
             EngineChoice::Auto => EngineName::Copy,
@@ -232,6 +391,10 @@ impl Pair {
             Some(errno) => Chosen {
                 name,
                 why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
+            },
+            None if !piped && self.declined.is_some() => Chosen {
+                name,
+                why: self.declined.clone().unwrap_or_default(),
             },
             None if by_name => Chosen::new(name, "asked for by name"),
             None if piped => Chosen::new(name, "a direction moved bulk"),
@@ -247,9 +410,12 @@ impl Pair {
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let in_kernel = self.in_kernel_bytes();
+        let moved =
+            |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
         let receivers: Vec<_> = Side::BOTH
             .into_iter()
-            .filter(|from| Some(self.directions[from.index()].given_bytes()) == self.byte_limit)
+            .filter(|from| Some(moved(from)) == self.byte_limit)
             .map(|from| &ends[from.other().index()])
             .collect();
         let until = *self.parting_until.get_or_insert_with(|| {
@@ -285,6 +451,13 @@ impl Pair {
     /// Closes both ends and tells why. Only the first reason counts.
     fn finish(&mut self, reason: Reason) {
         let Some(ends) = self.ends.take() else { return };
+        if let Some(kernel) = &mut self.kernel {
+            let in_kernel = kernel.release(&ends, &self.directions);
+            let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
+            self.status
+                .meter
+                .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
+        }
         if reason.cuts() {
             ends.iter().for_each(Endpoint::reset_on_close);
         }
@@ -303,26 +476,31 @@ impl Pair {
         self.status.finish(outcome);
     }
 
-    fn set_idle_deadline(&self, cx: &mut Context<'_>) {
-        if let Some(timeout) = self.idle_timeout {
-            cx.set_deadline(self.moved_at.checked_add(timeout));
+    fn set_deadline(&mut self, cx: &mut Context<'_>) {
+        let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
+        let deadline = wanted.into_iter().flatten().min();
+        if deadline != self.deadline {
+            self.deadline = deadline;
+            cx.set_deadline(deadline);
         }
     }
+}
+
+fn errno_of(error: &Error) -> i32 {
+    let errno = error.os_error().and_then(std::io::Error::raw_os_error);
+    errno.unwrap_or(0)
 }
 
 impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         cx.carriers().enter();
-        self.set_idle_deadline(cx);
+        self.set_deadline(cx);
         if !self.registered
             && let Some(ends) = &self.ends
         {
             for (source, end) in ends.iter().enumerate() {
                 if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
-                    let errno = error
-                        .os_error()
-                        .and_then(std::io::Error::raw_os_error)
-                        .unwrap_or(0);
+                    let errno = errno_of(&error);
                     return self.end(
                         cx,
                         Reason::Failed {
@@ -355,19 +533,36 @@ impl Task for Pair {
         self.pump(cx)
     }
 
-    /// The deadline is not moved with every byte; it is looked at when it comes.
+    /// The idle deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         if self.parting_until.is_some() {
+            self.deadline = None;
             return self.part(cx);
         }
-        let Some(timeout) = self.idle_timeout else {
-            return Step::Wait;
-        };
-        if cx.now().saturating_duration_since(self.moved_at) >= timeout {
-            return self.end(cx, Reason::Idle);
+        let now = cx.now();
+        self.deadline = None;
+        if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
+            && look_at <= now
+        {
+            let in_kernel = self.kernel.as_ref().and_then(|kernel| kernel.moved_at(now));
+            let moved_at = in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at));
+            if now.saturating_duration_since(moved_at) >= timeout {
+                return self.end(cx, Reason::Idle);
+            }
+            self.idle_look_at = moved_at.checked_add(timeout);
         }
-        self.set_idle_deadline(cx);
-        Step::Wait
+        let mut step = Step::Wait;
+        if self.promote_at.is_some_and(|at| at <= now) {
+            self.promote_at = None;
+            step = self.promote(cx);
+        } else if self.kernel_look_at.is_some_and(|at| at <= now) {
+            self.kernel_look_at = None;
+            step = self.pump(cx);
+        }
+        if matches!(step, Step::Wait | Step::Again) {
+            self.set_deadline(cx);
+        }
+        step
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {

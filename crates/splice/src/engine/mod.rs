@@ -1,10 +1,13 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
 //! `copy` and `pipe` move them in user space's hands: each is a [`Carrier`], and
-//! [`Direction`](crate::direction::Direction) drives whichever a direction uses.
+//! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
+//! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
 pub(crate) mod copy;
+pub(crate) mod kernel;
 pub(crate) mod pipe;
+pub(crate) mod sockmap;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,17 +26,21 @@ pub enum EngineName {
     Copy,
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
+    /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
+    /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+    Sockmap,
 }
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 2] = [Self::Copy, Self::Pipe];
+    pub const ALL: [Self; 3] = [Self::Copy, Self::Pipe, Self::Sockmap];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
+            Self::Sockmap => "sockmap",
         }
     }
 
@@ -51,6 +58,7 @@ impl EngineName {
                     format!("engine pipe cannot be used: {why}"),
                 )
             }),
+            Self::Sockmap => sockmap::probe(),
         }
     }
 }
