@@ -12,6 +12,7 @@ BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
 .PHONY: bpf bpf-verify
 
 bpf: ## Compile the BPF programs again (needs clang-19, llvm-19, libbpf-dev)
+	@scripts/install bpf
 	@mkdir -p $(BPF_OUT)
 	@for source in $(BPF_SOURCES); do \
 		object=$(BPF_OUT)/$$(basename $$source .c).o; \
