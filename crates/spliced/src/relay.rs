@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use splice::{EngineChoice, EventLoop, Kind, Limits, Options, Remote, Waker};
+use splice::{EngineChoice, EngineName, EventLoop, Kind, Limits, Options, Remote, Waker};
 
 use crate::access_log::{self, AccessLog};
 use crate::cli::RelayArgs;
@@ -66,6 +66,12 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
     raise_descriptor_limit(args.max_connections);
     if let EngineChoice::Only(engine) = args.engine {
         engine.probe()?;
+        if engine == EngineName::Sockmap {
+            tracing::warn!(
+                "engine sockmap is experimental: under bulk both ways it can exceed the memory \
+                 bound and cut connections; see docs/sockmap.md"
+            );
+        }
     }
     let threads = args.threads.map_or_else(
         || thread::available_parallelism().map_or(1, usize::from),
