@@ -12,9 +12,7 @@ use crate::support::patience::until;
 use crate::support::peer::Peer;
 use crate::support::random::Random;
 use crate::support::relay::{Joined, Relay, outcome, payloads};
-use crate::support::transfer::{
-    Pace, receive, receive_to_end, receive_until_cut, send, send_until_blocked,
-};
+use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_blocked};
 
 const PAIRS: usize = 500;
 const ROUNDS: usize = 2;
@@ -69,7 +67,6 @@ fn end_in_one_way(Joined { a, b, handle }: Joined, way: usize) {
         }
         3 => {
             drop(handle);
-            receive_until_cut(&b, from_a, 0);
         }
         _ => {
             receive(&b, from_a, 0..stalled, Pace::Steady);

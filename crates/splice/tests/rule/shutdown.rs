@@ -44,7 +44,10 @@ pub(crate) fn dropping_the_handle(engine: &Contestant) {
 pub(crate) fn dropping_the_handle_of_a_stalled_pair(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, from_b] = payloads();
-    engine.with_each_kind(|mix| {
+    engine.with_each_mix(|mix| {
+        if mix.may_lose_reset() {
+            return;
+        }
         let Joined { a, b, handle } = relay.join(mix);
         thread::scope(|scope| {
             scope.spawn(|| send_until_blocked(&a, from_a, 0, 64 << 20));
