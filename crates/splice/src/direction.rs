@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kind};
 use crate::engine::{Carrier, Carriers, Filled, copy, pipe};
 use crate::limits::Shares;
 use crate::task::Readiness;
@@ -303,7 +303,9 @@ impl Direction {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
-                self.source_ready = self.source_outlasts;
+                // A UNIX stream stops short behind a message that carries a descriptor, and
+                // nothing tells (`unix_stream_read_generic`).
+                self.source_ready = self.source_outlasts || way.source.kind() == Kind::Unix;
             }
             Ok(Filled::Empty) => {
                 self.urgent = false;

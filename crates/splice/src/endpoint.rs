@@ -183,7 +183,8 @@ impl Endpoint {
         };
         if size > most_bytes / 2 {
             self.send_bounded = true;
-            let _ = sockopt::set_socket_send_buffer_size(&self.fd, most_bytes / 2);
+            let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, most_bytes / 2)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, most_bytes / 2));
         }
     }
 }

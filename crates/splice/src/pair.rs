@@ -415,7 +415,7 @@ impl Pair {
             |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
         let receivers: Vec<_> = Side::BOTH
             .into_iter()
-            .filter(|from| Some(moved(from)) == self.byte_limit)
+            .filter(|from| self.kernel.is_none() || Some(moved(from)) == self.byte_limit)
             .map(|from| &ends[from.other().index()])
             .collect();
         let until = *self.parting_until.get_or_insert_with(|| {

@@ -63,6 +63,7 @@ macro_rules! contract {
                     peers_that_ended_before_the_join
                     a_peer_that_closed_before_the_join
                     a_peer_that_closed_while_the_other_is_slow
+                    behind_a_passed_descriptor
                     small_segments;
                 half_close:
                     the_other_direction_goes_on

@@ -3,7 +3,6 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
@@ -42,8 +41,8 @@ impl Entry {
     }
 }
 
-/// The way to the log from every loop. The last one dropped lets the log end.
-pub(crate) type Sender = Arc<SyncSender<Entry>>;
+/// The way to the log. The log ends when it is dropped.
+pub(crate) type Sender = SyncSender<Entry>;
 
 /// The thread that writes the log, so that a slow disk does not slow the loops down at once.
 pub(crate) struct AccessLog {
@@ -69,7 +68,7 @@ impl AccessLog {
             .name("access-log".into())
             .spawn(move || write_all(&receiver, BufWriter::new(output)))
             .context("cannot start the access log's thread")?;
-        Ok((Self { thread }, Arc::new(sender)))
+        Ok((Self { thread }, sender))
     }
 
     /// Waits until all lines are written. All senders must have been dropped.
@@ -94,9 +93,13 @@ fn write_all(entries: &Receiver<Entry>, mut output: impl Write) {
                 }
             }
         };
+        // In one piece, so that a disk which becomes full does not leave half a line behind.
         let written = flushed
-            .and_then(|()| serde_json::to_writer(&mut output, &entry).map_err(io::Error::from))
-            .and_then(|()| output.write_all(b"\n"));
+            .and_then(|()| serde_json::to_vec(&entry).map_err(io::Error::from))
+            .and_then(|mut line| {
+                line.push(b'\n');
+                output.write_all(&line)
+            });
         match written {
             Ok(()) => failing = false,
             Err(_) if failing => {}

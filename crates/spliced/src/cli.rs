@@ -68,7 +68,8 @@ pub(crate) struct RelayArgs {
     /// How to move the bytes: auto, copy (read and write) or pipe (splice(2)).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
-    /// name is used from the first byte on, or the relay refuses to start.
+    /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
+    /// can be had for a moment are copied, and the access log says so.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 
@@ -106,9 +107,13 @@ fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// Longer ones are mistakes, and at some length the clock overflows.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
 fn time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than zero".into()),
+        time if time > LONGEST => Err("it is longer than a year; leave it out for no limit".into()),
         time => Ok(time),
     }
 }

@@ -1,12 +1,10 @@
 //! A client's connection from being accepted to being joined with the target, and its end.
 //!
 //! ```text
-//!           ┌─▶ Resolving ──answer──┐
-//! accepted ─┤                       ▼
-//!           └──── known ──────▶ Connecting ──connected──▶ joined (a pair takes over)
-//!                                 │  ▲
-//!                  refused, timed ├──┤ next place, while one is left
-//!                  out, ...       └──┘ no room: the same place again, a little later
+//! accepted ──▶ Connecting ──connected──▶ joined (a pair takes over)
+//!                │  ▲
+//!  refused, timed├──┤ next place, while one is left
+//!  out, ...      └──┘ no room: the same place again, a little later
 //! ```
 //!
 //! What the client sends meanwhile waits in its socket, unread, and holds the client back when
@@ -27,7 +25,6 @@ use crate::access_log::Entry;
 use crate::live::Alive;
 use crate::place::Place;
 use crate::relay::Relay;
-use crate::target::Lookup;
 
 const CLIENT: u8 = 0;
 const TARGET: u8 = 1;
@@ -56,7 +53,6 @@ pub(crate) struct Connection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Resolving,
     Connecting,
     /// Waiting to try the same place again.
     NoRoom,
@@ -88,9 +84,9 @@ impl Connection {
             client_readiness: Readiness::WRITABLE,
             target: None,
             target_readiness: Readiness::NONE,
-            places: Arc::new([]),
+            places: relay.target.places(),
             place: 0,
-            state: State::Resolving,
+            state: State::Connecting,
             last_error: None,
             deadline: now + relay.connect_timeout,
             record: Some(Record {
@@ -102,19 +98,6 @@ impl Connection {
                 _alive: alive,
             }),
             relay,
-        }
-    }
-
-    fn look_up(&mut self, cx: &mut Context<'_>) -> Step {
-        match self.relay.target.lookup(|| cx.waker()) {
-            Lookup::Known(places) => {
-                self.places = places;
-                self.connect(cx)
-            }
-            Lookup::Sought => {
-                cx.set_deadline(Some(self.deadline));
-                Step::Wait
-            }
         }
     }
 
@@ -177,7 +160,7 @@ impl Connection {
 
     fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.last_error = Some(errno);
-        self.target = None;
+        self.abandon_target();
         self.target_readiness = Readiness::NONE;
         self.place += 1;
         self.connect(cx)
@@ -256,7 +239,7 @@ impl Task for Connection {
         if let Err(error) = cx.register(client, CLIENT, Interest::STREAM) {
             return self.fail(&format!("no event loop: {error}"));
         }
-        self.look_up(cx)
+        self.connect(cx)
     }
 
     fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
@@ -298,16 +281,8 @@ impl Task for Connection {
             return self.fail(&why);
         }
         match self.state {
-            State::Resolving => Step::Wait,
             State::NoRoom => self.connect(cx),
             State::Connecting => self.try_next(cx, Errno::TIMEDOUT),
-        }
-    }
-
-    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
-        match self.state {
-            State::Resolving => self.look_up(cx),
-            _ => Step::Wait,
         }
     }
 

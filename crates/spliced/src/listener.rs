@@ -1,5 +1,6 @@
 //! Listening sockets, and the task that accepts on one.
 
+use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -13,6 +14,7 @@ use rustix::net::{SocketFlags, acceptfrom_with, getsockname, listen, sockopt};
 use splice::{Address, Context, Interest, Kind, Readiness, Step, Task};
 
 use crate::connection::Connection;
+use crate::live::Alive;
 use crate::place::{Place, keep_urgent_bytes};
 use crate::relay::Relay;
 
@@ -46,14 +48,31 @@ impl Listening {
             shared: !matches!(address, Address::Inet { .. }),
             _socket_file: None,
         };
-        for place in Place::to_listen(address)? {
-            match &place {
+        let mut places = Place::to_listen(address)?;
+        places.dedup();
+        let mut failed = None;
+        for place in places {
+            let added = match &place {
                 Place::Inet(_) => listening.add_tcp(place, threads),
                 Place::Unix(_) => listening.add_unix(&place, address, threads),
+            };
+            match added.with_context(|| format!("cannot listen on {address}")) {
+                Ok(()) => {}
+                // A name may stand for an address of a family that this host does not have.
+                Err(error) if error.downcast_ref::<NotOfThisHost>().is_some() => {
+                    failed = Some(error)
+                }
+                Err(error) => return Err(error),
             }
-            .with_context(|| format!("cannot listen on {address}"))?;
         }
-        Ok(listening)
+        match failed {
+            Some(error) if listening.places.is_empty() => Err(error),
+            Some(error) => {
+                tracing::warn!("{error:#}; listening on its other addresses");
+                Ok(listening)
+            }
+            None => Ok(listening),
+        }
     }
 
     fn add_tcp(&mut self, place: Place, threads: usize) -> Result<()> {
@@ -135,6 +154,22 @@ fn port(place: &Place) -> u16 {
     }
 }
 
+/// The address belongs to another host, or to a family that this one does not have.
+#[derive(Debug)]
+struct NotOfThisHost(Place);
+
+impl fmt::Display for NotOfThisHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} is not an address of this host; choose one that is",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for NotOfThisHost {}
+
 fn why_not(errno: Errno, place: &Place) -> anyhow::Error {
     let port = port(place);
     match errno {
@@ -147,9 +182,7 @@ fn why_not(errno: Errno, place: &Place) -> anyhow::Error {
         Errno::ACCESS => {
             anyhow!("its directory must not be written to; choose another or its owner")
         }
-        Errno::ADDRNOTAVAIL => {
-            anyhow!("{place} is not an address of this host; choose one that is")
-        }
+        Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT => NotOfThisHost(place.clone()).into(),
         Errno::NOENT => anyhow!("its directory does not exist; make it or choose another"),
         other => anyhow!("{}", std::io::Error::from(other)),
     }
@@ -231,11 +264,7 @@ impl Listener {
     }
 
     /// Accepts one connection; false when there is none to be had now.
-    fn accept(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(alive) = self.relay.live.enter(|| cx.waker()) else {
-            self.pause(cx);
-            return false;
-        };
+    fn accept(&mut self, cx: &mut Context<'_>, alive: Alive) -> bool {
         match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok((client, peer)) => {
                 // Only looked at for the log, and turning it into text costs.
@@ -298,7 +327,8 @@ impl Listener {
 enum Failure {
     /// Nobody waits to be accepted.
     NoneWaits,
-    /// The process or the system has run out of something: the next one would fail as well.
+    /// The process or the system has run out of something, or forbids it: the next one would fail
+    /// as well.
     Shortage,
     /// This connection died in the backlog, or its network had a fault, which accept(2) passes
     /// on: the next one may be well.
@@ -309,8 +339,20 @@ impl Failure {
     fn of(errno: Errno) -> Self {
         match errno {
             Errno::AGAIN => Self::NoneWaits,
-            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => Self::Shortage,
-            _ => Self::ThisOne,
+            // The list of accept(2), and what a connection leaves that died in the backlog.
+            Errno::CONNABORTED
+            | Errno::INTR
+            | Errno::PROTO
+            | Errno::NETDOWN
+            | Errno::NOPROTOOPT
+            | Errno::HOSTDOWN
+            | Errno::NONET
+            | Errno::HOSTUNREACH
+            | Errno::OPNOTSUPP
+            | Errno::NETUNREACH
+            | Errno::TIMEDOUT => Self::ThisOne,
+            // Unknown: it may stay, and must not make the loop spin.
+            _ => Self::Shortage,
         }
     }
 }
@@ -323,7 +365,10 @@ impl Task for Listener {
     /// One at a time: while more wait, the kernel says so again, and the connections that are
     /// already there have their turn in between.
     fn ready(&mut self, cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
-        self.accept(cx);
+        match self.relay.live.enter(|| cx.waker()) {
+            Some(alive) => drop(self.accept(cx, alive)),
+            None => self.pause(cx),
+        }
         Step::Wait
     }
 
@@ -337,8 +382,15 @@ impl Task for Listener {
 
     /// What has been established by the kernel was promised to its client: it is accepted before
     /// the socket goes, since closing it resets what is left in the backlog.
+    ///
+    /// Not more than the backlog holds, since more may come all the time.
     fn close(&mut self, cx: &mut Context<'_>) {
-        while self.accept(cx) {}
+        for _ in 0..BACKLOG {
+            let alive = self.relay.live.enter_beyond_limit();
+            if !self.accept(cx, alive) {
+                break;
+            }
+        }
     }
 }
 

@@ -52,6 +52,12 @@ impl Live {
         None
     }
 
+    /// A place though there may be none: for a connection that was promised one.
+    pub(crate) fn enter_beyond_limit(self: &Arc<Self>) -> Alive {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Alive(Arc::clone(self))
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }

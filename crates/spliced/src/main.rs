@@ -84,5 +84,7 @@ fn start_diagnostics(level: Level) {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
+        // It would tell of a failed write to stderr on stderr, and panic.
+        .log_internal_errors(false)
         .init();
 }

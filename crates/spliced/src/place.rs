@@ -1,7 +1,7 @@
 //! A resolved address: what the kernel can bind to or connect to.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
@@ -123,12 +123,11 @@ pub(crate) fn keep_urgent_bytes(unix: &OwnedFd) {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Inet(SocketAddr::V6(inet)) if inet.ip().to_ipv4_mapped().is_some() => {
+            Self::Inet(inet) => match inet.ip().to_canonical() {
                 // A client that came over IPv4 to a socket of both families.
-                let mapped = inet.ip().to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED);
-                write!(f, "{mapped}:{}", inet.port())
-            }
-            Self::Inet(inet) => inet.fmt(f),
+                IpAddr::V4(mapped) => write!(f, "{mapped}:{}", inet.port()),
+                IpAddr::V6(_) => inet.fmt(f),
+            },
             Self::Unix(unix) => match (unix.path_bytes(), unix.abstract_name()) {
                 (_, Some(name)) => write!(f, "unix:@{}", String::from_utf8_lossy(name)),
                 (Some(path), None) => write!(f, "unix:{}", String::from_utf8_lossy(path)),

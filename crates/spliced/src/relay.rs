@@ -1,13 +1,14 @@
 //! A relay: what the command line means, and its life from the first socket to the last.
 
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -55,7 +56,7 @@ enum Event {
     Signal,
     ListenersClosed,
     NoneLeft,
-    LoopFailed(splice::Error),
+    LoopFailed(anyhow::Error),
 }
 
 /// Runs a relay until a signal ends it.
@@ -78,7 +79,7 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
         usize::from,
     );
     let (sender, events) = mpsc::channel();
-    // Before anything that has to be undone, such as a socket's file.
+    // Until there is something to be undone, such as a socket's file, a signal ends it at once.
     let ends_at_once = watch_signals(sender.clone())?;
     let target = Target::new(args.target)?;
     let (log, log_sender) = args
@@ -87,6 +88,7 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
         .map(AccessLog::open)
         .transpose()?
         .unzip();
+    ends_at_once.store(false, Ordering::Relaxed);
     let mut listening = Listening::on(&args.listen, threads)?;
     let relay = Arc::new(Relay {
         target,
@@ -117,7 +119,7 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
     }
 
     let ended = match events.recv() {
-        Ok(Event::LoopFailed(error)) => Err(error.into()),
+        Ok(Event::LoopFailed(error)) => Err(error),
         _ => drain(&relay, &workers, &sender, &events, args.drain_timeout),
     };
     drop(listening);
@@ -153,10 +155,15 @@ fn drain(
     for worker in workers {
         worker.listeners.iter().for_each(Waker::close);
         let sender = sender.clone();
-        // Letters are read in order: by then the listeners have taken in their backlogs.
-        worker
-            .remote
-            .run(move |_| drop(sender.send(Event::ListenersClosed)))?;
+        // Letters are read in order: by then the listeners have taken in their backlogs. A loop
+        // that has failed has no listeners any more, and the others go on.
+        let closed = worker.remote.run({
+            let sender = sender.clone();
+            move |_| drop(sender.send(Event::ListenersClosed))
+        });
+        if closed.is_err() {
+            let _ = sender.send(Event::ListenersClosed);
+        }
     }
     let deadline = Instant::now().checked_add(timeout);
     let mut still_open = workers.len();
@@ -183,7 +190,7 @@ fn drain(
                 }
             }
             Ok(Event::NoneLeft) => return Ok(()),
-            Ok(Event::LoopFailed(error)) => return Err(error.into()),
+            Ok(Event::LoopFailed(error)) => return Err(error),
             Ok(Event::Signal) => bail!("a second signal ended the relay before its connections"),
             Err(_) => return Ok(()),
         }
@@ -213,9 +220,15 @@ impl Worker {
                     .collect();
                 drop(relay);
                 let _ = ready.send(Ok((event_loop.remote(), listeners)));
-                if let Err(error) = event_loop.run() {
-                    let _ = events.send(Event::LoopFailed(error));
-                }
+                // A panic is a defect, and a relay without its listeners must not look alive. What
+                // the loop holds is closed with it.
+                let ended = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
+                let error = match ended {
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => error.into(),
+                    Err(_) => anyhow!("a loop of the relay failed by a defect; please report it"),
+                };
+                let _ = events.send(Event::LoopFailed(error));
             })
             .context("cannot start the thread of an event loop")?;
         let (remote, listeners) = started
@@ -229,9 +242,9 @@ impl Worker {
     }
 }
 
-/// Once the flag that it returns is set, a signal ends the process on the spot.
+/// While the flag that it returns is set, and it is, a signal ends the process on the spot.
 fn watch_signals(events: Sender<Event>) -> Result<Arc<AtomicBool>> {
-    let ends_at_once = Arc::new(AtomicBool::new(false));
+    let ends_at_once = Arc::new(AtomicBool::new(true));
     for signal in [SIGTERM, SIGINT] {
         flag::register_conditional_shutdown(signal, crate::FAILED.into(), ends_at_once.clone())
             .context("signals cannot be handled")?;

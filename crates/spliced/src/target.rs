@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use splice::{Address, Waker};
+use splice::Address;
 
 use crate::place::Place;
 
@@ -25,15 +25,8 @@ pub(crate) struct Target {
 struct Known {
     places: Arc<[Place]>,
     resolved_at: Instant,
-    /// Connections that wait for the answer to come; not empty while one is being sought.
-    waiting: Vec<Waker>,
-}
-
-/// What is known of a target's places.
-pub(crate) enum Lookup {
-    Known(Arc<[Place]>),
-    /// The task will be woken to ask again.
-    Sought,
+    /// A new answer is being sought.
+    sought: bool,
 }
 
 impl Target {
@@ -49,7 +42,7 @@ impl Target {
             known: Mutex::new(Known {
                 places: places.into(),
                 resolved_at: Instant::now(),
-                waiting: Vec::new(),
+                sought: false,
             }),
             questions: is_name.then_some(sender),
         });
@@ -63,37 +56,30 @@ impl Target {
         Ok(target)
     }
 
-    /// The places to try. `waker` belongs to the task that asks; it is woken when they become
-    /// known.
-    pub(crate) fn lookup(&self, waker: impl FnOnce() -> Waker) -> Lookup {
+    /// The places to try: the last ones known. When they have become old this call has them sought
+    /// anew and does not wait: a name server that is slow or gone must not stop a target that has
+    /// not moved.
+    pub(crate) fn places(&self) -> Arc<[Place]> {
         let mut known = self.lock();
-        let Some(questions) = &self.questions else {
-            return Lookup::Known(Arc::clone(&known.places));
-        };
-        if known.resolved_at.elapsed() < ANSWER_KEPT {
-            return Lookup::Known(Arc::clone(&known.places));
+        if let Some(questions) = &self.questions
+            && !known.sought
+            && known.resolved_at.elapsed() >= ANSWER_KEPT
+        {
+            // The thread holds the receiver for as long as the process lives.
+            known.sought = questions.send(()).is_ok();
         }
-        known.waiting.push(waker());
-        // The thread holds the target, and so the receiver, for as long as the process lives.
-        if known.waiting.len() == 1 && questions.send(()).is_err() {
-            known.waiting.clear();
-            return Lookup::Known(Arc::clone(&known.places));
-        }
-        Lookup::Sought
+        Arc::clone(&known.places)
     }
 
     fn answer(&self) {
         let answer = Place::resolve(&self.address);
         let mut known = self.lock();
         known.resolved_at = Instant::now();
+        known.sought = false;
         match answer {
             Ok(places) => known.places = places.into(),
-            // A resolver that fails for a moment must not stop a target that has not moved.
             Err(error) => tracing::warn!("{error:#}; going on with its last known addresses"),
         }
-        let waiting = std::mem::take(&mut known.waiting);
-        drop(known);
-        waiting.iter().for_each(Waker::wake);
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {

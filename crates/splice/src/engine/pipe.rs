@@ -39,8 +39,8 @@ use super::{Carrier, Filled};
 pub(crate) const CAPACITY_BYTES: usize = 1 << 20;
 
 /// How many empty pipes a loop keeps: a turn uses one at a time, and making one costs two system
-/// calls and the allocation of its slots.
-const KEPT: usize = 4;
+/// calls and the allocation of its slots. No more, since what a loop keeps the others cannot have.
+const KEPT: usize = 1;
 
 /// The pages that all pipes of this process may be charged with, as far as it has any say.
 #[derive(Debug)]

@@ -1,9 +1,12 @@
 //! Every byte arrives once, in order, both ways, whatever the chunking.
 
-use std::os::fd::BorrowedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 
-use splice::Reason;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use splice::{Kind, Reason};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
@@ -179,4 +182,27 @@ pub(crate) fn small_segments(engine: &Contestant) {
         receive(&a, from_b, 0..end, Pace::Steady);
     });
     drop(handle);
+}
+
+/// A read of a UNIX stream ends behind a message that carries a descriptor, whatever comes after.
+pub(crate) fn behind_a_passed_descriptor(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_mix(|mix| {
+        if mix.a != Kind::Unix {
+            return;
+        }
+        let joined = relay.join(mix);
+        for start in (0..2000).step_by(200) {
+            // Both are in the relay's socket before its turn, or not: any order has to do.
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [joined.a.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let first = IoSlice::new(from_a.piece(start, 100));
+            sendmsg(&joined.a, &[first], &mut control, SendFlags::empty()).unwrap();
+            send(&joined.a, from_a, start + 100..start + 200, Pace::Steady);
+            receive(&joined.b, from_a, start..start + 200, Pace::Steady);
+        }
+    });
 }

@@ -84,7 +84,10 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
             // In, out, and in again to see that there is no more.
             assert_eq!([reads, writes, splices], [0, 0, 3 * messages]);
         } else {
-            assert_eq!([reads, writes, splices], [messages, messages, 0]);
+            // A UNIX stream is read again: a short read of it proves nothing.
+            let unix = mix.kinds().into_iter().filter(|kind| *kind == Kind::Unix);
+            let wanted = messages + ROUND_TRIPS * unix.count() as u64;
+            assert_eq!([reads, writes, splices], [wanted, messages, 0]);
         }
         // A UNIX stream tells its writer of each read (`unix_write_space`), one wake-up more.
         let wakes = if mix.kinds().contains(&Kind::Unix) {

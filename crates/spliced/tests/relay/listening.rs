@@ -223,3 +223,20 @@ fn a_restart_gets_its_port_back_at_once() {
     });
     assert_eq!(server.finish(), [0, 1, 2, 3, 4]);
 }
+
+#[test]
+fn a_name_listens_where_this_host_can() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("v4").expect("a namespace");
+    namespace
+        .set_sysctl("net.ipv6.conf.lo.disable_ipv6", "1")
+        .expect("no IPv6");
+    let mut command = namespace.command(BINARY);
+    command
+        .args(["relay", "localhost:0", "127.0.0.1:1"])
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut command);
+    assert!(relay.address.starts_with("127.0.0.1:"), "{}", relay.address);
+}

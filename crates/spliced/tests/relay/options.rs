@@ -1,12 +1,16 @@
 //! What the options do that no other part of these tests is about.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::Scratch;
+use netlab::{Process, Scratch};
 use rustix::net::sockopt;
+use rustix::process::Signal;
 
 use crate::log::Log;
 use crate::patience::{PATIENCE, until, until_at_rest};
@@ -219,4 +223,46 @@ fn a_silent_relay_says_nothing_and_works() {
     relay.terminate();
     assert_eq!(relay.lines_told(""), 0);
     assert_eq!(server.finish(), [5]);
+}
+
+/// What reads its diagnostics may go away; its connections must not notice.
+#[test]
+fn a_reader_of_stderr_that_leaves_stops_nothing() {
+    let scratch = Scratch::new("stderr").expect("a directory");
+    let path = scratch.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let target = format!("unix:{}", scratch.path().join("nobody").display());
+    let arguments = [
+        "relay",
+        &listen,
+        &target,
+        "--threads",
+        "1",
+        "--log",
+        "debug",
+    ];
+    let mut relay = Process::spawn(
+        command(&arguments)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped()),
+    )
+    .expect("it starts");
+    let stderr = relay.child_mut().stderr.take().expect("its stderr");
+    let mut first = String::new();
+    BufReader::new(stderr)
+        .read_line(&mut first)
+        .expect("its first line");
+    assert!(first.contains("listening on"), "{first}");
+    for _ in 0..3 {
+        // Each makes it complain about the target.
+        let mut client = UnixStream::connect(&path).expect("it still accepts");
+        let ended = client.read(&mut [0]);
+        assert!(!matches!(ended, Ok(1)), "{ended:?}");
+    }
+    relay.signal(Signal::TERM).expect("it can be signalled");
+    let status = relay
+        .wait_at_most(PATIENCE)
+        .expect("wait")
+        .expect("it ends");
+    assert_eq!(status.code(), Some(0));
 }

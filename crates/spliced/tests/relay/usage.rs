@@ -197,3 +197,10 @@ fn it_tells_its_version() {
     let expected = format!("spliced {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(String::from_utf8_lossy(&version.stdout), expected);
 }
+
+#[test]
+fn a_time_that_no_clock_holds_is_refused() {
+    let arguments = ["relay", ":0", ":1", "--connect-timeout", "400000000000y"];
+    let sentence = complaint(&mut command(&arguments), 2);
+    assert!(sentence.contains("longer than a year"), "{sentence}");
+}
