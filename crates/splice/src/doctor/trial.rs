@@ -289,9 +289,10 @@ impl Trial {
 
     /// The pair is broken, and its outcome knows more than the peer that noticed.
     fn cut(&self, errno: Errno) -> Complaint {
-        let Some(Outcome { reason, .. }) = self.handle.outcome() else {
+        let Some(outcome) = self.handle.outcome() else {
             return Complaint::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
         };
+        let (reason, why) = (outcome.reason, outcome.why_engine);
         let remedy = match reason {
             Reason::Failed { errno, .. }
                 if [Errno::PERM, Errno::NOSYS].contains(&Errno::from_raw_os_error(errno)) =>
@@ -300,7 +301,12 @@ impl Trial {
             }
             _ => REPORT,
         };
-        Complaint::new(format!("the pair was cut: {reason}")).with_remedy(remedy)
+        let words = if why == BY_NAME {
+            format!("the pair was cut: {reason}")
+        } else {
+            format!("the pair was cut: {reason} ({why})")
+        };
+        Complaint::new(words).with_remedy(remedy)
     }
 }
 
