@@ -464,7 +464,7 @@ fn refused(context: String, error: &libbpf_rs::Error) -> Error {
     let closing = if reason.is_empty() { "" } else { ")" };
     Error::new(
         ErrorKind::BpfRefused,
-        format!("{context}: {error}{separator}{reason}{closing}"),
+        format!("{context}: {error:#}{separator}{reason}{closing}"),
     )
 }
 

@@ -1,7 +1,168 @@
-//! What is possible here, tried out.
+//! What is possible here, tried out rather than guessed from a version number.
+//!
+//! [`examine()`] joins sockets of its own with each engine and looks at what arrives:
+//!
+//! ```
+//! use splice::EngineName;
+//! use splice::doctor::{Verdict, examine};
+//!
+//! let report = examine();
+//! for finding in &report.engines {
+//!     println!("{}: {:?}, {}", finding.engine, finding.verdict, finding.reason);
+//! }
+//! let copy = report.engines.iter().find(|finding| finding.engine == EngineName::Copy);
+//! assert_eq!(copy.map(|finding| finding.verdict), Some(Verdict::Yes));
+//! ```
+//!
+//! It takes well under a second where all is well, seconds at most where nothing moves, and
+//! leaves nothing behind.
 
-use crate::engine::sockmap;
+mod defect;
+mod sockets;
+mod trial;
+
+use std::time::{Duration, Instant};
+
+use self::sockets::Family;
+use self::trial::{Complaint, Trial};
+use crate::engine::{EngineName, pipe, sockmap};
 use crate::error::Result;
+use crate::obstacle::Obstacle;
+
+/// How long one engine may take over one kind of socket. Loopback answers within milliseconds,
+/// also on a machine that is busy.
+const TRIAL_MOST: Duration = Duration::from_millis(1500);
+
+/// How long all trials together may take; what is not tried by then is not waited for.
+const EXAMINATION_MOST: Duration = Duration::from_secs(5);
+
+/// Whether an engine works here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It moved every byte of a trial.
+    Yes,
+    /// It did not.
+    No,
+}
+
+impl Verdict {
+    /// The verdict as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+        }
+    }
+}
+
+/// What was found out about one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The engine.
+    pub engine: EngineName,
+    /// Whether it works between TCP sockets.
+    pub verdict: Verdict,
+    /// What was seen: which sockets it joined, or why it did not.
+    pub reason: String,
+    /// What a person can do to have it, where that is known; nothing where it works as it should.
+    pub remedy: Option<String>,
+}
+
+/// A fault of kernels that are in use, looked for in this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Defect {
+    /// A short name.
+    pub name: &'static str,
+    /// Whether this kernel has it; `None` where it could not be tried.
+    pub present: Option<bool>,
+    /// What was seen, and whom it hurts; or why it could not be tried.
+    pub reason: String,
+}
+
+/// What [`examine()`] found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The kernel's release, as `uname -r` tells it.
+    pub kernel: String,
+    /// One for each of [`EngineName::ALL`], in that order.
+    pub engines: Vec<Finding>,
+    /// Every defect that was looked for, present or not.
+    pub defects: Vec<Defect>,
+}
+
+/// Tries every engine, and looks for defects of the kernel that show without doing harm.
+pub fn examine() -> Report {
+    let end = Instant::now() + EXAMINATION_MOST;
+    let deadline = || end.min(Instant::now() + TRIAL_MOST);
+    Report {
+        kernel: rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned(),
+        engines: EngineName::ALL
+            .into_iter()
+            .map(|engine| examine_engine(engine, deadline))
+            .collect(),
+        defects: vec![defect::fionread(deadline())],
+    }
+}
+
+fn examine_engine(engine: EngineName, deadline: impl Fn() -> Instant) -> Finding {
+    let run = |family| Trial::of(engine, family, &deadline).and_then(Trial::run);
+    match run(Family::Tcp) {
+        Err(Complaint { reason, remedy }) => Finding {
+            engine,
+            verdict: Verdict::No,
+            reason,
+            remedy,
+        },
+        Ok(()) => {
+            let mover = if trial::is_in_kernel(engine) {
+                "the kernel moves the bytes"
+            } else {
+                "every byte arrives"
+            };
+            let reason = match run(Family::Unix) {
+                Ok(()) => format!("{mover} between TCP and between UNIX sockets"),
+                Err(Complaint { reason, .. }) => {
+                    format!("{mover} between TCP sockets; not between UNIX sockets: {reason}")
+                }
+            };
+            let shortage = (engine == EngineName::Pipe).then(pipes_are_short).flatten();
+            let (reason, remedy) = match shortage {
+                None => (reason, None),
+                Some(Obstacle {
+                    reason: short,
+                    remedy,
+                }) => (format!("{reason}; {short}"), Some(remedy)),
+            };
+            Finding {
+                engine,
+                verdict: Verdict::Yes,
+                reason,
+                remedy,
+            }
+        }
+    }
+}
+
+/// What makes `pipe` slow without keeping it from working.
+fn pipes_are_short() -> Option<Obstacle> {
+    let bytes = pipe::capacity_bytes().ok()?;
+    (bytes < pipe::CAPACITY_BYTES).then(|| Obstacle {
+        reason: format!(
+            "slowly, since a pipe holds {} KiB instead of {}",
+            bytes >> 10,
+            pipe::CAPACITY_BYTES >> 10
+        ),
+        remedy: "raise fs.pipe-user-pages-soft, which this user's pipes have used up, or run the \
+                 relay as a user of its own; fs.pipe-max-size must be 1 MiB at least"
+            .into(),
+    })
+}
 
 /// How many entries the process's maps of sockets hold: sources, targets, indices.
 ///
@@ -9,4 +170,33 @@ use crate::error::Result;
 /// Where the engine `sockmap` cannot be used.
 pub fn sockmap_entries() -> Result<[usize; 3]> {
     sockmap::entries()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_engine_has_its_finding() {
+        let report = examine();
+        let engines = report.engines.iter().map(|finding| finding.engine);
+        assert!(engines.eq(EngineName::ALL), "{report:?}");
+        for finding in &report.engines {
+            assert!(!finding.reason.is_empty(), "{finding:?}");
+            let works = finding.verdict == Verdict::Yes;
+            // What works can still be short of something.
+            assert!(works || finding.remedy.is_some(), "{finding:?}");
+            if !trial::is_in_kernel(finding.engine) {
+                assert!(works, "{finding:?}");
+            }
+        }
+        assert!(!report.kernel.is_empty());
+    }
+
+    #[test]
+    fn a_trial_without_time_is_a_finding() {
+        let finding = examine_engine(EngineName::Copy, Instant::now);
+        assert_eq!(finding.verdict, Verdict::No);
+        assert!(finding.reason.contains("in time"), "{finding:?}");
+    }
 }

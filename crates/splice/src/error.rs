@@ -31,6 +31,7 @@ pub struct Error {
     kind: ErrorKind,
     context: Cow<'static, str>,
     source: Option<io::Error>,
+    remedy: Option<Cow<'static, str>>,
 }
 
 /// The library's result.
@@ -42,6 +43,7 @@ impl Error {
             kind,
             context: context.into(),
             source: None,
+            remedy: None,
         }
     }
 
@@ -53,7 +55,14 @@ impl Error {
             kind: ErrorKind::System,
             context: context.into(),
             source: Some(source.into()),
+            remedy: None,
         }
+    }
+
+    /// Adds what a person can do about it.
+    pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
     }
 
     /// The kind of this error.
@@ -65,13 +74,26 @@ impl Error {
     pub fn os_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
+
+    /// What a person can do about it, where that is known. [`fmt::Display`] ends with it.
+    pub fn remedy(&self) -> Option<&str> {
+        self.remedy.as_deref()
+    }
+
+    /// The sentence without the remedy.
+    pub(crate) fn reason(&self) -> String {
+        match &self.source {
+            Some(source) => format!("{}: {source}", self.context),
+            None => self.context.clone().into_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.context)?;
-        match &self.source {
-            Some(source) => write!(f, ": {source}"),
+        f.write_str(&self.reason())?;
+        match &self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
             None => Ok(()),
         }
     }

@@ -57,6 +57,7 @@ mod event_loop;
 mod handle;
 mod limits;
 mod mailbox;
+mod obstacle;
 mod outcome;
 mod pair;
 mod socket_option;

@@ -59,6 +59,9 @@ impl Default for Options {
     }
 }
 
+/// Why a pair has the engine that it was to have, and no byte went another way.
+pub(crate) const BY_NAME: &str = "asked for by name";
+
 /// How long a pair that has reached its byte limit waits for slow peers. There is no event for
 /// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
 const PARTING_MOST: Duration = Duration::from_secs(10);
@@ -375,7 +378,7 @@ impl Pair {
             && let Some(kernel) = &self.kernel
         {
             let why = if by_name {
-                "asked for by name"
+                BY_NAME
             } else {
                 "it lives long and moves little at a time"
             };
@@ -396,7 +399,7 @@ impl Pair {
                 name,
                 why: self.declined.clone().unwrap_or_default(),
             },
-            None if by_name => Chosen::new(name, "asked for by name"),
+            None if by_name => Chosen::new(name, BY_NAME),
             None if piped => Chosen::new(name, "a direction moved bulk"),
             None => Chosen::new(name, "no direction moved bulk"),
         }

@@ -46,6 +46,22 @@ pub(crate) enum Level {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Relay(RelayArgs),
+    Doctor(DoctorArgs),
+}
+
+/// Try what works here: each engine (copy, pipe, sockmap) on sockets of its own.
+///
+/// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
+/// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
+/// with the limits and capabilities, that the relay is going to have.
+///
+/// Exit status: 0 examined, whatever was found, 1 failed while running, 2 wrong usage.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy;
+    /// defects, each with name, present (null when it could not be tried) and reason.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Relay every connection to LISTEN to TARGET.
@@ -65,11 +81,17 @@ pub(crate) struct RelayArgs {
     /// Where to connect each of them to.
     pub(crate) target: Address,
 
-    /// How to move the bytes: auto, copy (read and write) or pipe (splice(2)).
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)) or sockmap (a BPF
+    /// program in the kernel; experimental).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
     /// can be had for a moment are copied, and the access log says so.
+    ///
+    /// sockmap joins TCP with TCP and needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. It is
+    /// experimental: on Linux 6.18 a connection that moves bulk both ways at once can exceed the
+    /// memory bound, and can be cut with an error, though its bytes are never corrupted. So auto
+    /// never picks it. 'spliced doctor' tells which engines work here.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

@@ -1,11 +1,13 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
-//! What was typed ([`cli`]) becomes what is meant ([`relay`]), which runs until a signal.
+//! What was typed ([`cli`]) becomes what is meant: a [`relay`], which runs until a signal, or the
+//! [`doctor`], who tries what works here.
 
 mod access_log;
 mod cli;
 mod complaint;
 mod connection;
+mod doctor;
 mod listener;
 mod live;
 mod place;
@@ -32,8 +34,11 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     start_diagnostics(cli.log);
-    let Command::Relay(args) = cli.command;
-    match relay::run(args) {
+    let result = match cli.command {
+        Command::Relay(args) => relay::run(args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("spliced: {error:#}");

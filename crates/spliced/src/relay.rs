@@ -264,7 +264,7 @@ fn watch_signals(events: Sender<Event>) -> Result<Arc<AtomicBool>> {
 }
 
 /// A connection takes two descriptors, and the usual soft limit of 1024 is one for select(2).
-fn raise_descriptor_limit(max_connections: Option<u32>) {
+pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // It can fail only where something stronger than the limit forbids it.
     let _ = setrlimit(

@@ -52,12 +52,7 @@ impl EngineName {
     pub fn probe(self) -> Result<()> {
         match self {
             Self::Copy => Ok(()),
-            Self::Pipe => pipe::probe().map_err(|why| {
-                Error::new(
-                    ErrorKind::EngineRefused,
-                    format!("engine pipe cannot be used: {why}"),
-                )
-            }),
+            Self::Pipe => pipe::probe(),
             Self::Sockmap => sockmap::probe(),
         }
     }

@@ -33,6 +33,8 @@ use rustix::pipe::{
 };
 
 use super::{Carrier, Filled};
+use crate::error::{Error, ErrorKind};
+use crate::obstacle::Obstacle;
 
 /// The capacity that is asked for, and the most that a pipe is given to hold, in bytes:
 /// `fs.pipe-max-size` as it is by default, which no privilege is needed for.
@@ -152,19 +154,34 @@ impl Drop for Pipe {
     }
 }
 
-/// Whether this process can have a pipe at all, and if not, why not and what to do.
-pub(crate) fn probe() -> Result<(), String> {
-    match Pipe::new() {
-        Ok(_) => Ok(()),
-        Err(Errno::NOBUFS) => Err(
-            "half of the pages that fs.pipe-user-pages-soft allows for pipes \
-             are in use; raise it"
-                .into(),
+/// Whether this process can have a pipe at all.
+///
+/// # Errors
+/// [`ErrorKind::EngineRefused`] with the reason and the remedy.
+pub(crate) fn probe() -> crate::Result<()> {
+    let (why, remedy) = match Pipe::new() {
+        Ok(_) => return Ok(()),
+        Err(Errno::NOBUFS) => (
+            "half of the pages that fs.pipe-user-pages-soft allows for pipes are in use".into(),
+            "raise it".into(),
         ),
-        Err(errno) => Err(format!(
-            "a pipe cannot be made: {errno}; raise RLIMIT_NOFILE"
-        )),
-    }
+        Err(errno) => (
+            format!("a pipe cannot be made: {errno}"),
+            match errno {
+                Errno::NFILE => {
+                    "raise fs.file-max, or fs.pipe-user-pages-hard where it is set".into()
+                }
+                _ => Obstacle::too_many_files().remedy,
+            },
+        ),
+    };
+    let context = format!("engine pipe cannot be used: {why}");
+    Err(Error::new(ErrorKind::EngineRefused, context).with_remedy(remedy))
+}
+
+/// What a new pipe can hold, in bytes: less than [`CAPACITY_BYTES`] where the user has none to spare.
+pub(crate) fn capacity_bytes() -> Result<usize, Errno> {
+    Pipe::new().map(|pipe| pipe.charged_pages * page_size())
 }
 
 /// `tcp_splice_read` says 0 at the end of the stream, and before an urgent mark as soon as the

@@ -10,6 +10,7 @@ mod relay;
 mod server;
 
 mod access_log;
+mod doctor;
 mod flow;
 mod listening;
 mod load;

@@ -149,7 +149,7 @@ fn help_is_enough_to_use_it() {
     assert_eq!(all.status.code(), Some(0));
     assert_eq!(all.stderr, b"");
     let text = String::from_utf8(all.stdout).expect("text");
-    for part in ["relay", "--log", "SPLICED_LOG", "Usage: spliced"] {
+    for part in ["relay", "doctor", "--log", "SPLICED_LOG", "Usage: spliced"] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     for arguments in [["relay", "--help"], ["help", "relay"]] {
@@ -170,6 +170,10 @@ fn help_is_enough_to_use_it() {
             "--engine",
             "copy",
             "pipe",
+            "sockmap",
+            "experimental",
+            "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+            "spliced doctor",
             "--threads",
             "--idle-timeout",
             "5m",
@@ -188,6 +192,22 @@ fn help_is_enough_to_use_it() {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
     }
+}
+
+#[test]
+fn the_doctors_help_names_what_is_tried_and_what_is_printed() {
+    let help = output(&mut command(&["doctor", "--help"]));
+    assert_eq!(help.status.code(), Some(0));
+    let text = String::from_utf8(help.stdout).expect("text");
+    let engines = splice::EngineName::ALL.map(splice::EngineName::as_str);
+    for part in engines
+        .iter()
+        .chain(&["--json", "Exit status:", "0 examined"])
+    {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let sentence = complaint(&mut command(&["doctor", "now"]), 2);
+    assert!(sentence.contains("'now'"), "{sentence}");
 }
 
 #[test]

@@ -35,6 +35,7 @@
 mod lane;
 mod shared;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -64,6 +65,36 @@ pub(crate) fn probe() -> Result<()> {
 /// How many entries the maps hold: sources, targets, indices.
 pub(crate) fn entries() -> Result<[usize; 3]> {
     Ok(shared::probe()?.counts())
+}
+
+/// A socket that lies in a map of sockets which has no program, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Member {
+    shared: Arc<Shared>,
+    cookie: u64,
+}
+
+impl Member {
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] where the engine cannot be used, or the kernel does not take
+    /// the socket.
+    pub(crate) fn new(socket: impl AsFd) -> Result<Self> {
+        let shared = shared::probe()?;
+        let inserted = socket_cookie(&socket).and_then(|cookie| {
+            let inserted = shared.targets.insert_socket(&cookie, socket.as_fd());
+            inserted.map(|()| cookie)
+        });
+        match inserted {
+            Ok(cookie) => Ok(Self { shared, cookie }),
+            Err(errno) => Err(Error::new(ErrorKind::EngineRefused, refusal(errno))),
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.shared.targets.remove(&self.cookie);
+    }
 }
 
 /// The engine of one pair.

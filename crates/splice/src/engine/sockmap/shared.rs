@@ -16,6 +16,7 @@ use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::engine::kernel::Bell;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mailbox::Waker;
+use crate::obstacle::Obstacle;
 
 static REDIRECT_OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/redirect.bpf.o");
 static INSPECT_OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/inspect.bpf.o");
@@ -227,19 +228,11 @@ fn page_bytes() -> u32 {
 /// Loads everything once, so that a refusal comes before a pair is at stake.
 pub(super) fn probe() -> Result<Arc<Shared>> {
     Shared::of_process().map_err(|error| {
+        let Obstacle { reason, remedy } = Obstacle::of_bpf(&error.to_string());
         Error::new(
             ErrorKind::EngineRefused,
-            format!("engine sockmap cannot be used: {}", explain(&error)),
+            format!("engine sockmap cannot be used: {reason}"),
         )
+        .with_remedy(remedy)
     })
-}
-
-/// One sentence with the remedy for the common causes.
-fn explain(error: &Error) -> String {
-    let text = error.to_string();
-    if text.contains("ermission") || text.contains("not permitted") {
-        return "this process lacks the privilege; give it CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
-            .into();
-    }
-    text
 }

@@ -1,0 +1,77 @@
+//! Faults of kernels that are in use.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::Defect;
+use super::sockets::{Family, connection};
+use super::trial::Complaint;
+use crate::engine::EngineName;
+use crate::engine::sockmap::Member;
+
+/// How soon to look again for bytes that loopback has on their way.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+const BYTES: &[u8] = b"queued";
+
+/// FIONREAD says 0 for a TCP socket that lies in a map of sockets without a program, whatever is
+/// queued: Linux 6.6.128, 6.12.75 and 6.18.14 on (commit
+/// 929e30f93125), mended by 7.2.13.
+pub(super) fn fionread(deadline: Instant) -> Defect {
+    let (present, reason) = match answer(deadline) {
+        Ok(0) => (
+            true,
+            format!(
+                "ioctl(FIONREAD) says 0 for a TCP socket in a BPF map of sockets that has {} \
+                 bytes queued; programs that ask before they read stall (Java, .NET, nginx) where \
+                 something on this machine puts their sockets into one; the engines here do not \
+                 ask",
+                BYTES.len()
+            ),
+        ),
+        Ok(_) => (
+            false,
+            "ioctl(FIONREAD) tells what is queued on a TCP socket in a BPF map of sockets".into(),
+        ),
+        Err(why) => {
+            return Defect {
+                name: "fionread",
+                present: None,
+                reason: format!("not tried: {why}"),
+            };
+        }
+    };
+    Defect {
+        name: "fionread",
+        present: Some(present),
+        reason,
+    }
+}
+
+/// What FIONREAD says for a member that has `BYTES` queued.
+fn answer(deadline: Instant) -> Result<u64, String> {
+    let (peer, socket) = connection(Family::Tcp, deadline).map_err(|error| error.to_string())?;
+    let member =
+        Member::new(&socket).map_err(|error| Complaint::of(EngineName::Sockmap, &error).reason)?;
+    let words = |errno: Errno| errno.to_string();
+    send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
+    let mut buffer = [0; BYTES.len()];
+    loop {
+        match recv(&socket, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((count, _)) if count == BYTES.len() => break,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            Ok(_) => return Err("its bytes did not arrive in time".into()),
+            Err(errno) => return Err(words(errno)),
+        }
+    }
+    let answer = ioctl_fionread(&socket).map_err(words);
+    // Nothing may be queued when a member leaves its map.
+    let _ = recv(&socket, &mut buffer, RecvFlags::DONTWAIT);
+    drop(member);
+    answer
+}

@@ -1,0 +1,53 @@
+//! Connected sockets for a trial.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context as _, Result};
+
+/// How soon to look again for a connection that loopback has on its way.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Which sockets an engine is tried on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Tcp,
+    Unix,
+}
+
+/// Two ends of a connection within this process.
+pub(super) fn connection(family: Family, deadline: Instant) -> Result<(OwnedFd, OwnedFd)> {
+    match family {
+        Family::Tcp => tcp(deadline).context("no TCP connection can be made on loopback"),
+        Family::Unix => UnixStream::pair()
+            .map(|(one, other)| (one.into(), other.into()))
+            .context("no UNIX sockets can be made"),
+    }
+}
+
+fn tcp(deadline: Instant) -> io::Result<(OwnedFd, OwnedFd)> {
+    let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    // A zero timeout is an error of its own.
+    let patience = deadline
+        .saturating_duration_since(Instant::now())
+        .max(LOOK_AGAIN);
+    let client = TcpStream::connect_timeout(&listener.local_addr()?, patience)?;
+    let own_address = client.local_addr()?;
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((server, address)) if address == own_address => {
+                return Ok((client.into(), server.into()));
+            }
+            // Somebody else who tries every port of this machine.
+            Ok(_) => {}
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => thread::sleep(LOOK_AGAIN),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! One engine, one pair of real sockets.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+
+use super::sockets::{Family, connection};
+use crate::counters::Counters;
+use crate::endpoint::Endpoint;
+use crate::engine::{EngineChoice, EngineName};
+use crate::error::Error;
+use crate::event_loop::EventLoop;
+use crate::handle::Handle;
+use crate::obstacle::Obstacle;
+use crate::outcome::{Outcome, Reason};
+use crate::pair::{BY_NAME, Options};
+
+/// What is sent at a time, in bytes: less than a segment, as small messages are.
+const MESSAGE_BYTES: usize = 1000;
+
+/// How many messages go each way at least, and how many an engine in the kernel is given until
+/// it has one on its own: a pair begins in user space's hands.
+const ROUNDS: u32 = 3;
+const ROUNDS_MOST: u32 = 50;
+
+/// How long the loop is turned between two such messages, at most.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How soon to look at a socket again: what the kernel moves brings the loop no event.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Why an engine did not pass.
+#[derive(Clone, Debug)]
+pub(super) struct Complaint {
+    pub(super) reason: String,
+    pub(super) remedy: Option<String>,
+}
+
+impl Complaint {
+    fn new(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            remedy: None,
+        }
+    }
+
+    fn with_remedy(self, remedy: &str) -> Self {
+        Self {
+            remedy: Some(remedy.into()),
+            ..self
+        }
+    }
+
+    /// A refusal of an engine's, or a fault on the way to it.
+    pub(super) fn of(engine: EngineName, error: &Error) -> Self {
+        let whole = error.reason();
+        // The finding says already which engine it is about.
+        let reason = [
+            format!("engine {engine} cannot be used: "),
+            format!("engine {engine} cannot take this pair: "),
+        ]
+        .iter()
+        .find_map(|begins| whole.strip_prefix(begins.as_str()))
+        .unwrap_or(&whole)
+        .to_owned();
+        if let Some(remedy) = error.remedy() {
+            return Self::new(reason).with_remedy(remedy);
+        }
+        let Some(cause) = error.os_error() else {
+            if !is_in_kernel(engine) {
+                return Self::new(reason).with_remedy(REPORT);
+            }
+            let Obstacle { reason, remedy } = Obstacle::of_bpf(&reason);
+            return Self::new(reason).with_remedy(&remedy);
+        };
+        let remedy = match cause.kind() {
+            io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::AddrNotAvailable
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::WouldBlock => LOOPBACK,
+            io::ErrorKind::PermissionDenied => SANDBOX,
+            _ => match Errno::from_io_error(cause) {
+                Some(Errno::MFILE) => {
+                    return Self::new(reason).with_remedy(&Obstacle::too_many_files().remedy);
+                }
+                Some(Errno::NFILE) => "raise fs.file-max",
+                _ => REPORT,
+            },
+        };
+        Self::new(reason).with_remedy(remedy)
+    }
+}
+
+/// What is likely behind a silence.
+const LOOPBACK: &str = "see that loopback is up (ip link set lo up) and that no packet filter drops \
+                        its packets, or try again when the machine is less busy";
+/// The kernel itself forbids nobody to move bytes between his own sockets.
+const SANDBOX: &str = "allow the engine's system calls (pipe needs splice(2)) in the seccomp filter \
+                       or sandbox that this process is in";
+/// What is left to do where there is no remedy.
+const REPORT: &str = "report it with this kernel's release";
+
+/// Whether the kernel moves the bytes of the engine's pairs by itself.
+pub(super) fn is_in_kernel(engine: EngineName) -> bool {
+    !matches!(engine, EngineName::Copy | EngineName::Pipe)
+}
+
+/// A pair that is being joined, with the two peers that talk through it.
+pub(super) struct Trial {
+    engine: EngineName,
+    peers: [OwnedFd; 2],
+    /// What goes from `peers[i]` to the other one.
+    sent: [Noise; 2],
+    handle: Handle,
+    event_loop: EventLoop,
+    deadline: Instant,
+}
+
+impl Trial {
+    pub(super) fn of(
+        engine: EngineName,
+        family: Family,
+        deadline: impl Fn() -> Instant,
+    ) -> Result<Self, Complaint> {
+        let complain = |error: Error| Complaint::of(engine, &error);
+        let mut event_loop = EventLoop::new().map_err(complain)?;
+        let (peer_a, a) = connection(family, deadline()).map_err(complain)?;
+        let (peer_b, b) = connection(family, deadline()).map_err(complain)?;
+        let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
+        // With all else at hand, so that what is short is the engine's own.
+        engine.probe().map_err(complain)?;
+        let options = Options {
+            engine: EngineChoice::Only(engine),
+            ..Options::default()
+        };
+        let handle = event_loop
+            .join(a.map_err(complain)?, b.map_err(complain)?, &options)
+            .map_err(complain)?;
+        Ok(Self {
+            engine,
+            peers: [peer_a, peer_b],
+            sent: [Noise::new(1), Noise::new(2)],
+            handle,
+            event_loop,
+            // Loading the kernel's side of an engine takes time that says nothing about it.
+            deadline: deadline(),
+        })
+    }
+
+    /// Sends, checks what arrives and who moved it, ends both streams, and checks the outcome.
+    pub(super) fn run(mut self) -> Result<(), Complaint> {
+        let mut rounds = 0;
+        loop {
+            let before = self.handle.redirected();
+            self.exchange()?;
+            rounds += 1;
+            let alone = self.is_moved_by_engine(before);
+            if alone && rounds >= ROUNDS {
+                break;
+            }
+            if !alone && (rounds >= ROUNDS_MOST || !is_in_kernel(self.engine)) {
+                let (name, why) = self.handle.engine();
+                let who = if is_in_kernel(self.engine) {
+                    "the process moved the bytes, not the kernel"
+                } else {
+                    "the bytes went another way"
+                };
+                return Err(Complaint::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
+            }
+            if !alone {
+                self.turn(PAUSE)?;
+            }
+        }
+        self.end()
+    }
+
+    /// Whether the engine moved the last message each way; `before` is what the kernel had moved
+    /// before that.
+    fn is_moved_by_engine(&self, before: Counters) -> bool {
+        let (name, why) = self.handle.engine();
+        if name != self.engine {
+            return false;
+        }
+        if !is_in_kernel(name) {
+            return why == BY_NAME;
+        }
+        let after = self.handle.redirected();
+        let message = MESSAGE_BYTES as u64;
+        after.a_to_b >= before.a_to_b + message && after.b_to_a >= before.b_to_a + message
+    }
+
+    /// One message each way, at the same time.
+    fn exchange(&mut self) -> Result<(), Complaint> {
+        let messages = [self.sent[0].message(), self.sent[1].message()];
+        for (peer, message) in self.peers.iter().zip(&messages) {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match send(peer, message, flags) {
+                Ok(MESSAGE_BYTES) => {}
+                Ok(_) => return Err(Complaint::new("a buffer is full").with_remedy(REPORT)),
+                Err(errno) => return Err(self.cut(errno)),
+            }
+        }
+        for (from, message) in messages.iter().enumerate() {
+            let mut came = Vec::new();
+            while came.len() < MESSAGE_BYTES {
+                match self.receive(1 - from, &mut came)? {
+                    Some(0) => return Err(self.cut(Errno::PIPE)),
+                    Some(_) => {}
+                    None => self.wait("bytes did not arrive in time")?,
+                }
+            }
+            if came != message {
+                return Err(
+                    Complaint::new("other bytes arrived than were sent").with_remedy(
+                        "do not use this engine on this kernel, and report it with its release",
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Both peers end their streams; each has to see the other's end, and nothing before it.
+    fn end(mut self) -> Result<(), Complaint> {
+        for peer in &self.peers {
+            shutdown(peer, Shutdown::Write).map_err(|errno| self.cut(errno))?;
+        }
+        for peer in 0..2 {
+            loop {
+                match self.receive(peer, &mut Vec::new())? {
+                    Some(0) => break,
+                    Some(_) => {
+                        let twice = Complaint::new("more bytes arrived than were sent");
+                        return Err(twice.with_remedy(REPORT));
+                    }
+                    None => self.wait("the end of a stream did not arrive in time")?,
+                }
+            }
+        }
+        let outcome = loop {
+            match self.handle.outcome() {
+                Some(outcome) => break outcome,
+                None => self.wait("the pair did not end in time")?,
+            }
+        };
+        let Outcome { reason, moved, .. } = outcome;
+        let [a_to_b, b_to_a] = self.sent.map(|noise| noise.bytes);
+        if reason != Reason::EndOfStream || moved != (Counters { a_to_b, b_to_a }) {
+            let wrong = format!(
+                "the pair ended with {reason} and counted {} bytes of {}",
+                moved.total(),
+                a_to_b + b_to_a
+            );
+            return Err(Complaint::new(wrong).with_remedy(REPORT));
+        }
+        Ok(())
+    }
+
+    /// How many bytes a peer got, 0 at the end of its stream; `None` when there is nothing yet.
+    fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Complaint> {
+        let mut buffer = [0; MESSAGE_BYTES];
+        match recv(&self.peers[peer], &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => {
+                into.extend_from_slice(&buffer[..count]);
+                Ok(Some(count))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(self.cut(errno)),
+        }
+    }
+
+    /// Lets the loop work for a moment; past the deadline that is `late`.
+    fn wait(&mut self, late: &str) -> Result<(), Complaint> {
+        if Instant::now() >= self.deadline {
+            return Err(Complaint::new(late).with_remedy(LOOPBACK));
+        }
+        self.turn(LOOK)
+    }
+
+    fn turn(&mut self, at_most: Duration) -> Result<(), Complaint> {
+        let turned = self.event_loop.turn(Some(at_most));
+        turned.map_err(|error| Complaint::of(self.engine, &error))
+    }
+
+    /// The pair is broken, and its outcome knows more than the peer that noticed.
+    fn cut(&self, errno: Errno) -> Complaint {
+        let Some(outcome) = self.handle.outcome() else {
+            return Complaint::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
+        };
+        let (reason, why) = (outcome.reason, outcome.why_engine);
+        let remedy = match reason {
+            Reason::Failed { errno, .. }
+                if [Errno::PERM, Errno::NOSYS].contains(&Errno::from_raw_os_error(errno)) =>
+            {
+                SANDBOX
+            }
+            _ => REPORT,
+        };
+        let words = if why == BY_NAME {
+            format!("the pair was cut: {reason}")
+        } else {
+            format!("the pair was cut: {reason} ({why})")
+        };
+        Complaint::new(words).with_remedy(remedy)
+    }
+}
+
+/// Pseudo-random bytes, so that one that is lost, doubled or misplaced shows.
+#[derive(Clone, Copy, Debug)]
+struct Noise {
+    state: u64,
+    bytes: u64,
+}
+
+impl Noise {
+    fn new(seed: u64) -> Self {
+        Self {
+            state: seed,
+            bytes: 0,
+        }
+    }
+
+    fn message(&mut self) -> [u8; MESSAGE_BYTES] {
+        self.bytes += MESSAGE_BYTES as u64;
+        std::array::from_fn(|_| {
+            // Knuth's MMIX generator; its high bits are the random ones.
+            self.state = self
+                .state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.state >> 56) as u8
+        })
+    }
+}

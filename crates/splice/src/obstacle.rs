@@ -1,0 +1,250 @@
+//! What stands in the way of an engine in the kernel, and what a person can do about it.
+//!
+//! The kernel answers `EPERM` and `EINVAL` to a dozen questions. What this process is and where it
+//! runs tells which one it was.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
+
+/// The kernel's description of its own types, which programs are fitted to when they are loaded.
+const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
+
+/// A user namespace that spans every user of the machine is the first one (user_namespaces(7)).
+const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
+
+/// `Seccomp:` in `/proc/PID/status` when a filter decides (`SECCOMP_MODE_FILTER`).
+const FILTERED: &str = "2";
+
+/// Why an engine cannot be had, and the remedy.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Obstacle {
+    pub(crate) reason: String,
+    pub(crate) remedy: String,
+}
+
+impl Obstacle {
+    fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// What is behind a refusal of bpf(2) that was told in these words.
+    pub(crate) fn of_bpf(text: &str) -> Self {
+        match errno_in(text) {
+            Some(Errno::PERM | Errno::ACCESS) => Self::of_refusal(text, &Process::this()),
+            Some(Errno::MFILE) => Self::too_many_files(),
+            Some(Errno::NOMEM) => Self::new(
+                "the kernel has no memory for its tables",
+                "raise the memory limit of the control group, or RLIMIT_MEMLOCK before Linux \
+                 5.11; a smaller RLIMIT_NOFILE makes the tables smaller",
+            ),
+            Some(Errno::NOSYS) => Self::new(
+                "this kernel has no bpf(2)",
+                "run one that was built with CONFIG_BPF_SYSCALL and CONFIG_BPF_STREAM_PARSER, or \
+                 allow the call where a sandbox answers in the kernel's place",
+            ),
+            _ if !Path::new(KERNEL_TYPES).exists() => Self::new(
+                format!("the kernel does not describe its types (BTF): there is no {KERNEL_TYPES}"),
+                "run a kernel that was built with CONFIG_DEBUG_INFO_BTF, and mount /sys where it \
+                 is missing",
+            ),
+            _ => Self::new(
+                text.to_owned(),
+                "run a kernel of 6.2 or later, built with CONFIG_BPF_SYSCALL, \
+                 CONFIG_BPF_STREAM_PARSER and CONFIG_BPF_JIT",
+            ),
+        }
+    }
+
+    /// Out of descriptors.
+    pub(crate) fn too_many_files() -> Self {
+        Self::new(
+            "the process has no file descriptors left",
+            "raise RLIMIT_NOFILE (ulimit -n, or LimitNOFILE= of its service)",
+        )
+    }
+
+    fn of_refusal(text: &str, process: &Process) -> Self {
+        let missing = process.missing();
+        if !missing.is_empty() {
+            let names = listed(&missing);
+            return Self::new(
+                format!("this process lacks {names}"),
+                format!(
+                    "run it as root, or give it {names} (setcap on the program's file, or \
+                     AmbientCapabilities= of its service)"
+                ),
+            );
+        }
+        if process.nested {
+            return Self::new(
+                "its capabilities count in a user namespace only, and bpf(2) asks for those of \
+                 the machine",
+                "run it outside of the user namespace (a rootless container is one)",
+            );
+        }
+        if process.filtered {
+            return Self::new(
+                "a seccomp filter forbids bpf(2), though the capabilities are there",
+                "allow the system call bpf in the filter (SystemCallFilter= of its service, or \
+                 the seccomp profile of its container)",
+            );
+        }
+        if process.locked_down {
+            return Self::new(
+                "the kernel is locked down, so that no program may read its memory",
+                "boot it with lockdown=integrity or none",
+            );
+        }
+        Self::new(
+            format!("the kernel forbids it, though the capabilities are there: {text}"),
+            "look for a security module that forbids bpf(2) (SELinux, AppArmor) in the kernel's \
+             log",
+        )
+    }
+}
+
+/// What decides over bpf(2), of this process.
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    held: CapabilitySet,
+    nested: bool,
+    filtered: bool,
+    locked_down: bool,
+}
+
+impl Process {
+    fn this() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let users = read("/proc/self/uid_map");
+        let status = read("/proc/thread-self/status");
+        Self {
+            held: capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective),
+            nested: !users.is_empty() && !users.split_whitespace().eq(ALL_USERS),
+            filtered: status
+                .lines()
+                .filter_map(|line| line.strip_prefix("Seccomp:"))
+                .any(|mode| mode.trim() == FILTERED),
+            locked_down: read("/sys/kernel/security/lockdown").contains("[confidentiality]"),
+        }
+    }
+
+    /// The capabilities that it needs and has not. CAP_SYS_ADMIN stands in for each of them
+    /// (`bpf_token_capable`, `perfmon_capable`).
+    fn missing(&self) -> Vec<&'static str> {
+        [
+            (CapabilitySet::BPF, "CAP_BPF"),
+            (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
+            (CapabilitySet::PERFMON, "CAP_PERFMON"),
+        ]
+        .into_iter()
+        .filter(|(one, _)| !self.held.intersects(*one | CapabilitySet::SYS_ADMIN))
+        .map(|(_, name)| name)
+        .collect()
+    }
+}
+
+/// The error number that [`std::io::Error`] wrote into a sentence. libbpf's own words behind it may
+/// name others, of calls that did no harm.
+fn errno_in(text: &str) -> Option<Errno> {
+    let (_, after) = text.split_once("(os error ")?;
+    let (number, _) = after.split_once(')')?;
+    number.parse().ok().map(Errno::from_raw_os_error)
+}
+
+fn listed(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => (*one).into(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: &str = "Operation not permitted (os error 1)";
+    const ALL_HELD: Process = Process {
+        held: CapabilitySet::all(),
+        nested: false,
+        filtered: false,
+        locked_down: false,
+    };
+
+    fn reason(process: Process) -> String {
+        let Obstacle { reason, remedy } = Obstacle::of_refusal(REFUSED, &process);
+        assert!(!remedy.is_empty(), "{reason}");
+        reason
+    }
+
+    fn lacking(held: CapabilitySet) -> String {
+        reason(Process { held, ..ALL_HELD })
+    }
+
+    #[test]
+    fn exactly_the_missing_capabilities_are_named() {
+        let [bpf, net, perf] = [
+            CapabilitySet::BPF,
+            CapabilitySet::NET_ADMIN,
+            CapabilitySet::PERFMON,
+        ];
+        for (held, said) in [
+            (
+                CapabilitySet::empty(),
+                "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+            ),
+            (bpf, "lacks CAP_NET_ADMIN and CAP_PERFMON"),
+            (net, "lacks CAP_BPF and CAP_PERFMON"),
+            (bpf | net, "lacks CAP_PERFMON"),
+        ] {
+            let reason = lacking(held);
+            assert!(reason.ends_with(said), "{reason}");
+        }
+        for held in [bpf | net | perf, CapabilitySet::SYS_ADMIN] {
+            let reason = lacking(held);
+            assert!(!reason.contains("lacks"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn with_all_capabilities_the_surroundings_are_to_blame() {
+        let nested = reason(Process {
+            nested: true,
+            filtered: true,
+            ..ALL_HELD
+        });
+        assert!(nested.contains("user namespace"), "{nested}");
+        let filtered = reason(Process {
+            filtered: true,
+            ..ALL_HELD
+        });
+        assert!(filtered.contains("seccomp"), "{filtered}");
+        let locked_down = reason(Process {
+            locked_down: true,
+            ..ALL_HELD
+        });
+        assert!(locked_down.contains("locked down"), "{locked_down}");
+        assert!(reason(ALL_HELD).contains(REFUSED));
+    }
+
+    #[test]
+    fn what_libbpf_says_is_told_apart() {
+        let of = |text: &str| Obstacle::of_bpf(text).remedy;
+        let noisy = "Too many open files (os error 24) (RLIMIT_MEMLOCK: not permitted, -EPERM)";
+        assert!(of(noisy).contains("RLIMIT_NOFILE"));
+        assert!(of("Cannot allocate memory (os error 12)").contains("RLIMIT_MEMLOCK"));
+        assert!(of("Function not implemented (os error 38)").contains("CONFIG_BPF_SYSCALL"));
+        let unknown = "Invalid argument (os error 22)";
+        if Path::new(KERNEL_TYPES).exists() {
+            assert_eq!(Obstacle::of_bpf(unknown).reason, unknown);
+        } else {
+            assert!(Obstacle::of_bpf(unknown).reason.contains("BTF"));
+        }
+    }
+}

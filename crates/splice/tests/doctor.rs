@@ -1,0 +1,83 @@
+//! The doctor as a program that embeds the library calls it.
+#![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use netlab::{Need, available};
+use splice::EngineName;
+use splice::doctor::{Report, Verdict, examine};
+
+/// Only one test at a time may have descriptors come and go.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn finding(report: &Report, engine: EngineName) -> (Verdict, &str) {
+    let mut engines = report.engines.iter();
+    let finding = engines.find(|finding| finding.engine == engine).unwrap();
+    (finding.verdict, &finding.reason)
+}
+
+/// What this process has open, and what of BPF it has mapped.
+fn open() -> (usize, usize) {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    (
+        fs::read_dir("/proc/self/fd").unwrap().count(),
+        maps.lines().filter(|line| line.contains("bpf-map")).count(),
+    )
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let _alone = ALONE.lock();
+    let before = open();
+    for _ in 0..3 {
+        let report = examine();
+        for engine in [EngineName::Copy, EngineName::Pipe] {
+            let (verdict, reason) = finding(&report, engine);
+            assert_eq!(verdict, Verdict::Yes, "{reason}");
+        }
+        if available(Need::Bpf) {
+            let (verdict, reason) = finding(&report, EngineName::Sockmap);
+            assert_eq!(verdict, Verdict::Yes, "{reason}");
+        }
+        assert_eq!(open(), before);
+    }
+    assert_eq!(before.1, 0);
+}
+
+#[test]
+fn the_defect_of_fionread_is_what_a_map_made_here_shows() {
+    let _alone = ALONE.lock();
+    if !available(Need::Bpf) {
+        return;
+    }
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let map = MapHandle::create(MapType::Sockmap, Some("probe"), 4, 4, 1, &options).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let fd = far.as_raw_fd().to_ne_bytes();
+    map.update(&0u32.to_ne_bytes(), &fd, MapFlags::ANY).unwrap();
+    near.write_all(b"12345").unwrap();
+    let start = Instant::now();
+    while far.peek(&mut [0; 8]).unwrap() < 5 {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(1));
+    }
+    let told = rustix::io::ioctl_fionread(&far).unwrap();
+    far.read_exact(&mut [0; 5]).unwrap();
+
+    let report = examine();
+    let mut defects = report.defects.iter();
+    let defect = defects.find(|defect| defect.name == "fionread").unwrap();
+    assert_eq!(defect.present, Some(told == 0), "{told}: {}", defect.reason);
+}

@@ -1,0 +1,117 @@
+//! `spliced doctor`: what works here, for a person or a program to read.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use splice::doctor::{Defect, Finding, Report, examine};
+
+use crate::cli::DoctorArgs;
+use crate::relay::raise_descriptor_limit;
+
+/// Columns that a line of the text takes at most.
+const WIDTH: usize = 80;
+/// Columns of a name, and of what comes behind it.
+const NAME_WIDTH: usize = 10;
+const VERDICT_WIDTH: usize = 9;
+
+/// Examines this machine and prints what was found.
+///
+/// # Errors
+/// When it cannot be printed.
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    // A relay has as many descriptors as this.
+    raise_descriptor_limit(None);
+    let report = examine();
+    let text = if args.json {
+        format!("{:#}\n", as_json(&report))
+    } else {
+        as_text(&report)
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // A reader that has gone away has had enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("what was found cannot be printed"),
+    }
+}
+
+fn as_json(report: &Report) -> Value {
+    let engine = |finding: &Finding| {
+        json!({
+            "engine": finding.engine.as_str(),
+            "verdict": finding.verdict.as_str(),
+            "reason": finding.reason,
+            "remedy": finding.remedy,
+        })
+    };
+    let defect = |defect: &Defect| {
+        json!({
+            "name": defect.name,
+            "present": defect.present,
+            "reason": defect.reason,
+        })
+    };
+    json!({
+        "kernel": report.kernel,
+        "engines": report.engines.iter().map(engine).collect::<Vec<_>>(),
+        "defects": report.defects.iter().map(defect).collect::<Vec<_>>(),
+    })
+}
+
+fn as_text(report: &Report) -> String {
+    let mut text = format!("Linux {}\n\nEngines\n", report.kernel);
+    for finding in &report.engines {
+        let mut words = finding.reason.clone();
+        if let Some(remedy) = &finding.remedy {
+            words = format!("{words}\nRemedy: {remedy}");
+        }
+        add_row(
+            &mut text,
+            finding.engine.as_str(),
+            finding.verdict.as_str(),
+            &words,
+        );
+    }
+    text.push_str("\nDefects of the kernel\n");
+    for defect in &report.defects {
+        let presence = match defect.present {
+            Some(true) => "present",
+            Some(false) => "absent",
+            None => "unknown",
+        };
+        add_row(&mut text, defect.name, presence, &defect.reason);
+    }
+    text
+}
+
+/// A row of three columns, the last of which is broken into lines.
+fn add_row(text: &mut String, name: &str, verdict: &str, words: &str) {
+    const INDENT: usize = 2;
+    let (mut name, mut verdict) = (name, verdict);
+    let most = WIDTH - INDENT - NAME_WIDTH - VERDICT_WIDTH;
+    for line in words.lines().flat_map(|line| broken(line, most)) {
+        let _ = writeln!(
+            text,
+            "{:INDENT$}{name:NAME_WIDTH$}{verdict:VERDICT_WIDTH$}{line}",
+            ""
+        );
+        (name, verdict) = ("", "");
+    }
+}
+
+/// Lines of at most `most` characters, where no word is longer.
+fn broken(words: &str, most: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= most => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}

@@ -1,0 +1,364 @@
+//! What the doctor says to those who have every right, to those who lack one, and about what.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use netlab::{Namespace, Need, Process, Scratch, available, present, program};
+use serde_json::Value;
+
+use crate::relay::{BINARY, command, output};
+
+/// The user `nobody`, who owns nothing (Debian's `base-passwd`; kernel.overflowuid).
+const NOBODY: &str = "65534";
+
+/// Far more than an examination takes where nothing moves, on a machine that is busy.
+const EXAMINATION_MOST: Duration = Duration::from_secs(30);
+
+/// An examination that worked, whatever it found.
+fn examined(command: &mut Command) -> Output {
+    let start = Instant::now();
+    let output = output(command);
+    let took = start.elapsed();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(took < EXAMINATION_MOST, "{took:?}");
+    output
+}
+
+/// Its JSON, of which every field is there and makes sense.
+fn report(command: &mut Command) -> Value {
+    let output = examined(command);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(fields(&report), ["defects", "engines", "kernel"]);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    assert_eq!(report["kernel"], kernel.trim());
+    let engines = report["engines"].as_array().expect("a list");
+    let names: Vec<_> = engines.iter().map(|finding| &finding["engine"]).collect();
+    let all = splice::EngineName::ALL.map(splice::EngineName::as_str);
+    assert_eq!(names, all);
+    for finding in engines {
+        assert_eq!(fields(finding), ["engine", "reason", "remedy", "verdict"]);
+        assert!(!text(&finding["reason"]).is_empty(), "{finding}");
+        match text(&finding["verdict"]) {
+            "yes" if finding["remedy"].is_null() => {}
+            "yes" => assert!(text(&finding["reason"]).contains("slowly"), "{finding}"),
+            "no" => assert!(!text(&finding["remedy"]).is_empty(), "{finding}"),
+            other => panic!("verdict {other:?}"),
+        }
+    }
+    for defect in report["defects"].as_array().expect("a list") {
+        assert_eq!(fields(defect), ["name", "present", "reason"]);
+        assert!(!text(&defect["name"]).is_empty(), "{defect}");
+        assert!(!text(&defect["reason"]).is_empty(), "{defect}");
+        let present = &defect["present"];
+        assert!(present.is_boolean() || present.is_null(), "{defect}");
+    }
+    report
+}
+
+fn fields(value: &Value) -> Vec<&str> {
+    let object = value.as_object().expect("an object");
+    let mut names: Vec<_> = object.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    names
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("text")
+}
+
+fn finding<'a>(report: &'a Value, engine: &str) -> &'a Value {
+    report["engines"]
+        .as_array()
+        .and_then(|all| all.iter().find(|finding| finding["engine"] == engine))
+        .expect("a finding")
+}
+
+fn verdict<'a>(report: &'a Value, engine: &str) -> &'a str {
+    text(&finding(report, engine)["verdict"])
+}
+
+/// Both of what a person reads about an engine that does not work.
+fn refusal<'a>(report: &'a Value, engine: &str) -> (&'a str, &'a str) {
+    let finding = finding(report, engine);
+    assert_eq!(finding["verdict"], "no", "{finding}");
+    (text(&finding["reason"]), text(&finding["remedy"]))
+}
+
+fn fionread(report: &Value) -> &Value {
+    report["defects"]
+        .as_array()
+        .and_then(|all| all.iter().find(|defect| defect["name"] == "fionread"))
+        .expect("it was looked for")
+}
+
+/// `program` with `arguments`, which ends in becoming the doctor.
+fn doctor_by(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Process::command(program);
+    command
+        .args(arguments)
+        .args([BINARY, "doctor", "--json"])
+        .env_remove("SPLICED_LOG");
+    command
+}
+
+/// The doctor with this system call refused to it, where that can be had.
+fn doctor_without(call: u32) -> Option<Command> {
+    // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
+    // number; is it this one; EPERM; allow (linux/seccomp.h, linux/filter.h).
+    const SCRIPT: &str = r#"
+        my ($prctl, $call) = splice(@ARGV, 0, 2);
+        my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50001, 0x06,0,0,0x7fff0000);
+        my $filter = pack("SCCL" x 4, @filter);
+        syscall($prctl+0, 22, 2, pack("Sx6P", 4, $filter)) == 0 or die "prctl: $!";
+        exec(@ARGV) or die "exec: $!";
+    "#;
+    let perl = program("perl").map_or_else(|| Some("no perl".into()), |_| None);
+    if !available(Need::Root) || !present("perl", perl) {
+        return None;
+    }
+    let prctl = PRCTL.to_string();
+    let call = call.to_string();
+    Some(doctor_by("perl", &["-e", SCRIPT, &prctl, &call]))
+}
+
+/// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
+/// architecture shares (`asm-generic/unistd.h`).
+const IS_X86: bool = cfg!(target_arch = "x86_64");
+const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
+const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
+const BPF: u32 = if IS_X86 { 321 } else { 280 };
+
+#[test]
+fn everything_works_for_who_has_every_right() {
+    let report = report(&mut command(&["doctor", "--json"]));
+    assert_eq!(verdict(&report, "copy"), "yes");
+    assert_eq!(verdict(&report, "pipe"), "yes");
+    if !available(Need::Bpf) {
+        return;
+    }
+    let sockmap = finding(&report, "sockmap");
+    assert_eq!(sockmap["verdict"], "yes", "{sockmap}");
+    let reason = text(&sockmap["reason"]);
+    assert!(reason.contains("the kernel moves the bytes"), "{reason}");
+    assert!(reason.contains("not between UNIX sockets"), "{reason}");
+    assert!(fionread(&report)["present"].is_boolean(), "{report}");
+}
+
+#[test]
+fn the_text_is_made_of_aligned_rows() {
+    let output = examined(&mut command(&["doctor"]));
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(text.starts_with("Linux "), "{text}");
+    for row in [
+        "  copy      yes      ",
+        "  pipe      yes      ",
+        "  fionread  ",
+    ] {
+        assert!(
+            text.lines().any(|line| line.starts_with(row)),
+            "no {row:?} in {text}"
+        );
+    }
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+        assert_eq!(line, line.trim_end());
+        // A row goes on where its words began.
+        if line.starts_with("   ") {
+            assert_eq!(line.len() - line.trim_start().len(), 21, "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn who_lacks_a_capability_is_told_which() {
+    if !available(Need::Root) {
+        return;
+    }
+    // Where anybody may go, whoever owns the directory that this was built in.
+    let scratch = Scratch::new("nobody").expect("a directory");
+    let spliced = scratch.path().join("spliced");
+    fs::copy(BINARY, &spliced).expect("a copy");
+    let with = |capabilities: &str| {
+        let mut command = Process::command("setpriv");
+        command
+            .args(["--reuid", NOBODY, "--clear-groups"])
+            .arg(format!("--inh-caps=-all{capabilities}"))
+            .arg(format!("--ambient-caps=-all{capabilities}"))
+            .arg("--")
+            .arg(&spliced)
+            .args(["doctor", "--json"])
+            .env_remove("SPLICED_LOG");
+        report(&mut command)
+    };
+    const ALL: [&str; 3] = ["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON"];
+    for (capabilities, missing) in [
+        ("", &ALL[..]),
+        (",+bpf", &ALL[1..]),
+        (",+bpf,+net_admin", &ALL[2..]),
+        (",+net_admin,+perfmon", &ALL[..1]),
+    ] {
+        let report = with(capabilities);
+        assert_eq!(verdict(&report, "copy"), "yes");
+        assert_eq!(verdict(&report, "pipe"), "yes");
+        let (reason, remedy) = refusal(&report, "sockmap");
+        for name in ALL {
+            let named = missing.contains(&name);
+            assert_eq!(reason.contains(name), named, "{capabilities}: {reason}");
+            assert_eq!(remedy.contains(name), named, "{capabilities}: {remedy}");
+        }
+        assert!(fionread(&report)["present"].is_null(), "{report}");
+    }
+    if available(Need::Bpf) {
+        let report = with(",+bpf,+net_admin,+perfmon");
+        assert_eq!(verdict(&report, "sockmap"), "yes", "{report}");
+    }
+}
+
+#[test]
+fn a_relay_without_the_capabilities_says_the_same() {
+    if !available(Need::Root) {
+        return;
+    }
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--bounding-set=-all", "--", BINARY, "relay"])
+        .args(["127.0.0.1:0", "127.0.0.1:1", "--engine", "sockmap"])
+        .env_remove("SPLICED_LOG");
+    let sentence = crate::usage::complaint(&mut command, 2);
+    for part in [
+        "engine sockmap cannot be used",
+        "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+        "run it as root, or give it",
+    ] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
+
+#[test]
+fn few_descriptors_are_blamed_on_their_limit() {
+    // Three and a listener are all that such a process can have beside its standard ones; then
+    // enough for a pair, but for no pipe.
+    for (most, copy) in [(8, "no"), (10, "yes")] {
+        let limit = format!("--nofile={most}:{most}");
+        let report = report(&mut doctor_by("prlimit", &[&limit]));
+        assert_eq!(verdict(&report, "copy"), copy, "{report}");
+        for engine in ["pipe", "sockmap"] {
+            let (reason, remedy) = refusal(&report, engine);
+            if engine == "pipe" || available(Need::Bpf) {
+                assert!(remedy.contains("RLIMIT_NOFILE"), "{engine}: {remedy}");
+                let named = reason.contains("open files") || reason.contains("descriptors");
+                assert!(named, "{engine}: {reason}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pipes_that_are_short_are_told_with_what_makes_them_so() {
+    /// A user whom no other test is.
+    const USER: &str = "65533";
+    /// One pipe more than the pages of `fs.pipe-user-pages-soft` make with 16 pages each, held
+    /// while the doctor runs.
+    const SCRIPT: &str = r#"
+        my $pipes = shift(@ARGV);
+        my @held;
+        for (1..$pipes) { pipe(my $r, my $w) or die "pipe: $!"; push(@held, $r, $w); }
+        exit(system(@ARGV) >> 8);
+    "#;
+    const SOFT: &str = "/proc/sys/fs/pipe-user-pages-soft";
+    let perl = program("perl").map_or_else(|| Some("no perl".into()), |_| None);
+    if !available(Need::Root) || !present("perl", perl) {
+        return;
+    }
+    let soft = fs::read_to_string(SOFT).ok();
+    let soft = soft.and_then(|text| text.trim().parse::<u32>().ok());
+    let pipes = soft.unwrap_or_default() / 16 + 1;
+    let many = (soft == Some(0) || pipes > 4096).then(|| format!("{SOFT} is no usual limit"));
+    if !present("pipe-limit", many) {
+        return;
+    }
+    let scratch = Scratch::new("pipes").expect("a directory");
+    let spliced = scratch.path().join("spliced");
+    fs::copy(BINARY, &spliced).expect("a copy");
+    let mut command = Process::command("prlimit");
+    command
+        .arg("--nofile=10000")
+        .args(["setpriv", "--reuid", USER, "--clear-groups"])
+        .args(["--inh-caps=-all", "--", "perl", "-e", SCRIPT])
+        .arg(pipes.to_string())
+        .arg(&spliced)
+        .args(["doctor", "--json"])
+        .env_remove("SPLICED_LOG");
+    let report = report(&mut command);
+    let finding = finding(&report, "pipe");
+    assert_eq!(finding["verdict"], "yes", "{finding}");
+    let (reason, remedy) = (text(&finding["reason"]), text(&finding["remedy"]));
+    assert!(
+        reason.contains("slowly, since a pipe holds 8 KiB"),
+        "{reason}"
+    );
+    assert!(remedy.contains("fs.pipe-user-pages-soft"), "{remedy}");
+}
+
+#[test]
+fn a_filter_that_forbids_bpf_is_named() {
+    let Some(mut command) = doctor_without(BPF) else {
+        return;
+    };
+    if !available(Need::Bpf) {
+        return;
+    }
+    let report = report(&mut command);
+    assert_eq!(verdict(&report, "copy"), "yes");
+    assert_eq!(verdict(&report, "pipe"), "yes");
+    let (reason, remedy) = refusal(&report, "sockmap");
+    assert!(reason.contains("seccomp filter forbids bpf(2)"), "{reason}");
+    assert!(remedy.contains("allow the system call bpf"), "{remedy}");
+}
+
+#[test]
+fn a_filter_that_forbids_splice_costs_the_pipe_only() {
+    let Some(mut command) = doctor_without(SPLICE) else {
+        return;
+    };
+    let report = report(&mut command);
+    assert_eq!(verdict(&report, "copy"), "yes");
+    let (reason, remedy) = refusal(&report, "pipe");
+    assert!(reason.contains("not permitted"), "{reason}");
+    assert!(remedy.contains("splice(2)"), "{remedy}");
+}
+
+#[test]
+fn without_a_loopback_it_says_so_and_ends() {
+    if !available(Need::Netns) {
+        return;
+    }
+    // One that was never up has no route; one that was swallows every packet.
+    let namespace = Namespace::new("down").expect("a namespace");
+    let mut down = namespace.command("ip");
+    let status = down.args(["link", "set", "lo", "down"]).status();
+    assert!(status.is_ok_and(|status| status.success()));
+    let mut silent = namespace.command(BINARY);
+    silent.args(["doctor", "--json"]).env_remove("SPLICED_LOG");
+    let mut unreachable = doctor_by("unshare", &["--net", "--"]);
+    for command in [&mut silent, &mut unreachable] {
+        let report = report(command);
+        for engine in splice::EngineName::ALL {
+            let (reason, remedy) = refusal(&report, engine.as_str());
+            assert!(reason.contains("on loopback"), "{reason}");
+            assert!(remedy.contains("ip link set lo up"), "{remedy}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_away_is_no_failure() {
+    let mut command = Process::command("sh");
+    command
+        .args(["-c", r#"("$0" doctor; echo $? >&2) | true"#, BINARY])
+        .env_remove("SPLICED_LOG");
+    let output = output(&mut command);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "0\n");
+}
