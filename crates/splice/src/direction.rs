@@ -1,7 +1,7 @@
 //! One direction of a pair while user space moves its bytes.
 //!
 //! ```text
-//!            source says "end"            hand empty: shutdown(destination)
+//!            source says "end"            hand empty: end of stream passed on
 //! Flowing ─────────────────────▶ Ending ─────────────────────────────────▶ Ended
 //!    │ byte limit taken             ▲
 //!    └──────────────────────────────┘
@@ -85,6 +85,8 @@ pub(crate) struct Way<'a> {
     /// The most that either socket buffer may grow to, in bytes.
     pub(crate) buffer_bytes: usize,
     pub(crate) byte_limit: Option<u64>,
+    /// The other direction has ended: the close that follows says the end of stream by itself.
+    pub(crate) closing: bool,
 }
 
 /// How far a direction came.
@@ -194,7 +196,9 @@ impl Direction {
                 self.state = State::Ending;
             }
             if self.state == State::Ending {
-                way.destination.end_stream().map_err(at_destination)?;
+                if !way.closing {
+                    way.destination.end_stream().map_err(at_destination)?;
+                }
                 self.state = State::Ended;
                 break Progress::Waits;
             }

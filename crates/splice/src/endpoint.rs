@@ -28,6 +28,8 @@ pub enum Kind {
 pub struct Endpoint {
     fd: OwnedFd,
     kind: Kind,
+    /// Somebody else may hold a duplicate of the descriptor.
+    shared: bool,
     receive_bounded: bool,
     send_bounded: bool,
 }
@@ -57,17 +59,22 @@ impl Endpoint {
             sockopt::set_tcp_nodelay(&fd, true).context("cannot set TCP_NODELAY")?;
             sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
         }
-        Ok(Self::prepared(fd, kind))
+        Ok(Self {
+            shared: true,
+            ..Self::prepared(fd, kind)
+        })
     }
 
     /// Takes a socket that is already as [`new`](Self::new) leaves it: a proxy that sets the
     /// options on its listener, from which `accept4` inherits them (`sk_clone`, Linux 2.6 on),
     /// saves seven system calls per connection. Where this is not so, the pair works but may
-    /// block its loop.
+    /// block its loop. Nobody may hold a duplicate of the descriptor: it would keep the socket
+    /// open, and watched, after the pair has ended.
     pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
         Self {
             fd,
             kind,
+            shared: false,
             receive_bounded: false,
             send_bounded: false,
         }
@@ -76,6 +83,10 @@ impl Endpoint {
     /// What kind of stream this is.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// What the kernel holds in this socket's buffers now.

@@ -14,6 +14,9 @@ pub enum ErrorKind {
     UnsupportedSocket,
     /// An engine that does not exist, or that cannot take this pair and was asked for by name.
     EngineRefused,
+    /// The kernel side of an engine cannot be loaded or used here: a missing privilege, a kernel
+    /// without BPF, or one that lacks a function.
+    BpfRefused,
     /// An event loop that has ended, so that it takes no more pairs.
     LoopEnded,
     /// A system call that failed for a reason of its own; see [`Error::os_error`].

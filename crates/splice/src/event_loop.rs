@@ -299,6 +299,7 @@ impl EventLoop {
             },
         );
         while let Step::Become(next) = step {
+            self.wheel.cancel(key.index as usize);
             task = next;
             step = task.start(&mut Context {
                 event_loop: self,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use crate::outcome::Outcome;
 pub(crate) struct Status {
     pub(crate) meter: Meter,
     state: Mutex<State>,
+    /// Handles that wait for the end. Waking nobody would cost a system call for each pair.
+    waiting: AtomicUsize,
     ended: Condvar,
     /// Where the pair is, once its loop has placed it.
     key: OnceLock<Key>,
@@ -35,6 +38,7 @@ impl Status {
                 EngineName::Copy,
                 "not yet started",
             ))),
+            waiting: AtomicUsize::new(0),
             ended: Condvar::new(),
             key: OnceLock::new(),
         }
@@ -56,7 +60,9 @@ impl Status {
 
     pub(crate) fn finish(&self, outcome: Outcome) {
         *self.lock() = State::Ended(outcome);
-        self.ended.notify_all();
+        if self.waiting.load(Ordering::Acquire) > 0 {
+            self.ended.notify_all();
+        }
     }
 }
 
@@ -112,9 +118,11 @@ impl Handle {
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.status.lock();
-        loop {
+        // Under the lock, so that an end which comes later sees it.
+        self.status.waiting.fetch_add(1, Ordering::AcqRel);
+        let outcome = loop {
             if let State::Ended(outcome) = &*state {
-                return Some(outcome.clone());
+                break Some(outcome.clone());
             }
             state =
                 match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
@@ -123,13 +131,15 @@ impl Handle {
                         .ended
                         .wait(state)
                         .unwrap_or_else(PoisonError::into_inner),
-                    Some(Duration::ZERO) => return None,
+                    Some(Duration::ZERO) => break None,
                     Some(left) => {
                         let waited = self.status.ended.wait_timeout(state, left);
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
                 };
-        }
+        };
+        self.status.waiting.fetch_sub(1, Ordering::AcqRel);
+        outcome
     }
 
     /// Lets the pair run on without a handle, until it ends by itself.

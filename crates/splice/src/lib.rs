@@ -44,6 +44,10 @@
 //! another language that embeds this library has to ignore it as well.
 
 mod address;
+#[allow(dead_code, reason = "the engines that use it come next")]
+mod bpf_object;
+#[allow(dead_code, reason = "the engines that use it come next")]
+mod bpf_types;
 mod counters;
 mod direction;
 mod endpoint;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
 use crate::engine::{Chosen, EngineChoice, EngineName, copy, pipe};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::event_loop::Context;
 use crate::handle::Status;
 use crate::limits::Limits;
@@ -122,15 +122,7 @@ impl Pair {
                 after_bytes: options.promote_after_bytes,
             },
             EngineChoice::Only(EngineName::Copy) => Carriage::Copy,
-            EngineChoice::Only(EngineName::Pipe) => match pipe::refusal() {
-                None => Carriage::Pipe,
-                Some(why) => {
-                    return Err(Error::new(
-                        ErrorKind::EngineRefused,
-                        format!("engine pipe cannot take this pair: {why}"),
-                    ));
-                }
-            },
+            EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
         for (index, readiness) in registered.into_iter().flatten().enumerate() {
@@ -171,6 +163,7 @@ impl Pair {
                 Side::A => (&mut *a, &mut *b),
                 Side::B => (&mut *b, &mut *a),
             };
+            let closing = self.directions[from.other().index()].has_ended();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
             let progress = direction.pump(&mut Way {
@@ -179,6 +172,7 @@ impl Pair {
                 carriers: cx.carriers(),
                 buffer_bytes: self.buffer_bytes,
                 byte_limit: self.byte_limit,
+                closing,
             });
             let after = direction.given_bytes();
             if after != before {
@@ -247,11 +241,9 @@ impl Pair {
     }
 
     fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
-        // Somebody may hold a duplicate of a descriptor, which would keep it in epoll.
-        self.ends
-            .iter()
-            .flatten()
-            .for_each(|end| cx.deregister(end));
+        // Closing the last descriptor of a socket takes it out of epoll by itself.
+        let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
+        shared.for_each(|end| cx.deregister(end));
         for direction in &mut self.directions {
             direction.release(cx.carriers());
         }

@@ -38,7 +38,7 @@ pub enum Step {
     Wait,
     /// More can be done at once; let the others have their turn first.
     Again,
-    /// The task goes on as another one, which keeps this one's registrations.
+    /// The task goes on as another one, which keeps this one's registrations but not its deadline.
     Become(Box<dyn Task>),
     /// The task is finished; drop it.
     Done,
@@ -92,7 +92,8 @@ impl Readiness {
         self.0.intersects(EventFlags::ERR | EventFlags::HUP)
     }
 
-    pub(crate) fn has_error(self) -> bool {
+    /// The descriptor has an error, which the next system call on it brings.
+    pub fn has_error(self) -> bool {
         self.0.contains(EventFlags::ERR)
     }
 

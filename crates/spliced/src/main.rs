@@ -1,2 +1,88 @@
-//! spliced
-fn main() {}
+//! `spliced`: relays connections between two addresses without losing a byte.
+//!
+//! What was typed ([`cli`]) becomes what is meant ([`relay`]), which runs until a signal.
+
+mod access_log;
+mod cli;
+mod complaint;
+mod connection;
+mod listener;
+mod live;
+mod place;
+mod relay;
+mod target;
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind as UsageError;
+use tracing::level_filters::LevelFilter;
+
+use crate::cli::{Cli, Command, Level};
+
+/// The exit status of a command that failed while it ran.
+const FAILED: u8 = 1;
+/// The exit status of a command that was written wrongly or asked for what cannot be had here.
+const WRONG_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    start_diagnostics(cli.log);
+    let Command::Relay(args) = cli.command;
+    match relay::run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spliced: {error:#}");
+            let refused = error
+                .downcast_ref::<splice::Error>()
+                .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
+            ExitCode::from(if refused { WRONG_USAGE } else { FAILED })
+        }
+    }
+}
+
+/// Prints what clap found: help as it is, an error as one sentence.
+fn usage(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        UsageError::DisplayHelp | UsageError::DisplayVersion
+    ) {
+        // A reader that has gone away has had enough.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    if error.kind() == UsageError::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return ExitCode::from(WRONG_USAGE);
+    }
+    let text = error.to_string();
+    let sentence = text
+        .split("\n\n")
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("error: ");
+    let words: Vec<_> = sentence.split_whitespace().collect();
+    eprintln!("spliced: {}; see 'spliced --help'", words.join(" "));
+    ExitCode::from(WRONG_USAGE)
+}
+
+fn start_diagnostics(level: Level) {
+    let level = match level {
+        Level::Off => LevelFilter::OFF,
+        Level::Error => LevelFilter::ERROR,
+        Level::Warn => LevelFilter::WARN,
+        Level::Info => LevelFilter::INFO,
+        Level::Debug => LevelFilter::DEBUG,
+        Level::Trace => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}

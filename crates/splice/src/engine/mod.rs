@@ -36,6 +36,23 @@ impl EngineName {
             Self::Pipe => "pipe",
         }
     }
+
+    /// Tries whether this process can use the engine at all; whether it can take a certain pair
+    /// shows when that is joined.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason and what to do about it.
+    pub fn probe(self) -> Result<()> {
+        match self {
+            Self::Copy => Ok(()),
+            Self::Pipe => pipe::probe().map_err(|why| {
+                Error::new(
+                    ErrorKind::EngineRefused,
+                    format!("engine pipe cannot be used: {why}"),
+                )
+            }),
+        }
+    }
 }
 
 impl fmt::Display for EngineName {

@@ -150,15 +150,16 @@ impl Drop for Pipe {
     }
 }
 
-/// Whether this process can have a pipe at all, and if not, why not in words.
-pub(crate) fn refusal() -> Option<String> {
+/// Whether this process can have a pipe at all, and if not, why not and what to do.
+pub(crate) fn probe() -> Result<(), String> {
     match Pipe::new() {
-        Ok(_) => None,
-        Err(Errno::NOBUFS) => Some(
-            "half of the pages that fs.pipe-user-pages-soft allows for pipes are in use; raise it"
+        Ok(_) => Ok(()),
+        Err(Errno::NOBUFS) => Err(
+            "half of the pages that fs.pipe-user-pages-soft allows for pipes \
+             are in use; raise it"
                 .into(),
         ),
-        Err(errno) => Some(format!(
+        Err(errno) => Err(format!(
             "a pipe cannot be made: {errno}; raise RLIMIT_NOFILE"
         )),
     }

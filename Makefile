@@ -1,0 +1,39 @@
+# Every command that a person types. `make` alone lists them.
+
+CARGO ?= cargo
+# Where cargo puts what it builds.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# What the demo is told beside where spliced is; `make demo DEMO=--quick` takes a minute.
+DEMO ?=
+
+.PHONY: help build test demo check fmt
+
+include bpf.mk
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+build: ## Build spliced and the bench, optimised
+	@scripts/install build
+	$(CARGO) build --release --package spliced --package splice-bench
+
+test: ## Run every test; as root none is left out
+	@scripts/install build
+	@OPTIONAL_WITHOUT_ROOT=1 scripts/install test
+	@[ "$$(id -u)" -eq 0 ] || echo "not root: tests that need it are left out, each says so"
+	$(CARGO) test --workspace
+
+demo: ## Compare every engine with the direct path and with other proxies (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo "make demo: it makes network namespaces; run it as root" >&2; exit 1; }
+	@scripts/install demo
+	@$(MAKE) --no-print-directory build
+	$(TARGET)/release/splice-bench demo --spliced $(TARGET)/release/spliced $(DEMO)
+
+check: ## Formatting, lints and docs, without a warning
+	@scripts/install build lint
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+fmt: ## Format the code
+	$(CARGO) fmt --all

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The few fields of kernel structures that the programs read. The offsets are put in when the
+ * program is loaded, from the running kernel's BTF, so only the names have to be right.
+ */
+#ifndef KERNEL_FIELDS_H
+#define KERNEL_FIELDS_H
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+typedef struct {
+	int counter;
+} atomic_t;
+
+typedef struct {
+	atomic_t refs;
+} refcount_t;
+
+struct sock {
+	int sk_sndbuf;
+	int sk_wmem_queued;
+	refcount_t sk_wmem_alloc;
+	void *sk_user_data;
+};
+
+struct inet_sock {
+	struct sock sk;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+};
+
+struct unix_sock {
+	struct sock sk;
+};
+
+struct sk_buff_head {
+	__u32 qlen;
+};
+
+struct sk_psock {
+	struct sk_buff_head ingress_skb;
+};
+
+#pragma clang attribute pop
+
+/* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
+#define USER_DATA_FLAGS 7UL
+
+#endif

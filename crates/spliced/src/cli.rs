@@ -1,0 +1,110 @@
+//! What a person typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use splice::{Address, EngineChoice};
+
+/// Joins sockets so that their bytes flow without being lost.
+#[derive(Debug, Parser)]
+#[command(
+    name = "spliced",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    /// How much to tell on standard error.
+    #[arg(
+        long,
+        global = true,
+        env = "SPLICED_LOG",
+        value_name = "LEVEL",
+        default_value = "info"
+    )]
+    pub(crate) log: Level,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Level {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Relay(RelayArgs),
+}
+
+/// Relay every connection to LISTEN to TARGET.
+///
+/// Addresses are written 127.0.0.1:80, [::1]:80, :80 (every local address to listen on, this
+/// host's loopback to connect to), host:port (every address of the name is tried in turn),
+/// unix:/path or unix:@abstract.
+///
+/// SIGTERM and SIGINT stop the accepting and let the connections end within the drain timeout; a
+/// second signal ends them at once. Exit status: 0 ended well, 1 failed while running, 2 wrong
+/// usage.
+#[derive(Args, Debug)]
+pub(crate) struct RelayArgs {
+    /// Where to accept connections.
+    pub(crate) listen: Address,
+
+    /// Where to connect each of them to.
+    pub(crate) target: Address,
+
+    /// How to move the bytes: auto, copy (read and write) or pipe (splice(2)).
+    ///
+    /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
+    /// name is used from the first byte on, or the relay refuses to start.
+    #[arg(long, default_value_t, value_name = "ENGINE")]
+    pub(crate) engine: EngineChoice,
+
+    /// Threads, each with an event loop and a listening socket of its own [default: one per CPU].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+
+    /// Reset a connection on which nothing has moved for this long (500ms, 5m, 1h 30m)
+    /// [default: never].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle_timeout: Option<Duration>,
+
+    /// How long a client waits for its connection to the target, all its addresses together.
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
+    pub(crate) connect_timeout: Duration,
+
+    /// Accept no more than this many connections at once; others wait in the listener's backlog
+    /// [default: no limit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_connections: Option<u32>,
+
+    /// How long to let connections end by themselves after SIGTERM or SIGINT.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+    pub(crate) drain_timeout: Duration,
+
+    /// Write a line of JSON to this file (- is standard output) for every connection that has
+    /// ended.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) access_log: Option<PathBuf>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| {
+        "it is not a time; write a number and its unit, such as 500ms, 30s or 5m".into()
+    })
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("it must be longer than zero".into()),
+        time => Ok(time),
+    }
+}

@@ -1,0 +1,360 @@
+//! A client's connection from being accepted to being joined with the target, and its end.
+//!
+//! ```text
+//!           ┌─▶ Resolving ──answer──┐
+//! accepted ─┤                       ▼
+//!           └──── known ──────▶ Connecting ──connected──▶ joined (a pair takes over)
+//!                                 │  ▲
+//!                  refused, timed └──┘ next place, while one is left
+//!                  out, ...
+//! ```
+//!
+//! What the client sends meanwhile waits in its socket, unread, and holds the client back when
+//! that is full. Without a target, or past the connect timeout, the client gets a reset.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use splice::{
+    Context, Endpoint, Interest, Kind, Outcome, Readiness, Reason, Side, Step, Task, pair_task,
+};
+
+use crate::access_log::Entry;
+use crate::live::Alive;
+use crate::place::Place;
+use crate::relay::Relay;
+use crate::target::Lookup;
+
+const CLIENT: u8 = 0;
+const TARGET: u8 = 1;
+
+/// How long until a connect that found the backlog of a UNIX socket full is tried again. The
+/// kernel tells nobody when there is room (`unix_stream_connect`).
+const BACKLOG_FULL_RETRY: Duration = Duration::from_millis(10);
+
+pub(crate) struct Connection {
+    /// `None` once it was handed on or reset.
+    client: Option<OwnedFd>,
+    client_kind: Kind,
+    client_readiness: Readiness,
+    target: Option<OwnedFd>,
+    target_readiness: Readiness,
+    places: Arc<[Place]>,
+    /// Which of the places is being tried.
+    place: usize,
+    state: State,
+    last_error: Option<Errno>,
+    deadline: Instant,
+    record: Option<Record>,
+    relay: Arc<Relay>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Resolving,
+    Connecting,
+    /// Waiting to connect to the same place again.
+    BacklogFull,
+}
+
+/// What is told about a connection when it has ended.
+struct Record {
+    id: u64,
+    client: Option<Place>,
+    target: Option<Place>,
+    accepted_at: Instant,
+    relay: Arc<Relay>,
+    _alive: Alive,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        client: OwnedFd,
+        client_kind: Kind,
+        peer: Option<Place>,
+        alive: Alive,
+        relay: Arc<Relay>,
+    ) -> Self {
+        let now = Instant::now();
+        let id = relay.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+        Self {
+            client: Some(client),
+            client_kind,
+            client_readiness: Readiness::WRITABLE,
+            target: None,
+            target_readiness: Readiness::NONE,
+            places: Arc::new([]),
+            place: 0,
+            state: State::Resolving,
+            last_error: None,
+            deadline: now + relay.connect_timeout,
+            record: Some(Record {
+                id,
+                client: peer,
+                target: None,
+                accepted_at: now,
+                relay: Arc::clone(&relay),
+                _alive: alive,
+            }),
+            relay,
+        }
+    }
+
+    fn look_up(&mut self, cx: &mut Context<'_>) -> Step {
+        match self.relay.target.lookup(|| cx.waker()) {
+            Lookup::Known(places) => {
+                self.places = places;
+                self.connect(cx)
+            }
+            Lookup::Sought => {
+                cx.set_deadline(Some(self.deadline));
+                Step::Wait
+            }
+        }
+    }
+
+    /// Tries the places from the present one on until one does not fail at once.
+    fn connect(&mut self, cx: &mut Context<'_>) -> Step {
+        self.state = State::Connecting;
+        while let Some(place) = self.places.get(self.place) {
+            let socket = match place.socket() {
+                Ok(socket) => socket,
+                Err(errno) => {
+                    self.last_error = Some(errno);
+                    self.place += 1;
+                    continue;
+                }
+            };
+            let connected = place.connect(&socket);
+            match connected {
+                Ok(()) | Err(Errno::INPROGRESS) => {
+                    if let Err(error) = cx.register(&socket, TARGET, Interest::STREAM) {
+                        return self.fail(&format!("no target: {error}"));
+                    }
+                    self.target = Some(socket);
+                    if connected.is_ok() {
+                        self.target_readiness = Readiness::WRITABLE;
+                        return self.join();
+                    }
+                    self.set_deadline_of_attempt(cx);
+                    return Step::Wait;
+                }
+                Err(Errno::AGAIN) if place.kind() == Kind::Unix => {
+                    self.last_error = Some(Errno::AGAIN);
+                    self.state = State::BacklogFull;
+                    cx.set_deadline(Some(self.deadline.min(cx.now() + BACKLOG_FULL_RETRY)));
+                    return Step::Wait;
+                }
+                Err(errno) => {
+                    self.last_error = Some(errno);
+                    self.place += 1;
+                }
+            }
+        }
+        let errno = self.last_error.unwrap_or(Errno::ADDRNOTAVAIL);
+        self.fail(&format!("no target: {}", words(errno.raw_os_error())))
+    }
+
+    /// Each place gets an equal share of the time that is left, so that one which does not answer
+    /// leaves time for the others.
+    fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
+        let left = self.deadline.saturating_duration_since(cx.now());
+        let share = left / (self.places.len() - self.place) as u32;
+        cx.set_deadline(Some(cx.now() + share));
+    }
+
+    fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+        self.last_error = Some(errno);
+        self.target = None;
+        self.target_readiness = Readiness::NONE;
+        self.place += 1;
+        self.connect(cx)
+    }
+
+    fn join(&mut self) -> Step {
+        let (Some(client), Some(target), Some(mut record)) =
+            (self.client.take(), self.target.take(), self.record.take())
+        else {
+            return Step::Done;
+        };
+        let place = &self.places[self.place];
+        if self.relay.writes_access_log() {
+            record.target = Some(place.clone());
+        }
+        let pair = pair_task(
+            Endpoint::prepared(client, self.client_kind),
+            Endpoint::prepared(target, place.kind()),
+            &self.relay.options,
+            Some([self.client_readiness, self.target_readiness]),
+            move |outcome| record.ended(&outcome),
+        );
+        match pair {
+            Ok(pair) => Step::Become(pair),
+            Err(error) => {
+                self.relay
+                    .engine_refused
+                    .make(|_| tracing::error!("{error}"));
+                Step::Done
+            }
+        }
+    }
+
+    /// Ends without having reached the target: the client gets a reset, never an end of stream,
+    /// which it could take for an empty answer.
+    fn fail(&mut self, why: &str) -> Step {
+        if let Some(client) = self.client.take()
+            && self.client_kind != Kind::Unix
+        {
+            // It can fail only on a connection that is already gone.
+            let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
+        }
+        self.target = None;
+        if let Some(record) = self.record.take() {
+            let target = &self.relay.target.address;
+            self.relay.target_unreachable.make(|held_back| {
+                tracing::warn!(
+                    "connection {} to {target} was reset: {why}{}",
+                    record.id,
+                    match held_back {
+                        0 => String::new(),
+                        count => format!(" ({count} more like it since the last warning)"),
+                    }
+                );
+            });
+            record.write(None, why);
+        }
+        Step::Done
+    }
+}
+
+impl Task for Connection {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(client) = &self.client else {
+            return Step::Done;
+        };
+        if let Err(error) = cx.register(client, CLIENT, Interest::STREAM) {
+            return self.fail(&format!("no event loop: {error}"));
+        }
+        self.look_up(cx)
+    }
+
+    fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
+        if source == CLIENT {
+            self.client_readiness = self.client_readiness.and(readiness);
+            if readiness.has_error() {
+                self.client = None;
+                self.target = None;
+                if let Some(record) = self.record.take() {
+                    record.write(None, "reset by client before the target was reached");
+                }
+                return Step::Done;
+            }
+            return Step::Wait;
+        }
+        self.target_readiness = self.target_readiness.and(readiness);
+        let Some(target) = &self.target else {
+            return Step::Wait;
+        };
+        if !readiness.is_writable() {
+            return Step::Wait;
+        }
+        if !readiness.is_broken() {
+            return self.join();
+        }
+        match sockopt::socket_error(target) {
+            Ok(Ok(())) => self.join(),
+            Ok(Err(errno)) | Err(errno) => self.try_next(cx, errno),
+        }
+    }
+
+    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+        if cx.now() >= self.deadline {
+            return self.fail("no target: it did not answer within the connect timeout");
+        }
+        match self.state {
+            State::Resolving => Step::Wait,
+            State::BacklogFull => self.connect(cx),
+            State::Connecting => self.try_next(cx, Errno::TIMEDOUT),
+        }
+    }
+
+    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
+        match self.state {
+            State::Resolving => self.look_up(cx),
+            _ => Step::Wait,
+        }
+    }
+
+    fn close(&mut self, _cx: &mut Context<'_>) {
+        self.fail("shutdown before the target was reached");
+    }
+}
+
+impl Record {
+    fn ended(self, outcome: &Outcome) {
+        let name = |side| match side {
+            Side::A => "client",
+            Side::B => "target",
+        };
+        let why = match outcome.reason {
+            Reason::EndOfStream => "end of stream".into(),
+            Reason::Reset(side) => format!("reset by {}", name(side)),
+            Reason::Failed { side, errno } => {
+                format!(
+                    "{} failed: {}",
+                    name(side),
+                    std::io::Error::from_raw_os_error(errno)
+                )
+            }
+            other => other.to_string(),
+        };
+        if outcome.reason == Reason::Shutdown {
+            self.relay.cut_short.fetch_add(1, Ordering::Relaxed);
+        }
+        self.write(Some(outcome), &why);
+    }
+
+    fn write(self, outcome: Option<&Outcome>, why: &str) {
+        tracing::debug!("connection {} ended: {why}", self.id);
+        let Some(log) = &self.relay.access_log else {
+            return;
+        };
+        let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
+        let entry = Entry {
+            time: Entry::now(),
+            id: self.id,
+            client: self
+                .client
+                .as_ref()
+                .map(Place::to_string)
+                .unwrap_or_default(),
+            target: match &self.target {
+                Some(place) => place.to_string(),
+                None => self.relay.target.address.to_string(),
+            },
+            engine: outcome.map(|outcome| outcome.engine.as_str()),
+            why_engine: outcome
+                .map(|outcome| outcome.why_engine.to_string())
+                .unwrap_or_default(),
+            client_to_target_bytes: moved.a_to_b,
+            target_to_client_bytes: moved.b_to_a,
+            outcome: why.into(),
+            duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),
+        };
+        // It fails only when the log's thread is gone, which has told why.
+        let _ = log.send(entry);
+    }
+}
+
+/// The system's words for an error number, without the number.
+fn words(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase()
+}

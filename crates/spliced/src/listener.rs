@@ -1,0 +1,318 @@
+//! Listening sockets, and the task that accepts on one.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with, getsockname, listen, sockopt};
+use splice::{Address, Context, Interest, Kind, Readiness, Step, Task};
+
+use crate::connection::Connection;
+use crate::place::Place;
+use crate::relay::Relay;
+
+/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`, which is
+/// 4096 since Linux 5.4.
+const BACKLOG: i32 = 4096;
+
+/// How long to leave a listener alone after the process or the system has run out of something:
+/// connections wait in the backlog meanwhile, and the loop has its time for those that will free
+/// it.
+const RETRY_AFTER_SHORTAGE: Duration = Duration::from_millis(100);
+
+/// The sockets of a relay that listen, by thread.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(crate) by_thread: Vec<Vec<OwnedFd>>,
+    /// Where it listens, as the kernel says it (a port 0 has become a number).
+    pub(crate) places: Vec<Place>,
+    /// The threads share one socket instead of having one each.
+    pub(crate) shared: bool,
+    _socket_file: Option<SocketFile>,
+}
+
+impl Listening {
+    /// Binds a socket for each thread: TCP sockets of their own, over which the kernel spreads
+    /// the connections (`SO_REUSEPORT`), or one shared UNIX socket.
+    pub(crate) fn on(address: &Address, threads: usize) -> Result<Self> {
+        let mut listening = Self {
+            by_thread: (0..threads).map(|_| Vec::new()).collect(),
+            places: Vec::new(),
+            shared: !matches!(address, Address::Inet { .. }),
+            _socket_file: None,
+        };
+        for place in Place::to_listen(address)? {
+            match &place {
+                Place::Inet(_) => listening.add_tcp(place, threads),
+                Place::Unix(_) => listening.add_unix(&place, address, threads),
+            }
+            .with_context(|| format!("cannot listen on {address}"))?;
+        }
+        Ok(listening)
+    }
+
+    fn add_tcp(&mut self, place: Place, threads: usize) -> Result<()> {
+        // The first socket is bound without SO_REUSEPORT: with it, a second relay of the same
+        // user would be given the port too, and a part of this one's connections.
+        let (first, place) = match bind_tcp(&place, false) {
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if is_wildcard(&place) => {
+                let v4 = Place::Inet((std::net::Ipv4Addr::UNSPECIFIED, port(&place)).into());
+                (bind_tcp(&v4, false), v4)
+            }
+            bound => (bound, place),
+        };
+        let first = first.map_err(|errno| why_not(errno, &place))?;
+        let bound = getsockname(&first).ok();
+        let place = bound
+            .and_then(|name| Place::from_kernel(Some(name)))
+            .unwrap_or(place);
+        if threads > 1 {
+            sockopt::set_socket_reuseport(&first, true).context("SO_REUSEPORT cannot be set")?;
+        }
+        listen(&first, BACKLOG).map_err(|errno| why_not(errno, &place))?;
+        self.by_thread[0].push(first);
+        for sockets in &mut self.by_thread[1..] {
+            let socket = bind_tcp(&place, true).map_err(|errno| why_not(errno, &place))?;
+            listen(&socket, BACKLOG).map_err(|errno| why_not(errno, &place))?;
+            sockets.push(socket);
+        }
+        self.places.push(place);
+        Ok(())
+    }
+
+    fn add_unix(&mut self, place: &Place, address: &Address, threads: usize) -> Result<()> {
+        let socket = place.socket().context("a UNIX socket cannot be made")?;
+        let mut bound = place.bind(&socket);
+        if let (Err(Errno::ADDRINUSE), Address::UnixPath(path)) = (bound, address) {
+            remove_stale(path, place)?;
+            bound = place.bind(&socket);
+        }
+        bound.map_err(|errno| why_not(errno, place))?;
+        if let Address::UnixPath(path) = address {
+            self._socket_file = Some(SocketFile::of(path)?);
+        }
+        listen(&socket, BACKLOG).map_err(|errno| why_not(errno, place))?;
+        for sockets in &mut self.by_thread[..threads - 1] {
+            sockets.push(
+                socket
+                    .try_clone()
+                    .context("the listening socket cannot be shared")?,
+            );
+        }
+        self.by_thread[threads - 1].push(socket);
+        self.places.push(place.clone());
+        Ok(())
+    }
+}
+
+fn bind_tcp(place: &Place, reuse_port: bool) -> Result<OwnedFd, Errno> {
+    let socket = place.socket()?;
+    // A port whose last connections are in TIME_WAIT is free for a listener.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if is_wildcard(place) {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    if reuse_port {
+        sockopt::set_socket_reuseport(&socket, true)?;
+    }
+    place.bind(&socket)?;
+    Ok(socket)
+}
+
+fn is_wildcard(place: &Place) -> bool {
+    matches!(place, Place::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
+}
+
+fn port(place: &Place) -> u16 {
+    match place {
+        Place::Inet(inet) => inet.port(),
+        Place::Unix(_) => 0,
+    }
+}
+
+fn why_not(errno: Errno, place: &Place) -> anyhow::Error {
+    let port = port(place);
+    match errno {
+        Errno::ADDRINUSE => {
+            anyhow!("{place} is in use by another socket; stop it or choose another")
+        }
+        Errno::ACCESS if port != 0 => anyhow!(
+            "port {port} is privileged; choose one above 1023 or run with CAP_NET_BIND_SERVICE"
+        ),
+        Errno::ACCESS => {
+            anyhow!("its directory must not be written to; choose another or its owner")
+        }
+        Errno::ADDRNOTAVAIL => {
+            anyhow!("{place} is not an address of this host; choose one that is")
+        }
+        Errno::NOENT => anyhow!("its directory does not exist; make it or choose another"),
+        other => anyhow!("{}", std::io::Error::from(other)),
+    }
+}
+
+/// Removes a socket file that nobody listens on any more, and nothing else.
+fn remove_stale(path: &Path, place: &Place) -> Result<()> {
+    let metadata =
+        fs::symlink_metadata(path).with_context(|| format!("{place} cannot be looked at"))?;
+    if !metadata.file_type().is_socket() {
+        bail!("the file exists and is not a socket; remove it or choose another");
+    }
+    let probe = place.socket().context("a UNIX socket cannot be made")?;
+    match place.connect(&probe) {
+        Err(Errno::CONNREFUSED) => {
+            fs::remove_file(path).context("the socket file of a dead listener cannot be removed")
+        }
+        _ => Err(why_not(Errno::ADDRINUSE, place)),
+    }
+}
+
+/// The file of a listening UNIX socket, removed with it, unless somebody has put another there.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    device_and_inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> Result<Self> {
+        let metadata = fs::symlink_metadata(path).context("the socket file cannot be looked at")?;
+        Ok(Self {
+            path: path.into(),
+            device_and_inode: (metadata.dev(), metadata.ino()),
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if Self::of(&self.path).is_ok_and(|now| now.device_and_inode == self.device_and_inode) {
+            // There is nobody to tell, and the next start removes a stale file.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Accepts on one socket of one thread.
+///
+/// ```text
+/// Accepting ──descriptors or memory used up──▶ Pausing ──after a moment──▶ Accepting
+///     └──────as many connections as allowed──▶ Pausing ──one has ended───▶ Accepting
+/// ```
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    interest: Interest,
+    accepting: bool,
+    relay: Arc<Relay>,
+}
+
+impl Listener {
+    pub(crate) fn new(socket: OwnedFd, shared: bool, relay: Arc<Relay>) -> Self {
+        let interest = if shared {
+            Interest::TAKE_SHARED
+        } else {
+            Interest::TAKE
+        };
+        Self {
+            socket,
+            interest,
+            accepting: false,
+            relay,
+        }
+    }
+
+    /// Accepts one connection; false when there is none to be had now.
+    fn accept(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(alive) = self.relay.live.enter(|| cx.waker()) else {
+            self.pause(cx);
+            return false;
+        };
+        match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok((client, peer)) => {
+                // Only looked at for the log, and turning it into text costs.
+                let peer = if self.relay.writes_access_log() {
+                    Place::from_kernel(peer)
+                } else {
+                    None
+                };
+                let relay = Arc::clone(&self.relay);
+                let kind = relay.client_kind;
+                cx.spawn(Box::new(Connection::new(client, kind, peer, alive, relay)));
+                true
+            }
+            Err(Errno::AGAIN) => false,
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                self.relay.shortage.make(|_| {
+                    tracing::warn!(
+                        "no connection can be accepted for now: {}; raise the limit or lower \
+                         --max-connections",
+                        std::io::Error::from(errno)
+                    );
+                });
+                self.pause(cx);
+                cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
+                false
+            }
+            // A connection that died in the backlog, or a fault of its network, which accept(2)
+            // passes on: the next one may be well.
+            Err(_) => true,
+        }
+    }
+
+    fn pause(&mut self, cx: &mut Context<'_>) {
+        if std::mem::replace(&mut self.accepting, false) {
+            cx.deregister(&self.socket);
+        }
+    }
+
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Step {
+        if !self.accepting {
+            match cx.register(&self.socket, 0, self.interest) {
+                Ok(()) => self.accepting = true,
+                Err(error) => {
+                    self.relay
+                        .shortage
+                        .make(|_| tracing::warn!("no connection can be accepted: {error}"));
+                    cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
+                }
+            }
+        }
+        Step::Wait
+    }
+}
+
+impl Task for Listener {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        self.go_on(cx)
+    }
+
+    /// One at a time: while more wait, the kernel says so again, and the connections that are
+    /// already there have their turn in between.
+    fn ready(&mut self, cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
+        self.accept(cx);
+        Step::Wait
+    }
+
+    fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
+        self.go_on(cx)
+    }
+
+    fn resume(&mut self, cx: &mut Context<'_>) -> Step {
+        self.go_on(cx)
+    }
+
+    /// What has been established by the kernel was promised to its client: it is accepted before
+    /// the socket goes, since closing it resets what is left in the backlog.
+    fn close(&mut self, cx: &mut Context<'_>) {
+        while self.accept(cx) {}
+    }
+}
+
+/// The kind of the connections that a listener on `places` gets.
+pub(crate) fn client_kind(places: &[Place]) -> Kind {
+    places.first().map_or(Kind::Tcp4, Place::kind)
+}

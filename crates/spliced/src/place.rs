@@ -1,0 +1,131 @@
+//! A resolved address: what the kernel can bind to or connect to.
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect, ipproto,
+    socket_with, sockopt,
+};
+use splice::{Address, Kind};
+
+/// One address as the kernel takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Inet(SocketAddr),
+    Unix(SocketAddrUnix),
+}
+
+impl Place {
+    /// The places that `address` stands for when listening.
+    pub(crate) fn to_listen(address: &Address) -> Result<Vec<Self>> {
+        match address {
+            // One socket takes both families where the host has IPv6.
+            Address::Inet { host, port } if host.is_empty() => {
+                Ok(vec![Self::Inet((Ipv6Addr::UNSPECIFIED, *port).into())])
+            }
+            _ => Self::resolve(address),
+        }
+    }
+
+    /// The places that `address` stands for when connecting, in the order in which to try them.
+    /// It may block on name resolution.
+    pub(crate) fn resolve(address: &Address) -> Result<Vec<Self>> {
+        match address {
+            Address::Inet { host, port } if host.is_empty() => Ok(vec![
+                Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
+                Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
+            ]),
+            Address::Inet { host, port } => {
+                let found: Vec<_> = (host.as_str(), *port)
+                    .to_socket_addrs()
+                    .with_context(|| format!("the name in {address} cannot be resolved; check it"))?
+                    .map(Self::Inet)
+                    .collect();
+                anyhow::ensure!(
+                    !found.is_empty(),
+                    "the name in {address} has no address; check it"
+                );
+                Ok(found)
+            }
+            Address::UnixPath(path) => Ok(vec![Self::Unix(
+                SocketAddrUnix::new(path.as_path())
+                    .with_context(|| format!("{address} cannot be the name of a socket"))?,
+            )]),
+            Address::UnixAbstract(name) => Ok(vec![Self::Unix(
+                SocketAddrUnix::new_abstract_name(name.as_bytes())
+                    .with_context(|| format!("{address} cannot be the name of a socket"))?,
+            )]),
+        }
+    }
+
+    pub(crate) fn from_kernel(any: Option<SocketAddrAny>) -> Option<Self> {
+        let any = any?;
+        match SocketAddr::try_from(any.clone()) {
+            Ok(inet) => Some(Self::Inet(inet)),
+            Err(_) => SocketAddrUnix::try_from(any).ok().map(Self::Unix),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Inet(SocketAddr::V4(_)) => Kind::Tcp4,
+            Self::Inet(SocketAddr::V6(_)) => Kind::Tcp6,
+            Self::Unix(_) => Kind::Unix,
+        }
+    }
+
+    /// A socket of this place's kind that is ready to be an end of a pair: non-blocking, and,
+    /// where it is TCP, without Nagle's delay, with keep-alive, with urgent bytes in their place.
+    /// A listening socket hands these options on to what it accepts (`sk_clone`).
+    pub(crate) fn socket(&self) -> Result<OwnedFd, Errno> {
+        let (family, protocol) = match self.kind() {
+            Kind::Tcp4 => (AddressFamily::INET, Some(ipproto::TCP)),
+            Kind::Tcp6 => (AddressFamily::INET6, Some(ipproto::TCP)),
+            _ => (AddressFamily::UNIX, None),
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, protocol)?;
+        if family != AddressFamily::UNIX {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+            sockopt::set_socket_keepalive(&socket, true)?;
+            sockopt::set_socket_oobinline(&socket, true)?;
+        }
+        Ok(socket)
+    }
+
+    pub(crate) fn bind(&self, socket: &OwnedFd) -> Result<(), Errno> {
+        match self {
+            Self::Inet(inet) => bind(socket, inet),
+            Self::Unix(unix) => bind(socket, unix),
+        }
+    }
+
+    pub(crate) fn connect(&self, socket: &OwnedFd) -> Result<(), Errno> {
+        match self {
+            Self::Inet(inet) => connect(socket, inet),
+            Self::Unix(unix) => connect(socket, unix),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inet(SocketAddr::V6(inet)) if inet.ip().to_ipv4_mapped().is_some() => {
+                // A client that came over IPv4 to a socket of both families.
+                let mapped = inet.ip().to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED);
+                write!(f, "{mapped}:{}", inet.port())
+            }
+            Self::Inet(inet) => inet.fmt(f),
+            Self::Unix(unix) => match (unix.path_bytes(), unix.abstract_name()) {
+                (_, Some(name)) => write!(f, "unix:@{}", String::from_utf8_lossy(name)),
+                (Some(path), None) => write!(f, "unix:{}", String::from_utf8_lossy(path)),
+                (None, None) => f.write_str("unix:"),
+            },
+        }
+    }
+}

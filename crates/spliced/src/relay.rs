@@ -1,0 +1,256 @@
+//! A relay: what the command line means, and its life from the first socket to the last.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use splice::{EngineChoice, EventLoop, Kind, Limits, Options, Remote, Waker};
+
+use crate::access_log::{self, AccessLog};
+use crate::cli::RelayArgs;
+use crate::complaint::Complaint;
+use crate::listener::{Listener, Listening, client_kind};
+use crate::live::Live;
+use crate::target::Target;
+
+/// What all threads of a relay share.
+pub(crate) struct Relay {
+    pub(crate) target: Arc<Target>,
+    pub(crate) client_kind: Kind,
+    pub(crate) options: Options,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) access_log: Option<access_log::Sender>,
+    pub(crate) live: Arc<Live>,
+    pub(crate) next_id: AtomicU64,
+    /// Connections that were closed before their end, by the end of the relay.
+    pub(crate) cut_short: AtomicU64,
+    pub(crate) shortage: Complaint,
+    pub(crate) target_unreachable: Complaint,
+    pub(crate) engine_refused: Complaint,
+}
+
+impl Relay {
+    pub(crate) fn writes_access_log(&self) -> bool {
+        self.access_log.is_some()
+    }
+}
+
+/// A thread with a loop.
+struct Worker {
+    remote: Remote,
+    listeners: Vec<Waker>,
+    thread: JoinHandle<()>,
+}
+
+/// What the relay waits for once it runs.
+enum Event {
+    Signal,
+    ListenersClosed,
+    NoneLeft,
+    LoopFailed(splice::Error),
+}
+
+/// Runs a relay until a signal ends it.
+///
+/// # Errors
+/// What keeps it from starting, or made a loop fail.
+pub(crate) fn run(args: RelayArgs) -> Result<()> {
+    raise_descriptor_limit(args.max_connections);
+    if let EngineChoice::Only(engine) = args.engine {
+        engine.probe()?;
+    }
+    let threads = args.threads.map_or_else(
+        || thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
+    let (sender, events) = mpsc::channel();
+    // Before anything that has to be undone, such as a socket's file.
+    watch_signals(sender.clone())?;
+    let target = Target::new(args.target)?;
+    let (log, log_sender) = args
+        .access_log
+        .as_deref()
+        .map(AccessLog::open)
+        .transpose()?
+        .unzip();
+    let mut listening = Listening::on(&args.listen, threads)?;
+    let relay = Arc::new(Relay {
+        target,
+        client_kind: client_kind(&listening.places),
+        options: Options {
+            engine: args.engine,
+            limits: Limits {
+                idle_timeout: args.idle_timeout,
+                ..Limits::default()
+            },
+            ..Options::default()
+        },
+        connect_timeout: args.connect_timeout,
+        access_log: log_sender,
+        live: Live::new(args.max_connections),
+        next_id: AtomicU64::new(0),
+        cut_short: AtomicU64::new(0),
+        shortage: Complaint::default(),
+        target_unreachable: Complaint::default(),
+        engine_refused: Complaint::default(),
+    });
+    let workers = std::mem::take(&mut listening.by_thread)
+        .into_iter()
+        .map(|sockets| Worker::start(sockets, listening.shared, &relay, &sender))
+        .collect::<Result<Vec<_>>>()?;
+    for place in &listening.places {
+        tracing::info!("listening on {place}, relaying to {}", relay.target.address);
+    }
+
+    let ended = match events.recv() {
+        Ok(Event::LoopFailed(error)) => Err(error.into()),
+        _ => drain(&relay, &workers, &sender, &events, args.drain_timeout),
+    };
+    for worker in &workers {
+        worker.remote.end();
+    }
+    for worker in workers {
+        // A panic there has been printed, and the others' connections deserve their end.
+        let _ = worker.thread.join();
+    }
+    let cut_short = relay.cut_short.load(Ordering::Relaxed);
+    if cut_short > 0 {
+        tracing::warn!("ended {cut_short} connections that were still open");
+    }
+    drop(relay);
+    if let Some(log) = log {
+        log.finish();
+    }
+    ended
+}
+
+/// Stops accepting and lets the connections end.
+fn drain(
+    relay: &Relay,
+    workers: &[Worker],
+    sender: &Sender<Event>,
+    events: &Receiver<Event>,
+    timeout: Duration,
+) -> Result<()> {
+    for worker in workers {
+        worker.listeners.iter().for_each(Waker::close);
+        let sender = sender.clone();
+        // Letters are read in order: by then the listeners have taken in their backlogs.
+        worker
+            .remote
+            .run(move |_| drop(sender.send(Event::ListenersClosed)))?;
+    }
+    tracing::info!(
+        "no longer accepting; {} connections have {} to end, a second signal ends them at once",
+        relay.live.count(),
+        humantime::format_duration(timeout)
+    );
+    let deadline = Instant::now().checked_add(timeout);
+    let mut still_open = workers.len();
+    loop {
+        let left = deadline.map_or(Duration::MAX, |at| {
+            at.saturating_duration_since(Instant::now())
+        });
+        match events.recv_timeout(left) {
+            Ok(Event::ListenersClosed) => {
+                still_open -= 1;
+                if still_open == 0 {
+                    let sender = sender.clone();
+                    relay
+                        .live
+                        .when_none(move || drop(sender.send(Event::NoneLeft)));
+                }
+            }
+            Ok(Event::NoneLeft) => return Ok(()),
+            Ok(Event::LoopFailed(error)) => return Err(error.into()),
+            Ok(Event::Signal) => bail!("a second signal ended the relay before its connections"),
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+impl Worker {
+    fn start(
+        sockets: Vec<OwnedFd>,
+        shared: bool,
+        relay: &Arc<Relay>,
+        events: &Sender<Event>,
+    ) -> Result<Self> {
+        let (ready, started) = mpsc::channel();
+        let (relay, events) = (Arc::clone(relay), events.clone());
+        let thread = thread::Builder::new()
+            .name("loop".into())
+            .spawn(move || {
+                let mut event_loop = match EventLoop::new() {
+                    Ok(event_loop) => event_loop,
+                    Err(error) => return drop(ready.send(Err(error))),
+                };
+                let listeners: Vec<_> = sockets
+                    .into_iter()
+                    .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))
+                    .map(|listener| event_loop.spawn(Box::new(listener)))
+                    .collect();
+                drop(relay);
+                let _ = ready.send(Ok((event_loop.remote(), listeners)));
+                if let Err(error) = event_loop.run() {
+                    let _ = events.send(Event::LoopFailed(error));
+                }
+            })
+            .context("cannot start the thread of an event loop")?;
+        let (remote, listeners) = started
+            .recv()
+            .context("an event loop ended as it started")??;
+        Ok(Self {
+            remote,
+            listeners,
+            thread,
+        })
+    }
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for _ in signals.forever() {
+                if events.send(Event::Signal).is_err() {
+                    break;
+                }
+            }
+        })
+        .context("cannot start the thread that waits for signals")?;
+    Ok(())
+}
+
+/// A connection takes two descriptors, and the usual soft limit of 1024 is one for select(2).
+fn raise_descriptor_limit(max_connections: Option<u32>) {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // It can fail only where something stronger than the limit forbids it.
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    );
+    let wanted = max_connections.map(|most| u64::from(most) * 2 + DESCRIPTORS_BESIDE);
+    if let (Some(maximum), Some(wanted)) = (maximum, wanted)
+        && wanted > maximum
+    {
+        tracing::warn!(
+            "--max-connections needs {wanted} descriptors and RLIMIT_NOFILE allows {maximum}; \
+             raise it or connections will have to wait"
+        );
+    }
+}
+
+/// Descriptors that a relay has beside those of its connections: loops, listeners, pipes, logs.
+const DESCRIPTORS_BESIDE: u64 = 100;
