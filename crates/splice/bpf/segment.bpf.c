@@ -19,6 +19,10 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+/* return values of a tc program (linux/bpf.h has the enum since 6.6) */
+#define NEXT -1
+#define DROP 2
+
 #define LOOPBACK 1		/* the index of lo in every network namespace */
 #define MAX_HOPS 4
 #define OPTION_BYTES 40		/* the most that a TCP header has room for */
@@ -78,9 +82,12 @@ struct {
 } segment_counts SEC(".maps");
 
 struct scratch {
-	__u8 old[64];
-	__u8 new[64];
+	__u8 old[64] __attribute__((aligned(8)));
+	__u8 new[64] __attribute__((aligned(8)));
 };
+
+/* Keeps the compiler from proving a bound by means that the verifier does not follow. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -176,42 +183,44 @@ static __always_inline __u32 tcp_offset(const struct segment *s)
 static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 {
 	struct scratch *b = scratch();
-	__u32 length, i, at = 0;
+	__u32 length, i, next = 0;
 
 	if (!s || !b)
 		return 0;
 	length = s->header - sizeof(struct tcphdr);
+	OPAQUE(length);
 	if (length == 0)
 		return 1;
 	if (length > OPTION_BYTES)
 		return 0;
 	if (bpf_skb_load_bytes(skb, tcp_offset(s) + sizeof(struct tcphdr), b->old, length))
 		return 0;
+	/* A step per byte, not per option: the verifier then need not know where options begin. */
 	for (i = 0; i < OPTION_BYTES; i++) {
 		__u8 kind, size;
 
-		if (at >= length || at >= OPTION_BYTES)
+		if (i >= length)
 			return 1;
-		kind = b->old[at];
+		if (i < next)
+			continue;
+		kind = b->old[i];
 		if (kind == 0)
 			return 1;
-		if (kind == 1) {
-			at++;
+		if (kind == 1)
 			continue;
-		}
-		size = b->old[at + 1];
-		if (size < 2 || at + size > length)
+		size = b->old[i + 1];
+		next = i + size;
+		if (size < 2 || next > length)
 			return 0;
 		if (kind == 8 && size == 10) {
 			s->has_stamp = 1;
-			s->stamp_at = at;
-			s->tsval = at_be32(&b->old[at + 2]);
-			s->tsecr = at_be32(&b->old[at + 6]);
+			s->stamp_at = i;
+			s->tsval = at_be32(&b->old[i + 2]);
+			s->tsecr = at_be32(&b->old[i + 6]);
 		} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
-			s->sack_at = at;
+			s->sack_at = i;
 			s->sacks = size >> 3;
 		}
-		at += size;
 	}
 	return 1;
 }
@@ -521,12 +530,13 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 static __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *sum)
 {
 	struct scratch *b = scratch();
-	__u32 length, i, at;
+	__u32 length, i, at, stamp;
 	__s64 change;
 
 	if (!s || !b || !sum)
 		return 0;
 	length = s->header - sizeof(struct tcphdr);
+	OPAQUE(length);
 	if (length == 0)
 		return 1;
 	if (length > OPTION_BYTES)
@@ -536,14 +546,17 @@ static __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, 
 	if (bpf_skb_load_bytes(skb, at, b->old, length))
 		return 0;
 	__builtin_memcpy(b->new, b->old, OPTION_BYTES);
-	if (s->has_stamp && s->stamp_at <= OPTION_BYTES - 10) {
-		put_be32(&b->new[s->stamp_at + 2], s->tsval);
-		put_be32(&b->new[s->stamp_at + 6], s->tsecr);
+	stamp = s->stamp_at;
+	OPAQUE(stamp);
+	if (s->has_stamp && stamp <= OPTION_BYTES - 10) {
+		put_be32(&b->new[stamp + 2], s->tsval);
+		put_be32(&b->new[stamp + 6], s->tsecr);
 	}
 	for (i = 0; i < 4; i++) {
 		__u32 block = s->sack_at + 2 + 8 * i, from, to;
 
-		if (i >= s->sacks || block > OPTION_BYTES - 8)
+		OPAQUE(block);
+		if (i >= s->sacks || block < 2 || block > OPTION_BYTES - 8)
 			break;
 		if (s->strip_sack) {
 			/* kind and size of the first, and so all of it, become NOP */
@@ -682,14 +695,15 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 	__s64 change;
 
 	skb->mark = 0;
+	OPAQUE(header);
 	if (!b || header < sizeof(*tcp) || header > 60)
-		return TCX_DROP;
+		return DROP;
 	if (s->payload && bpf_skb_change_tail(skb, at + header, 0)) {
 		count(SEGMENT_UNWRITABLE);
-		return TCX_DROP;
+		return DROP;
 	}
 	if (bpf_skb_pull_data(skb, at + header))
-		return TCX_DROP;
+		return DROP;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	if (s->ipv6) {
@@ -697,7 +711,7 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 
 		tcp = (void *)(ip + 1);
 		if ((void *)(tcp + 1) > end)
-			return TCX_DROP;
+			return DROP;
 		ip->payload_len = bpf_htons(header);
 		for (i = 0; i < 4; i++) {
 			sum = csum_change(sum, 0, s->tuple.source[i]);
@@ -709,7 +723,7 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 
 		tcp = (void *)(ip + 1);
 		if ((void *)(tcp + 1) > end)
-			return TCX_DROP;
+			return DROP;
 		word = *(__u32 *)ip;
 		ip->tot_len = bpf_htons(sizeof(*ip) + header);
 		ip->check = csum_fold(csum_change(csum_change(0, word, *(__u32 *)ip), 0,
@@ -724,16 +738,16 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 	sum = csum_change(sum, 0, bpf_htonl(header));
 	__builtin_memset(b->old, 0, sizeof(b->old));
 	if (bpf_skb_load_bytes(skb, at, b->old, header))
-		return TCX_DROP;
+		return DROP;
 	change = bpf_csum_diff(NULL, 0, (__be32 *)b->old, sizeof(b->old), sum);
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	tcp = data + at;
 	if (change < 0 || (void *)(tcp + 1) > end)
-		return TCX_DROP;
+		return DROP;
 	tcp->check = csum_fold(change);
 	count(SEGMENT_OWN_COPIES);
-	return TCX_NEXT;
+	return NEXT;
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
@@ -757,16 +771,16 @@ int segment_ingress(struct __sk_buff *skb)
 	__u8 ttl_left = 2;
 
 	if (!parse(skb, &s))
-		return TCX_NEXT;
+		return NEXT;
 	place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 	if (!place) {
 		if (s.flags & SYN)
 			note_handshake(skb, &s);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
 	if (!flow)
-		return TCX_NEXT;
+		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	state = *(volatile __u32 *)&flow->state;
@@ -775,29 +789,29 @@ int segment_ingress(struct __sk_buff *skb)
 	if (state == SEGMENT_FREE) {
 		if (s.flags & SYN)
 			note_handshake(skb, &s);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	if (place->device != skb->ifindex) {
 		count(SEGMENT_OTHER_DEVICE);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns) {
 		count(SEGMENT_EXPIRED);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	if (state == SEGMENT_LINGER && (s.flags & SYN)) {
 		flow->state = SEGMENT_FREE;
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
-		return TCX_NEXT;
+		return NEXT;
 	}
 	if (!s.plain_stamp && !find_options(skb, &s)) {
 		count(SEGMENT_MALFORMED);
-		return TCX_NEXT;
+		return NEXT;
 	}
 
 	copy = translate(&s, flow, side, other, state);
@@ -828,24 +842,24 @@ int segment_ingress(struct __sk_buff *skb)
 				    ETH_HLEN + offsetof(struct iphdr, ttl);
 
 		if (data + at + 1 > end)
-			return TCX_DROP;
+			return DROP;
 		ttl_left = *(__u8 *)(data + at);
 	}
 	if (ttl_left <= 1) {
 		count(SEGMENT_HOPS_EXCEEDED);
-		return TCX_DROP;
+		return DROP;
 	}
 	ok = s.ipv6 ? rewrite(skb, &s, true) : rewrite(skb, &s, false);
 	if (!ok) {
 		count(SEGMENT_UNWRITABLE);
-		return TCX_DROP;
+		return DROP;
 	}
 	count(SEGMENT_TRANSLATED);
 	if (!s.local)
 		return bpf_redirect_neigh(s.out_device, NULL, 0, 0);
 	if (by_lo)
 		return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
-	return TCX_NEXT;
+	return NEXT;
 }
 
 static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
@@ -949,7 +963,7 @@ int segment_inspect(struct __sk_buff *skb)
 	for (i = 0; i < 2; i++) {
 		in = (void *)(long)skb->data;
 		if ((void *)(in + 1) > (void *)(long)skb->data_end)
-			return TCX_DROP;
+			return DROP;
 		tuple = in->tuple[i];
 		__builtin_memset(&out, 0, sizeof(out));
 		inspect(skb, &tuple, &out);
@@ -958,5 +972,5 @@ int segment_inspect(struct __sk_buff *skb)
 		if (seen)
 			in->seen[i] = *seen;
 	}
-	return TCX_NEXT;
+	return NEXT;
 }
