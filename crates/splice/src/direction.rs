@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::endpoint::Endpoint;
 use crate::engine::{Carrier, Carriers, Filled, copy, pipe};
+use crate::limits::Shares;
 use crate::task::Readiness;
 
 /// What a direction moves before the others on its loop have their turn, in bytes: four of the
@@ -82,8 +83,7 @@ pub(crate) struct Way<'a> {
     pub(crate) source: &'a mut Endpoint,
     pub(crate) destination: &'a mut Endpoint,
     pub(crate) carriers: &'a mut Carriers,
-    /// The most that either socket buffer may grow to, in bytes.
-    pub(crate) buffer_bytes: usize,
+    pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
     /// The other direction has ended: the close that follows says the end of stream by itself.
     pub(crate) closing: bool,
@@ -234,8 +234,8 @@ impl Direction {
         }
         if self.given_bytes >= self.next_look_bytes {
             self.next_look_bytes = self.given_bytes + LOOK_AT_BUFFERS_BYTES;
-            way.source.bound_receive_buffer(way.buffer_bytes);
-            way.destination.bound_send_buffer(way.buffer_bytes);
+            way.source.bound_receive_buffer(way.shares.buffer_bytes);
+            way.destination.bound_send_buffer(way.shares.buffer_bytes);
         }
         Ok(true)
     }
@@ -248,7 +248,9 @@ impl Direction {
         let Some(carrier) = self.hand.carrier() else {
             return Ok(());
         };
-        let at_most = usize::try_from(allowed).unwrap_or(usize::MAX);
+        let at_most = usize::try_from(allowed)
+            .unwrap_or(usize::MAX)
+            .min(way.shares.carrier_bytes);
         match carrier.fill(way.source.as_fd(), at_most) {
             Ok(Filled::Some(count)) => self.took(count),
             Ok(Filled::Last(count)) => {

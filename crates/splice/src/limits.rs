@@ -13,8 +13,9 @@ pub struct Limits {
     /// The most that one pair may hold in the relay while a receiver does not read, in bytes:
     /// its two sockets' buffers (as `SO_MEMINFO` counts them), pipes and the process's memory.
     ///
-    /// Half of what remains after pipes and buffers bounds each socket, so a larger value lets a
-    /// flow over a long fat path go faster. TCP's own tuning may stay far below it.
+    /// Each of the four socket buffers gets a fifth of it, so a larger value lets a flow over a
+    /// long fat path go faster. TCP's own tuning may stay far below it. Less than 256 KiB counts
+    /// as that much.
     pub memory_bytes: usize,
 }
 
@@ -28,6 +29,31 @@ impl Default for Limits {
             idle_timeout: None,
             byte_limit: None,
             memory_bytes: MEMORY_DEFAULT_BYTES,
+        }
+    }
+}
+
+/// Below this the parts would be smaller than a few full-sized segments, and flows would stall.
+const MEMORY_LEAST_BYTES: usize = 256 << 10;
+
+/// How a pair's memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// The most that a direction may have in hand, in bytes.
+    pub(crate) carrier_bytes: usize,
+    /// The most that each of the four socket buffers may grow to, in bytes.
+    pub(crate) buffer_bytes: usize,
+}
+
+impl Limits {
+    /// Two carriers of a sixteenth, four buffers of a fifth, and the rest, some seven in a
+    /// hundred, for the packet by which the kernel lets each buffer exceed its limit
+    /// (`tcp_try_rmem_schedule`, `sk_stream_memory_free`: both look before they add).
+    pub(crate) fn shares(&self) -> Shares {
+        let memory = self.memory_bytes.max(MEMORY_LEAST_BYTES);
+        Shares {
+            carrier_bytes: memory / 16,
+            buffer_bytes: memory / 5,
         }
     }
 }

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
-use crate::engine::{Chosen, EngineChoice, EngineName, copy, pipe};
+use crate::engine::{Chosen, EngineChoice, EngineName};
 use crate::error::Result;
 use crate::event_loop::Context;
 use crate::handle::Status;
-use crate::limits::Limits;
+use crate::limits::{Limits, Shares};
 use crate::outcome::{Outcome, Reason, Side};
 use crate::task::{Interest, Readiness, Step, Task};
 
@@ -48,19 +48,6 @@ impl Default for Options {
         }
     }
 }
-
-impl Options {
-    /// The most that each of the pair's four socket buffers may grow to, in bytes: what the limit
-    /// leaves beside a full carrier each way.
-    fn buffer_bytes(&self) -> usize {
-        const CARRIERS_BYTES: usize = 2 * (pipe::CAPACITY_BYTES + copy::LARGEST_BYTES);
-        (self.limits.memory_bytes.saturating_sub(CARRIERS_BYTES) / 4).max(LEAST_BUFFER_BYTES)
-    }
-}
-
-/// Below this a socket buffer stalls the flow of full-sized segments, in bytes: two of a common
-/// TCP maximum segment with the kernel's bookkeeping (`SOCK_MIN_RCVBUF` and its like).
-const LEAST_BUFFER_BYTES: usize = 16 << 10;
 
 /// What is called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
@@ -99,7 +86,7 @@ pub(crate) struct Pair {
     directions: [Direction; 2],
     registered: bool,
     choice: EngineChoice,
-    buffer_bytes: usize,
+    shares: Shares,
     idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
@@ -135,7 +122,7 @@ impl Pair {
             directions,
             registered: registered.is_some(),
             choice: options.engine,
-            buffer_bytes: options.buffer_bytes(),
+            shares: options.limits.shares(),
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
@@ -170,7 +157,7 @@ impl Pair {
                 source,
                 destination,
                 carriers: cx.carriers(),
-                buffer_bytes: self.buffer_bytes,
+                shares: self.shares,
                 byte_limit: self.byte_limit,
                 closing,
             });

@@ -5,8 +5,8 @@
 //! accepted ─┤                       ▼
 //!           └──── known ──────▶ Connecting ──connected──▶ joined (a pair takes over)
 //!                                 │  ▲
-//!                  refused, timed └──┘ next place, while one is left
-//!                  out, ...
+//!                  refused, timed ├──┤ next place, while one is left
+//!                  out, ...       └──┘ no room: the same place again, a little later
 //! ```
 //!
 //! What the client sends meanwhile waits in its socket, unread, and holds the client back when
@@ -32,9 +32,10 @@ use crate::target::Lookup;
 const CLIENT: u8 = 0;
 const TARGET: u8 = 1;
 
-/// How long until a connect that found the backlog of a UNIX socket full is tried again. The
-/// kernel tells nobody when there is room (`unix_stream_connect`).
-const BACKLOG_FULL_RETRY: Duration = Duration::from_millis(10);
+/// How long until a place is tried again after the backlog of a UNIX socket was full, or
+/// descriptors or memory were used up. The kernel tells nobody when there is room
+/// (`unix_stream_connect`).
+const NO_ROOM_RETRY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Connection {
     /// `None` once it was handed on or reset.
@@ -57,8 +58,8 @@ pub(crate) struct Connection {
 enum State {
     Resolving,
     Connecting,
-    /// Waiting to connect to the same place again.
-    BacklogFull,
+    /// Waiting to try the same place again.
+    NoRoom,
 }
 
 /// What is told about a connection when it has ended.
@@ -123,6 +124,9 @@ impl Connection {
         while let Some(place) = self.places.get(self.place) {
             let socket = match place.socket() {
                 Ok(socket) => socket,
+                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    return self.wait_for_room(cx, errno);
+                }
                 Err(errno) => {
                     self.last_error = Some(errno);
                     self.place += 1;
@@ -144,10 +148,7 @@ impl Connection {
                     return Step::Wait;
                 }
                 Err(Errno::AGAIN) if place.kind() == Kind::Unix => {
-                    self.last_error = Some(Errno::AGAIN);
-                    self.state = State::BacklogFull;
-                    cx.set_deadline(Some(self.deadline.min(cx.now() + BACKLOG_FULL_RETRY)));
-                    return Step::Wait;
+                    return self.wait_for_room(cx, Errno::AGAIN);
                 }
                 Err(errno) => {
                     self.last_error = Some(errno);
@@ -157,6 +158,13 @@ impl Connection {
         }
         let errno = self.last_error.unwrap_or(Errno::ADDRNOTAVAIL);
         self.fail(&format!("no target: {}", words(errno.raw_os_error())))
+    }
+
+    fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+        self.last_error = Some(errno);
+        self.state = State::NoRoom;
+        cx.set_deadline(Some(self.deadline.min(cx.now() + NO_ROOM_RETRY)));
+        Step::Wait
     }
 
     /// Each place gets an equal share of the time that is left, so that one which does not answer
@@ -273,11 +281,16 @@ impl Task for Connection {
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         if cx.now() >= self.deadline {
-            return self.fail("no target: it did not answer within the connect timeout");
+            let why = match self.last_error {
+                Some(Errno::AGAIN) => "no target: its backlog stayed full".into(),
+                Some(errno) => format!("no target: {}", words(errno.raw_os_error())),
+                None => "no target: it did not answer within the connect timeout".into(),
+            };
+            return self.fail(&why);
         }
         match self.state {
             State::Resolving => Step::Wait,
-            State::BacklogFull => self.connect(cx),
+            State::NoRoom => self.connect(cx),
             State::Connecting => self.try_next(cx, Errno::TIMEDOUT),
         }
     }

@@ -19,9 +19,6 @@ use super::{Carrier, Filled};
 /// buffer no longer fits the second-level cache of common CPUs.
 const SIZES_BYTES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 
-/// The largest read, and so the most that the engine has in hand, in bytes.
-pub(crate) const LARGEST_BYTES: usize = SIZES_BYTES[SIZES_BYTES.len() - 1];
-
 /// How many buffers of each size a loop keeps when no direction has bytes in hand: a turn uses
 /// one at a time, the others are those of receivers that have just become ready again.
 const KEPT_OF_EACH_SIZE: usize = 4;
