@@ -176,16 +176,65 @@ static __always_inline __u32 tcp_offset(const struct segment *s)
 	return ETH_HLEN + (s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 }
 
+/* A walk over the options. */
+struct walk {
+	struct scratch *buffer;
+	__u32 at;
+	__u32 length;
+	__u32 tsval;
+	__u32 tsecr;
+	__u8 stamp_at;
+	__u8 sack_at;
+	__u8 has_stamp;
+	__u8 sacks;
+	__u8 nonsense;
+};
+
+static long walk_option(__u32 index, struct walk *walk)
+{
+	struct scratch *b = walk->buffer;
+	__u32 at = walk->at;
+	__u8 kind, size;
+
+	(void)index;
+	OPAQUE(at);
+	if (at >= walk->length || at >= OPTION_BYTES)
+		return 1;
+	kind = b->old[at];
+	if (kind == 0)
+		return 1;
+	if (kind == 1) {
+		walk->at = at + 1;
+		return 0;
+	}
+	size = b->old[at + 1];
+	walk->at = at + size;
+	if (size < 2 || walk->at > walk->length) {
+		walk->nonsense = 1;
+		return 1;
+	}
+	if (kind == 8 && size == 10) {
+		walk->has_stamp = 1;
+		walk->stamp_at = at;
+		walk->tsval = at_be32(&b->old[at + 2]);
+		walk->tsecr = at_be32(&b->old[at + 6]);
+	} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
+		walk->sack_at = at;
+		walk->sacks = size >> 3;
+	}
+	return 0;
+}
+
 /*
  * Finds timestamps and SACK blocks among options that are not just NOP NOP TS. False when the
  * options make no sense.
  */
 static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 {
-	struct scratch *b = scratch();
-	__u32 length, i, next = 0;
+	struct walk walk = { .buffer = scratch() };
+	__u32 length;
 
-	if (!s || !b)
+	if (!s || !walk.buffer)
 		return 0;
 	length = s->header - sizeof(struct tcphdr);
 	OPAQUE(length);
@@ -193,36 +242,17 @@ static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 		return 1;
 	if (length > OPTION_BYTES)
 		return 0;
-	if (bpf_skb_load_bytes(skb, tcp_offset(s) + sizeof(struct tcphdr), b->old, length))
+	if (bpf_skb_load_bytes(skb, tcp_offset(s) + sizeof(struct tcphdr), walk.buffer->old, length))
 		return 0;
-	/* A step per byte, not per option: the verifier then need not know where options begin. */
-	for (i = 0; i < OPTION_BYTES; i++) {
-		__u8 kind, size;
-
-		if (i >= length)
-			return 1;
-		if (i < next)
-			continue;
-		kind = b->old[i];
-		if (kind == 0)
-			return 1;
-		if (kind == 1)
-			continue;
-		size = b->old[i + 1];
-		next = i + size;
-		if (size < 2 || next > length)
-			return 0;
-		if (kind == 8 && size == 10) {
-			s->has_stamp = 1;
-			s->stamp_at = i;
-			s->tsval = at_be32(&b->old[i + 2]);
-			s->tsecr = at_be32(&b->old[i + 6]);
-		} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
-			s->sack_at = i;
-			s->sacks = size >> 3;
-		}
-	}
-	return 1;
+	walk.length = length;
+	bpf_loop(OPTION_BYTES, walk_option, &walk, 0);
+	s->has_stamp = walk.has_stamp;
+	s->stamp_at = walk.stamp_at;
+	s->tsval = walk.tsval;
+	s->tsecr = walk.tsecr;
+	s->sack_at = walk.sack_at;
+	s->sacks = walk.sacks;
+	return !walk.nonsense;
 }
 
 /* False for what is not ours to understand: it goes on untouched. */
@@ -475,8 +505,13 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 				}
 			}
 		}
-		/* An end of stream may lie one beyond the window. */
-		if (after(end, side->high_seq) && !after(end + side->seq_delta, other->edge + 1))
+		/*
+		 * Within the window that the other peer, or before it the relay, has announced; an end
+		 * of stream may lie one beyond. While the relay still announces, nobody knows.
+		 */
+		if (after(end, side->high_seq) &&
+		    (state == SEGMENT_OVERLAP || !after(end, side->promised + 1) ||
+		     !after(end + side->seq_delta, other->edge + 1)))
 			side->high_seq = end;
 		if ((s->flags & FIN) && end == side->high_seq) {
 			side->fin_end = end;
@@ -759,7 +794,7 @@ static __always_inline bool is_steady(const struct segment *s, const struct segm
 	       !((flow->side[0].marks | flow->side[1].marks) & SEGMENT_FIN);
 }
 
-SEC("tcx/ingress")
+SEC("tc")
 int segment_ingress(struct __sk_buff *skb)
 {
 	struct segment s = {};
@@ -779,7 +814,7 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
-	if (!flow)
+	if (!flow || flow->serial != place->serial)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
@@ -820,7 +855,7 @@ int segment_ingress(struct __sk_buff *skb)
 		if (!place)
 			break;
 		flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
-		if (!flow || flow->state == SEGMENT_FREE)
+		if (!flow || flow->serial != place->serial || flow->state == SEGMENT_FREE)
 			break;
 		if (!is_steady(&s, flow, place)) {
 			/* It goes round by lo and comes in as a first hop. */
@@ -909,6 +944,8 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	out->peer_mss = BPF_CORE_READ(tp, rx_opt.mss_clamp);
 	out->path_mtu = BPF_CORE_READ(tp, inet_conn.icsk_pmtu_cookie);
 	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
+	out->largest_window = BPF_CORE_READ(tp, max_window);
+	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok))
 		flags |= SEGMENT_SOCKET_TIMESTAMPS;

@@ -25,6 +25,8 @@ struct segment_place {
 	__u32 side;
 	/* the only device that its segments may come in on */
 	__u32 device;
+	/* must be that of the flow, or the flow has become another's */
+	__u32 serial;
 };
 
 /*
@@ -85,12 +87,13 @@ struct segment_side {
 	__u32 seen_device;
 	__u64 segments;		/* translated */
 	__u64 payload_bytes;	/* in them */
-	__u64 reserved;
+	__u32 promised;		/* end of the window that the relay's socket announced to this peer */
+	__u32 reserved;
 };
 
 struct segment_flow {
 	__u32 state;
-	__u32 reserved;
+	__u32 serial;
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 reserved2[5];
@@ -139,10 +142,19 @@ struct segment_socket {
 	__u32 in_device;
 	__u32 out_device;
 	__u32 out_type;		/* ARPHRD_* */
+	__u32 largest_window;	/* that the peer has announced */
+	__u32 received_bytes;	/* modulo 2^32 */
+	__u32 reserved2;
 	__u8 peer_scale;
 	__u8 own_scale;
 	__u16 reserved;
+	__u32 reserved3;
 };
+
+_Static_assert(sizeof(struct segment_tuple) == 36, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_side) == 128, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_flow) == 320, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_socket) == 96, "src/bpf_types.rs");
 
 /* The packet that the program segment_inspect is run on. */
 struct segment_inspection {

@@ -60,6 +60,8 @@ struct tcp_sock {
 	__u32 rcv_nxt;
 	__u32 rcv_wup;
 	__u32 rcv_wnd;
+	__u32 max_window;
+	__u64 bytes_received;
 	__u32 tsoffset;
 	__u16 advmss;
 	__u16 urg_data;

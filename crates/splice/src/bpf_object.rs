@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -301,6 +301,36 @@ impl Program {
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;
         Ok(output)
+    }
+}
+
+/// A program on a device; it leaves when this is dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceLink {
+    _link: OwnedFd,
+}
+
+impl Program {
+    /// Attaches a tc program to what comes in on a device, behind the programs that are there.
+    pub(crate) fn attach_ingress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
+        let options = libbpf_sys::bpf_link_create_opts {
+            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+            ..Default::default()
+        };
+        // SAFETY: `options` outlives the call and tells its own size; the descriptor is a
+        // program's.
+        let result = unsafe {
+            libbpf_sys::bpf_link_create(
+                self.fd.as_raw_fd(),
+                device as i32,
+                libbpf_sys::BPF_TCX_INGRESS,
+                &raw const options,
+            )
+        };
+        checked(result)?;
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        let link = unsafe { OwnedFd::from_raw_fd(result) };
+        Ok(DeviceLink { _link: link })
     }
 }
 
