@@ -185,8 +185,8 @@ pub(crate) struct SegmentSeen {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct SegmentInspection {
-    ethernet: [u8; 14],
-    reserved: [u8; 2],
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) reserved: [u8; 2],
     pub(crate) tuple: [SegmentTuple; 2],
     pub(crate) socket: [SegmentSocket; 2],
     pub(crate) seen: [SegmentSeen; 2],

@@ -22,12 +22,24 @@ impl Counters {
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     moved_bytes: [AtomicU64; 2],
+    forwarded_bytes: AtomicU64,
 }
 
 impl Meter {
     /// Only the loop that owns the pair calls this.
     pub(crate) fn set(&self, direction: usize, bytes: u64) {
         self.moved_bytes[direction].store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the kernel has forwarded by itself, repetitions included, in bytes.
+    pub(crate) fn set_forwarded(&self, bytes: u64) {
+        self.forwarded_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// As set by [`set_forwarded`](Self::set_forwarded).
+    #[cfg(test)]
+    pub(crate) fn forwarded_bytes(&self) -> u64 {
+        self.forwarded_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn read(&self) -> Counters {

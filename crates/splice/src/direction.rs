@@ -173,6 +173,11 @@ impl Direction {
         self.given_bytes
     }
 
+    /// How many bytes are in hand.
+    pub(crate) fn held(&self) -> usize {
+        self.hand.held()
+    }
+
     pub(crate) fn way_taken(&self) -> WayTaken {
         self.way_taken
     }

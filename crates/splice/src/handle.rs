@@ -87,6 +87,11 @@ impl Handle {
         self.status.meter.read()
     }
 
+    #[cfg(test)]
+    pub(crate) fn forwarded_bytes(&self) -> u64 {
+        self.status.meter.forwarded_bytes()
+    }
+
     /// The engine in use, and why it is the one, in words.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
         match &*self.status.lock() {

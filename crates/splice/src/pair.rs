@@ -8,6 +8,7 @@
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
 //! their ends, with a reset where they were cut.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
+use crate::engine::segment::{Load, Progress as Change, Segment, flow::Flow, flow::LINGER};
 use crate::engine::{Chosen, EngineChoice, EngineName};
 use crate::error::Result;
 use crate::event_loop::Context;
@@ -91,8 +93,23 @@ pub(crate) struct Pair {
     byte_limit: Option<u64>,
     joined_at: Instant,
     moved_at: Instant,
+    promotion: Promotion,
+    promote_after_bytes: u64,
+    /// When the engine wants to be looked at again.
+    look_at: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
+}
+
+/// How a pair stands with the engine `segment`.
+#[derive(Debug)]
+enum Promotion {
+    /// Not tried yet.
+    Ahead,
+    /// On its way, or there.
+    Taken(Box<Segment>),
+    /// Not for this pair.
+    Refused(Cow<'static, str>),
 }
 
 impl Pair {
@@ -108,7 +125,7 @@ impl Pair {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy) => Carriage::Copy,
+            EngineChoice::Only(EngineName::Copy | EngineName::Segment) => Carriage::Copy,
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
@@ -127,6 +144,9 @@ impl Pair {
             byte_limit: options.limits.byte_limit,
             joined_at: now,
             moved_at: now,
+            promotion: Promotion::Ahead,
+            promote_after_bytes: options.promote_after_bytes,
+            look_at: None,
             status,
             on_end,
         };
@@ -136,6 +156,14 @@ impl Pair {
 
     /// Moves what can be moved now, both ways.
     fn pump(&mut self, cx: &mut Context<'_>) -> Step {
+        if let Promotion::Taken(segment) = &self.promotion
+            && segment.is_spliced()
+        {
+            return match segment.end() {
+                Some(reason) => self.end(cx, reason),
+                None => Step::Wait,
+            };
+        }
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
@@ -194,6 +222,9 @@ impl Pair {
         if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
             reason = Some(Reason::EndOfStream);
         }
+        if reason.is_none() {
+            reason = self.promote(cx);
+        }
         match reason {
             Some(reason) => self.end(cx, reason),
             None if turn_over => Step::Again,
@@ -201,7 +232,71 @@ impl Pair {
         }
     }
 
+    /// Brings the pair nearer to the engine `segment`, if that is where it belongs. The reason
+    /// to end, should there be one.
+    fn promote(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        let ends = self.ends.as_ref()?;
+        let loads = [0, 1].map(|index: usize| Load {
+            held: self.directions[index].held(),
+            given_bytes: self.directions[index].given_bytes(),
+            ended: self.directions[index].has_ended(),
+        });
+        let wanted = match self.choice {
+            EngineChoice::Only(name) => name == EngineName::Segment,
+            EngineChoice::Auto => loads
+                .iter()
+                .any(|load| load.given_bytes >= self.promote_after_bytes),
+        };
+        if matches!(self.promotion, Promotion::Ahead) && wanted {
+            let begun = if self.byte_limit.is_some() {
+                Err("a byte limit is set".into())
+            } else if loads.iter().any(|load| load.ended) {
+                Err("the pair is half closed".into())
+            } else {
+                cx.carriers()
+                    .segments
+                    .ground()
+                    .map_err(Cow::from)
+                    .and_then(|ground| Segment::begin(&ground, ends))
+            };
+            self.look_at = Some(cx.now());
+            self.promotion = match begun {
+                Ok(segment) => Promotion::Taken(Box::new(segment)),
+                Err(why) => Promotion::Refused(why),
+            };
+        }
+        if let Promotion::Taken(segment) = &mut self.promotion {
+            let empty = segment.has_begun() && loads.iter().all(|load| load.held == 0);
+            if empty || self.look_at.is_none_or(|at| at <= cx.now()) {
+                match segment.look(ends, loads) {
+                    Change::Later(pause) => self.look_at = Some(cx.now() + pause),
+                    Change::Refused(why) => self.promotion = Promotion::Refused(why),
+                    Change::Spliced => self.look_at = None,
+                }
+                self.set_deadline(cx);
+                self.status.set_engine(self.engine());
+            }
+        }
+        match (&self.promotion, self.choice) {
+            (Promotion::Refused(_), EngineChoice::Only(EngineName::Segment)) => {
+                Some(Reason::Refused)
+            }
+            (Promotion::Taken(segment), _) => segment.end(),
+            _ => None,
+        }
+    }
+
     fn engine(&self) -> Chosen {
+        match (&self.promotion, self.choice) {
+            (Promotion::Taken(segment), EngineChoice::Auto) if segment.has_begun() => {
+                return Chosen::new(EngineName::Segment, "the program can translate its segments");
+            }
+            (Promotion::Refused(why), EngineChoice::Only(name)) => {
+                let why = why.clone();
+                return Chosen { name, why };
+            }
+            _ => {}
+        }
         let piped = self
             .directions
             .iter()
@@ -234,18 +329,35 @@ impl Pair {
         for direction in &mut self.directions {
             direction.release(cx.carriers());
         }
-        self.finish(reason);
-        Step::Done
+        match self.finish(reason) {
+            Some(flow) => Step::Become(Box::new(Linger { _flow: flow })),
+            None => Step::Done,
+        }
     }
 
     /// Closes both ends and tells why. Only the first reason counts.
-    fn finish(&mut self, reason: Reason) {
-        let Some(ends) = self.ends.take() else { return };
-        if reason.cuts() {
+    fn finish(&mut self, reason: Reason) -> Option<Flow> {
+        let ends = self.ends.take()?;
+        let Chosen { name, why } = self.engine();
+        self.read_moved();
+        let mut segment = match std::mem::replace(&mut self.promotion, Promotion::Ahead) {
+            Promotion::Taken(segment) if segment.has_begun() => Some(segment),
+            _ => None,
+        };
+        let mut lingers = None;
+        if segment.as_ref().is_some_and(|segment| segment.end() == Some(reason)) {
+            lingers = segment.take().map(|segment| segment.into_flow());
+        } else if segment.is_some() && !reason.cuts() {
+            // Both streams came to their ends through the sockets, which end them in order.
+            ends.iter().for_each(Endpoint::end_on_close);
+            segment = None;
+        } else if reason.cuts() {
             ends.iter().for_each(Endpoint::reset_on_close);
         }
         drop(ends);
-        let Chosen { name, why } = self.engine();
+        if let Some(segment) = segment {
+            segment.reset_both();
+        }
         let outcome = Outcome {
             reason,
             moved: self.status.meter.read(),
@@ -257,18 +369,37 @@ impl Pair {
             on_end(outcome.clone());
         }
         self.status.finish(outcome);
+        lingers
     }
 
-    fn set_idle_deadline(&self, cx: &mut Context<'_>) {
-        if let Some(timeout) = self.idle_timeout {
-            cx.set_deadline(self.moved_at.checked_add(timeout));
+    /// Brings the counters up to what the program has moved.
+    fn read_moved(&mut self) {
+        if let Promotion::Taken(segment) = &self.promotion
+            && segment.has_begun()
+        {
+            self.status.meter.set_forwarded(segment.translated_bytes());
+            for direction in 0..2 {
+                let given = self.directions[direction].given_bytes();
+                let moved = segment.moved_bytes(direction).max(given);
+                self.status.meter.set(direction, moved);
+            }
         }
+    }
+
+    fn set_deadline(&self, cx: &mut Context<'_>) {
+        let idle = self
+            .idle_timeout
+            .and_then(|timeout| self.moved_at.checked_add(timeout));
+        cx.set_deadline(match (idle, self.look_at) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        });
     }
 }
 
 impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
-        self.set_idle_deadline(cx);
+        self.set_deadline(cx);
         if !self.registered
             && let Some(ends) = &self.ends
         {
@@ -312,14 +443,24 @@ impl Task for Pair {
 
     /// The deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
-        let Some(timeout) = self.idle_timeout else {
-            return Step::Wait;
-        };
-        if cx.now().saturating_duration_since(self.moved_at) >= timeout {
+        self.read_moved();
+        if let Promotion::Taken(segment) = &self.promotion
+            && segment.has_begun()
+            && let Some(moved_at) = cx.now().checked_sub(segment.idle_for())
+        {
+            self.moved_at = self.moved_at.max(moved_at);
+        }
+        if self
+            .idle_timeout
+            .is_some_and(|timeout| cx.now().saturating_duration_since(self.moved_at) >= timeout)
+        {
             return self.end(cx, Reason::Idle);
         }
-        self.set_idle_deadline(cx);
-        Step::Wait
+        let step = self.pump(cx);
+        if self.ends.is_some() {
+            self.set_deadline(cx);
+        }
+        step
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {
@@ -330,7 +471,27 @@ impl Task for Pair {
 /// A pair that was on its way to a loop which ended has to tell its handle, too.
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.finish(Reason::Shutdown);
+        drop(self.finish(Reason::Shutdown));
+    }
+}
+
+/// What remains of a pair whose segments were translated: late ones still are.
+struct Linger {
+    _flow: Flow,
+}
+
+impl Task for Linger {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        cx.set_deadline(Some(cx.now() + LINGER));
+        Step::Wait
+    }
+
+    fn ready(&mut self, _cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
+        Step::Wait
+    }
+
+    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
+        Step::Done
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod pipe;
+pub(crate) mod segment;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,17 +24,21 @@ pub enum EngineName {
     Copy,
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
+    /// A tc program translates the segments of one TCP connection into those of the other; the
+    /// relay's sockets sleep.
+    Segment,
 }
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 2] = [Self::Copy, Self::Pipe];
+    pub const ALL: [Self; 3] = [Self::Copy, Self::Pipe, Self::Segment];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
+            Self::Segment => "segment",
         }
     }
 
@@ -49,6 +54,12 @@ impl EngineName {
                 Error::new(
                     ErrorKind::EngineRefused,
                     format!("engine pipe cannot be used: {why}"),
+                )
+            }),
+            Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
+                Error::new(
+                    ErrorKind::EngineRefused,
+                    format!("engine segment cannot be used: {why}"),
                 )
             }),
         }
@@ -142,6 +153,7 @@ pub(crate) trait Carrier {
 pub(crate) struct Carriers {
     pub(crate) buffers: copy::Buffers,
     pub(crate) pipes: pipe::Pipes,
+    pub(crate) segments: segment::ground::Standing,
 }
 
 /// An engine and why it is the one.

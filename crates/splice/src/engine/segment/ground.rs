@@ -27,6 +27,20 @@ pub(crate) struct Ground {
     book: Mutex<Book>,
 }
 
+/// A loop's hold on the ground, taken when the first pair wants it. As long as the loop has
+/// tasks, the program stays where it is attached.
+#[derive(Debug, Default)]
+pub(crate) struct Standing(Option<std::result::Result<Arc<Ground>, String>>);
+
+impl Standing {
+    /// The ground, or why there is none.
+    pub(crate) fn ground(&mut self) -> std::result::Result<Arc<Ground>, String> {
+        self.0
+            .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
+            .clone()
+    }
+}
+
 /// What is in use.
 struct Book {
     /// The slot that was given back first is used first, so that a segment which has just found

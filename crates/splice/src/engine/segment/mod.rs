@@ -23,6 +23,8 @@
 pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -367,7 +369,7 @@ fn put_to_sleep(end: &Endpoint) {
 /// The relay's address and the peer's, an IPv4 one as such.
 fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
     let local = SocketAddr::try_from(getsockname(end).ok()?).ok()?;
-    let peer = SocketAddr::try_from(getpeername(end).ok()?).ok()?;
+    let peer = SocketAddr::try_from(getpeername(end).ok()??).ok()?;
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     Some((plain(local), plain(peer)))
 }

@@ -1,0 +1,199 @@
+//! Change-overs in namespaces of their own.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use netlab::{Namespace, Need, available};
+
+use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
+
+/// How many change-overs a test does; more in a hunt.
+fn rounds(few: usize) -> usize {
+    std::env::var("SEGMENT_ROUNDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(few)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // xorshift64*, Vigna 2014
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEGMENT_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
+    eprintln!("SEGMENT_SEED={seed}");
+    seed
+}
+
+/// Writes pseudo-random bytes and the end of the stream; gives their hash.
+fn write_all(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    let mut random = Random(seed | 1);
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(buffer.len());
+        for chunk in buffer.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&random.next().to_ne_bytes());
+        }
+        hasher.write(&buffer[..length]);
+        stream.write_all(&buffer[..length]).expect("write");
+        left -= length;
+    }
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hasher.finish()
+}
+
+/// Reads to the end of the stream; gives length, hash, and the longest pause between two reads.
+fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut hasher = DefaultHasher::new();
+    let (mut total, mut filled) = (0, 0);
+    let mut pause = Duration::ZERO;
+    let mut last = Instant::now();
+    loop {
+        let count = stream.read(&mut buffer[filled..]).expect("read");
+        pause = pause.max(last.elapsed());
+        last = Instant::now();
+        filled += count;
+        total += count;
+        if filled == buffer.len() || count == 0 {
+            hasher.write(&buffer[..filled]);
+            filled = 0;
+        }
+        if count == 0 {
+            return (total, hasher.finish(), pause);
+        }
+    }
+}
+
+fn listen(address: &str) -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind(address).expect("bind");
+    let address = listener.local_addr().expect("address");
+    (listener, address)
+}
+
+/// Client, the relay's two ends, server.
+struct Joined {
+    client: TcpStream,
+    server: TcpStream,
+    a: Endpoint,
+    b: Endpoint,
+}
+
+fn connect_here(ip: &str) -> Joined {
+    let (front, front_address) = listen(ip);
+    let (back, back_address) = listen(ip);
+    let client = TcpStream::connect(front_address).expect("connect");
+    let a = front.accept().expect("accept").0;
+    let b = TcpStream::connect(back_address).expect("connect");
+    let server = back.accept().expect("accept").0;
+    Joined {
+        client,
+        server,
+        a: Endpoint::new(a).expect("an endpoint"),
+        b: Endpoint::new(b).expect("an endpoint"),
+    }
+}
+
+/// 64 MiB each way at once, the change-over after `place` bytes.
+fn both_ways(joined: Joined, splicer: &Splicer, place: u64, bytes: usize, seed: u64) -> (Outcome, u64, Duration) {
+    let options = Options {
+        engine: EngineChoice::Auto,
+        promote_after_bytes: place,
+        ..Options::default()
+    };
+    let Joined { client, server, a, b } = joined;
+    let handle: Handle = splicer.join(a, b, &options).expect("joined");
+    let pause = thread::scope(|scope| {
+        let up = scope.spawn(|| write_all(&client, bytes, seed));
+        let down = scope.spawn(|| write_all(&server, bytes, seed ^ 0xffff));
+        let at_server = scope.spawn(|| read_all(&server));
+        let at_client = scope.spawn(|| read_all(&client));
+        let (up, down) = (up.join().expect("up"), down.join().expect("down"));
+        let (length, hash, one) = at_server.join().expect("at server");
+        assert_eq!((length, hash), (bytes, up), "client to server");
+        let (length, hash, other) = at_client.join().expect("at client");
+        assert_eq!((length, hash), (bytes, down), "server to client");
+        one.max(other)
+    });
+    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    (outcome, handle.forwarded_bytes(), pause)
+}
+
+fn counters() -> Vec<(String, u64)> {
+    let mut found = Vec::new();
+    for file in ["/proc/thread-self/net/netstat", "/proc/thread-self/net/snmp"] {
+        let text = std::fs::read_to_string(file).expect("counters");
+        let lines: Vec<_> = text.lines().collect();
+        for pair in lines.chunks(2) {
+            let names = pair[0].split_whitespace().skip(1);
+            let values = pair[1].split_whitespace().skip(1);
+            for (name, value) in names.zip(values) {
+                found.push((name.to_owned(), value.parse().unwrap_or(0)));
+            }
+        }
+    }
+    found
+}
+
+const WATCHED: [&str; 14] = [
+    "RetransSegs", "TCPTimeouts", "PAWSEstab", "TCPLossProbes", "TCPSACKReneging",
+    "TCPFastRetrans", "TCPSlowStartRetrans", "TCPLostRetransmit", "TCPChallengeACK",
+    "TCPZeroWindowDrop", "TCPDSACKRecv", "TCPOFOQueue", "TCPACKSkippedSeq", "TCPSpuriousRTOs",
+];
+
+fn changes(before: &[(String, u64)], after: &[(String, u64)]) -> String {
+    before
+        .iter()
+        .zip(after)
+        .filter(|((name, _), _)| WATCHED.contains(&name.as_str()))
+        .filter(|(one, other)| one.1 != other.1)
+        .map(|(one, other)| format!("{} {}", one.0, other.1 - one.1))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
+    let namespace = Namespace::new("seg").expect("a namespace");
+    namespace.set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }).expect("sysctl");
+    namespace
+        .enter(|| {
+            let splicer = Splicer::new(1).expect("a splicer");
+            let mut random = Random(seed());
+            for round in 0..rounds {
+                let place = random.next() % bytes as u64 * 3 / 4;
+                let before = counters();
+                let (outcome, forwarded, pause) =
+                    both_ways(connect_here(ip), &splicer, place, bytes, random.next());
+                let changes = changes(&before, &counters());
+                eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
+                assert_eq!(outcome.reason, Reason::EndOfStream);
+                assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
+                assert_eq!(outcome.moved.a_to_b, bytes as u64);
+                assert_eq!(outcome.moved.b_to_a, bytes as u64);
+            }
+        })
+        .expect("entered");
+}
+
+#[test]
+fn change_overs_at_random_places_over_lo() {
+    if available(Need::Root) {
+        hunt("127.0.0.1:0", 64 << 20, rounds(3), true);
+    }
+}
