@@ -68,6 +68,14 @@ struct {
 } segment_flows SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_gate);
+} segment_gates SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct segment_tuple);
@@ -894,6 +902,75 @@ int segment_ingress(struct __sk_buff *skb)
 		return bpf_redirect_neigh(s.out_device, NULL, 0, 0);
 	if (by_lo)
 		return bpf_redirect_neigh(LOOPBACK, NULL, 0, 0);
+	return NEXT;
+}
+
+/*
+ * What the relay's own sockets send in OVERLAP. They acknowledge what they have received and
+ * announce their own window, but the peer has moved on: an acknowledgement that is too old makes
+ * it discard the segment, payload included, and the window is now the other peer's.
+ */
+SEC("tc")
+int segment_egress(struct __sk_buff *skb)
+{
+	struct segment s = {};
+	struct segment_tuple key;
+	struct segment_place *place;
+	struct segment_flow *flow;
+	struct segment_side *other;
+	struct segment_gate *gate;
+	__u32 zero = 0, ack, edge, room, sum = 0, at;
+	struct {
+		__be32 ack;
+		__u8 offset;
+		__u8 flags;
+		__be16 window;
+	} old, new;
+
+	gate = bpf_map_lookup_elem(&segment_gates, &zero);
+	if (!gate || !*(volatile __u32 *)&gate->overlaps)
+		return NEXT;
+	if (!parse(skb, &s) || !(s.flags & ACK) || (s.flags & (SYN | RST)))
+		return NEXT;
+	__builtin_memcpy(key.source, s.tuple.destination, 16);
+	__builtin_memcpy(key.destination, s.tuple.source, 16);
+	key.source_port = s.tuple.destination_port;
+	key.destination_port = s.tuple.source_port;
+	place = bpf_map_lookup_elem(&segment_tuples, &key);
+	if (!place)
+		return NEXT;
+	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
+	if (!flow || flow->serial != place->serial || flow->state != SEGMENT_OVERLAP)
+		return NEXT;
+	other = &flow->side[!(place->side & 1)];
+
+	/* What the other peer says, in the numbering of this connection */
+	ack = other->high_ack + other->ack_delta;
+	edge = other->edge + other->ack_delta;
+	if (after(s.ack, ack))
+		ack = s.ack;
+	room = after(edge, ack) ? (edge - ack) >> (flow->side[place->side & 1].own_scale & 15) : 0;
+	/* Before the other peer is ahead of it, the socket's own window may be the smaller one. */
+	if (ack == s.ack && s.window < room)
+		room = s.window;
+	if (room > 0xffff)
+		room = 0xffff;
+	if (ack == s.ack && room == s.window)
+		return NEXT;
+
+	at = tcp_offset(&s) + offsetof(struct tcphdr, ack_seq);
+	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
+		return NEXT;
+	new = old;
+	new.ack = bpf_htonl(ack);
+	new.window = bpf_htons(room);
+	sum = csum_change(sum, old.ack, new.ack);
+	sum = csum_change(sum, ((__u32 *)&old)[1], ((__u32 *)&new)[1]);
+	if (bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0) ||
+	    bpf_l4_csum_replace(skb, tcp_offset(&s) + offsetof(struct tcphdr, check), 0, sum, 0)) {
+		count(SEGMENT_UNWRITABLE);
+		return DROP;
+	}
 	return NEXT;
 }
 

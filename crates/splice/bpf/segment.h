@@ -70,7 +70,7 @@ struct segment_side {
 	__u8 window_left;	/* scale of the peer */
 	__u8 window_right;	/* scale that the relay announced to the other peer */
 	__u8 flags;
-	__u8 ipv6;
+	__u8 own_scale;		/* scale that the relay announced to this peer */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
 	/* and these while it is in OVERLAP */
 	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
@@ -98,6 +98,12 @@ struct segment_flow {
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 reserved2[5];
 	struct segment_side side[2];
+};
+
+/* Shared by all flows. */
+struct segment_gate {
+	__u32 overlaps;		/* flows in OVERLAP: while there are none, what goes out is let be */
+	__u32 reserved;
 };
 
 /* A handshake that came by. */

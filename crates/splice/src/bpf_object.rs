@@ -313,6 +313,19 @@ pub(crate) struct DeviceLink {
 impl Program {
     /// Attaches a tc program to what comes in on a device, behind the programs that are there.
     pub(crate) fn attach_ingress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
+        self.attach_device(device, libbpf_sys::BPF_TCX_INGRESS)
+    }
+
+    /// The same for what goes out.
+    pub(crate) fn attach_egress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
+        self.attach_device(device, libbpf_sys::BPF_TCX_EGRESS)
+    }
+
+    fn attach_device(
+        &self,
+        device: u32,
+        place: libbpf_sys::bpf_attach_type,
+    ) -> std::result::Result<DeviceLink, Errno> {
         let options = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
             ..Default::default()
@@ -323,7 +336,7 @@ impl Program {
             libbpf_sys::bpf_link_create(
                 self.fd.as_raw_fd(),
                 device as i32,
-                libbpf_sys::BPF_TCX_INGRESS,
+                place,
                 &raw const options,
             )
         };

@@ -69,7 +69,7 @@ pub(crate) struct SegmentSide {
     pub(crate) out_device: AtomicU32,
     pub(crate) seq_delta: AtomicU32,
     pub(crate) ack_delta: AtomicU32,
-    /// `window_left`, `window_right`, `flags`, `ipv6`, a byte each.
+    /// `window_left`, `window_right`, `flags`, `own_scale`, a byte each.
     pub(crate) shape: AtomicU32,
     pub(crate) clock: AtomicU32,
     pub(crate) cut: AtomicU32,
@@ -98,6 +98,14 @@ pub(crate) struct SegmentFlow {
     pub(crate) moved_ns: AtomicU64,
     reserved: [AtomicU64; 5],
     pub(crate) side: [SegmentSide; 2],
+}
+
+/// `struct segment_gate`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SegmentGate {
+    pub(crate) overlaps: AtomicU32,
+    reserved: AtomicU32,
 }
 
 /// `enum segment_state`.
@@ -211,7 +219,7 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentInspection, SegmentPlace,
+        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace,
         SegmentTuple,
     };
 
@@ -229,6 +237,8 @@ mod plain {
     unsafe impl Plain for SegmentPlace {}
     // SAFETY: repr(C), atomic integers only; the sizes asserted above leave no room for padding.
     unsafe impl Plain for SegmentFlow {}
+    // SAFETY: repr(C), two atomic integers.
+    unsafe impl Plain for SegmentGate {}
     // SAFETY: repr(C), integers only, and reserved fields where padding would be.
     unsafe impl Plain for SegmentInspection {}
 }

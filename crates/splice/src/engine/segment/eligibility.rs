@@ -30,7 +30,7 @@ pub(super) struct SidePlan {
     pub(super) window_left: u8,
     pub(super) window_right: u8,
     pub(super) flags: u8,
-    pub(super) ipv6: u8,
+    pub(super) own_scale: u8,
     pub(super) clock: u32,
     pub(super) cut: u32,
     pub(super) high_seq: u32,
@@ -42,7 +42,7 @@ pub(super) struct SidePlan {
 
 impl SidePlan {
     pub(super) fn shape(&self) -> u32 {
-        u32::from_ne_bytes([self.window_left, self.window_right, self.flags, self.ipv6])
+        u32::from_ne_bytes([self.window_left, self.window_right, self.flags, self.own_scale])
     }
 }
 
@@ -202,7 +202,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
             window_left: near.peer_scale,
             window_right: far.own_scale,
             flags,
-            ipv6: (!is_ipv4(&found.tuple[from])).into(),
+            own_scale: near.own_scale,
             clock: far.clock,
             cut: near.rcv_nxt,
             high_seq: near.rcv_nxt,

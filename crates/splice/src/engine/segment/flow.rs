@@ -7,7 +7,7 @@
 //! The states and who changes them are in `bpf/segment.h`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -107,6 +107,7 @@ impl Flow {
             side.marks.store(0, Relaxed);
         }
         self.renew();
+        self.ground.overlaps().fetch_add(1, Relaxed);
         self.entry().state.store(state::OVERLAP, Release);
     }
 
@@ -119,6 +120,7 @@ impl Flow {
     /// From now on everything is translated.
     pub(super) fn splice(&self) {
         self.entry().state.store(state::SPLICED, Release);
+        self.ground.overlaps().fetch_sub(1, Relaxed);
     }
 
     /// The flow is over, but late segments are still translated for a while.
@@ -162,7 +164,9 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.entry().state.store(state::FREE, Release);
+        if self.entry().state.swap(state::FREE, AcqRel) == state::OVERLAP {
+            self.ground.overlaps().fetch_sub(1, Relaxed);
+        }
         self.ground
             .give_back_slot(self.slot, self.serial, &self.tuples);
     }

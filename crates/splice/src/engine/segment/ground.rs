@@ -4,12 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
 use crate::bpf_object::{DeviceLink, Map, Program, SharedArray, load};
-use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentTuple};
+use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use crate::error::{Error, ErrorKind, Result};
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
@@ -21,9 +22,11 @@ static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
 /// other's flows in it.
 pub(crate) struct Ground {
     ingress: Program,
+    egress: Program,
     inspect: Program,
     tuples: Map,
     flows: SharedArray<SegmentFlow>,
+    gate: SharedArray<SegmentGate>,
     book: Mutex<Book>,
 }
 
@@ -48,7 +51,7 @@ struct Book {
     free: VecDeque<u32>,
     next_serial: u32,
     owners: HashMap<SegmentTuple, u32>,
-    devices: HashMap<u32, DeviceLink>,
+    devices: HashMap<u32, [DeviceLink; 2]>,
 }
 
 impl Ground {
@@ -76,6 +79,8 @@ impl Ground {
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
         Ok(Self {
             ingress: object.program("segment_ingress")?,
+            egress: object.program("segment_egress")?,
+            gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
@@ -110,13 +115,19 @@ impl Ground {
         if book.devices.contains_key(&device) {
             return Ok(true);
         }
-        let link = self.ingress.attach_ingress(device).map_err(|errno| {
-            Error::new(
-                ErrorKind::BpfRefused,
-                format!("the program cannot be attached to device {device}: {errno}"),
-            )
-        })?;
-        book.devices.insert(device, link);
+        let attached = |link: std::result::Result<DeviceLink, Errno>| {
+            link.map_err(|errno| {
+                Error::new(
+                    ErrorKind::BpfRefused,
+                    format!("the program cannot be attached to device {device}: {errno}"),
+                )
+            })
+        };
+        let links = [
+            attached(self.ingress.attach_ingress(device))?,
+            attached(self.egress.attach_egress(device))?,
+        ];
+        book.devices.insert(device, links);
         Ok(false)
     }
 
@@ -151,6 +162,11 @@ impl Ground {
             }
         }
         book.free.push_back(slot);
+    }
+
+    /// How many flows are in OVERLAP.
+    pub(super) fn overlaps(&self) -> &AtomicU32 {
+        &self.gate.at(0).overlaps
     }
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {
