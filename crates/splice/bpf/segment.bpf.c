@@ -875,8 +875,13 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 
 	if (copy) {
+		/*
+		 * Over lo it has to leave once more, which keeps its route: without one a segment from
+		 * an address of this host is a martian.
+		 */
 		skb->mark = copy;
-		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
+		bpf_clone_redirect(skb, skb->ifindex,
+				   skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
 		skb->mark = mark;
 	}
 	if (!s.local) {

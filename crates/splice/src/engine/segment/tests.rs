@@ -176,7 +176,8 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
             let splicer = Splicer::new(1).expect("a splicer");
             let mut random = Random(seed());
             for round in 0..rounds {
-                let place = random.next() % bytes as u64 * 3 / 4;
+                let most = std::env::var("SEGMENT_PLACE").ok().and_then(|text| text.parse().ok());
+                let place = random.next() % most.unwrap_or(bytes as u64 * 3 / 4);
                 let before = counters();
                 let (outcome, forwarded, pause) =
                     both_ways(connect_here(ip), &splicer, place, bytes, random.next());
