@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Namespace, Need, available};
+use netlab::{Lab, Namespace, Need, available};
 
 use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
 
@@ -168,6 +168,66 @@ fn changes(before: &[(String, u64)], after: &[(String, u64)]) -> String {
         .join(", ")
 }
 
+/// The same over veths: client, relay and server in namespaces of their own.
+fn connect_across(lab: &Lab, v6: bool) -> Joined {
+    let (relay_ip, server_ip) = if v6 {
+        (Lab::RELAY_V6.to_string(), Lab::SERVER_V6.to_string())
+    } else {
+        (Lab::RELAY_V4.to_string(), Lab::SERVER_V4.to_string())
+    };
+    let here = |ip: &str| if v6 { format!("[{ip}]:0") } else { format!("{ip}:0") };
+    let (front, front_address) = lab.relay().enter(|| listen(&here(&relay_ip))).expect("entered");
+    let (back, back_address) = lab.server().enter(|| listen(&here(&server_ip))).expect("entered");
+    let client = lab.client().enter(|| TcpStream::connect(front_address).expect("connect"));
+    let a = front.accept().expect("accept").0;
+    let b = lab.relay().enter(|| TcpStream::connect(back_address).expect("connect"));
+    let server = back.accept().expect("accept").0;
+    Joined {
+        client: client.expect("entered"),
+        server,
+        a: Endpoint::new(a).expect("an endpoint"),
+        b: Endpoint::new(b.expect("entered")).expect("an endpoint"),
+    }
+}
+
+fn counters_across(lab: &Lab) -> Vec<(String, u64)> {
+    let mut sum = counters_in(lab.client());
+    for other in [lab.relay(), lab.server()] {
+        for (one, other) in sum.iter_mut().zip(counters_in(other)) {
+            one.1 += other.1;
+        }
+    }
+    sum
+}
+
+fn counters_in(namespace: &Namespace) -> Vec<(String, u64)> {
+    namespace.enter(counters).expect("entered")
+}
+
+fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
+    let lab = Lab::new().expect("a lab");
+    for namespace in [lab.client(), lab.relay(), lab.server()] {
+        namespace.set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }).expect("sysctl");
+    }
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let mut random = Random(seed());
+    for round in 0..rounds {
+        let base = std::env::var_os("SEGMENT_BASELINE").map_or(0, |_| bytes as u64 * 2);
+        let place = base + random.next() % (bytes as u64 * 3 / 4);
+        let before = counters_across(&lab);
+        let (outcome, forwarded, pause) =
+            both_ways(connect_across(&lab, v6), &splicer, place, bytes, random.next());
+        let changes = changes(&before, &counters_across(&lab));
+        eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
+        assert_eq!(outcome.reason, Reason::EndOfStream);
+        if base == 0 {
+            assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
+        }
+        assert_eq!(outcome.moved.a_to_b, bytes as u64);
+        assert_eq!(outcome.moved.b_to_a, bytes as u64);
+    }
+}
+
 fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
     let namespace = Namespace::new("seg").expect("a namespace");
     namespace.set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }).expect("sysctl");
@@ -177,14 +237,17 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
             let mut random = Random(seed());
             for round in 0..rounds {
                 let most = std::env::var("SEGMENT_PLACE").ok().and_then(|text| text.parse().ok());
-                let place = random.next() % most.unwrap_or(bytes as u64 * 3 / 4);
+                let base = std::env::var_os("SEGMENT_BASELINE").map_or(0, |_| bytes as u64 * 2);
+                let place = base + random.next() % most.unwrap_or(bytes as u64 * 3 / 4);
                 let before = counters();
                 let (outcome, forwarded, pause) =
                     both_ways(connect_here(ip), &splicer, place, bytes, random.next());
                 let changes = changes(&before, &counters());
                 eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
                 assert_eq!(outcome.reason, Reason::EndOfStream);
-                assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
+                if std::env::var_os("SEGMENT_BASELINE").is_none() {
+                    assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
+                }
                 assert_eq!(outcome.moved.a_to_b, bytes as u64);
                 assert_eq!(outcome.moved.b_to_a, bytes as u64);
             }
@@ -196,5 +259,40 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
 fn change_overs_at_random_places_over_lo() {
     if available(Need::Root) {
         hunt("127.0.0.1:0", 64 << 20, rounds(3), true);
+    }
+}
+
+#[test]
+fn change_overs_at_random_places_over_lo_without_stamps() {
+    if available(Need::Root) {
+        hunt("127.0.0.1:0", 64 << 20, rounds(3), false);
+    }
+}
+
+#[test]
+fn change_overs_at_random_places_over_lo_v6() {
+    if available(Need::Root) {
+        hunt("[::1]:0", 64 << 20, rounds(3), true);
+    }
+}
+
+#[test]
+fn change_overs_at_random_places_over_veths() {
+    if available(Need::Root) {
+        hunt_across(false, 64 << 20, rounds(3), true);
+    }
+}
+
+#[test]
+fn change_overs_at_random_places_over_veths_without_stamps() {
+    if available(Need::Root) {
+        hunt_across(false, 64 << 20, rounds(3), false);
+    }
+}
+
+#[test]
+fn change_overs_at_random_places_over_veths_v6() {
+    if available(Need::Root) {
+        hunt_across(true, 64 << 20, rounds(3), true);
     }
 }
