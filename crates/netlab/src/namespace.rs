@@ -1,0 +1,105 @@
+//! One network namespace.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::panic;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context, Result};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::Process;
+use crate::ip::ip;
+use crate::registry::{self, Leftover, NAMESPACES};
+
+/// A network namespace with its loopback up, removed on drop.
+///
+/// A socket belongs to the namespace that it was created in for all its life: one that
+/// [`enter`](Self::enter) returns goes on working on whatever thread uses it.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    link: File,
+}
+
+impl Namespace {
+    /// Creates one; `role` becomes the last part of its name.
+    pub fn new(role: &str) -> Result<Self> {
+        let name = registry::unique_name(role);
+        registry::create(Leftover::Namespace(name.clone()), || {
+            ip(&["netns", "add", &name])?;
+            ip(&["-n", &name, "link", "set", "lo", "up"])
+        })?;
+        let path = PathBuf::from(NAMESPACES).join(&name);
+        match File::open(&path) {
+            Ok(link) => Ok(Self { name, link }),
+            Err(error) => {
+                registry::remove(&Leftover::Namespace(name));
+                Err(error).with_context(|| format!("cannot open {}", path.display()))
+            }
+        }
+    }
+
+    /// Its name, as `ip netns` lists it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `work` on a fresh thread inside this namespace and waits for it. Threads that `work`
+    /// starts are inside as well. A panic of `work` becomes a panic of the caller.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let joined = thread::scope(|scope| {
+            thread::Builder::new()
+                .name(format!("in {}", self.name))
+                .spawn_scoped(scope, || {
+                    let kind = Some(LinkNameSpaceType::Network);
+                    move_into_link_name_space(self.link.as_fd(), kind).map(|()| work())
+                })
+                .map(|thread| thread.join())
+        });
+        joined
+            .context("cannot start a thread for a namespace")?
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+            .with_context(|| format!("cannot enter the namespace {}: this needs root", self.name))
+    }
+
+    /// A command that runs `program` inside this namespace and is killed when the thread that
+    /// spawned it ends; see [`Process`].
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Process::command("nsenter");
+        command
+            .arg(format!("--net={NAMESPACES}/{}", self.name))
+            .arg("--")
+            .arg(program);
+        command
+    }
+
+    /// Sets a sysctl of this namespace, such as `net.ipv4.tcp_timestamps`.
+    pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let path = sysctl_path(name);
+        // Which namespace a file below /proc/sys/net speaks of is decided by who opens it.
+        self.enter(|| fs::write(&path, value))?
+            .with_context(|| format!("cannot set {name} to {value} in {}", self.name))
+    }
+
+    /// Reads a sysctl of this namespace; `None` when this kernel has none of that name.
+    pub fn sysctl(&self, name: &str) -> Result<Option<String>> {
+        let path = sysctl_path(name);
+        Ok(self
+            .enter(|| fs::read_to_string(&path))?
+            .ok()
+            .map(|text| text.trim_end().into()))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        registry::remove(&Leftover::Namespace(self.name.clone()));
+    }
+}
+
+fn sysctl_path(name: &str) -> PathBuf {
+    PathBuf::from("/proc/sys").join(name.replace('.', "/"))
+}

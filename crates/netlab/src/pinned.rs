@@ -1,0 +1,57 @@
+//! One CPU, and keeping it awake.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::Process;
+
+/// Pins the calling thread to `cpu`; threads and processes that it starts from then on inherit it.
+pub fn pin_thread(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    if cpu < CpuSet::MAX_CPU {
+        set.set(cpu);
+    }
+    sched_setaffinity(None, &set)
+        .with_context(|| format!("cannot pin to CPU {cpu}: choose one that this machine has"))
+}
+
+/// A busy loop of the lowest class there is (`SCHED_IDLE`) on one CPU. It gives way to everything
+/// else, but the CPU never gets to sleep: on a virtual machine waking one up costs more, and varies
+/// more, than the round trip that is to be measured.
+#[derive(Debug)]
+pub struct Spinner {
+    process: Process,
+}
+
+impl Spinner {
+    /// Starts one on `cpu`.
+    pub fn start(cpu: usize) -> Result<Self> {
+        let mut command = Process::command("chrt");
+        command
+            .args(["--idle", "0", "taskset", "--cpu-list", &cpu.to_string()])
+            .args(["sh", "-c", "while :; do :; done"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        Ok(Self {
+            process: Process::spawn(&mut command)?,
+        })
+    }
+
+    /// CPU time that it has had so far; what is left of the elapsed time, somebody else had.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/schedstat", self.process.id());
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {path}: did the spinner end?"))?;
+        // First field: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
+        let nanoseconds = text
+            .split_ascii_whitespace()
+            .next()
+            .and_then(|field| field.parse().ok())
+            .with_context(|| format!("{path} does not begin with a number"))?;
+        Ok(Duration::from_nanos(nanoseconds))
+    }
+}

@@ -1,0 +1,191 @@
+//! What a test needs beyond a plain user's rights, and what happens without it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::{env, thread};
+
+use rustix::thread::CapabilitySet;
+
+use crate::{Namespace, program};
+
+/// The variable that turns a skip into a failure: a comma-separated list of [`Need::name`]s, or
+/// `all`.
+const VARIABLE: &str = "SPLICED_REQUIRE";
+
+/// Something that not every machine or user has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Need {
+    /// Being root.
+    Root,
+    /// Creating network namespaces.
+    Netns,
+    /// Loading BPF programs of the networking kind: CAP_BPF, CAP_NET_ADMIN and a kernel with BTF.
+    Bpf,
+    /// The `perf` program and the right to count system calls.
+    Perf,
+    /// The `haproxy` program.
+    Haproxy,
+    /// The `nginx` program.
+    Nginx,
+    /// The `ss` program of iproute2.
+    Ss,
+    /// The `strace` program.
+    Strace,
+}
+
+impl Need {
+    /// Every need, in the order that a listing shows.
+    pub const ALL: [Self; 8] = [
+        Self::Root,
+        Self::Netns,
+        Self::Bpf,
+        Self::Perf,
+        Self::Haproxy,
+        Self::Nginx,
+        Self::Ss,
+        Self::Strace,
+    ];
+
+    /// What `SPLICED_REQUIRE` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Root => "root",
+            Self::Netns => "netns",
+            Self::Bpf => "bpf",
+            Self::Perf => "perf",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+            Self::Ss => "ss",
+            Self::Strace => "strace",
+        }
+    }
+
+    /// Why it is not there, or `None` when it is.
+    fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => without_root(),
+            Self::Netns => without_namespaces(),
+            Self::Bpf => without_bpf(),
+            Self::Perf => without_program("perf", "linux-perf").or_else(without_tracing),
+            Self::Haproxy => without_program("haproxy", "haproxy"),
+            Self::Nginx => without_program("nginx", "nginx"),
+            Self::Ss => without_program("ss", "iproute2"),
+            Self::Strace => without_program("strace", "strace"),
+        }
+    }
+}
+
+/// Whether this machine has what a test needs. The test returns at once when it has not:
+///
+/// ```no_run
+/// use netlab::{Need, available};
+///
+/// if !available(Need::Netns) {
+///     return;
+/// }
+/// ```
+///
+/// A line `skipped: TEST: why` then goes to stderr. So that a machine which ought to have everything
+/// cannot skip in silence, the variable `SPLICED_REQUIRE` lists what must be there, comma-separated
+/// (`root,netns,bpf`), or says `all`.
+///
+/// # Panics
+/// When the need is missing and `SPLICED_REQUIRE` names it.
+pub fn available(need: Need) -> bool {
+    let Some(why) = need.missing() else {
+        return true;
+    };
+    let thread = thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let list = env::var(VARIABLE).unwrap_or_default();
+    assert!(
+        !names(&list, need),
+        "{test} needs {}, which {VARIABLE} names: {why}",
+        need.name()
+    );
+    eprintln!("skipped: {test}: {why}");
+    false
+}
+
+fn names(list: &str, need: Need) -> bool {
+    list.split(',')
+        .map(str::trim)
+        .any(|word| word == "all" || word == need.name())
+}
+
+fn without_root() -> Option<String> {
+    (!rustix::process::geteuid().is_root()).then(|| "not root".into())
+}
+
+fn without_namespaces() -> Option<String> {
+    // Tried once per process: a test binary asks this many times.
+    static TRIED: OnceLock<Option<String>> = OnceLock::new();
+    TRIED
+        .get_or_init(|| {
+            without_root()
+                .or_else(|| without_program("nsenter", "util-linux"))
+                .or_else(|| {
+                    Namespace::new("try")
+                        .err()
+                        .map(|error| format!("{error:#}"))
+                })
+        })
+        .clone()
+}
+
+fn without_bpf() -> Option<String> {
+    let held = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    // Kernels before 5.8 have no CAP_BPF and ask for CAP_SYS_ADMIN in its place.
+    let wanted = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+    if !held.is_ok_and(|held| held.contains(wanted) || held.contains(CapabilitySet::SYS_ADMIN)) {
+        return Some("no CAP_BPF and CAP_NET_ADMIN".into());
+    }
+    let types = Path::new("/sys/kernel/btf/vmlinux");
+    (!types.exists()).then(|| format!("no {}", types.display()))
+}
+
+fn without_tracing() -> Option<String> {
+    // Above 1, a user without CAP_PERFMON counts nothing that happens inside the kernel
+    // (Documentation/admin-guide/sysctl/kernel.rst).
+    const KERNEL_VISIBLE_UP_TO: i32 = 1;
+    let path = "/proc/sys/kernel/perf_event_paranoid";
+    let level = fs::read_to_string(path)
+        .ok()
+        .and_then(|text| text.trim().parse::<i32>().ok());
+    let allowed = level.is_some_and(|level| level <= KERNEL_VISIBLE_UP_TO);
+    without_root()
+        .filter(|_| !allowed)
+        .map(|why| format!("{why}, and {path} forbids counting"))
+}
+
+fn without_program(name: &str, package: &str) -> Option<String> {
+    program(name)
+        .is_none()
+        .then(|| format!("no {name} (apt install {package})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Need, names};
+
+    #[test]
+    fn the_list_is_read_word_by_word() {
+        assert!(names("root, netns", Need::Netns));
+        assert!(names("all", Need::Bpf));
+        assert!(!names("", Need::Root));
+        assert!(!names("rooted", Need::Root));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (index, need) in Need::ALL.iter().enumerate() {
+            assert!(
+                Need::ALL[index + 1..]
+                    .iter()
+                    .all(|other| other.name() != need.name())
+            );
+        }
+    }
+}

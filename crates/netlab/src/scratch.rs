@@ -1,0 +1,44 @@
+//! A directory for the files of one run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::registry::{self, Leftover};
+
+/// A directory below the system's temporary one, removed with its content on drop and on a signal.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Creates one; `role` becomes the last part of its name.
+    pub fn new(role: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(registry::unique_name(role));
+        registry::create(Leftover::Directory(path.clone()), || {
+            fs::create_dir(&path)
+                .with_context(|| format!("cannot create the directory {}", path.display()))
+        })?;
+        Ok(Self { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a file into it and returns where that is.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        registry::remove(&Leftover::Directory(self.path.clone()));
+    }
+}

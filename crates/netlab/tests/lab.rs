@@ -1,0 +1,262 @@
+//! A lab carries traffic both ways, and nothing of it stays behind.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper of a test that cannot go on fails the test"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::panic;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use netlab::{Lab, Namespace, Need, Process, Scratch, Spinner, available};
+use rustix::process::Signal;
+
+/// Far more than anything here takes, little enough to notice a hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Set for the copy of this program that a test starts, to tell it what to do.
+const ROLE: &str = "NETLAB_TEST_ROLE";
+
+fn exists(name: &str) -> bool {
+    Path::new("/run/netns").join(name).exists()
+}
+
+fn names(lab: &Lab) -> [String; 3] {
+    [lab.client(), lab.relay(), lab.server()].map(|namespace| namespace.name().to_owned())
+}
+
+/// Connects from the client to the server and sends a line there and back.
+fn round_trip(lab: &Lab, server: IpAddr) {
+    let listener = lab
+        .server()
+        .enter(|| TcpListener::bind((server, 0)))
+        .unwrap()
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut client = lab
+        .client()
+        .enter(|| TcpStream::connect(address))
+        .unwrap()
+        .unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    for stream in [&client, &accepted] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    let mut arrived = [0; 5];
+    client.write_all(b"there").unwrap();
+    accepted.read_exact(&mut arrived).unwrap();
+    assert_eq!(&arrived, b"there");
+    accepted.write_all(b"back!").unwrap();
+    client.read_exact(&mut arrived).unwrap();
+    assert_eq!(&arrived, b"back!");
+}
+
+#[test]
+fn the_client_reaches_the_server_through_the_relay() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().unwrap();
+    round_trip(&lab, Lab::SERVER_V4.into());
+    if lab.has_ipv6() {
+        round_trip(&lab, Lab::SERVER_V6.into());
+    }
+
+    // Nothing but forwarding joins the two.
+    lab.relay().set_sysctl("net.ipv4.ip_forward", "0").unwrap();
+    let listener = lab
+        .server()
+        .enter(|| TcpListener::bind((Lab::SERVER_V4, 0)))
+        .unwrap()
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    let short = Duration::from_millis(300);
+    let attempt = lab
+        .client()
+        .enter(|| TcpStream::connect_timeout(&address, short))
+        .unwrap();
+    assert!(attempt.is_err());
+}
+
+#[test]
+fn sysctls_belong_to_one_namespace() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let (one, other) = (
+        Namespace::new("one").unwrap(),
+        Namespace::new("other").unwrap(),
+    );
+    one.set_sysctl("net.ipv4.tcp_timestamps", "0").unwrap();
+    other.set_sysctl("net.ipv4.tcp_timestamps", "1").unwrap();
+    assert_eq!(
+        one.sysctl("net.ipv4.tcp_timestamps").unwrap().as_deref(),
+        Some("0")
+    );
+    assert_eq!(one.sysctl("net.ipv4.no_such_thing").unwrap(), None);
+    let error = one.set_sysctl("net.ipv4.no_such_thing", "1").unwrap_err();
+    assert!(format!("{error:#}").contains("no_such_thing"));
+}
+
+#[test]
+fn commands_run_inside() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("inside").unwrap();
+    let inside = namespace
+        .command("readlink")
+        .arg("/proc/self/ns/net")
+        .output()
+        .unwrap()
+        .stdout;
+    let entered = namespace
+        .enter(|| fs::read_link("/proc/thread-self/ns/net"))
+        .unwrap()
+        .unwrap();
+    let outside = fs::read_link("/proc/thread-self/ns/net").unwrap();
+    assert_eq!(
+        String::from_utf8(inside).unwrap().trim(),
+        entered.to_str().unwrap()
+    );
+    assert_ne!(entered, outside);
+}
+
+#[test]
+fn drop_and_panic_leave_nothing() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().unwrap();
+    let scratch = Scratch::new("dropped").unwrap();
+    let file = scratch.write("a", "b").unwrap();
+    let made = names(&lab);
+    assert!(made.iter().all(|name| exists(name)));
+    drop((lab, scratch));
+    assert!(!made.iter().any(|name| exists(name)));
+    assert!(!file.exists());
+
+    let lab = Lab::new().unwrap();
+    let made = names(&lab);
+    let unwound = panic::catch_unwind(panic::AssertUnwindSafe(move || {
+        lab.client().enter(|| panic!("on purpose")).unwrap();
+    }));
+    assert!(unwound.is_err());
+    assert!(!made.iter().any(|name| exists(name)));
+}
+
+/// Not a test of its own: what [`start_holder`] runs in another process.
+#[test]
+#[ignore = "the child's part of the tests about signals"]
+fn hold_a_lab() {
+    if std::env::var(ROLE).is_err() {
+        return;
+    }
+    let lab = Lab::new().unwrap();
+    let scratch = Scratch::new("held").unwrap();
+    let mut command = lab.relay().command("sleep");
+    let sleeper = Process::spawn(command.arg("1000").stdout(Stdio::null())).unwrap();
+    let [client, relay, server] = names(&lab);
+    println!(
+        "held: {client} {relay} {server} {} {}",
+        scratch.path().display(),
+        sleeper.id()
+    );
+    std::thread::sleep(PATIENCE);
+}
+
+/// Another process that holds a lab: itself, the namespaces, the scratch directory and its child.
+fn start_holder() -> (Process, Vec<String>, String, u32) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "hold_a_lab", "--ignored", "--nocapture"])
+        .env(ROLE, "holder")
+        .stdout(Stdio::piped());
+    let mut holder = Process::spawn(&mut command).unwrap();
+    let output = BufReader::new(holder.child_mut().stdout.take().unwrap());
+    let words = output
+        .lines()
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("held: ").map(|(_, words)| words.to_owned()))
+        .expect("the holder says what it holds");
+    let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    assert!(words[..3].iter().all(|name| exists(name)));
+    (
+        holder,
+        words[..3].to_vec(),
+        words[3].clone(),
+        words[4].parse().unwrap(),
+    )
+}
+
+fn gone(pid: u32) -> bool {
+    // A killed child stays a zombie until init has reaped it: its state is Z then.
+    fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+}
+
+#[test]
+fn a_signal_leaves_nothing() {
+    if !available(Need::Netns) {
+        return;
+    }
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let (mut holder, namespaces, scratch, sleeper) = start_holder();
+        holder.signal(signal).unwrap();
+        let status = holder
+            .wait_at_most(PATIENCE)
+            .unwrap()
+            .expect("the holder ends");
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(signal.as_raw())
+        );
+        assert!(
+            !namespaces.iter().any(|name| exists(name)),
+            "after {signal:?}"
+        );
+        assert!(!Path::new(&scratch).exists(), "after {signal:?}");
+        wait_until(|| gone(sleeper));
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_is_swept() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let (mut holder, namespaces, scratch, sleeper) = start_holder();
+    holder.signal(Signal::KILL).unwrap();
+    holder
+        .wait_at_most(PATIENCE)
+        .unwrap()
+        .expect("the holder ends");
+    wait_until(|| gone(sleeper));
+    netlab::sweep();
+    // Other processes sweep as well, and a name may be on its way out.
+    wait_until(|| !namespaces.iter().any(|name| exists(name)) && !Path::new(&scratch).exists());
+}
+
+#[test]
+fn a_spinner_takes_what_is_left_and_stops() {
+    if !available(Need::Root) {
+        return;
+    }
+    let spinner = Spinner::start(0).unwrap();
+    wait_until(|| {
+        spinner
+            .cpu_time()
+            .is_ok_and(|time| time > Duration::from_millis(20))
+    });
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "waited in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,124 @@
+//! Other relays, set up as somebody who knows them well would.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::site::Site;
+
+/// Where Debian's package puts nginx's stream module; nginx.org's builds have it linked in.
+const NGINX_STREAM: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+/// More than the idle pairs need; with its pipes HAProxy stays below 20 000 open files.
+const CONNECTIONS: u32 = 6_000;
+
+/// How HAProxy moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haproxy {
+    /// Through its buffers, all sizes as they come.
+    Copying,
+    /// With `splice-auto`, as its manual advises: it decides by itself when to splice. It has been
+    /// seen (2.6.12) not to splice at all when all ends share one CPU.
+    SplicingAuto,
+    /// Through pipes always (`splice-request`, `splice-response`), all sizes as they come.
+    Splicing,
+    /// The same with pipes of 1 MiB and buffers of 64 KiB, as for bulk.
+    SplicingTuned,
+}
+
+impl Haproxy {
+    fn globals(self) -> &'static str {
+        match self {
+            Self::Copying | Self::SplicingAuto | Self::Splicing => "",
+            // 1 MiB is the most that a user without privileges gets (fs.pipe-max-size).
+            Self::SplicingTuned => "  tune.pipesize 1048576\n  tune.bufsize 65536\n",
+        }
+    }
+
+    fn defaults(self) -> &'static str {
+        match self {
+            Self::Copying => "",
+            Self::SplicingAuto => "  option splice-auto\n",
+            Self::Splicing | Self::SplicingTuned => {
+                "  option splice-request\n  option splice-response\n"
+            }
+        }
+    }
+}
+
+/// The command that runs HAProxy in TCP mode on one thread, or what to install.
+pub(crate) fn haproxy(
+    site: &Site,
+    how: Haproxy,
+    address: SocketAddr,
+) -> Result<Result<Command, String>> {
+    let Some(program) = netlab::program("haproxy") else {
+        return Ok(Err("not installed: apt install haproxy".into()));
+    };
+    // No health checks, no logs, no balancing: nothing but the relaying. It sets TCP_NODELAY itself.
+    let text = format!(
+        "global\n  nbthread 1\n  maxconn {CONNECTIONS}\n{}\
+         defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 10m\n  timeout server 10m\n{}\
+         listen relay\n  bind {address} backlog 4096\n  server target {}\n",
+        how.globals(),
+        how.defaults(),
+        Site::server(),
+    );
+    let file = site
+        .scratch
+        .write(&format!("haproxy-{}.cfg", address.port()), &text)?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    // -db: stay in the foreground.
+    command.arg("-db").arg("-f").arg(file);
+    Ok(Ok(command))
+}
+
+/// The command that runs nginx's stream module with one worker, or what to install.
+pub(crate) fn nginx(site: &Site, address: SocketAddr) -> Result<Result<Command, String>> {
+    let Some(program) = netlab::program("nginx") else {
+        return Ok(Err(
+            "not installed: apt install nginx libnginx-mod-stream".into()
+        ));
+    };
+    let load = if Path::new(NGINX_STREAM).exists() {
+        format!("load_module {NGINX_STREAM};")
+    } else {
+        String::new()
+    };
+    let directory = site.scratch.path().display();
+    // Without a master there is one process with one event loop, the same that a worker would run,
+    // and it ends with its parent; a worker would outlive a master that was killed.
+    let text = format!(
+        "{load}\ndaemon off;\nmaster_process off;\nworker_processes 1;\n\
+         error_log stderr crit;\npid {directory}/nginx-{port}.pid;\n\
+         events {{ worker_connections {workers}; }}\n\
+         stream {{\n  access_log off;\n  server {{\n    listen {address} backlog=4096;\n    \
+         proxy_pass {server};\n    proxy_connect_timeout 5s;\n    proxy_timeout 10m;\n  }}\n}}\n",
+        port = address.port(),
+        // Both ends of a pair count.
+        workers = 2 * CONNECTIONS + 64,
+        server = Site::server(),
+    );
+    let file = site
+        .scratch
+        .write(&format!("nginx-{}.conf", address.port()), &text)?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    command.arg("-c").arg(file);
+    if load.is_empty() && !has_linked_stream(&program) {
+        return Ok(Err(
+            "has no stream module: apt install libnginx-mod-stream".into()
+        ));
+    }
+    Ok(Ok(command))
+}
+
+fn has_linked_stream(nginx: &Path) -> bool {
+    Command::new(nginx).arg("-V").output().is_ok_and(|output| {
+        // It prints its build options to stderr.
+        String::from_utf8_lossy(&output.stderr)
+            .split_whitespace()
+            .any(|word| word == "--with-stream")
+    })
+}

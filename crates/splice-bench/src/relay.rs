@@ -1,0 +1,142 @@
+//! A relay that runs as a process of its own.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use netlab::Process;
+
+use crate::site::{PATIENCE, Site};
+
+/// How often a relay that starts up is asked whether it listens yet.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
+/// How long after accepting a relay may take to reach the server.
+const REACH_WITHIN: Duration = Duration::from_secs(1);
+
+/// What spliced ends with when it cannot do what it was told to, an engine that this machine lacks
+/// among them (its "wrong usage").
+const REFUSED: i32 = 2;
+
+/// A running relay, killed on drop.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    process: Process,
+    log: PathBuf,
+    address: SocketAddr,
+}
+
+/// What came of starting a relay.
+#[derive(Debug)]
+pub(crate) enum Start {
+    Running(Relay),
+    /// It declined, and this is why.
+    Refused(String),
+}
+
+impl Relay {
+    /// Starts `command` and waits until it relays from `address` to the server.
+    pub(crate) fn start(
+        site: &Site,
+        name: &str,
+        mut command: Command,
+        address: SocketAddr,
+    ) -> Result<Start> {
+        let log = site.scratch.path().join(format!("{}.log", address.port()));
+        let file =
+            File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file);
+        let mut relay = Self {
+            process: Process::spawn(&mut command)?,
+            log,
+            address,
+        };
+
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = relay.process.try_wait()? {
+                let said = relay.said();
+                if status.code() == Some(REFUSED) {
+                    return Ok(Start::Refused(said));
+                }
+                bail!("{name} ended at once ({status}): {said}");
+            }
+            if let Ok(stream) = TcpStream::connect_timeout(&address, PATIENCE) {
+                // The first pair makes a relay allocate what it keeps for all of them.
+                let reached = site.accept(REACH_WITHIN)?;
+                drop(stream);
+                if reached.is_some() {
+                    return Ok(Start::Running(relay));
+                }
+            }
+            if Instant::now() > deadline {
+                bail!("{name} does not relay from {address}: {}", relay.said());
+            }
+            thread::sleep(ASK_EVERY);
+        }
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Its last words on stderr.
+    pub(crate) fn said(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        log.lines()
+            .map(str::trim)
+            .rfind(|line| !line.is_empty())
+            .unwrap_or("it said nothing")
+            .into()
+    }
+
+    /// Memory that is the process's own, in bytes: its proportional set size. Sockets, and pages
+    /// that wait in pipes, are the kernel's and not in it.
+    pub(crate) fn memory_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/smaps_rollup", self.pid());
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        text.lines()
+            .find_map(|line| line.strip_prefix("Pss:"))
+            .and_then(|rest| rest.trim().strip_suffix("kB"))
+            .and_then(|kibibytes| kibibytes.trim().parse::<u64>().ok())
+            .map(|kibibytes| kibibytes << 10)
+            .with_context(|| format!("{path} has no line `Pss: N kB`"))
+    }
+
+    /// Bytes that wait in its pipes.
+    pub(crate) fn piped_bytes(&self) -> Result<u64> {
+        let directory = format!("/proc/{}/fd", self.pid());
+        let entries = fs::read_dir(&directory)
+            .with_context(|| format!("cannot read {directory}: this needs root"))?;
+        let mut seen = Vec::new();
+        let mut bytes = 0;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            // Both ends of a pipe have the same target, and either tells what is in it.
+            let Ok(target) = fs::read_link(&path) else {
+                continue;
+            };
+            if !target.to_string_lossy().starts_with("pipe:") || seen.contains(&target) {
+                continue;
+            }
+            // Opening the link opens the pipe itself once more, whichever end it was.
+            if let Ok(pipe) = File::open(&path) {
+                bytes += rustix::io::ioctl_fionread(&pipe).context("cannot ask a pipe's length")?;
+            }
+            seen.push(target);
+        }
+        Ok(bytes)
+    }
+}

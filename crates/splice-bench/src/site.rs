@@ -1,0 +1,194 @@
+//! Where all measurements take place: three namespaces, one CPU, one server.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use netlab::{Lab, Scratch, Spinner};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Where the server listens. Below the ephemeral ports that [`SYSCTLS`] leaves.
+const SERVER_PORT: u16 = 9000;
+
+/// How long anything on an idle local path may take before it counts as broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the namespaces have other than the kernel's defaults, and why.
+const SYSCTLS: [(&str, &str); 2] = [
+    // Thousands of short connections per second: more ports to choose from, and those in TIME_WAIT
+    // may be taken again after a second. For every contestant alike.
+    ("net.ipv4.ip_local_port_range", "10000 65535"),
+    ("net.ipv4.tcp_tw_reuse", "1"),
+];
+
+/// What the namespaces control congestion with: the first that they may. Pacing (bbr) would spread
+/// out what this bench wants to push through; cubic is what most machines run, but a namespace may
+/// choose it only if `net.ipv4.tcp_allowed_congestion_control` of the machine lists it; reno always.
+const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
+
+/// The lab, pinned and awake. Everything is measured from a thread in the client's namespace, which
+/// [`Site::enter`] provides.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) lab: Lab,
+    pub(crate) scratch: Scratch,
+    pub(crate) congestion_control: &'static str,
+    listener: TcpListener,
+    spinner: Spinner,
+}
+
+/// Both ends of one connection from client to server, with or without a relay in between.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) client: TcpStream,
+    pub(crate) server: TcpStream,
+}
+
+/// What an interval cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    pub(crate) elapsed: Duration,
+    /// What the shared CPU did in that time other than spinning.
+    pub(crate) busy: Duration,
+}
+
+impl Site {
+    /// Pins this thread, and so everything that it starts, to `cpu`, and builds the rest.
+    pub(crate) fn build(cpu: usize) -> Result<Self> {
+        netlab::pin_thread(cpu)?;
+        raise_open_files()?;
+        let lab = Lab::new()?;
+        for (name, value) in SYSCTLS {
+            lab.set_sysctl(name, value)?;
+        }
+        let congestion_control = choose_congestion_control(&lab)?;
+        let address = Self::server();
+        let listener = lab
+            .server()
+            .enter(|| TcpListener::bind(address))?
+            .with_context(|| format!("the server cannot listen on {address}"))?;
+        let scratch = Scratch::new("bench")?;
+        let spinner = Spinner::start(cpu)?;
+        Ok(Self {
+            lab,
+            scratch,
+            congestion_control,
+            listener,
+            spinner,
+        })
+    }
+
+    /// The server's address.
+    pub(crate) fn server() -> SocketAddr {
+        (Lab::SERVER_V4, SERVER_PORT).into()
+    }
+
+    /// Where relay number `index` listens, on the client's side of the relay's namespace.
+    pub(crate) fn relay(index: u16) -> SocketAddr {
+        (Lab::RELAY_V4, SERVER_PORT + 1 + index).into()
+    }
+
+    /// Runs `work` where the client is.
+    pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.lab.client().enter(work)?
+    }
+
+    /// The server's listening socket.
+    pub(crate) fn listener(&self) -> &TcpListener {
+        &self.listener
+    }
+
+    /// Connects to `address` and waits for what then arrives at the server.
+    pub(crate) fn connect(&self, address: SocketAddr) -> Result<Connection> {
+        let client = TcpStream::connect_timeout(&address, PATIENCE)
+            .with_context(|| format!("cannot connect to {address}"))?;
+        let server = self.accept(PATIENCE)?.with_context(|| {
+            format!("{address} took a connection but did not pass it on to the server")
+        })?;
+        for stream in [&client, &server] {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+        }
+        Ok(Connection { client, server })
+    }
+
+    /// The next connection at the server, if one comes in time.
+    pub(crate) fn accept(&self, patience: Duration) -> Result<Option<TcpStream>> {
+        if !ready(&self.listener, PollFlags::IN, patience)? {
+            return Ok(None);
+        }
+        let (stream, _) = self.listener.accept().context("the server cannot accept")?;
+        Ok(Some(stream))
+    }
+
+    /// Throws away connections that nobody asked for, which a failed measurement may have left.
+    pub(crate) fn drain(&self) -> Result<()> {
+        while self.accept(Duration::ZERO)?.is_some() {}
+        Ok(())
+    }
+
+    /// Does `work` and says what that cost.
+    ///
+    /// The spinner takes exactly what nobody else wants, so the rest of the elapsed time is what
+    /// the others had: client, relay, server, kworkers and softirqs on this CPU. A kernel without
+    /// `CONFIG_IRQ_TIME_ACCOUNTING` books an interrupt to whom it interrupts, so softirqs that hit
+    /// the spinner are missed; under load, when the spinner hardly runs, there are next to none.
+    pub(crate) fn time<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
+        let (begin, spun) = (Instant::now(), self.spinner.cpu_time()?);
+        let result = work()?;
+        let elapsed = begin.elapsed();
+        let idle = self.spinner.cpu_time()?.saturating_sub(spun);
+        Ok((
+            result,
+            Cost {
+                elapsed,
+                busy: elapsed.saturating_sub(idle),
+            },
+        ))
+    }
+}
+
+fn choose_congestion_control(lab: &Lab) -> Result<&'static str> {
+    let mut refused = None;
+    for name in CONGESTION_CONTROLS {
+        match lab.set_sysctl("net.ipv4.tcp_congestion_control", name) {
+            Ok(()) => return Ok(name),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.expect("the list of congestion controls is not empty"))
+}
+
+/// Whether `fd` becomes ready for `events` within `patience`.
+pub(crate) fn ready(fd: impl AsFd, events: PollFlags, patience: Duration) -> Result<bool> {
+    let patience = Timespec::try_from(patience).context("a wait that long has no timespec")?;
+    let count = poll(&mut [PollFd::new(&fd, events)], Some(&patience)).context("cannot poll")?;
+    Ok(count > 0)
+}
+
+/// Idle pairs have both their ends in this process, and relays inherit its limit.
+fn raise_open_files() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    )
+    .context("cannot raise the limit of open files to its maximum")
+}
+
+/// Fails unless this many files may be open at once.
+pub(crate) fn require_open_files(wanted: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    ensure!(
+        limit >= wanted,
+        "{wanted} open files are needed but only {limit} allowed: raise `ulimit -Hn` or measure \
+         fewer idle pairs"
+    );
+    Ok(())
+}

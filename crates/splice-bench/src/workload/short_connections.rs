@@ -1,0 +1,93 @@
+//! Connections that live for one byte each way.
+//!
+//! The server closes first. Its TIME_WAIT then lies at a fixed port on the server's and on the
+//! relay's side, and neither the client's nor the relay's ephemeral ports run out.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::site::{PATIENCE, Site};
+
+/// The byte that asks for an answer.
+const ASK: u8 = b'?';
+/// The byte that tells a server thread to end.
+const QUIT: u8 = b'.';
+
+/// Opens, uses and closes connections for `duration`, `in_flight` at a time, each by a blocking
+/// thread with a counterpart at the server. Returns connections per second.
+pub(crate) fn rate(
+    site: &Site,
+    address: SocketAddr,
+    in_flight: usize,
+    duration: Duration,
+) -> Result<f64> {
+    thread::scope(|scope| {
+        let servers: Vec<_> = (0..in_flight)
+            .map(|_| scope.spawn(|| serve(site.listener())))
+            .collect();
+        let begin = Instant::now();
+        let clients: Vec<_> = (0..in_flight)
+            .map(|_| scope.spawn(move || ask(address, begin, duration)))
+            .collect();
+
+        let mut connections: Result<u32> = Ok(0);
+        for client in clients {
+            let count = client
+                .join()
+                .unwrap_or_else(|_| Err(anyhow!("a client panicked")));
+            connections = connections.and_then(|sum| Ok(sum + count?));
+        }
+        let elapsed = begin.elapsed();
+        // Whatever came of it, the servers have to be told, or they would wait for ever.
+        for _ in &servers {
+            TcpStream::connect_timeout(&Site::server(), PATIENCE)?.write_all(&[QUIT])?;
+        }
+        for server in servers {
+            server.join().map_err(|_| anyhow!("a server panicked"))??;
+        }
+        Ok(f64::from(connections?) / elapsed.as_secs_f64())
+    })
+}
+
+fn ask(address: SocketAddr, begin: Instant, duration: Duration) -> Result<u32> {
+    let mut count = 0;
+    while begin.elapsed() < duration {
+        let outcome = ask_once(address);
+        outcome.with_context(|| format!("short connection {count} through {address}"))?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+fn ask_once(address: SocketAddr) -> Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = [0];
+    stream.write_all(&[ASK])?;
+    stream.read_exact(&mut answer).context("no answer")?;
+    ensure!(answer == [ASK], "a wrong answer");
+    ensure!(
+        stream.read(&mut answer).context("no end of stream")? == 0,
+        "more than one answer"
+    );
+    Ok(())
+}
+
+fn serve(listener: &TcpListener) -> Result<()> {
+    loop {
+        let (mut stream, _) = listener.accept().context("the server cannot accept")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut byte = [0];
+        // A connection that ended early is the client's to report.
+        if stream.read_exact(&mut byte).is_ok() {
+            if byte == [QUIT] {
+                return Ok(());
+            }
+            let _ = stream.write_all(&byte);
+        }
+    }
+}
