@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Tells user space whether a target has sent everything that was redirected to it. Never
+ * Tells user space how far a target has come with what was redirected to it. Never
  * attached: user space runs it with BPF_PROG_RUN and the question as the packet. It is a tc
  * program since that type may look into a map of sockets and can be run this way.
  */
@@ -18,7 +18,6 @@ int inspect(struct __sk_buff *skb)
 	struct inspection *answer = (void *)(long)skb->data;
 	struct bpf_sock *target;
 	struct tcp_sock *tcp;
-	struct unix_sock *un;
 	__u64 cookie;
 
 	if ((void *)(answer + 1) > (void *)(long)skb->data_end)
@@ -31,10 +30,9 @@ int inspect(struct __sk_buff *skb)
 	tcp = bpf_skc_to_tcp_sock(target);
 	if (tcp) {
 		answer->queued_skbs = backlog_skbs(tcp->inet_conn.icsk_inet.sk.sk_user_data);
-	} else {
-		un = bpf_skc_to_unix_sock(target);
-		if (un)
-			answer->queued_skbs = backlog_skbs(un->sk.sk_user_data);
+		answer->write_seq = tcp->write_seq;
+		answer->copied_seq = tcp->copied_seq;
+		answer->rcv_nxt = tcp->rcv_nxt;
 	}
 	bpf_sk_release(target);
 	return 0;

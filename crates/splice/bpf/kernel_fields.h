@@ -8,18 +8,9 @@
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-typedef struct {
-	int counter;
-} atomic_t;
-
-typedef struct {
-	atomic_t refs;
-} refcount_t;
-
 struct sock {
 	int sk_sndbuf;
 	int sk_wmem_queued;
-	refcount_t sk_wmem_alloc;
 	void *sk_user_data;
 };
 
@@ -33,10 +24,9 @@ struct inet_connection_sock {
 
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
-};
-
-struct unix_sock {
-	struct sock sk;
+	__u32 write_seq;
+	__u32 copied_seq;
+	__u32 rcv_nxt;
 };
 
 struct sk_buff_head {

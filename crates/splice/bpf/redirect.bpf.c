@@ -70,9 +70,7 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 {
 	struct bpf_sock *target = bpf_map_lookup_elem(&targets, &cookie);
 	struct tcp_sock *tcp;
-	struct unix_sock *un;
 	__s64 size = 0, used = 0;
-	__u32 skbs = 0;
 
 	if (!target)
 		return 0;
@@ -82,19 +80,10 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 
 		size = sk->sk_sndbuf;
 		used = sk->sk_wmem_queued;
-		skbs = backlog_skbs(sk->sk_user_data);
-	} else {
-		un = bpf_skc_to_unix_sock(target);
-		if (un) {
-			/* The worker asks sock_writeable(): half of the buffer has to be free. */
-			size = un->sk.sk_sndbuf >> 1;
-			used = un->sk.sk_wmem_alloc.refs.counter;
-			skbs = backlog_skbs(un->sk.sk_user_data);
-		}
+		used += (__s64)backlog_skbs(sk->sk_user_data) * direction->largest;
 	}
 	bpf_sk_release(target);
 	direction->looks++;
-	used += (__s64)skbs * direction->largest;
 	/* Latched, it waits until half is free, so that it does not go back and forth per skb. */
 	if (direction->latched)
 		size >>= 1;
@@ -151,8 +140,8 @@ int redirect(struct __sk_buff *skb)
 		return pass(skb, direction, *index);
 	}
 
-	/* Only user space can stop in the middle of an skb. */
-	if (direction->redirected + direction->passed + skb->len > direction->limit) {
+	/* Only user space can stop in the middle of an skb, and end the pair at its end. */
+	if (direction->redirected + direction->passed + skb->len >= direction->limit) {
 		direction->limited++;
 		return pass(skb, direction, *index);
 	}
@@ -175,6 +164,8 @@ int redirect(struct __sk_buff *skb)
 			direction->credit = cost;
 	}
 
+	direction->credit -= cost;
+
 	/*
 	 * Counted before it is queued, so that user space never takes the target for drained
 	 * while bytes are on their way to it.
@@ -186,7 +177,6 @@ int redirect(struct __sk_buff *skb)
 		direction->missed++;
 		return pass(skb, direction, *index);
 	}
-	direction->credit -= cost;
 	return SK_PASS;
 }
 

@@ -21,21 +21,25 @@ struct direction {
 	__u32 latched;		/* the target was full: pass until it is half empty */
 	__u32 full;		/* skbs passed because the target was full */
 	__u32 behind;		/* skbs passed because user space had bytes to copy */
-	__u32 limited;		/* skbs passed because of the byte limit */
+	__u32 limited;		/* skbs passed because they reach the byte limit */
 	__u32 missed;		/* skbs passed because the target was gone */
 	__u32 fins;		/* bare ends of stream, dropped; the socket knows of them */
 	__u32 looks;		/* looks at the target */
 
 	/* Written by user space, on a cache line of its own. */
 	__u64 consumed __attribute__((aligned(64))); /* passed bytes given to the target */
-	__u64 limit;		/* byte limit: nothing beyond it is redirected */
+	__u64 limit;		/* byte limit: what reaches it is user space's to move */
 } __attribute__((aligned(64)));
 
-/* What inspect tells of a target. */
+/* What inspect tells of a target, which is a source of the other direction too. */
 struct inspection {
 	__u64 cookie;		/* in: the source whose target is meant */
 	__u32 found;		/* out: 1 when there is such a target */
 	__u32 queued_skbs;	/* out: redirected to it, not yet given to its send function */
+	__u32 write_seq;	/* out: behind the last byte given to its send function */
+	__u32 copied_seq;	/* out: behind the last byte that was taken out of it */
+	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
+	__u32 unused;
 };
 
 #endif

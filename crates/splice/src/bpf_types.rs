@@ -38,6 +38,10 @@ pub(crate) struct Inspection {
     pub(crate) cookie: u64,
     pub(crate) found: u32,
     pub(crate) queued_skbs: u32,
+    pub(crate) write_seq: u32,
+    pub(crate) copied_seq: u32,
+    pub(crate) rcv_nxt: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct segment_tuple` in `bpf/segment.h`: a connection as a segment from its peer carries it.
@@ -204,7 +208,7 @@ const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, fins) == 56);
     assert!(std::mem::offset_of!(DirectionEntry, consumed) == 64);
-    assert!(size_of::<Inspection>() == 16);
+    assert!(size_of::<Inspection>() == 32);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);
     assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
@@ -229,7 +233,7 @@ mod plain {
     unsafe impl Plain for u64 {}
     // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment.
     unsafe impl Plain for DirectionEntry {}
-    // SAFETY: repr(C), integers only, 8 + 4 + 4 = 16 bytes.
+    // SAFETY: repr(C), integers only, 8 + 6 * 4 = 32 bytes.
     unsafe impl Plain for Inspection {}
     // SAFETY: repr(C), arrays of bytes only.
     unsafe impl Plain for SegmentTuple {}

@@ -1,6 +1,9 @@
 //! How much a pair has moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::engine::kernel::Gauge;
 
 /// Bytes that a pair has delivered to the receiving socket, each way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,8 +24,14 @@ impl Counters {
 /// The live side of [`Counters`]: the pair's loop writes, anyone reads.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
+    /// What user space has moved, and after the end everything.
     moved_bytes: [AtomicU64; 2],
-    forwarded_bytes: AtomicU64,
+    /// What the kernel has moved, as long as an engine there has the pair. Read in place, so that
+    /// nobody has to be woken to carry figures over.
+    gauge: Mutex<Option<Arc<dyn Gauge>>>,
+    /// For tests: what the kernel had carried by itself at the end, repetitions included.
+    #[cfg(test)]
+    pub(crate) carried_bytes: AtomicU64,
 }
 
 impl Meter {
@@ -31,20 +40,29 @@ impl Meter {
         self.moved_bytes[direction].store(bytes, Ordering::Relaxed);
     }
 
-    /// What the kernel has forwarded by itself, repetitions included, in bytes.
-    pub(crate) fn set_forwarded(&self, bytes: u64) {
-        self.forwarded_bytes.store(bytes, Ordering::Relaxed);
+    pub(crate) fn set_gauge(&self, gauge: Arc<dyn Gauge>) {
+        *self.lock() = Some(gauge);
     }
 
-    /// As set by [`set_forwarded`](Self::set_forwarded).
-    #[cfg(test)]
-    pub(crate) fn forwarded_bytes(&self) -> u64 {
-        self.forwarded_bytes.load(Ordering::Relaxed)
+    /// Puts the last figures in place of the gauge.
+    pub(crate) fn settle(&self, bytes: [u64; 2]) {
+        let mut gauge = self.lock();
+        for (moved, bytes) in self.moved_bytes.iter().zip(bytes) {
+            moved.store(bytes, Ordering::Relaxed);
+        }
+        *gauge = None;
     }
 
     pub(crate) fn read(&self) -> Counters {
-        let [a_to_b, b_to_a] =
-            [0, 1].map(|index: usize| self.moved_bytes[index].load(Ordering::Relaxed));
+        let gauge = self.lock();
+        let in_kernel = gauge.as_ref().map_or([0, 0], |gauge| gauge.moved_bytes());
+        let [a_to_b, b_to_a] = [0, 1]
+            .map(|index: usize| self.moved_bytes[index].load(Ordering::Relaxed) + in_kernel[index]);
         Counters { a_to_b, b_to_a }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn Gauge>>> {
+        // It is replaced as a whole, so a panic cannot leave it half made.
+        self.gauge.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,6 +7,10 @@
 //!    └──────────────────────────────┘
 //! ```
 //!
+//! A direction reads up to its mark and stands still there: what lies behind the mark is moved in
+//! the kernel, or not before an engine there says so (`engine/kernel.rs`). Without one the mark
+//! is infinitely far.
+//!
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
@@ -127,8 +131,12 @@ pub(crate) struct Direction {
     /// An urgent mark stands in the source, which splice(2) does not get past.
     urgent: bool,
     destination_ready: bool,
+    /// The source has said that its stream ends behind the bytes that have come.
+    end_seen: bool,
     taken_bytes: u64,
     given_bytes: u64,
+    /// Nothing is read beyond this many bytes, not even an end of stream.
+    mark_bytes: u64,
     next_look_bytes: u64,
     /// The last read brought bulk.
     bulk: bool,
@@ -146,8 +154,10 @@ impl Direction {
             source_outlasts: false,
             urgent: false,
             destination_ready: false,
+            end_seen: false,
             taken_bytes: 0,
             given_bytes: 0,
+            mark_bytes: u64::MAX,
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
             bulk: false,
             way_taken: WayTaken::default(),
@@ -158,6 +168,7 @@ impl Direction {
         self.source_ready |= readiness.is_readable();
         self.source_outlasts |= readiness.outlasts_short_read();
         self.urgent |= readiness.is_urgent();
+        self.end_seen |= readiness.is_hung_up();
     }
 
     pub(crate) fn destination_became(&mut self, readiness: Readiness) {
@@ -173,9 +184,44 @@ impl Direction {
         self.given_bytes
     }
 
-    /// How many bytes are in hand.
-    pub(crate) fn held(&self) -> usize {
-        self.hand.held()
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken_bytes
+    }
+
+    /// The source has told of its end of stream, which may not have been read yet.
+    pub(crate) fn end_seen(&self) -> bool {
+        self.end_seen
+    }
+
+    /// Its end of stream is on its way or passed on: no byte follows.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.state != State::Flowing
+    }
+
+    /// Nothing is in hand, and the source was found empty.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.state == State::Flowing && !self.source_ready && self.hand.held() == 0
+    }
+
+    /// Moves the mark: see the module's words.
+    pub(crate) fn hold_at(&mut self, mark_bytes: u64) {
+        debug_assert!(mark_bytes >= self.taken_bytes);
+        self.mark_bytes = mark_bytes;
+    }
+
+    /// A pump would move bytes, or find out that it cannot.
+    pub(crate) fn can_move(&self) -> bool {
+        if self.hand.held() > 0 {
+            self.destination_ready
+        } else {
+            self.state == State::Flowing && self.source_ready && self.taken_bytes < self.mark_bytes
+        }
+    }
+
+    /// Only by buffer from now on: splice(2) does not see what a BPF program has left on a
+    /// socket (`tcp_splice_read` looks into the receive queue only).
+    pub(crate) fn copy_only(&mut self) {
+        self.carriage = Carriage::Copy;
     }
 
     pub(crate) fn way_taken(&self) -> WayTaken {
@@ -207,7 +253,7 @@ impl Direction {
                 self.state = State::Ended;
                 break Progress::Waits;
             }
-            if !self.source_ready {
+            if !self.source_ready || self.taken_bytes >= self.mark_bytes {
                 break Progress::Waits;
             }
             if self.given_bytes >= turn_ends_at {
@@ -248,7 +294,8 @@ impl Direction {
     fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
         let allowed = way
             .byte_limit
-            .map_or(u64::MAX, |limit| limit - self.taken_bytes);
+            .map_or(u64::MAX, |limit| limit - self.taken_bytes)
+            .min(self.mark_bytes - self.taken_bytes);
         self.pick_up(way.carriers);
         let Some(carrier) = self.hand.carrier() else {
             return Ok(());

@@ -147,6 +147,18 @@ impl Endpoint {
         }
     }
 
+    /// Gives both buffers a fixed size, as far as `net.core.rmem_max` and `wmem_max` or
+    /// CAP_NET_ADMIN allow.
+    pub(crate) fn fix_buffers(&mut self, bytes: usize) {
+        (self.receive_bounded, self.send_bounded) = (true, true);
+        // The kernel doubles the values; see below.
+        let half = bytes / 2;
+        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, half)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, half));
+        let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, half)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, half));
+    }
+
     /// Stops the growth of the send buffer at `most_bytes`; see
     /// [`bound_receive_buffer`](Self::bound_receive_buffer).
     pub(crate) fn bound_send_buffer(&mut self, most_bytes: usize) {

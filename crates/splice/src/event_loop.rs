@@ -18,8 +18,10 @@ use rustix::time::{
 };
 use slab::Slab;
 
+use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::Carriers;
+use crate::engine::kernel::Bell;
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -34,7 +36,7 @@ const EVENTS_PER_TURN: usize = 256;
 /// Which task on its loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    index: u32,
+    pub(crate) index: u32,
     generation: u32,
 }
 
@@ -43,9 +45,13 @@ pub(crate) struct Key {
 const GENERATION_BITS: u32 = 24;
 const MAILBOX_TOKEN: u64 = u64::MAX;
 const TIMER_TOKEN: u64 = u64::MAX - 1;
+/// The first bell; each further one is one lower.
+const BELL_TOKEN: u64 = u64::MAX - 2;
+/// More bells than there are engines in the kernel.
+const BELLS: u64 = 16;
 
 impl Key {
-    fn token(self, source: u8) -> u64 {
+    pub(crate) fn token(self, source: u8) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.generation) << 8 | u64::from(source)
     }
 
@@ -79,20 +85,22 @@ struct Slot {
 /// Dropping the loop closes its tasks: its pairs end with
 /// [`Reason::Shutdown`](crate::Reason::Shutdown).
 pub struct EventLoop {
-    epoll: OwnedFd,
+    pub(crate) epoll: OwnedFd,
     events: Vec<epoll::Event>,
     slots: Slab<Slot>,
     next_generation: u32,
-    wheel: TimerWheel,
+    pub(crate) wheel: TimerWheel,
     /// Exists once the loop is turned by a loop of somebody else's, which cannot know our
     /// deadlines.
     timer: Option<OwnedFd>,
     armed: Option<Instant>,
     again: VecDeque<Key>,
-    mailbox: Arc<Mailbox>,
-    now: Instant,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) now: Instant,
     ended: bool,
     pub(crate) carriers: Carriers,
+    /// What the engines in the kernel call user space with.
+    bells: Vec<Arc<dyn Bell>>,
 }
 
 impl EventLoop {
@@ -125,6 +133,7 @@ impl EventLoop {
             now,
             ended: false,
             carriers: Carriers::default(),
+            bells: Vec::new(),
         })
     }
 
@@ -165,6 +174,12 @@ impl EventLoop {
                 TIMER_TOKEN => {
                     if let Some(timer) = &self.timer {
                         let _ = rustix::io::read(timer, &mut [0u8; 8]);
+                    }
+                }
+                token if token > BELL_TOKEN - BELLS => {
+                    let bell = self.bells.get((BELL_TOKEN - token) as usize);
+                    if let Some(bell) = bell.map(Arc::clone) {
+                        bell.answer();
                     }
                 }
                 token => {
@@ -345,7 +360,22 @@ impl EventLoop {
         if self.slots.is_empty() {
             // Nobody is left to use what is kept; pipes are a scarce good of the whole user.
             self.carriers = Carriers::default();
+            for bell in self.bells.drain(..) {
+                // Other loops may keep the descriptor open.
+                let _ = epoll::delete(&self.epoll, bell.fd());
+            }
         }
+    }
+
+    pub(crate) fn hear(&mut self, bell: Arc<dyn Bell>) -> Result<()> {
+        if self.bells.iter().any(|known| Arc::ptr_eq(known, &bell)) {
+            return Ok(());
+        }
+        let data = EventData::new_u64(BELL_TOKEN - self.bells.len() as u64);
+        let flags = Interest::TAKE_SHARED.flags();
+        epoll::add(&self.epoll, bell.fd(), data, flags).context("cannot watch a BPF ring")?;
+        self.bells.push(bell);
+        Ok(())
     }
 
     fn create_timer(&mut self) -> Result<()> {
@@ -430,67 +460,6 @@ impl fmt::Debug for EventLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventLoop")
             .field("tasks", &self.slots.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// A task's way to its loop.
-pub struct Context<'a> {
-    event_loop: &'a mut EventLoop,
-    key: Key,
-}
-
-impl Context<'_> {
-    /// When this turn of the loop began.
-    pub fn now(&self) -> Instant {
-        self.event_loop.now
-    }
-
-    /// Watches a descriptor; [`Task::ready`] is called with `source`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System), `ENOSPC` when the user's epoll watches
-    /// are used up (`/proc/sys/fs/epoll/max_user_watches`).
-    pub fn register(&mut self, fd: impl AsFd, source: u8, interest: Interest) -> Result<()> {
-        let data = EventData::new_u64(self.key.token(source));
-        epoll::add(&self.event_loop.epoll, fd, data, interest.flags())
-            .context("cannot watch a descriptor")
-    }
-
-    /// Stops watching a descriptor.
-    pub fn deregister(&mut self, fd: impl AsFd) {
-        // It can fail only when the descriptor is not watched, which is what is wanted.
-        let _ = epoll::delete(&self.event_loop.epoll, fd);
-    }
-
-    /// Sets the task's one deadline, or with `None` takes it away.
-    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        let index = self.key.index as usize;
-        match deadline {
-            Some(deadline) => self.event_loop.wheel.set(index, deadline),
-            None => self.event_loop.wheel.cancel(index),
-        }
-    }
-
-    /// A way to wake this task from other threads.
-    pub fn waker(&self) -> Waker {
-        Waker::new(Arc::clone(&self.event_loop.mailbox), self.key)
-    }
-
-    /// Places another task on this loop and starts it.
-    pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
-        self.event_loop.spawn(task)
-    }
-
-    pub(crate) fn carriers(&mut self) -> &mut Carriers {
-        &mut self.event_loop.carriers
-    }
-}
-
-impl fmt::Debug for Context<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("key", &self.key)
             .finish_non_exhaustive()
     }
 }

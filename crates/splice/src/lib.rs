@@ -44,10 +44,9 @@
 //! another language that embeds this library has to ignore it as well.
 
 mod address;
-#[allow(dead_code, reason = "the engines that use it come next")]
 mod bpf_object;
-#[allow(dead_code, reason = "the engines that use it come next")]
 mod bpf_types;
+mod context;
 mod counters;
 mod direction;
 mod endpoint;
@@ -65,11 +64,12 @@ mod task;
 mod timer_wheel;
 
 pub use address::Address;
+pub use context::Context;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind};
 pub use engine::{EngineChoice, EngineName};
 pub use error::{Error, ErrorKind, Result};
-pub use event_loop::{Context, EventLoop};
+pub use event_loop::EventLoop;
 pub use handle::Handle;
 pub use limits::Limits;
 pub use mailbox::{Remote, Waker};

@@ -4,7 +4,8 @@
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
 //! ```
 //!
-//! The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
+//! User space moves the bytes, until an engine in the kernel takes over (`engine/kernel.rs` says
+//! how). The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
 //! their ends, with a reset where they were cut.
 
@@ -14,12 +15,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
-use crate::engine::segment::{Load, Progress as Change, Segment, flow::Flow, flow::LINGER};
+use crate::engine::kernel::{Grip, KernelEngine, Next, Turn, Watch};
+use crate::engine::segment::Segment;
+use crate::engine::sockmap::Sockmap;
 use crate::engine::{Chosen, EngineChoice, EngineName};
-use crate::error::Result;
-use crate::event_loop::Context;
+use crate::error::{Error, Result};
 use crate::handle::Status;
 use crate::limits::{Limits, Shares};
 use crate::outcome::{Outcome, Reason, Side};
@@ -34,19 +37,31 @@ pub struct Options {
     pub limits: Limits,
     /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
+    /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
+    /// to `sockmap`, where that can be used.
+    pub promote_after: Duration,
 }
+
+/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
+/// "Choosing an engine" in ARCHITECTURE.md.
+const PROMOTE_AFTER: Duration = Duration::from_millis(50);
+
+/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
+/// decline.
+const SECOND_TRY: Duration = Duration::from_millis(1200);
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
 /// ARCHITECTURE.md.
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion after 64 KiB.
+    /// Engine `auto`, the default [`Limits`], promotion after 64 KiB or 50 ms.
     fn default() -> Self {
         Self {
             engine: EngineChoice::Auto,
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
+            promote_after: PROMOTE_AFTER,
         }
     }
 }
@@ -89,27 +104,29 @@ pub(crate) struct Pair {
     registered: bool,
     choice: EngineChoice,
     shares: Shares,
+    /// An engine that has the pair or is about to take it.
+    kernel: Option<Box<dyn KernelEngine>>,
+    /// The loop answers its bell.
+    heard: bool,
+    /// The kernel has moved bytes.
+    taken: bool,
+    /// Why no engine in the kernel has the pair, where one was tried.
+    declined: Option<Cow<'static, str>>,
+    watch: Watch,
+    promote_after_bytes: u64,
+    /// The engine `segment` was tried.
+    segment_tried: bool,
     idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
     moved_at: Instant,
-    promotion: Promotion,
-    promote_after_bytes: u64,
-    /// When the engine wants to be looked at again.
-    look_at: Option<Instant>,
+    /// The three things that the pair's one deadline may stand for.
+    idle_look_at: Option<Instant>,
+    promote_at: Option<Instant>,
+    kernel_look_at: Option<Instant>,
+    deadline: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
-}
-
-/// How a pair stands with the engine `segment`.
-#[derive(Debug)]
-enum Promotion {
-    /// Not tried yet.
-    Ahead,
-    /// On its way, or there.
-    Taken(Box<Segment>),
-    /// Not for this pair.
-    Refused(Cow<'static, str>),
 }
 
 impl Pair {
@@ -125,7 +142,9 @@ impl Pair {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy | EngineName::Segment) => Carriage::Copy,
+            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap | EngineName::Segment) => {
+                Carriage::Copy
+            },
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
@@ -133,6 +152,10 @@ impl Pair {
             directions[index].source_became(readiness);
             directions[1 - index].destination_became(readiness);
         }
+        let kernel: Option<Box<dyn KernelEngine>> = match options.engine {
+            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new([&a, &b])?)),
+            _ => None,
+        };
         let now = Instant::now();
         let pair = Self {
             ends: Some([a, b]),
@@ -140,13 +163,27 @@ impl Pair {
             registered: registered.is_some(),
             choice: options.engine,
             shares: options.limits.shares(),
+            kernel,
+            heard: false,
+            taken: false,
+            declined: None,
+            watch: Watch::Stream,
+            promote_after_bytes: options.promote_after_bytes,
+            segment_tried: false,
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
             moved_at: now,
-            promotion: Promotion::Ahead,
-            promote_after_bytes: options.promote_after_bytes,
-            look_at: None,
+            idle_look_at: options
+                .limits
+                .idle_timeout
+                .and_then(|idle| now.checked_add(idle)),
+            promote_at: match options.engine {
+                EngineChoice::Auto => now.checked_add(options.promote_after),
+                EngineChoice::Only(_) => None,
+            },
+            kernel_look_at: None,
+            deadline: None,
             status,
             on_end,
         };
@@ -156,17 +193,13 @@ impl Pair {
 
     /// Moves what can be moved now, both ways.
     fn pump(&mut self, cx: &mut Context<'_>) -> Step {
-        if let Promotion::Taken(segment) = &self.promotion
-            && segment.is_spliced()
-        {
-            return match segment.end() {
-                Some(reason) => self.end(cx, reason),
-                None => Step::Wait,
-            };
-        }
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
+        let in_kernel = self
+            .kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes());
         let engine_before = (
             self.directions[0].way_taken(),
             self.directions[1].way_taken(),
@@ -186,7 +219,9 @@ impl Pair {
                 destination,
                 carriers: cx.carriers(),
                 shares: self.shares,
-                byte_limit: self.byte_limit,
+                byte_limit: self
+                    .byte_limit
+                    .map(|limit| limit.saturating_sub(in_kernel[from.index()])),
                 closing,
             });
             let after = direction.given_bytes();
@@ -206,7 +241,7 @@ impl Pair {
                     break;
                 }
             }
-            if self.byte_limit == Some(after) {
+            if self.byte_limit == Some(after + in_kernel[from.index()]) {
                 reason = Some(Reason::ByteLimit);
                 break;
             }
@@ -222,81 +257,134 @@ impl Pair {
         if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
             reason = Some(Reason::EndOfStream);
         }
-        if reason.is_none() {
-            reason = self.promote(cx);
+        if reason.is_none()
+            && self.choice == EngineChoice::Auto
+            && !self.segment_tried
+            && self.status.meter.read().total() >= self.promote_after_bytes
+        {
+            self.try_segment(cx);
         }
         match reason {
             Some(reason) => self.end(cx, reason),
+            None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
             None if turn_over => Step::Again,
             None => Step::Wait,
         }
     }
 
-    /// Brings the pair nearer to the engine `segment`, if that is where it belongs. The reason
-    /// to end, should there be one.
-    fn promote(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
-        let ends = self.ends.as_ref()?;
-        let loads = [0, 1].map(|index: usize| Load {
-            held: self.directions[index].held(),
-            given_bytes: self.directions[index].given_bytes(),
-            ended: self.directions[index].has_ended(),
-        });
-        let wanted = match self.choice {
-            EngineChoice::Only(name) => name == EngineName::Segment,
-            EngineChoice::Auto => loads
-                .iter()
-                .any(|load| load.given_bytes >= self.promote_after_bytes),
+    fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
+        let (Some(kernel), Some(ends)) = (&mut self.kernel, &mut self.ends) else {
+            return Step::Wait;
         };
-        if matches!(self.promotion, Promotion::Ahead) && wanted {
-            let begun = if self.byte_limit.is_some() {
-                Err("a byte limit is set".into())
-            } else if loads.iter().any(|load| load.ended) {
-                Err("the pair is half closed".into())
-            } else {
-                cx.carriers()
-                    .segments
-                    .ground()
-                    .map_err(Cow::from)
-                    .and_then(|ground| Segment::begin(&ground, ends))
-            };
-            self.look_at = Some(cx.now());
-            self.promotion = match begun {
-                Ok(segment) => Promotion::Taken(Box::new(segment)),
-                Err(why) => Promotion::Refused(why),
-            };
+        if !self.heard {
+            self.heard = true;
+            if let Some(bell) = kernel.bell()
+                && let Err(error) = cx.hear(bell)
+            {
+                let (side, errno) = (Side::A, errno_of(&error));
+                return self.end(cx, Reason::Failed { side, errno });
+            }
         }
-        if let Promotion::Taken(segment) = &mut self.promotion {
-            let empty = segment.has_begun() && loads.iter().all(|load| load.held == 0);
-            if empty || self.look_at.is_none_or(|at| at <= cx.now()) {
-                match segment.look(ends, loads) {
-                    Change::Later(pause) => self.look_at = Some(cx.now() + pause),
-                    Change::Refused(why) => self.promotion = Promotion::Refused(why),
-                    Change::Spliced => self.look_at = None,
+        let turn = kernel.turn(&mut Grip {
+            ends,
+            directions: &mut self.directions,
+            buffer_bytes: self.shares.buffer_bytes,
+            byte_limit: self.byte_limit,
+            waker: &|| cx.waker(),
+            now: cx.now(),
+        });
+        let next = match turn {
+            Turn::Holds(next) => {
+                if kernel.has_taken() && !self.taken {
+                    self.taken = true;
+                    self.status.meter.set_gauge(kernel.gauge());
+                    self.status.set_engine(self.engine());
                 }
-                self.set_deadline(cx);
+                next
+            }
+            Turn::Declined(why) => {
+                let segment = kernel.name() == EngineName::Segment;
+                self.kernel = None;
+                self.heard = false;
+                self.declined = Some(why);
+                if segment && self.choice != EngineChoice::Auto {
+                    return self.end(cx, Reason::Refused);
+                }
                 self.status.set_engine(self.engine());
+                Next {
+                    watch: Watch::Stream,
+                    look_at: None,
+                    again: self.directions.iter().any(Direction::can_move),
+                }
+            }
+            Turn::Ends(reason) => return self.end(cx, reason),
+        };
+        if next.watch != self.watch
+            && let Some(reason) = self.rewatch(cx, next.watch)
+        {
+            return self.end(cx, reason);
+        }
+        self.kernel_look_at = next.look_at;
+        self.set_deadline(cx);
+        if next.again || turn_over {
+            Step::Again
+        } else {
+            Step::Wait
+        }
+    }
+
+    fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
+        let interest = match watch {
+            Watch::Stream => Interest::STREAM,
+            Watch::Ends => Interest::ENDS,
+        };
+        for (source, end) in self.ends.iter().flatten().enumerate() {
+            if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
+                let (side, errno) = (Side::BOTH[source], errno_of(&error));
+                return Some(Reason::Failed { side, errno });
             }
         }
-        match (&self.promotion, self.choice) {
-            (Promotion::Refused(_), EngineChoice::Only(EngineName::Segment)) => {
-                Some(Reason::Refused)
+        self.watch = watch;
+        None
+    }
+
+    /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
+    /// other goes to the kernel.
+    fn promote(&mut self, cx: &mut Context<'_>) -> Step {
+        if !self.segment_tried {
+            self.try_segment(cx);
+            // Where it does not go there, it is looked at once more.
+            self.promote_at = cx.now().checked_add(SECOND_TRY);
+            return self.pump(cx);
+        }
+        if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
+            return Step::Wait;
+        }
+        let Some([a, b]) = &self.ends else {
+            return Step::Done;
+        };
+        match Sockmap::new([a, b]) {
+            Ok(sockmap) => {
+                self.kernel = Some(Box::new(sockmap));
+                self.pump(cx)
             }
-            (Promotion::Taken(segment), _) => segment.end(),
-            _ => None,
+            Err(error) => {
+                self.declined = Some(error.to_string().into());
+                self.status.set_engine(self.engine());
+                Step::Wait
+            }
+        }
+    }
+
+    fn try_segment(&mut self, cx: &mut Context<'_>) {
+        self.segment_tried = true;
+        match cx.carriers().segments.ground() {
+            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
+            Err(why) => self.declined = Some(why.into()),
         }
     }
 
     fn engine(&self) -> Chosen {
-        match (&self.promotion, self.choice) {
-            (Promotion::Taken(segment), EngineChoice::Auto) if segment.has_begun() => {
-                return Chosen::new(EngineName::Segment, "the program can translate its segments");
-            }
-            (Promotion::Refused(why), EngineChoice::Only(name)) => {
-                let why = why.clone();
-                return Chosen { name, why };
-            }
-            _ => {}
-        }
         let piped = self
             .directions
             .iter()
@@ -306,7 +394,26 @@ impl Pair {
             .iter()
             .find_map(|direction| direction.way_taken().no_pipe);
         let by_name = matches!(self.choice, EngineChoice::Only(_));
+        if self.taken
+            && let Some(kernel) = &self.kernel
+        {
+            let why = if by_name {
+                "asked for by name"
+            } else if kernel.name() == EngineName::Segment {
+                "the program can translate its segments"
+            } else {
+                "it lives long and moves little at a time"
+            };
+            return Chosen::new(kernel.name(), why);
+        }
+        if self.choice == EngineChoice::Only(EngineName::Segment)
+            && let Some(why) = self.declined.clone()
+        {
+            let name = EngineName::Segment;
+            return Chosen { name, why };
+        }
         let name = match self.choice {
+            EngineChoice::Only(EngineName::Sockmap) if self.declined.is_some() => EngineName::Copy,
             EngineChoice::Only(name) => name,
             EngineChoice::Auto if piped => EngineName::Pipe,
             EngineChoice::Auto => EngineName::Copy,
@@ -315,6 +422,10 @@ impl Pair {
             Some(errno) => Chosen {
                 name,
                 why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
+            },
+            None if !piped && self.declined.is_some() => Chosen {
+                name,
+                why: self.declined.clone().unwrap_or_default(),
             },
             None if by_name => Chosen::new(name, "asked for by name"),
             None if piped => Chosen::new(name, "a direction moved bulk"),
@@ -330,34 +441,37 @@ impl Pair {
             direction.release(cx.carriers());
         }
         match self.finish(reason) {
-            Some(flow) => Step::Become(Box::new(Linger { _flow: flow })),
+            Some(task) => Step::Become(task),
             None => Step::Done,
         }
     }
 
     /// Closes both ends and tells why. Only the first reason counts.
-    fn finish(&mut self, reason: Reason) -> Option<Flow> {
+    fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let ends = self.ends.take()?;
-        let Chosen { name, why } = self.engine();
-        self.read_moved();
-        let mut segment = match std::mem::replace(&mut self.promotion, Promotion::Ahead) {
-            Promotion::Taken(segment) if segment.has_begun() => Some(segment),
-            _ => None,
-        };
-        let mut lingers = None;
-        if segment.as_ref().is_some_and(|segment| segment.end() == Some(reason)) {
-            lingers = segment.take().map(|segment| segment.into_flow());
-        } else if segment.is_some() && !reason.cuts() {
-            // Both streams came to their ends through the sockets, which end them in order.
-            ends.iter().for_each(Endpoint::end_on_close);
-            segment = None;
-        } else if reason.cuts() {
+        if let Some(kernel) = &mut self.kernel {
+            #[cfg(test)]
+            let carried = kernel.carried_bytes();
+            #[cfg(test)]
+            self.status
+                .meter
+                .carried_bytes
+                .store(carried, std::sync::atomic::Ordering::Relaxed);
+            let in_kernel = kernel.release(&ends, &self.directions);
+            let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
+            self.status
+                .meter
+                .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
+        }
+        if reason.cuts() {
             ends.iter().for_each(Endpoint::reset_on_close);
         }
         drop(ends);
-        if let Some(segment) = segment {
-            segment.reset_both();
-        }
+        let Chosen { name, why } = self.engine();
+        let remains = self
+            .kernel
+            .take()
+            .and_then(|mut kernel| kernel.closed(reason));
         let outcome = Outcome {
             reason,
             moved: self.status.meter.read(),
@@ -369,32 +483,22 @@ impl Pair {
             on_end(outcome.clone());
         }
         self.status.finish(outcome);
-        lingers
+        remains
     }
 
-    /// Brings the counters up to what the program has moved.
-    fn read_moved(&mut self) {
-        if let Promotion::Taken(segment) = &self.promotion
-            && segment.has_begun()
-        {
-            self.status.meter.set_forwarded(segment.translated_bytes());
-            for direction in 0..2 {
-                let given = self.directions[direction].given_bytes();
-                let moved = segment.moved_bytes(direction).max(given);
-                self.status.meter.set(direction, moved);
-            }
+    fn set_deadline(&mut self, cx: &mut Context<'_>) {
+        let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
+        let deadline = wanted.into_iter().flatten().min();
+        if deadline != self.deadline {
+            self.deadline = deadline;
+            cx.set_deadline(deadline);
         }
     }
+}
 
-    fn set_deadline(&self, cx: &mut Context<'_>) {
-        let idle = self
-            .idle_timeout
-            .and_then(|timeout| self.moved_at.checked_add(timeout));
-        cx.set_deadline(match (idle, self.look_at) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        });
-    }
+fn errno_of(error: &Error) -> i32 {
+    let errno = error.os_error().and_then(std::io::Error::raw_os_error);
+    errno.unwrap_or(0)
 }
 
 impl Task for Pair {
@@ -405,10 +509,7 @@ impl Task for Pair {
         {
             for (source, end) in ends.iter().enumerate() {
                 if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
-                    let errno = error
-                        .os_error()
-                        .and_then(std::io::Error::raw_os_error)
-                        .unwrap_or(0);
+                    let errno = errno_of(&error);
                     return self.end(
                         cx,
                         Reason::Failed {
@@ -417,6 +518,12 @@ impl Task for Pair {
                         },
                     );
                 }
+            }
+        }
+        if self.choice == EngineChoice::Only(EngineName::Segment) {
+            self.try_segment(cx);
+            if self.kernel.is_none() {
+                return self.end(cx, Reason::Refused);
             }
         }
         self.pump(cx)
@@ -441,23 +548,29 @@ impl Task for Pair {
         self.pump(cx)
     }
 
-    /// The deadline is not moved with every byte; it is looked at when it comes.
+    /// The idle deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
-        self.read_moved();
-        if let Promotion::Taken(segment) = &self.promotion
-            && segment.has_begun()
-            && let Some(moved_at) = cx.now().checked_sub(segment.idle_for())
+        let now = cx.now();
+        self.deadline = None;
+        if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
+            && look_at <= now
         {
-            self.moved_at = self.moved_at.max(moved_at);
+            let in_kernel = self.kernel.as_ref().and_then(|kernel| kernel.moved_at(now));
+            let moved_at = in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at));
+            if now.saturating_duration_since(moved_at) >= timeout {
+                return self.end(cx, Reason::Idle);
+            }
+            self.idle_look_at = moved_at.checked_add(timeout);
         }
-        if self
-            .idle_timeout
-            .is_some_and(|timeout| cx.now().saturating_duration_since(self.moved_at) >= timeout)
-        {
-            return self.end(cx, Reason::Idle);
+        let mut step = Step::Wait;
+        if self.promote_at.is_some_and(|at| at <= now) {
+            self.promote_at = None;
+            step = self.promote(cx);
+        } else if self.kernel_look_at.is_some_and(|at| at <= now) {
+            self.kernel_look_at = None;
+            step = self.pump(cx);
         }
-        let step = self.pump(cx);
-        if self.ends.is_some() {
+        if matches!(step, Step::Wait | Step::Again) {
             self.set_deadline(cx);
         }
         step
@@ -472,26 +585,6 @@ impl Task for Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         drop(self.finish(Reason::Shutdown));
-    }
-}
-
-/// What remains of a pair whose segments were translated: late ones still are.
-struct Linger {
-    _flow: Flow,
-}
-
-impl Task for Linger {
-    fn start(&mut self, cx: &mut Context<'_>) -> Step {
-        cx.set_deadline(Some(cx.now() + LINGER));
-        Step::Wait
-    }
-
-    fn ready(&mut self, _cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
-        Step::Wait
-    }
-
-    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
-        Step::Done
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use rustix::event::epoll::EventFlags;
 
-use crate::event_loop::Context;
+use crate::context::Context;
 
 /// Something that an [`EventLoop`](crate::EventLoop) runs: a pair, a listener, a connection being
 /// made.
@@ -66,6 +66,9 @@ impl Readiness {
     /// What is possible on a connected socket of which nothing has been heard yet: writing.
     pub const WRITABLE: Self = Self(EventFlags::OUT);
 
+    /// Bytes or an end of stream may be there.
+    pub(crate) const READABLE: Self = Self(EventFlags::IN);
+
     pub(crate) fn from_flags(flags: EventFlags) -> Self {
         Self(flags)
     }
@@ -97,6 +100,11 @@ impl Readiness {
         self.0.contains(EventFlags::ERR)
     }
 
+    /// No more bytes follow those that have come.
+    pub(crate) fn is_hung_up(self) -> bool {
+        self.0.intersects(EventFlags::RDHUP | EventFlags::HUP)
+    }
+
     pub(crate) fn is_urgent(self) -> bool {
         self.0.contains(EventFlags::PRI)
     }
@@ -125,6 +133,10 @@ impl Interest {
             .union(EventFlags::PRI)
             .union(EventFlags::ET),
     );
+
+    /// A stream that the kernel moves: an end of stream or an error, and no byte. `IN` and `OUT`
+    /// would wake the process for every message that passes.
+    pub(crate) const ENDS: Self = Self(EventFlags::RDHUP.union(EventFlags::ET));
 
     /// A listener, or another source of which one unit at a time is taken: told as long as there
     /// is something to take.

@@ -1,11 +1,14 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
 //! `copy` and `pipe` move them in user space's hands: each is a [`Carrier`], and
-//! [`Direction`](crate::direction::Direction) drives whichever a direction uses.
+//! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
+//! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
 pub(crate) mod copy;
+pub(crate) mod kernel;
 pub(crate) mod pipe;
 pub(crate) mod segment;
+pub(crate) mod sockmap;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,6 +27,9 @@ pub enum EngineName {
     Copy,
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
+    /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
+    /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+    Sockmap,
     /// A tc program translates the segments of one TCP connection into those of the other; the
     /// relay's sockets sleep.
     Segment,
@@ -31,13 +37,14 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 3] = [Self::Copy, Self::Pipe, Self::Segment];
+    pub const ALL: [Self; 4] = [Self::Copy, Self::Pipe, Self::Sockmap, Self::Segment];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
+            Self::Sockmap => "sockmap",
             Self::Segment => "segment",
         }
     }
@@ -56,6 +63,7 @@ impl EngineName {
                     format!("engine pipe cannot be used: {why}"),
                 )
             }),
+            Self::Sockmap => sockmap::probe(),
             Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
                 Error::new(
                     ErrorKind::EngineRefused,

@@ -77,10 +77,6 @@ impl Flow {
         self.ground.flow(self.slot)
     }
 
-    pub(super) fn ground(&self) -> &Ground {
-        &self.ground
-    }
-
     pub(super) fn side(&self, index: usize) -> &SegmentSide {
         &self.entry().side[index]
     }
@@ -139,14 +135,23 @@ impl Flow {
         self.side(side).marks.load(Acquire)
     }
 
-    /// What the peer of the other side has acknowledged of this side's bytes since `next_byte`.
-    pub(super) fn acked_since(&self, side: usize, next_byte: u32) -> u64 {
-        let marks = self.marks(side);
+    /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
+    /// which was at `next_byte` when the flow began.
+    pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
         let entry = self.side(side);
-        let acked = entry.acked.load(Relaxed) - u64::from(next_byte);
-        let end_of_stream = marks & mark::FIN_ACKED != 0
-            && entry.acked.load(Relaxed) as u32 == entry.fin_end.load(Relaxed);
-        acked - u64::from(end_of_stream && acked > 0)
+        let acked = entry.acked.load(Relaxed);
+        let by_hand = entry.cut.load(Relaxed).wrapping_sub(next_byte);
+        let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
+        let end_of_stream = self.marks(side) & mark::FIN_ACKED != 0
+            && acked as u32 == entry.fin_end.load(Relaxed);
+        past.saturating_sub(end_of_stream.into())
+    }
+
+    /// Ends the translation.
+    pub(super) fn stop(&self) {
+        if self.entry().state.swap(state::FREE, AcqRel) == state::OVERLAP {
+            self.ground.overlaps().fetch_sub(1, Relaxed);
+        }
     }
 
     /// For how long no byte has been acknowledged.
@@ -164,9 +169,7 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        if self.entry().state.swap(state::FREE, AcqRel) == state::OVERLAP {
-            self.ground.overlaps().fetch_sub(1, Relaxed);
-        }
+        self.stop();
         self.ground
             .give_back_slot(self.slot, self.serial, &self.tuples);
     }

@@ -28,19 +28,25 @@ mod tests;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::net::{getpeername, getsockname, sockopt};
 
-use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
+use super::EngineName;
+use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
+use crate::bpf_types::{SegmentInspection, SegmentSide, SegmentSocket, SegmentTuple};
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
+use crate::context::Context;
+use crate::direction::Direction;
 use crate::endpoint::Endpoint;
 use crate::outcome::{Reason, Side};
 use crate::socket_option::{self, Repair};
+use crate::task::{Readiness, Step, Task};
 use eligibility::{Obstacle, examine, plan, was_seen};
-use flow::{Flow, now_ns};
+use flow::{Flow, LINGER, now_ns};
 use ground::Ground;
 
 /// How long a pair waits to be seen by the program: a round trip to a far peer, and a repetition.
@@ -52,25 +58,24 @@ const LARGEST_PAUSE: Duration = Duration::from_millis(64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    New,
     Watching,
     Overlap,
     Spliced,
 }
 
-/// What the pair tells about one of its directions.
+/// What the pair's directions have come to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
+struct Load {
     /// Bytes in the relay's hand.
-    pub(crate) held: usize,
-    /// Bytes that were given to the receiving socket.
-    pub(crate) given_bytes: u64,
+    held: usize,
     /// The end of the stream was passed on by the relay.
-    pub(crate) ended: bool,
+    ended: bool,
 }
 
 /// How a change-over goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+#[derive(Debug)]
+enum Progress {
     /// Go on copying, and look again after this long.
     Later(Duration),
     /// Stay with the engine that the pair has.
@@ -79,90 +84,106 @@ pub(crate) enum Progress {
     Spliced,
 }
 
+/// Where anyone can read what has gone past the sockets.
+#[derive(Debug, Default)]
+struct PastSockets {
+    flow: OnceLock<Arc<Flow>>,
+    /// Where counting began: the number of the first byte that the relay had not given on.
+    next_byte: [AtomicU32; 2],
+}
+
+impl Gauge for PastSockets {
+    fn moved_bytes(&self) -> [u64; 2] {
+        let Some(flow) = self.flow.get() else {
+            return [0; 2];
+        };
+        [0, 1].map(|side: usize| flow.past_sockets(side, self.next_byte[side].load(Relaxed)))
+    }
+}
+
 /// A pair on its way to, or on, this engine.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    flow: Flow,
+    ground: Arc<Ground>,
+    phase: Phase,
+    gauge: Arc<PastSockets>,
     tuples: [SegmentTuple; 2],
     /// Of side 0 and side 1: the relay's end and the peer's.
-    addresses: [(SocketAddr, SocketAddr); 2],
+    addresses: Option<[(SocketAddr, SocketAddr); 2]>,
     cookies: [u64; 2],
-    phase: Phase,
     began: Instant,
     pause: Duration,
     probed: bool,
-    /// Where counting began: the bytes given by then, and the number of the next one.
-    given_bytes: [u64; 2],
-    next_byte: [u32; 2],
     seq_delta: [u32; 2],
 }
 
 impl Segment {
-    /// Takes a pair on, or says why not.
-    pub(crate) fn begin(
-        ground: &Arc<Ground>,
-        ends: &[Endpoint; 2],
-    ) -> Result<Self, Cow<'static, str>> {
-        let mut cookies = [0; 2];
+    pub(crate) fn new(ground: Arc<Ground>) -> Self {
+        Self {
+            ground,
+            phase: Phase::New,
+            gauge: Arc::default(),
+            tuples: Default::default(),
+            addresses: None,
+            cookies: [0; 2],
+            began: Instant::now(),
+            pause: SMALLEST_PAUSE,
+            probed: false,
+            seq_delta: [0; 2],
+        }
+    }
+
+    /// Has the pair's segments watched, or says why not.
+    fn begin(&mut self, ends: &[Endpoint; 2]) -> Result<(), Cow<'static, str>> {
         let mut addresses = Vec::with_capacity(2);
-        for (end, cookie) in ends.iter().zip(&mut cookies) {
+        for (end, cookie) in ends.iter().zip(&mut self.cookies) {
             let pair = address_pair(end).ok_or("an end is not a TCP connection")?;
             addresses.push(pair);
             *cookie = sockopt::socket_cookie(end)
                 .map_err(|errno| format!("a socket has no cookie: {errno}"))?;
         }
         let addresses = [addresses[0], addresses[1]];
-        let tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
-        let found = ground
-            .inspect(&tuples)
+        self.addresses = Some(addresses);
+        self.tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
+        if addresses[0].0 == addresses[1].1 && addresses[0].1 == addresses[1].0 {
+            return Err("the relay is connected to itself".into());
+        }
+        let found = self
+            .ground
+            .inspect(&self.tuples)
             .map_err(|errno| format!("the sockets cannot be looked at: {errno}"))?;
-        examine(&found, &cookies).map_err(|obstacle| match obstacle {
+        examine(&found, &self.cookies).map_err(|obstacle| match obstacle {
             Obstacle::Refused(why) => why,
             Obstacle::NotNow(why) => why.into(),
         })?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
-            ground
+            self.ground
                 .stand_on(device)
                 .map_err(|error| Cow::from(error.to_string()))?;
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
-        let flow = Flow::watch(Arc::clone(ground), tuples, devices, scales)?;
-        Ok(Self {
-            flow,
-            tuples,
-            addresses,
-            cookies,
-            phase: Phase::Watching,
-            began: Instant::now(),
-            pause: SMALLEST_PAUSE,
-            probed: false,
-            given_bytes: [0; 2],
-            next_byte: [0; 2],
-            seq_delta: [0; 2],
-        })
-    }
-
-    pub(crate) fn is_spliced(&self) -> bool {
-        self.phase == Phase::Spliced
-    }
-
-    /// Bytes may already go past the sockets.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.phase != Phase::Watching
+        let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)?;
+        // It was empty: a pair begins once.
+        let _ = self.gauge.flow.set(Arc::new(flow));
+        self.phase = Phase::Watching;
+        Ok(())
     }
 
     /// Sees how far the change-over has come, and takes the next step.
-    pub(crate) fn look(&mut self, ends: &[Endpoint; 2], loads: [Load; 2]) -> Progress {
-        let found = match self.flow.ground().inspect(&self.tuples) {
+    fn look(&mut self, ends: &[Endpoint; 2], loads: [Load; 2]) -> Progress {
+        let Some(flow) = self.gauge.flow.get().map(Arc::clone) else {
+            return Progress::Refused("the pair has not begun".into());
+        };
+        let found = match self.ground.inspect(&self.tuples) {
             Ok(found) => found,
             Err(errno) => {
                 return self.later_or(format!("the sockets cannot be looked at: {errno}"));
             }
         };
         match self.phase {
-            Phase::Watching => self.watch(ends, &found, loads),
-            Phase::Overlap => self.overlap(ends, &found, loads),
+            Phase::New | Phase::Watching => self.watch(&flow, ends, &found, loads),
+            Phase::Overlap => self.overlap(&flow, ends, &found, loads),
             Phase::Spliced => Progress::Spliced,
         }
     }
@@ -183,6 +204,7 @@ impl Segment {
 
     fn watch(
         &mut self,
+        flow: &Flow,
         ends: &[Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
@@ -191,8 +213,8 @@ impl Segment {
             return Progress::Refused(why);
         }
         for side in Side::BOTH {
-            let entry = self.flow.side(side.index());
-            let noted = (self.flow.marks(side.index()) & mark::NOTED != 0).then(|| {
+            let entry = flow.side(side.index());
+            let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {
                 (
                     entry.seen_device.load(Relaxed),
                     entry.high_seq.load(Relaxed),
@@ -215,10 +237,11 @@ impl Segment {
         };
         // Should this process die, the peers must not take a FIN for the end of the stream.
         ends.iter().for_each(Endpoint::reset_on_close);
-        self.given_bytes = loads.map(|load| load.given_bytes);
-        self.next_byte = plan.sides.map(|side| side.next_byte);
+        for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
+            next_byte.store(side.next_byte, Relaxed);
+        }
         self.seq_delta = plan.sides.map(|side| side.seq_delta);
-        self.flow.overlap(&plan);
+        flow.overlap(&plan);
         self.phase = Phase::Overlap;
         self.pause = SMALLEST_PAUSE;
         // Often there is nothing to empty.
@@ -240,11 +263,12 @@ impl Segment {
 
     fn overlap(
         &mut self,
+        flow: &Flow,
         ends: &[Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
-        self.flow.renew();
+        flow.renew();
         let mut settled = true;
         for from in 0..2 {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
@@ -252,18 +276,18 @@ impl Segment {
                 // It was reset; the pair hears of it by its socket.
                 return self.later();
             }
-            self.flow.side(from).cut.store(near.rcv_nxt, Relaxed);
+            flow.side(from).cut.store(near.rcv_nxt, Relaxed);
             settled &= near.copied_seq == near.rcv_nxt
                 && loads[from].held == 0
                 && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
-                && self.is_acknowledged(1 - from, far);
+                && is_acknowledged(flow.side(1 - from), far);
         }
         if !settled {
             return self.later();
         }
         for from in 0..2 {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-            let side = self.flow.side(from);
+            let side = flow.side(from);
             let promised = near.rcv_wup.wrapping_add(near.rcv_wnd);
             side.promised.store(promised, Relaxed);
             side.stamp_floor.store(stamp_now(far), Relaxed);
@@ -273,76 +297,177 @@ impl Segment {
                 side.marks.fetch_or(mark::FIN | mark::FIN_ACKED, Relaxed);
             }
         }
-        self.flow.splice();
+        flow.splice();
         self.phase = Phase::Spliced;
         ends.iter().for_each(put_to_sleep);
         Progress::Spliced
     }
 
-    /// The peer has all that the relay's own socket sent.
-    fn is_acknowledged(&self, side: usize, socket: &SegmentSocket) -> bool {
-        let high_ack = self.flow.side(side).high_ack.load(Relaxed);
-        socket.snd_una == socket.write_seq || high_ack.wrapping_sub(socket.write_seq) < 1 << 31
-    }
-
     /// Why the flow is over, once it is.
-    pub(crate) fn end(&self) -> Option<Reason> {
-        let marks = [0, 1].map(|side| self.flow.marks(side));
-        if !self.is_spliced() {
+    fn end(&self) -> Option<Reason> {
+        let flow = self.gauge.flow.get()?;
+        if self.phase != Phase::Spliced {
             return None;
         }
+        let marks = [0, 1].map(|side| flow.marks(side));
         for side in Side::BOTH {
             if marks[side.index()] & mark::RST != 0 {
                 return Some(Reason::Reset(side));
             }
         }
         let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
-        if all_over && !self.flow.is_over() {
+        if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
-            self.flow.linger();
+            flow.linger();
         }
         all_over.then_some(Reason::EndOfStream)
     }
 
-    /// What a direction has moved so far, in bytes.
-    pub(crate) fn moved_bytes(&self, direction: usize) -> u64 {
-        if self.phase == Phase::Watching {
-            return 0;
-        }
-        let acked = self.flow.acked_since(direction, self.next_byte[direction]);
-        self.given_bytes[direction] + acked
-    }
-
-    /// For how long no byte has moved.
-    pub(crate) fn idle_for(&self) -> Duration {
-        self.flow.idle_for()
-    }
-
-    /// Payload that the program has translated, in bytes.
-    pub(crate) fn translated_bytes(&self) -> u64 {
-        self.flow.payload_bytes()
-    }
-
-    /// Ends the flow before its end. To be called when the sockets are closed.
-    pub(crate) fn reset_both(self) {
+    /// Ends the flow before its end, when both sockets are closed.
+    fn reset_both(&self, flow: &Flow) {
         let numbers = [0, 1].map(|side| {
-            let (near, far) = (self.flow.side(side), self.flow.side(1 - side));
-            let seq = far.high_seq.load(Relaxed).wrapping_add(far.seq_delta.load(Relaxed));
+            let (near, far) = (flow.side(side), flow.side(1 - side));
+            let seq = far
+                .high_seq
+                .load(Relaxed)
+                .wrapping_add(far.seq_delta.load(Relaxed));
             (seq, near.high_seq.load(Relaxed))
         });
-        let addresses = self.addresses;
-        drop(self.flow);
-        for ((local, peer), (seq, ack)) in addresses.into_iter().zip(numbers) {
+        for ((local, peer), (seq, ack)) in self.addresses.into_iter().flatten().zip(numbers) {
             // Should it fail, the peer's next segment finds no socket and is answered with a
             // reset by the kernel.
             let _ = socket_option::reset(local, peer, seq, ack);
         }
     }
+}
 
-    /// Lets late segments through for a while after the end.
-    pub(crate) fn into_flow(self) -> Flow {
-        self.flow
+impl KernelEngine for Segment {
+    fn name(&self) -> EngineName {
+        EngineName::Segment
     }
+
+    fn has_taken(&self) -> bool {
+        matches!(self.phase, Phase::Overlap | Phase::Spliced)
+    }
+
+    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+        let loads = [0, 1].map(|index: usize| {
+            let direction = &grip.directions[index];
+            Load {
+                held: (direction.taken_bytes() - direction.given_bytes()) as usize,
+                ended: direction.has_ended(),
+            }
+        });
+        if self.phase == Phase::New {
+            let begun = if grip.byte_limit.is_some() {
+                Err("a byte limit is set".into())
+            } else if grip.directions.iter().any(Direction::is_ending) {
+                Err("a stream had ended before it was taken".into())
+            } else {
+                self.begin(grip.ends)
+            };
+            if let Err(why) = begin_words(begun) {
+                return Turn::Declined(why);
+            }
+        }
+        let mut next = Next {
+            watch: Watch::Stream,
+            look_at: None,
+            again: false,
+        };
+        if self.phase != Phase::Spliced {
+            match self.look(grip.ends, loads) {
+                Progress::Later(pause) => {
+                    next.look_at = Some(grip.now + pause);
+                    return Turn::Holds(next);
+                }
+                Progress::Refused(why) => return Turn::Declined(format!("segment: {why}").into()),
+                Progress::Spliced => {
+                    for direction in &mut *grip.directions {
+                        direction.hold_at(direction.taken_bytes());
+                    }
+                    // A segment may have been on its way through the program meanwhile.
+                    next.look_at = Some(grip.now + SMALLEST_PAUSE);
+                }
+            }
+        }
+        next.watch = Watch::Ends;
+        match self.end() {
+            Some(reason) => Turn::Ends(reason),
+            None => Turn::Holds(next),
+        }
+    }
+
+    fn gauge(&self) -> Arc<dyn Gauge> {
+        Arc::clone(&self.gauge) as Arc<dyn Gauge>
+    }
+
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        // A copy of the last segment, made into a reset, wakes the pair through its own socket.
+        None
+    }
+
+    fn moved_at(&self, now: Instant) -> Option<Instant> {
+        let flow = self.gauge.flow.get()?;
+        now.checked_sub(flow.idle_for())
+    }
+
+    fn release(&mut self, ends: &[Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
+        if self.phase == Phase::Overlap {
+            // Where both streams have come to their ends through the sockets, these end them.
+            ends.iter().for_each(Endpoint::end_on_close);
+        }
+        self.gauge.moved_bytes()
+    }
+
+    fn closed(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
+        let flow = Arc::clone(self.gauge.flow.get()?);
+        if self.end() == Some(reason) {
+            return Some(Box::new(Linger { _flow: flow }));
+        }
+        flow.stop();
+        if self.has_taken() && reason.cuts() {
+            self.reset_both(&flow);
+        }
+        None
+    }
+
+    #[cfg(test)]
+    fn carried_bytes(&self) -> u64 {
+        let flow = self.gauge.flow.get();
+        flow.map_or(0, |flow| flow.payload_bytes())
+    }
+}
+
+fn begin_words(begun: Result<(), Cow<'static, str>>) -> Result<(), Cow<'static, str>> {
+    begun.map_err(|why| format!("segment: {why}").into())
+}
+
+/// What remains of a pair whose segments were translated: late ones still are.
+#[derive(Debug)]
+struct Linger {
+    _flow: Arc<Flow>,
+}
+
+impl Task for Linger {
+    fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        cx.set_deadline(Some(cx.now() + LINGER));
+        Step::Wait
+    }
+
+    fn ready(&mut self, _cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
+        Step::Wait
+    }
+
+    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
+        Step::Done
+    }
+}
+
+/// The peer has all that the relay's own socket sent.
+fn is_acknowledged(side: &SegmentSide, socket: &SegmentSocket) -> bool {
+    let high_ack = side.high_ack.load(Relaxed);
+    socket.snd_una == socket.write_seq || high_ack.wrapping_sub(socket.write_seq) < 1 << 31
 }
 
 /// What the relay's socket would stamp a segment with now.

@@ -1,0 +1,262 @@
+//! `sockmap`: a BPF program sends what arrives on one socket to the other; the process sleeps.
+//!
+//! ```text
+//! socket a ──verdict──▶ backlog of b ──kernel worker──▶ socket b
+//!              │ target full
+//!              └─▶ left on a (its window closes) ──recv, send in user space──▶ socket b
+//! ```
+//!
+//! Each direction goes its own way:
+//!
+//! ```text
+//!           at rest, inserted             left on the source, or end of stream seen
+//! ByHand ───────────────────────▶ InKernel ──────────────────────────────▶ Assisted
+//!    │ cannot be inserted             ▲      all given to the target           │
+//!    ▼                                └────────────────────────────────────────┘
+//! Left: by hand to its end                             │ end of stream read
+//!                                                      ▼
+//!                                                    Over
+//! ```
+//!
+//! The rules that keep the bytes whole, with the place that keeps each:
+//!
+//! - The program redirects only while `consumed == passed`, and user space copies only after all
+//!   that was redirected has been pushed into the target ([`Lane::assist`]).
+//! - A source is inserted only when it has been read to `EAGAIN`, since the kernel hands over a
+//!   partly read skb whole; what came between is kicked on ([`Lane::insert`]).
+//! - A live source is never taken out of the map: what arrives in that moment would be dropped.
+//! - A UNIX socket is refused: when its peer half-closes, the kernel takes it out of the maps and
+//!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end).
+//! - An end of stream is passed on only after everything that came has had its verdict and has
+//!   been pushed ([`Lane::is_complete`]).
+
+mod lane;
+mod shared;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use rustix::time::{ClockId, clock_gettime};
+
+use self::lane::{Lane, State, Step};
+use self::shared::Shared;
+use super::EngineName;
+use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
+use crate::direction::Direction;
+use crate::endpoint::{Endpoint, Kind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::outcome::{Reason, Side};
+
+/// How soon to look again at a worker that has not yet sent what it has: one tick of the loop's
+/// timer, in which it sends some megabytes.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Whether the engine can be used in this process.
+pub(crate) fn probe() -> Result<()> {
+    shared::probe().map(drop)
+}
+
+/// The engine of one pair.
+#[derive(Debug)]
+pub(crate) struct Sockmap {
+    shared: Arc<Shared>,
+    gauge: Arc<Redirected>,
+    /// Empty until the first turn; `lanes[i]` is the direction that reads from `ends[i]`.
+    lanes: Vec<Lane>,
+}
+
+/// Where anyone can read what the program has redirected.
+#[derive(Debug)]
+struct Redirected {
+    shared: Arc<Shared>,
+    /// The index of each direction's entry, plus one; 0 while it has none.
+    indices: [AtomicU64; 2],
+}
+
+impl Gauge for Redirected {
+    fn moved_bytes(&self) -> [u64; 2] {
+        [0, 1].map(
+            |lane: usize| match self.indices[lane].load(Ordering::Acquire) {
+                0 => 0,
+                index => {
+                    let entry = self.shared.entry((index - 1) as u32);
+                    entry.redirected.load(Ordering::Relaxed)
+                }
+            },
+        )
+    }
+}
+
+impl Sockmap {
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub(crate) fn new(ends: [&Endpoint; 2]) -> Result<Self> {
+        let why = ends.iter().find_map(|end| match end.kind() {
+            Kind::Tcp4 | Kind::Tcp6 => None,
+            Kind::Mptcp => Some("the kernel does not take Multipath TCP into a map of sockets"),
+            // `unix_shutdown` takes the socket at the other end out of every map, together with
+            // what was redirected to it and not yet sent.
+            Kind::Unix => Some(
+                "a UNIX socket loses what is under way to it when its peer half-closes; \
+                 use copy or pipe",
+            ),
+        });
+        if let Some(why) = why {
+            return Err(Error::new(
+                ErrorKind::EngineRefused,
+                format!("engine sockmap cannot take this pair: {why}"),
+            ));
+        }
+        let shared = shared::probe()?;
+        Ok(Self {
+            gauge: Arc::new(Redirected {
+                shared: Arc::clone(&shared),
+                indices: Default::default(),
+            }),
+            shared,
+            lanes: Vec::new(),
+        })
+    }
+
+    /// Makes both sockets targets.
+    fn prepare(&mut self, grip: &mut Grip<'_>) -> std::result::Result<(), String> {
+        let cookie = |end: &Endpoint| {
+            socket_cookie(end).map_err(|errno| format!("a socket has no cookie: {errno}"))
+        };
+        let [a, b] = &*grip.ends;
+        let cookies = [cookie(a)?, cookie(b)?];
+        let lanes = [
+            Lane::new(cookies[0], cookies[1]),
+            Lane::new(cookies[1], cookies[0]),
+        ];
+        for (index, lane) in lanes.iter().enumerate() {
+            let inserted = lane.insert_target(&self.shared, &grip.ends[1 - index]);
+            if let Err(errno) = inserted {
+                lanes
+                    .iter()
+                    .for_each(|lane| lane.remove_target(&self.shared));
+                return Err(refusal(errno));
+            }
+        }
+        for (end, direction) in grip.ends.iter_mut().zip(&mut *grip.directions) {
+            end.fix_buffers(grip.buffer_bytes);
+            direction.copy_only();
+        }
+        self.lanes = lanes.into();
+        Ok(())
+    }
+
+    /// Takes over what is at rest now.
+    fn take_over(&mut self, grip: &mut Grip<'_>) -> std::result::Result<Step, Reason> {
+        let mut step = Step::default();
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            lane.leave_if_ending(grip, index);
+            if lane.state() == State::ByHand && lane.is_ready(grip, index, &mut step) {
+                lane.insert(&self.shared, grip, index)?;
+                if let Some(entry) = lane.index() {
+                    self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);
+                }
+            }
+        }
+        Ok(step)
+    }
+}
+
+impl KernelEngine for Sockmap {
+    fn name(&self) -> EngineName {
+        EngineName::Sockmap
+    }
+
+    fn has_taken(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.index().is_some())
+    }
+
+    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+        if self.lanes.is_empty() {
+            if grip.directions.iter().any(Direction::is_ending) {
+                return Turn::Declined("sockmap: a stream had ended before it was taken".into());
+            }
+            if let Err(why) = self.prepare(grip) {
+                return Turn::Declined(format!("sockmap: {why}").into());
+            }
+        }
+        let mut step = match self.take_over(grip) {
+            Ok(step) => step,
+            Err(reason) => return Turn::Ends(reason),
+        };
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            match lane.turn(&self.shared, grip, index) {
+                Ok(own) => step.join(own),
+                Err(reason) => return Turn::Ends(reason),
+            }
+        }
+        if self.lanes.iter().all(|lane| lane.state() == State::Left) {
+            self.lanes
+                .iter()
+                .for_each(|lane| lane.remove_target(&self.shared));
+            let why = self.lanes.iter().find_map(Lane::why_left);
+            return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
+        }
+        let asleep = self.lanes.iter().all(|lane| lane.is_asleep(grip));
+        Turn::Holds(Next {
+            watch: if asleep { Watch::Ends } else { Watch::Stream },
+            look_at: step.look_again.then(|| grip.now + LOOK_AGAIN),
+            again: step.again,
+        })
+    }
+
+    fn gauge(&self) -> Arc<dyn Gauge> {
+        Arc::clone(&self.gauge) as Arc<dyn Gauge>
+    }
+
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        Some(Arc::clone(&self.shared) as Arc<dyn Bell>)
+    }
+
+    fn moved_at(&self, now: Instant) -> Option<Instant> {
+        let last = self.lanes.iter().filter_map(Lane::index);
+        let last = last.map(|index| self.shared.entry(index).last_ns.load(Ordering::Relaxed));
+        let last_ns = last.max().filter(|last| *last > 0)?;
+        let clock = clock_gettime(ClockId::MonotonicCoarse);
+        let clock_ns = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
+        now.checked_sub(Duration::from_nanos(clock_ns.saturating_sub(last_ns)))
+    }
+
+    fn release(&mut self, ends: &[Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2] {
+        let mut moved = [0, 0];
+        for (index, lane) in self.lanes.iter().enumerate() {
+            moved[index] = lane.pushed(&self.shared, &directions[index]);
+        }
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            lane.remove(&self.shared, &ends[index]);
+            // The entry belongs to nobody now.
+            self.gauge.indices[index].store(0, Ordering::Release);
+        }
+        for lane in &self.lanes {
+            lane.remove_target(&self.shared);
+        }
+        self.lanes.clear();
+        moved
+    }
+}
+
+/// Why the kernel does not take a socket, in words.
+fn refusal(errno: Errno) -> String {
+    match errno {
+        Errno::OPNOTSUPP => "the kernel takes connections only that are open both ways".into(),
+        Errno::BUSY => "another BPF program has the socket already".into(),
+        Errno::INVAL => "the socket has a protocol on top (TLS)".into(),
+        Errno::TOOBIG | Errno::NOSPC | Errno::NOMEM => "its tables are full".into(),
+        errno => format!("the kernel does not take the socket: {errno}"),
+    }
+}
+
+fn failed(side: usize, errno: Errno) -> Reason {
+    Reason::Failed {
+        side: Side::BOTH[side],
+        errno: errno.raw_os_error(),
+    }
+}
