@@ -302,14 +302,15 @@ impl Pair {
                 }
                 next
             }
-            Turn::Declined(why) => {
-                let segment = kernel.name() == EngineName::Segment;
+            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
+                self.kernel = None;
+                self.declined = Some(why);
+                return self.end(cx, Reason::Refused);
+            }
+            Turn::Declined(why) | Turn::Refused(why) => {
                 self.kernel = None;
                 self.heard = false;
                 self.declined = Some(why);
-                if segment && self.choice != EngineChoice::Auto {
-                    return self.end(cx, Reason::Refused);
-                }
                 self.status.set_engine(self.engine());
                 Next {
                     watch: Watch::Stream,

@@ -14,6 +14,7 @@
 //!                  │                                                         │
 //!                  ├─ Holds(next) ──▶ watch the sockets as `next` says ──────┘
 //!                  ├─ Declined(why) ─▶ user space goes on alone, `why` is shown
+//!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
 //!                  └─ Ends(reason) ──▶ release(), both sockets are closed
 //! ```
 //!
@@ -75,8 +76,12 @@ pub(crate) struct Next {
 pub(crate) enum Turn {
     /// It has the pair, or is about to take it.
     Holds(Next),
-    /// It cannot take the pair and has left nothing of itself behind: every mark is lifted.
+    /// It cannot take the pair as it stands now and has left nothing of itself behind: every mark
+    /// is lifted.
     Declined(Cow<'static, str>),
+    /// The same, because the pair is not of a kind that it takes: where the engine was asked for
+    /// by name, the pair ends.
+    Refused(Cow<'static, str>),
     /// The pair is over.
     Ends(Reason),
 }

@@ -13,6 +13,8 @@ pub(crate) enum Obstacle {
     Refused(Cow<'static, str>),
     /// The moment is a bad one.
     NotNow(&'static str),
+    /// A stream has come to its end.
+    Ended,
 }
 
 fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
@@ -164,7 +166,7 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
 pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
     for socket in &found.socket {
         if socket.state != ESTABLISHED {
-            return refused("a connection is half closed");
+            return Err(Obstacle::Ended);
         }
         if socket.flags & has::DISORDER != 0 {
             return Err(Obstacle::NotNow("segments wait behind a gap"));

@@ -56,6 +56,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SMALLEST_PAUSE: Duration = Duration::from_millis(1);
 const LARGEST_PAUSE: Duration = Duration::from_millis(64);
 
+const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     New,
@@ -78,7 +80,9 @@ struct Load {
 enum Progress {
     /// Go on copying, and look again after this long.
     Later(Duration),
-    /// Stay with the engine that the pair has.
+    /// Stay with what the pair has: its streams are not both open any more.
+    Declined(&'static str),
+    /// Stay with what the pair has: it is not of the right kind.
     Refused(Cow<'static, str>),
     /// Leave the sockets alone from now on.
     Spliced,
@@ -155,6 +159,7 @@ impl Segment {
         examine(&found, &self.cookies).map_err(|obstacle| match obstacle {
             Obstacle::Refused(why) => why,
             Obstacle::NotNow(why) => why.into(),
+            Obstacle::Ended => ENDED_BEFORE.into(),
         })?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
@@ -234,6 +239,7 @@ impl Segment {
             Ok(plan) => plan,
             Err(Obstacle::Refused(why)) => return Progress::Refused(why),
             Err(Obstacle::NotNow(why)) => return self.later_or(why),
+            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
         };
         // Should this process die, the peers must not take a FIN for the end of the stream.
         ends.iter().for_each(Endpoint::reset_on_close);
@@ -359,15 +365,15 @@ impl KernelEngine for Segment {
             }
         });
         if self.phase == Phase::New {
-            let begun = if grip.byte_limit.is_some() {
-                Err("a byte limit is set".into())
-            } else if grip.directions.iter().any(Direction::is_ending) {
-                Err("a stream had ended before it was taken".into())
-            } else {
-                self.begin(grip.ends)
+            if grip.directions.iter().any(Direction::is_ending) {
+                return Turn::Declined(ENDED_BEFORE.into());
+            }
+            let begun = match grip.byte_limit {
+                Some(_) => Err("a byte limit is set".into()),
+                None => self.begin(grip.ends),
             };
-            if let Err(why) = begin_words(begun) {
-                return Turn::Declined(why);
+            if let Err(why) = begun {
+                return Turn::Refused(format!("segment: {why}").into());
             }
         }
         let mut next = Next {
@@ -381,7 +387,8 @@ impl KernelEngine for Segment {
                     next.look_at = Some(grip.now + pause);
                     return Turn::Holds(next);
                 }
-                Progress::Refused(why) => return Turn::Declined(format!("segment: {why}").into()),
+                Progress::Declined(why) => return Turn::Declined(why.into()),
+                Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
                 Progress::Spliced => {
                     for direction in &mut *grip.directions {
                         direction.hold_at(direction.taken_bytes());
@@ -437,10 +444,6 @@ impl KernelEngine for Segment {
         let flow = self.gauge.flow.get();
         flow.map_or(0, |flow| flow.payload_bytes())
     }
-}
-
-fn begin_words(begun: Result<(), Cow<'static, str>>) -> Result<(), Cow<'static, str>> {
-    begun.map_err(|why| format!("segment: {why}").into())
 }
 
 /// What remains of a pair whose segments were translated: late ones still are.
