@@ -635,7 +635,8 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 	struct tcphdr *tcp;
 	__u32 sum = 0, pseudo = 0, word;
 	__be32 value;
-	__u8 flags = s->flags;
+	/* An urgent byte stays in its place, as it does when the relay's sockets pass it on. */
+	__u8 flags = s->flags & ~URG;
 
 	if (!s->plain_stamp && !rewrite_options(skb, s, &sum))
 		return false;

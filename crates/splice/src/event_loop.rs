@@ -299,7 +299,8 @@ impl EventLoop {
 
     /// How many tasks are on the loop.
     pub fn tasks(&self) -> usize {
-        self.slots.len()
+        let tasks = self.slots.iter().filter_map(|(_, slot)| slot.task.as_ref());
+        tasks.filter(|task| !task.is_aftermath()).count()
     }
 
     fn with_task(&mut self, key: Key, call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> Step) {

@@ -17,7 +17,7 @@ pub(crate) enum Obstacle {
     Ended,
 }
 
-fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
+pub(super) fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
     Err(Obstacle::Refused(why.into()))
 }
 
@@ -93,9 +93,12 @@ pub(super) fn device(socket: &SegmentSocket) -> u32 {
 /// What cannot change any more while the pair lives.
 pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
-        if socket.flags & has::FOUND == 0 || socket.cookie != cookies[side.index()] {
+        if socket.flags & has::FOUND == 0 {
+            return Err(Obstacle::Ended);
+        }
+        if socket.cookie != cookies[side.index()] {
             return refused(format!(
-                "{side:?} is not a TCP connection in this thread's network namespace"
+                "{side:?} belongs to another network namespace than the thread"
             ));
         }
         for (bit, what) in [

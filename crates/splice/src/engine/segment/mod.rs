@@ -41,11 +41,11 @@ use crate::bpf_types::{SegmentInspection, SegmentSide, SegmentSocket, SegmentTup
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::context::Context;
 use crate::direction::Direction;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
 use crate::socket_option::{self, Repair};
 use crate::task::{Readiness, Step, Task};
-use eligibility::{Obstacle, examine, plan, was_seen};
+use eligibility::{Obstacle, examine, plan, refused, was_seen};
 use flow::{Flow, LINGER, now_ns};
 use ground::Ground;
 
@@ -138,37 +138,39 @@ impl Segment {
     }
 
     /// Has the pair's segments watched, or says why not.
-    fn begin(&mut self, ends: &[Endpoint; 2]) -> Result<(), Cow<'static, str>> {
+    fn begin(&mut self, ends: &[Endpoint; 2]) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
         for (end, cookie) in ends.iter().zip(&mut self.cookies) {
-            let pair = address_pair(end).ok_or("an end is not a TCP connection")?;
-            addresses.push(pair);
+            match end.kind() {
+                Kind::Tcp4 | Kind::Tcp6 => {}
+                Kind::Mptcp => return refused("Multipath TCP has numbers of its own"),
+                Kind::Unix => return refused("a UNIX socket has no segments"),
+            }
+            // A connection that was reset has no peer any more.
+            addresses.push(address_pair(end).ok_or(Obstacle::Ended)?);
             *cookie = sockopt::socket_cookie(end)
-                .map_err(|errno| format!("a socket has no cookie: {errno}"))?;
+                .map_err(|errno| Obstacle::Refused(format!("no cookie: {errno}").into()))?;
         }
         let addresses = [addresses[0], addresses[1]];
         self.addresses = Some(addresses);
         self.tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
         if addresses[0].0 == addresses[1].1 && addresses[0].1 == addresses[1].0 {
-            return Err("the relay is connected to itself".into());
+            return refused("the relay is connected to itself");
         }
         let found = self
             .ground
             .inspect(&self.tuples)
-            .map_err(|errno| format!("the sockets cannot be looked at: {errno}"))?;
-        examine(&found, &self.cookies).map_err(|obstacle| match obstacle {
-            Obstacle::Refused(why) => why,
-            Obstacle::NotNow(why) => why.into(),
-            Obstacle::Ended => ENDED_BEFORE.into(),
-        })?;
+            .map_err(|errno| Obstacle::Refused(format!("looking failed: {errno}").into()))?;
+        examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
             self.ground
                 .stand_on(device)
-                .map_err(|error| Cow::from(error.to_string()))?;
+                .map_err(|error| Obstacle::Refused(error.to_string().into()))?;
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
-        let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)?;
+        let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)
+            .map_err(|why| Obstacle::Refused(why.into()))?;
         // It was empty: a pair begins once.
         let _ = self.gauge.flow.set(Arc::new(flow));
         self.phase = Phase::Watching;
@@ -182,9 +184,7 @@ impl Segment {
         };
         let found = match self.ground.inspect(&self.tuples) {
             Ok(found) => found,
-            Err(errno) => {
-                return self.later_or(format!("the sockets cannot be looked at: {errno}"));
-            }
+            Err(errno) => return self.later_or(format!("looking failed: {errno}")),
         };
         match self.phase {
             Phase::New | Phase::Watching => self.watch(&flow, ends, &found, loads),
@@ -214,8 +214,10 @@ impl Segment {
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
-        if let Err(Obstacle::Refused(why)) = examine(found, &self.cookies) {
-            return Progress::Refused(why);
+        match examine(found, &self.cookies) {
+            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
+            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
+            Err(Obstacle::NotNow(_)) | Ok(()) => {}
         }
         for side in Side::BOTH {
             let entry = flow.side(side.index());
@@ -369,11 +371,16 @@ impl KernelEngine for Segment {
                 return Turn::Declined(ENDED_BEFORE.into());
             }
             let begun = match grip.byte_limit {
-                Some(_) => Err("a byte limit is set".into()),
+                Some(_) => refused("a byte limit is set"),
                 None => self.begin(grip.ends),
             };
-            if let Err(why) = begun {
-                return Turn::Refused(format!("segment: {why}").into());
+            match begun {
+                Ok(()) => {}
+                Err(Obstacle::Ended) => return Turn::Declined(ENDED_BEFORE.into()),
+                Err(Obstacle::NotNow(why)) => return Turn::Declined(why.into()),
+                Err(Obstacle::Refused(why)) => {
+                    return Turn::Refused(format!("segment: {why}").into());
+                }
             }
         }
         let mut next = Next {
@@ -464,6 +471,10 @@ impl Task for Linger {
 
     fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
         Step::Done
+    }
+
+    fn is_aftermath(&self) -> bool {
+        true
     }
 }
 
