@@ -1,0 +1,135 @@
+//! The contract of ARCHITECTURE.md, once per engine.
+//!
+//! ```text
+//! every_engine.rs   which rules there are, and which engines are held to them
+//! rule/*.rs         one file per rule: what an engine has to do
+//! support/*.rs      peers, payloads, the relay under test: what the rules are written with
+//! ```
+//!
+//! A new engine is one line at the end of this file and one constant in `support/contestant.rs`.
+//! `SPLICED_SEED=N` repeats the random choices of a failed run, which names its seed.
+#![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
+
+mod support {
+    pub(crate) mod alone;
+    pub(crate) mod contestant;
+    pub(crate) mod descriptors;
+    pub(crate) mod driven;
+    pub(crate) mod mix;
+    pub(crate) mod patience;
+    pub(crate) mod payload;
+    pub(crate) mod peer;
+    pub(crate) mod random;
+    pub(crate) mod relay;
+    pub(crate) mod system_calls;
+    pub(crate) mod transfer;
+}
+
+mod rule {
+    pub(crate) mod back_pressure;
+    pub(crate) mod byte_limit;
+    pub(crate) mod counters;
+    pub(crate) mod engine_choice;
+    pub(crate) mod event_loop;
+    pub(crate) mod every_byte;
+    pub(crate) mod half_close;
+    pub(crate) mod idle;
+    pub(crate) mod nothing_left;
+    pub(crate) mod proof;
+    pub(crate) mod reset;
+    pub(crate) mod scarce_pipes;
+    pub(crate) mod shutdown;
+    pub(crate) mod urgent;
+}
+
+macro_rules! tests {
+    ($contestant:ident; $($rule:ident: $($test:ident)*;)*) => {
+        $(mod $rule {
+            $(#[test] fn $test() {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            })*
+        })*
+    };
+}
+
+macro_rules! contract {
+    ($engine:ident, $contestant:ident) => {
+        mod $engine {
+            tests! { $contestant;
+                every_byte:
+                    both_ways_at_once
+                    bytes_queued_before_the_join
+                    one_byte_at_a_time
+                    peers_that_ended_before_the_join
+                    a_peer_that_closed_before_the_join
+                    a_peer_that_closed_while_the_other_is_slow
+                    small_segments;
+                half_close:
+                    the_other_direction_goes_on
+                    both_ways_with_a_backlog
+                    with_nothing_sent;
+                reset:
+                    while_idle
+                    in_the_middle_of_a_transfer
+                    in_the_middle_of_a_backlog
+                    after_its_own_half_close
+                    after_the_half_close_of_the_other
+                    by_closing_with_unread_data
+                    before_the_endpoint_is_made
+                    before_the_join
+                    together_with_a_half_close;
+                back_pressure:
+                    one_direction
+                    both_directions
+                    a_small_bound
+                    every_kind;
+                idle:
+                    ends_a_silent_pair
+                    ends_a_stalled_pair
+                    leaves_a_talking_pair;
+                byte_limit:
+                    cuts_at_the_byte
+                    at_the_end_of_the_stream
+                    is_not_reached
+                    delivers_all_though_the_receiver_talks;
+                counters:
+                    follow_a_running_transfer
+                    are_exact_after_a_reset;
+                shutdown:
+                    dropping_the_handle
+                    dropping_the_handle_of_a_stalled_pair
+                    dropping_the_handle_at_once
+                    dropping_the_splicer
+                    dropping_the_event_loop
+                    detaching_the_handle;
+                nothing_left:
+                    of_pairs_that_ended_in_every_way
+                    of_five_hundred_pairs_at_once;
+                engine_choice:
+                    is_visible
+                    refuses_what_cannot_be_joined;
+                proof:
+                    small_messages_cost_one_read_and_one_write
+                    bulk_goes_by_this_engine
+                    an_idle_pair_wakes_nobody;
+                event_loop:
+                    driven_by_the_caller
+                    idle_timeout_through_the_descriptor
+                    a_listening_task
+                    a_deadline_set_between_turns;
+                urgent:
+                    stays_in_its_place
+                    before_the_end_of_the_stream;
+                scarce_pipes:
+                    more_stalled_pairs_than_pipes
+                    no_descriptor_for_a_pipe;
+            }
+        }
+    };
+}
+
+contract!(copy, COPY);
+contract!(pipe, PIPE);
+contract!(auto, AUTO);
+contract!(segment, SEGMENT);
+contract!(segment_v6, SEGMENT_V6);

@@ -1,0 +1,152 @@
+//! A receiver that does not read blocks its sender, and what lies in between is bounded.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use splice::{Endpoint, Limits, Reason};
+
+use crate::support::contestant::Contestant;
+use crate::support::mix::Mix;
+use crate::support::peer::Peer;
+use crate::support::relay::{Relay, outcome, payloads};
+use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_blocked};
+
+/// Long enough for TCP's own tuning to make the buffers as large as it likes.
+const WARM_UP_BYTES: u64 = 256 << 20;
+const SHORT_WARM_UP_BYTES: u64 = 24 << 20;
+const SMALL_BOUND_BYTES: usize = 4 << 20;
+/// The peers' own buffers: what they hold does not count, but must not hide what the relay holds.
+const PEER_BUFFER_BYTES: usize = 4 << 20;
+/// Beyond this no honest set of buffers lies between the peers.
+const MOST_SENT_BYTES: u64 = 96 << 20;
+/// What part of the bound one direction may have in hand, whatever its engine could take.
+const IN_HAND_SHARE: usize = 16;
+const SAMPLE_EVERY: Duration = Duration::from_millis(2);
+
+pub(crate) fn one_direction(engine: &Contestant) {
+    stall(
+        engine,
+        Mix::TCP4,
+        &[true, false],
+        Limits::default(),
+        WARM_UP_BYTES,
+    );
+}
+
+pub(crate) fn both_directions(engine: &Contestant) {
+    stall(
+        engine,
+        Mix::TCP4,
+        &[true, true],
+        Limits::default(),
+        WARM_UP_BYTES,
+    );
+}
+
+pub(crate) fn a_small_bound(engine: &Contestant) {
+    let limits = Limits {
+        memory_bytes: SMALL_BOUND_BYTES,
+        ..Limits::default()
+    };
+    engine.with_each_kind(|mix| stall(engine, mix, &[true, true], limits, SHORT_WARM_UP_BYTES));
+}
+
+pub(crate) fn every_kind(engine: &Contestant) {
+    let limits = Limits::default();
+    engine.with_each_kind(|mix| stall(engine, mix, &[true, true], limits, SHORT_WARM_UP_BYTES));
+}
+
+/// The relay's two sockets, seen through duplicates.
+struct Probe([Endpoint; 2]);
+
+impl Probe {
+    fn of(sockets: [&OwnedFd; 2], mix: Mix) -> Self {
+        let mut kinds = mix.kinds().into_iter();
+        Self(sockets.map(|socket| {
+            let duplicate = socket.try_clone().expect("a duplicate");
+            Endpoint::prepared(duplicate, kinds.next().expect("two kinds"))
+        }))
+    }
+
+    fn held_bytes(&self) -> usize {
+        let held = |end: &Endpoint| end.memory().expect("SO_MEMINFO").held_bytes();
+        self.0.iter().map(held).sum()
+    }
+}
+
+fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_up: u64) {
+    let relay = Relay::with_limits(engine, limits);
+    let (a, near) = Peer::connected(mix.a);
+    let (b, far) = Peer::connected(mix.b);
+    for peer in [&a, &b] {
+        peer.widen(PEER_BUFFER_BYTES);
+    }
+    let probe = Probe::of([&near, &far], mix);
+    let handle = relay.join_sockets(near, far);
+    let [from_a, from_b] = payloads();
+    let flows: Vec<_> = [(&a, &b, from_a), (&b, &a, from_b)]
+        .into_iter()
+        .zip(ways)
+        .filter_map(|(flow, used)| used.then_some(flow))
+        .collect();
+
+    thread::scope(|scope| {
+        for &(from, to, payload) in &flows {
+            scope.spawn(move || send(from, payload, 0..warm_up, Pace::Steady));
+            scope.spawn(move || receive(to, payload, 0..warm_up, Pace::Steady));
+        }
+    });
+
+    let most_held = AtomicUsize::new(0);
+    let sample = || most_held.fetch_max(probe.held_bytes(), Ordering::Relaxed);
+    let sent: Vec<u64> = thread::scope(|scope| {
+        let senders: Vec<_> = flows
+            .iter()
+            .map(|&(from, _, payload)| {
+                scope.spawn(move || send_until_blocked(from, payload, warm_up, MOST_SENT_BYTES))
+            })
+            .collect();
+        while !senders.iter().all(thread::ScopedJoinHandle::is_finished) {
+            sample();
+            thread::sleep(SAMPLE_EVERY);
+        }
+        sample();
+        senders
+            .into_iter()
+            .map(|sender| sender.join().unwrap())
+            .collect()
+    });
+    let held = most_held.into_inner();
+    let total = held
+        + engine
+            .in_hand_bytes
+            .min(limits.memory_bytes / IN_HAND_SHARE)
+            * flows.len();
+    eprintln!("held {held} in sockets, at most {total}");
+    assert!(held > 0, "nothing was held up");
+    assert!(
+        total <= limits.memory_bytes,
+        "{total} bytes held of {} allowed, {held} of them in sockets",
+        limits.memory_bytes
+    );
+
+    drop(probe);
+    thread::scope(|scope| {
+        for (&(from, to, payload), &sent) in flows.iter().zip(&sent) {
+            let end = sent + (1 << 20);
+            scope.spawn(move || {
+                send(from, payload, sent..end, Pace::Steady);
+                from.end_stream();
+            });
+            scope.spawn(move || receive_to_end(to, payload, warm_up..end, Pace::Steady));
+        }
+    });
+    for (peer, used) in [&a, &b].into_iter().zip(ways) {
+        if !used {
+            peer.end_stream();
+        }
+    }
+    assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
+}

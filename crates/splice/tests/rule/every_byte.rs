@@ -1,0 +1,182 @@
+//! Every byte arrives once, in order, both ways, whatever the chunking.
+
+use std::os::fd::BorrowedFd;
+use std::thread;
+
+use splice::Reason;
+
+use crate::support::contestant::Contestant;
+use crate::support::mix::Mix;
+use crate::support::payload::Payload;
+use crate::support::peer::Peer;
+use crate::support::relay::{FROM_A, FROM_B, Joined, Relay, outcome, payloads};
+use crate::support::transfer::{Pace, receive, receive_to_end, send};
+
+const EACH_WAY_BYTES: u64 = 8 << 20;
+/// More than one buffer and more than one pipe hold.
+const QUEUED_BYTES: u64 = 3 << 20;
+const SINGLE_BYTES: u64 = 500;
+/// RFC 879's default: what a path of unknown size gets.
+const SMALL_SEGMENT_BYTES: u32 = 536;
+
+pub(crate) fn both_ways_at_once(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    engine.with_each_mix(|mix| {
+        let joined = relay.join(mix);
+        exchange(&joined, EACH_WAY_BYTES);
+        let outcome = outcome(&joined.handle);
+        assert_eq!(outcome.reason, Reason::EndOfStream);
+        assert_eq!(outcome.moved.a_to_b, EACH_WAY_BYTES);
+        assert_eq!(outcome.moved.b_to_a, EACH_WAY_BYTES);
+    });
+}
+
+fn exchange(Joined { a, b, .. }: &Joined, bytes: u64) {
+    let [from_a, from_b] = payloads();
+    thread::scope(|scope| {
+        for (near, payload, salt) in [(a, from_a, FROM_A), (b, from_b, FROM_B)] {
+            scope.spawn(move || {
+                send(near, payload, 0..bytes, Pace::random(salt));
+                near.end_stream();
+            });
+        }
+        scope.spawn(|| receive_to_end(b, from_a, 0..bytes, Pace::random(FROM_A + 10)));
+        receive_to_end(a, from_b, 0..bytes, Pace::random(FROM_B + 10));
+    });
+}
+
+/// Writes without waiting; tells how much fitted.
+fn queue(peer: &Peer, payload: Payload, most: u64) -> u64 {
+    let mut position = 0;
+    while position < most {
+        match peer.write_now(payload.piece(position, (most - position) as usize)) {
+            Ok(count) => position += count as u64,
+            Err(_) => break,
+        }
+    }
+    position
+}
+
+pub(crate) fn bytes_queued_before_the_join(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        for most in [1, 5000, QUEUED_BYTES] {
+            let (a, near) = Peer::connected(mix.a);
+            let (b, far) = Peer::connected(mix.b);
+            let queued = [queue(&a, from_a, most), queue(&b, from_b, most)];
+            let handle = relay.join_sockets(near, far);
+            let end = QUEUED_BYTES + 1;
+            thread::scope(|scope| {
+                for (near, payload, start) in [(&a, from_a, queued[0]), (&b, from_b, queued[1])] {
+                    scope.spawn(move || {
+                        send(near, payload, start..end, Pace::Steady);
+                        near.end_stream();
+                    });
+                }
+                scope.spawn(|| receive_to_end(&b, from_a, 0..end, Pace::Steady));
+                receive_to_end(&a, from_b, 0..end, Pace::Steady);
+            });
+            assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
+        }
+    });
+}
+
+pub(crate) fn one_byte_at_a_time(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined {
+            a,
+            b,
+            handle: _handle,
+        } = relay.join(mix);
+        thread::scope(|scope| {
+            scope.spawn(|| send(&a, from_a, 0..SINGLE_BYTES, Pace::Pieces(1)));
+            scope.spawn(|| send(&b, from_b, 0..SINGLE_BYTES, Pace::Pieces(1)));
+            scope.spawn(|| receive(&b, from_a, 0..SINGLE_BYTES, Pace::Steady));
+            receive(&a, from_b, 0..SINGLE_BYTES, Pace::Pieces(1));
+        });
+    });
+}
+
+pub(crate) fn peers_that_ended_before_the_join(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let [a_sent, b_sent] = [
+            queue(&a, from_a, QUEUED_BYTES),
+            queue(&b, from_b, QUEUED_BYTES),
+        ];
+        a.end_stream();
+        b.end_stream();
+        let handle = relay.join_sockets(near, far);
+        thread::scope(|scope| {
+            scope.spawn(|| receive_to_end(&b, from_a, 0..a_sent, Pace::Steady));
+            receive_to_end(&a, from_b, 0..b_sent, Pace::Steady);
+        });
+        let outcome = outcome(&handle);
+        assert_eq!(outcome.reason, Reason::EndOfStream);
+        assert_eq!(
+            [outcome.moved.a_to_b, outcome.moved.b_to_a],
+            [a_sent, b_sent]
+        );
+    });
+}
+
+pub(crate) fn a_peer_that_closed_before_the_join(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_mix(|mix| {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let sent = queue(&a, from_a, QUEUED_BYTES);
+        drop(a);
+        let handle = relay.join_sockets(near, far);
+        receive_to_end(&b, from_a, 0..sent, Pace::random(FROM_A));
+        drop(b);
+        let outcome = outcome(&handle);
+        assert_eq!(outcome.reason, Reason::EndOfStream);
+        assert_eq!(outcome.moved.a_to_b, sent);
+    });
+}
+
+pub(crate) fn a_peer_that_closed_while_the_other_is_slow(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_kind(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        let sent = crate::support::transfer::send_until_blocked(&a, from_a, 0, 64 << 20);
+        drop(a);
+        receive_to_end(&b, from_a, 0..sent, Pace::Steady);
+        drop(b);
+        assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
+    });
+}
+
+/// Packets of one small segment each: they take a pipe's slots long before its bytes.
+pub(crate) fn small_segments(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    let tune = |fd: BorrowedFd<'_>| {
+        socket2::SockRef::from(&fd)
+            .set_tcp_mss(SMALL_SEGMENT_BYTES)
+            .expect("TCP_MAXSEG");
+    };
+    let end = 1 << 20;
+    let Mix { a, b } = Mix::TCP4;
+    let (a, near) = Peer::tuned(a, tune);
+    let (b, far) = Peer::tuned(b, tune);
+    // Each write is a packet of its own, of a size that no slot is filled by.
+    send(&a, from_a, 0..60_000, Pace::Pieces(500));
+    let handle = relay.join_sockets(near, far);
+    thread::scope(|scope| {
+        scope.spawn(|| send(&a, from_a, 60_000..end, Pace::Pieces(600)));
+        scope.spawn(|| send(&b, from_b, 0..end, Pace::Pieces(400)));
+        scope.spawn(|| receive(&b, from_a, 0..end, Pace::random(FROM_A)));
+        receive(&a, from_b, 0..end, Pace::Steady);
+    });
+    drop(handle);
+}

@@ -1,0 +1,101 @@
+//! The idle timeout ends a pair in which no byte moves, and no other.
+
+use std::io::Read;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use splice::{Limits, Outcome, Reason};
+
+use crate::rule::reset::tells_reset;
+use crate::support::contestant::Contestant;
+use crate::support::mix::Mix;
+use crate::support::relay::{Joined, Relay, outcome, payloads};
+use crate::support::transfer::{Ending, receive_until_cut, send_until_blocked};
+
+const SHORT: Duration = Duration::from_millis(150);
+const LONG: Duration = Duration::from_millis(600);
+/// How many times the timeout a pair talks.
+const TALKS_FOR: u32 = 3;
+const BETWEEN_WORDS: Duration = Duration::from_millis(20);
+/// A machine that is too busy to let the peers talk proves nothing; it gets another chance.
+const CHANCES: u32 = 20;
+
+fn limits(idle_timeout: Duration) -> Limits {
+    Limits {
+        idle_timeout: Some(idle_timeout),
+        ..Limits::default()
+    }
+}
+
+pub(crate) fn ends_a_silent_pair(engine: &Contestant) {
+    let relay = Relay::with_limits(engine, limits(SHORT));
+    let [from_a, from_b] = payloads();
+    engine.with_each_kind(|mix| {
+        let start = Instant::now();
+        let Joined { a, b, handle } = relay.join(mix);
+        let Outcome {
+            reason, duration, ..
+        } = outcome(&handle);
+        assert_eq!(reason, Reason::Idle);
+        assert!(
+            duration >= SHORT && start.elapsed() >= SHORT,
+            "{duration:?}"
+        );
+        let [a_tells, b_tells] = tells_reset(mix);
+        for (peer, payload, tells) in [(&a, from_b, a_tells), (&b, from_a, b_tells)] {
+            let (_, ending) = receive_until_cut(peer, payload, 0);
+            assert!(
+                ending == Ending::Reset || !tells,
+                "{peer:?} saw a clean end"
+            );
+        }
+    });
+}
+
+pub(crate) fn ends_a_stalled_pair(engine: &Contestant) {
+    // Longer than a sender takes that is let in only now and then.
+    let relay = Relay::with_limits(engine, limits(LONG));
+    let [from_a, _] = payloads();
+    let Joined { a, b, handle } = relay.join(Mix::TCP4);
+    send_until_blocked(&a, from_a, 0, 64 << 20);
+    assert_eq!(outcome(&handle).reason, Reason::Idle);
+    let (_, ending) = receive_until_cut(&b, from_a, 0);
+    assert_eq!(ending, Ending::Reset);
+}
+
+pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
+    let relay = Relay::with_limits(engine, limits(LONG));
+    for chance in 1.. {
+        let joined = relay.join(Mix::TCP4);
+        let Some(silence) = silence_that_ended(&joined) else {
+            break;
+        };
+        assert_eq!(outcome(&joined.handle).reason, Reason::Idle);
+        assert!(silence >= LONG, "ended as idle after {silence:?}");
+        assert!(chance < CHANCES, "the machine never let the pair talk");
+    }
+}
+
+/// Talks in one direction only, which has to keep both alive. `None` when the pair lived on;
+/// otherwise the longest time in which possibly no byte moved.
+fn silence_that_ended(Joined { a, b, .. }: &Joined) -> Option<Duration> {
+    let [from_a, _] = payloads();
+    let start = Instant::now();
+    let mut last_began = start;
+    let mut longest = Duration::ZERO;
+    for position in 0.. {
+        let began = Instant::now();
+        let sent = a.write_now(from_a.piece(position, 1)).is_ok();
+        let lives = sent && matches!((&mut &*b).read(&mut [0]), Ok(1));
+        longest = longest.max(last_began.elapsed());
+        last_began = began;
+        if !lives {
+            return Some(longest);
+        }
+        if start.elapsed() > LONG * TALKS_FOR {
+            break;
+        }
+        thread::sleep(BETWEEN_WORDS);
+    }
+    None
+}

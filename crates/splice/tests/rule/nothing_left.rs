@@ -1,0 +1,123 @@
+//! A pair that has ended leaves nothing behind in the process.
+
+use std::thread;
+
+use splice::Splicer;
+
+use crate::support::alone::alone;
+use crate::support::contestant::Contestant;
+use crate::support::descriptors;
+use crate::support::mix::Mix;
+use crate::support::patience::until;
+use crate::support::peer::Peer;
+use crate::support::random::Random;
+use crate::support::relay::{Joined, Relay, outcome, payloads};
+use crate::support::transfer::{
+    Pace, receive, receive_to_end, receive_until_cut, send, send_until_blocked,
+};
+
+const PAIRS: usize = 500;
+const ROUNDS: usize = 2;
+
+/// The descriptors before and after, of which the second must not be more.
+fn leaves_nothing(body: impl FnOnce()) {
+    alone(|| {
+        descriptors::allow_most();
+        // The first use of a kind may leave the library's own lasting things.
+        drop(Splicer::new(1).unwrap());
+        let before = descriptors::open();
+        body();
+        assert_eq!(descriptors::open(), before);
+    });
+}
+
+pub(crate) fn of_pairs_that_ended_in_every_way(engine: &Contestant) {
+    leaves_nothing(|| {
+        let relay = Relay::new(engine);
+        let idle = descriptors::open();
+        engine.with_each_mix(|mix| {
+            thread::scope(|scope| {
+                for way in 0..5 {
+                    let joined = relay.join(mix);
+                    scope.spawn(move || end_in_one_way(joined, way));
+                }
+            });
+            // The loop keeps no pipe either once it has no pair.
+            until("everything is closed", || descriptors::open() == idle);
+        });
+    });
+}
+
+fn end_in_one_way(Joined { a, b, handle }: Joined, way: usize) {
+    let [from_a, _] = payloads();
+    let stalled = send_until_blocked(&a, from_a, 0, 64 << 20);
+    match way {
+        0 => {
+            a.end_stream();
+            b.end_stream();
+            receive_to_end(&b, from_a, 0..stalled, Pace::Steady);
+            outcome(&handle);
+        }
+        1 => {
+            drop(b);
+            outcome(&handle);
+        }
+        2 => {
+            a.reset();
+            drop(b);
+            outcome(&handle);
+        }
+        3 => {
+            drop(handle);
+            receive_until_cut(&b, from_a, 0);
+        }
+        _ => {
+            receive(&b, from_a, 0..stalled, Pace::Steady);
+            drop((a, b));
+            outcome(&handle);
+        }
+    }
+}
+
+pub(crate) fn of_five_hundred_pairs_at_once(engine: &Contestant) {
+    leaves_nothing(|| {
+        let relay = Relay::new(engine);
+        let idle = descriptors::open();
+        let mut random = Random::of_run(30);
+        let [from_a, _] = payloads();
+        let mixes = engine.mixes();
+        for _ in 0..ROUNDS {
+            let mut pairs: Vec<_> = (0..PAIRS)
+                .map(|number| {
+                    let mix: Mix = mixes[number % mixes.len()];
+                    let (a, near) = Peer::connected(mix.a);
+                    let (b, far) = Peer::connected(mix.b);
+                    let handle = relay.join_sockets(near, far);
+                    Joined { a, b, handle }
+                })
+                .collect();
+            for pair in &pairs {
+                send(&pair.a, from_a, 0..3000, Pace::Steady);
+            }
+            for pair in &pairs {
+                receive(&pair.b, from_a, 0..3000, Pace::Steady);
+            }
+            while !pairs.is_empty() {
+                let Joined { a, b, handle } =
+                    pairs.swap_remove(random.below(pairs.len() as u64) as usize);
+                match random.below(3) {
+                    0 => drop(handle),
+                    1 => {
+                        drop((a, b));
+                        outcome(&handle);
+                    }
+                    _ => {
+                        handle.detach();
+                        a.reset();
+                    }
+                }
+            }
+            until("everything is closed", || descriptors::open() == idle);
+        }
+    });
+}

@@ -1,0 +1,186 @@
+//! That it is this engine which moves the bytes, at the cost that it promises: counted by the
+//! kernel, per system call, on the loop's thread.
+
+use std::ops::Range;
+use std::sync::mpsc;
+use std::thread;
+
+use netlab::{Need, available};
+use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
+
+use crate::support::alone::alone;
+use crate::support::contestant::{COPY, Contestant, PIPE, SEGMENT};
+use crate::support::driven::DrivenLoop;
+use crate::support::mix::Mix;
+use crate::support::patience::{QUIET, until};
+use crate::support::peer::Peer;
+use crate::support::relay::{Joined, payloads};
+use crate::support::system_calls::{CARRYING, SystemCalls, WAITING};
+use crate::support::transfer::{Pace, receive, send};
+
+const ROUND_TRIPS: u64 = 200;
+const MESSAGE_BYTES: u64 = 100;
+const SET_UP_BYTES: u64 = 1 << 20;
+const BULK_BYTES: u64 = 128 << 20;
+
+fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
+    let (a, near) = Peer::connected(mix.a);
+    let (b, far) = Peer::connected(mix.b);
+    let options = Options {
+        engine: engine.choice,
+        ..Options::default()
+    };
+    let (sender, receiver) = mpsc::channel::<Handle>();
+    driven
+        .remote
+        .run(move |event_loop| {
+            let [near, far] = [near, far].map(|fd| Endpoint::new(fd).unwrap());
+            sender
+                .send(event_loop.join(near, far, &options).unwrap())
+                .unwrap();
+        })
+        .unwrap();
+    let handle = receiver.recv().unwrap();
+    Joined { a, b, handle }
+}
+
+fn round_trips(Joined { a, b, .. }: &Joined, numbers: Range<u64>) {
+    let [from_a, from_b] = payloads();
+    for number in numbers {
+        let range = number * MESSAGE_BYTES..(number + 1) * MESSAGE_BYTES;
+        send(a, from_a, range.clone(), Pace::Steady);
+        receive(b, from_a, range.clone(), Pace::Steady);
+        send(b, from_b, range.clone(), Pace::Steady);
+        receive(a, from_b, range, Pace::Steady);
+    }
+}
+
+/// Waits until the loop's thread sits in its wait.
+fn wait_asleep(calls: &mut SystemCalls) {
+    until("the loop waits", || {
+        let ended = calls.sum_ended(&WAITING);
+        calls.sum_begun(&WAITING) == ended + 1
+    });
+}
+
+pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
+    if !available(Need::Root) {
+        return;
+    }
+    engine.with_each_kind(|mix| {
+        let mut driven = DrivenLoop::counted();
+        let joined = join_on(&driven, engine, mix);
+        round_trips(&joined, 0..1);
+        let calls = &mut driven.calls;
+        wait_asleep(calls);
+        let before = counted(calls);
+        round_trips(&joined, 1..1 + ROUND_TRIPS);
+        wait_asleep(calls);
+        let after = counted(calls);
+        let [reads, writes, splices, waits] =
+            [0, 1, 2, 3].map(|index: usize| after[index] - before[index]);
+        let messages = 2 * ROUND_TRIPS;
+        if engine.choice == PIPE.choice {
+            // In, out, and in again to see that there is no more.
+            assert_eq!([reads, writes, splices], [0, 0, 3 * messages]);
+        } else if engine.choice == SEGMENT.choice {
+            assert_eq!([reads, writes, splices, waits], [0; 4]);
+        } else {
+            assert_eq!([reads, writes, splices], [messages, messages, 0]);
+        }
+        // A UNIX stream tells its writer of each read (`unix_write_space`), one wake-up more.
+        let wakes = if mix.kinds().contains(&Kind::Unix) {
+            2
+        } else {
+            1
+        };
+        assert!(
+            waits <= wakes * messages,
+            "{waits} waits for {messages} messages"
+        );
+    });
+}
+
+fn counted(calls: &mut SystemCalls) -> [u64; 4] {
+    let waits = calls.sum_begun(&WAITING);
+    let [reads, writes, splices] = ["recvfrom", "sendto", "splice"].map(|name| calls.begun(name));
+    [reads, writes, splices, waits]
+}
+
+pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
+    if !available(Need::Root) {
+        return;
+    }
+    // Alone, since all pairs of a process share its budget of pipes.
+    alone(|| {
+        let mut driven = DrivenLoop::counted();
+        let [from_a, _] = payloads();
+        let joined = join_on(&driven, engine, Mix::TCP4);
+        let calls = &mut driven.calls;
+        let bulk = |range: Range<u64>| {
+            thread::scope(|scope| {
+                scope.spawn(|| send(&joined.a, from_a, range.clone(), Pace::Steady));
+                receive(&joined.b, from_a, range.clone(), Pace::Steady);
+            });
+        };
+        // The first pipe of a process asks for the user's budget, in a file.
+        bulk(0..SET_UP_BYTES);
+        wait_asleep(calls);
+        let set_up = carried(calls);
+        bulk(SET_UP_BYTES..SET_UP_BYTES + BULK_BYTES);
+        let splices = calls.begun("splice");
+        let carried: Vec<_> = carried(calls)
+            .into_iter()
+            .zip(set_up)
+            .map(|((name, after), (_, before))| (name, after - before))
+            .collect();
+        let copied_at_most =
+            carried.iter().map(|(_, times)| times).sum::<u64>() * COPY.in_hand_bytes as u64;
+        let (name, why) = joined.handle.engine();
+        eprintln!("{name} ({why}): {splices} times splice, {carried:?}");
+        match engine.choice {
+            EngineChoice::Only(EngineName::Copy) => {
+                assert_eq!(splices, 0);
+                assert!(calls.begun("recvfrom") > 0 && calls.begun("sendto") > 0);
+            }
+            EngineChoice::Only(EngineName::Pipe) => {
+                assert!(splices > 0);
+                assert_eq!(copied_at_most, 0, "{carried:?}");
+            }
+            EngineChoice::Auto => {
+                assert!(splices > 0);
+                assert!(copied_at_most <= BULK_BYTES / 10, "{carried:?}");
+            }
+            EngineChoice::Only(EngineName::Segment) => {
+                assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");
+            }
+            choice => panic!("no proof is known for {choice}"),
+        }
+    });
+}
+
+fn carried(calls: &mut SystemCalls) -> Vec<(&'static str, u64)> {
+    CARRYING
+        .into_iter()
+        .map(|name| (name, calls.begun(name)))
+        .collect()
+}
+
+pub(crate) fn an_idle_pair_wakes_nobody(engine: &Contestant) {
+    if !available(Need::Root) {
+        return;
+    }
+    engine.with_each_kind(|mix| {
+        let mut driven = DrivenLoop::counted();
+        let joined = join_on(&driven, engine, mix);
+        round_trips(&joined, 0..2);
+        let calls = &mut driven.calls;
+        // The last read of a UNIX stream's peer is told after it.
+        thread::sleep(QUIET);
+        wait_asleep(calls);
+        let before = calls.sum_begun(&WAITING);
+        thread::sleep(QUIET);
+        assert_eq!(calls.sum_begun(&WAITING), before);
+        assert_eq!(calls.sum_ended(&WAITING), before - 1);
+    });
+}

@@ -1,0 +1,221 @@
+//! A reset on one side resets the other: it never looks like a clean end of stream.
+//!
+//! A UNIX stream has a reset only for the peer of a socket that is closed with bytes unread. So
+//! from a UNIX peer it comes by that way, and to a UNIX peer it may arrive as an end of stream.
+
+use std::thread;
+
+use splice::{Endpoint, Kind, Reason, Side};
+
+use crate::support::contestant::Contestant;
+use crate::support::mix::Mix;
+use crate::support::patience::until;
+use crate::support::peer::Peer;
+use crate::support::relay::{Joined, Relay, outcome, payloads};
+use crate::support::transfer::{
+    Ending, Pace, receive, receive_to_end, receive_until_cut, send, send_until_blocked,
+    send_until_cut,
+};
+
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What `peer` sees last, after bytes that are right.
+fn assert_sees_reset(peer: &Peer, payload: crate::support::payload::Payload, from: u64) {
+    let (position, ending) = receive_until_cut(peer, payload, from);
+    assert!(
+        ending == Ending::Reset || peer.is_unix(),
+        "{peer:?} saw a clean end at {position}"
+    );
+}
+
+/// A byte for `to` that it will not read, without which a UNIX stream cannot be reset.
+fn leave_unread(from: &Peer, to: &Peer) {
+    if to.is_unix() {
+        send(from, payloads()[1], 0..1, Pace::Steady);
+        to.wait_unread(1);
+    }
+}
+
+fn assert_reset_by_a(joined_handle: &splice::Handle) {
+    assert_eq!(outcome(joined_handle).reason, Reason::Reset(Side::A));
+}
+
+pub(crate) fn while_idle(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        send(&a, from_a, 0..100, Pace::Steady);
+        receive(&b, from_a, 0..100, Pace::Steady);
+        leave_unread(&b, &a);
+        a.reset();
+        assert_sees_reset(&b, from_a, 100);
+        assert_reset_by_a(&handle);
+    });
+}
+
+pub(crate) fn in_the_middle_of_a_transfer(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::scope(|inner| {
+                    inner.spawn(|| send(&a, from_a, 0..2 << 20, Pace::Steady));
+                    receive(&a, from_b, 0..1 << 20, Pace::Steady);
+                });
+                // Its peer never stops, so there is something unread on a UNIX stream, too.
+                a.wait_unread(1);
+                a.reset();
+            });
+            let sender = scope.spawn(|| send_until_cut(&b, from_b, 0));
+            let (position, ending) = receive_until_cut(&b, from_a, 0);
+            // A socket tells its error once, to whoever comes first.
+            let told = [sender.join().unwrap(), ending];
+            assert!(
+                told.contains(&Ending::Reset) || b.is_unix(),
+                "{b:?} saw a clean end at {position}"
+            );
+        });
+        assert_reset_by_a(&handle);
+    });
+}
+
+pub(crate) fn in_the_middle_of_a_backlog(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        send_until_blocked(&a, from_a, 0, MOST_BYTES);
+        leave_unread(&b, &a);
+        a.reset();
+        // Nobody reads: the relay has to see it while it cannot move a byte.
+        assert_reset_by_a(&handle);
+        assert_sees_reset(&b, from_a, 0);
+    });
+}
+
+pub(crate) fn after_its_own_half_close(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        send(&a, from_a, 0..1000, Pace::Steady);
+        a.end_stream();
+        receive_to_end(&b, from_a, 0..1000, Pace::Steady);
+        send(&b, from_b, 0..1000, Pace::Steady);
+        a.wait_unread(1000);
+        a.reset();
+        // `b` has read its end of stream already; that the connection is cut, it learns when it
+        // writes.
+        send_until_cut(&b, from_b, 1000);
+        assert_reset_by_a(&handle);
+    });
+}
+
+pub(crate) fn after_the_half_close_of_the_other(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        send(&b, from_b, 0..1000, Pace::Steady);
+        b.end_stream();
+        a.wait_unread(1000);
+        send(&a, from_a, 0..1000, Pace::Steady);
+        receive(&b, from_a, 0..1000, Pace::Steady);
+        a.reset();
+        assert_sees_reset(&b, from_a, 1000);
+        assert_reset_by_a(&handle);
+    });
+}
+
+pub(crate) fn by_closing_with_unread_data(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let Joined { a, b, handle } = relay.join(mix);
+        send(&b, from_b, 0..100, Pace::Steady);
+        a.wait_unread(100);
+        drop(a);
+        assert_sees_reset(&b, from_a, 0);
+        assert_reset_by_a(&handle);
+    });
+}
+
+/// A client that has given up while the target was being connected.
+pub(crate) fn before_the_endpoint_is_made(engine: &Contestant) {
+    reset_before(engine, |near, a| {
+        a.reset();
+        until("the reset is there", || has_hung_up(&near));
+        Endpoint::new(near).expect("an endpoint that was reset")
+    });
+}
+
+pub(crate) fn before_the_join(engine: &Contestant) {
+    reset_before(engine, |near, a| {
+        let endpoint = Endpoint::new(near).expect("an endpoint");
+        a.reset();
+        until("the reset is there", || has_hung_up(&endpoint));
+        endpoint
+    });
+}
+
+/// The end of stream is passed on to a connection that is no more.
+pub(crate) fn together_with_a_half_close(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [_, from_b] = payloads();
+    for mix in engine.mixes() {
+        if mix.b == Kind::Unix {
+            continue;
+        }
+        eprintln!("{mix:?}");
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let [near, far] = [near, far].map(|fd| Endpoint::new(fd).expect("an endpoint"));
+        a.end_stream();
+        b.reset();
+        until("the reset is there", || has_hung_up(&far));
+        let handle = relay.splicer.join(near, far, &relay.options);
+        let handle = handle.expect("a pair");
+        assert_sees_reset(&a, from_b, 0);
+        assert_eq!(outcome(&handle).reason, Reason::Reset(Side::B));
+    }
+}
+
+fn has_hung_up(fd: impl std::os::fd::AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&at_once)).expect("poll") > 0 && fds[0].revents().contains(PollFlags::HUP)
+}
+
+fn reset_before(engine: &Contestant, cut_short: impl Fn(std::os::fd::OwnedFd, Peer) -> Endpoint) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    for mix in engine.mixes() {
+        if mix.a == Kind::Unix {
+            // Its reset needs unread bytes, and before the join nobody sends it any.
+            continue;
+        }
+        eprintln!("{mix:?}");
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let near = cut_short(near, a);
+        let far = Endpoint::new(far).expect("an endpoint");
+        let handle = relay
+            .splicer
+            .join(near, far, &relay.options)
+            .expect("a pair");
+        assert_sees_reset(&b, from_a, 0);
+        assert_reset_by_a(&handle);
+    }
+}
+
+/// The mixes in which both ends can tell a reset from an end of stream.
+pub(crate) fn tells_reset(mix: Mix) -> [bool; 2] {
+    mix.kinds().map(|kind| kind != Kind::Unix)
+}

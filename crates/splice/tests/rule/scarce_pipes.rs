@@ -1,0 +1,146 @@
+//! Where pipes run out, the bytes go by another way, and the outcome says why.
+
+use std::fs::File;
+use std::thread;
+
+use splice::{EngineChoice, Reason};
+
+use crate::support::alone::alone;
+use crate::support::contestant::Contestant;
+use crate::support::descriptors;
+use crate::support::mix::Mix;
+use crate::support::patience::QUIET;
+use crate::support::peer::Peer;
+use crate::support::relay::{Joined, Relay, outcome, payloads};
+use crate::support::transfer::{Pace, receive_to_end, send};
+
+/// More than half of what `fs.pipe-user-pages-soft` allows by default: 32 pipes of 1 MiB.
+const PAIRS: usize = 44;
+const PIPE_PAGES: usize = 256;
+/// How the outcome says it.
+const NO_PIPE: &str = "no pipe could be had";
+const EXTRA_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: usize = 64 << 10;
+
+fn allowed_pipes() -> usize {
+    let text = std::fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").unwrap();
+    let soft_pages: usize = text.trim().parse().unwrap();
+    match soft_pages {
+        0 => usize::MAX,
+        pages => pages / 2 / PIPE_PAGES,
+    }
+}
+
+/// Each sender writes until none of them can any more; tells how much each has written.
+fn stall(pairs: &[Joined]) -> Vec<u64> {
+    let [from_a, _] = payloads();
+    let mut sent = vec![0; pairs.len()];
+    let mut waited = false;
+    loop {
+        let mut moved = false;
+        for (pair, sent) in pairs.iter().zip(&mut sent) {
+            while let Ok(count) = pair.a.write_now(from_a.piece(*sent, PIECE_BYTES)) {
+                *sent += count as u64;
+                moved = true;
+            }
+        }
+        match (moved, waited) {
+            (true, _) => waited = false,
+            (false, false) => {
+                thread::sleep(QUIET);
+                waited = true;
+            }
+            (false, true) => return sent,
+        }
+    }
+}
+
+pub(crate) fn more_stalled_pairs_than_pipes(engine: &Contestant) {
+    alone(|| {
+        descriptors::allow_most();
+        let relay = Relay::new(engine);
+        let foreign = descriptors::count("pipe:");
+        let pairs: Vec<_> = (0..PAIRS)
+            .map(|_| {
+                let (a, near) = Peer::connected(Mix::TCP4.a);
+                let (b, far) = Peer::connected(Mix::TCP4.b);
+                let handle = relay.join_sockets(near, far);
+                Joined { a, b, handle }
+            })
+            .collect();
+        let sent = stall(&pairs);
+        let pipes = (descriptors::count("pipe:") - foreign) / 2;
+        eprintln!("{pipes} pipes");
+        assert!(pipes <= allowed_pipes(), "{pipes} pipes are in use");
+        let without: usize = thread::scope(|scope| {
+            let flows: Vec<_> = pairs
+                .into_iter()
+                .zip(sent)
+                .map(|(joined, sent)| scope.spawn(move || flow_on(&joined, sent)))
+                .collect();
+            let without = flows.into_iter().map(|flow| flow.join().unwrap());
+            without.map(usize::from).sum()
+        });
+        if engine.uses_pipes() && allowed_pipes() < PAIRS {
+            assert!(pipes > 0 && without > 0, "{pipes} pipes, {without} without");
+        }
+    });
+}
+
+/// Everything arrives, and more; tells whether a pipe was missed.
+fn flow_on(Joined { a, b, handle }: &Joined, sent: u64) -> bool {
+    let [from_a, _] = payloads();
+    let end = sent + EXTRA_BYTES;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            send(a, from_a, sent..end, Pace::Steady);
+            a.end_stream();
+        });
+        receive_to_end(b, from_a, 0..end, Pace::Steady);
+    });
+    b.end_stream();
+    let outcome = outcome(handle);
+    assert_eq!(outcome.reason, Reason::EndOfStream);
+    assert_eq!(outcome.moved.a_to_b, end);
+    outcome.why_engine.contains(NO_PIPE)
+}
+
+/// Descriptors run out after the join, which the pair has to survive.
+pub(crate) fn no_descriptor_for_a_pipe(engine: &Contestant) {
+    alone(|| {
+        descriptors::allow(Some(100));
+        let relay = Relay::new(engine);
+        let [from_a, _] = payloads();
+        engine.with_each_mix(|mix| {
+            let Joined { a, b, handle } = relay.join(mix);
+            // Once it answers, the loop has placed the pair.
+            send(&a, from_a, 0..100, Pace::Steady);
+            crate::support::transfer::receive(&b, from_a, 0..100, Pace::Steady);
+            // Idle, a loop with a pair keeps at most a few pipes; what is left is taken away.
+            let mut hoard = Vec::new();
+            while let Ok(file) = File::open("/dev/null") {
+                hoard.push(file);
+            }
+            let end = 3 << 20;
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    send(&a, from_a, 100..end, Pace::Steady);
+                    a.end_stream();
+                });
+                receive_to_end(&b, from_a, 100..end, Pace::Steady);
+            });
+            drop(hoard);
+            b.end_stream();
+            let outcome = outcome(&handle);
+            assert_eq!(outcome.reason, Reason::EndOfStream);
+            if engine.choice == EngineChoice::Auto {
+                // By name the first bytes have made the loop keep a pipe, which does.
+                assert!(
+                    outcome.why_engine.contains(NO_PIPE),
+                    "{}",
+                    outcome.why_engine
+                );
+            }
+        });
+    });
+}

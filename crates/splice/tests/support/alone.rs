@@ -1,0 +1,28 @@
+//! A test that needs a process for itself: it counts descriptors, sets limits of the process, or
+//! uses up what the process shares.
+
+use std::process::Command;
+use std::{env, thread};
+
+const VARIABLE: &str = "SPLICED_TEST_ALONE";
+
+/// Runs `body` in a process of which this test is the only one.
+pub(crate) fn alone(body: impl FnOnce()) {
+    if env::var_os(VARIABLE).is_some() {
+        return body();
+    }
+    let thread = thread::current();
+    let name = thread
+        .name()
+        .expect("the harness names threads after tests");
+    let program = env::current_exe().expect("the path of this program");
+    let output = Command::new(program)
+        .args([name, "--exact", "--nocapture"])
+        .env(VARIABLE, "1")
+        .output()
+        .expect("this program again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    eprintln!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "failed alone: {}", output.status);
+    assert!(text.contains("1 passed"), "no test is called {name}");
+}

@@ -1,0 +1,83 @@
+//! An engine under test, and what the rules have to know about it.
+
+use splice::{EngineChoice, EngineName, Kind};
+
+use crate::support::mix::Mix;
+
+/// One engine of the suite.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contestant {
+    pub(crate) choice: EngineChoice,
+    /// The most that one direction holds outside of sockets, in bytes.
+    pub(crate) in_hand_bytes: usize,
+    /// The kinds of socket that it takes.
+    pub(crate) kinds: &'static [Kind],
+    pub(crate) takes_byte_limit: bool,
+}
+
+const EVERY_KIND: &[Kind] = &[Kind::Tcp4, Kind::Tcp6, Kind::Unix, Kind::Mptcp];
+
+pub(crate) const COPY: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Copy),
+    in_hand_bytes: 256 << 10,
+    kinds: EVERY_KIND,
+    takes_byte_limit: true,
+};
+
+pub(crate) const PIPE: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Pipe),
+    in_hand_bytes: 1 << 20,
+    ..COPY
+};
+
+pub(crate) const AUTO: Contestant = Contestant {
+    choice: EngineChoice::Auto,
+    ..PIPE
+};
+
+pub(crate) const SEGMENT: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Segment),
+    kinds: &[Kind::Tcp4],
+    takes_byte_limit: false,
+    ..COPY
+};
+
+pub(crate) const SEGMENT_V6: Contestant = Contestant {
+    kinds: &[Kind::Tcp6],
+    ..SEGMENT
+};
+
+impl Contestant {
+    /// Every ordered pair of kinds that it takes and this kernel has.
+    pub(crate) fn mixes(&self) -> Vec<Mix> {
+        Mix::all()
+            .into_iter()
+            .filter(|mix| self.kinds.contains(&mix.a) && self.kinds.contains(&mix.b))
+            .collect()
+    }
+
+    /// Calls `run` with each mix, after naming it where a failure shows it.
+    pub(crate) fn with_each_mix(&self, mut run: impl FnMut(Mix)) {
+        for mix in self.mixes() {
+            eprintln!("{}: {mix:?}", self.choice);
+            run(mix);
+        }
+    }
+
+    /// Like [`with_each_mix`](Self::with_each_mix) for what takes long: each kind once as `a` and
+    /// once as `b`.
+    pub(crate) fn with_each_kind(&self, mut run: impl FnMut(Mix)) {
+        let mut kinds: Vec<_> = self.mixes().iter().map(|mix| mix.a).collect();
+        kinds.dedup();
+        for (index, &a) in kinds.iter().enumerate() {
+            let b = kinds[(index + 1) % kinds.len()];
+            let mix = Mix { a, b };
+            eprintln!("{}: {mix:?}", self.choice);
+            run(mix);
+        }
+    }
+
+    pub(crate) fn uses_pipes(&self) -> bool {
+        self.choice == PIPE.choice || self.choice == AUTO.choice
+    }
+}

@@ -1,0 +1,33 @@
+//! The descriptors of this process.
+
+use std::fs;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What every open descriptor stands for, sorted: `socket:[123]`, `pipe:[124]`, a path.
+pub(crate) fn open() -> Vec<String> {
+    let mut targets: Vec<_> = fs::read_dir("/proc/self/fd")
+        .expect("/proc/self/fd")
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .filter(|target| !target.ends_with("/fd"))
+        .collect();
+    targets.sort();
+    targets
+}
+
+pub(crate) fn count(prefix: &str) -> usize {
+    let starts = |target: &&String| target.starts_with(prefix);
+    open().iter().filter(starts).count()
+}
+
+/// Allows as many as the process may have without asking.
+pub(crate) fn allow_most() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    allow(maximum);
+}
+
+pub(crate) fn allow(current: Option<u64>) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("RLIMIT_NOFILE");
+}

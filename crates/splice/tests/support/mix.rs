@@ -1,0 +1,45 @@
+//! Which kinds of socket a pair joins.
+
+use std::sync::OnceLock;
+
+use splice::Kind;
+
+use crate::support::peer::mptcp_missing;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mix {
+    pub(crate) a: Kind,
+    pub(crate) b: Kind,
+}
+
+impl std::fmt::Debug for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} to {:?}", self.a, self.b)
+    }
+}
+
+impl Mix {
+    pub(crate) const TCP4: Self = Self {
+        a: Kind::Tcp4,
+        b: Kind::Tcp4,
+    };
+
+    pub(crate) fn all() -> Vec<Self> {
+        static SKIP_TOLD: OnceLock<()> = OnceLock::new();
+        let mut kinds = vec![Kind::Tcp4, Kind::Tcp6, Kind::Unix];
+        match mptcp_missing() {
+            None => kinds.push(Kind::Mptcp),
+            Some(why) => {
+                SKIP_TOLD.get_or_init(|| eprintln!("skipped: the mixes with mptcp: {why}"));
+            }
+        }
+        kinds
+            .iter()
+            .flat_map(|&a| kinds.iter().map(move |&b| Self { a, b }))
+            .collect()
+    }
+
+    pub(crate) fn kinds(self) -> [Kind; 2] {
+        [self.a, self.b]
+    }
+}

@@ -1,0 +1,68 @@
+//! A relay with its own thread, and pairs on it.
+
+use std::os::fd::OwnedFd;
+
+use splice::{Endpoint, Handle, Limits, Options, Outcome, Splicer};
+
+use crate::support::contestant::Contestant;
+use crate::support::mix::Mix;
+use crate::support::patience::PATIENCE;
+use crate::support::payload::Payload;
+use crate::support::peer::Peer;
+
+pub(crate) struct Relay {
+    pub(crate) splicer: Splicer,
+    pub(crate) options: Options,
+}
+
+/// Two peers and the pair between them.
+pub(crate) struct Joined {
+    pub(crate) a: Peer,
+    pub(crate) b: Peer,
+    pub(crate) handle: Handle,
+}
+
+/// What `a` sends, and what `b` sends.
+pub(crate) const FROM_A: u64 = 1;
+pub(crate) const FROM_B: u64 = 2;
+
+pub(crate) fn payloads() -> [Payload; 2] {
+    [Payload::new(FROM_A), Payload::new(FROM_B)]
+}
+
+impl Relay {
+    pub(crate) fn new(engine: &Contestant) -> Self {
+        Self::with_limits(engine, Limits::default())
+    }
+
+    pub(crate) fn with_limits(engine: &Contestant, limits: Limits) -> Self {
+        Self {
+            splicer: Splicer::new(1).expect("an event loop"),
+            options: Options {
+                engine: engine.choice,
+                limits,
+                ..Options::default()
+            },
+        }
+    }
+
+    pub(crate) fn join(&self, mix: Mix) -> Joined {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let handle = self.join_sockets(near, far);
+        Joined { a, b, handle }
+    }
+
+    pub(crate) fn join_sockets(&self, a: OwnedFd, b: OwnedFd) -> Handle {
+        let a = Endpoint::new(a).expect("endpoint a");
+        let b = Endpoint::new(b).expect("endpoint b");
+        self.splicer.join(a, b, &self.options).expect("a pair")
+    }
+}
+
+/// The outcome of a pair that has to end by now.
+pub(crate) fn outcome(handle: &Handle) -> Outcome {
+    handle
+        .wait_timeout(PATIENCE)
+        .unwrap_or_else(|| panic!("the pair has not ended: {handle:?}"))
+}

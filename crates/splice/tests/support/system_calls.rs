@@ -1,0 +1,95 @@
+//! How often a thread makes a system call: kernel tracepoints, counted by perf_event_open(2).
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use perf_event::events::Tracepoint;
+use perf_event::{Builder, Counter};
+
+/// What the counts are about: every call that can carry bytes between a socket and a process, the
+/// one that goes past it, and the ones that wait.
+pub(crate) const CARRYING: [&str; 8] = [
+    "recvfrom", "recvmsg", "read", "readv", "sendto", "sendmsg", "write", "writev",
+];
+pub(crate) const WAITING: [&str; 3] = ["epoll_wait", "epoll_pwait", "epoll_pwait2"];
+
+pub(crate) struct SystemCalls {
+    counters: BTreeMap<String, Counter>,
+}
+
+impl SystemCalls {
+    /// Starts to count on the calling thread; any thread may read the counts.
+    pub(crate) fn of_this_thread() -> Self {
+        let counters = identifiers()
+            .iter()
+            .map(|(name, id)| {
+                let mut counter = Builder::new(Tracepoint::with_id(*id))
+                    .observe_self()
+                    .any_cpu()
+                    .include_kernel()
+                    .build()
+                    .unwrap_or_else(|error| panic!("cannot count {name}: {error}"));
+                counter.enable().expect("a counter");
+                (name.clone(), counter)
+            })
+            .collect();
+        Self { counters }
+    }
+
+    /// How often the call `name` has begun.
+    pub(crate) fn begun(&mut self, name: &str) -> u64 {
+        self.read("enter", name)
+    }
+
+    pub(crate) fn ended(&mut self, name: &str) -> u64 {
+        self.read("exit", name)
+    }
+
+    pub(crate) fn sum_begun(&mut self, names: &[&str]) -> u64 {
+        names.iter().map(|name| self.begun(name)).sum()
+    }
+
+    pub(crate) fn sum_ended(&mut self, names: &[&str]) -> u64 {
+        names.iter().map(|name| self.ended(name)).sum()
+    }
+
+    fn read(&mut self, edge: &str, name: &str) -> u64 {
+        self.counters
+            .get_mut(&format!("sys_{edge}_{name}"))
+            .unwrap_or_else(|| panic!("{name} is not counted"))
+            .read()
+            .expect("a count")
+    }
+}
+
+/// The kernel's numbers for the tracepoints.
+fn identifiers() -> &'static BTreeMap<String, u64> {
+    static IDENTIFIERS: OnceLock<BTreeMap<String, u64>> = OnceLock::new();
+    IDENTIFIERS.get_or_init(|| {
+        let enter = CARRYING.iter().chain(&WAITING).chain(&["splice"]);
+        let names: Vec<_> = enter
+            .map(|name| format!("sys_enter_{name}"))
+            .chain(WAITING.iter().map(|name| format!("sys_exit_{name}")))
+            .collect();
+        // Mounted where nobody else sees it: most machines mount tracefs nowhere or elsewhere.
+        let script = format!(
+            "{{ [ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing; }} &&
+             cd /sys/kernel/tracing/events/syscalls &&
+             for name in {}; do echo $name $(cat $name/id); done",
+            names.join(" ")
+        );
+        let output = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .output()
+            .expect("unshare of util-linux");
+        assert!(output.status.success(), "no tracefs: {output:?}");
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .filter_map(|line| {
+                let (name, id) = line.split_once(' ')?;
+                Some((name.into(), id.parse().ok()?))
+            })
+            .collect()
+    })
+}
