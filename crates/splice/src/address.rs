@@ -107,12 +107,6 @@ fn parse_inet(text: &str) -> Result<Address> {
                 ));
             }
         },
-        None if host.contains(':') => {
-            return Err(invalid(
-                text,
-                "an IPv6 address needs brackets; write [::1]:80",
-            ));
-        }
         None if host
             .bytes()
             .any(|byte| !(byte.is_ascii_graphic() || byte >= 0x80) || b"[]/@".contains(&byte)) =>
@@ -120,6 +114,12 @@ fn parse_inet(text: &str) -> Result<Address> {
             return Err(invalid(
                 text,
                 "the host holds a character that no host name has; remove it",
+            ));
+        }
+        None if host.contains(':') => {
+            return Err(invalid(
+                text,
+                "an IPv6 address needs brackets; write [::1]:80",
             ));
         }
         None => host,
@@ -187,6 +187,7 @@ mod tests {
             ("[::1:80", "brackets"),
             ("[host]:80", "brackets"),
             ("a b:80", "character"),
+            ("http://host:80", "character"),
             ("unix:", "needs a name"),
             ("unix:@", "needs a name"),
             (&format!("unix:/{}", "x".repeat(107)), "107 bytes"),

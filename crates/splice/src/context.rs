@@ -70,7 +70,7 @@ impl Context<'_> {
 
     /// Places another task on this loop and starts it.
     pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
-        self.event_loop.spawn(task)
+        self.event_loop.spawn_in_turn(task)
     }
 
     /// Answers a bell on this loop, until the loop is empty.

@@ -27,10 +27,11 @@ use crate::task::Readiness;
 /// largest reads, some 100 µs.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// How often a direction looks at the size of its sockets' buffers, in bytes moved. TCP's tuning
-/// can double a buffer once per window of data read (`tcp_rcv_space_adjust`), so with this a
-/// buffer near the bound cannot double twice between two looks.
-const LOOK_AT_BUFFERS_BYTES: u64 = 512 << 10;
+/// How often a direction looks at the size of its sockets' buffers, in bytes read. One read can
+/// make TCP's tuning take a buffer from 128 KiB to its maximum (`tcp_rcvbuf_grow`), and the sender
+/// is told of the room as soon as more segments come: so the look follows the read, before what
+/// was read is passed on.
+const LOOK_AT_BUFFERS_BYTES: u64 = 256 << 10;
 
 /// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in
 /// bytes: where the cost of copying a block passes that of the third system call.
@@ -283,11 +284,6 @@ impl Direction {
                 Err(errno) => return Err(at_destination(errno)),
             }
         }
-        if self.given_bytes >= self.next_look_bytes {
-            self.next_look_bytes = self.given_bytes + LOOK_AT_BUFFERS_BYTES;
-            way.source.bound_receive_buffer(way.shares.buffer_bytes);
-            way.destination.bound_send_buffer(way.shares.buffer_bytes);
-        }
         Ok(true)
     }
 
@@ -304,9 +300,9 @@ impl Direction {
             .unwrap_or(usize::MAX)
             .min(way.shares.carrier_bytes);
         match carrier.fill(way.source.as_fd(), at_most) {
-            Ok(Filled::Some(count)) => self.took(count),
+            Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
-                self.took(count);
+                self.took(count, way);
                 self.source_ready = self.source_outlasts;
             }
             Ok(Filled::Empty) => {
@@ -314,6 +310,7 @@ impl Direction {
                 self.source_ready = false;
                 self.source_outlasts = false;
             }
+            Ok(Filled::Mark) => self.urgent = true,
             Ok(Filled::End) => self.state = State::Ending,
             Err(Errno::INTR) => {}
             Err(errno) => {
@@ -326,8 +323,13 @@ impl Direction {
         Ok(())
     }
 
-    fn took(&mut self, count: usize) {
+    fn took(&mut self, count: usize, way: &mut Way<'_>) {
         self.taken_bytes += count as u64;
+        if self.taken_bytes >= self.next_look_bytes {
+            self.next_look_bytes = self.taken_bytes + LOOK_AT_BUFFERS_BYTES;
+            way.source.bound_receive_buffer(way.shares.buffer_bytes);
+            way.destination.bound_send_buffer(way.shares.buffer_bytes);
+        }
         if count >= BULK_READ_BYTES {
             self.bulk = true;
         } else if count < SMALL_READ_BYTES {

@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, ipproto, shutdown, sockopt};
 
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -37,7 +39,9 @@ pub struct Endpoint {
 impl Endpoint {
     /// Takes a connected stream socket, makes it non-blocking, and, where it is TCP, sets
     /// `TCP_NODELAY` (a relay that waits for more adds a delay that neither peer asked for) and
-    /// `SO_OOBINLINE` (an urgent byte stays in its place in the stream instead of getting lost).
+    /// `SO_OOBINLINE` (an urgent byte stays in its place in the stream instead of getting lost),
+    /// the second on a UNIX stream, too. A connection that was reset meanwhile is taken: the pair
+    /// ends at once and passes the reset on.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedSocket`] when the descriptor is not a connected stream socket of a
@@ -45,7 +49,7 @@ impl Endpoint {
     pub fn new(socket: impl Into<OwnedFd>) -> Result<Self> {
         let fd = socket.into();
         let kind = kind_of(&fd)?;
-        if getpeername(&fd).is_err() {
+        if getpeername(&fd).is_err() && !was_cut(&fd) {
             return Err(unsupported(
                 "the socket is not connected; connect it before joining it",
             ));
@@ -57,7 +61,15 @@ impl Endpoint {
         }
         if kind != Kind::Unix {
             sockopt::set_tcp_nodelay(&fd, true).context("cannot set TCP_NODELAY")?;
-            sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
+        }
+        match kind {
+            Kind::Tcp4 | Kind::Tcp6 => {
+                sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
+            }
+            // A kernel whose UNIX streams know no urgent byte (before 5.15) loses none.
+            Kind::Unix => drop(sockopt::set_socket_oobinline(&fd, true)),
+            // It has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
+            Kind::Mptcp => {}
         }
         Ok(Self {
             shared: true,
@@ -102,6 +114,12 @@ impl Endpoint {
         shutdown(&self.fd, Shutdown::Write)
     }
 
+    /// Whether the peer has all that was written to it, its end of stream included.
+    pub(crate) fn has_delivered_all(&self) -> bool {
+        // What is written to a UNIX stream lies with its peer at once.
+        self.kind == Kind::Unix || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
+    }
+
     /// Makes the coming close a reset, where the protocol has one: a connection cut short must
     /// not look like one that ended.
     pub(crate) fn reset_on_close(&self) {
@@ -118,7 +136,7 @@ impl Endpoint {
     }
 
     /// The error that waits on the socket, taken from it.
-    pub(crate) fn take_error(&self) -> Option<rustix::io::Errno> {
+    pub(crate) fn take_error(&self) -> Option<Errno> {
         match sockopt::socket_error(&self.fd) {
             Ok(Ok(())) => None,
             Ok(Err(errno)) | Err(errno) => Some(errno),
@@ -179,6 +197,16 @@ impl AsFd for Endpoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Whether an error waits on the socket: it was connected, or about to be, and no longer is.
+fn was_cut(fd: &OwnedFd) -> bool {
+    const AT_ONCE: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::empty())];
+    poll(&mut fds, Some(&AT_ONCE)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
 fn kind_of(fd: &OwnedFd) -> Result<Kind> {

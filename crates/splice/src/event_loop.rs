@@ -22,6 +22,7 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
+use crate::engine::segment::ground::Standing;
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -267,7 +268,10 @@ impl EventLoop {
         let status = Arc::new(Status::new());
         let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
         self.place(pair, &status);
-        Ok(Handle::new(status, self.remote()))
+        let handle = Handle::new(status, self.remote());
+        // The caller may be between two turns and wait for the descriptor next.
+        self.arm_timer()?;
+        Ok(handle)
     }
 
     pub(crate) fn place(&mut self, pair: Pair, status: &Status) {
@@ -278,6 +282,14 @@ impl EventLoop {
 
     /// Places a task on the loop and starts it.
     pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
+        let waker = self.spawn_in_turn(task);
+        // As in `join`. A timerfd that exists takes any time, so this cannot fail.
+        let _ = self.arm_timer();
+        waker
+    }
+
+    /// Within a turn, which arms the timer at its end.
+    pub(crate) fn spawn_in_turn(&mut self, task: Box<dyn Task>) -> Waker {
         let key = self.insert(task);
         self.with_task(key, |task, cx| task.start(cx));
         Waker::new(Arc::clone(&self.mailbox), key)
@@ -359,8 +371,7 @@ impl EventLoop {
         self.wheel.cancel(key.index as usize);
         self.slots.remove(key.index as usize);
         if self.slots.is_empty() {
-            // Nobody is left to use what is kept; pipes are a scarce good of the whole user.
-            self.carriers = Carriers::default();
+            self.carriers.segments = Standing::default();
             for bell in self.bells.drain(..) {
                 // Other loops may keep the descriptor open.
                 let _ = epoll::delete(&self.epoll, bell.fd());

@@ -73,7 +73,10 @@ impl Reason {
 
     pub(crate) fn fault(side: Side, errno: rustix::io::Errno) -> Self {
         match errno {
-            rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE => Self::Reset(side),
+            // The last comes where the reset was told to another system call.
+            rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE | rustix::io::Errno::NOTCONN => {
+                Self::Reset(side)
+            }
             other => Self::Failed {
                 side,
                 errno: other.raw_os_error(),

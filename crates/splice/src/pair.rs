@@ -66,6 +66,11 @@ impl Default for Options {
     }
 }
 
+/// How long a pair that has reached its byte limit waits for slow peers. There is no event for
+/// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
+const PARTING_MOST: Duration = Duration::from_secs(10);
+const PARTING_LOOK: Duration = Duration::from_millis(5);
+
 /// What is called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
@@ -127,6 +132,8 @@ pub(crate) struct Pair {
     deadline: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
+    /// The byte limit was reached; the receiver is given until then to take what was written.
+    parting_until: Option<Instant>,
 }
 
 impl Pair {
@@ -186,6 +193,7 @@ impl Pair {
             deadline: None,
             status,
             on_end,
+            parting_until: None,
         };
         pair.status.set_engine(pair.engine());
         Ok(pair)
@@ -193,6 +201,9 @@ impl Pair {
 
     /// Moves what can be moved now, both ways.
     fn pump(&mut self, cx: &mut Context<'_>) -> Step {
+        if self.parting_until.is_some() {
+            return self.part(cx);
+        }
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
@@ -265,6 +276,7 @@ impl Pair {
             self.try_segment(cx);
         }
         match reason {
+            Some(Reason::ByteLimit) => self.part(cx),
             Some(reason) => self.end(cx, reason),
             None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
             None if turn_over => Step::Again,
@@ -434,6 +446,37 @@ impl Pair {
         }
     }
 
+    /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
+    ///
+    /// A peer may still talk, and a TCP socket that is closed with bytes unread sends a reset and
+    /// drops what it has not sent yet (`__tcp_close`). Behind the end of stream it does no harm.
+    fn part(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(ends) = &self.ends else {
+            return Step::Done;
+        };
+        let receivers: Vec<_> = Side::BOTH
+            .into_iter()
+            .filter(|from| Some(self.directions[from.index()].given_bytes()) == self.byte_limit)
+            .map(|from| &ends[from.other().index()])
+            .collect();
+        let until = *self.parting_until.get_or_insert_with(|| {
+            for end in &receivers {
+                // It fails where the peer is gone, and then there is nobody to wait for.
+                let _ = end.end_stream();
+            }
+            cx.now() + PARTING_MOST
+        });
+        let has_all = receivers.iter().all(|end| end.has_delivered_all());
+        for direction in &mut self.directions {
+            direction.release(cx.carriers());
+        }
+        if has_all || cx.now() >= until {
+            return self.end(cx, Reason::ByteLimit);
+        }
+        cx.set_deadline(Some(cx.now() + PARTING_LOOK));
+        Step::Wait
+    }
+
     fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
         let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
@@ -441,6 +484,7 @@ impl Pair {
         for direction in &mut self.directions {
             direction.release(cx.carriers());
         }
+        cx.carriers().leave();
         match self.finish(reason) {
             Some(task) => Step::Become(task),
             None => Step::Done,
@@ -504,6 +548,7 @@ fn errno_of(error: &Error) -> i32 {
 
 impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
+        cx.carriers().enter();
         self.set_deadline(cx);
         if !self.registered
             && let Some(ends) = &self.ends
@@ -553,6 +598,9 @@ impl Task for Pair {
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         let now = cx.now();
         self.deadline = None;
+        if self.parting_until.is_some() {
+            return self.part(cx);
+        }
         if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
             && look_at <= now
         {
@@ -578,7 +626,11 @@ impl Task for Pair {
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {
-        self.end(cx, Reason::Shutdown);
+        let reason = match self.parting_until {
+            Some(_) => Reason::ByteLimit,
+            None => Reason::Shutdown,
+        };
+        self.end(cx, reason);
     }
 }
 

@@ -119,6 +119,7 @@ macro_rules! contract {
                     a_deadline_set_between_turns;
                 urgent:
                     stays_in_its_place
+                    holds_nothing_up
                     before_the_end_of_the_stream;
                 scarce_pipes:
                     more_stalled_pairs_than_pipes

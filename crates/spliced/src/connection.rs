@@ -211,6 +211,15 @@ impl Connection {
         }
     }
 
+    /// Closes the connection to the target, which may have been made without our having heard of
+    /// it: then the target must not see an end of stream either.
+    fn abandon_target(&mut self) {
+        if let Some(target) = self.target.take() {
+            // It can fail only on a connection that is already gone.
+            let _ = sockopt::set_socket_linger(&target, Some(Duration::ZERO));
+        }
+    }
+
     /// Ends without having reached the target: the client gets a reset, never an end of stream,
     /// which it could take for an empty answer.
     fn fail(&mut self, why: &str) -> Step {
@@ -220,7 +229,7 @@ impl Connection {
             // It can fail only on a connection that is already gone.
             let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
         }
-        self.target = None;
+        self.abandon_target();
         if let Some(record) = self.record.take() {
             let target = &self.relay.target.address;
             self.relay.target_unreachable.make(|held_back| {
@@ -255,7 +264,7 @@ impl Task for Connection {
             self.client_readiness = self.client_readiness.and(readiness);
             if readiness.has_error() {
                 self.client = None;
-                self.target = None;
+                self.abandon_target();
                 if let Some(record) = self.record.take() {
                     record.write(None, "reset by client before the target was reached");
                 }
@@ -303,6 +312,7 @@ impl Task for Connection {
     }
 
     fn close(&mut self, _cx: &mut Context<'_>) {
+        self.relay.cut_short.fetch_add(1, Ordering::Relaxed);
         self.fail("shutdown before the target was reached");
     }
 }

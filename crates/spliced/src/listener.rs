@@ -13,7 +13,7 @@ use rustix::net::{SocketFlags, acceptfrom_with, getsockname, listen, sockopt};
 use splice::{Address, Context, Interest, Kind, Readiness, Step, Task};
 
 use crate::connection::Connection;
-use crate::place::Place;
+use crate::place::{Place, keep_urgent_bytes};
 use crate::relay::Relay;
 
 /// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`, which is
@@ -180,21 +180,26 @@ struct SocketFile {
 
 impl SocketFile {
     fn of(path: &Path) -> Result<Self> {
-        let metadata = fs::symlink_metadata(path).context("the socket file cannot be looked at")?;
+        let device_and_inode = identity(path).context("the socket file cannot be looked at")?;
         Ok(Self {
             path: path.into(),
-            device_and_inode: (metadata.dev(), metadata.ino()),
+            device_and_inode,
         })
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if Self::of(&self.path).is_ok_and(|now| now.device_and_inode == self.device_and_inode) {
+        if identity(&self.path).is_ok_and(|now| now == self.device_and_inode) {
             // There is nobody to tell, and the next start removes a stale file.
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// Accepts on one socket of one thread.
@@ -241,6 +246,9 @@ impl Listener {
                 };
                 let relay = Arc::clone(&self.relay);
                 let kind = relay.client_kind;
+                if kind == Kind::Unix {
+                    keep_urgent_bytes(&client);
+                }
                 cx.spawn(Box::new(Connection::new(client, kind, peer, alive, relay)));
                 true
             }

@@ -93,6 +93,8 @@ impl Place {
             sockopt::set_tcp_nodelay(&socket, true)?;
             sockopt::set_socket_keepalive(&socket, true)?;
             sockopt::set_socket_oobinline(&socket, true)?;
+        } else {
+            keep_urgent_bytes(&socket);
         }
         Ok(socket)
     }
@@ -110,6 +112,12 @@ impl Place {
             Self::Unix(unix) => connect(socket, unix),
         }
     }
+}
+
+/// Keeps the urgent bytes of a UNIX stream in their place. What a UNIX listener accepts does not
+/// have its options. A kernel whose UNIX streams know no urgent byte (before 5.15) loses none.
+pub(crate) fn keep_urgent_bytes(unix: &OwnedFd) {
+    let _ = sockopt::set_socket_oobinline(unix, true);
 }
 
 impl fmt::Display for Place {

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use splice::{EngineChoice, EventLoop, Kind, Limits, Options, Remote, Waker};
 
@@ -72,7 +73,7 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
     );
     let (sender, events) = mpsc::channel();
     // Before anything that has to be undone, such as a socket's file.
-    watch_signals(sender.clone())?;
+    let ends_at_once = watch_signals(sender.clone())?;
     let target = Target::new(args.target)?;
     let (log, log_sender) = args
         .access_log
@@ -113,6 +114,10 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
         Ok(Event::LoopFailed(error)) => Err(error.into()),
         _ => drain(&relay, &workers, &sender, &events, args.drain_timeout),
     };
+    drop(listening);
+    // From here on nobody takes a signal any more, and a log that takes no more lines, such as a
+    // pipe whose reader has stopped, could hold the rest up for ever.
+    ends_at_once.store(true, Ordering::Relaxed);
     for worker in &workers {
         worker.remote.end();
     }
@@ -147,11 +152,6 @@ fn drain(
             .remote
             .run(move |_| drop(sender.send(Event::ListenersClosed)))?;
     }
-    tracing::info!(
-        "no longer accepting; {} connections have {} to end, a second signal ends them at once",
-        relay.live.count(),
-        humantime::format_duration(timeout)
-    );
     let deadline = Instant::now().checked_add(timeout);
     let mut still_open = workers.len();
     loop {
@@ -162,6 +162,14 @@ fn drain(
             Ok(Event::ListenersClosed) => {
                 still_open -= 1;
                 if still_open == 0 {
+                    // Only now is the number true: it holds who came out of the backlogs, and no
+                    // listener counts somebody in who may not be there.
+                    tracing::info!(
+                        "no longer accepting; {} connections have {} to end, a second signal ends \
+                         them at once",
+                        relay.live.count(),
+                        humantime::format_duration(timeout)
+                    );
                     let sender = sender.clone();
                     relay
                         .live
@@ -215,7 +223,13 @@ impl Worker {
     }
 }
 
-fn watch_signals(events: Sender<Event>) -> Result<()> {
+/// Once the flag that it returns is set, a signal ends the process on the spot.
+fn watch_signals(events: Sender<Event>) -> Result<Arc<AtomicBool>> {
+    let ends_at_once = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        flag::register_conditional_shutdown(signal, crate::FAILED.into(), ends_at_once.clone())
+            .context("signals cannot be handled")?;
+    }
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
     thread::Builder::new()
         .name("signals".into())
@@ -227,7 +241,7 @@ fn watch_signals(events: Sender<Event>) -> Result<()> {
             }
         })
         .context("cannot start the thread that waits for signals")?;
-    Ok(())
+    Ok(ends_at_once)
 }
 
 /// A connection takes two descriptors, and the usual soft limit of 1024 is one for select(2).

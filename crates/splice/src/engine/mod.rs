@@ -135,6 +135,8 @@ pub(crate) enum Filled {
     Last(usize),
     /// Nothing, for now.
     Empty,
+    /// Nothing: an urgent mark stands in the way, which only recv(2) gets past.
+    Mark,
     /// The end of the stream.
     End,
 }
@@ -162,6 +164,26 @@ pub(crate) struct Carriers {
     pub(crate) buffers: copy::Buffers,
     pub(crate) pipes: pipe::Pipes,
     pub(crate) segments: segment::ground::Standing,
+    pairs: usize,
+}
+
+impl Carriers {
+    /// A pair begins to use them.
+    pub(crate) fn enter(&mut self) {
+        self.pairs += 1;
+    }
+
+    /// A pair has given back what it had. When it was the last one nothing is kept, whatever other
+    /// tasks the loop goes on with: pipes are a scarce good of the whole user.
+    pub(crate) fn leave(&mut self) {
+        self.pairs -= 1;
+        if self.pairs == 0 {
+            *self = Self {
+                segments: std::mem::take(&mut self.segments),
+                ..Self::default()
+            };
+        }
+    }
 }
 
 /// An engine and why it is the one.

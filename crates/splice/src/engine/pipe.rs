@@ -16,7 +16,8 @@
 //!   never set, and the length asked for on the way out is exactly what is in the pipe, since
 //!   the kernel sets the flag by itself when more is asked for (`splice_to_socket`, 6.5 on).
 //! - `tcp_read_sock` stops for ever before an urgent mark; recv(2) reads past it. Where
-//!   `EPOLLPRI` told of one, [`Direction`](crate::direction::Direction) reads on by `copy`.
+//!   `EPOLLPRI` told of one, [`Direction`](crate::direction::Direction) reads on by `copy`, and
+//!   where it arrived since, a stream seems to end at the mark: the end is confirmed by recv(2).
 //! - Pipes are charged to the user (`fs.pipe-user-pages-soft`): beyond it new pipes are cut to
 //!   two pages. This process uses at most half of it, so that others have theirs.
 
@@ -25,6 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use rustix::param::page_size;
 use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
@@ -165,13 +167,25 @@ pub(crate) fn probe() -> Result<(), String> {
     }
 }
 
+/// `tcp_splice_read` says 0 at the end of the stream, and before an urgent mark as soon as the
+/// end has arrived behind it (it looks at `RCV_SHUTDOWN`, not at its queue).
+fn behind_zero(source: BorrowedFd<'_>) -> Result<Filled, Errno> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    match recv(source, &mut [0u8; 1], flags) {
+        Ok((0, _)) => Ok(Filled::End),
+        Ok(_) => Ok(Filled::Mark),
+        Err(Errno::AGAIN) => Ok(Filled::Empty),
+        Err(errno) => Err(errno),
+    }
+}
+
 impl Carrier for Pipe {
     fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
         debug_assert_eq!(self.held, 0, "EAGAIN would be ambiguous");
         let wanted = at_most.min(CAPACITY_BYTES);
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         match splice(source, None, &self.write, None, wanted, flags) {
-            Ok(0) => Ok(Filled::End),
+            Ok(0) => behind_zero(source),
             Ok(count) => {
                 self.held = count;
                 Ok(Filled::Some(count))

@@ -10,10 +10,11 @@ use crate::support::payload::Payload;
 use crate::support::peer::Peer;
 use crate::support::random::Random;
 use crate::support::relay::{Joined, Relay, outcome, payloads};
-use crate::support::transfer::{Pace, receive_to_end, send};
+use crate::support::transfer::{Pace, receive, receive_to_end, send};
 
 const PIECES: u64 = 60;
 const LARGEST_PIECE_BYTES: usize = 60_000;
+const ALTERNATIONS: usize = 20;
 const RACES: u64 = 30;
 
 /// MPTCP knows no urgent data; its socket option does not exist there.
@@ -56,6 +57,35 @@ pub(crate) fn stays_in_its_place(engine: &Contestant) {
         b.end_stream();
         receive_to_end(&a, from_b, 0..0, Pace::Steady);
         outcome(&handle);
+    }
+}
+
+/// What follows an urgent byte arrives without anything behind it that would push.
+pub(crate) fn holds_nothing_up(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    let mut random = Random::of_run(45);
+    for mix in mixes(engine) {
+        eprintln!("{mix:?}");
+        let Joined {
+            a,
+            b,
+            handle: _handle,
+        } = relay.join(mix);
+        let mut position = 0;
+        for _ in 0..ALTERNATIONS {
+            let before = position + random.size(LARGEST_PIECE_BYTES) as u64;
+            let end = before + 1 + random.size(LARGEST_PIECE_BYTES) as u64;
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    send(&a, from_a, position..before, Pace::Steady);
+                    a.write_urgent(from_a.piece(before, 1)[0]);
+                    send(&a, from_a, before + 1..end, Pace::Steady);
+                });
+                receive(&b, from_a, position..end, Pace::Steady);
+            });
+            position = end;
+        }
     }
 }
 

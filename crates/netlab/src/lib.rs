@@ -1,0 +1,53 @@
+//! A network to try things on: namespaces joined by veths, programs inside them, and one CPU kept
+//! awake, all of which is gone afterwards.
+//!
+//! The usual shape is a [`Lab`], three namespaces in a row:
+//!
+//! ```text
+//!  client 198.18.1.2 ---- 198.18.1.1 relay 198.18.2.1 ---- 198.18.2.2 server
+//! ```
+//!
+//! The relay's namespace forwards packets, so the client reaches the server both ways: directly, by
+//! routing, and through a relay that listens on [`Lab::RELAY_V4`]. The first is the reference that
+//! the second is held against.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! let lab = netlab::Lab::new()?;
+//! let listener = lab.server().enter(|| std::net::TcpListener::bind((netlab::Lab::SERVER_V4, 80)))??;
+//! let client = lab.client().enter(|| std::net::TcpStream::connect((netlab::Lab::SERVER_V4, 80)))??;
+//! # drop((listener, client));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is left behind: nothing
+//!
+//! Every namespace and [`Scratch`] directory carries the pid of the process that made it. It goes
+//! away when its guard is dropped (a panic drops it too), when the process gets SIGINT, SIGTERM or
+//! SIGHUP, and, should the process have been killed outright, when [`sweep`] runs next; every first
+//! use of this crate in a process runs it. A [`Process`] dies with the thread that started it. The
+//! machine's own network is never configured: interfaces are created inside namespaces only.
+//!
+//! # Tests that need more than a plain user has
+//!
+//! See [`available`] and `SPLICED_REQUIRE`.
+
+mod ip;
+mod lab;
+mod namespace;
+mod pinned;
+mod process;
+mod program;
+mod registry;
+mod requires;
+mod scratch;
+
+pub use lab::Lab;
+pub use namespace::Namespace;
+pub use pinned::{Spinner, pin_thread};
+pub use process::Process;
+pub use program::program;
+pub use registry::sweep;
+pub use requires::{Need, available};
+pub use scratch::Scratch;

@@ -1,0 +1,225 @@
+//! Where it listens, and where it must not.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
+
+use netlab::{Namespace, Need, Scratch, available};
+
+use crate::patience::until;
+use crate::peer::{Peer, exchange};
+use crate::relay::{BINARY, Relay, command};
+use crate::server::{Server, ask, free_port};
+use crate::usage::complaint;
+
+const SOME_BYTES: u64 = 100_000;
+
+/// A connection through `address` reaches `server`, whole.
+fn works(address: &str, server: &Server, number: u64) {
+    let near = Peer::connect(address);
+    let far = server.accept();
+    exchange(&near, &far, number, SOME_BYTES, SOME_BYTES);
+}
+
+#[test]
+fn a_privileged_port_without_the_right_says_which_right() {
+    if !available(Need::Netns) {
+        return;
+    }
+    // In a namespace of its own, since some containers make every port unprivileged.
+    let namespace = Namespace::new("port").expect("a namespace");
+    let without_right = |listen: &str| {
+        let mut command = namespace.command("setpriv");
+        command
+            .args(["--bounding-set=-net_bind_service", "--"])
+            .args([BINARY, "relay", listen, "127.0.0.1:1"])
+            .env_remove("SPLICED_LOG");
+        complaint(&mut command, 1)
+    };
+    for listen in [":1", "0.0.0.0:1", "[::]:1"] {
+        let sentence = without_right(listen);
+        for part in [
+            listen,
+            "port 1 is privileged",
+            "above 1023",
+            "CAP_NET_BIND_SERVICE",
+        ] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_port_in_use_is_left_to_who_has_it() {
+    let server = Server::new();
+    for threads in ["1", "4"] {
+        let mut second = command(&[
+            "relay",
+            &server.address,
+            "127.0.0.1:1",
+            "--threads",
+            threads,
+        ]);
+        let sentence = complaint(&mut second, 1);
+        for part in [&server.address, "in use", "choose another"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_relays_port_is_not_shared_with_another_relay_of_the_same_user() {
+    for listen in ["127.0.0.1:0", ":0", "[::1]:0"] {
+        let server = Server::new();
+        let relay = Relay::between(listen, &server.address, &["--threads", "4"]);
+        let taken = relay.address.replace("[::]", "");
+        for threads in ["1", "4"] {
+            let mut second = command(&["relay", &taken, "127.0.0.1:1", "--threads", threads]);
+            let sentence = complaint(&mut second, 1);
+            assert!(sentence.contains("in use"), "{sentence}");
+        }
+        // Had one of them got a socket at this port, it would have taken some of these with it.
+        let reached = relay.address.replace("[::]", "[::1]");
+        for number in 0..16 {
+            works(&reached, &server, number);
+        }
+    }
+}
+
+#[test]
+fn a_stale_socket_file_is_taken_over_and_removed_at_the_end() {
+    let scratch = Scratch::new("stale").expect("a directory");
+    let path = scratch.path().join("socket");
+    drop(UnixListener::bind(&path).expect("bind"));
+    assert!(path.exists(), "a dropped listener leaves its file");
+    let address = format!("unix:{}", path.display());
+    let server = Server::new();
+    for threads in ["1", "3"] {
+        let mut relay = Relay::between(&address, &server.address, &["--threads", threads]);
+        assert_eq!(relay.address, address);
+        works(&address, &server, 1);
+        relay.terminate();
+        assert!(!path.exists(), "its file is left behind");
+    }
+}
+
+#[test]
+fn a_live_socket_file_is_refused_and_goes_on() {
+    let scratch = Scratch::new("live").expect("a directory");
+    let address = format!("unix:{}/socket", scratch.path().display());
+    let server = Server::new();
+    let relay = Relay::between(&address, &server.address, &[]);
+    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    for part in [&address, "in use", "choose another"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+    // The second one's look whether somebody listens was a connection to the first, which passed
+    // it on.
+    server.accept().expect_end();
+    works(&relay.address, &server, 2);
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_refused_and_untouched() {
+    let scratch = Scratch::new("file").expect("a directory");
+    let path = scratch.write("notes", "mine\n").expect("a file");
+    let address = format!("unix:{}", path.display());
+    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    for part in [&address, "not a socket", "remove it or choose another"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+    assert_eq!(fs::read_to_string(&path).expect("the file"), "mine\n");
+}
+
+#[test]
+fn a_socket_file_of_somebody_else_is_not_removed() {
+    let scratch = Scratch::new("other").expect("a directory");
+    let path = scratch.path().join("socket");
+    let mut relay = Relay::between(&format!("unix:{}", path.display()), "127.0.0.1:1", &[]);
+    fs::remove_file(&path).expect("its file");
+    let _other = UnixListener::bind(&path).expect("bind");
+    relay.terminate();
+    let kind = path
+        .symlink_metadata()
+        .expect("the other's file")
+        .file_type();
+    assert!(kind.is_socket());
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_said() {
+    let scratch = Scratch::new("nowhere").expect("a directory");
+    let address = format!("unix:{}/nowhere/socket", scratch.path().display());
+    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    for part in [
+        &address,
+        "directory does not exist",
+        "make it or choose another",
+    ] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
+
+#[test]
+fn an_address_of_another_host_is_said() {
+    // From a range for documentation, RFC 5737.
+    let address = "203.0.113.1:0";
+    let sentence = complaint(&mut command(&["relay", address, "127.0.0.1:1"]), 1);
+    for part in [address, "not an address of this host", "choose one that is"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
+
+#[test]
+fn an_abstract_name_is_listened_on_and_connected_to() {
+    let name = |role: &str| format!("unix:@spliced-test-{role}-{}", std::process::id());
+    let server = Server::on(&name("target"));
+    let relay = Relay::between(&name("listen"), &server.address, &[]);
+    assert_eq!(relay.address, name("listen"));
+    works(&relay.address, &server, 3);
+    let sentence = complaint(&mut command(&["relay", &relay.address, "127.0.0.1:1"]), 1);
+    assert!(sentence.contains("in use"), "{sentence}");
+}
+
+#[test]
+fn port_alone_takes_both_families() {
+    for threads in ["1", "3"] {
+        let server = Server::new();
+        let relay = Relay::between(":0", &server.address, &["--threads", threads]);
+        for number in 0..8 {
+            works(&format!("127.0.0.1:{}", relay.port()), &server, number);
+            works(&format!("[::1]:{}", relay.port()), &server, number);
+        }
+    }
+}
+
+#[test]
+fn a_relay_that_cannot_start_leaves_no_socket_file() {
+    let scratch = Scratch::new("undone").expect("a directory");
+    let address = format!("unix:{}/socket", scratch.path().display());
+    let log = scratch.path().join("nowhere/log").display().to_string();
+    complaint(
+        &mut command(&["relay", &address, "127.0.0.1:1", "--access-log", &log]),
+        1,
+    );
+    let left = fs::read_dir(scratch.path()).expect("the directory").count();
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_restart_gets_its_port_back_at_once() {
+    let server = Server::new().answering();
+    let address = format!("127.0.0.1:{}", free_port());
+    let mut relay = Relay::between(&address, &server.address, &[]);
+    for number in 0..4 {
+        // The relay's end closes last or first by turns; one of both leaves it in TIME_WAIT.
+        ask(&Peer::connect(&address), number, 10, 10);
+    }
+    relay.terminate();
+    let relay = Relay::between(&address, &server.address, &[]);
+    ask(&Peer::connect(&relay.address), 4, 10, 10);
+    until("it has closed", || {
+        relay.watched().iter().all(|count| *count <= 2)
+    });
+    assert_eq!(server.finish(), [0, 1, 2, 3, 4]);
+}

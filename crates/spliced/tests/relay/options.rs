@@ -1,0 +1,222 @@
+//! What the options do that no other part of these tests is about.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use netlab::Scratch;
+use rustix::net::sockopt;
+
+use crate::log::Log;
+use crate::patience::{PATIENCE, until, until_at_rest};
+use crate::payload::Payload;
+use crate::peer::{End, Peer, exchange};
+use crate::relay::{Relay, command};
+use crate::server::{Server, ask};
+
+const SOME_BYTES: u64 = 50_000;
+
+#[test]
+fn no_more_than_max_connections_are_let_in_and_the_others_later() {
+    const MOST: usize = 3;
+    const CLIENTS: usize = 20;
+    let name = format!("unix:@spliced-test-most-{}", std::process::id());
+    for (listen, threads) in [("127.0.0.1:0", "1"), ("127.0.0.1:0", "4"), (&name, "3")] {
+        let server = Server::new();
+        let options = ["--max-connections", "3", "--threads", threads];
+        let relay = Relay::between(listen, &server.address, &options);
+        let before = relay.descriptors();
+        let clients: Vec<_> = (0..CLIENTS as u64)
+            .map(|number| {
+                let client = Peer::connect(&relay.address);
+                client.write_number(number);
+                client.send(Payload::new(number), 0, SOME_BYTES);
+                client.end_stream();
+                client
+            })
+            .collect();
+        let mut inside = Vec::new();
+        let mut served = Vec::new();
+        while served.len() < CLIENTS {
+            while inside.len() + served.len() < CLIENTS && inside.len() < MOST {
+                inside.push(server.accept());
+            }
+            assert!(
+                !server.is_called_within(Duration::from_millis(5)),
+                "more than {MOST} at once"
+            );
+            let far = inside.remove(0);
+            let number = far.read_number();
+            let came = far.read_to_end(Payload::new(number), 0);
+            assert_eq!(came, (SOME_BYTES, End::OfStream));
+            far.send(Payload::new(!number), 0, SOME_BYTES);
+            served.push(number);
+        }
+        served.sort_unstable();
+        assert_eq!(served, (0..CLIENTS as u64).collect::<Vec<_>>());
+        for (client, number) in clients.iter().zip(0..) {
+            let came = client.read_to_end(Payload::new(!number), 0);
+            assert_eq!(came, (SOME_BYTES, End::OfStream));
+        }
+        relay.wait_descriptors(before);
+    }
+}
+
+#[test]
+fn a_full_relay_waits_without_spinning() {
+    const WATCHED: Duration = Duration::from_millis(500);
+    let server = Server::new();
+    let relay = Relay::to(&server.address, &["--max-connections", "1"]);
+    let _first = Peer::connect(&relay.address);
+    let _far = server.accept();
+    let _others: Vec<_> = (0..10).map(|_| Peer::connect(&relay.address)).collect();
+    until_at_rest(Duration::from_millis(100), || relay.cpu_time());
+    let before = relay.cpu_time();
+    thread::sleep(WATCHED);
+    let spent = relay.cpu_time() - before;
+    assert!(spent < WATCHED / 4, "{spent:?} to wait for {WATCHED:?}");
+}
+
+#[test]
+fn an_idle_connection_is_reset_and_a_busy_one_is_not() {
+    const TIMEOUT: Duration = Duration::from_millis(600);
+    let scratch = Scratch::new("idle").expect("a directory");
+    let server = Server::new();
+    // Where this machine keeps the busy one from moving for so long that it may well be idle,
+    // nothing can be said.
+    until("the busy one was busy all the time", || {
+        let log = Log::below(&scratch);
+        let options = ["--idle-timeout", "600ms", "--access-log", &log.path];
+        let mut relay = Relay::to(&server.address, &options);
+        let (idle, idle_far) = (Peer::connect(&relay.address), server.accept());
+        let (busy, busy_far) = (Peer::connect(&relay.address), server.accept());
+        let payload = Payload::new(40);
+        let quiet_since = Instant::now();
+        idle.send(payload, 0, 777);
+        idle_far.expect(payload, 0, 777);
+        let (mut sent, mut moved_at, mut longest) = (0, quiet_since, Duration::ZERO);
+        while !idle.is_readable_within(Duration::from_millis(20)) {
+            assert!(quiet_since.elapsed() < PATIENCE, "it is never reset");
+            if moved_at.elapsed() >= TIMEOUT / 2 {
+                fs::remove_file(&log.path).expect("the log");
+                return false;
+            }
+            busy.send(payload, sent, 10);
+            busy_far.expect(payload, sent, 10);
+            sent += 10;
+            longest = longest.max(moved_at.elapsed());
+            moved_at = Instant::now();
+        }
+        assert!(quiet_since.elapsed() >= TIMEOUT);
+        idle.expect_reset();
+        idle_far.expect_reset();
+        if longest.max(moved_at.elapsed()) >= TIMEOUT / 2 {
+            fs::remove_file(&log.path).expect("the log");
+            return false;
+        }
+        exchange(&busy, &busy_far, 41, SOME_BYTES, SOME_BYTES);
+        relay.terminate();
+        let entries = log.entries();
+        assert_eq!(entries[0]["outcome"], "idle");
+        assert_eq!(entries[0]["client_to_target_bytes"], 777);
+        assert_eq!(entries[1]["outcome"], "end of stream");
+        assert_eq!(entries[1]["client_to_target_bytes"], sent + SOME_BYTES);
+        true
+    });
+}
+
+#[test]
+fn connections_are_spread_over_the_threads() {
+    const THREADS: usize = 4;
+    /// So many that none of the threads goes without one by chance: (3/4)^120.
+    const CLIENTS: usize = 120;
+    let server = Server::new();
+    let relay = Relay::to(&server.address, &["--threads", "4"]);
+    let names = relay.of_threads("comm", |name| name.trim().to_owned());
+    assert_eq!(names.iter().filter(|name| *name == "loop").count(), THREADS);
+    // A mailbox and a listener each.
+    assert_eq!(relay.watched(), [2; THREADS]);
+    let pairs: Vec<_> = (0..CLIENTS)
+        .map(|_| (Peer::connect(&relay.address), server.accept()))
+        .collect();
+    relay.connected_sockets(2 * CLIENTS);
+    until("all are watched", || {
+        relay.watched().iter().sum::<usize>() == THREADS * 2 + CLIENTS * 2
+    });
+    let watched = relay.watched();
+    assert_eq!(watched.len(), THREADS);
+    assert!(watched.iter().all(|count| *count > 2), "{watched:?}");
+    drop(pairs);
+    until("none is left", || relay.watched() == [2; THREADS]);
+}
+
+#[test]
+fn without_a_number_there_is_a_thread_for_each_cpu() {
+    let relay = Relay::to("127.0.0.1:1", &[]);
+    let names = relay.of_threads("comm", |name| name.trim().to_owned());
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    assert_eq!(names.iter().filter(|name| *name == "loop").count(), cpus);
+}
+
+#[test]
+fn both_legs_have_no_delay_and_keep_alive() {
+    for listen in ["127.0.0.1:0", "[::1]:0", ":0"] {
+        for target in ["127.0.0.1:0", "[::1]:0"] {
+            let server = Server::on(target);
+            let relay = Relay::between(listen, &server.address, &["--threads", "2"]);
+            // By both of its listening sockets, of which each hands its own options on.
+            let address = relay.address.replace("[::]", "[::1]");
+            let pairs: Vec<_> = (0..16)
+                .map(|_| (Peer::connect(&address), server.accept()))
+                .collect();
+            let sockets = relay.connected_sockets(2 * pairs.len());
+            let has_both = |socket: &OwnedFd| {
+                sockopt::tcp_nodelay(socket).expect("TCP_NODELAY")
+                    && sockopt::socket_keepalive(socket).expect("SO_KEEPALIVE")
+            };
+            assert!(sockets.iter().all(has_both), "{listen} {target}");
+        }
+    }
+}
+
+#[test]
+fn a_level_is_taken_from_the_option_or_the_environment() {
+    let server = Server::new().answering();
+    let log_of = |options: &[&str], environment: Option<&str>| {
+        let whole = ["relay", "127.0.0.1:0", &server.address];
+        let mut command = command(&[&whole[..], options].concat());
+        command.envs(environment.map(|level| ("SPLICED_LOG", level)));
+        Relay::spawn(&mut command)
+    };
+    let tells_ends = |mut relay: Relay| {
+        ask(&Peer::connect(&relay.address), 0, 10, 10);
+        relay.terminate();
+        relay.wait_told("no longer accepting");
+        relay.lines_told("connection 1 ended")
+    };
+    assert_eq!(tells_ends(log_of(&[], None)), 0);
+    assert_eq!(tells_ends(log_of(&["--log", "debug"], None)), 1);
+    assert_eq!(tells_ends(log_of(&[], Some("debug"))), 1);
+    // What was typed last, for this run, counts more than what was set for all.
+    assert_eq!(tells_ends(log_of(&["--log", "info"], Some("debug"))), 0);
+}
+
+#[test]
+fn a_silent_relay_says_nothing_and_works() {
+    let scratch = Scratch::new("silent").expect("a directory");
+    let path = scratch.path().join("socket");
+    let address = format!("unix:{}", path.display());
+    let server = Server::new().answering();
+    let arguments = ["relay", &address, &server.address, "--log", "off"];
+    let mut relay = Relay::spawn_silent(&mut command(&arguments));
+    until("it listens", || {
+        Peer::try_connect(&address).is_ok_and(|peer| {
+            ask(&peer, 5, 100, 100);
+            true
+        })
+    });
+    relay.terminate();
+    assert_eq!(relay.lines_told(""), 0);
+    assert_eq!(server.finish(), [5]);
+}

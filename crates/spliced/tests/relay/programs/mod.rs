@@ -1,0 +1,59 @@
+//! Other people's programs through the relay: they have their own idea of what a connection does.
+
+mod haproxy;
+mod iperf3;
+mod nginx;
+mod postgresql;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::{env, fs, thread};
+
+use crate::patience::until;
+use crate::peer::Peer;
+
+const ENGINES: [&str; 3] = ["auto", "copy", "pipe"];
+
+/// Where `program` is; without it the test is skipped, or fails if `SPLICED_REQUIRE` names it.
+fn installed(program: &str, package: &str) -> Option<PathBuf> {
+    let found = netlab::program(program).or_else(|| of_postgresql(program));
+    if found.is_none() {
+        let thread = thread::current();
+        let test = thread.name().unwrap_or("a test");
+        let list = env::var("SPLICED_REQUIRE").unwrap_or_default();
+        let required = list
+            .split(',')
+            .any(|word| [program, "all"].contains(&word.trim()));
+        assert!(!required, "{test} needs {program} (apt install {package})");
+        eprintln!("skipped: {test}: no {program} (apt install {package})");
+    }
+    found
+}
+
+/// Debian keeps the programs of each version of PostgreSQL in a directory of their own.
+fn of_postgresql(program: &str) -> Option<PathBuf> {
+    fs::read_dir("/usr/lib/postgresql")
+        .ok()?
+        .filter_map(|version| Some(version.ok()?.path().join("bin").join(program)))
+        .find(|path| path.exists())
+}
+
+fn wait_listening(address: &str) {
+    until("the program listens", || Peer::try_connect(address).is_ok());
+}
+
+/// Runs a program to its end, which has to be a good one; returns what it has printed.
+fn run(command: &mut Command) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = crate::relay::output(command);
+    let stdout = String::from_utf8_lossy(&stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(
+        status.success(),
+        "{command:?}: {status}\n{stdout}\n{stderr}"
+    );
+    stdout
+}

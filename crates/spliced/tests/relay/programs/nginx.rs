@@ -1,0 +1,120 @@
+//! nginx: files, and connections that are kept alive.
+
+use std::fs;
+use std::time::Duration;
+
+use netlab::{Process, Scratch};
+
+use super::{ENGINES, installed, run, wait_listening};
+use crate::payload::Payload;
+use crate::peer::{End, Peer};
+use crate::relay::Relay;
+use crate::server::free_port;
+
+const FILE_BYTES: u64 = 64 << 20;
+const SMALL_BYTES: u64 = 1234;
+
+/// A running nginx that serves the files `large` and `small` on a port and on a UNIX socket.
+struct Nginx {
+    tcp: String,
+    unix: String,
+    // In this order: the process ends before its directory goes.
+    _process: Process,
+    _scratch: Scratch,
+}
+
+impl Nginx {
+    fn start() -> Option<Self> {
+        let nginx = installed("nginx", "nginx-light")?;
+        let scratch = Scratch::new("nginx").expect("a directory");
+        let root = scratch.path().display().to_string();
+        let whole = Payload::new(50).bytes(FILE_BYTES as usize);
+        fs::write(scratch.path().join("large"), &whole).expect("a file");
+        fs::write(scratch.path().join("small"), &whole[..SMALL_BYTES as usize]).expect("a file");
+        let tcp = format!("127.0.0.1:{}", free_port());
+        let configuration = format!(
+            "daemon off; master_process off; pid {root}/pid; error_log {root}/error.log;
+             events {{ worker_connections 512; }}
+             http {{
+                 access_log off; keepalive_requests 1000000;
+                 client_body_temp_path {root}/body; proxy_temp_path {root}/proxy;
+                 fastcgi_temp_path {root}/fastcgi; uwsgi_temp_path {root}/uwsgi;
+                 scgi_temp_path {root}/scgi;
+                 server {{ listen {tcp}; listen unix:{root}/socket; root {root}; }}
+             }}"
+        );
+        let path = scratch.write("nginx.conf", &configuration).expect("a file");
+        let log = scratch.path().join("error.log");
+        let mut command = Process::command(nginx);
+        command.arg("-e").arg(log).arg("-c").arg(path);
+        let process = Process::spawn(&mut command).expect("nginx");
+        wait_listening(&tcp);
+        Some(Self {
+            tcp,
+            unix: format!("unix:{root}/socket"),
+            _process: process,
+            _scratch: scratch,
+        })
+    }
+}
+
+/// Fetches a file and compares it with what it is made of.
+fn fetch(address: &str, name: &str, bytes: u64) {
+    let client = Peer::connect(address);
+    client.write_text(&format!("GET /{name} HTTP/1.0\r\n\r\n"));
+    let status = client.read_line();
+    assert!(status.ends_with(" 200 OK\r\n"), "{status}");
+    while client.read_line() != "\r\n" {}
+    let came = client.read_to_end(Payload::new(50), 0);
+    assert_eq!(came, (bytes, End::OfStream));
+}
+
+#[test]
+fn nginx_serves_a_large_file_through_it() {
+    let Some(nginx) = Nginx::start() else {
+        return;
+    };
+    for engine in ENGINES {
+        for target in [&nginx.tcp, &nginx.unix] {
+            let relay = Relay::to(target, &["--engine", engine]);
+            fetch(&relay.address, "large", FILE_BYTES);
+            fetch(&relay.address, "small", SMALL_BYTES);
+        }
+    }
+}
+
+#[test]
+fn wrk_sees_no_error_through_it() {
+    const TIME: Duration = Duration::from_secs(1);
+    let Some(wrk) = installed("wrk", "wrk") else {
+        return;
+    };
+    let Some(nginx) = Nginx::start() else {
+        return;
+    };
+    for engine in ENGINES {
+        let relay = Relay::to(&nginx.tcp, &["--engine", engine]);
+        let before = relay.descriptors();
+        let mut load = Process::command(&wrk);
+        load.args(["--connections", "32", "--threads", "2", "--timeout", "20s"])
+            .args(["--duration", &format!("{}s", TIME.as_secs())])
+            .arg(format!("http://{}/small", relay.address));
+        let report = run(&mut load);
+        // It mentions errors only when there are any.
+        for error in ["Socket errors", "Non-2xx"] {
+            assert!(!report.contains(error), "{engine}: {report}");
+        }
+        let requests = report.lines().find_map(|line| {
+            line.trim()
+                .split_once(" requests in ")?
+                .0
+                .parse::<u64>()
+                .ok()
+        });
+        assert!(
+            requests.is_some_and(|count| count > 32),
+            "{engine}: {report}"
+        );
+        relay.wait_descriptors(before);
+    }
+}

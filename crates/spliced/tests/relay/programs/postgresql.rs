@@ -1,0 +1,149 @@
+//! PostgreSQL: questions and answers in step, over TCP and to a UNIX socket.
+
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use netlab::{Process, Scratch};
+use rustix::process::{Signal, geteuid};
+
+use super::{ENGINES, installed, run};
+use crate::patience::{PATIENCE, until};
+use crate::relay::Relay;
+use crate::server::free_port;
+
+const USER: &str = "postgres";
+
+/// A running server with a new, empty cluster.
+struct Cluster {
+    process: Process,
+    port: u16,
+    directory: String,
+    _scratch: Scratch,
+}
+
+/// A command of the server's, which refuses to run as root.
+fn unprivileged(program: &Path) -> Command {
+    if !geteuid().is_root() {
+        return Process::command(program);
+    }
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--reuid", USER, "--regid", USER, "--clear-groups"])
+        // It would be cleared by the change of user.
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program);
+    command
+}
+
+impl Cluster {
+    fn start() -> Option<Self> {
+        let postgres = installed("postgres", "postgresql")?;
+        let initdb = installed("initdb", "postgresql")?;
+        let scratch = Scratch::new("postgres").expect("a directory");
+        let directory = scratch.path().display().to_string();
+        if geteuid().is_root() {
+            let id = run(Command::new("id").args(["--user", USER]));
+            let id = id.trim().parse().expect("a user's number");
+            chown(scratch.path(), Some(id), None).expect("chown");
+        }
+        let data = format!("{directory}/data");
+        run(unprivileged(&initdb)
+            .args([
+                "--no-sync",
+                "--auth",
+                "trust",
+                "--username",
+                USER,
+                "--pgdata",
+                &data,
+            ])
+            .current_dir("/"));
+        let port = free_port();
+        let mut server = unprivileged(&postgres);
+        server
+            .args(["-D", &data, "-k", &directory, "-p", &port.to_string(), "-F"])
+            .args(["-c", "listen_addresses=127.0.0.1"])
+            .args(["-c", "logging_collector=off", "-c", "max_connections=60"])
+            .current_dir("/")
+            .stderr(Stdio::null());
+        let process = Process::spawn(&mut server).expect("postgres");
+        let cluster = Self {
+            process,
+            port,
+            directory,
+            _scratch: scratch,
+        };
+        let ready = installed("pg_isready", "postgresql-client")?;
+        until("the server takes questions", || {
+            Process::command(&ready)
+                .args(["--quiet", "--host", &cluster.directory])
+                .args(["--port", &port.to_string()])
+                .status()
+                .is_ok_and(|status| status.success())
+        });
+        Some(cluster)
+    }
+}
+
+impl Drop for Cluster {
+    /// Its children and its shared memory would outlive it if it was just killed.
+    fn drop(&mut self) {
+        let _ = self.process.signal(Signal::INT);
+        let _ = self.process.wait_at_most(PATIENCE);
+    }
+}
+
+#[test]
+fn pgbench_gets_every_answer_through_it() {
+    const CLIENTS: u64 = 6;
+    const TRANSACTIONS: u64 = 60;
+    let Some(pgbench) = installed("pgbench", "postgresql-contrib") else {
+        return;
+    };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let tcp = format!("127.0.0.1:{}", cluster.port);
+    let unix = format!("unix:{}/.s.PGSQL.{}", cluster.directory, cluster.port);
+    let bench = |relay: &Relay, options: &[&str]| {
+        run(Process::command(&pgbench)
+            .args(["--host", "127.0.0.1", "--port", relay.port()])
+            .args(["--username", USER])
+            .args(options)
+            .arg("postgres")
+            .env_remove("PGOPTIONS"))
+    };
+    bench(
+        &Relay::to(&unix, &[]),
+        &["--initialize", "--scale", "1", "--quiet"],
+    );
+    for engine in ENGINES {
+        for target in [&tcp, &unix] {
+            let relay = Relay::to(target, &["--engine", engine]);
+            let before = relay.descriptors();
+            // With and without a connection for each transaction.
+            for more in [&[][..], &["--connect"]] {
+                let (clients, count) = (CLIENTS.to_string(), TRANSACTIONS.to_string());
+                let whole = [
+                    "--client",
+                    &clients,
+                    "--jobs",
+                    "2",
+                    "--transactions",
+                    &count,
+                ];
+                let options = [&whole[..], &["--protocol", "prepared", "--no-vacuum"], more];
+                let report = bench(&relay, &options.concat());
+                let all = CLIENTS * TRANSACTIONS;
+                for line in [
+                    format!("number of transactions actually processed: {all}/{all}"),
+                    "number of failed transactions: 0 (0.000%)".into(),
+                ] {
+                    assert!(report.contains(&line), "{engine}: no {line:?} in {report}");
+                }
+            }
+            relay.wait_descriptors(before);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A running `spliced relay`, and what can be seen of it from outside.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use netlab::Process;
+use rustix::io::ioctl_fionread;
+use rustix::net::getpeername;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use splice::{Endpoint, Kind};
+
+use crate::patience::{PATIENCE, until, until_found};
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spliced");
+
+/// `/proc/PID/stat` counts in hundredths of a second for every program (`USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+pub(crate) struct Relay {
+    process: Process,
+    told: Arc<Told>,
+    /// Where it listens.
+    pub(crate) address: String,
+}
+
+/// What it has said on stderr.
+#[derive(Default)]
+struct Told {
+    lines: Mutex<Vec<String>>,
+    more: Condvar,
+}
+
+/// `spliced` with `arguments`, without what this process's environment has to say about it.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Process::command(BINARY);
+    command.args(arguments).env_remove("SPLICED_LOG");
+    command
+}
+
+/// Runs a command that is expected to end by itself.
+pub(crate) fn output(command: &mut Command) -> Output {
+    let mut process = Process::spawn(
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()),
+    )
+    .expect("it starts");
+    // A few lines fit into the pipes, and a program that does not end is the likelier fault.
+    let status = process
+        .wait_at_most(PATIENCE)
+        .expect("it can be waited for")
+        .unwrap_or_else(|| panic!("{command:?} does not end"));
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let child = process.child_mut();
+    if let (Some(out), Some(err)) = (&mut child.stdout, &mut child.stderr) {
+        out.read_to_end(&mut stdout).expect("its stdout");
+        err.read_to_end(&mut stderr).expect("its stderr");
+    }
+    Output {
+        status,
+        stdout,
+        stderr,
+    }
+}
+
+impl Relay {
+    /// Relays a free port to `target`.
+    pub(crate) fn to(target: &str, options: &[&str]) -> Self {
+        Self::between("127.0.0.1:0", target, options)
+    }
+
+    pub(crate) fn between(listen: &str, target: &str, options: &[&str]) -> Self {
+        let arguments = [&["relay", listen, target], options].concat();
+        Self::spawn(&mut command(&arguments))
+    }
+
+    /// Starts `command`, and waits until it listens.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut relay = Self::spawn_silent(command);
+        let line = relay.wait_told("listening on ");
+        let after = line.split_once("listening on ").expect("found above").1;
+        after
+            .split_once(", relaying to ")
+            .expect("where it relays to")
+            .0
+            .clone_into(&mut relay.address);
+        relay
+    }
+
+    /// Starts `command`, which is not going to say where it listens.
+    pub(crate) fn spawn_silent(command: &mut Command) -> Self {
+        let mut process =
+            Process::spawn(command.stdin(Stdio::null()).stderr(Stdio::piped())).expect("it starts");
+        let stderr = process.child_mut().stderr.take().expect("its stderr");
+        let told = Arc::new(Told::default());
+        let teller = Arc::clone(&told);
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                teller.lines.lock().expect("no panic").push(line);
+                teller.more.notify_all();
+            }
+        });
+        Self {
+            process,
+            told,
+            address: String::new(),
+        }
+    }
+
+    /// Waits until it has said a line with `words`, and returns that.
+    pub(crate) fn wait_told(&self, words: &str) -> String {
+        let has = |lines: &Vec<String>| lines.iter().find(|line| line.contains(words)).cloned();
+        let lines = self.told.lines.lock().expect("no panic");
+        let (lines, _) = self
+            .told
+            .more
+            .wait_timeout_while(lines, PATIENCE, |lines| has(lines).is_none())
+            .expect("no panic");
+        let found = has(&lines);
+        drop(lines);
+        found.unwrap_or_else(|| panic!("it never says {words:?}"))
+    }
+
+    pub(crate) fn lines_told(&self, words: &str) -> usize {
+        let lines = self.told.lines.lock().expect("no panic");
+        lines.iter().filter(|line| line.contains(words)).count()
+    }
+
+    pub(crate) fn port(&self) -> &str {
+        self.address.rsplit_once(':').expect("a port").1
+    }
+
+    /// What it has written to its standard output, which must have been piped, until it ends.
+    pub(crate) fn take_stdout(&mut self) -> impl Read + use<> {
+        self.process.child_mut().stdout.take().expect("its stdout")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.process.signal(signal).expect("it can be signalled");
+    }
+
+    /// Stops all its threads where they are, until [`go_on`](Self::go_on).
+    pub(crate) fn hold_still(&self) {
+        self.signal(Signal::STOP);
+        until("all its threads have stopped", || {
+            let states = self.of_threads("stat", |stat| {
+                let after_name = stat.rsplit_once(") ").expect("a state").1;
+                after_name.starts_with('T')
+            });
+            states.into_iter().all(|stopped| stopped)
+        });
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.process.try_wait().expect("wait").is_none()
+    }
+
+    pub(crate) fn wait_end(&mut self) -> ExitStatus {
+        let ended = self.process.wait_at_most(PATIENCE).expect("wait");
+        ended.expect("it ends")
+    }
+
+    /// Asks it to end; it has to do so well.
+    pub(crate) fn terminate(&mut self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.wait_end().code(), Some(0));
+    }
+
+    fn file(&self, name: &str) -> String {
+        let path = format!("/proc/{}/{name}", self.process.id());
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    fn entries(&self, directory: &str) -> Vec<String> {
+        let path = format!("/proc/{}/{directory}", self.process.id());
+        fs::read_dir(&path)
+            .unwrap_or_else(|error| panic!("{path}: {error}"))
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect()
+    }
+
+    /// What `read` makes of the file `name` of each of its threads.
+    pub(crate) fn of_threads<T>(&self, name: &str, read: impl Fn(&str) -> T) -> Vec<T> {
+        self.entries("task")
+            .iter()
+            .map(|thread| read(&self.file(&format!("task/{thread}/{name}"))))
+            .collect()
+    }
+
+    /// How many descriptors it has.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.entries("fd").len()
+    }
+
+    /// Waits until it has as many descriptors as it had `before`.
+    pub(crate) fn wait_descriptors(&self, before: usize) {
+        let start = Instant::now();
+        while self.descriptors() != before {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{before} descriptors have become {:?}",
+                self.entries("fd")
+                    .iter()
+                    .map(|fd| fs::read_link(format!("/proc/{}/fd/{fd}", self.process.id())))
+                    .collect::<Vec<_>>()
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// How many descriptors each of its epoll instances watches.
+    pub(crate) fn watched(&self) -> Vec<usize> {
+        self.entries("fdinfo")
+            .iter()
+            // Some may be closed meanwhile.
+            .filter_map(|fd| {
+                fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.process.id())).ok()
+            })
+            .map(|info| info.lines().filter(|line| line.starts_with("tfd:")).count())
+            .filter(|count| *count > 0)
+            .collect()
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = self.file("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.expect("VmRSS") << 10
+    }
+
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat = self.file("stat");
+        let after_name = stat.rsplit_once(") ").expect("a name").1;
+        let ticks: u32 = after_name
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .map(|ticks| ticks.parse::<u32>().expect("ticks"))
+            .sum();
+        TICK * ticks
+    }
+
+    /// Its descriptors of a sort, as second descriptors of the same things.
+    fn descriptors_of(&self, sort: &str) -> Vec<OwnedFd> {
+        let pid = Pid::from_raw(self.process.id().cast_signed()).expect("a pid");
+        let process = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
+        self.entries("fd")
+            .iter()
+            .filter(|fd| {
+                fs::read_link(format!("/proc/{}/fd/{fd}", self.process.id()))
+                    .is_ok_and(|link| link.to_string_lossy().starts_with(sort))
+            })
+            .filter_map(|fd| {
+                let fd = fd.parse().expect("a number");
+                // It may be closed meanwhile.
+                pidfd_getfd(process.as_fd(), fd, PidfdGetfdFlags::empty()).ok()
+            })
+            .collect()
+    }
+
+    /// What lies in its pipes, in bytes.
+    pub(crate) fn piped_bytes(&self) -> usize {
+        let bytes = |pipe: &OwnedFd| ioctl_fionread(pipe).expect("FIONREAD") as usize;
+        // Both ends of a pipe tell the same.
+        self.descriptors_of("pipe:")
+            .iter()
+            .map(bytes)
+            .sum::<usize>()
+            / 2
+    }
+
+    /// Waits until it has `count` TCP connections, and returns their sockets.
+    pub(crate) fn connected_sockets(&self, count: usize) -> Vec<OwnedFd> {
+        let is_connected = |socket: &OwnedFd| {
+            getpeername(socket)
+                .is_ok_and(|name| name.is_some_and(|name| SocketAddr::try_from(name).is_ok()))
+        };
+        until_found("it has its connections", || {
+            let mut sockets = self.descriptors_of("socket:");
+            sockets.retain(is_connected);
+            (sockets.len() == count).then_some(sockets)
+        })
+    }
+}
+
+/// What the kernel holds in these sockets' buffers, in bytes.
+pub(crate) fn held_bytes(sockets: &[OwnedFd]) -> usize {
+    sockets
+        .iter()
+        .map(|socket| {
+            let socket = socket.try_clone().expect("a descriptor");
+            // Its kind plays no part in this.
+            let memory = Endpoint::prepared(socket, Kind::Unix).memory();
+            memory.expect("SO_MEMINFO").held_bytes()
+        })
+        .sum()
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let lines = self.told.lines.lock();
+            eprintln!("the relay has said: {:#?}", lines.as_deref());
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Targets that are not there, not yet, no more, or at one of several addresses.
+
+use std::time::{Duration, Instant};
+
+use netlab::Scratch;
+
+use crate::log::Log;
+use crate::patience::PATIENCE;
+use crate::payload::Payload;
+use crate::peer::{Peer, exchange};
+use crate::relay::Relay;
+use crate::server::{Server, ask, free_port};
+
+const SOME_BYTES: u64 = 100_000;
+
+/// Longer than the relay goes on with what a resolver has told it.
+const ANSWER_TOO_OLD: Duration = Duration::from_millis(5200);
+
+/// An address of this host where nobody listens.
+fn deserted() -> String {
+    format!("127.0.0.1:{}", free_port())
+}
+
+/// A client of a relay to `target` gets a reset, and both logs say `why`.
+fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
+    let scratch = Scratch::new("nothing").expect("a directory");
+    let log = Log::below(&scratch);
+    let mut relay = Relay::to(target, &[&["--access-log", &log.path], options].concat());
+    let before = relay.descriptors();
+    let start = Instant::now();
+    Peer::is_reset_by(&relay.address);
+    let took = start.elapsed();
+    let line = relay.wait_told(" was reset: ");
+    for part in [" WARN ", "connection 1", target, why] {
+        assert!(line.contains(part), "no {part:?} in {line:?}");
+    }
+    relay.wait_descriptors(before);
+    relay.terminate();
+    let entries = log.entries();
+    assert_eq!(entries.len(), 1);
+    let outcome = entries[0]["outcome"].as_str().expect("an outcome");
+    assert!(outcome.contains(why), "{outcome}");
+    assert_eq!(entries[0]["target"], target);
+    took
+}
+
+#[test]
+fn refused_is_a_reset_and_says_so() {
+    comes_to_nothing(&deserted(), &[], "connection refused");
+}
+
+#[test]
+fn unreachable_is_a_reset_and_says_so() {
+    // No stream leads to a broadcast address, whatever the routes are (tcp_v4_connect).
+    comes_to_nothing("255.255.255.255:9", &[], "unreachable");
+}
+
+#[test]
+fn a_socket_file_that_is_not_there_is_a_reset_and_says_so() {
+    let scratch = Scratch::new("missing").expect("a directory");
+    let target = format!("unix:{}/socket", scratch.path().display());
+    comes_to_nothing(&target, &[], "no such file");
+}
+
+#[test]
+fn slow_is_a_reset_within_the_connect_timeout_and_says_so() {
+    const TIMEOUT: Duration = Duration::from_millis(700);
+    let name = format!("unix:@spliced-test-slow-{}", std::process::id());
+    for (address, why) in [
+        ("127.0.0.1:0", "did not answer within the connect timeout"),
+        (&name, "backlog stayed full"),
+    ] {
+        let server = Server::with_backlog(address, 0);
+        // Takes the one place that there is; whoever comes next has to wait.
+        let _first = Peer::connect(&server.address);
+        let took = comes_to_nothing(&server.address, &["--connect-timeout", "700ms"], why);
+        assert!(took >= TIMEOUT, "{address}: given up after {took:?}");
+        assert!(
+            took < PATIENCE / 4,
+            "{address}: given up only after {took:?}"
+        );
+    }
+}
+
+#[test]
+fn every_address_of_a_name_is_tried() {
+    for bound in ["127.0.0.1:0", "[::1]:0"] {
+        let server = Server::on(bound).answering();
+        let port = server
+            .address
+            .rsplit_once(':')
+            .expect("a port")
+            .1
+            .to_owned();
+        let mut asked = Vec::new();
+        // Without a host it is loopback in both families; what the name stands for is up to the
+        // machine, which has IPv4 at least.
+        let named = format!("localhost:{port}");
+        let both = format!(":{port}");
+        let targets = [&both, &named];
+        let known = if bound.starts_with('[') { 1 } else { 2 };
+        for target in &targets[..known] {
+            let relay = Relay::to(target, &[]);
+            for _ in 0..10 {
+                let number = asked.len() as u64;
+                ask(&Peer::connect(&relay.address), number, 1000, SOME_BYTES);
+                asked.push(number);
+            }
+        }
+        assert_eq!(server.finish(), asked);
+    }
+}
+
+#[test]
+fn a_name_is_asked_for_again_without_losing_who_comes_meanwhile() {
+    const CLIENTS: u64 = 50;
+    let server = Server::new().answering();
+    let port = server.address.rsplit_once(':').expect("a port").1;
+    let relay = Relay::to(&format!("localhost:{port}"), &["--threads", "2"]);
+    std::thread::sleep(ANSWER_TOO_OLD);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| Peer::connect(&relay.address))
+        .collect();
+    for (client, number) in clients.iter().zip(0..) {
+        ask(client, number, 1000, 1000);
+    }
+    assert_eq!(server.finish(), (0..CLIENTS).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_target_that_dies_and_comes_back_is_found_again() {
+    let address = deserted();
+    let server = Server::on(&address);
+    let relay = Relay::to(&address, &[]);
+    let before = relay.descriptors();
+
+    let (payload, answer) = (Payload::new(1), Payload::new(2));
+    let client = Peer::connect(&relay.address);
+    let far = server.accept();
+    client.send(payload, 0, SOME_BYTES);
+    far.expect(payload, 0, SOME_BYTES);
+    far.send(answer, 0, SOME_BYTES);
+    client.expect(answer, 0, SOME_BYTES);
+    // As the kernel leaves a process that is killed with bytes before it: its connections reset.
+    far.reset();
+    drop(server);
+    client.expect_reset();
+    for _ in 0..20 {
+        Peer::is_reset_by(&relay.address);
+    }
+    relay.wait_told("connection refused");
+    relay.wait_descriptors(before);
+
+    let server = Server::on(&address);
+    for number in 0..20 {
+        let client = Peer::connect(&relay.address);
+        exchange(&client, &server.accept(), number, SOME_BYTES, SOME_BYTES);
+    }
+    relay.wait_descriptors(before);
+}
+
+#[test]
+fn a_warning_that_recurs_is_counted_and_not_repeated() {
+    const CLIENTS: usize = 200;
+    let mut relay = Relay::to(&deserted(), &[]);
+    let start = Instant::now();
+    for _ in 0..CLIENTS {
+        Peer::is_reset_by(&relay.address);
+    }
+    relay.terminate();
+    let most = 1 + start.elapsed().as_secs() as usize;
+    let told = relay.lines_told(" was reset: ");
+    assert!(
+        (1..=most).contains(&told),
+        "{told} lines in {:?}",
+        start.elapsed()
+    );
+}

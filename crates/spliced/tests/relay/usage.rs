@@ -1,0 +1,199 @@
+//! What a person gets who writes it wrongly, or asks how to.
+
+use std::process::{Command, Output};
+
+use crate::relay::{command, output};
+
+/// The one line on stderr, and nothing else anywhere.
+pub(crate) fn sentence(output: &Output) -> String {
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    let text = String::from_utf8(output.stderr.clone()).expect("text");
+    assert_eq!(text.matches('\n').count(), 1, "not one line: {text}");
+    let line = text.strip_suffix('\n').expect("a whole line");
+    let sentence = line.strip_prefix("spliced: ").expect("who says it");
+    assert!(!sentence.contains("Usage:"), "{sentence}");
+    assert!(!sentence.contains('\x1b'), "colours for a pipe: {sentence}");
+    sentence.into()
+}
+
+/// What `command` complains about, which must end with `status`.
+pub(crate) fn complaint(command: &mut Command, status: i32) -> String {
+    let output = output(command);
+    let sentence = sentence(&output);
+    assert_eq!(output.status.code(), Some(status), "{sentence}");
+    sentence
+}
+
+#[test]
+fn a_wrong_address_is_named_with_its_place_and_its_remedy() {
+    for (address, what, remedy) in [
+        ("", "port is missing", "write HOST:PORT"),
+        ("127.0.0.1", "port is missing", "write HOST:PORT"),
+        ("127.0.0.1:", "not a number", "correct it"),
+        (
+            "127.0.0.1:65536",
+            "not a number from 0 to 65535",
+            "correct it",
+        ),
+        ("127.0.0.1:http", "not a number", "correct it"),
+        ("::1:80", "needs brackets", "write [::1]:80"),
+        ("[::1]80", "not a number", "correct it"),
+        ("[127.0.0.1]:80", "no IPv6 address", "write [::1]:80"),
+        ("http://host:80", "character", "remove it"),
+        ("unix:", "needs a name", "write unix:/path"),
+        ("unix:@", "needs a name", "unix:@abstract"),
+        (
+            &format!("unix:/{}", "x".repeat(107)),
+            "107 bytes",
+            "shorten it",
+        ),
+    ] {
+        for (place, arguments) in [
+            ("<LISTEN>", ["relay", address, "127.0.0.1:1"]),
+            ("<TARGET>", ["relay", "127.0.0.1:0", address]),
+        ] {
+            let sentence = complaint(&mut command(&arguments), 2);
+            for part in [address, place, what, remedy] {
+                assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_usage_is_one_sentence_and_status_2() {
+    let relay = ["relay", "127.0.0.1:0", "127.0.0.1:1"];
+    for (arguments, parts) in [
+        (&["relay"][..], &["<LISTEN>", "<TARGET>"][..]),
+        (&["relay", "127.0.0.1:0"], &["<TARGET>"]),
+        (&["splice"], &["'splice'"]),
+        (
+            &["--engine", "smoke"],
+            &["--engine", "\"smoke\"", "auto, copy or pipe"],
+        ),
+        (&["--engine"], &["--engine"]),
+        (&["--warp"], &["'--warp'"]),
+        (&["third"], &["'third'"]),
+        (&["--threads", "0"], &["--threads", "1..=1024"]),
+        (&["--threads", "x"], &["--threads", "'x'"]),
+        (&["--max-connections", "0"], &["--max-connections", "1.."]),
+        (
+            &["--idle-timeout", "5"],
+            &["--idle-timeout", "write a number and its unit"],
+        ),
+        (
+            &["--idle-timeout", "0s"],
+            &["--idle-timeout", "longer than zero"],
+        ),
+        (
+            &["--connect-timeout", "0s"],
+            &["--connect-timeout", "longer than zero"],
+        ),
+        (
+            &["--drain-timeout", "soon"],
+            &["--drain-timeout", "'soon'", "30s"],
+        ),
+        (
+            &["--log", "loud"],
+            &["--log", "'loud'", "off, error, warn, info"],
+        ),
+    ] {
+        // What begins like an option, or is one too many, comes after a proper command line.
+        let whole = match arguments.first() {
+            Some(first) if first.starts_with("--") || *first == "third" => {
+                [&relay[..], arguments].concat()
+            }
+            _ => arguments.to_vec(),
+        };
+        let sentence = complaint(&mut command(&whole), 2);
+        for part in parts.iter().chain(&["--help"]) {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_command_it_says_which_there_are() {
+    let output = output(&mut command(&[]));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.stdout, b"");
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert!(text.contains("relay"), "{text}");
+}
+
+#[test]
+fn the_environment_is_read_like_the_option() {
+    let mut wrong = command(&["relay", "127.0.0.1:0", "127.0.0.1:1"]);
+    let sentence = complaint(wrong.env("SPLICED_LOG", "loud"), 2);
+    assert!(sentence.contains("'loud'"), "{sentence}");
+    assert!(sentence.contains("debug"), "{sentence}");
+}
+
+#[test]
+fn a_name_without_address_is_a_failure_at_run_time() {
+    // A label of more than 63 bytes is refused before any server is asked.
+    let name = format!("{}:80", "x".repeat(64));
+    let sentence = complaint(&mut command(&["relay", "127.0.0.1:0", &name]), 1);
+    assert!(sentence.contains(&name), "{sentence}");
+    assert!(
+        sentence.contains("cannot be resolved; check it"),
+        "{sentence}"
+    );
+    let sentence = complaint(&mut command(&["relay", &name, "127.0.0.1:1"]), 1);
+    assert!(sentence.contains(&name), "{sentence}");
+}
+
+#[test]
+fn help_is_enough_to_use_it() {
+    let all = output(&mut command(&["--help"]));
+    assert_eq!(all.status.code(), Some(0));
+    assert_eq!(all.stderr, b"");
+    let text = String::from_utf8(all.stdout).expect("text");
+    for part in ["relay", "--log", "SPLICED_LOG", "Usage: spliced"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    for arguments in [["relay", "--help"], ["help", "relay"]] {
+        let relay = output(&mut command(&arguments));
+        assert_eq!(relay.status.code(), Some(0));
+        assert_eq!(relay.stderr, b"");
+        let text = String::from_utf8(relay.stdout).expect("text");
+        let words: Vec<_> = text.split_whitespace().collect();
+        let text = words.join(" ");
+        for part in [
+            "<LISTEN> <TARGET>",
+            "127.0.0.1:80",
+            "[::1]:80",
+            ":80",
+            "host:port",
+            "unix:/path",
+            "unix:@abstract",
+            "--engine",
+            "copy",
+            "pipe",
+            "--threads",
+            "--idle-timeout",
+            "5m",
+            "--connect-timeout",
+            "[default: 5s]",
+            "--max-connections",
+            "--drain-timeout",
+            "[default: 30s]",
+            "--access-log",
+            "--log",
+            "SPLICED_LOG",
+            "SIGTERM",
+            "SIGINT",
+            "Exit status: 0",
+        ] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+    }
+}
+
+#[test]
+fn it_tells_its_version() {
+    let version = output(&mut command(&["--version"]));
+    assert_eq!(version.status.code(), Some(0));
+    let expected = format!("spliced {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(String::from_utf8_lossy(&version.stdout), expected);
+}
