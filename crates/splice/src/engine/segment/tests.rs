@@ -396,3 +396,223 @@ fn change_overs_at_random_places_over_veths_v6() {
         hunt_across(true, 64 << 20, rounds(3), true);
     }
 }
+
+/// Joins by name, where `set_up` has prepared the namespaces, and gives the outcome.
+fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
+    let lab = Lab::new().expect("a lab");
+    set_up(&lab);
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let Joined { client, server, a, b } = connect_across(&lab, false);
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    let outcome = handle.wait_timeout(Duration::from_secs(5));
+    drop((client, server));
+    outcome.expect("it ends")
+}
+
+fn run(namespace: &Namespace, program: &str, arguments: &str) {
+    let done = namespace.command(program).args(arguments.split(' ')).output().expect(program);
+    assert!(done.status.success(), "{program} {arguments}: {done:?}");
+}
+
+#[test]
+fn a_translated_address_is_found_and_refused() {
+    if !available(Need::Root) || netlab::program("nft").is_none() {
+        return;
+    }
+    // The server sees another address of the relay's than the relay's own socket has.
+    let outcome = refused_across(|lab| {
+        run(lab.relay(), "ip", "addr add 198.18.2.77/32 dev lo");
+        run(lab.server(), "ip", "route add 198.18.2.77/32 via 198.18.2.1");
+        run(lab.relay(), "nft", "add table ip t");
+        run(lab.relay(), "nft", "add chain ip t post { type nat hook postrouting priority 100 ; }");
+        run(lab.relay(), "nft", "add rule ip t post ip daddr 198.18.2.2 snat to 198.18.2.77");
+    });
+    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
+    assert!(outcome.why_engine.contains("NAT"), "{}", outcome.why_engine);
+}
+
+#[test]
+fn a_redirected_port_is_found_and_refused() {
+    if !available(Need::Root) || netlab::program("nft").is_none() {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (front, front_address) =
+        lab.relay().enter(|| listen(&format!("{}:0", Lab::RELAY_V4))).expect("entered");
+    let (back, back_address) =
+        lab.server().enter(|| listen(&format!("{}:0", Lab::SERVER_V4))).expect("entered");
+    run(lab.relay(), "nft", "add table ip t");
+    run(lab.relay(), "nft", "add chain ip t pre { type nat hook prerouting priority -100 ; }");
+    let to = format!("add rule ip t pre tcp dport 81 redirect to :{}", front_address.port());
+    run(lab.relay(), "nft", &to);
+    let client = lab.client().enter(|| TcpStream::connect((Lab::RELAY_V4, 81))).expect("entered");
+    let client = client.expect("connect");
+    let a = front.accept().expect("accept").0;
+    let b = lab.relay().enter(|| TcpStream::connect(back_address)).expect("entered");
+    let server = back.accept().expect("accept").0;
+    let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
+    // Not by name: the pair goes on by another engine, and no byte is lost.
+    let options = Options { promote_after_bytes: 1, ..Options::default() };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    ping(&client, &server);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !handle.engine().1.contains("NAT") && handle.engine().0 != EngineName::Sockmap {
+        assert!(Instant::now() < deadline, "{:?}", handle.engine());
+        ping(&client, &server);
+    }
+    assert_ne!(handle.engine().0, EngineName::Segment);
+    ping(&client, &server);
+}
+
+#[test]
+fn a_larger_mtu_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let outcome = refused_across(|lab| {
+        for namespace in [lab.client(), lab.relay()] {
+            let index = devices(namespace)[0];
+            let listed = namespace.command("ip").args(["-o", "link"]).output().expect("ip");
+            let text = String::from_utf8(listed.stdout).expect("text");
+            let line = text.lines().find(|line| line.starts_with(&format!("{index}:")));
+            let name = line.and_then(|line| line.split([':', '@']).nth(1)).expect("a name");
+            run(namespace, "ip", &format!("link set {} mtu 9000", name.trim()));
+        }
+    });
+    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
+    assert!(outcome.why_engine.contains("TCP_MAXSEG"), "{}", outcome.why_engine);
+}
+
+/// A pair that is spliced, with one request and response behind it.
+fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle) {
+    let Joined { client, server, a, b } = connect_across(lab, false);
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    }
+    ping(&client, &server);
+    assert_eq!(handle.engine().0, EngineName::Segment, "{}", handle.engine().1);
+    (client, server, handle)
+}
+
+fn ping(mut one: &TcpStream, mut other: &TcpStream) {
+    let mut buffer = [0; 5];
+    one.write_all(b"hello").expect("write");
+    other.read_exact(&mut buffer).expect("read");
+    other.write_all(b"world").expect("write");
+    one.read_exact(&mut buffer).expect("read");
+    assert_eq!(&buffer, b"world");
+}
+
+#[test]
+fn idle_pairs_are_reset_at_both_ends() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (mut client, mut server, handle) = spliced_across(&lab, &splicer);
+    drop(handle);
+    for stream in [&mut client, &mut server] {
+        let error = stream.read(&mut [0; 1]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn a_sleeping_pair_is_silent_and_lives_on() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let sent = || {
+        let counters = counters_in(lab.relay());
+        counters.iter().filter(|(name, _)| name == "OutSegs").map(|(_, value)| value).sum::<u64>()
+    };
+    ping(&client, &server);
+    let before = sent();
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+    assert_eq!(sent(), before, "the relay's own sockets sent segments");
+    // Half-close, then the rest of the other direction.
+    client.shutdown(Shutdown::Write).expect("shutdown");
+    assert_eq!((&server).read(&mut [0; 8]).expect("the end"), 0);
+    (&server).write_all(b"late").expect("write");
+    drop(server);
+    let mut rest = Vec::new();
+    (&client).read_to_end(&mut rest).expect("the rest");
+    assert_eq!(rest, b"late");
+    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    assert_eq!(outcome.reason, Reason::EndOfStream);
+    assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [5 * 102, 5 * 102 + 4]);
+}
+
+#[test]
+fn many_short_connections_over_few_ports() {
+    if !available(Need::Root) {
+        return;
+    }
+    let connections = rounds(1) * 1000;
+    let lab = Lab::new().expect("a lab");
+    lab.client().set_sysctl("net.ipv4.ip_local_port_range", "20000 20199").expect("sysctl");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (front, front_address) =
+        lab.relay().enter(|| listen(&format!("{}:0", Lab::RELAY_V4))).expect("entered");
+    let (back, back_address) =
+        lab.server().enter(|| listen(&format!("{}:0", Lab::SERVER_V4))).expect("entered");
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    // The first pair makes the program stand where the others are seen from the start.
+    let _first = spliced_across(&lab, &splicer);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..connections {
+                let (mut stream, _) = back.accept().expect("accept");
+                let mut buffer = [0; 8];
+                stream.read_exact(&mut buffer).expect("read");
+                stream.write_all(&buffer).expect("write");
+                // It closes first.
+            }
+        });
+        let client = scope.spawn(|| {
+            lab.client().enter(|| {
+                for number in 0..connections as u64 {
+                    let mut stream = TcpStream::connect(front_address).expect("connect");
+                    stream.write_all(&number.to_le_bytes()).expect("write");
+                    let mut answer = Vec::new();
+                    stream.read_to_end(&mut answer).expect("read");
+                    assert_eq!(answer, number.to_le_bytes());
+                }
+            })
+        });
+        let mut handles = Vec::new();
+        for _ in 0..connections {
+            let a = front.accept().expect("accept").0;
+            let b = lab.relay().enter(|| TcpStream::connect(back_address)).expect("entered");
+            let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
+            handles.push(splicer.join(a, b, &options).expect("joined"));
+        }
+        client.join().expect("client").expect("entered");
+        for (number, handle) in handles.into_iter().enumerate() {
+            let outcome = handle.wait_timeout(Duration::from_secs(5));
+            let outcome = outcome.unwrap_or_else(|| panic!("connection {number} did not end"));
+            assert_eq!(outcome.reason, Reason::EndOfStream, "{number}: {outcome:?}");
+            assert_eq!(outcome.engine, EngineName::Segment);
+            assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [8, 8], "{number}");
+        }
+    });
+}
