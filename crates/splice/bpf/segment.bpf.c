@@ -475,7 +475,7 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 				       struct segment_side *side, struct segment_side *other,
 				       __u32 state)
 {
-	__u32 end = end_of(s), copy = 0;
+	__u32 end = end_of(s), copy = 0, heard = side->high_ack;
 	__u32 seq = s->seq + side->seq_delta, ack = s->ack + side->ack_delta;
 	__u32 scaled = s->window << (side->window_left & 15);
 	/* end of what the relay's own socket has to deliver to this peer */
@@ -525,7 +525,11 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 			side->fin_end = end;
 			side->marks |= SEGMENT_FIN;
 		}
-		if (state == SEGMENT_OVERLAP && !after(s->ack, own_final))
+		/*
+		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
+		 * Should a copy get lost, the answer to the repetition is bare.
+		 */
+		if (state == SEGMENT_OVERLAP && (bare || !after(heard, own_final)))
 			copy = COPY_ACK;
 	}
 
@@ -729,9 +733,10 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
  * it sent lies outside of the socket's window.
  */
 static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment *s,
-					  const struct segment_side *side, bool reset)
+					  const struct segment_side *side,
+					  const struct segment_side *other, bool reset)
 {
-	const __u32 at = tcp_offset(s);
+	const __u32 at = tcp_offset(s), own_final = other->cut + other->seq_delta;
 	struct scratch *b = scratch();
 	void *data, *end;
 	struct tcphdr *tcp;
@@ -776,6 +781,8 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 		sum = csum_change(sum, 0, s->tuple.destination[3]);
 	}
 	tcp->seq = bpf_htonl(side->cut);
+	if (after(s->ack, own_final))
+		tcp->ack_seq = bpf_htonl(own_final);
 	((__u8 *)tcp)[13] = reset ? RST | ACK : s->flags & ~(FIN | PSH | URG);
 	tcp->check = 0;
 	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
@@ -829,7 +836,7 @@ int segment_ingress(struct __sk_buff *skb)
 	other = &flow->side[!(place->side & 1)];
 	state = *(volatile __u32 *)&flow->state;
 	if (mark == COPY_ACK || mark == COPY_RST)
-		return give_to_socket(skb, &s, side, mark == COPY_RST);
+		return give_to_socket(skb, &s, side, other, mark == COPY_RST);
 	if (state == SEGMENT_FREE) {
 		if (s.flags & SYN)
 			note_handshake(skb, &s);

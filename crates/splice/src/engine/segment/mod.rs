@@ -37,7 +37,7 @@ use rustix::net::{getpeername, getsockname, sockopt};
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::{SegmentInspection, SegmentSide, SegmentSocket, SegmentTuple};
+use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::context::Context;
 use crate::direction::Direction;
@@ -288,7 +288,7 @@ impl Segment {
             settled &= near.copied_seq == near.rcv_nxt
                 && loads[from].held == 0
                 && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
-                && is_acknowledged(flow.side(1 - from), far);
+                && far.snd_una == far.write_seq;
         }
         if !settled {
             return self.later();
@@ -476,12 +476,6 @@ impl Task for Linger {
     fn is_aftermath(&self) -> bool {
         true
     }
-}
-
-/// The peer has all that the relay's own socket sent.
-fn is_acknowledged(side: &SegmentSide, socket: &SegmentSocket) -> bool {
-    let high_ack = side.high_ack.load(Relaxed);
-    socket.snd_una == socket.write_seq || high_ack.wrapping_sub(socket.write_seq) < 1 << 31
 }
 
 /// What the relay's socket would stamp a segment with now.

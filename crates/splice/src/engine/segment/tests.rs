@@ -314,10 +314,13 @@ fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
     for round in 0..rounds {
         let base = std::env::var_os("SEGMENT_BASELINE").map_or(0, |_| bytes as u64 * 2);
         let place = base + random.next() % (bytes as u64 * 3 / 4);
-        let before = counters_across(&lab);
+        let spaces = [lab.client(), lab.relay(), lab.server()];
+        let before = spaces.map(counters_in);
         let (outcome, forwarded, pause) =
             both_ways(connect_across(&lab, v6), &splicer, place, bytes, random.next());
-        let changes = changes(&before, &counters_across(&lab));
+        let after = spaces.map(counters_in);
+        let changes = [0, 1, 2].map(|space: usize| changes(&before[space], &after[space]));
+        let changes = changes.join(" | ");
         eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
         assert_eq!(outcome.reason, Reason::EndOfStream);
         if base == 0 {
