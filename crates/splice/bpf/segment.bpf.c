@@ -780,7 +780,7 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 		sum = csum_change(sum, 0, s->tuple.source[3]);
 		sum = csum_change(sum, 0, s->tuple.destination[3]);
 	}
-	tcp->seq = bpf_htonl(side->cut);
+	tcp->seq = bpf_htonl(reset ? side->cut : side->own_seq);
 	if (after(s->ack, own_final))
 		tcp->ack_seq = bpf_htonl(own_final);
 	((__u8 *)tcp)[13] = reset ? RST | ACK : s->flags & ~(FIN | PSH | URG);
@@ -1034,6 +1034,7 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	out->peer_mss = BPF_CORE_READ(tp, rx_opt.mss_clamp);
 	out->path_mtu = BPF_CORE_READ(tp, inet_conn.icsk_pmtu_cookie);
 	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
+	out->snd_wl1 = BPF_CORE_READ(tp, snd_wl1);
 	out->largest_window = BPF_CORE_READ(tp, max_window);
 	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);

@@ -88,7 +88,7 @@ struct segment_side {
 	__u64 segments;		/* translated */
 	__u64 payload_bytes;	/* in them */
 	__u32 promised;		/* end of the window that the relay's socket announced to this peer */
-	__u32 reserved;
+	__u32 own_seq;		/* where the relay's socket takes an acknowledgement for a new one */
 };
 
 struct segment_flow {
@@ -150,7 +150,7 @@ struct segment_socket {
 	__u32 out_type;		/* ARPHRD_* */
 	__u32 largest_window;	/* that the peer has announced */
 	__u32 received_bytes;	/* modulo 2^32 */
-	__u32 reserved2;
+	__u32 snd_wl1;
 	__u8 peer_scale;
 	__u8 own_scale;
 	__u16 reserved;

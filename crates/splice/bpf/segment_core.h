@@ -56,6 +56,7 @@ struct tcp_sock {
 	__u32 snd_una;
 	__u32 snd_nxt;
 	__u32 snd_wnd;
+	__u32 snd_wl1;
 	__u32 copied_seq;
 	__u32 rcv_nxt;
 	__u32 rcv_wup;

@@ -304,6 +304,25 @@ impl Program {
     }
 }
 
+#[cfg(test)]
+impl Program {
+    /// Runs a tc program once on a packet of any length; tells what it returned.
+    pub(crate) fn run_on(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
+        let mut options = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+            data_in: packet.as_ptr().cast(),
+            data_size_in: packet.len() as u32,
+            repeat: 1,
+            ..Default::default()
+        };
+        // SAFETY: the packet outlives the call and its length is given with it.
+        let result =
+            unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
+        checked(result)?;
+        Ok(options.retval as i32)
+    }
+}
+
 /// A program on a device; it leaves when this is dropped.
 #[derive(Debug)]
 pub(crate) struct DeviceLink {

@@ -89,7 +89,7 @@ pub(crate) struct SegmentSide {
     pub(crate) segments: AtomicU64,
     pub(crate) payload_bytes: AtomicU64,
     pub(crate) promised: AtomicU32,
-    pub(crate) reserved: AtomicU32,
+    pub(crate) own_seq: AtomicU32,
 }
 
 /// `struct segment_flow`.
@@ -176,7 +176,7 @@ pub(crate) struct SegmentSocket {
     pub(crate) out_type: u32,
     pub(crate) largest_window: u32,
     pub(crate) received_bytes: u32,
-    reserved2: u32,
+    pub(crate) snd_wl1: u32,
     pub(crate) peer_scale: u8,
     pub(crate) own_scale: u8,
     reserved: u16,

@@ -35,6 +35,7 @@ pub(super) struct SidePlan {
     pub(super) own_scale: u8,
     pub(super) clock: u32,
     pub(super) cut: u32,
+    pub(super) own_seq: u32,
     pub(super) high_seq: u32,
     pub(super) high_ack: u32,
     pub(super) edge: u32,
@@ -165,6 +166,19 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
     Ok(())
 }
 
+/// Which number an acknowledgement for this socket has to carry so that its window counts.
+///
+/// A socket takes the window of a segment beyond a gap, too, and may drop its bytes for want of
+/// room; from then on it ignores the windows of all that come with lower numbers
+/// (`tcp_may_update_window`).
+pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
+    if socket.snd_wl1.wrapping_sub(socket.rcv_nxt) < 1 << 31 {
+        socket.snd_wl1
+    } else {
+        socket.rcv_nxt
+    }
+}
+
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
 pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
     for socket in &found.socket {
@@ -210,6 +224,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
             own_scale: near.own_scale,
             clock: far.clock,
             cut: near.rcv_nxt,
+            own_seq: own_seq(near),
             high_seq: near.rcv_nxt,
             high_ack: near.snd_una,
             edge: near.snd_una.wrapping_add(near.snd_wnd),

@@ -93,6 +93,7 @@ impl Flow {
             side.shape.store(plan.shape(), Relaxed);
             side.clock.store(plan.clock, Relaxed);
             side.cut.store(plan.cut, Relaxed);
+            side.own_seq.store(plan.own_seq, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted while watching may be newer than the sockets.
             if side.marks.load(Relaxed) & mark::NOTED == 0 {

@@ -131,6 +131,30 @@ impl Ground {
         Ok(false)
     }
 
+    /// Leaves all devices, and tells which.
+    #[cfg(test)]
+    pub(super) fn step_off(&self) -> Vec<u32> {
+        self.book().devices.drain().map(|(device, _)| device).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        let book = self.book();
+        assert_eq!(book.owners.len(), self.tuples.count());
+        book.owners.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn tuples(&self) -> Vec<SegmentTuple> {
+        self.book().owners.keys().copied().collect()
+    }
+
+    /// Has the program see a packet that never was on a wire.
+    #[cfg(test)]
+    pub(super) fn feed(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
+        self.ingress.run_on(packet)
+    }
+
     /// A slot for a flow, and its serial number; `None` when all are in use.
     pub(super) fn take_slot(&self) -> Option<(u32, u32)> {
         let mut book = self.book();

@@ -45,7 +45,7 @@ use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
 use crate::socket_option::{self, Repair};
 use crate::task::{Readiness, Step, Task};
-use eligibility::{Obstacle, examine, plan, refused, was_seen};
+use eligibility::{Obstacle, examine, own_seq, plan, refused, was_seen};
 use flow::{Flow, LINGER, now_ns};
 use ground::Ground;
 
@@ -284,6 +284,7 @@ impl Segment {
                 // It was reset; the pair hears of it by its socket.
                 return self.later();
             }
+            flow.side(from).own_seq.store(own_seq(near), Relaxed);
             flow.side(from).cut.store(near.rcv_nxt, Relaxed);
             settled &= near.copied_seq == near.rcv_nxt
                 && loads[from].held == 0

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::bpf_object::{DeviceLink, SharedArray, load};
 use crate::bpf_types::Plain;
+use super::ground::Ground;
 use netlab::{Lab, Namespace, Need, available};
 
 use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
@@ -619,3 +620,162 @@ fn many_short_connections_over_few_ports() {
         }
     });
 }
+
+/// A request and its response, over and over, while the pair changes over.
+#[test]
+fn a_conversation_hardly_notices() {
+    const ROUND_TRIPS: usize = 2000;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    // The first pair has the program attached.
+    let _first = spliced_across(&lab, &splicer);
+    let mut random = Random(seed());
+    let mut worst = Duration::ZERO;
+    for _ in 0..rounds(5) {
+        let before = counters_across(&lab);
+        let joined = connect_across(&lab, false);
+        let options = Options {
+            promote_after_bytes: random.next() % (ROUND_TRIPS as u64 * 10),
+            promote_after: Duration::from_secs(60),
+            ..Options::default()
+        };
+        let Joined { client, server, a, b } = joined;
+        let handle = splicer.join(a, b, &options).expect("joined");
+        for stream in [&client, &server] {
+            stream.set_nodelay(true).expect("TCP_NODELAY");
+        }
+        let mut longest = Duration::ZERO;
+        for _ in 0..ROUND_TRIPS {
+            let start = Instant::now();
+            ping(&client, &server);
+            longest = longest.max(start.elapsed());
+        }
+        assert_eq!(handle.engine().0, EngineName::Segment, "{}", handle.engine().1);
+        let changes = changes(&before, &counters_across(&lab));
+        eprintln!("longest round trip {longest:?}; {changes}");
+        worst = worst.max(longest);
+    }
+    eprintln!("worst {worst:?}");
+}
+
+/// The program is gone for a while: the flow stalls, and goes on when it is back.
+#[test]
+fn a_flow_outlives_a_detached_program() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let bytes = 32 << 20;
+    let seed = seed();
+    thread::scope(|scope| {
+        let up = scope.spawn(|| write_all(&client, bytes, seed));
+        let down = scope.spawn(|| write_all(&server, bytes, seed ^ 1));
+        let at_server = scope.spawn(|| read_all(&server));
+        let at_client = scope.spawn(|| read_all(&client));
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(20));
+            lab.relay()
+                .enter(|| {
+                    let devices = ground.step_off();
+                    thread::sleep(Duration::from_millis(50));
+                    for device in devices {
+                        ground.stand_on(device).expect("attached again");
+                    }
+                })
+                .expect("entered");
+        }
+        assert_eq!(at_server.join().expect("joined").1, up.join().expect("joined"));
+        assert_eq!(at_client.join().expect("joined").1, down.join().expect("joined"));
+    });
+    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    assert_eq!(outcome.reason, Reason::EndOfStream);
+    let moved = bytes as u64 + 5;
+    assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [moved; 2]);
+}
+
+/// Nothing stays: neither entries nor the program.
+#[test]
+fn what_lingers_goes() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    assert_eq!(ground.entries(), 2);
+    drop((client, server));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while ground.entries() > 0 {
+        assert!(Instant::now() < deadline, "{ground:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    drop(ground);
+    drop(splicer);
+    let attached = lab.relay().command("bpftool").args(["net"]).output();
+    if let Ok(attached) = attached {
+        let text = String::from_utf8_lossy(&attached.stdout).into_owned();
+        assert!(!text.contains("segment"), "{text}");
+    }
+}
+
+/// Packets of every kind, through the program: it neither fails nor touches what is not its own.
+#[test]
+fn the_parser_survives_anything() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (client, server, _handle) = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let tuple = ground.tuples().first().copied().expect("a tuple");
+    let mut random = Random(seed());
+    lab.relay()
+        .enter(|| {
+            for _ in 0..rounds(1) * 20_000 {
+                let mut packet = Packet([0; 128]);
+                let bytes = &mut packet.0;
+                for chunk in bytes.chunks_exact_mut(8) {
+                    chunk.copy_from_slice(&random.next().to_ne_bytes());
+                }
+                let mut length = 34 + (random.next() % 94) as usize;
+                if random.next() % 8 != 0 {
+                    // Ethernet and IPv4, mostly right.
+                    bytes[12..14].copy_from_slice(&[8, 0]);
+                    bytes[14] = if random.next() % 16 == 0 { bytes[14] } else { 0x45 };
+                    bytes[20..22].copy_from_slice(&[0, 0]);
+                    bytes[23] = 6;
+                    let total = (length - 14) as u16;
+                    if random.next() % 8 != 0 {
+                        bytes[16..18].copy_from_slice(&total.to_be_bytes());
+                    }
+                    if random.next() % 4 != 0 {
+                        bytes[26..30].copy_from_slice(&tuple.source[12..]);
+                        bytes[30..34].copy_from_slice(&tuple.destination[12..]);
+                        bytes[34..36].copy_from_slice(&tuple.source_port);
+                        bytes[36..38].copy_from_slice(&tuple.destination_port);
+                    }
+                    // Neither SYN, FIN nor RST at the right place can be made by chance.
+                }
+                if random.next() % 4 == 0 {
+                    length = 14 + (random.next() % 60) as usize;
+                }
+                // A refusal of the kernel to run so short a packet is as good.
+                let _ = ground.feed(&packet.0[..length]);
+            }
+        })
+        .expect("entered");
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+}
+
+struct Packet([u8; 128]);
