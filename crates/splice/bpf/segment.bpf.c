@@ -42,6 +42,10 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  */
 #define FLOOR_REACH_NS (1000ULL * 1000 * 1000)
 
+#ifndef bpf_ksym_exists
+#define bpf_ksym_exists(symbol) (!!(void *)symbol)
+#endif
+
 #define FIN 0x01
 #define SYN 0x02
 #define RST 0x04
@@ -1100,5 +1104,82 @@ int segment_inspect(struct __sk_buff *skb)
 		if (seen)
 			in->seen[i] = *seen;
 	}
+	return NEXT;
+}
+
+/* libbpf wants a definition, to find that the functions are those of the kernel. */
+struct nf_conn {
+	unsigned long status;
+} __attribute__((preserve_access_index));
+
+struct bpf_ct_opts___local {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 size, struct bpf_ct_opts___local *opts,
+					 __u32 opts_size) __ksym __weak;
+extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+
+static __always_inline __u32 forget(struct __sk_buff *skb, const struct segment_tuple *tuple)
+{
+	struct bpf_ct_opts___local opts = {
+		.netns_id = BPF_F_CURRENT_NETNS,
+		.l4proto = IPPROTO_TCP,
+	};
+	struct bpf_sock_tuple key = {};
+	struct nf_conn *ct;
+
+	if (!bpf_ksym_exists(bpf_skb_ct_lookup) || !bpf_ksym_exists(bpf_ct_change_timeout) ||
+	    !bpf_ksym_exists(bpf_ct_release))
+		return 0;
+	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
+		key.ipv4.saddr = tuple->source[3];
+		key.ipv4.daddr = tuple->destination[3];
+		key.ipv4.sport = tuple->source_port;
+		key.ipv4.dport = tuple->destination_port;
+		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv4), &opts, sizeof(opts));
+	} else {
+		__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
+		__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
+		key.ipv6.sport = tuple->source_port;
+		key.ipv6.dport = tuple->destination_port;
+		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv6), &opts, sizeof(opts));
+	}
+	if (!ct)
+		return 0;
+	bpf_ct_change_timeout(ct, 0);
+	bpf_ct_release(ct);
+	return 1;
+}
+
+/*
+ * Run by user space when a flow is over: connection tracking has not seen its end, and would keep
+ * the two connections for five days.
+ */
+SEC("tc")
+int segment_forget(struct __sk_buff *skb)
+{
+	struct segment_inspection *in;
+	struct segment_tuple tuple;
+	__u32 forgotten = 0;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		in = (void *)(long)skb->data;
+		if ((void *)(in + 1) > (void *)(long)skb->data_end)
+			return DROP;
+		tuple = in->tuple[i];
+		forgotten += forget(skb, &tuple);
+	}
+	in = (void *)(long)skb->data;
+	if ((void *)(in + 1) > (void *)(long)skb->data_end)
+		return DROP;
+	in->forgotten = forgotten;
 	return NEXT;
 }

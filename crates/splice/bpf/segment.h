@@ -169,6 +169,8 @@ struct segment_inspection {
 	struct segment_tuple tuple[2];
 	struct segment_socket socket[2];
 	struct segment_seen seen[2];
+	__u32 forgotten;	/* by segment_forget: how many the host was tracking */
+	__u32 reserved2;
 };
 
 /* Why a segment went which way. */

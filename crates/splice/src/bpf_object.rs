@@ -306,16 +306,22 @@ impl Program {
 
 #[cfg(test)]
 impl Program {
-    /// Runs a tc program once on a packet of any length; tells what it returned.
-    pub(crate) fn run_on(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
+    /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
+    /// it returned.
+    pub(crate) fn run_on(&self, packet: &[u8], device: u32) -> std::result::Result<i32, Errno> {
+        // The beginning of `struct __sk_buff` up to its `ifindex`, as 32-bit words.
+        let mut context = [0u32; 11];
+        context[10] = device;
         let mut options = libbpf_sys::bpf_test_run_opts {
             sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
             data_in: packet.as_ptr().cast(),
             data_size_in: packet.len() as u32,
+            ctx_in: (&raw const context).cast(),
+            ctx_size_in: size_of_val(&context) as u32,
             repeat: 1,
             ..Default::default()
         };
-        // SAFETY: the packet outlives the call and its length is given with it.
+        // SAFETY: packet and context outlive the call and their lengths are given with them.
         let result =
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;

@@ -202,6 +202,8 @@ pub(crate) struct SegmentInspection {
     pub(crate) tuple: [SegmentTuple; 2],
     pub(crate) socket: [SegmentSocket; 2],
     pub(crate) seen: [SegmentSeen; 2],
+    pub(crate) forgotten: u32,
+    pub(crate) reserved2: u32,
 }
 
 const _: () = {
@@ -215,7 +217,7 @@ const _: () = {
     assert!(std::mem::offset_of!(SegmentSide, segments) == 104);
     assert!(size_of::<SegmentFlow>() == 320);
     assert!(size_of::<SegmentSocket>() == 96);
-    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 96 + 2 * 16);
+    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 96 + 2 * 16 + 8);
     // Shared memory is read with plain loads of the program's size.
     assert!(align_of::<AtomicU64>() == 8);
 };

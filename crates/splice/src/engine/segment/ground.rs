@@ -24,6 +24,7 @@ pub(crate) struct Ground {
     ingress: Program,
     egress: Program,
     inspect: Program,
+    forget: Program,
     tuples: Map,
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
@@ -82,6 +83,7 @@ impl Ground {
             egress: object.program("segment_egress")?,
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
+            forget: object.program("segment_forget")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
                 free: (0..flows.len() as u32).collect(),
@@ -107,6 +109,18 @@ impl Ground {
             tuple: *tuples,
             ..SegmentInspection::default()
         })
+    }
+
+    /// Has connection tracking forget two connections; tells how many it knew.
+    pub(super) fn forget(
+        &self,
+        tuples: &[SegmentTuple; 2],
+    ) -> std::result::Result<u32, Errno> {
+        let answer = self.forget.run(&SegmentInspection {
+            tuple: *tuples,
+            ..SegmentInspection::default()
+        })?;
+        Ok(answer.forgotten)
     }
 
     /// Makes sure that the program sees what comes in on a device; true when it already did.
@@ -152,7 +166,13 @@ impl Ground {
     /// Has the program see a packet that never was on a wire.
     #[cfg(test)]
     pub(super) fn feed(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
-        self.ingress.run_on(packet)
+        self.ingress.run_on(packet, 1)
+    }
+
+    /// The same, as if it came in on a device.
+    #[cfg(test)]
+    pub(super) fn feed_on(&self, device: u32, packet: &[u8]) -> std::result::Result<i32, Errno> {
+        self.ingress.run_on(packet, device)
     }
 
     /// A slot for a flow, and its serial number; `None` when all are in use.

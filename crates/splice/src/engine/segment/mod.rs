@@ -437,6 +437,10 @@ impl KernelEngine for Segment {
 
     fn closed(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let flow = Arc::clone(self.gauge.flow.get()?);
+        if self.has_taken() {
+            // Where the kernel cannot do it, the entries go by their own time.
+            let _ = self.ground.forget(&self.tuples);
+        }
         if self.end() == Some(reason) {
             return Some(Box::new(Linger { _flow: flow }));
         }

@@ -779,3 +779,96 @@ fn the_parser_survives_anything() {
 }
 
 struct Packet([u8; 128]);
+
+/// A segment with only a TCP header, as bytes on the wire of Ethernet.
+fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> Vec<u8> {
+    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else {
+        panic!("IPv4 only");
+    };
+    let mut packet = vec![0u8; 54];
+    packet[12..14].copy_from_slice(&[8, 0]);
+    packet[14] = 0x45;
+    packet[16..18].copy_from_slice(&40u16.to_be_bytes());
+    packet[22..24].copy_from_slice(&[64, 6]);
+    packet[26..30].copy_from_slice(&from.ip().octets());
+    packet[30..34].copy_from_slice(&to.ip().octets());
+    packet[34..36].copy_from_slice(&from.port().to_be_bytes());
+    packet[36..38].copy_from_slice(&to.port().to_be_bytes());
+    packet[38..42].copy_from_slice(&seq.to_be_bytes());
+    packet[46] = 5 << 4;
+    packet[47] = flags;
+    packet
+}
+
+#[test]
+fn forged_resets_and_handshakes_end_nothing() {
+    const NEXT: i32 = -1;
+    const REDIRECT: i32 = 7;
+    const SYN: u8 = 2;
+    const RST: u8 = 4;
+    const ACK: u8 = 16;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let mut random = Random(seed());
+    let ends = [
+        (client.local_addr(), client.peer_addr(), devices(lab.relay())[0]),
+        (server.local_addr(), server.peer_addr(), devices(lab.relay())[1]),
+    ];
+    lab.relay()
+        .enter(|| {
+            for round in 0..rounds(1) * 5000 {
+                for (from, to, device) in &ends {
+                    let (from, to) = (*from.as_ref().expect("a"), *to.as_ref().expect("b"));
+                    let flags = [RST, RST | ACK, SYN, SYN | ACK][round % 4];
+                    let packet = forged(from, to, random.next() as u32, flags);
+                    // On the device that it would come in on, and on another one.
+                    assert_eq!(ground.feed_on(*device, &packet), Ok(REDIRECT));
+                    assert_eq!(ground.feed_on(1, &packet), Ok(NEXT));
+                }
+            }
+        })
+        .expect("entered");
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+    assert!(handle.outcome().is_none());
+    // A real one does end it.
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("SO_LINGER");
+    drop(client);
+    let error = (&server).read(&mut [0; 1]).expect_err("a reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    assert_eq!(outcome.reason, Reason::Reset(crate::Side::A));
+}
+
+#[test]
+fn connection_tracking_forgets_spliced_connections() {
+    if !available(Need::Root) || netlab::program("nft").is_none() {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    run(lab.relay(), "nft", "add table ip t");
+    run(lab.relay(), "nft", "add chain ip t in { type filter hook input priority 0 ; }");
+    run(lab.relay(), "nft", "add rule ip t in ct state established accept");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let tuples = ground.tuples();
+    let tracked = || {
+        let tuples = [tuples[0], tuples[1]];
+        lab.relay().enter(|| ground.forget(&tuples)).expect("entered").expect("run")
+    };
+    assert_eq!(tracked(), 2);
+    // A look makes it forget; the next segment of a connection that is not spliced would bring
+    // it back, and these are.
+    ping(&client, &server);
+    assert_eq!(tracked(), 0);
+    drop((client, server));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    assert_eq!(tracked(), 0);
+}
