@@ -225,8 +225,8 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace,
-        SegmentTuple,
+        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection,
+        SegmentPlace, SegmentTuple,
     };
 
     // SAFETY: integers have no padding and no invalid value.

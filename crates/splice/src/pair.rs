@@ -151,7 +151,7 @@ impl Pair {
             },
             EngineChoice::Only(EngineName::Copy | EngineName::Sockmap | EngineName::Segment) => {
                 Carriage::Copy
-            },
+            }
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];

@@ -6,9 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 /// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
@@ -86,7 +84,12 @@ pub(crate) enum Repair {
 
 /// Sets `TCP_REPAIR`. Leaving it clears `SO_REUSEADDR` (`tcp_setsockopt`).
 pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
-    set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, &(state as i32))
+    set(
+        fd.as_fd(),
+        libc::IPPROTO_TCP,
+        libc::TCP_REPAIR,
+        &(state as i32),
+    )
 }
 
 /// Lets the socket ignore everything but a reset.
@@ -103,7 +106,12 @@ pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
         k,
     };
     let code = [
-        instruction(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, FLAGS_OFFSET),
+        instruction(
+            libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
+            0,
+            0,
+            FLAGS_OFFSET,
+        ),
         instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, RST),
         instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
         instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
@@ -160,7 +168,11 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Er
             size_of::<T>() as libc::socklen_t,
         )
     };
-    if result == 0 { Ok(()) } else { Err(last_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(last_error())
+    }
 }
 
 fn last_error() -> Errno {

@@ -45,7 +45,12 @@ pub(super) struct SidePlan {
 
 impl SidePlan {
     pub(super) fn shape(&self) -> u32 {
-        u32::from_ne_bytes([self.window_left, self.window_right, self.flags, self.own_scale])
+        u32::from_ne_bytes([
+            self.window_left,
+            self.window_right,
+            self.flags,
+            self.own_scale,
+        ])
     }
 }
 
@@ -105,7 +110,10 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
         for (bit, what) in [
             (has::SIGNED, "signs its segments (TCP-MD5 or TCP-AO)"),
             (has::LAYERED, "has a layer on it (a ULP or MPTCP)"),
-            (has::MARKED, "carries a mark (SO_MARK), so its packets may be routed apart"),
+            (
+                has::MARKED,
+                "carries a mark (SO_MARK), so its packets may be routed apart",
+            ),
             (has::BOUND, "is bound to a device or VRF"),
         ] {
             if socket.flags & bit != 0 {

@@ -129,7 +129,10 @@ impl Flow {
 
     /// The program, or `linger`, has found the flow to be over.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.entry().state.load(Acquire), state::LINGER | state::FREE)
+        matches!(
+            self.entry().state.load(Acquire),
+            state::LINGER | state::FREE
+        )
     }
 
     pub(super) fn marks(&self, side: usize) -> u32 {
@@ -143,8 +146,8 @@ impl Flow {
         let acked = entry.acked.load(Relaxed);
         let by_hand = entry.cut.load(Relaxed).wrapping_sub(next_byte);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
-        let end_of_stream = self.marks(side) & mark::FIN_ACKED != 0
-            && acked as u32 == entry.fin_end.load(Relaxed);
+        let end_of_stream =
+            self.marks(side) & mark::FIN_ACKED != 0 && acked as u32 == entry.fin_end.load(Relaxed);
         past.saturating_sub(end_of_stream.into())
     }
 
@@ -161,6 +164,7 @@ impl Flow {
         Duration::from_nanos(now_ns().saturating_sub(moved_ns))
     }
 
+    #[cfg(test)]
     /// Payload that was translated, repetitions included, in bytes.
     pub(super) fn payload_bytes(&self) -> u64 {
         let sides = self.entry().side.iter();

@@ -112,10 +112,7 @@ impl Ground {
     }
 
     /// Has connection tracking forget two connections; tells how many it knew.
-    pub(super) fn forget(
-        &self,
-        tuples: &[SegmentTuple; 2],
-    ) -> std::result::Result<u32, Errno> {
+    pub(super) fn forget(&self, tuples: &[SegmentTuple; 2]) -> std::result::Result<u32, Errno> {
         let answer = self.forget.run(&SegmentInspection {
             tuple: *tuples,
             ..SegmentInspection::default()
@@ -148,7 +145,11 @@ impl Ground {
     /// Leaves all devices, and tells which.
     #[cfg(test)]
     pub(super) fn step_off(&self) -> Vec<u32> {
-        self.book().devices.drain().map(|(device, _)| device).collect()
+        self.book()
+            .devices
+            .drain()
+            .map(|(device, _)| device)
+            .collect()
     }
 
     #[cfg(test)]

@@ -278,7 +278,7 @@ impl Segment {
     ) -> Progress {
         flow.renew();
         let mut settled = true;
-        for from in 0..2 {
+        for (from, load) in loads.iter().enumerate() {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
             if near.flags & has::FOUND == 0 {
                 // It was reset; the pair hears of it by its socket.
@@ -287,20 +287,20 @@ impl Segment {
             flow.side(from).own_seq.store(own_seq(near), Relaxed);
             flow.side(from).cut.store(near.rcv_nxt, Relaxed);
             settled &= near.copied_seq == near.rcv_nxt
-                && loads[from].held == 0
+                && load.held == 0
                 && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
                 && far.snd_una == far.write_seq;
         }
         if !settled {
             return self.later();
         }
-        for from in 0..2 {
+        for (from, load) in loads.iter().enumerate() {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
             let side = flow.side(from);
             let promised = near.rcv_wup.wrapping_add(near.rcv_wnd);
             side.promised.store(promised, Relaxed);
             side.stamp_floor.store(stamp_now(far), Relaxed);
-            if loads[from].ended {
+            if load.ended {
                 // It went through the sockets, and was acknowledged with the rest.
                 side.fin_end.store(near.rcv_nxt, Relaxed);
                 side.marks.fetch_or(mark::FIN | mark::FIN_ACKED, Relaxed);

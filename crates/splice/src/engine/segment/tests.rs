@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::ground::Ground;
 use crate::bpf_object::{DeviceLink, SharedArray, load};
 use crate::bpf_types::Plain;
-use super::ground::Ground;
 use netlab::{Lab, Namespace, Need, available};
 
 use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
@@ -117,16 +117,29 @@ fn connect_here(ip: &str) -> Joined {
 }
 
 /// 64 MiB each way at once, the change-over after `place` bytes.
-fn both_ways(joined: Joined, splicer: &Splicer, place: u64, bytes: usize, seed: u64) -> (Outcome, u64, Duration) {
+fn both_ways(
+    joined: Joined,
+    splicer: &Splicer,
+    place: u64,
+    bytes: usize,
+    seed: u64,
+) -> (Outcome, u64, Duration) {
     let options = Options {
         engine: EngineChoice::Auto,
         promote_after_bytes: place,
         ..Options::default()
     };
-    let Joined { client, server, a, b } = joined;
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = joined;
     let handle: Handle = splicer.join(a, b, &options).expect("joined");
     let pause = exchange(&client, &server, bytes, seed);
-    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    let outcome = handle
+        .wait_timeout(Duration::from_secs(5))
+        .expect("it ends");
     (outcome, handle.forwarded_bytes(), pause)
 }
 
@@ -148,7 +161,10 @@ fn exchange(client: &TcpStream, server: &TcpStream, bytes: usize, seed: u64) -> 
 
 fn counters() -> Vec<(String, u64)> {
     let mut found = Vec::new();
-    for file in ["/proc/thread-self/net/netstat", "/proc/thread-self/net/snmp"] {
+    for file in [
+        "/proc/thread-self/net/netstat",
+        "/proc/thread-self/net/snmp",
+    ] {
         let text = std::fs::read_to_string(file).expect("counters");
         let lines: Vec<_> = text.lines().collect();
         for pair in lines.chunks(2) {
@@ -163,9 +179,20 @@ fn counters() -> Vec<(String, u64)> {
 }
 
 const WATCHED: [&str; 14] = [
-    "RetransSegs", "TCPTimeouts", "PAWSEstab", "TCPLossProbes", "TCPSACKReneging",
-    "TCPFastRetrans", "TCPSlowStartRetrans", "TCPLostRetransmit", "TCPChallengeACK",
-    "TCPZeroWindowDrop", "TCPDSACKRecv", "TCPOFOQueue", "TCPACKSkippedSeq", "TCPSpuriousRTOs",
+    "RetransSegs",
+    "TCPTimeouts",
+    "PAWSEstab",
+    "TCPLossProbes",
+    "TCPSACKReneging",
+    "TCPFastRetrans",
+    "TCPSlowStartRetrans",
+    "TCPLostRetransmit",
+    "TCPChallengeACK",
+    "TCPZeroWindowDrop",
+    "TCPDSACKRecv",
+    "TCPOFOQueue",
+    "TCPACKSkippedSeq",
+    "TCPSpuriousRTOs",
 ];
 
 fn changes(before: &[(String, u64)], after: &[(String, u64)]) -> String {
@@ -186,12 +213,28 @@ fn connect_across(lab: &Lab, v6: bool) -> Joined {
     } else {
         (Lab::RELAY_V4.to_string(), Lab::SERVER_V4.to_string())
     };
-    let here = |ip: &str| if v6 { format!("[{ip}]:0") } else { format!("{ip}:0") };
-    let (front, front_address) = lab.relay().enter(|| listen(&here(&relay_ip))).expect("entered");
-    let (back, back_address) = lab.server().enter(|| listen(&here(&server_ip))).expect("entered");
-    let client = lab.client().enter(|| TcpStream::connect(front_address).expect("connect"));
+    let here = |ip: &str| {
+        if v6 {
+            format!("[{ip}]:0")
+        } else {
+            format!("{ip}:0")
+        }
+    };
+    let (front, front_address) = lab
+        .relay()
+        .enter(|| listen(&here(&relay_ip)))
+        .expect("entered");
+    let (back, back_address) = lab
+        .server()
+        .enter(|| listen(&here(&server_ip)))
+        .expect("entered");
+    let client = lab
+        .client()
+        .enter(|| TcpStream::connect(front_address).expect("connect"));
     let a = front.accept().expect("accept").0;
-    let b = lab.relay().enter(|| TcpStream::connect(back_address).expect("connect"));
+    let b = lab
+        .relay()
+        .enter(|| TcpStream::connect(back_address).expect("connect"));
     let server = back.accept().expect("accept").0;
     Joined {
         client: client.expect("entered"),
@@ -250,25 +293,36 @@ impl BadPath {
     fn lay(lab: &Lab, disorder: Disorder) -> Self {
         let object = load("disorder", DISORDER, |_| Ok(())).expect("loaded");
         let program = object.program("disorder_ingress").expect("a program");
-        let entry: SharedArray<DisorderEntry> =
-            object.map("disorders").and_then(|map| map.share_values()).expect("a map");
+        let entry: SharedArray<DisorderEntry> = object
+            .map("disorders")
+            .and_then(|map| map.share_values())
+            .expect("a map");
         let mut links = Vec::new();
         for namespace in [lab.client(), lab.relay(), lab.server()] {
             for device in devices(namespace) {
-                let link = namespace.enter(|| program.attach_ingress(device)).expect("entered");
+                let link = namespace
+                    .enter(|| program.attach_ingress(device))
+                    .expect("entered");
                 links.push(link.expect("attached"));
             }
         }
         entry.at(0).lost.store(disorder.lost, Relaxed);
         entry.at(0).doubled.store(disorder.doubled, Relaxed);
         entry.at(0).late.store(disorder.late, Relaxed);
-        Self { _links: links, entry }
+        Self {
+            _links: links,
+            entry,
+        }
     }
 }
 
 /// All but lo.
 fn devices(namespace: &Namespace) -> Vec<u32> {
-    let listed = namespace.command("ip").args(["-o", "link"]).output().expect("ip");
+    let listed = namespace
+        .command("ip")
+        .args(["-o", "link"])
+        .output()
+        .expect("ip");
     let text = String::from_utf8(listed.stdout).expect("text");
     text.lines()
         .filter_map(|line| line.split(':').next()?.trim().parse().ok())
@@ -279,7 +333,10 @@ fn devices(namespace: &Namespace) -> Vec<u32> {
 fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
     let lab = Lab::new().expect("a lab");
     let path = BadPath::lay(&lab, disorder);
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let mut random = Random(seed());
     let before = counters_across(&lab);
     let joined = connect_across(&lab, false);
@@ -288,8 +345,16 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
     let losses = path.entry.at(0).losses.load(Relaxed);
     eprintln!("{outcome:?}, forwarded {forwarded}, losses {losses}, pause {pause:?}; {changes}");
     assert_eq!(outcome.reason, Reason::EndOfStream);
-    assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
-    assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [bytes as u64; 2]);
+    assert_eq!(
+        outcome.engine,
+        EngineName::Segment,
+        "{}",
+        outcome.why_engine
+    );
+    assert_eq!(
+        [outcome.moved.a_to_b, outcome.moved.b_to_a],
+        [bytes as u64; 2]
+    );
     assert!(losses > 0);
 }
 
@@ -297,7 +362,11 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
 fn bytes_survive_a_path_that_loses_and_reorders() {
     if available(Need::Root) {
         let bytes = rounds(1) * (64 << 20);
-        let disorder = Disorder { lost: 50, doubled: 50, late: 50 };
+        let disorder = Disorder {
+            lost: 50,
+            doubled: 50,
+            late: 50,
+        };
         through_disorder(bytes, disorder, 1 << 20);
     }
 }
@@ -305,7 +374,11 @@ fn bytes_survive_a_path_that_loses_and_reorders() {
 #[test]
 fn bytes_survive_a_path_that_loses_a_tenth() {
     if available(Need::Root) {
-        let disorder = Disorder { lost: 500, doubled: 50, late: 150 };
+        let disorder = Disorder {
+            lost: 500,
+            doubled: 50,
+            late: 150,
+        };
         through_disorder(4 << 20, disorder, 64 << 10);
     }
 }
@@ -313,24 +386,41 @@ fn bytes_survive_a_path_that_loses_a_tenth() {
 fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
     let lab = Lab::new().expect("a lab");
     for namespace in [lab.client(), lab.relay(), lab.server()] {
-        namespace.set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }).expect("sysctl");
+        namespace
+            .set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" })
+            .expect("sysctl");
     }
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let mut random = Random(seed());
     for round in 0..rounds {
         let base = std::env::var_os("SEGMENT_BASELINE").map_or(0, |_| bytes as u64 * 2);
         let place = base + random.next() % (bytes as u64 * 3 / 4);
         let spaces = [lab.client(), lab.relay(), lab.server()];
         let before = spaces.map(counters_in);
-        let (outcome, forwarded, pause) =
-            both_ways(connect_across(&lab, v6), &splicer, place, bytes, random.next());
+        let (outcome, forwarded, pause) = both_ways(
+            connect_across(&lab, v6),
+            &splicer,
+            place,
+            bytes,
+            random.next(),
+        );
         let after = spaces.map(counters_in);
         let changes = [0, 1, 2].map(|space: usize| changes(&before[space], &after[space]));
         let changes = changes.join(" | ");
-        eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
+        eprintln!(
+            "{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}"
+        );
         assert_eq!(outcome.reason, Reason::EndOfStream);
         if base == 0 {
-            assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
+            assert_eq!(
+                outcome.engine,
+                EngineName::Segment,
+                "{}",
+                outcome.why_engine
+            );
         }
         assert_eq!(outcome.moved.a_to_b, bytes as u64);
         assert_eq!(outcome.moved.b_to_a, bytes as u64);
@@ -339,7 +429,9 @@ fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
 
 fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
     let namespace = Namespace::new("seg").expect("a namespace");
-    namespace.set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }).expect("sysctl");
+    namespace
+        .set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" })
+        .expect("sysctl");
     namespace
         .enter(|| {
             let splicer = Splicer::new(1).expect("a splicer");
@@ -410,8 +502,16 @@ fn change_overs_at_random_places_over_veths_v6() {
 fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
     let lab = Lab::new().expect("a lab");
     set_up(&lab);
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
-    let Joined { client, server, a, b } = connect_across(&lab, false);
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect_across(&lab, false);
     let options = Options {
         engine: EngineChoice::Only(EngineName::Segment),
         ..Options::default()
@@ -423,7 +523,11 @@ fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
 }
 
 fn run(namespace: &Namespace, program: &str, arguments: &str) {
-    let done = namespace.command(program).args(arguments.split(' ')).output().expect(program);
+    let done = namespace
+        .command(program)
+        .args(arguments.split(' '))
+        .output()
+        .expect(program);
     assert!(done.status.success(), "{program} {arguments}: {done:?}");
 }
 
@@ -435,10 +539,22 @@ fn a_translated_address_is_found_and_refused() {
     // The server sees another address of the relay's than the relay's own socket has.
     let outcome = refused_across(|lab| {
         run(lab.relay(), "ip", "addr add 198.18.2.77/32 dev lo");
-        run(lab.server(), "ip", "route add 198.18.2.77/32 via 198.18.2.1");
+        run(
+            lab.server(),
+            "ip",
+            "route add 198.18.2.77/32 via 198.18.2.1",
+        );
         run(lab.relay(), "nft", "add table ip t");
-        run(lab.relay(), "nft", "add chain ip t post { type nat hook postrouting priority 100 ; }");
-        run(lab.relay(), "nft", "add rule ip t post ip daddr 198.18.2.2 snat to 198.18.2.77");
+        run(
+            lab.relay(),
+            "nft",
+            "add chain ip t post { type nat hook postrouting priority 100 ; }",
+        );
+        run(
+            lab.relay(),
+            "nft",
+            "add rule ip t post ip daddr 198.18.2.2 snat to 198.18.2.77",
+        );
     });
     assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
     assert!(outcome.why_engine.contains("NAT"), "{}", outcome.why_engine);
@@ -450,23 +566,46 @@ fn a_redirected_port_is_found_and_refused() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
-    let (front, front_address) =
-        lab.relay().enter(|| listen(&format!("{}:0", Lab::RELAY_V4))).expect("entered");
-    let (back, back_address) =
-        lab.server().enter(|| listen(&format!("{}:0", Lab::SERVER_V4))).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let (front, front_address) = lab
+        .relay()
+        .enter(|| listen(&format!("{}:0", Lab::RELAY_V4)))
+        .expect("entered");
+    let (back, back_address) = lab
+        .server()
+        .enter(|| listen(&format!("{}:0", Lab::SERVER_V4)))
+        .expect("entered");
     run(lab.relay(), "nft", "add table ip t");
-    run(lab.relay(), "nft", "add chain ip t pre { type nat hook prerouting priority -100 ; }");
-    let to = format!("add rule ip t pre tcp dport 81 redirect to :{}", front_address.port());
+    run(
+        lab.relay(),
+        "nft",
+        "add chain ip t pre { type nat hook prerouting priority -100 ; }",
+    );
+    let to = format!(
+        "add rule ip t pre tcp dport 81 redirect to :{}",
+        front_address.port()
+    );
     run(lab.relay(), "nft", &to);
-    let client = lab.client().enter(|| TcpStream::connect((Lab::RELAY_V4, 81))).expect("entered");
+    let client = lab
+        .client()
+        .enter(|| TcpStream::connect((Lab::RELAY_V4, 81)))
+        .expect("entered");
     let client = client.expect("connect");
     let a = front.accept().expect("accept").0;
-    let b = lab.relay().enter(|| TcpStream::connect(back_address)).expect("entered");
+    let b = lab
+        .relay()
+        .enter(|| TcpStream::connect(back_address))
+        .expect("entered");
     let server = back.accept().expect("accept").0;
     let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
     // Not by name: the pair goes on by another engine, and no byte is lost.
-    let options = Options { promote_after_bytes: 1, ..Options::default() };
+    let options = Options {
+        promote_after_bytes: 1,
+        ..Options::default()
+    };
     let handle = splicer.join(a, b, &options).expect("joined");
     ping(&client, &server);
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -486,30 +625,58 @@ fn a_larger_mtu_is_refused_in_words() {
     let outcome = refused_across(|lab| {
         for namespace in [lab.client(), lab.relay()] {
             let index = devices(namespace)[0];
-            let listed = namespace.command("ip").args(["-o", "link"]).output().expect("ip");
+            let listed = namespace
+                .command("ip")
+                .args(["-o", "link"])
+                .output()
+                .expect("ip");
             let text = String::from_utf8(listed.stdout).expect("text");
-            let line = text.lines().find(|line| line.starts_with(&format!("{index}:")));
-            let name = line.and_then(|line| line.split([':', '@']).nth(1)).expect("a name");
-            run(namespace, "ip", &format!("link set {} mtu 9000", name.trim()));
+            let line = text
+                .lines()
+                .find(|line| line.starts_with(&format!("{index}:")));
+            let name = line
+                .and_then(|line| line.split([':', '@']).nth(1))
+                .expect("a name");
+            run(
+                namespace,
+                "ip",
+                &format!("link set {} mtu 9000", name.trim()),
+            );
         }
     });
     assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
-    assert!(outcome.why_engine.contains("TCP_MAXSEG"), "{}", outcome.why_engine);
+    assert!(
+        outcome.why_engine.contains("TCP_MAXSEG"),
+        "{}",
+        outcome.why_engine
+    );
 }
 
 /// A pair that is spliced, with one request and response behind it.
 fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle) {
-    let Joined { client, server, a, b } = connect_across(lab, false);
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect_across(lab, false);
     let options = Options {
         engine: EngineChoice::Only(EngineName::Segment),
         ..Options::default()
     };
     let handle = splicer.join(a, b, &options).expect("joined");
     for stream in [&client, &server] {
-        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .expect("a timeout");
     }
     ping(&client, &server);
-    assert_eq!(handle.engine().0, EngineName::Segment, "{}", handle.engine().1);
+    assert_eq!(
+        handle.engine().0,
+        EngineName::Segment,
+        "{}",
+        handle.engine().1
+    );
     (client, server, handle)
 }
 
@@ -528,7 +695,10 @@ fn idle_pairs_are_reset_at_both_ends() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (mut client, mut server, handle) = spliced_across(&lab, &splicer);
     drop(handle);
     for stream in [&mut client, &mut server] {
@@ -543,11 +713,18 @@ fn a_sleeping_pair_is_silent_and_lives_on() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (client, server, handle) = spliced_across(&lab, &splicer);
     let sent = || {
         let counters = counters_in(lab.relay());
-        counters.iter().filter(|(name, _)| name == "OutSegs").map(|(_, value)| value).sum::<u64>()
+        counters
+            .iter()
+            .filter(|(name, _)| name == "OutSegs")
+            .map(|(_, value)| value)
+            .sum::<u64>()
     };
     ping(&client, &server);
     let before = sent();
@@ -563,9 +740,14 @@ fn a_sleeping_pair_is_silent_and_lives_on() {
     let mut rest = Vec::new();
     (&client).read_to_end(&mut rest).expect("the rest");
     assert_eq!(rest, b"late");
-    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    let outcome = handle
+        .wait_timeout(Duration::from_secs(5))
+        .expect("it ends");
     assert_eq!(outcome.reason, Reason::EndOfStream);
-    assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [5 * 102, 5 * 102 + 4]);
+    assert_eq!(
+        [outcome.moved.a_to_b, outcome.moved.b_to_a],
+        [5 * 102, 5 * 102 + 4]
+    );
 }
 
 #[test]
@@ -575,12 +757,21 @@ fn many_short_connections_over_few_ports() {
     }
     let connections = rounds(1) * 1000;
     let lab = Lab::new().expect("a lab");
-    lab.client().set_sysctl("net.ipv4.ip_local_port_range", "20000 20199").expect("sysctl");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
-    let (front, front_address) =
-        lab.relay().enter(|| listen(&format!("{}:0", Lab::RELAY_V4))).expect("entered");
-    let (back, back_address) =
-        lab.server().enter(|| listen(&format!("{}:0", Lab::SERVER_V4))).expect("entered");
+    lab.client()
+        .set_sysctl("net.ipv4.ip_local_port_range", "20000 20199")
+        .expect("sysctl");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let (front, front_address) = lab
+        .relay()
+        .enter(|| listen(&format!("{}:0", Lab::RELAY_V4)))
+        .expect("entered");
+    let (back, back_address) = lab
+        .server()
+        .enter(|| listen(&format!("{}:0", Lab::SERVER_V4)))
+        .expect("entered");
     let options = Options {
         engine: EngineChoice::Only(EngineName::Segment),
         ..Options::default()
@@ -611,7 +802,10 @@ fn many_short_connections_over_few_ports() {
         let mut handles = Vec::new();
         for _ in 0..connections {
             let a = front.accept().expect("accept").0;
-            let b = lab.relay().enter(|| TcpStream::connect(back_address)).expect("entered");
+            let b = lab
+                .relay()
+                .enter(|| TcpStream::connect(back_address))
+                .expect("entered");
             let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
             handles.push(splicer.join(a, b, &options).expect("joined"));
         }
@@ -621,7 +815,11 @@ fn many_short_connections_over_few_ports() {
             let outcome = outcome.unwrap_or_else(|| panic!("connection {number} did not end"));
             assert_eq!(outcome.reason, Reason::EndOfStream, "{number}: {outcome:?}");
             assert_eq!(outcome.engine, EngineName::Segment);
-            assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [8, 8], "{number}");
+            assert_eq!(
+                [outcome.moved.a_to_b, outcome.moved.b_to_a],
+                [8, 8],
+                "{number}"
+            );
         }
     });
 }
@@ -634,7 +832,10 @@ fn a_conversation_hardly_notices() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     // The first pair has the program attached.
     let _first = spliced_across(&lab, &splicer);
     let mut random = Random(seed());
@@ -647,7 +848,12 @@ fn a_conversation_hardly_notices() {
             promote_after: Duration::from_secs(60),
             ..Options::default()
         };
-        let Joined { client, server, a, b } = joined;
+        let Joined {
+            client,
+            server,
+            a,
+            b,
+        } = joined;
         let handle = splicer.join(a, b, &options).expect("joined");
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("TCP_NODELAY");
@@ -658,7 +864,12 @@ fn a_conversation_hardly_notices() {
             ping(&client, &server);
             longest = longest.max(start.elapsed());
         }
-        assert_eq!(handle.engine().0, EngineName::Segment, "{}", handle.engine().1);
+        assert_eq!(
+            handle.engine().0,
+            EngineName::Segment,
+            "{}",
+            handle.engine().1
+        );
         let changes = changes(&before, &counters_across(&lab));
         eprintln!("longest round trip {longest:?}; {changes}");
         worst = worst.max(longest);
@@ -673,9 +884,16 @@ fn a_flow_outlives_a_detached_program() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (client, server, handle) = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let ground = lab
+        .relay()
+        .enter(Ground::here)
+        .expect("entered")
+        .expect("a ground");
     let bytes = 32 << 20;
     let seed = seed();
     thread::scope(|scope| {
@@ -695,10 +913,18 @@ fn a_flow_outlives_a_detached_program() {
                 })
                 .expect("entered");
         }
-        assert_eq!(at_server.join().expect("joined").1, up.join().expect("joined"));
-        assert_eq!(at_client.join().expect("joined").1, down.join().expect("joined"));
+        assert_eq!(
+            at_server.join().expect("joined").1,
+            up.join().expect("joined")
+        );
+        assert_eq!(
+            at_client.join().expect("joined").1,
+            down.join().expect("joined")
+        );
     });
-    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    let outcome = handle
+        .wait_timeout(Duration::from_secs(5))
+        .expect("it ends");
     assert_eq!(outcome.reason, Reason::EndOfStream);
     let moved = bytes as u64 + 5;
     assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [moved; 2]);
@@ -711,9 +937,16 @@ fn what_lingers_goes() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (client, server, handle) = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let ground = lab
+        .relay()
+        .enter(Ground::here)
+        .expect("entered")
+        .expect("a ground");
     assert_eq!(ground.entries(), 2);
     drop((client, server));
     assert_eq!(handle.wait().reason, Reason::EndOfStream);
@@ -738,9 +971,16 @@ fn the_parser_survives_anything() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (client, server, _handle) = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let ground = lab
+        .relay()
+        .enter(Ground::here)
+        .expect("entered")
+        .expect("a ground");
     let tuple = ground.tuples().first().copied().expect("a tuple");
     let mut random = Random(seed());
     lab.relay()
@@ -755,7 +995,11 @@ fn the_parser_survives_anything() {
                 if random.next() % 8 != 0 {
                     // Ethernet and IPv4, mostly right.
                     bytes[12..14].copy_from_slice(&[8, 0]);
-                    bytes[14] = if random.next() % 16 == 0 { bytes[14] } else { 0x45 };
+                    bytes[14] = if random.next() % 16 == 0 {
+                        bytes[14]
+                    } else {
+                        0x45
+                    };
                     bytes[20..22].copy_from_slice(&[0, 0]);
                     bytes[23] = 6;
                     let total = (length - 14) as u16;
@@ -816,13 +1060,28 @@ fn forged_resets_and_handshakes_end_nothing() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let (client, server, handle) = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    let ground = lab
+        .relay()
+        .enter(Ground::here)
+        .expect("entered")
+        .expect("a ground");
     let mut random = Random(seed());
     let ends = [
-        (client.local_addr(), client.peer_addr(), devices(lab.relay())[0]),
-        (server.local_addr(), server.peer_addr(), devices(lab.relay())[1]),
+        (
+            client.local_addr(),
+            client.peer_addr(),
+            devices(lab.relay())[0],
+        ),
+        (
+            server.local_addr(),
+            server.peer_addr(),
+            devices(lab.relay())[1],
+        ),
     ];
     lab.relay()
         .enter(|| {
@@ -847,7 +1106,9 @@ fn forged_resets_and_handshakes_end_nothing() {
     drop(client);
     let error = (&server).read(&mut [0; 1]).expect_err("a reset");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
-    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+    let outcome = handle
+        .wait_timeout(Duration::from_secs(5))
+        .expect("it ends");
     assert_eq!(outcome.reason, Reason::Reset(crate::Side::A));
 }
 
@@ -858,15 +1119,33 @@ fn connection_tracking_forgets_spliced_connections() {
     }
     let lab = Lab::new().expect("a lab");
     run(lab.relay(), "nft", "add table ip t");
-    run(lab.relay(), "nft", "add chain ip t in { type filter hook input priority 0 ; }");
-    run(lab.relay(), "nft", "add rule ip t in ct state established accept");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
-    let ground = lab.relay().enter(Ground::here).expect("entered").expect("a ground");
+    run(
+        lab.relay(),
+        "nft",
+        "add chain ip t in { type filter hook input priority 0 ; }",
+    );
+    run(
+        lab.relay(),
+        "nft",
+        "add rule ip t in ct state established accept",
+    );
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let ground = lab
+        .relay()
+        .enter(Ground::here)
+        .expect("entered")
+        .expect("a ground");
     let (client, server, handle) = spliced_across(&lab, &splicer);
     let tuples = ground.tuples();
     let tracked = || {
         let tuples = [tuples[0], tuples[1]];
-        lab.relay().enter(|| ground.forget(&tuples)).expect("entered").expect("run")
+        lab.relay()
+            .enter(|| ground.forget(&tuples))
+            .expect("entered")
+            .expect("run")
     };
     assert_eq!(tracked(), 2);
     // A look makes it forget; the next segment of a connection that is not spliced would bring
@@ -885,17 +1164,24 @@ fn a_server_on_this_host() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer")).expect("entered");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
     let mut random = Random(seed());
     for (front_ip, back_ip) in [
         (Lab::RELAY_V4.to_string(), "127.0.0.1".to_owned()),
         (Lab::RELAY_V4.to_string(), Lab::RELAY_FAR_V4.to_string()),
         (format!("[{}]", Lab::RELAY_V6), "[::1]".to_owned()),
     ] {
-        let (front, front_address) =
-            lab.relay().enter(|| listen(&format!("{front_ip}:0"))).expect("entered");
-        let (back, back_address) =
-            lab.relay().enter(|| listen(&format!("{back_ip}:0"))).expect("entered");
+        let (front, front_address) = lab
+            .relay()
+            .enter(|| listen(&format!("{front_ip}:0")))
+            .expect("entered");
+        let (back, back_address) = lab
+            .relay()
+            .enter(|| listen(&format!("{back_ip}:0")))
+            .expect("entered");
         for round in 0..rounds(4) {
             let client = lab.client().enter(|| TcpStream::connect(front_address));
             let client = client.expect("entered").expect("connect");
@@ -911,15 +1197,28 @@ fn a_server_on_this_host() {
             let server = back.accept().expect("accept").0;
             let [a, b] = [a, b.expect("entered").expect("connect")]
                 .map(|end| Endpoint::new(end).expect("an end"));
-            let joined = Joined { client, server, a, b };
+            let joined = Joined {
+                client,
+                server,
+                a,
+                b,
+            };
             let bytes = 16 << 20;
             let place = random.next() % (bytes as u64 / 2);
             let (outcome, forwarded, pause) =
                 both_ways(joined, &splicer, place, bytes, random.next());
             eprintln!("{back_ip} {round}: {outcome:?}, forwarded {forwarded}, pause {pause:?}");
             assert_eq!(outcome.reason, Reason::EndOfStream);
-            assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
-            assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [bytes as u64; 2]);
+            assert_eq!(
+                outcome.engine,
+                EngineName::Segment,
+                "{}",
+                outcome.why_engine
+            );
+            assert_eq!(
+                [outcome.moved.a_to_b, outcome.moved.b_to_a],
+                [bytes as u64; 2]
+            );
         }
     }
 }
@@ -944,8 +1243,7 @@ fn relays_in_a_row() {
                 let [(client, a), (b, c), (d, server)] = ends;
                 let bytes = 16 << 20;
                 let mut join = |one: TcpStream, other: TcpStream| {
-                    let [one, other] =
-                        [one, other].map(|end| Endpoint::new(end).expect("an end"));
+                    let [one, other] = [one, other].map(|end| Endpoint::new(end).expect("an end"));
                     let options = Options {
                         promote_after_bytes: random.next() % (bytes as u64 / 2),
                         ..Options::default()
@@ -955,11 +1253,21 @@ fn relays_in_a_row() {
                 let handles = [join(a, b), join(c, d)];
                 let pause = exchange(&client, &server, bytes, random.next());
                 for handle in handles {
-                    let outcome = handle.wait_timeout(Duration::from_secs(5)).expect("it ends");
+                    let outcome = handle
+                        .wait_timeout(Duration::from_secs(5))
+                        .expect("it ends");
                     eprintln!("{round}: {outcome:?}, pause {pause:?}");
                     assert_eq!(outcome.reason, Reason::EndOfStream);
-                    assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
-                    assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [bytes as u64; 2]);
+                    assert_eq!(
+                        outcome.engine,
+                        EngineName::Segment,
+                        "{}",
+                        outcome.why_engine
+                    );
+                    assert_eq!(
+                        [outcome.moved.a_to_b, outcome.moved.b_to_a],
+                        [bytes as u64; 2]
+                    );
                 }
             }
         })
