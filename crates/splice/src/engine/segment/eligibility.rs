@@ -178,13 +178,13 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
 ///
 /// A socket takes the window of a segment beyond a gap, too, and may drop its bytes for want of
 /// room; from then on it ignores the windows of all that come with lower numbers
-/// (`tcp_may_update_window`).
+/// (`tcp_may_update_window`), and beyond its own window, which want of room may have shrunk, it
+/// ignores the whole segment (`tcp_sequence`).
 pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
-    if socket.snd_wl1.wrapping_sub(socket.rcv_nxt) < 1 << 31 {
-        socket.snd_wl1
-    } else {
-        socket.rcv_nxt
-    }
+    let ahead = |seq: u32| seq.wrapping_sub(socket.rcv_nxt).cast_signed().max(0);
+    let edge = socket.rcv_wup.wrapping_add(socket.rcv_wnd);
+    let step = ahead(socket.snd_wl1).min(ahead(edge));
+    socket.rcv_nxt.wrapping_add_signed(step)
 }
 
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
