@@ -29,6 +29,14 @@ struct tcp_sock {
 	__u32 rcv_nxt;
 };
 
+struct sk_buff {
+	char cb[48];
+};
+
+struct tcp_skb_cb {
+	__u32 seq;
+};
+
 struct sk_buff_head {
 	__u32 qlen;
 };

@@ -78,12 +78,16 @@ static __always_inline __s64 room_of_target(__u64 cookie, struct direction *dire
 	if (tcp) {
 		struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
 
-		size = sk->sk_sndbuf;
+		/*
+		 * Three quarters, so that the worker never finds it full, whatever the
+		 * bookkeeping comes to: what is passed on this socket waits behind its backlog,
+		 * charged to nobody.
+		 */
+		size = sk->sk_sndbuf - (sk->sk_sndbuf >> 2);
 		used = sk->sk_wmem_queued;
 		used += (__s64)backlog_skbs(sk->sk_user_data) * direction->largest;
 	}
 	bpf_sk_release(target);
-	direction->looks++;
 	/* Latched, it waits until half is free, so that it does not go back and forth per skb. */
 	if (direction->latched)
 		size >>= 1;
@@ -99,9 +103,42 @@ static __always_inline int pass(struct __sk_buff *skb, struct direction *directi
 {
 	__u64 before = __sync_fetch_and_add(&direction->passed, skb->len);
 
+	/* User space will fill the target by hand: what was granted for it is void. */
+	direction->credit = 0;
+
 	if (*(volatile __u64 *)&direction->consumed == before)
 		bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
 	return SK_PASS;
+}
+
+/* The most that one call of bpf_skb_adjust_room takes away (sk_skb_adjust_room). */
+#define MOST_CUT 0xfff
+/* A segment has 64 KiB at most, but for BIG TCP; what is longer ends the pair. */
+#define MOST_CUTS 34
+
+/*
+ * Takes bytes away that have come before. A segment that was sent again with other borders is
+ * queued whole, and its reader skips what it knows (tcp_recvmsg_locked); tcp_read_skb hands the
+ * whole skb to the verdict.
+ */
+static __always_inline int trim(struct __sk_buff *skb, struct direction *direction)
+{
+	__u32 seq = 0, known;
+
+	bpf_core_read(&seq, sizeof(seq),
+		      &((struct tcp_skb_cb *)((struct sk_buff *)skb)->cb)->seq);
+	known = direction->base_seq + (__u32)(direction->redirected + direction->passed) - seq;
+	if (known == 0)
+		return 0;
+	direction->trimmed++;
+	for (int i = 0; i < MOST_CUTS && known > 0; i++) {
+		__u32 cut = known < MOST_CUT ? known : MOST_CUT;
+
+		if (bpf_skb_adjust_room(skb, -(__s32)cut, 0, 0))
+			return -1;
+		known -= cut;
+	}
+	return known ? -1 : 0;
 }
 
 SEC("sk_skb/verdict")
@@ -132,6 +169,12 @@ int redirect(struct __sk_buff *skb)
 		return SK_DROP;
 	}
 
+	if (trim(skb, direction)) {
+		/* Nobody can say what belongs where from here on: user space ends the pair. */
+		direction->missed++;
+		return pass(skb, direction, *index);
+	}
+
 	direction->last_ns = bpf_ktime_get_coarse_ns();
 
 	/* Bytes before these are still in user space's hands. */
@@ -154,7 +197,6 @@ int redirect(struct __sk_buff *skb)
 
 		if (room < cost) {
 			direction->latched = 1;
-			direction->credit = 0;
 			direction->full++;
 			return pass(skb, direction, *index);
 		}

@@ -23,11 +23,12 @@ struct direction {
 	__u32 behind;		/* skbs passed because user space had bytes to copy */
 	__u32 limited;		/* skbs passed because they reach the byte limit */
 	__u32 missed;		/* skbs passed because the target was gone */
+	__u32 trimmed;		/* skbs that began with bytes which had come before */
 	__u32 fins;		/* bare ends of stream, dropped; the socket knows of them */
-	__u32 looks;		/* looks at the target */
 
 	/* Written by user space, on a cache line of its own. */
 	__u64 consumed __attribute__((aligned(64))); /* passed bytes given to the target */
+	__u32 base_seq;		/* sequence number of the direction's first byte */
 	__u64 limit;		/* byte limit: what reaches it is user space's to move */
 } __attribute__((aligned(64)));
 

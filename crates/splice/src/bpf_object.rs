@@ -152,7 +152,7 @@ impl Object {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|error| Error::system(format!("the BPF program {name} is lost"), error))?;
-        Ok(Program { name, fd })
+        Ok(Program { fd })
     }
 
     /// Makes a program the one that runs for the members of a map of sockets. A member keeps the
@@ -276,7 +276,6 @@ impl fmt::Debug for Map {
 /// One BPF program.
 #[derive(Debug)]
 pub(crate) struct Program {
-    name: &'static str,
     fd: OwnedFd,
 }
 
@@ -409,10 +408,12 @@ impl Mapping {
     }
 
     fn at<T: Plain>(&self, offset: usize) -> &T {
-        assert!(offset + size_of::<T>() <= self.bytes && offset % align_of::<T>() == 0);
+        assert!(offset + size_of::<T>() <= self.bytes && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: the assertion keeps it inside the mapping.
+        let start = unsafe { self.start.add(offset) };
         // SAFETY: the mapping begins at a page and lives as long as `self`; the assertion keeps
         // the reference inside and aligned; `Plain` makes any bytes a valid value.
-        unsafe { self.start.add(offset).cast().as_ref() }
+        unsafe { start.cast().as_ref() }
     }
 }
 

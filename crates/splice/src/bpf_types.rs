@@ -24,11 +24,13 @@ pub(crate) struct DirectionEntry {
     pub(crate) behind: AtomicU32,
     pub(crate) limited: AtomicU32,
     pub(crate) missed: AtomicU32,
+    pub(crate) trimmed: AtomicU32,
     pub(crate) fins: AtomicU32,
-    pub(crate) looks: AtomicU32,
     pub(crate) consumed: AtomicU64,
+    pub(crate) base_seq: AtomicU32,
+    gap: AtomicU32,
     pub(crate) limit: AtomicU64,
-    rest_of_line: [AtomicU64; 6],
+    rest_of_line: [AtomicU64; 5],
 }
 
 /// `struct inspection` in `bpf/redirect.h`.
@@ -208,7 +210,7 @@ pub(crate) struct SegmentInspection {
 
 const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
-    assert!(std::mem::offset_of!(DirectionEntry, fins) == 56);
+    assert!(std::mem::offset_of!(DirectionEntry, fins) == 60);
     assert!(std::mem::offset_of!(DirectionEntry, consumed) == 64);
     assert!(size_of::<Inspection>() == 32);
     assert!(size_of::<SegmentTuple>() == 36);
@@ -233,7 +235,7 @@ mod plain {
     unsafe impl Plain for u32 {}
     // SAFETY: as above.
     unsafe impl Plain for u64 {}
-    // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment.
+    // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
     unsafe impl Plain for DirectionEntry {}
     // SAFETY: repr(C), integers only, 8 + 6 * 4 = 32 bytes.
     unsafe impl Plain for Inspection {}

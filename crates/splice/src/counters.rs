@@ -61,6 +61,13 @@ impl Meter {
         Counters { a_to_b, b_to_a }
     }
 
+    /// The part that an engine in the kernel has moved.
+    pub(crate) fn in_kernel(&self) -> Counters {
+        let moved = self.lock().as_ref().map(|gauge| gauge.moved_bytes());
+        let [a_to_b, b_to_a] = moved.unwrap_or_default();
+        Counters { a_to_b, b_to_a }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn Gauge>>> {
         // It is replaced as a whole, so a panic cannot leave it half made.
         self.gauge.lock().unwrap_or_else(PoisonError::into_inner)

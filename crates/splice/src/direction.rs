@@ -311,6 +311,9 @@ impl Direction {
                 self.source_outlasts = false;
             }
             Ok(Filled::Mark) => self.urgent = true,
+            // Before the mark bytes are still to come: a socket with a BPF program on it says "end"
+            // while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
+            Ok(Filled::End) if self.mark_bytes != u64::MAX => self.source_ready = false,
             Ok(Filled::End) => self.state = State::Ending,
             Err(Errno::INTR) => {}
             Err(errno) => {

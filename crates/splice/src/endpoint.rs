@@ -169,10 +169,11 @@ impl Endpoint {
     /// CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&mut self, bytes: usize) {
         (self.receive_bounded, self.send_bounded) = (true, true);
-        // The kernel doubles the values; see below.
+        // The kernel doubles the values; see below. What a program passes is charged to the
+        // receive buffer without a look at its limit, after a full window was on its way: half.
         let half = bytes / 2;
-        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, half)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, half));
+        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, half / 2)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, half / 2));
         let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, half)
             .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, half));
     }

@@ -48,6 +48,9 @@ const MAILBOX_TOKEN: u64 = u64::MAX;
 const TIMER_TOKEN: u64 = u64::MAX - 1;
 /// The first bell; each further one is one lower.
 const BELL_TOKEN: u64 = u64::MAX - 2;
+/// How long a loop without tasks keeps the kernel side of engines loaded: loading it anew takes
+/// some 40 ms, most of it for reading the kernel's type information.
+const BELLS_KEPT: Duration = Duration::from_secs(3);
 /// More bells than there are engines in the kernel.
 const BELLS: u64 = 16;
 
@@ -210,6 +213,11 @@ impl EventLoop {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let unused = self.slots.is_empty() && !self.bells.is_empty();
+        let timeout = match timeout {
+            None if unused => Some(BELLS_KEPT),
+            other => other,
+        };
         let timeout = if self.again.is_empty() {
             let until_deadline = self
                 .wheel
@@ -229,9 +237,16 @@ impl EventLoop {
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         ) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno).context("cannot wait for events"),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).context("cannot wait for events"),
         }
+        if unused && self.events.is_empty() {
+            for bell in self.bells.drain(..) {
+                // Other loops may keep the descriptor open.
+                let _ = epoll::delete(&self.epoll, bell.fd());
+            }
+        }
+        Ok(())
     }
 
     fn read_letters(&mut self) {
@@ -267,6 +282,10 @@ impl EventLoop {
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
         let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        if self.timer.is_none() {
+            // A pair that the kernel has taken at once brings no event before its deadline.
+            self.create_timer()?;
+        }
         self.place(pair, &status);
         let handle = Handle::new(status, self.remote());
         // The caller may be between two turns and wait for the descriptor next.
@@ -372,10 +391,6 @@ impl EventLoop {
         self.slots.remove(key.index as usize);
         if self.slots.is_empty() {
             self.carriers.segments = Standing::default();
-            for bell in self.bells.drain(..) {
-                // Other loops may keep the descriptor open.
-                let _ = epoll::delete(&self.epoll, bell.fd());
-            }
         }
     }
 

@@ -93,6 +93,12 @@ impl Handle {
         carried.load(Ordering::Relaxed)
     }
 
+    /// What of it an engine in the kernel has moved, without this process: 0 once the pair has
+    /// ended.
+    pub fn redirected(&self) -> Counters {
+        self.status.meter.in_kernel()
+    }
+
     /// The engine in use, and why it is the one, in words.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
         match &*self.status.lock() {

@@ -49,6 +49,7 @@ mod bpf_types;
 mod context;
 mod counters;
 mod direction;
+pub mod doctor;
 mod endpoint;
 mod engine;
 mod error;

@@ -38,8 +38,10 @@ pub struct Options {
     /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
     /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
-    /// to `sockmap`, where that can be used.
-    pub promote_after: Duration,
+    /// to `sockmap`, where that can be used. `None`, the default: never. On Linux 6.18 a pair that
+    /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
+    /// more memory than its bound, so nobody gets it without asking.
+    pub promote_after: Option<Duration>,
 }
 
 /// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
@@ -55,13 +57,13 @@ const SECOND_TRY: Duration = Duration::from_millis(1200);
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion after 64 KiB or 50 ms.
+    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
     fn default() -> Self {
         Self {
             engine: EngineChoice::Auto,
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
-            promote_after: PROMOTE_AFTER,
+            promote_after: None,
         }
     }
 }
@@ -83,7 +85,7 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 /// `on_end` is called on the loop's thread when the pair has ended and both sockets are closed.
 ///
 /// # Errors
-/// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take this pair,
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and cannot take this pair,
 /// with the reason. Both sockets are closed then.
 pub fn pair_task(
     a: Endpoint,
@@ -128,6 +130,8 @@ pub(crate) struct Pair {
     /// The three things that the pair's one deadline may stand for.
     idle_look_at: Option<Instant>,
     promote_at: Option<Instant>,
+    /// [`Options::promote_after`].
+    sockmap_after: Option<Duration>,
     kernel_look_at: Option<Instant>,
     deadline: Option<Instant>,
     status: Arc<Status>,
@@ -186,9 +190,10 @@ impl Pair {
                 .idle_timeout
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
-                EngineChoice::Auto => now.checked_add(options.promote_after),
+                EngineChoice::Auto => now.checked_add(PROMOTE_AFTER),
                 EngineChoice::Only(_) => None,
             },
+            sockmap_after: options.promote_after,
             kernel_look_at: None,
             deadline: None,
             status,
@@ -204,13 +209,10 @@ impl Pair {
         if self.parting_until.is_some() {
             return self.part(cx);
         }
+        let in_kernel = self.in_kernel_bytes();
         let Some([a, b]) = &mut self.ends else {
             return Step::Done;
         };
-        let in_kernel = self
-            .kernel
-            .as_ref()
-            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes());
         let engine_before = (
             self.directions[0].way_taken(),
             self.directions[1].way_taken(),
@@ -282,6 +284,12 @@ impl Pair {
             None if turn_over => Step::Again,
             None => Step::Wait,
         }
+    }
+
+    fn in_kernel_bytes(&self) -> [u64; 2] {
+        self.kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes())
     }
 
     fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
@@ -367,7 +375,10 @@ impl Pair {
         if !self.segment_tried {
             self.try_segment(cx);
             // Where it does not go there, it is looked at once more.
-            self.promote_at = cx.now().checked_add(SECOND_TRY);
+            self.promote_at = self
+                .sockmap_after
+                .and_then(|after| self.joined_at.checked_add(after))
+                .map(|at| at.max(cx.now() + SECOND_TRY));
             return self.pump(cx);
         }
         if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
@@ -454,9 +465,12 @@ impl Pair {
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let in_kernel = self.in_kernel_bytes();
+        let moved =
+            |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
         let receivers: Vec<_> = Side::BOTH
             .into_iter()
-            .filter(|from| Some(self.directions[from.index()].given_bytes()) == self.byte_limit)
+            .filter(|from| Some(moved(from)) == self.byte_limit)
             .map(|from| &ends[from.other().index()])
             .collect();
         let until = *self.parting_until.get_or_insert_with(|| {

@@ -1,4 +1,8 @@
 //! What a person typed.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "the comments are the program's help, where [::1] is an address"
+)]
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -60,7 +60,7 @@ pub(crate) fn in_the_middle_of_a_transfer(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, from_b] = payloads();
     let mut mixes = engine.mixes();
-    mixes.retain(|mix| mix.a != Kind::Mptcp);
+    mixes.retain(|mix| !mix.kinds().contains(&Kind::Mptcp));
     for mix in mixes {
         eprintln!("{mix:?}");
         let Joined { a, b, handle } = relay.join(mix);

@@ -30,6 +30,12 @@ pub(crate) const PIPE: Contestant = Contestant {
     ..COPY
 };
 
+pub(crate) const SOCKMAP: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Sockmap),
+    kinds: &[Kind::Tcp4, Kind::Tcp6],
+    ..COPY
+};
+
 pub(crate) const AUTO: Contestant = Contestant {
     choice: EngineChoice::Auto,
     ..PIPE

@@ -845,7 +845,6 @@ fn a_conversation_hardly_notices() {
         let joined = connect_across(&lab, false);
         let options = Options {
             promote_after_bytes: random.next() % (ROUND_TRIPS as u64 * 10),
-            promote_after: Duration::from_secs(60),
             ..Options::default()
         };
         let Joined {

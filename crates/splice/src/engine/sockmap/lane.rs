@@ -120,20 +120,27 @@ impl Lane {
         self.why_left = Some(why);
     }
 
-    /// Read to `EAGAIN`, with nothing in hand. An skb that is read in part would be handed over
+    /// Read to `EAGAIN`, with nothing in hand: an skb that is read in part would be handed over
     /// whole.
-    pub(super) fn is_ready(&self, grip: &mut Grip<'_>, index: usize, step: &mut Step) -> bool {
-        if !grip.directions[index].is_at_rest() {
-            return false;
+    pub(super) fn is_ready(
+        &self,
+        grip: &mut Grip<'_>,
+        index: usize,
+        step: &mut Step,
+    ) -> Result<bool, Reason> {
+        if self.state != State::ByHand || !grip.directions[index].is_at_rest() {
+            return Ok(false);
         }
         match peek(&grip.ends[index]) {
-            Err(Errno::AGAIN) => true,
-            // Bytes, an end of stream or an error came since; pump once more.
-            _ => {
+            Err(Errno::AGAIN) => Ok(true),
+            // Bytes or an end of stream came since; pump once more.
+            Ok(_) | Err(Errno::INTR) => {
                 grip.directions[index].source_became(Readiness::READABLE);
                 step.again = true;
-                false
+                Ok(false)
             }
+            // The look has taken the error from the socket: the next read would see an end.
+            Err(errno) => Err(Reason::fault(Side::BOTH[index], errno)),
         }
     }
 
@@ -167,6 +174,7 @@ impl Lane {
             .byte_limit
             .map_or(u64::MAX, |limit| limit - direction.taken_bytes());
         entry.limit.store(limit, Ordering::Relaxed);
+        entry.base_seq.store(self.base_read, Ordering::Release);
         let inserted = shared.indices.update(&self.cookie, &index).and_then(|()| {
             let source = grip.ends[number].as_fd();
             shared.sources.insert_socket(&self.cookie, source)
@@ -248,9 +256,13 @@ impl Lane {
             return self.finish(shared, grip, number, redirected + passed);
         }
         direction.hold_at(self.base_given + passed);
+        if direction.end_seen() {
+            direction.source_became(Readiness::READABLE);
+        }
         Ok(Step {
-            again: direction.can_move(),
-            look_again: false,
+            again: direction.can_move() && !direction.end_seen(),
+            // Behind an end of stream no edge tells of bytes that come out of the backlog.
+            look_again: direction.end_seen(),
         })
     }
 

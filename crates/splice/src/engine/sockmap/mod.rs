@@ -23,7 +23,9 @@
 //! - The program redirects only while `consumed == passed`, and user space copies only after all
 //!   that was redirected has been pushed into the target ([`Lane::assist`]).
 //! - A source is inserted only when it has been read to `EAGAIN`, since the kernel hands over a
-//!   partly read skb whole; what came between is kicked on ([`Lane::insert`]).
+//!   partly read skb whole; what came between is kicked on ([`Lane::insert`]). A segment that was
+//!   sent again with other borders comes whole, too: the program trims off what it knows (`trim`
+//!   in `bpf/redirect.bpf.c`).
 //! - A live source is never taken out of the map: what arrives in that moment would be dropped.
 //! - A UNIX socket is refused: when its peer half-closes, the kernel takes it out of the maps and
 //!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end).
@@ -57,6 +59,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Whether the engine can be used in this process.
 pub(crate) fn probe() -> Result<()> {
     shared::probe().map(drop)
+}
+
+/// How many entries the maps hold: sources, targets, indices.
+pub(crate) fn entries() -> Result<[usize; 3]> {
+    Ok(shared::probe()?.counts())
 }
 
 /// The engine of one pair.
@@ -154,7 +161,7 @@ impl Sockmap {
         let mut step = Step::default();
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             lane.leave_if_ending(grip, index);
-            if lane.state() == State::ByHand && lane.is_ready(grip, index, &mut step) {
+            if lane.is_ready(grip, index, &mut step)? {
                 lane.insert(&self.shared, grip, index)?;
                 if let Some(entry) = lane.index() {
                     self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);

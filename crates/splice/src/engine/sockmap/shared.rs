@@ -201,8 +201,8 @@ impl DirectionEntry {
             behind,
             limited,
             missed,
+            trimmed,
             fins,
-            looks,
             consumed,
             limit,
             ..
@@ -211,7 +211,9 @@ impl DirectionEntry {
             field.store(0, Ordering::Relaxed);
         }
         credit.store(0, Ordering::Relaxed);
-        for field in [largest, latched, full, behind, limited, missed, fins, looks] {
+        for field in [
+            largest, latched, full, behind, limited, missed, trimmed, fins,
+        ] {
             field.store(0, Ordering::Relaxed);
         }
     }
