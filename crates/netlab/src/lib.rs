@@ -49,5 +49,5 @@ pub use pinned::{Spinner, pin_thread};
 pub use process::Process;
 pub use program::program;
 pub use registry::sweep;
-pub use requires::{Need, available};
+pub use requires::{Need, available, present};
 pub use scratch::Scratch;

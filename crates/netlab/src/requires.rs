@@ -1,6 +1,7 @@
 //! What a test needs beyond a plain user's rights, and what happens without it.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::{env, thread};
@@ -94,25 +95,34 @@ impl Need {
 /// # Panics
 /// When the need is missing and `SPLICED_REQUIRE` names it.
 pub fn available(need: Need) -> bool {
-    let Some(why) = need.missing() else {
+    present(need.name(), need.missing())
+}
+
+/// The same for something that [`Need`] does not list: `name` is what `SPLICED_REQUIRE` calls it,
+/// `missing` why it is not there.
+///
+/// # Panics
+/// When it is missing and `SPLICED_REQUIRE` names it.
+pub fn present(name: &str, missing: Option<String>) -> bool {
+    let Some(why) = missing else {
         return true;
     };
     let thread = thread::current();
     let test = thread.name().unwrap_or("a test");
     let list = env::var(VARIABLE).unwrap_or_default();
     assert!(
-        !names(&list, need),
-        "{test} needs {}, which {VARIABLE} names: {why}",
-        need.name()
+        !names(&list, name),
+        "{test} needs {name}, which {VARIABLE} names: {why}"
     );
-    eprintln!("skipped: {test}: {why}");
+    // Not `eprintln`, which the test harness keeps to itself when the test passes.
+    let _ = writeln!(io::stderr(), "skipped: {test}: {why}");
     false
 }
 
-fn names(list: &str, need: Need) -> bool {
+fn names(list: &str, name: &str) -> bool {
     list.split(',')
         .map(str::trim)
-        .any(|word| word == "all" || word == need.name())
+        .any(|word| word == "all" || word == name)
 }
 
 fn without_root() -> Option<String> {
@@ -172,10 +182,10 @@ mod tests {
 
     #[test]
     fn the_list_is_read_word_by_word() {
-        assert!(names("root, netns", Need::Netns));
-        assert!(names("all", Need::Bpf));
-        assert!(!names("", Need::Root));
-        assert!(!names("rooted", Need::Root));
+        assert!(names("root, netns", "netns"));
+        assert!(names("all", "bpf"));
+        assert!(!names("", "root"));
+        assert!(!names("rooted", "root"));
     }
 
     #[test]

@@ -25,13 +25,12 @@ impl Mix {
     };
 
     pub(crate) fn all() -> Vec<Self> {
-        static SKIP_TOLD: OnceLock<()> = OnceLock::new();
+        static MPTCP: OnceLock<bool> = OnceLock::new();
         let mut kinds = vec![Kind::Tcp4, Kind::Tcp6, Kind::Unix];
-        match mptcp_missing() {
-            None => kinds.push(Kind::Mptcp),
-            Some(why) => {
-                SKIP_TOLD.get_or_init(|| eprintln!("skipped: the mixes with mptcp: {why}"));
-            }
+        if *MPTCP
+            .get_or_init(|| netlab::present("mptcp", mptcp_missing().map(|why| why.to_string())))
+        {
+            kinds.push(Kind::Mptcp);
         }
         kinds
             .iter()

@@ -5,9 +5,9 @@ mod iperf3;
 mod nginx;
 mod postgresql;
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::{env, fs, thread};
 
 use crate::patience::until;
 use crate::peer::Peer;
@@ -17,16 +17,9 @@ const ENGINES: [&str; 3] = ["auto", "copy", "pipe"];
 /// Where `program` is; without it the test is skipped, or fails if `SPLICED_REQUIRE` names it.
 fn installed(program: &str, package: &str) -> Option<PathBuf> {
     let found = netlab::program(program).or_else(|| of_postgresql(program));
-    if found.is_none() {
-        let thread = thread::current();
-        let test = thread.name().unwrap_or("a test");
-        let list = env::var("SPLICED_REQUIRE").unwrap_or_default();
-        let required = list
-            .split(',')
-            .any(|word| [program, "all"].contains(&word.trim()));
-        assert!(!required, "{test} needs {program} (apt install {package})");
-        eprintln!("skipped: {test}: no {program} (apt install {package})");
-    }
+    let missing = found.is_none();
+    let why = missing.then(|| format!("no {program} (apt install {package})"));
+    netlab::present(program, why);
     found
 }
 
