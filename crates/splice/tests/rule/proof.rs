@@ -94,8 +94,10 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         } else {
             1
         };
+        // `auto` looks at the pair once when it has lived for a while.
+        let looks = u64::from(engine.choice == EngineChoice::Auto);
         assert!(
-            waits <= wakes * messages,
+            waits <= wakes * messages + looks,
             "{waits} waits for {messages} messages"
         );
     });
