@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kind};
 use crate::engine::kernel::{Grip, KernelEngine, Next, Turn, Watch};
 use crate::engine::segment::Segment;
 use crate::engine::sockmap::Sockmap;
@@ -402,6 +402,12 @@ impl Pair {
 
     fn try_segment(&mut self, cx: &mut Context<'_>) {
         self.segment_tried = true;
+        // Loading the program takes its time, which the other pairs of the loop wait for.
+        let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
+        if self.ends.iter().flatten().any(unfit) {
+            self.declined = Some("segment: an end is not a TCP connection".into());
+            return;
+        }
         match cx.carriers().segments.ground() {
             Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
             Err(why) => self.declined = Some(why.into()),
