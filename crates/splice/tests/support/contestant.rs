@@ -82,8 +82,4 @@ impl Contestant {
             run(mix);
         }
     }
-
-    pub(crate) fn uses_pipes(&self) -> bool {
-        self.choice == PIPE.choice || self.choice == AUTO.choice
-    }
 }
