@@ -68,6 +68,24 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 }
 
 /*
+ * Segments of one peer come in on several CPUs. A mark that fell back would never be passed again:
+ * what is acknowledged beyond it counts as untrue.
+ */
+static __always_inline void raise(__u32 *mark, __u32 to)
+{
+	__u32 old = *(volatile __u32 *)mark;
+	int i;
+
+	for (i = 0; i < 16 && after(to, old); i++) {
+		__u32 found = __sync_val_compare_and_swap(mark, old, to);
+
+		if (found == old)
+			return;
+		old = found;
+	}
+}
+
+/*
  * The other peer has acknowledged up to `ack` (in this side's numbering). Many CPUs may say so
  * at once; who loses the race says nothing new, or says it again with the next segment.
  */
@@ -165,7 +183,7 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 
 	if (s->flags & RST) {
 		if (is_accepted_reset(s, side, other)) {
-			side->marks |= SEGMENT_RST;
+			__sync_fetch_and_or(&side->marks, SEGMENT_RST);
 			copy = COPY_RST;
 			if (state == SEGMENT_SPLICED) {
 				flow->deadline_ns = bpf_ktime_get_ns() + LINGER_NS;
@@ -179,15 +197,18 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 		if (!after(ack, other->high_seq)) {
 			__u32 edge = s->ack + scaled;
 
-			if (after(s->ack, side->high_ack))
-				side->high_ack = s->ack;
-			if (after(edge, side->edge))
-				side->edge = edge;
+			raise(&side->high_ack, s->ack);
+			raise(&side->edge, edge);
 			advance_acked(other, ack, &flow->moved_ns);
 			if ((other->marks & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
 			    !after(other->fin_end, ack)) {
-				other->marks |= SEGMENT_FIN_ACKED;
-				if (state == SEGMENT_SPLICED && (side->marks & SEGMENT_FIN_ACKED)) {
+				/*
+				 * The other end of stream may be acknowledged on another CPU at this
+				 * moment: a full barrier each lets one of the two see both.
+				 */
+				__sync_fetch_and_or(&other->marks, SEGMENT_FIN_ACKED);
+				if (state == SEGMENT_SPLICED &&
+				    (__sync_fetch_and_or(&side->marks, 0) & SEGMENT_FIN_ACKED)) {
 					flow->deadline_ns = bpf_ktime_get_ns() + LINGER_NS;
 					flow->state = SEGMENT_LINGER;
 					copy = COPY_RST;
@@ -201,10 +222,10 @@ static __always_inline __u32 translate(struct segment *s, struct segment_flow *f
 		if (after(end, side->high_seq) &&
 		    (state == SEGMENT_OVERLAP || !after(end, side->promised + 1) ||
 		     !after(end + side->seq_delta, other->edge + 1)))
-			side->high_seq = end;
+			raise(&side->high_seq, end);
 		if ((s->flags & FIN) && end == side->high_seq) {
 			side->fin_end = end;
-			side->marks |= SEGMENT_FIN;
+			__sync_fetch_and_or(&side->marks, SEGMENT_FIN);
 		}
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.

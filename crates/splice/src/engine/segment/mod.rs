@@ -58,6 +58,10 @@ const LARGEST_PAUSE: Duration = Duration::from_millis(64);
 
 const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
 
+/// How often a sleeping pair is looked at, should the call that wakes it have got lost, as any
+/// packet can: often enough that what is over does not pile up, and a wake-up that does not count.
+const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     New,
@@ -407,6 +411,7 @@ impl KernelEngine for Segment {
             }
         }
         next.watch = Watch::Ends;
+        next.look_at = next.look_at.or(Some(grip.now + SLEEPING_PAUSE));
         match self.end() {
             Some(reason) => Turn::Ends(reason),
             None => Turn::Holds(next),
