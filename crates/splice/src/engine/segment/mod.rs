@@ -244,7 +244,14 @@ impl Segment {
         let plan = match plan(found, loads.map(|load| load.held)) {
             Ok(plan) => plan,
             Err(Obstacle::Refused(why)) => return Progress::Refused(why),
-            Err(Obstacle::NotNow(why)) => return self.later_or(why),
+            Err(Obstacle::NotNow(why)) => {
+                // It passes; should it not, the pair is well where it is.
+                return if self.began.elapsed() > PATIENCE {
+                    Progress::Declined(why)
+                } else {
+                    Progress::Later(SMALLEST_PAUSE * 2)
+                };
+            }
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
         };
         // Should this process die, the peers must not take a FIN for the end of the stream.
