@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -300,6 +300,74 @@ impl Program {
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;
         Ok(output)
+    }
+}
+
+#[cfg(test)]
+impl Program {
+    /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
+    /// it returned.
+    pub(crate) fn run_on(&self, packet: &[u8], device: u32) -> std::result::Result<i32, Errno> {
+        // The beginning of `struct __sk_buff` up to its `ifindex`, as 32-bit words.
+        let mut context = [0u32; 11];
+        context[10] = device;
+        let mut options = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+            data_in: packet.as_ptr().cast(),
+            data_size_in: packet.len() as u32,
+            ctx_in: (&raw const context).cast(),
+            ctx_size_in: size_of_val(&context) as u32,
+            repeat: 1,
+            ..Default::default()
+        };
+        // SAFETY: packet and context outlive the call and their lengths are given with them.
+        let result =
+            unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
+        checked(result)?;
+        Ok(options.retval as i32)
+    }
+}
+
+/// A program on a device; it leaves when this is dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceLink {
+    _link: OwnedFd,
+}
+
+impl Program {
+    /// Attaches a tc program to what comes in on a device, behind the programs that are there.
+    pub(crate) fn attach_ingress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
+        self.attach_device(device, libbpf_sys::BPF_TCX_INGRESS)
+    }
+
+    /// The same for what goes out.
+    pub(crate) fn attach_egress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
+        self.attach_device(device, libbpf_sys::BPF_TCX_EGRESS)
+    }
+
+    fn attach_device(
+        &self,
+        device: u32,
+        place: libbpf_sys::bpf_attach_type,
+    ) -> std::result::Result<DeviceLink, Errno> {
+        let options = libbpf_sys::bpf_link_create_opts {
+            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+            ..Default::default()
+        };
+        // SAFETY: `options` outlives the call and tells its own size; the descriptor is a
+        // program's.
+        let result = unsafe {
+            libbpf_sys::bpf_link_create(
+                self.fd.as_raw_fd(),
+                device as i32,
+                place,
+                &raw const options,
+            )
+        };
+        checked(result)?;
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        let link = unsafe { OwnedFd::from_raw_fd(result) };
+        Ok(DeviceLink { _link: link })
     }
 }
 

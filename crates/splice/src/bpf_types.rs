@@ -46,18 +46,190 @@ pub(crate) struct Inspection {
     pub(crate) unused: u32,
 }
 
+/// `struct segment_tuple` in `bpf/segment.h`: a connection as a segment from its peer carries it.
+/// Addresses and ports are in network order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct SegmentTuple {
+    pub(crate) source: [u8; 16],
+    pub(crate) destination: [u8; 16],
+    pub(crate) source_port: [u8; 2],
+    pub(crate) destination_port: [u8; 2],
+}
+
+/// `struct segment_place`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SegmentPlace {
+    pub(crate) flow: u32,
+    pub(crate) side: u32,
+    pub(crate) device: u32,
+    pub(crate) serial: u32,
+}
+
+/// `struct segment_side`: what the fields mean stands there.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct SegmentSide {
+    pub(crate) out: [AtomicU32; 9],
+    pub(crate) out_device: AtomicU32,
+    pub(crate) seq_delta: AtomicU32,
+    pub(crate) ack_delta: AtomicU32,
+    /// `window_left`, `window_right`, `flags`, `own_scale`, a byte each.
+    pub(crate) shape: AtomicU32,
+    pub(crate) clock: AtomicU32,
+    pub(crate) cut: AtomicU32,
+    pub(crate) stamp_floor: AtomicU32,
+    pub(crate) high_seq: AtomicU32,
+    pub(crate) high_ack: AtomicU32,
+    pub(crate) stamp_delta: AtomicU64,
+    pub(crate) acked: AtomicU64,
+    pub(crate) edge: AtomicU32,
+    pub(crate) fin_end: AtomicU32,
+    pub(crate) marks: AtomicU32,
+    pub(crate) seen_device: AtomicU32,
+    pub(crate) segments: AtomicU64,
+    pub(crate) payload_bytes: AtomicU64,
+    pub(crate) promised: AtomicU32,
+    pub(crate) own_seq: AtomicU32,
+}
+
+/// `struct segment_flow`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SegmentFlow {
+    pub(crate) state: AtomicU32,
+    pub(crate) serial: AtomicU32,
+    pub(crate) deadline_ns: AtomicU64,
+    pub(crate) moved_ns: AtomicU64,
+    reserved: [AtomicU64; 5],
+    pub(crate) side: [SegmentSide; 2],
+}
+
+/// `struct segment_gate`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SegmentGate {
+    pub(crate) overlaps: AtomicU32,
+    reserved: AtomicU32,
+}
+
+/// `enum segment_state`.
+pub(crate) mod segment_state {
+    pub(crate) const FREE: u32 = 0;
+    pub(crate) const WATCH: u32 = 1;
+    pub(crate) const OVERLAP: u32 = 2;
+    pub(crate) const SPLICED: u32 = 3;
+    pub(crate) const LINGER: u32 = 4;
+}
+
+/// `enum segment_mark`.
+pub(crate) mod segment_mark {
+    pub(crate) const NOTED: u32 = 1;
+    pub(crate) const FIN: u32 = 2;
+    pub(crate) const FIN_ACKED: u32 = 4;
+    pub(crate) const RST: u32 = 8;
+}
+
+/// `enum segment_flag`.
+pub(crate) mod segment_flag {
+    pub(crate) const LOCAL: u8 = 1;
+    pub(crate) const CLEAR_ECN: u8 = 2;
+    pub(crate) const STRIP_SACK: u8 = 4;
+    pub(crate) const MICROSECONDS: u8 = 8;
+}
+
+/// `enum segment_socket_flag`.
+pub(crate) mod segment_socket_flag {
+    pub(crate) const FOUND: u32 = 1;
+    pub(crate) const TIMESTAMPS: u32 = 2;
+    pub(crate) const SACK: u32 = 4;
+    pub(crate) const ECN: u32 = 8;
+    pub(crate) const MICROSECONDS: u32 = 16;
+    pub(crate) const SIGNED: u32 = 32;
+    pub(crate) const LAYERED: u32 = 64;
+    pub(crate) const DISORDER: u32 = 128;
+    pub(crate) const URGENT: u32 = 256;
+    pub(crate) const MARKED: u32 = 512;
+    pub(crate) const BOUND: u32 = 1024;
+}
+
+/// `struct segment_socket`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct SegmentSocket {
+    pub(crate) cookie: u64,
+    pub(crate) flags: u32,
+    pub(crate) state: u32,
+    pub(crate) write_seq: u32,
+    pub(crate) snd_una: u32,
+    pub(crate) snd_nxt: u32,
+    pub(crate) snd_wnd: u32,
+    pub(crate) copied_seq: u32,
+    pub(crate) rcv_nxt: u32,
+    pub(crate) rcv_wup: u32,
+    pub(crate) rcv_wnd: u32,
+    pub(crate) clock: u32,
+    pub(crate) announced_mss: u32,
+    pub(crate) peer_mss: u32,
+    pub(crate) path_mtu: u32,
+    pub(crate) in_device: u32,
+    pub(crate) out_device: u32,
+    pub(crate) out_type: u32,
+    pub(crate) largest_window: u32,
+    pub(crate) received_bytes: u32,
+    pub(crate) snd_wl1: u32,
+    pub(crate) peer_scale: u8,
+    pub(crate) own_scale: u8,
+    reserved: u16,
+    reserved3: u32,
+}
+
+/// `struct segment_seen`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct SegmentSeen {
+    pub(crate) device: u32,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    reserved: u32,
+}
+
+/// `struct segment_inspection`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct SegmentInspection {
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) reserved: [u8; 2],
+    pub(crate) tuple: [SegmentTuple; 2],
+    pub(crate) socket: [SegmentSocket; 2],
+    pub(crate) seen: [SegmentSeen; 2],
+    pub(crate) forgotten: u32,
+    pub(crate) reserved2: u32,
+}
+
 const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, fins) == 60);
     assert!(std::mem::offset_of!(DirectionEntry, consumed) == 64);
     assert!(size_of::<Inspection>() == 32);
+    assert!(size_of::<SegmentTuple>() == 36);
+    assert!(size_of::<SegmentSide>() == 128);
+    assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
+    assert!(std::mem::offset_of!(SegmentSide, segments) == 104);
+    assert!(size_of::<SegmentFlow>() == 320);
+    assert!(size_of::<SegmentSocket>() == 96);
+    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 96 + 2 * 16 + 8);
     // Shared memory is read with plain loads of the program's size.
     assert!(align_of::<AtomicU64>() == 8);
 };
 
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
-    use super::{DirectionEntry, Inspection, Plain};
+    use super::{
+        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection,
+        SegmentPlace, SegmentTuple,
+    };
 
     // SAFETY: integers have no padding and no invalid value.
     unsafe impl Plain for u32 {}
@@ -67,4 +239,14 @@ mod plain {
     unsafe impl Plain for DirectionEntry {}
     // SAFETY: repr(C), integers only, 8 + 6 * 4 = 32 bytes.
     unsafe impl Plain for Inspection {}
+    // SAFETY: repr(C), arrays of bytes only.
+    unsafe impl Plain for SegmentTuple {}
+    // SAFETY: repr(C), four u32.
+    unsafe impl Plain for SegmentPlace {}
+    // SAFETY: repr(C), atomic integers only; the sizes asserted above leave no room for padding.
+    unsafe impl Plain for SegmentFlow {}
+    // SAFETY: repr(C), two atomic integers.
+    unsafe impl Plain for SegmentGate {}
+    // SAFETY: repr(C), integers only, and reserved fields where padding would be.
+    unsafe impl Plain for SegmentInspection {}
 }

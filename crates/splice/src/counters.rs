@@ -29,6 +29,9 @@ pub(crate) struct Meter {
     /// What the kernel has moved, as long as an engine there has the pair. Read in place, so that
     /// nobody has to be woken to carry figures over.
     gauge: Mutex<Option<Arc<dyn Gauge>>>,
+    /// For tests: what the kernel had carried by itself at the end, repetitions included.
+    #[cfg(test)]
+    pub(crate) carried_bytes: AtomicU64,
 }
 
 impl Meter {

@@ -129,6 +129,12 @@ impl Endpoint {
         }
     }
 
+    /// Takes [`reset_on_close`](Self::reset_on_close) back.
+    pub(crate) fn end_on_close(&self) {
+        // It can fail only on a socket that is no longer connected.
+        let _ = sockopt::set_socket_linger(&self.fd, None);
+    }
+
     /// The error that waits on the socket, taken from it.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         match sockopt::socket_error(&self.fd) {

@@ -22,6 +22,7 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
+use crate::engine::segment::ground::Standing;
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -333,7 +334,8 @@ impl EventLoop {
 
     /// How many tasks are on the loop.
     pub fn tasks(&self) -> usize {
-        self.slots.len()
+        let tasks = self.slots.iter().filter_map(|(_, slot)| slot.task.as_ref());
+        tasks.filter(|task| !task.is_aftermath()).count()
     }
 
     fn with_task(&mut self, key: Key, call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> Step) {
@@ -391,6 +393,9 @@ impl EventLoop {
     fn remove(&mut self, key: Key) {
         self.wheel.cancel(key.index as usize);
         self.slots.remove(key.index as usize);
+        if self.slots.is_empty() {
+            self.carriers.segments = Standing::default();
+        }
     }
 
     pub(crate) fn hear(&mut self, bell: Arc<dyn Bell>) -> Result<()> {

@@ -87,6 +87,12 @@ impl Handle {
         self.status.meter.read()
     }
 
+    #[cfg(test)]
+    pub(crate) fn forwarded_bytes(&self) -> u64 {
+        let carried = &self.status.meter.carried_bytes;
+        carried.load(Ordering::Relaxed)
+    }
+
     /// What of it an engine in the kernel has moved, without this process: 0 once the pair has
     /// ended.
     pub fn redirected(&self) -> Counters {

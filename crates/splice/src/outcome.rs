@@ -52,6 +52,9 @@ pub enum Reason {
     ByteLimit,
     /// The handle was dropped or the event loop ended.
     Shutdown,
+    /// The engine that was asked for by name cannot take this pair; [`Outcome::why_engine`] says
+    /// why.
+    Refused,
     /// A system call on this side's socket failed otherwise, with this `errno`; `ETIMEDOUT` when
     /// keep-alive or retransmission found the peer gone.
     Failed {
@@ -90,6 +93,7 @@ impl fmt::Display for Reason {
             Self::Idle => f.write_str("idle"),
             Self::ByteLimit => f.write_str("byte limit"),
             Self::Shutdown => f.write_str("shutdown"),
+            Self::Refused => f.write_str("refused by the engine"),
             Self::Failed { side, errno } => {
                 write!(
                     f,

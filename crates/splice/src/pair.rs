@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kind};
 use crate::engine::kernel::{Grip, KernelEngine, Next, Turn, Watch};
+use crate::engine::segment::Segment;
 use crate::engine::sockmap::Sockmap;
 use crate::engine::{Chosen, EngineChoice, EngineName};
 use crate::error::{Error, Result};
@@ -41,7 +42,19 @@ pub struct Options {
     /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
     /// more memory than its bound, so nobody gets it without asking.
     pub promote_after: Option<Duration>,
+    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
+    /// `segment`, where that can be used. `false`, the default, because the engine is not yet held
+    /// to everything that production traffic needs; docs/segment.md says what is open.
+    pub promote_to_segment: bool,
 }
+
+/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
+/// "Choosing an engine" in ARCHITECTURE.md.
+const PROMOTE_AFTER: Duration = Duration::from_millis(50);
+
+/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
+/// decline.
+const SECOND_TRY: Duration = Duration::from_millis(1200);
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
 /// ARCHITECTURE.md.
@@ -55,6 +68,7 @@ impl Default for Options {
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
             promote_after: None,
+            promote_to_segment: false,
         }
     }
 }
@@ -115,6 +129,8 @@ pub(crate) struct Pair {
     declined: Option<Cow<'static, str>>,
     watch: Watch,
     promote_after_bytes: u64,
+    /// The engine `segment` was tried.
+    segment_tried: bool,
     idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
@@ -122,6 +138,8 @@ pub(crate) struct Pair {
     /// The three things that the pair's one deadline may stand for.
     idle_look_at: Option<Instant>,
     promote_at: Option<Instant>,
+    /// [`Options::promote_after`].
+    sockmap_after: Option<Duration>,
     kernel_look_at: Option<Instant>,
     deadline: Option<Instant>,
     status: Arc<Status>,
@@ -143,7 +161,9 @@ impl Pair {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap) => Carriage::Copy,
+            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap | EngineName::Segment) => {
+                Carriage::Copy
+            }
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
@@ -168,6 +188,8 @@ impl Pair {
             declined: None,
             watch: Watch::Stream,
             promote_after_bytes: options.promote_after_bytes,
+            // Tried already, as far as a pair is concerned that must not go there.
+            segment_tried: !options.promote_to_segment,
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
@@ -177,11 +199,13 @@ impl Pair {
                 .idle_timeout
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
+                EngineChoice::Auto if options.promote_to_segment => now.checked_add(PROMOTE_AFTER),
                 EngineChoice::Auto => options
                     .promote_after
                     .and_then(|after| now.checked_add(after)),
                 EngineChoice::Only(_) => None,
             },
+            sockmap_after: options.promote_after,
             kernel_look_at: None,
             deadline: None,
             status,
@@ -258,6 +282,13 @@ impl Pair {
         if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
             reason = Some(Reason::EndOfStream);
         }
+        if reason.is_none()
+            && self.choice == EngineChoice::Auto
+            && !self.segment_tried
+            && self.status.meter.read().total() >= self.promote_after_bytes
+        {
+            self.try_segment(cx);
+        }
         match reason {
             Some(Reason::ByteLimit) => self.part(cx),
             Some(reason) => self.end(cx, reason),
@@ -279,7 +310,9 @@ impl Pair {
         };
         if !self.heard {
             self.heard = true;
-            if let Err(error) = cx.hear(kernel.bell()) {
+            if let Some(bell) = kernel.bell()
+                && let Err(error) = cx.hear(bell)
+            {
                 let (side, errno) = (Side::A, errno_of(&error));
                 return self.end(cx, Reason::Failed { side, errno });
             }
@@ -301,8 +334,14 @@ impl Pair {
                 }
                 next
             }
-            Turn::Declined(why) => {
+            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
                 self.kernel = None;
+                self.declined = Some(why);
+                return self.end(cx, Reason::Refused);
+            }
+            Turn::Declined(why) | Turn::Refused(why) => {
+                self.kernel = None;
+                self.heard = false;
                 self.declined = Some(why);
                 self.status.set_engine(self.engine());
                 Next {
@@ -345,7 +384,16 @@ impl Pair {
     /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
     /// other goes to the kernel.
     fn promote(&mut self, cx: &mut Context<'_>) -> Step {
-        if self.status.meter.read().total() >= self.promote_after_bytes {
+        if !self.segment_tried {
+            self.try_segment(cx);
+            // Where it does not go there, it is looked at once more.
+            self.promote_at = self
+                .sockmap_after
+                .and_then(|after| self.joined_at.checked_add(after))
+                .map(|at| at.max(cx.now() + SECOND_TRY));
+            return self.pump(cx);
+        }
+        if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
             return Step::Wait;
         }
         let Some([a, b]) = &self.ends else {
@@ -364,6 +412,20 @@ impl Pair {
         }
     }
 
+    fn try_segment(&mut self, cx: &mut Context<'_>) {
+        self.segment_tried = true;
+        // Loading the program takes its time, which the other pairs of the loop wait for.
+        let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
+        if self.ends.iter().flatten().any(unfit) {
+            self.declined = Some("segment: an end is not a TCP connection".into());
+            return;
+        }
+        match cx.carriers().segments.ground() {
+            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
+            Err(why) => self.declined = Some(why.into()),
+        }
+    }
+
     fn engine(&self) -> Chosen {
         let piped = self
             .directions
@@ -379,10 +441,18 @@ impl Pair {
         {
             let why = if by_name {
                 BY_NAME
+            } else if kernel.name() == EngineName::Segment {
+                "the program can translate its segments"
             } else {
                 "it lives long and moves little at a time"
             };
             return Chosen::new(kernel.name(), why);
+        }
+        if self.choice == EngineChoice::Only(EngineName::Segment)
+            && let Some(why) = self.declined.clone()
+        {
+            let name = EngineName::Segment;
+            return Chosen { name, why };
         }
         let name = match self.choice {
             EngineChoice::Only(EngineName::Sockmap) if self.declined.is_some() => EngineName::Copy,
@@ -447,14 +517,23 @@ impl Pair {
             direction.release(cx.carriers());
         }
         cx.carriers().leave();
-        self.finish(reason);
-        Step::Done
+        match self.finish(reason) {
+            Some(task) => Step::Become(task),
+            None => Step::Done,
+        }
     }
 
     /// Closes both ends and tells why. Only the first reason counts.
-    fn finish(&mut self, reason: Reason) {
-        let Some(ends) = self.ends.take() else { return };
+    fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
+        let ends = self.ends.take()?;
         if let Some(kernel) = &mut self.kernel {
+            #[cfg(test)]
+            let carried = kernel.carried_bytes();
+            #[cfg(test)]
+            self.status
+                .meter
+                .carried_bytes
+                .store(carried, std::sync::atomic::Ordering::Relaxed);
             let in_kernel = kernel.release(&ends, &self.directions);
             let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
             self.status
@@ -466,6 +545,10 @@ impl Pair {
         }
         drop(ends);
         let Chosen { name, why } = self.engine();
+        let remains = self
+            .kernel
+            .take()
+            .and_then(|mut kernel| kernel.closed(reason));
         let outcome = Outcome {
             reason,
             moved: self.status.meter.read(),
@@ -477,6 +560,7 @@ impl Pair {
             on_end(outcome.clone());
         }
         self.status.finish(outcome);
+        remains
     }
 
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
@@ -514,6 +598,12 @@ impl Task for Pair {
                 }
             }
         }
+        if self.choice == EngineChoice::Only(EngineName::Segment) {
+            self.try_segment(cx);
+            if self.kernel.is_none() {
+                return self.end(cx, Reason::Refused);
+            }
+        }
         self.pump(cx)
     }
 
@@ -538,12 +628,11 @@ impl Task for Pair {
 
     /// The idle deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
-        if self.parting_until.is_some() {
-            self.deadline = None;
-            return self.part(cx);
-        }
         let now = cx.now();
         self.deadline = None;
+        if self.parting_until.is_some() {
+            return self.part(cx);
+        }
         if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
             && look_at <= now
         {
@@ -580,7 +669,7 @@ impl Task for Pair {
 /// A pair that was on its way to a loop which ended has to tell its handle, too.
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.finish(Reason::Shutdown);
+        drop(self.finish(Reason::Shutdown));
     }
 }
 

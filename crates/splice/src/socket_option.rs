@@ -1,9 +1,12 @@
 //! Socket options that rustix does not have.
 #![allow(unsafe_code, reason = "raw getsockopt; see the SAFETY comments")]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 /// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
@@ -46,7 +49,7 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
         )
     };
     if result != 0 {
-        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+        return Err(last_error());
     }
     let [
         rmem_alloc,
@@ -66,4 +69,112 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
         send_limit_bytes: sndbuf,
         backlog_bytes: backlog,
     })
+}
+
+/// How a socket leaves `TCP_REPAIR`, from `linux/tcp.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repair {
+    /// It neither sends nor, when it is closed, says good-bye.
+    On = 1,
+    /// As before, and it asks its peer for an answer (`tcp_send_window_probe`).
+    OffWithProbe = 0,
+    /// As before, without a packet.
+    Off = -1,
+}
+
+/// Sets `TCP_REPAIR`. Leaving it clears `SO_REUSEADDR` (`tcp_setsockopt`).
+pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
+    set(
+        fd.as_fd(),
+        libc::IPPROTO_TCP,
+        libc::TCP_REPAIR,
+        &(state as i32),
+    )
+}
+
+/// Lets the socket ignore everything but a reset.
+///
+/// In repair mode alone it would still acknowledge and queue what arrives.
+pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
+    // The filter of a TCP socket sees the segment from the TCP header on (`tcp_filter`).
+    const FLAGS_OFFSET: u32 = 13;
+    const RST: u32 = 0x04;
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let code = [
+        instruction(
+            libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
+            0,
+            0,
+            FLAGS_OFFSET,
+        ),
+        instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, RST),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: code.len() as u16,
+        filter: code.as_ptr().cast_mut(),
+    };
+    set(
+        fd.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_FILTER,
+        &program,
+    )
+}
+
+/// Resets a connection of which no socket is left: makes one at the given place in the numbering
+/// and closes it the hard way. `seq` is what the peer expects next.
+pub(crate) fn reset(
+    local: SocketAddr,
+    peer: SocketAddr,
+    seq: u32,
+    ack: u32,
+) -> rustix::io::Result<()> {
+    const RECEIVE_QUEUE: i32 = 1;
+    const SEND_QUEUE: i32 = 2;
+    let family = if local.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    repair(&socket, Repair::On)?;
+    bind(&socket, &local)?;
+    for (queue, number) in [(SEND_QUEUE, seq), (RECEIVE_QUEUE, ack)] {
+        let fd = socket.as_fd();
+        set(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, &queue)?;
+        set(fd, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, &number)?;
+    }
+    connect(&socket, &peer)?;
+    repair(&socket, Repair::Off)?;
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
+}
+
+fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
+    // SAFETY: `value` outlives the call and its size is given with it. The options set here take
+    // integers, or `sock_fprog`, whose pointer the caller keeps alive during the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(last_error())
+    }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -28,6 +28,13 @@ pub trait Task {
         Step::Wait
     }
 
+    /// It only waits for its time to be over, and nobody waits for it:
+    /// [`EventLoop::tasks`](crate::EventLoop::tasks) does not count it.
+    #[doc(hidden)]
+    fn is_aftermath(&self) -> bool {
+        false
+    }
+
     /// The task has to end now; it is dropped afterwards.
     fn close(&mut self, _cx: &mut Context<'_>) {}
 }

@@ -133,6 +133,8 @@ macro_rules! contract {
 contract!(copy, COPY);
 contract!(pipe, PIPE);
 contract!(auto, AUTO);
+contract!(segment, SEGMENT);
+contract!(segment_v6, SEGMENT_V6);
 // Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.
 mod sockmap {
     tests! { SOCKMAP;

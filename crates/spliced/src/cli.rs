@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
-/// Try what works here: each engine (copy, pipe, sockmap) on sockets of its own.
+/// Try what works here: each engine (copy, pipe, sockmap, segment) on sockets of its own.
 ///
 /// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
 /// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
@@ -81,17 +81,17 @@ pub(crate) struct RelayArgs {
     /// Where to connect each of them to.
     pub(crate) target: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)) or sockmap (a BPF
-    /// program in the kernel; experimental).
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), or, experimental, by
+    /// BPF programs in the kernel: sockmap (redirect) or segment (translate TCP segments).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
     /// can be had for a moment are copied, and the access log says so.
     ///
-    /// sockmap joins TCP with TCP and needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. It is
-    /// experimental: on Linux 6.18 a connection that moves bulk both ways at once can exceed the
-    /// memory bound, and can be cut with an error, though its bytes are never corrupted. So auto
-    /// never picks it. 'spliced doctor' tells which engines work here.
+    /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
+    /// never picks them: with sockmap on Linux 6.18 a connection that moves bulk both ways at once
+    /// can exceed the memory bound or be cut with an error; with segment a pair that cannot be
+    /// translated is reset. 'spliced doctor' tells which engines work here.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

@@ -67,10 +67,9 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
     raise_descriptor_limit(args.max_connections);
     if let EngineChoice::Only(engine) = args.engine {
         engine.probe()?;
-        if engine == EngineName::Sockmap {
+        if matches!(engine, EngineName::Sockmap | EngineName::Segment) {
             tracing::warn!(
-                "engine sockmap is experimental: under bulk both ways it can exceed the memory \
-                 bound and cut connections; see docs/sockmap.md"
+                "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
             );
         }
     }

@@ -14,6 +14,7 @@
 //!                  │                                                         │
 //!                  ├─ Holds(next) ──▶ watch the sockets as `next` says ──────┘
 //!                  ├─ Declined(why) ─▶ user space goes on alone, `why` is shown
+//!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
 //!                  └─ Ends(reason) ──▶ release(), both sockets are closed
 //! ```
 //!
@@ -36,6 +37,7 @@ use crate::direction::Direction;
 use crate::endpoint::Endpoint;
 use crate::mailbox::Waker;
 use crate::outcome::Reason;
+use crate::task::Task;
 
 /// What an engine may use of its pair during a turn. `directions[i]` reads from `ends[i]` and
 /// writes to `ends[1 - i]`.
@@ -74,8 +76,12 @@ pub(crate) struct Next {
 pub(crate) enum Turn {
     /// It has the pair, or is about to take it.
     Holds(Next),
-    /// It cannot take the pair and has left nothing of itself behind: every mark is lifted.
+    /// It cannot take the pair as it stands now and has left nothing of itself behind: every mark
+    /// is lifted.
     Declined(Cow<'static, str>),
+    /// The same, because the pair is not of a kind that it takes: where the engine was asked for
+    /// by name, the pair ends.
+    Refused(Cow<'static, str>),
     /// The pair is over.
     Ends(Reason),
 }
@@ -93,8 +99,8 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     /// What the kernel has moved, readable from any thread. One object, from the start on.
     fn gauge(&self) -> Arc<dyn Gauge>;
 
-    /// What its program calls user space with.
-    fn bell(&self) -> Arc<dyn Bell>;
+    /// What its program calls user space with, if it does.
+    fn bell(&self) -> Option<Arc<dyn Bell>>;
 
     /// When the kernel last moved a byte, if it did.
     fn moved_at(&self, now: Instant) -> Option<Instant>;
@@ -102,6 +108,17 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     /// The pair ends: returns exactly what the kernel has given to each direction's target, and
     /// takes back everything that it has in the kernel. Both sockets are closed right after it.
     fn release(&mut self, ends: &[Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2];
+
+    /// Both sockets are closed. What has to stay on the loop for a while, if anything.
+    fn closed(&mut self, _reason: Reason) -> Option<Box<dyn Task>> {
+        None
+    }
+
+    /// What the kernel has carried, repetitions included, in bytes.
+    #[cfg(test)]
+    fn carried_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// What a BPF program calls user space with: a ring. Every loop that has a pair of the engine

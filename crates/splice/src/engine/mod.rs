@@ -7,6 +7,7 @@
 pub(crate) mod copy;
 pub(crate) mod kernel;
 pub(crate) mod pipe;
+pub(crate) mod segment;
 pub(crate) mod sockmap;
 
 use std::borrow::Cow;
@@ -29,11 +30,14 @@ pub enum EngineName {
     /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
     /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
+    /// A tc program translates the segments of one TCP connection into those of the other; the
+    /// relay's sockets sleep.
+    Segment,
 }
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 3] = [Self::Copy, Self::Pipe, Self::Sockmap];
+    pub const ALL: [Self; 4] = [Self::Copy, Self::Pipe, Self::Sockmap, Self::Segment];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
@@ -41,6 +45,7 @@ impl EngineName {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
             Self::Sockmap => "sockmap",
+            Self::Segment => "segment",
         }
     }
 
@@ -54,6 +59,12 @@ impl EngineName {
             Self::Copy => Ok(()),
             Self::Pipe => pipe::probe(),
             Self::Sockmap => sockmap::probe(),
+            Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
+                Error::new(
+                    ErrorKind::EngineRefused,
+                    format!("engine segment cannot be used: {why}"),
+                )
+            }),
         }
     }
 }
@@ -147,6 +158,7 @@ pub(crate) trait Carrier {
 pub(crate) struct Carriers {
     pub(crate) buffers: copy::Buffers,
     pub(crate) pipes: pipe::Pipes,
+    pub(crate) segments: segment::ground::Standing,
     pairs: usize,
 }
 
@@ -161,7 +173,10 @@ impl Carriers {
     pub(crate) fn leave(&mut self) {
         self.pairs -= 1;
         if self.pairs == 0 {
-            *self = Self::default();
+            *self = Self {
+                segments: std::mem::take(&mut self.segments),
+                ..Self::default()
+            };
         }
     }
 }

@@ -9,7 +9,7 @@ use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
 
 use crate::support::alone::alone;
-use crate::support::contestant::{COPY, Contestant, PIPE};
+use crate::support::contestant::{COPY, Contestant, PIPE, SEGMENT};
 use crate::support::driven::DrivenLoop;
 use crate::support::mix::Mix;
 use crate::support::patience::{QUIET, until};
@@ -83,6 +83,8 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         if engine.choice == PIPE.choice {
             // In, out, and in again to see that there is no more.
             assert_eq!([reads, writes, splices], [0, 0, 3 * messages]);
+        } else if engine.choice == SEGMENT.choice {
+            assert_eq!([reads, writes, splices, waits], [0; 4]);
         } else {
             // A UNIX stream is read again: a short read of it proves nothing.
             let unix = mix.kinds().into_iter().filter(|kind| *kind == Kind::Unix);
@@ -151,6 +153,9 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             EngineChoice::Auto => {
                 assert!(splices > 0);
                 assert!(copied_at_most <= BULK_BYTES / 10, "{carried:?}");
+            }
+            EngineChoice::Only(EngineName::Segment) => {
+                assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");
             }
             choice => panic!("no proof is known for {choice}"),
         }

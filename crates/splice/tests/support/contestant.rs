@@ -41,6 +41,18 @@ pub(crate) const AUTO: Contestant = Contestant {
     ..PIPE
 };
 
+pub(crate) const SEGMENT: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Segment),
+    kinds: &[Kind::Tcp4],
+    takes_byte_limit: false,
+    ..COPY
+};
+
+pub(crate) const SEGMENT_V6: Contestant = Contestant {
+    kinds: &[Kind::Tcp6],
+    ..SEGMENT
+};
+
 impl Contestant {
     /// Every ordered pair of kinds that it takes and this kernel has.
     pub(crate) fn mixes(&self) -> Vec<Mix> {

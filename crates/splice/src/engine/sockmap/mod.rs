@@ -250,8 +250,8 @@ impl KernelEngine for Sockmap {
         Arc::clone(&self.gauge) as Arc<dyn Gauge>
     }
 
-    fn bell(&self) -> Arc<dyn Bell> {
-        Arc::clone(&self.shared) as Arc<dyn Bell>
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        Some(Arc::clone(&self.shared) as Arc<dyn Bell>)
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What segment.bpf.c and user space (src/engine/segment) say to each other; mirrored by
+ * src/bpf_types.rs.
+ *
+ * Numberings. Each of the relay's two sockets has its own sequence numbers, so a byte has two
+ * numbers. "Side 0" is the peer of socket A, "side 1" the peer of socket B; what a peer sends is
+ * in the numbering of its own connection. seq_delta leads from a peer's numbering to that of the
+ * other connection.
+ */
+#ifndef SEGMENT_H
+#define SEGMENT_H
+
+/* A connection as a segment from its peer carries it; network order, IPv4 mapped into IPv6. */
+struct segment_tuple {
+	__u32 source[4];
+	__u32 destination[4];
+	__u16 source_port;
+	__u16 destination_port;
+};
+
+/* Where a tuple belongs. */
+struct segment_place {
+	__u32 flow;
+	__u32 side;
+	/* the only device that its segments may come in on */
+	__u32 device;
+	/* must be that of the flow, or the flow has become another's */
+	__u32 serial;
+};
+
+/*
+ * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ LINGER ──▶ FREE
+ *
+ * User space makes all transitions but SPLICED to LINGER, which the program makes when it sees
+ * the end, and LINGER to FREE, which a SYN on the tuple makes, too.
+ */
+enum segment_state {
+	SEGMENT_FREE,		/* as if there were no entry */
+	SEGMENT_WATCH,		/* segments are noted and go on as they are */
+	SEGMENT_OVERLAP,	/* translated, while the sockets empty their queues */
+	SEGMENT_SPLICED,	/* translated, and the sockets sleep */
+	SEGMENT_LINGER,		/* over; late and repeated segments are still translated */
+};
+
+enum segment_mark {
+	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_device`, `high_seq`, `high_ack` count */
+	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, at `fin_end` */
+	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
+	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
+};
+
+enum segment_flag {
+	SEGMENT_LOCAL = 1,	/* the other peer is on this host */
+	SEGMENT_CLEAR_ECN = 2,	/* the other connection does not do ECN */
+	SEGMENT_STRIP_SACK = 4,	/* the other connection does not do SACK */
+	SEGMENT_MICROSECONDS = 8,	/* the other connection's timestamps tick once a microsecond */
+};
+
+/* `stamp_delta` has been chosen. */
+#define SEGMENT_STAMP_KNOWN (1ULL << 32)
+
+/* Segments that come in from one peer. */
+struct segment_side {
+	/* user space writes these before the flow lives */
+	struct segment_tuple out;	/* as the translated segment carries it */
+	__u32 out_device;
+	__u32 seq_delta;
+	__u32 ack_delta;
+	__u8 window_left;	/* scale of the peer */
+	__u8 window_right;	/* scale that the relay announced to the other peer */
+	__u8 flags;
+	__u8 own_scale;		/* scale that the relay announced to this peer */
+	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
+	/* and these while it is in OVERLAP */
+	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
+	__u32 stamp_floor;	/* no translated TSval may lie below */
+
+	/* the program writes these */
+	__u32 high_seq;		/* end of what the peer has sent */
+	__u32 high_ack;		/* what the peer has acknowledged */
+	__u64 stamp_delta;	/* from its TSval to the translated one, or 0 while unknown */
+	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
+	__u32 edge;		/* end of the window that the peer has announced */
+	__u32 fin_end;
+	__u32 marks;
+	__u32 seen_device;
+	__u64 segments;		/* translated */
+	__u64 payload_bytes;	/* in them */
+	__u32 promised;		/* end of the window that the relay's socket announced to this peer */
+	__u32 own_seq;		/* where the relay's socket takes an acknowledgement for a new one */
+};
+
+struct segment_flow {
+	__u32 state;
+	__u32 serial;
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
+	__u64 moved_ns;		/* when a byte was last acknowledged */
+	__u64 reserved2[5];
+	struct segment_side side[2];
+};
+
+/* Shared by all flows. */
+struct segment_gate {
+	__u32 overlaps;		/* flows in OVERLAP: while there are none, what goes out is let be */
+	__u32 reserved;
+};
+
+/* A handshake that came by. */
+struct segment_seen {
+	__u32 device;
+	__u32 seq;		/* of the SYN */
+	__u32 ack;		/* 0 in the first SYN */
+	__u32 reserved;
+};
+
+enum segment_socket_flag {
+	SEGMENT_SOCKET_FOUND = 1,
+	SEGMENT_SOCKET_TIMESTAMPS = 2,
+	SEGMENT_SOCKET_SACK = 4,
+	SEGMENT_SOCKET_ECN = 8,
+	SEGMENT_SOCKET_MICROSECONDS = 16,
+	SEGMENT_SOCKET_SIGNED = 32,	/* TCP-MD5 or TCP-AO */
+	SEGMENT_SOCKET_LAYERED = 64,	/* ULP, sockmap or MPTCP */
+	SEGMENT_SOCKET_DISORDER = 128,	/* holds segments beyond a gap */
+	SEGMENT_SOCKET_URGENT = 256,
+	SEGMENT_SOCKET_MARKED = 512,	/* SO_MARK, so that policy routing may treat it apart */
+	SEGMENT_SOCKET_BOUND = 1024,	/* SO_BINDTODEVICE, a VRF */
+};
+
+/* What the kernel knows of one of the relay's sockets. */
+struct segment_socket {
+	__u64 cookie;
+	__u32 flags;
+	__u32 state;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 snd_wnd;
+	__u32 copied_seq;
+	__u32 rcv_nxt;
+	__u32 rcv_wup;
+	__u32 rcv_wnd;
+	__u32 clock;
+	__u32 announced_mss;	/* to the peer */
+	__u32 peer_mss;		/* announced by the peer */
+	__u32 path_mtu;
+	__u32 in_device;
+	__u32 out_device;
+	__u32 out_type;		/* ARPHRD_* */
+	__u32 largest_window;	/* that the peer has announced */
+	__u32 received_bytes;	/* modulo 2^32 */
+	__u32 snd_wl1;
+	__u8 peer_scale;
+	__u8 own_scale;
+	__u16 reserved;
+	__u32 reserved3;
+};
+
+_Static_assert(sizeof(struct segment_tuple) == 36, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_side) == 128, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_flow) == 320, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_socket) == 96, "src/bpf_types.rs");
+
+/* The packet that the program segment_inspect is run on. */
+struct segment_inspection {
+	__u8 ethernet[14];
+	__u8 reserved[2];
+	struct segment_tuple tuple[2];
+	struct segment_socket socket[2];
+	struct segment_seen seen[2];
+	__u32 forgotten;	/* by segment_forget: how many the host was tracking */
+	__u32 reserved2;
+};
+
+/* Why a segment went which way. */
+enum segment_reason {
+	SEGMENT_TRANSLATED,
+	SEGMENT_OWN_COPIES,	/* copies for the relay's own socket */
+	SEGMENT_OTHER_DEVICE,	/* left to the stack: a known tuple on another device */
+	SEGMENT_EXPIRED,	/* left to the stack: the owner is gone */
+	SEGMENT_REUSED,		/* left to the stack: a SYN on a tuple that lingered */
+	SEGMENT_HOPS_EXCEEDED,	/* dropped: TTL, or too many relays in a row */
+	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
+	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
+	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
+	SEGMENT_REASONS,
+};
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The fields of kernel structures that the relay's sockets are looked up for. Only names and
+ * types count here; libbpf finds the offsets in the running kernel's BTF.
+ */
+#ifndef SEGMENT_CORE_H
+#define SEGMENT_CORE_H
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct net_device {
+	int ifindex;
+	unsigned short type;
+};
+
+struct dst_entry {
+	struct net_device *dev;
+};
+
+struct sock_common {
+	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
+	atomic64_t skc_cookie;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	int sk_rx_dst_ifindex;
+	struct dst_entry *sk_dst_cache;
+	__u32 sk_mark;
+};
+
+struct inet_connection_sock {
+	__u32 icsk_pmtu_cookie;
+	const void *icsk_ulp_ops;
+};
+
+struct rb_node;
+
+struct rb_root {
+	struct rb_node *rb_node;
+};
+
+struct tcp_options_received {
+	__u16 tstamp_ok : 1, sack_ok : 3, snd_wscale : 4, rcv_wscale : 4;
+	__u16 mss_clamp;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 snd_wnd;
+	__u32 snd_wl1;
+	__u32 copied_seq;
+	__u32 rcv_nxt;
+	__u32 rcv_wup;
+	__u32 rcv_wnd;
+	__u32 max_window;
+	__u64 bytes_received;
+	__u32 tsoffset;
+	__u16 advmss;
+	__u16 urg_data;
+	__u8 ecn_flags;
+	__u8 tcp_usec_ts : 1;
+	struct tcp_options_received rx_opt;
+	struct rb_root out_of_order_queue;
+	bool is_mptcp;
+	void *md5sig_info;
+	void *ao_info;
+};
+
+#pragma clang attribute pop
+
+#endif

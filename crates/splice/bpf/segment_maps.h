@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the programs share with each other and with user space. */
+#ifndef SEGMENT_MAPS_H
+#define SEGMENT_MAPS_H
+
+#include "segment.h"
+
+/* return values of a tc program (linux/bpf.h has the enum since 6.6) */
+#define NEXT -1
+#define DROP 2
+
+#define LOOPBACK 1		/* the index of lo in every network namespace */
+#define MAX_HOPS 4
+#define OPTION_BYTES 40		/* the most that a TCP header has room for */
+#define AF_INET 2
+#define AF_INET6 10
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct segment_tuple);
+	__type(value, struct segment_place);
+} segment_tuples SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_flow);
+} segment_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_gate);
+} segment_gates SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct segment_tuple);
+	__type(value, struct segment_seen);
+} segment_handshakes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SEGMENT_REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} segment_counts SEC(".maps");
+
+struct scratch {
+	__u8 old[64] __attribute__((aligned(8)));
+	__u8 new[64] __attribute__((aligned(8)));
+};
+
+/* Keeps the compiler from proving a bound by means that the verifier does not follow. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} segment_scratch SEC(".maps");
+
+static __always_inline void count(__u32 reason)
+{
+	__u64 *n = bpf_map_lookup_elem(&segment_counts, &reason);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline struct scratch *scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&segment_scratch, &zero);
+}
+
+#endif

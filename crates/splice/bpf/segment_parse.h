@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Reading a segment out of a packet. */
+#ifndef SEGMENT_PARSE_H
+#define SEGMENT_PARSE_H
+
+#include "segment_maps.h"
+
+#define FIN 0x01
+#define SYN 0x02
+#define RST 0x04
+#define PSH 0x08
+#define ACK 0x10
+#define URG 0x20
+#define ECE 0x40
+#define CWR 0x80
+
+/* A segment, numbers in host order. */
+struct segment {
+	struct segment_tuple tuple;
+	__u32 seq;
+	__u32 ack;
+	__u32 tsval;
+	__u32 tsecr;
+	__u32 window;
+	__u32 payload;
+	__u32 sack_delta;
+	__u32 sack_floor;
+	__u32 out_device;
+	__u8 flags;
+	__u8 ipv6;
+	__u8 header;		/* bytes of TCP header */
+	__u8 has_stamp;
+	__u8 plain_stamp;	/* NOP NOP TS and nothing else */
+	__u8 stamp_at;		/* offsets into the options */
+	__u8 sack_at;
+	__u8 sacks;
+	__u8 sack_clip;
+	__u8 strip_sack;
+	__u8 clear_ecn;
+	__u8 local;
+};
+
+static __always_inline bool after(__u32 a, __u32 b)
+{
+	return (__s32)(b - a) < 0;
+}
+
+static __always_inline __u32 at_be32(const __u8 *p)
+{
+	return (__u32)p[0] << 24 | (__u32)p[1] << 16 | (__u32)p[2] << 8 | p[3];
+}
+
+static __always_inline void put_be32(__u8 *p, __u32 v)
+{
+	p[0] = v >> 24;
+	p[1] = v >> 16;
+	p[2] = v >> 8;
+	p[3] = v;
+}
+
+static __always_inline __u32 tcp_offset(const struct segment *s)
+{
+	return ETH_HLEN + (s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+}
+
+/* A walk over the options. */
+struct walk {
+	struct scratch *buffer;
+	__u32 at;
+	__u32 length;
+	__u32 tsval;
+	__u32 tsecr;
+	__u8 stamp_at;
+	__u8 sack_at;
+	__u8 has_stamp;
+	__u8 sacks;
+	__u8 nonsense;
+};
+
+static long walk_option(__u32 index, struct walk *walk)
+{
+	struct scratch *b = walk->buffer;
+	__u32 at = walk->at;
+	__u8 kind, size;
+
+	(void)index;
+	OPAQUE(at);
+	if (at >= walk->length || at >= OPTION_BYTES)
+		return 1;
+	kind = b->old[at];
+	if (kind == 0)
+		return 1;
+	if (kind == 1) {
+		walk->at = at + 1;
+		return 0;
+	}
+	size = b->old[at + 1];
+	walk->at = at + size;
+	if (size < 2 || walk->at > walk->length) {
+		walk->nonsense = 1;
+		return 1;
+	}
+	if (kind == 8 && size == 10) {
+		walk->has_stamp = 1;
+		walk->stamp_at = at;
+		walk->tsval = at_be32(&b->old[at + 2]);
+		walk->tsecr = at_be32(&b->old[at + 6]);
+	} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
+		walk->sack_at = at;
+		walk->sacks = size >> 3;
+	}
+	return 0;
+}
+
+/*
+ * Finds timestamps and SACK blocks among options that are not just NOP NOP TS. False when the
+ * options make no sense.
+ */
+static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
+{
+	struct walk walk = { .buffer = scratch() };
+	__u32 length;
+
+	if (!s || !walk.buffer)
+		return 0;
+	length = s->header - sizeof(struct tcphdr);
+	OPAQUE(length);
+	if (length == 0)
+		return 1;
+	if (length > OPTION_BYTES)
+		return 0;
+	if (bpf_skb_load_bytes(skb, tcp_offset(s) + sizeof(struct tcphdr), walk.buffer->old, length))
+		return 0;
+	walk.length = length;
+	bpf_loop(OPTION_BYTES, walk_option, &walk, 0);
+	s->has_stamp = walk.has_stamp;
+	s->stamp_at = walk.stamp_at;
+	s->tsval = walk.tsval;
+	s->tsecr = walk.tsecr;
+	s->sack_at = walk.sack_at;
+	s->sacks = walk.sacks;
+	return !walk.nonsense;
+}
+
+/* False for what is not ours to understand: it goes on untouched. */
+static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct tcphdr *tcp;
+	__u32 total;
+
+	if (skb->vlan_present)
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = data + ETH_HLEN;
+
+		/* Local headers may lie outside the linear part after GRO. */
+		if ((void *)ip + sizeof(*ip) + sizeof(*tcp) > end) {
+			if (bpf_skb_pull_data(skb, ETH_HLEN + sizeof(*ip) + sizeof(*tcp)))
+				return false;
+			data = (void *)(long)skb->data;
+			end = (void *)(long)skb->data_end;
+			ip = data + ETH_HLEN;
+			if ((void *)ip + sizeof(*ip) + sizeof(*tcp) > end)
+				return false;
+		}
+		/* With options the header length differs; fragments have no ports. */
+		if (ip->version != 4 || ip->ihl != 5 || ip->protocol != IPPROTO_TCP ||
+		    (ip->frag_off & bpf_htons(0x3fff)))
+			return false;
+		s->tuple.source[2] = s->tuple.destination[2] = bpf_htonl(0xffff);
+		s->tuple.source[3] = ip->saddr;
+		s->tuple.destination[3] = ip->daddr;
+		tcp = (void *)(ip + 1);
+		total = bpf_ntohs(ip->tot_len);
+		/* A super-packet of more than 64 KiB says 0 (BIG TCP). */
+		if (!total)
+			total = skb->len - ETH_HLEN;
+		if (total > skb->len - ETH_HLEN || total < sizeof(*ip))
+			return false;
+		total -= sizeof(*ip);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = data + ETH_HLEN;
+
+		if ((void *)ip + sizeof(*ip) + sizeof(*tcp) > end) {
+			if (bpf_skb_pull_data(skb, ETH_HLEN + sizeof(*ip) + sizeof(*tcp)))
+				return false;
+			data = (void *)(long)skb->data;
+			end = (void *)(long)skb->data_end;
+			ip = data + ETH_HLEN;
+			if ((void *)ip + sizeof(*ip) + sizeof(*tcp) > end)
+				return false;
+		}
+		if (ip->version != 6 || ip->nexthdr != IPPROTO_TCP)
+			return false;
+		__builtin_memcpy(s->tuple.source, &ip->saddr, 16);
+		__builtin_memcpy(s->tuple.destination, &ip->daddr, 16);
+		s->ipv6 = 1;
+		tcp = (void *)(ip + 1);
+		total = bpf_ntohs(ip->payload_len);
+		if (!total)
+			total = skb->len - ETH_HLEN - sizeof(*ip);
+		if (total > skb->len - ETH_HLEN - sizeof(*ip))
+			return false;
+	} else {
+		return false;
+	}
+	s->tuple.source_port = tcp->source;
+	s->tuple.destination_port = tcp->dest;
+	s->header = tcp->doff * 4;
+	if (s->header < sizeof(*tcp) || s->header > total)
+		return false;
+	s->payload = total - s->header;
+	s->seq = bpf_ntohl(tcp->seq);
+	s->ack = bpf_ntohl(tcp->ack_seq);
+	s->window = bpf_ntohs(tcp->window);
+	s->flags = ((__u8 *)tcp)[13];
+	if (s->header == sizeof(*tcp) + 12 && (void *)(tcp + 1) + 12 <= end) {
+		__be32 *option = (void *)(tcp + 1);
+
+		if (option[0] == bpf_htonl(0x0101080a)) {
+			s->has_stamp = s->plain_stamp = 1;
+			s->tsval = bpf_ntohl(option[1]);
+			s->tsecr = bpf_ntohl(option[2]);
+		}
+	}
+	return true;
+}
+
+static __always_inline __u32 end_of(const struct segment *s)
+{
+	return s->seq + s->payload + !!(s->flags & FIN) + !!(s->flags & SYN);
+}
+
+#endif

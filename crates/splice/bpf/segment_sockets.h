@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The relay's own sockets, and what the host tracks of their connections. */
+#ifndef SEGMENT_SOCKETS_H
+#define SEGMENT_SOCKETS_H
+
+#include "segment.h"
+#include "segment_core.h"
+
+#ifndef bpf_ksym_exists
+#define bpf_ksym_exists(symbol) (!!(void *)symbol)
+#endif
+
+static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
+				    struct segment_socket *out)
+{
+	struct bpf_sock_tuple key = {};
+	struct bpf_sock *found;
+	struct tcp_sock *tp;
+	struct sock *sk;
+	struct dst_entry *dst;
+	struct net_device *device;
+	__u32 flags = SEGMENT_SOCKET_FOUND;
+
+	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
+		key.ipv4.saddr = tuple->source[3];
+		key.ipv4.daddr = tuple->destination[3];
+		key.ipv4.sport = tuple->source_port;
+		key.ipv4.dport = tuple->destination_port;
+		found = bpf_skc_lookup_tcp(skb, &key, sizeof(key.ipv4), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
+		__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
+		key.ipv6.sport = tuple->source_port;
+		key.ipv6.dport = tuple->destination_port;
+		found = bpf_skc_lookup_tcp(skb, &key, sizeof(key.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!found)
+		return;
+	tp = bpf_skc_to_tcp_sock(found);
+	if (!tp) {
+		bpf_sk_release(found);
+		return;
+	}
+	sk = (struct sock *)tp;
+	out->cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	out->state = BPF_CORE_READ(sk, __sk_common.skc_state);
+	out->write_seq = BPF_CORE_READ(tp, write_seq);
+	out->snd_una = BPF_CORE_READ(tp, snd_una);
+	out->snd_nxt = BPF_CORE_READ(tp, snd_nxt);
+	out->snd_wnd = BPF_CORE_READ(tp, snd_wnd);
+	out->copied_seq = BPF_CORE_READ(tp, copied_seq);
+	out->rcv_nxt = BPF_CORE_READ(tp, rcv_nxt);
+	out->rcv_wup = BPF_CORE_READ(tp, rcv_wup);
+	out->rcv_wnd = BPF_CORE_READ(tp, rcv_wnd);
+	out->clock = BPF_CORE_READ(tp, tsoffset);
+	out->announced_mss = BPF_CORE_READ(tp, advmss);
+	out->peer_mss = BPF_CORE_READ(tp, rx_opt.mss_clamp);
+	out->path_mtu = BPF_CORE_READ(tp, inet_conn.icsk_pmtu_cookie);
+	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
+	out->snd_wl1 = BPF_CORE_READ(tp, snd_wl1);
+	out->largest_window = BPF_CORE_READ(tp, max_window);
+	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
+	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
+	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok))
+		flags |= SEGMENT_SOCKET_TIMESTAMPS;
+	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.sack_ok))
+		flags |= SEGMENT_SOCKET_SACK;
+	if (BPF_CORE_READ(tp, ecn_flags))
+		flags |= SEGMENT_SOCKET_ECN;
+	if (bpf_core_field_exists(tp->tcp_usec_ts) &&
+	    BPF_CORE_READ_BITFIELD_PROBED(tp, tcp_usec_ts))
+		flags |= SEGMENT_SOCKET_MICROSECONDS;
+	if (bpf_core_field_exists(tp->md5sig_info) && BPF_CORE_READ(tp, md5sig_info))
+		flags |= SEGMENT_SOCKET_SIGNED;
+	if (bpf_core_field_exists(tp->ao_info) && BPF_CORE_READ(tp, ao_info))
+		flags |= SEGMENT_SOCKET_SIGNED;
+	if (bpf_core_field_exists(tp->is_mptcp) && BPF_CORE_READ(tp, is_mptcp))
+		flags |= SEGMENT_SOCKET_LAYERED;
+	if (BPF_CORE_READ(tp, inet_conn.icsk_ulp_ops))
+		flags |= SEGMENT_SOCKET_LAYERED;
+	if (BPF_CORE_READ(tp, out_of_order_queue.rb_node))
+		flags |= SEGMENT_SOCKET_DISORDER;
+	if (BPF_CORE_READ(tp, urg_data))
+		flags |= SEGMENT_SOCKET_URGENT;
+	if (BPF_CORE_READ(sk, sk_mark))
+		flags |= SEGMENT_SOCKET_MARKED;
+	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
+		flags |= SEGMENT_SOCKET_BOUND;
+	out->in_device = BPF_CORE_READ(sk, sk_rx_dst_ifindex);
+	dst = BPF_CORE_READ(sk, sk_dst_cache);
+	if (dst) {
+		device = BPF_CORE_READ(dst, dev);
+		out->out_device = BPF_CORE_READ(device, ifindex);
+		out->out_type = BPF_CORE_READ(device, type);
+	}
+	out->flags = flags;
+	bpf_sk_release(found);
+}
+
+/* libbpf wants a definition, to find that the functions are those of the kernel. */
+struct nf_conn {
+	unsigned long status;
+} __attribute__((preserve_access_index));
+
+struct bpf_ct_opts___local {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 size, struct bpf_ct_opts___local *opts,
+					 __u32 opts_size) __ksym __weak;
+extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+
+static __always_inline __u32 forget(struct __sk_buff *skb, const struct segment_tuple *tuple)
+{
+	struct bpf_ct_opts___local opts = {
+		.netns_id = BPF_F_CURRENT_NETNS,
+		.l4proto = IPPROTO_TCP,
+	};
+	struct bpf_sock_tuple key = {};
+	struct nf_conn *ct;
+
+	if (!bpf_ksym_exists(bpf_skb_ct_lookup) || !bpf_ksym_exists(bpf_ct_change_timeout) ||
+	    !bpf_ksym_exists(bpf_ct_release))
+		return 0;
+	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
+		key.ipv4.saddr = tuple->source[3];
+		key.ipv4.daddr = tuple->destination[3];
+		key.ipv4.sport = tuple->source_port;
+		key.ipv4.dport = tuple->destination_port;
+		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv4), &opts, sizeof(opts));
+	} else {
+		__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
+		__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
+		key.ipv6.sport = tuple->source_port;
+		key.ipv6.dport = tuple->destination_port;
+		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv6), &opts, sizeof(opts));
+	}
+	if (!ct)
+		return 0;
+	bpf_ct_change_timeout(ct, 0);
+	bpf_ct_release(ct);
+	return 1;
+}
+
+#endif

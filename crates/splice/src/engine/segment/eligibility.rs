@@ -1,0 +1,268 @@
+//! Whether the segments of one connection can become those of another, and how.
+
+use std::borrow::Cow;
+
+use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
+use crate::bpf_types::{segment_flag as flag, segment_socket_flag as has};
+use crate::outcome::Side;
+
+/// Why a pair is not spliced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// It never will be.
+    Refused(Cow<'static, str>),
+    /// The moment is a bad one.
+    NotNow(&'static str),
+    /// A stream has come to its end.
+    Ended,
+}
+
+pub(super) fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Obstacle> {
+    Err(Obstacle::Refused(why.into()))
+}
+
+/// How segments from one peer are to be translated; the fields are those of
+/// `struct segment_side`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SidePlan {
+    pub(super) out: SegmentTuple,
+    pub(super) out_device: u32,
+    pub(super) seq_delta: u32,
+    pub(super) ack_delta: u32,
+    pub(super) window_left: u8,
+    pub(super) window_right: u8,
+    pub(super) flags: u8,
+    pub(super) own_scale: u8,
+    pub(super) clock: u32,
+    pub(super) cut: u32,
+    pub(super) own_seq: u32,
+    pub(super) high_seq: u32,
+    pub(super) high_ack: u32,
+    pub(super) edge: u32,
+    /// The first byte that the relay has not yet given to the other socket.
+    pub(super) next_byte: u32,
+}
+
+impl SidePlan {
+    pub(super) fn shape(&self) -> u32 {
+        u32::from_ne_bytes([
+            self.window_left,
+            self.window_right,
+            self.flags,
+            self.own_scale,
+        ])
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) sides: [SidePlan; 2],
+}
+
+/// `ESTABLISHED` in `net/tcp_states.h`.
+const ESTABLISHED: u32 = 1;
+
+/// From `linux/if_arp.h`.
+const ARPHRD_ETHER: u32 = 1;
+const ARPHRD_LOOPBACK: u32 = 772;
+
+/// IP and TCP headers without options, in bytes.
+const HEADERS_V4_BYTES: u32 = 40;
+const HEADERS_V6_BYTES: u32 = 60;
+
+/// No peer's segments count as larger than this when windows are judged, in bytes: a jumbo
+/// frame's payload. Larger ones exist on lo only, where a sender cuts them to half a window.
+const LARGEST_MSS_BYTES: u32 = 8960;
+
+pub(super) fn is_ipv4(tuple: &SegmentTuple) -> bool {
+    tuple.source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+}
+
+fn reversed(tuple: &SegmentTuple) -> SegmentTuple {
+    SegmentTuple {
+        source: tuple.destination,
+        destination: tuple.source,
+        source_port: tuple.destination_port,
+        destination_port: tuple.source_port,
+    }
+}
+
+/// The device that a peer's segments come in on, as far as the socket knows.
+pub(super) fn device(socket: &SegmentSocket) -> u32 {
+    if socket.in_device != 0 {
+        socket.in_device
+    } else {
+        socket.out_device
+    }
+}
+
+/// What cannot change any more while the pair lives.
+pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
+    for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
+        if socket.flags & has::FOUND == 0 {
+            return Err(Obstacle::Ended);
+        }
+        if socket.cookie != cookies[side.index()] {
+            return refused(format!(
+                "{side:?} belongs to another network namespace than the thread"
+            ));
+        }
+        for (bit, what) in [
+            (has::SIGNED, "signs its segments (TCP-MD5 or TCP-AO)"),
+            (has::LAYERED, "has a layer on it (a ULP or MPTCP)"),
+            (
+                has::MARKED,
+                "carries a mark (SO_MARK), so its packets may be routed apart",
+            ),
+            (has::BOUND, "is bound to a device or VRF"),
+        ] {
+            if socket.flags & bit != 0 {
+                return refused(format!("{side:?} {what}"));
+            }
+        }
+        if !matches!(socket.out_type, ARPHRD_ETHER | ARPHRD_LOOPBACK) {
+            return refused(format!(
+                "{side:?} is reached over a device of type {} without Ethernet headers",
+                socket.out_type
+            ));
+        }
+        if device(socket) != socket.out_device {
+            return refused(format!(
+                "what comes from {side:?} comes in on device {}, what goes there leaves by {}",
+                socket.in_device, socket.out_device
+            ));
+        }
+    }
+    let [a, b] = &found.socket;
+    if is_ipv4(&found.tuple[0]) != is_ipv4(&found.tuple[1]) {
+        return refused("one connection is over IPv4, the other over IPv6");
+    }
+    if (a.flags ^ b.flags) & has::TIMESTAMPS != 0 {
+        return refused("one connection has TCP timestamps, the other has not");
+    }
+    let headers = if is_ipv4(&found.tuple[0]) {
+        HEADERS_V4_BYTES
+    } else {
+        HEADERS_V6_BYTES
+    };
+    for from in Side::BOTH {
+        let sender = &found.socket[from.index()];
+        let receiver = &found.socket[from.other().index()];
+        let fits = receiver
+            .peer_mss
+            .min(receiver.path_mtu.saturating_sub(headers));
+        if sender.announced_mss > fits {
+            return refused(format!(
+                "{from:?}'s peer may send segments of {} bytes and {:?}'s takes {fits}; set \
+                 TCP_MAXSEG before {from:?} is connected",
+                sender.announced_mss,
+                from.other(),
+            ));
+        }
+        // A window is announced in steps of the scale that the relay once chose.
+        let step = 1u32 << sender.own_scale;
+        let least = 2 * step.max(sender.announced_mss.min(LARGEST_MSS_BYTES));
+        if receiver.largest_window < least {
+            return refused(format!(
+                "{:?}'s peer has a window of {} bytes, which {from:?}'s would be told in steps of \
+                 {step}",
+                from.other(),
+                receiver.largest_window,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Which number an acknowledgement for this socket has to carry so that its window counts.
+///
+/// A socket takes the window of a segment beyond a gap, too, and may drop its bytes for want of
+/// room; from then on it ignores the windows of all that come with lower numbers
+/// (`tcp_may_update_window`), and beyond its own window, which want of room may have shrunk, it
+/// ignores the whole segment (`tcp_sequence`).
+pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
+    let ahead = |seq: u32| seq.wrapping_sub(socket.rcv_nxt).cast_signed().max(0);
+    let edge = socket.rcv_wup.wrapping_add(socket.rcv_wnd);
+    let step = ahead(socket.snd_wl1).min(ahead(edge));
+    socket.rcv_nxt.wrapping_add_signed(step)
+}
+
+/// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
+pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
+    for socket in &found.socket {
+        if socket.state != ESTABLISHED {
+            return Err(Obstacle::Ended);
+        }
+        if socket.flags & has::DISORDER != 0 {
+            return Err(Obstacle::NotNow("segments wait behind a gap"));
+        }
+        if socket.flags & has::URGENT != 0 {
+            return Err(Obstacle::NotNow("urgent data waits"));
+        }
+    }
+    let delta = |from: usize| {
+        let (source, destination) = (&found.socket[from], &found.socket[1 - from]);
+        destination
+            .write_seq
+            .wrapping_add(held[from] as u32)
+            .wrapping_sub(source.copied_seq)
+    };
+    let mut plan = Plan::default();
+    for (from, side) in plan.sides.iter_mut().enumerate() {
+        let (near, far) = (&found.socket[from], &found.socket[1 - from]);
+        let mut flags = 0;
+        for (set, bit) in [
+            (far.out_type == ARPHRD_LOOPBACK, flag::LOCAL),
+            (near.flags & far.flags & has::ECN == 0, flag::CLEAR_ECN),
+            (far.flags & has::SACK == 0, flag::STRIP_SACK),
+            (far.flags & has::MICROSECONDS != 0, flag::MICROSECONDS),
+        ] {
+            if set {
+                flags |= bit;
+            }
+        }
+        *side = SidePlan {
+            out: reversed(&found.tuple[1 - from]),
+            out_device: far.out_device,
+            seq_delta: delta(from),
+            ack_delta: delta(1 - from).wrapping_neg(),
+            window_left: near.peer_scale,
+            window_right: far.own_scale,
+            flags,
+            own_scale: near.own_scale,
+            clock: far.clock,
+            cut: near.rcv_nxt,
+            own_seq: own_seq(near),
+            high_seq: near.rcv_nxt,
+            high_ack: near.snd_una,
+            edge: near.snd_una.wrapping_add(near.snd_wnd),
+            next_byte: near.copied_seq.wrapping_sub(held[from] as u32),
+        };
+    }
+    Ok(plan)
+}
+
+/// How far from the socket's own place a noted segment may lie, in bytes: more than a window, and
+/// a small part of all numbers, so that another connection's do not match by chance.
+const NEAR: u32 = 1 << 26;
+
+/// Whether the program has seen the segments of this very connection, by its handshake or by
+/// what `noted` tells as (device, seq, ack).
+pub(super) fn was_seen(
+    found: &SegmentInspection,
+    side: usize,
+    noted: Option<(u32, u32, u32)>,
+) -> bool {
+    let socket = &found.socket[side];
+    let handshake = &found.seen[side];
+    // The bytes follow the SYN's number; a FIN may follow them.
+    let begins = handshake.seq.wrapping_add(1);
+    let by_handshake = handshake.device == device(socket)
+        && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
+    by_handshake
+        || noted.is_some_and(|(device_seen, seq, ack)| {
+            device_seen == device(socket)
+                && seq.wrapping_sub(socket.rcv_nxt).wrapping_add(NEAR) < 2 * NEAR
+                && socket.snd_nxt.wrapping_sub(ack) < NEAR
+        })
+}

@@ -1,0 +1,225 @@
+//! One flow in the memory that the program works on.
+//!
+//! ```text
+//! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ Linger ──▶ Free
+//! ```
+//!
+//! The states and who changes them are in `bpf/segment.h`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::eligibility::Plan;
+use super::ground::Ground;
+use crate::bpf_types::{SegmentFlow, SegmentPlace, SegmentSide, SegmentTuple};
+use crate::bpf_types::{segment_mark as mark, segment_state as state};
+
+/// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
+/// owner that is alive looks at least every `LARGEST_PAUSE`.
+const OWNER_SILENT: Duration = Duration::from_secs(10);
+
+/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment.bpf.c` says why.
+pub(crate) const LINGER: Duration = Duration::from_millis(3200);
+
+/// A flow's slot. Dropping it ends the translation at once.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    ground: Arc<Ground>,
+    slot: u32,
+    serial: u32,
+    tuples: [SegmentTuple; 2],
+}
+
+impl Flow {
+    /// Has the segments of two connections noted; they go on as they are.
+    pub(super) fn watch(
+        ground: Arc<Ground>,
+        tuples: [SegmentTuple; 2],
+        devices: [u32; 2],
+        scales: [u8; 2],
+    ) -> Result<Self, String> {
+        let (slot, serial) = ground
+            .take_slot()
+            .ok_or("the table of flows is full; end some pairs")?;
+        let flow = Self {
+            ground,
+            slot,
+            serial,
+            tuples,
+        };
+        let entry = flow.entry();
+        entry.state.store(state::FREE, Relaxed);
+        for (side, scale) in entry.side.iter().zip(scales) {
+            clear(side);
+            side.shape.store(scale.into(), Relaxed);
+        }
+        entry.moved_ns.store(now_ns(), Relaxed);
+        entry.serial.store(serial, Relaxed);
+        entry.state.store(state::WATCH, Release);
+        for (side, tuple) in tuples.iter().enumerate() {
+            let place = SegmentPlace {
+                flow: slot,
+                side: side as u32,
+                device: devices[side],
+                serial,
+            };
+            flow.ground
+                .enter(tuple, &place)
+                .map_err(|errno| format!("the table of connections takes no more: {errno}"))?;
+        }
+        Ok(flow)
+    }
+
+    fn entry(&self) -> &SegmentFlow {
+        self.ground.flow(self.slot)
+    }
+
+    pub(super) fn side(&self, index: usize) -> &SegmentSide {
+        &self.entry().side[index]
+    }
+
+    /// From now on segments with payload are translated.
+    pub(super) fn overlap(&self, plan: &Plan) {
+        for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
+            for (word, value) in side.out.iter().zip(words(&plan.out)) {
+                word.store(value, Relaxed);
+            }
+            side.out_device.store(plan.out_device, Relaxed);
+            side.seq_delta.store(plan.seq_delta, Relaxed);
+            side.ack_delta.store(plan.ack_delta, Relaxed);
+            side.shape.store(plan.shape(), Relaxed);
+            side.clock.store(plan.clock, Relaxed);
+            side.cut.store(plan.cut, Relaxed);
+            side.own_seq.store(plan.own_seq, Relaxed);
+            side.acked.store(plan.next_byte.into(), Relaxed);
+            // What was noted while watching may be newer than the sockets.
+            if side.marks.load(Relaxed) & mark::NOTED == 0 {
+                side.high_seq.store(plan.high_seq, Relaxed);
+                side.high_ack.store(plan.high_ack, Relaxed);
+                side.edge.store(plan.edge, Relaxed);
+            }
+            side.marks.store(0, Relaxed);
+        }
+        self.renew();
+        self.ground.overlaps().fetch_add(1, Relaxed);
+        self.entry().state.store(state::OVERLAP, Release);
+    }
+
+    /// Tells that the owner is alive.
+    pub(super) fn renew(&self) {
+        let deadline = now_ns() + OWNER_SILENT.as_nanos() as u64;
+        self.entry().deadline_ns.store(deadline, Relaxed);
+    }
+
+    /// From now on everything is translated.
+    pub(super) fn splice(&self) {
+        self.entry().state.store(state::SPLICED, Release);
+        self.ground.overlaps().fetch_sub(1, Relaxed);
+    }
+
+    /// The flow is over, but late segments are still translated for a while.
+    pub(super) fn linger(&self) {
+        let deadline = now_ns() + LINGER.as_nanos() as u64;
+        self.entry().deadline_ns.store(deadline, Relaxed);
+        self.entry().state.store(state::LINGER, Release);
+    }
+
+    /// The program, or `linger`, has found the flow to be over.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(
+            self.entry().state.load(Acquire),
+            state::LINGER | state::FREE
+        )
+    }
+
+    pub(super) fn marks(&self, side: usize) -> u32 {
+        self.side(side).marks.load(Acquire)
+    }
+
+    /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
+    /// which was at `next_byte` when the flow began.
+    pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
+        let entry = self.side(side);
+        let acked = entry.acked.load(Relaxed);
+        let by_hand = entry.cut.load(Relaxed).wrapping_sub(next_byte);
+        let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
+        let end_of_stream =
+            self.marks(side) & mark::FIN_ACKED != 0 && acked as u32 == entry.fin_end.load(Relaxed);
+        past.saturating_sub(end_of_stream.into())
+    }
+
+    /// Ends the translation.
+    pub(super) fn stop(&self) {
+        if self.entry().state.swap(state::FREE, AcqRel) == state::OVERLAP {
+            self.ground.overlaps().fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// For how long no byte has been acknowledged.
+    pub(super) fn idle_for(&self) -> Duration {
+        let moved_ns = self.entry().moved_ns.load(Relaxed);
+        Duration::from_nanos(now_ns().saturating_sub(moved_ns))
+    }
+
+    #[cfg(test)]
+    /// Payload that was translated, repetitions included, in bytes.
+    pub(super) fn payload_bytes(&self) -> u64 {
+        let sides = self.entry().side.iter();
+        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.stop();
+        self.ground
+            .give_back_slot(self.slot, self.serial, &self.tuples);
+    }
+}
+
+fn clear(side: &SegmentSide) {
+    side.stamp_delta.store(0, Relaxed);
+    side.acked.store(0, Relaxed);
+    side.segments.store(0, Relaxed);
+    side.payload_bytes.store(0, Relaxed);
+    for word in [
+        &side.out_device,
+        &side.seq_delta,
+        &side.ack_delta,
+        &side.clock,
+        &side.cut,
+        &side.stamp_floor,
+        &side.high_seq,
+        &side.high_ack,
+        &side.edge,
+        &side.fin_end,
+        &side.marks,
+        &side.seen_device,
+        &side.promised,
+    ] {
+        word.store(0, Relaxed);
+    }
+}
+
+/// A tuple as the nine words that the shared memory holds it in.
+fn words(tuple: &SegmentTuple) -> [u32; 9] {
+    let mut bytes = [0; 36];
+    bytes[..16].copy_from_slice(&tuple.source);
+    bytes[16..32].copy_from_slice(&tuple.destination);
+    bytes[32..34].copy_from_slice(&tuple.source_port);
+    bytes[34..].copy_from_slice(&tuple.destination_port);
+    let mut words = [0; 9];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_ne_bytes(*bytes);
+    }
+    words
+}
+
+/// `bpf_ktime_get_ns` reads the same clock.
+pub(super) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,230 @@
+//! The kernel side in one network namespace: programs, maps, and the devices it stands on.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::io::Errno;
+
+use crate::bpf_object::{DeviceLink, Map, Program, SharedArray, load};
+use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
+use crate::error::{Error, ErrorKind, Result};
+
+static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
+
+/// The grounds of this process, by the inode of the namespace.
+static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
+
+/// What all spliced pairs of one network namespace share. Relays in a row on one host find each
+/// other's flows in it.
+pub(crate) struct Ground {
+    ingress: Program,
+    egress: Program,
+    inspect: Program,
+    forget: Program,
+    tuples: Map,
+    flows: SharedArray<SegmentFlow>,
+    gate: SharedArray<SegmentGate>,
+    book: Mutex<Book>,
+}
+
+/// A loop's hold on the ground, taken when the first pair wants it. As long as the loop has
+/// tasks, the program stays where it is attached.
+#[derive(Debug, Default)]
+pub(crate) struct Standing(Option<std::result::Result<Arc<Ground>, String>>);
+
+impl Standing {
+    /// The ground, or why there is none.
+    pub(crate) fn ground(&mut self) -> std::result::Result<Arc<Ground>, String> {
+        self.0
+            .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
+            .clone()
+    }
+}
+
+/// What is in use.
+struct Book {
+    /// The slot that was given back first is used first, so that a segment which has just found
+    /// an old flow does not meet the new one in its place.
+    free: VecDeque<u32>,
+    next_serial: u32,
+    owners: HashMap<SegmentTuple, u32>,
+    devices: HashMap<u32, [DeviceLink; 2]>,
+}
+
+impl Ground {
+    /// The ground of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
+    pub(crate) fn here() -> Result<Arc<Self>> {
+        let namespace = fs::metadata("/proc/thread-self/ns/net")
+            .map_err(|error| Error::system("cannot tell the thread's network namespace", error))?
+            .ino();
+        let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
+        grounds.retain(|(_, ground)| ground.strong_count() > 0);
+        let known = grounds.iter().find(|(inode, _)| *inode == namespace);
+        if let Some(ground) = known.and_then(|(_, ground)| ground.upgrade()) {
+            return Ok(ground);
+        }
+        let ground = Arc::new(Self::new()?);
+        grounds.push((namespace, Arc::downgrade(&ground)));
+        Ok(ground)
+    }
+
+    fn new() -> Result<Self> {
+        let object = load("segment", OBJECT, |_| Ok(()))?;
+        let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
+        Ok(Self {
+            ingress: object.program("segment_ingress")?,
+            egress: object.program("segment_egress")?,
+            gate: object.map("segment_gates")?.share_values()?,
+            inspect: object.program("segment_inspect")?,
+            forget: object.program("segment_forget")?,
+            tuples: object.map("segment_tuples")?,
+            book: Mutex::new(Book {
+                free: (0..flows.len() as u32).collect(),
+                next_serial: 1,
+                owners: HashMap::new(),
+                devices: HashMap::new(),
+            }),
+            flows,
+        })
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Every change of the book is complete before anything can panic.
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the kernel about two sockets, each by what its peer's segments carry.
+    pub(crate) fn inspect(
+        &self,
+        tuples: &[SegmentTuple; 2],
+    ) -> std::result::Result<SegmentInspection, Errno> {
+        self.inspect.run(&SegmentInspection {
+            tuple: *tuples,
+            ..SegmentInspection::default()
+        })
+    }
+
+    /// Has connection tracking forget two connections; tells how many it knew.
+    pub(super) fn forget(&self, tuples: &[SegmentTuple; 2]) -> std::result::Result<u32, Errno> {
+        let answer = self.forget.run(&SegmentInspection {
+            tuple: *tuples,
+            ..SegmentInspection::default()
+        })?;
+        Ok(answer.forgotten)
+    }
+
+    /// Makes sure that the program sees what comes in on a device; true when it already did.
+    pub(crate) fn stand_on(&self, device: u32) -> Result<bool> {
+        let mut book = self.book();
+        if book.devices.contains_key(&device) {
+            return Ok(true);
+        }
+        let attached = |link: std::result::Result<DeviceLink, Errno>| {
+            link.map_err(|errno| {
+                Error::new(
+                    ErrorKind::BpfRefused,
+                    format!("the program cannot be attached to device {device}: {errno}"),
+                )
+            })
+        };
+        let links = [
+            attached(self.ingress.attach_ingress(device))?,
+            attached(self.egress.attach_egress(device))?,
+        ];
+        book.devices.insert(device, links);
+        Ok(false)
+    }
+
+    /// Leaves all devices, and tells which.
+    #[cfg(test)]
+    pub(super) fn step_off(&self) -> Vec<u32> {
+        self.book()
+            .devices
+            .drain()
+            .map(|(device, _)| device)
+            .collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        let book = self.book();
+        assert_eq!(book.owners.len(), self.tuples.count());
+        book.owners.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn tuples(&self) -> Vec<SegmentTuple> {
+        self.book().owners.keys().copied().collect()
+    }
+
+    /// Has the program see a packet that never was on a wire.
+    #[cfg(test)]
+    pub(super) fn feed(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
+        self.ingress.run_on(packet, 1)
+    }
+
+    /// The same, as if it came in on a device.
+    #[cfg(test)]
+    pub(super) fn feed_on(&self, device: u32, packet: &[u8]) -> std::result::Result<i32, Errno> {
+        self.ingress.run_on(packet, device)
+    }
+
+    /// A slot for a flow, and its serial number; `None` when all are in use.
+    pub(super) fn take_slot(&self) -> Option<(u32, u32)> {
+        let mut book = self.book();
+        let slot = book.free.pop_front()?;
+        let serial = book.next_serial;
+        book.next_serial = serial.wrapping_add(1);
+        Some((slot, serial))
+    }
+
+    /// Lets segments with this tuple find the flow.
+    pub(super) fn enter(
+        &self,
+        tuple: &SegmentTuple,
+        place: &SegmentPlace,
+    ) -> std::result::Result<(), Errno> {
+        let mut book = self.book();
+        self.tuples.update(tuple, place)?;
+        book.owners.insert(*tuple, place.serial);
+        Ok(())
+    }
+
+    /// Takes a slot back. Tuples that belong to a later flow by now stay.
+    pub(super) fn give_back_slot(&self, slot: u32, serial: u32, tuples: &[SegmentTuple; 2]) {
+        let mut book = self.book();
+        for tuple in tuples {
+            if book.owners.get(tuple) == Some(&serial) {
+                book.owners.remove(tuple);
+                self.tuples.remove(tuple);
+            }
+        }
+        book.free.push_back(slot);
+    }
+
+    /// How many flows are in OVERLAP.
+    pub(super) fn overlaps(&self) -> &AtomicU32 {
+        &self.gate.at(0).overlaps
+    }
+
+    pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {
+        self.flows.at(slot as usize)
+    }
+}
+
+impl fmt::Debug for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let book = self.book();
+        f.debug_struct("Ground")
+            .field("tuples", &book.owners.len())
+            .field("devices", &book.devices.keys())
+            .finish_non_exhaustive()
+    }
+}
