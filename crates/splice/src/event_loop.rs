@@ -26,7 +26,8 @@ use crate::engine::segment::ground::Standing;
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
-use crate::pair::{Options, Pair};
+use crate::options::Options;
+use crate::pair::Pair;
 use crate::task::{Interest, Readiness, Step, Task};
 use crate::timer_wheel::TimerWheel;
 

@@ -9,6 +9,8 @@
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
 //! their ends, with a reset where they were cut.
 
+mod promotion;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -17,61 +19,16 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
-use crate::endpoint::{Endpoint, Kind};
-use crate::engine::kernel::{Grip, KernelEngine, Next, Turn, Watch};
-use crate::engine::segment::Segment;
+use crate::endpoint::Endpoint;
+use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
 use crate::engine::{Chosen, EngineChoice, EngineName};
 use crate::error::{Error, Result};
 use crate::handle::Status;
-use crate::limits::{Limits, Shares};
+use crate::limits::Shares;
+use crate::options::Options;
 use crate::outcome::{Outcome, Reason, Side};
 use crate::task::{Interest, Readiness, Step, Task};
-
-/// How a pair is to be joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Which engine.
-    pub engine: EngineChoice,
-    /// What the pair may cost and how long it may last.
-    pub limits: Limits,
-    /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
-    pub promote_after_bytes: u64,
-    /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
-    /// to `sockmap`, where that can be used. `None`, the default: never. On Linux 6.18 a pair that
-    /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
-    /// more memory than its bound, so nobody gets it without asking.
-    pub promote_after: Option<Duration>,
-    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
-    /// `segment`, where that can be used. `false`, the default, because the engine is not yet held
-    /// to everything that production traffic needs; docs/segment.md says what is open.
-    pub promote_to_segment: bool,
-}
-
-/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
-/// "Choosing an engine" in ARCHITECTURE.md.
-const PROMOTE_AFTER: Duration = Duration::from_millis(50);
-
-/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
-/// decline.
-const SECOND_TRY: Duration = Duration::from_millis(1200);
-
-/// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
-/// ARCHITECTURE.md.
-const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
-
-impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
-    fn default() -> Self {
-        Self {
-            engine: EngineChoice::Auto,
-            limits: Limits::default(),
-            promote_after_bytes: PROMOTE_AFTER_BYTES,
-            promote_after: None,
-            promote_to_segment: false,
-        }
-    }
-}
 
 /// Why a pair has the engine that it was to have, and no byte went another way.
 pub(crate) const BY_NAME: &str = "asked for by name";
@@ -199,7 +156,9 @@ impl Pair {
                 .idle_timeout
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
-                EngineChoice::Auto if options.promote_to_segment => now.checked_add(PROMOTE_AFTER),
+                EngineChoice::Auto if options.promote_to_segment => {
+                    now.checked_add(promotion::PROMOTE_AFTER)
+                }
                 EngineChoice::Auto => options
                     .promote_after
                     .and_then(|after| now.checked_add(after)),
@@ -295,134 +254,6 @@ impl Pair {
             None if self.kernel.is_some() => self.kernel_turn(cx, turn_over),
             None if turn_over => Step::Again,
             None => Step::Wait,
-        }
-    }
-
-    fn in_kernel_bytes(&self) -> [u64; 2] {
-        self.kernel
-            .as_ref()
-            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes())
-    }
-
-    fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
-        let (Some(kernel), Some(ends)) = (&mut self.kernel, &mut self.ends) else {
-            return Step::Wait;
-        };
-        if !self.heard {
-            self.heard = true;
-            if let Some(bell) = kernel.bell()
-                && let Err(error) = cx.hear(bell)
-            {
-                let (side, errno) = (Side::A, errno_of(&error));
-                return self.end(cx, Reason::Failed { side, errno });
-            }
-        }
-        let turn = kernel.turn(&mut Grip {
-            ends,
-            directions: &mut self.directions,
-            buffer_bytes: self.shares.buffer_bytes,
-            byte_limit: self.byte_limit,
-            waker: &|| cx.waker(),
-            now: cx.now(),
-        });
-        let next = match turn {
-            Turn::Holds(next) => {
-                if kernel.has_taken() && !self.taken {
-                    self.taken = true;
-                    self.status.meter.set_gauge(kernel.gauge());
-                    self.status.set_engine(self.engine());
-                }
-                next
-            }
-            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
-                self.kernel = None;
-                self.declined = Some(why);
-                return self.end(cx, Reason::Refused);
-            }
-            Turn::Declined(why) | Turn::Refused(why) => {
-                self.kernel = None;
-                self.heard = false;
-                self.declined = Some(why);
-                self.status.set_engine(self.engine());
-                Next {
-                    watch: Watch::Stream,
-                    look_at: None,
-                    again: self.directions.iter().any(Direction::can_move),
-                }
-            }
-            Turn::Ends(reason) => return self.end(cx, reason),
-        };
-        if next.watch != self.watch
-            && let Some(reason) = self.rewatch(cx, next.watch)
-        {
-            return self.end(cx, reason);
-        }
-        self.kernel_look_at = next.look_at;
-        self.set_deadline(cx);
-        if next.again || turn_over {
-            Step::Again
-        } else {
-            Step::Wait
-        }
-    }
-
-    fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
-        let interest = match watch {
-            Watch::Stream => Interest::STREAM,
-            Watch::Ends => Interest::ENDS,
-        };
-        for (source, end) in self.ends.iter().flatten().enumerate() {
-            if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
-                let (side, errno) = (Side::BOTH[source], errno_of(&error));
-                return Some(Reason::Failed { side, errno });
-            }
-        }
-        self.watch = watch;
-        None
-    }
-
-    /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
-    /// other goes to the kernel.
-    fn promote(&mut self, cx: &mut Context<'_>) -> Step {
-        if !self.segment_tried {
-            self.try_segment(cx);
-            // Where it does not go there, it is looked at once more.
-            self.promote_at = self
-                .sockmap_after
-                .and_then(|after| self.joined_at.checked_add(after))
-                .map(|at| at.max(cx.now() + SECOND_TRY));
-            return self.pump(cx);
-        }
-        if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
-            return Step::Wait;
-        }
-        let Some([a, b]) = &self.ends else {
-            return Step::Done;
-        };
-        match Sockmap::new([a, b]) {
-            Ok(sockmap) => {
-                self.kernel = Some(Box::new(sockmap));
-                self.pump(cx)
-            }
-            Err(error) => {
-                self.declined = Some(error.to_string().into());
-                self.status.set_engine(self.engine());
-                Step::Wait
-            }
-        }
-    }
-
-    fn try_segment(&mut self, cx: &mut Context<'_>) {
-        self.segment_tried = true;
-        // Loading the program takes its time, which the other pairs of the loop wait for.
-        let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
-        if self.ends.iter().flatten().any(unfit) {
-            self.declined = Some("segment: an end is not a TCP connection".into());
-            return;
-        }
-        match cx.carriers().segments.ground() {
-            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
-            Err(why) => self.declined = Some(why.into()),
         }
     }
 

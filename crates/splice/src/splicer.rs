@@ -10,7 +10,8 @@ use crate::error::{Context as _, Error, ErrorKind, Result};
 use crate::event_loop::EventLoop;
 use crate::handle::{Handle, Status};
 use crate::mailbox::Remote;
-use crate::pair::{Options, Pair};
+use crate::options::Options;
+use crate::pair::Pair;
 
 /// Background threads with an [`EventLoop`] each, over which pairs are spread in turn.
 ///

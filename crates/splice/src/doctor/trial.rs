@@ -15,8 +15,9 @@ use crate::error::Error;
 use crate::event_loop::EventLoop;
 use crate::handle::Handle;
 use crate::obstacle::Obstacle;
+use crate::options::Options;
 use crate::outcome::{Outcome, Reason};
-use crate::pair::{BY_NAME, Options};
+use crate::pair::BY_NAME;
 
 /// What is sent at a time, in bytes: less than a segment, as small messages are.
 const MESSAGE_BYTES: usize = 1000;

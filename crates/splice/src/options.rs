@@ -1,0 +1,43 @@
+//! How a pair is to be joined.
+
+use std::time::Duration;
+
+use crate::engine::EngineChoice;
+use crate::limits::Limits;
+
+/// How a pair is to be joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which engine.
+    pub engine: EngineChoice,
+    /// What the pair may cost and how long it may last.
+    pub limits: Limits,
+    /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
+    pub promote_after_bytes: u64,
+    /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
+    /// to `sockmap`, where that can be used. `None`, the default: never. On Linux 6.18 a pair that
+    /// turns to bulk both ways at once there can be cut (with an error, never silently) or hold
+    /// more memory than its bound, so nobody gets it without asking.
+    pub promote_after: Option<Duration>,
+    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
+    /// `segment`, where that can be used. `false`, the default, because the engine is not yet held
+    /// to everything that production traffic needs; docs/segment.md says what is open.
+    pub promote_to_segment: bool,
+}
+
+/// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
+/// ARCHITECTURE.md.
+const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
+
+impl Default for Options {
+    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
+    fn default() -> Self {
+        Self {
+            engine: EngineChoice::Auto,
+            limits: Limits::default(),
+            promote_after_bytes: PROMOTE_AFTER_BYTES,
+            promote_after: None,
+            promote_to_segment: false,
+        }
+    }
+}

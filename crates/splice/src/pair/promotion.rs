@@ -1,0 +1,153 @@
+//! A pair's way into the kernel and back: the turns of a kernel engine, and when `auto` tries one.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use super::{Pair, errno_of};
+use crate::context::Context;
+use crate::direction::Direction;
+use crate::endpoint::{Endpoint, Kind};
+use crate::engine::EngineChoice;
+use crate::engine::kernel::{Grip, Next, Turn, Watch};
+use crate::engine::segment::Segment;
+use crate::engine::sockmap::Sockmap;
+use crate::outcome::{Reason, Side};
+use crate::task::{Interest, Step};
+
+/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
+/// "Choosing an engine" in ARCHITECTURE.md.
+pub(super) const PROMOTE_AFTER: Duration = Duration::from_millis(50);
+
+/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
+/// decline.
+const SECOND_TRY: Duration = Duration::from_millis(1200);
+
+impl Pair {
+    pub(super) fn in_kernel_bytes(&self) -> [u64; 2] {
+        self.kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.gauge().moved_bytes())
+    }
+
+    pub(super) fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
+        let (Some(kernel), Some(ends)) = (&mut self.kernel, &mut self.ends) else {
+            return Step::Wait;
+        };
+        if !self.heard {
+            self.heard = true;
+            if let Some(bell) = kernel.bell()
+                && let Err(error) = cx.hear(bell)
+            {
+                let (side, errno) = (Side::A, errno_of(&error));
+                return self.end(cx, Reason::Failed { side, errno });
+            }
+        }
+        let turn = kernel.turn(&mut Grip {
+            ends,
+            directions: &mut self.directions,
+            buffer_bytes: self.shares.buffer_bytes,
+            byte_limit: self.byte_limit,
+            waker: &|| cx.waker(),
+            now: cx.now(),
+        });
+        let next = match turn {
+            Turn::Holds(next) => {
+                if kernel.has_taken() && !self.taken {
+                    self.taken = true;
+                    self.status.meter.set_gauge(kernel.gauge());
+                    self.status.set_engine(self.engine());
+                }
+                next
+            }
+            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
+                self.kernel = None;
+                self.declined = Some(why);
+                return self.end(cx, Reason::Refused);
+            }
+            Turn::Declined(why) | Turn::Refused(why) => {
+                self.kernel = None;
+                self.heard = false;
+                self.declined = Some(why);
+                self.status.set_engine(self.engine());
+                Next {
+                    watch: Watch::Stream,
+                    look_at: None,
+                    again: self.directions.iter().any(Direction::can_move),
+                }
+            }
+            Turn::Ends(reason) => return self.end(cx, reason),
+        };
+        if next.watch != self.watch
+            && let Some(reason) = self.rewatch(cx, next.watch)
+        {
+            return self.end(cx, reason);
+        }
+        self.kernel_look_at = next.look_at;
+        self.set_deadline(cx);
+        if next.again || turn_over {
+            Step::Again
+        } else {
+            Step::Wait
+        }
+    }
+
+    pub(super) fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
+        let interest = match watch {
+            Watch::Stream => Interest::STREAM,
+            Watch::Ends => Interest::ENDS,
+        };
+        for (source, end) in self.ends.iter().flatten().enumerate() {
+            if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
+                let (side, errno) = (Side::BOTH[source], errno_of(&error));
+                return Some(Reason::Failed { side, errno });
+            }
+        }
+        self.watch = watch;
+        None
+    }
+
+    /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
+    /// other goes to the kernel.
+    pub(super) fn promote(&mut self, cx: &mut Context<'_>) -> Step {
+        if !self.segment_tried {
+            self.try_segment(cx);
+            // Where it does not go there, it is looked at once more.
+            self.promote_at = self
+                .sockmap_after
+                .and_then(|after| self.joined_at.checked_add(after))
+                .map(|at| at.max(cx.now() + SECOND_TRY));
+            return self.pump(cx);
+        }
+        if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
+            return Step::Wait;
+        }
+        let Some([a, b]) = &self.ends else {
+            return Step::Done;
+        };
+        match Sockmap::new([a, b]) {
+            Ok(sockmap) => {
+                self.kernel = Some(Box::new(sockmap));
+                self.pump(cx)
+            }
+            Err(error) => {
+                self.declined = Some(error.to_string().into());
+                self.status.set_engine(self.engine());
+                Step::Wait
+            }
+        }
+    }
+
+    pub(super) fn try_segment(&mut self, cx: &mut Context<'_>) {
+        self.segment_tried = true;
+        // Loading the program takes its time, which the other pairs of the loop wait for.
+        let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
+        if self.ends.iter().flatten().any(unfit) {
+            self.declined = Some("segment: an end is not a TCP connection".into());
+            return;
+        }
+        match cx.carriers().segments.ground() {
+            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
+            Err(why) => self.declined = Some(why.into()),
+        }
+    }
+}
