@@ -83,7 +83,7 @@ pub(crate) struct Pair {
     /// The kernel has moved bytes.
     taken: bool,
     /// Why no engine in the kernel has the pair, where one was tried.
-    declined: Option<Cow<'static, str>>,
+    declined: Option<Box<Cow<'static, str>>>,
     watch: Watch,
     promote_after_bytes: u64,
     /// The engine `segment` was tried.
@@ -98,7 +98,6 @@ pub(crate) struct Pair {
     /// [`Options::promote_after`].
     sockmap_after: Option<Duration>,
     kernel_look_at: Option<Instant>,
-    deadline: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
     /// The byte limit was reached; the receiver is given until then to take what was written.
@@ -166,7 +165,6 @@ impl Pair {
             },
             sockmap_after: options.promote_after,
             kernel_look_at: None,
-            deadline: None,
             status,
             on_end,
             parting_until: None,
@@ -280,7 +278,7 @@ impl Pair {
             return Chosen::new(kernel.name(), why);
         }
         if self.choice == EngineChoice::Only(EngineName::Segment)
-            && let Some(why) = self.declined.clone()
+            && let Some(why) = self.declined.as_deref().cloned()
         {
             let name = EngineName::Segment;
             return Chosen { name, why };
@@ -298,7 +296,7 @@ impl Pair {
             },
             None if !piped && self.declined.is_some() => Chosen {
                 name,
-                why: self.declined.clone().unwrap_or_default(),
+                why: self.declined.as_deref().cloned().unwrap_or_default(),
             },
             None if by_name => Chosen::new(name, BY_NAME),
             None if piped => Chosen::new(name, "a direction moved bulk"),
@@ -396,11 +394,7 @@ impl Pair {
 
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
-        let deadline = wanted.into_iter().flatten().min();
-        if deadline != self.deadline {
-            self.deadline = deadline;
-            cx.set_deadline(deadline);
-        }
+        cx.set_deadline(wanted.into_iter().flatten().min());
     }
 }
 
@@ -460,7 +454,6 @@ impl Task for Pair {
     /// The idle deadline is not moved with every byte; it is looked at when it comes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         let now = cx.now();
-        self.deadline = None;
         if self.parting_until.is_some() {
             return self.part(cx);
         }

@@ -61,13 +61,13 @@ impl Pair {
             }
             Turn::Refused(why) if self.choice != EngineChoice::Auto => {
                 self.kernel = None;
-                self.declined = Some(why);
+                self.declined = Some(Box::new(why));
                 return self.end(cx, Reason::Refused);
             }
             Turn::Declined(why) | Turn::Refused(why) => {
                 self.kernel = None;
                 self.heard = false;
-                self.declined = Some(why);
+                self.declined = Some(Box::new(why));
                 self.status.set_engine(self.engine());
                 Next {
                     watch: Watch::Stream,
@@ -130,7 +130,7 @@ impl Pair {
                 self.pump(cx)
             }
             Err(error) => {
-                self.declined = Some(error.to_string().into());
+                self.declined = Some(Box::new(error.to_string().into()));
                 self.status.set_engine(self.engine());
                 Step::Wait
             }
@@ -142,12 +142,12 @@ impl Pair {
         // Loading the program takes its time, which the other pairs of the loop wait for.
         let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
         if self.ends.iter().flatten().any(unfit) {
-            self.declined = Some("segment: an end is not a TCP connection".into());
+            self.declined = Some(Box::new("segment: an end is not a TCP connection".into()));
             return;
         }
         match cx.carriers().segments.ground() {
             Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
-            Err(why) => self.declined = Some(why.into()),
+            Err(why) => self.declined = Some(Box::new(why.into())),
         }
     }
 }
