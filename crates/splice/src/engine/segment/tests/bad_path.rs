@@ -91,6 +91,7 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) -> EngineName 
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn bytes_survive_a_path_that_loses_and_reorders() {
     if available(Need::Root) {
         let bytes = rounds(1) * (64 << 20);
@@ -105,6 +106,7 @@ fn bytes_survive_a_path_that_loses_and_reorders() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn bytes_survive_a_path_that_loses_a_tenth() {
     if available(Need::Root) {
         let disorder = Disorder {

@@ -76,6 +76,7 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_lo() {
     if available(Need::Root) {
         hunt("127.0.0.1:0", 64 << 20, rounds(3), true);
@@ -83,6 +84,7 @@ fn change_overs_at_random_places_over_lo() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_lo_without_stamps() {
     if available(Need::Root) {
         hunt("127.0.0.1:0", 64 << 20, rounds(3), false);
@@ -90,6 +92,7 @@ fn change_overs_at_random_places_over_lo_without_stamps() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_lo_v6() {
     if available(Need::Root) {
         hunt("[::1]:0", 64 << 20, rounds(3), true);
@@ -97,6 +100,7 @@ fn change_overs_at_random_places_over_lo_v6() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_veths() {
     if available(Need::Root) {
         hunt_across(false, 64 << 20, rounds(3), true);
@@ -104,6 +108,7 @@ fn change_overs_at_random_places_over_veths() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_veths_without_stamps() {
     if available(Need::Root) {
         hunt_across(false, 64 << 20, rounds(3), false);
@@ -111,6 +116,7 @@ fn change_overs_at_random_places_over_veths_without_stamps() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn change_overs_at_random_places_over_veths_v6() {
     if available(Need::Root) {
         hunt_across(true, 64 << 20, rounds(3), true);
@@ -119,6 +125,7 @@ fn change_overs_at_random_places_over_veths_v6() {
 
 /// A request and its response, over and over, while the pair changes over.
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_conversation_hardly_notices() {
     const ROUND_TRIPS: usize = 2000;
     if !available(Need::Root) {

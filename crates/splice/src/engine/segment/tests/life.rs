@@ -3,6 +3,7 @@
 use super::*;
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn idle_pairs_are_reset_at_both_ends() {
     if !available(Need::Root) {
         return;
@@ -21,6 +22,7 @@ fn idle_pairs_are_reset_at_both_ends() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_sleeping_pair_is_silent_and_lives_on() {
     if !available(Need::Root) {
         return;
@@ -64,6 +66,7 @@ fn a_sleeping_pair_is_silent_and_lives_on() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn many_short_connections_over_few_ports() {
     if !available(Need::Root) {
         return;
@@ -139,6 +142,7 @@ fn many_short_connections_over_few_ports() {
 
 /// The program is gone for a while: the flow stalls, and goes on when it is back.
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_flow_outlives_a_detached_program() {
     if !available(Need::Root) {
         return;
@@ -192,6 +196,7 @@ fn a_flow_outlives_a_detached_program() {
 
 /// Nothing stays: neither entries nor the program.
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn what_lingers_goes() {
     if !available(Need::Root) {
         return;
@@ -225,6 +230,7 @@ fn what_lingers_goes() {
 }
 
 #[test]
+#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn connection_tracking_forgets_spliced_connections() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
