@@ -5,9 +5,13 @@ mod contestant;
 mod demo;
 mod figures;
 mod measured;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod output;
 mod payload;
 mod peer;
 mod relay;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod results;
 mod site;
 mod statistics;
 mod table;
@@ -21,6 +25,9 @@ use cli::{Cli, Command};
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Report(arguments) => output::Output::open(&arguments.directory)
+            .write_again()
+            .map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,

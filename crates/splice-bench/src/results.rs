@@ -1,0 +1,135 @@
+//! What a run has found out, in the form that outlives it: `results.json`.
+//!
+//! Everything that a person reads (`summary.md`, `report.html`, the charts) is made from a
+//! [`Results`] and from nothing else, so that it can be made again from the file. The schema is
+//! [`SCHEMA`] at [`VERSION`]; docs/measuring.md describes it for readers of the file. A change to
+//! anything below that an old file does not fit takes the next version.
+//!
+//! All values are in the unit that stands beside them, times in seconds unless a name says
+//! otherwise. Contestants are referred to by name.
+
+mod distribution;
+mod run;
+mod workload;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::distribution::*;
+pub(crate) use self::run::*;
+pub(crate) use self::workload::*;
+
+/// The name of the schema, so that some other JSON file is not taken for results.
+pub(crate) const SCHEMA: &str = "splice-bench results";
+
+/// The version that this program writes, and the only one that it reads.
+pub(crate) const VERSION: u32 = 1;
+
+/// A run and all that was measured in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Results {
+    pub(crate) schema: Schema,
+    pub(crate) run: Run,
+    pub(crate) machine: Machine,
+    /// Settings of the kernel that bear on the figures.
+    pub(crate) sysctls: Vec<Sysctl>,
+    /// Every program that took part.
+    pub(crate) programs: Vec<Program>,
+    /// Who was measured, in the order of all tables and charts.
+    pub(crate) contestants: Vec<Contestant>,
+    /// What is not in here although somebody could look for it, and why.
+    pub(crate) missing: Vec<Missing>,
+    pub(crate) workloads: Vec<Workload>,
+    /// What was asked of the figures, or of the bench itself, and what came out.
+    pub(crate) checks: Vec<Check>,
+    /// Free remarks, a paragraph each.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Says which schema a file follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Schema {
+    pub(crate) name: String,
+    pub(crate) version: u32,
+}
+
+impl Schema {
+    /// The one that this program writes.
+    pub(crate) fn current() -> Self {
+        Self {
+            name: SCHEMA.into(),
+            version: VERSION,
+        }
+    }
+}
+
+impl Results {
+    /// Reads what [`Results::to_json`] wrote. Another schema or version is refused by name.
+    pub(crate) fn from_json(text: &str) -> Result<Self> {
+        /// What a file of any version has.
+        #[derive(Deserialize)]
+        struct Head {
+            schema: Schema,
+        }
+        let json: serde_json::Value = serde_json::from_str(text).context("it is not JSON")?;
+        let Ok(Head { schema }) = Head::deserialize(&json) else {
+            bail!("it does not say which schema it follows, so it is not results of this bench");
+        };
+        ensure!(
+            schema.name == SCHEMA,
+            "its schema is {:?}, not {SCHEMA:?}",
+            schema.name
+        );
+        ensure!(
+            schema.version == VERSION,
+            "its schema has version {}, and this program reads version {VERSION} only",
+            schema.version
+        );
+        // From the text once more: errors then say the line.
+        serde_json::from_str(text).context("it does not follow its schema")
+    }
+
+    /// The text of `results.json`. Fails when a value is not a finite number, which JSON cannot say.
+    pub(crate) fn to_json(&self) -> Result<String> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        Self::from_json(&text).context("a value is not a finite number")?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Results, Schema};
+
+    #[test]
+    fn what_is_not_results_is_refused_in_a_sentence() {
+        for (text, said) in [
+            ("{", "it is not JSON"),
+            ("[]", "it does not say which schema it follows"),
+            (
+                r#"{"schema": {"name": "other", "version": 1}}"#,
+                r#"its schema is "other""#,
+            ),
+            (
+                r#"{"schema": {"name": "splice-bench results", "version": 0}}"#,
+                "its schema has version 0, and this program reads version 1 only",
+            ),
+            (
+                r#"{"schema": {"name": "splice-bench results", "version": 2}, "more": {}}"#,
+                "its schema has version 2",
+            ),
+            (
+                r#"{"schema": {"name": "splice-bench results", "version": 1}}"#,
+                "it does not follow its schema",
+            ),
+        ] {
+            let error = Results::from_json(text).expect_err(text).to_string();
+            assert!(error.starts_with(said), "{text}: {error}");
+            assert!(!error.contains('\n'), "{text}: {error}");
+        }
+        assert_eq!(Schema::current().version, super::VERSION);
+    }
+}
