@@ -4,6 +4,8 @@ mod cli;
 mod contestant;
 mod demo;
 mod figures;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod machine;
 mod measured;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod output;
@@ -12,9 +14,13 @@ mod peer;
 mod relay;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod results;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod settings;
 mod site;
 mod statistics;
 mod table;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod versions;
 mod workload;
 
 use std::process::ExitCode;

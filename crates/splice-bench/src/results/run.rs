@@ -1,6 +1,7 @@
 //! How, where and with whom figures were taken, and what was asked of them.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,24 @@ pub(crate) struct Run {
     pub(crate) confidence: f64,
     /// Resamples of the bootstrap behind them.
     pub(crate) resamples: u32,
+}
+
+/// The command line of this program, quoted so that a shell takes it.
+pub(crate) fn command_line() -> String {
+    quoted(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
+}
+
+fn quoted(words: impl Iterator<Item = String>) -> String {
+    let words: Vec<String> = words
+        // No argument of a program can have the NUL that cannot be quoted.
+        .map(|word| shlex::try_quote(&word).map_or_else(|_| word.clone(), Into::into))
+        .collect();
+    words.join(" ")
+}
+
+/// `when` as [`Run::started`] has it.
+pub(crate) fn started(when: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(when).to_string()
 }
 
 /// Which CPUs client, relay and server ran on.
@@ -144,5 +163,24 @@ impl fmt::Display for Outcome {
             Self::Undecided => "undecided",
             Self::NotMeasured => "not measured",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::{quoted, started};
+
+    #[test]
+    fn a_shell_takes_the_command_line() {
+        let words = ["splice-bench", "--only", "spliced copy", "it's"];
+        let line = quoted(words.into_iter().map(str::to_owned));
+        assert_eq!(line, r#"splice-bench --only 'spliced copy' "it's""#);
+    }
+
+    #[test]
+    fn time_is_told_in_utc() {
+        assert_eq!(started(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
     }
 }
