@@ -92,6 +92,24 @@ impl Namespace {
             .ok()
             .map(|text| text.trim_end().into()))
     }
+
+    /// One of the TCP counters of this namespace that `netstat --statistics` shows (`TcpExt:` in
+    /// `/proc/net/netstat`), by the kernel's name.
+    pub fn tcp_counter(&self, name: &str) -> Result<u64> {
+        // `/proc/net` would be that of the process, whose namespace is another.
+        let path = "/proc/thread-self/net/netstat";
+        let text = self
+            .enter(|| fs::read_to_string(path))?
+            .with_context(|| format!("cannot read {path} in {}", self.name))?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        names
+            .split_ascii_whitespace()
+            .zip(values.split_ascii_whitespace())
+            .find(|&(this, _)| this == name)
+            .and_then(|(_, value)| value.parse().ok())
+            .with_context(|| format!("this kernel has no TCP counter {name}"))
+    }
 }
 
 impl Drop for Namespace {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::reproduce::arguments::{EchoServer, Reproduce};
+
 /// Measures every way of joining two sockets side by side, next to the direct path and to the peers
 /// that are installed.
 #[derive(Debug, Parser)]
@@ -20,6 +22,14 @@ pub(crate) enum Command {
     /// Needs root: makes three network namespaces (client, relay, server), which it removes again,
     /// also when interrupted. The machine's own network is left alone.
     Demo(Demo),
+
+    /// The published experiments on TCP splicing again, with every engine
+    ///
+    /// Needs root, and cleans up, as `demo` does.
+    Reproduce(Reproduce),
+
+    #[command(hide = true)]
+    EchoServer(EchoServer),
 
     /// Makes the pages of a directory of results again, from its results.json
     Report(Report),
@@ -108,7 +118,7 @@ impl Demo {
 }
 
 /// Reads `64`, `32KiB`, `256MiB` or `2GiB`.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let unit: u64 = match &text[digits.len()..] {
         "" | "B" => 1,

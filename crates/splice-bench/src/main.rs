@@ -1,8 +1,11 @@
 //! `splice-bench` measures ways of joining two sockets. `splice-bench --help` says how to use it.
 
+mod bpf_object;
 mod cli;
 mod contestant;
+mod cpu_time;
 mod demo;
+mod echo_server;
 mod figures;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod machine;
@@ -12,6 +15,7 @@ mod output;
 mod payload;
 mod peer;
 mod relay;
+mod reproduce;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod results;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
@@ -31,6 +35,10 @@ use cli::{Cli, Command};
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Reproduce(arguments) => reproduce::run(arguments),
+        Command::EchoServer(arguments) => {
+            echo_server::serve(&arguments).map(|()| ExitCode::SUCCESS)
+        }
         Command::Report(arguments) => output::Output::open(&arguments.directory)
             .write_again()
             .map(|()| ExitCode::SUCCESS),

@@ -1,5 +1,9 @@
 //! What many measurements of one thing say together.
 
+mod times;
+
+pub(crate) use times::{Times, Values};
+
 /// Measurements of one thing, one per round, in the order of the rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {

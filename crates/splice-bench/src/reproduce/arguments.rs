@@ -1,0 +1,132 @@
+//! What a person types after `reproduce`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::cli::parse_size;
+
+#[derive(Debug, Args)]
+pub(crate) struct Reproduce {
+    #[command(subcommand)]
+    pub(crate) experiment: Experiment,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Experiment {
+    /// Echo servers, a socket spliced to itself (Cloudflare, 2019)
+    ///
+    /// Bursts of a fixed block are sent and the time until the block is back is taken, with and
+    /// without SO_BUSY_POLL. Prints the `Values` line and the histogram of the original.
+    Echo(Echo),
+}
+
+/// What every experiment is told.
+#[derive(Debug, Args)]
+pub(crate) struct Shared {
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// A small run, in about a minute; overrides the sizes
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// The CPU that everybody shares
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) cpu: usize,
+
+    /// Measure these only (names as in the tables); the reference always runs
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+
+    /// Write results.json and the pages made from it into this new directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Echo {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    /// Runs; each measures everybody once, on a new connection
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: u32,
+
+    /// Bursts of a run
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) bursts: u32,
+
+    /// Bytes of a burst
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_block,
+          default_values = ["2MiB", "16KiB", "128KiB"])]
+    pub(crate) block: Vec<usize>,
+
+    /// The CPU of the echo servers, where it is not that of the client
+    #[arg(long, value_name = "N")]
+    pub(crate) server_cpu: Option<usize>,
+
+    /// Give the devices an instance of NAPI, without which SO_BUSY_POLL has nothing to poll
+    /// (a veth has one only while GRO is on)
+    #[arg(long)]
+    pub(crate) napi: bool,
+}
+
+impl Echo {
+    /// With `--quick` applied.
+    pub(crate) fn sized(self) -> Self {
+        if !self.shared.quick {
+            return self;
+        }
+        Self {
+            runs: 2,
+            bursts: 300,
+            ..self
+        }
+    }
+}
+
+/// An echo server of the bench's own; used by `reproduce echo`.
+#[derive(Debug, Args)]
+pub(crate) struct EchoServer {
+    pub(crate) kind: OwnEcho,
+
+    pub(crate) listen: SocketAddr,
+
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OwnEcho {
+    /// read(2) and write(2) in a loop: what everybody is held against.
+    ReadWrite,
+    /// SOCKMAP as in 2019: a verdict program that redirects everything.
+    #[value(name = "sockmap-2019")]
+    Sockmap2019,
+}
+
+/// Reads the size of a burst.
+fn parse_block(text: &str) -> Result<usize, String> {
+    // More would not fit a socket's buffer twice, which the kernel counts in an i32 and doubles.
+    const MOST: u64 = 256 << 20;
+    let bytes = parse_size(text)?;
+    if bytes % 8 != 0 || bytes > MOST {
+        return Err("a burst is a multiple of 8 bytes, and 256MiB at most".into());
+    }
+    usize::try_from(bytes).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_block;
+
+    #[test]
+    fn a_burst_has_its_limits() {
+        assert_eq!(parse_block("128KiB"), Ok(128 << 10));
+        assert!(parse_block("7").is_err());
+        assert!(parse_block("1GiB").is_err());
+    }
+}
