@@ -117,9 +117,10 @@ impl Lab {
             .try_for_each(|namespace| namespace.set_sysctl(name, value))
     }
 
-    /// Gives every veth an instance of NAPI, which it has only while GRO is on (`veth_set_features`,
-    /// Linux 5.13): what arrives is then polled from a queue of the device, by a socket's busy
-    /// polling as well. Needs the program `ethtool`.
+    /// Gives every veth an instance of NAPI, as a network card has one: what arrives is polled from a
+    /// queue of the device, by a socket's busy polling as well. A veth has it only while GRO is on,
+    /// and goes past it unless the other end cuts its segments itself (`veth_set_features`,
+    /// `veth_skb_is_eligible_for_gro`; Linux 5.13). Needs the program `ethtool`.
     pub fn enable_napi(&self) -> Result<()> {
         for (namespace, interface) in [
             (&self.client, Self::TO_RELAY),
@@ -129,12 +130,12 @@ impl Lab {
         ] {
             let output = namespace
                 .command("ethtool")
-                .args(["-K", interface, "gro", "on"])
+                .args(["-K", interface, "gro", "on", "tso", "off"])
                 .output()
                 .context("cannot run a program in a namespace")?;
             ensure!(
                 output.status.success(),
-                "cannot switch GRO on (apt install ethtool?): {}",
+                "cannot switch GRO on and TSO off (apt install ethtool?): {}",
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }

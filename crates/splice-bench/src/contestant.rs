@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::peer::{self, Haproxy};
 use crate::relay::{Relay, Start};
@@ -82,28 +82,6 @@ impl Contestant {
             Err(missing) => Ok(Start::Refused(missing)),
         }
     }
-}
-
-/// Those of `all` that `only` names, all when it names none, and those that `always` run.
-pub(crate) fn named<T: Copy + PartialEq>(
-    only: &[String],
-    all: &[T],
-    name: impl Fn(T) -> String,
-    always: &[T],
-) -> Result<Vec<T>> {
-    let is = |one: T, wanted: &String| name(one).eq_ignore_ascii_case(wanted);
-    let is_known = |wanted: &&String| all.iter().any(|&one| is(one, wanted));
-    if let Some(unknown) = only.iter().find(|wanted| !is_known(wanted)) {
-        let names: Vec<String> = all.iter().map(|&one| name(one)).collect();
-        bail!(
-            "--only does not know {unknown:?}: choose from {}",
-            names.join(", ")
-        );
-    }
-    let wanted = |one: &&T| {
-        only.is_empty() || always.contains(one) || only.iter().any(|name| is(**one, name))
-    };
-    Ok(all.iter().filter(wanted).copied().collect())
 }
 
 #[cfg(test)]

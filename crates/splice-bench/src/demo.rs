@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cli::{self, Workload};
-use crate::contestant::{Contestant, named};
+use crate::contestant::Contestant;
 use crate::figures;
 use crate::measured::{Measured, of};
 use crate::relay::{Relay, Start};
-use crate::site::{Site, program, require_open_files, require_root};
+use crate::site::{Site, require_open_files};
 use crate::statistics::Sample;
 use crate::table::Table;
 use crate::workload::{idle, ping_pong, short_connections, stalled, transfer};
@@ -60,8 +60,20 @@ impl Entry {
 /// Runs the demo. Exit code 1 says that bytes were lost or a measurement failed; a figure that was
 /// missed does not.
 pub(crate) fn run(arguments: cli::Demo) -> Result<ExitCode> {
-    require_root()?;
-    let spliced = program(&arguments.spliced)?;
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "the demo makes network namespaces, which needs root: run it with sudo"
+    );
+    ensure!(
+        arguments.spliced.is_file(),
+        "there is no program {}: build it with `cargo build --release -p spliced`",
+        arguments.spliced.display()
+    );
+    // A bare file name would be looked for in the search path, not in this directory.
+    let spliced = arguments
+        .spliced
+        .canonicalize()
+        .with_context(|| format!("cannot find {}", arguments.spliced.display()))?;
     let contestants = chosen(&arguments.only)?;
     let begin = Instant::now();
     let site = Site::build(arguments.cpu)?;
@@ -82,8 +94,21 @@ pub(crate) fn run(arguments: cli::Demo) -> Result<ExitCode> {
 /// against it.
 fn chosen(only: &[String]) -> Result<Vec<Contestant>> {
     let all = Contestant::all();
-    let always: Vec<Contestant> = all.iter().copied().filter(|one| !one.relays()).collect();
-    named(only, &all, Contestant::name, &always)
+    let is = |contestant: Contestant, name: &String| contestant.name().eq_ignore_ascii_case(name);
+    if let Some(unknown) = only
+        .iter()
+        .find(|name| !all.iter().any(|&one| is(one, name)))
+    {
+        let names: Vec<String> = all.into_iter().map(Contestant::name).collect();
+        bail!(
+            "--only does not know {unknown:?}: choose from {}",
+            names.join(", ")
+        );
+    }
+    let wanted = |one: &Contestant| {
+        only.is_empty() || !one.relays() || only.iter().any(|name| is(*one, name))
+    };
+    Ok(all.into_iter().filter(wanted).collect())
 }
 
 /// Everything that was measured, and who could not take part, with the reason.

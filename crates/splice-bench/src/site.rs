@@ -2,7 +2,6 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -168,27 +167,6 @@ pub(crate) fn ready(fd: impl AsFd, events: PollFlags, patience: Duration) -> Res
     let patience = Timespec::try_from(patience).context("a wait that long has no timespec")?;
     let count = poll(&mut [PollFd::new(&fd, events)], Some(&patience)).context("cannot poll")?;
     Ok(count > 0)
-}
-
-/// Fails for anybody but root.
-pub(crate) fn require_root() -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "it makes network namespaces, which needs root: run it with sudo"
-    );
-    Ok(())
-}
-
-/// The full name of the spliced program that is to be measured.
-pub(crate) fn program(path: &Path) -> Result<PathBuf> {
-    ensure!(
-        path.is_file(),
-        "there is no program {}: build it with `cargo build --release -p spliced`",
-        path.display()
-    );
-    // A bare file name would be looked for in the search path, not in this directory.
-    path.canonicalize()
-        .with_context(|| format!("cannot find {}", path.display()))
 }
 
 /// Idle pairs have both their ends in this process, and relays inherit its limit.

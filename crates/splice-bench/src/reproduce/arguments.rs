@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -20,15 +21,21 @@ pub(crate) enum Experiment {
     /// Bursts of a fixed block are sent and the time until the block is back is taken, with and
     /// without SO_BUSY_POLL. Prints the `Values` line and the histogram of the original.
     Echo(Echo),
+
+    /// Ping-pong through a proxy between two veths (NDC TechTown 2024, second bench)
+    Relay(Rounds),
+
+    /// Ping-pong between two namespaces, past TCP by SK_MSG send-to-local and with it (the same
+    /// talk, first bench)
+    Bypass(Bypass),
+
+    /// CPU time of bulk, each way and both, of the whole machine (SO_SPLICE in FreeBSD)
+    Cpu(Rounds),
 }
 
 /// What every experiment is told.
 #[derive(Debug, Args)]
 pub(crate) struct Shared {
-    /// The spliced program to measure
-    #[arg(long, value_name = "PATH")]
-    pub(crate) spliced: PathBuf,
-
     /// A small run, in about a minute; overrides the sizes
     #[arg(long)]
     pub(crate) quick: bool,
@@ -37,19 +44,30 @@ pub(crate) struct Shared {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) cpu: usize,
 
-    /// Measure these only (names as in the tables); the reference always runs
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub(crate) only: Vec<String>,
-
     /// Write results.json and the pages made from it into this new directory
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// Who is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Who {
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// Measure these only (names as in the tables); what they are held against runs in any case
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Echo {
     #[command(flatten)]
     pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) who: Who,
 
     /// Runs; each measures everybody once, on a new connection
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
@@ -68,10 +86,43 @@ pub(crate) struct Echo {
     #[arg(long, value_name = "N")]
     pub(crate) server_cpu: Option<usize>,
 
-    /// Give the devices an instance of NAPI, without which SO_BUSY_POLL has nothing to poll
-    /// (a veth has one only while GRO is on)
+    /// Make the devices like a network card: segments of one MTU each, and NAPI, without which
+    /// SO_BUSY_POLL has nothing to poll
     #[arg(long)]
     pub(crate) napi: bool,
+}
+
+/// How often and how long something is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Extent {
+    /// Rounds; each measures everybody once
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+
+    /// How long one measurement takes, in ms
+    #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) milliseconds: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rounds {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) who: Who,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bypass {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
 }
 
 impl Echo {
@@ -85,6 +136,22 @@ impl Echo {
             bursts: 300,
             ..self
         }
+    }
+}
+
+impl Extent {
+    /// With `--quick` applied.
+    pub(crate) fn sized(&self, quick: bool) -> Self {
+        let (rounds, milliseconds) = if quick { (3, 500) } else { (self.rounds, self.milliseconds) };
+        Self {
+            rounds,
+            milliseconds,
+        }
+    }
+
+    /// How long one measurement takes.
+    pub(crate) fn window(&self) -> Duration {
+        Duration::from_millis(self.milliseconds)
     }
 }
 
