@@ -118,8 +118,21 @@ pub(crate) struct Program {
 pub(crate) struct Contestant {
     /// Unique, and the same in every run.
     pub(crate) name: String,
+    pub(crate) kind: Kind,
     /// How it was set up, in a line.
     pub(crate) how: String,
+}
+
+/// Whose a contestant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    /// What the others are held against: the direct path.
+    Reference,
+    /// An engine of spliced.
+    Ours,
+    /// A program of others.
+    Peer,
 }
 
 /// What was not measured.
