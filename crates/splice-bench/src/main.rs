@@ -2,39 +2,52 @@
 
 mod bpf_object;
 mod cli;
+mod compare;
 mod contestant;
 mod cpu_time;
+mod cpus;
+mod delay;
 mod demo;
 mod echo_server;
+mod entrant;
 mod figures;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod machine;
 mod measured;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod output;
 mod payload;
 mod peer;
+mod progress;
+mod random;
 mod relay;
 mod reproduce;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod results;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod settings;
 mod site;
 mod statistics;
 mod table;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod usage;
 mod versions;
 mod workload;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use cli::{Cli, Command};
+use usage::{Usage, WRONG_USAGE};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misunderstood(&error),
+    };
+    let outcome = match cli.command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Compare(arguments) => compare::run(&arguments),
+        Command::Delay(arguments) => {
+            delay::run(arguments.listen, arguments.target, arguments.delay())
+                .map(|()| ExitCode::SUCCESS)
+        }
         Command::Reproduce(arguments) => reproduce::run(arguments),
         Command::EchoServer(arguments) => {
             echo_server::serve(&arguments).map(|()| ExitCode::SUCCESS)
@@ -47,7 +60,22 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("splice-bench: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<Usage>() {
+                ExitCode::from(WRONG_USAGE)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
+}
+
+/// Prints help as it is, and an error as one sentence.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        eprintln!("splice-bench: {}", usage::sentence(error));
+    } else {
+        // A reader that has gone away has had enough.
+        let _ = error.print();
+    }
+    ExitCode::from(if error.use_stderr() { WRONG_USAGE } else { 0 })
 }

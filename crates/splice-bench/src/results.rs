@@ -10,6 +10,7 @@
 
 mod distribution;
 mod run;
+mod unit;
 mod workload;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::distribution::*;
 pub(crate) use self::run::*;
+pub(crate) use self::unit::*;
 pub(crate) use self::workload::*;
 
 /// The name of the schema, so that some other JSON file is not taken for results.

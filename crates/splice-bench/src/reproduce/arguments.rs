@@ -142,7 +142,11 @@ impl Echo {
 impl Extent {
     /// With `--quick` applied.
     pub(crate) fn sized(&self, quick: bool) -> Self {
-        let (rounds, milliseconds) = if quick { (3, 500) } else { (self.rounds, self.milliseconds) };
+        let (rounds, milliseconds) = if quick {
+            (3, 500)
+        } else {
+            (self.rounds, self.milliseconds)
+        };
         Self {
             rounds,
             milliseconds,

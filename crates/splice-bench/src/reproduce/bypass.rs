@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
     require_root("reproduce bypass")?;
     let output = output(&arguments.shared)?;
     let extent = arguments.extent.sized(arguments.shared.quick);
-    let record = Record::begin();
+    let record = Record::begin()?;
     let site = Site::build(Placement::Pinned(arguments.shared.cpu))?;
     let address = SocketAddr::from((Lab::RELAY_V4, PORT));
     let listener = site
@@ -41,6 +41,9 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
         for round in 0..extent.rounds as usize {
             eprintln!("round {} of {}", round + 1, extent.rounds);
             for position in 0..2 {
+                if netlab::interrupted().is_some() {
+                    return Ok(());
+                }
                 // Whoever goes first may find the machine different: both do, in turn.
                 let path = &mut paths.all[(round + position) % 2];
                 let outcome = one_round(&listener, address, path, &extent);
@@ -53,9 +56,7 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
         "Client and server in two namespaces joined by a veth share CPU {}, kept awake; messages of \
          {} bytes; {} interleaved rounds.\nOne way, half of the round trip, in µs; the talk (2024, two \
          CPUs, 30 s each): {PLAIN} 5.748 ± 2.010, {BYPASSED} 4.686 ± 2.862.\n",
-        arguments.shared.cpu,
-        MESSAGE_BYTES,
-        extent.rounds,
+        arguments.shared.cpu, MESSAGE_BYTES, extent.rounds,
     );
     paths.print(PLAIN);
     let ping = Ping {
@@ -80,13 +81,15 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
         spliced: None,
         contestants: vec![
             contestant((PLAIN, "over a veth, no program"), Kind::Reference),
-            contestant((BYPASSED, "SK_MSG, bpf_msg_redirect_hash with BPF_F_INGRESS"), Kind::Ours),
+            contestant(
+                (BYPASSED, "SK_MSG, bpf_msg_redirect_hash with BPF_F_INGRESS"),
+                Kind::Ours,
+            ),
         ],
         absent: Vec::new(),
         notes: Vec::new(),
     };
-    record.finish(output.as_ref(), about, vec![workload])?;
-    Ok(paths.exit_code())
+    record.finish(output.as_ref(), about, vec![workload], paths.is_sound())
 }
 
 fn one_round(
@@ -99,15 +102,25 @@ fn one_round(
         .with_context(|| format!("cannot connect to {address}"))?;
     let (server, _) = listener.accept().context("the server cannot accept")?;
     let connection = Connection::of(client, server)?;
-    let program = if path.name == BYPASSED { Some(bypass(&connection)?) } else { None };
+    let program = if path.name == BYPASSED {
+        Some(bypass(&connection)?)
+    } else {
+        None
+    };
     let round_trips = ping_pong::play_on(
         &connection,
         MESSAGE_BYTES,
         ping_pong::Extent::For(extent.window()),
     )?;
     if let Some(program) = program {
-        let (went, messages) = (program.number("bypassed")?, 2 * round_trips.histogram().len());
-        ensure!(went >= messages, "only {went} of {messages} messages took the way past TCP");
+        let (went, messages) = (
+            program.number("bypassed")?,
+            2 * round_trips.histogram().len(),
+        );
+        ensure!(
+            went >= messages,
+            "only {went} of {messages} messages took the way past TCP"
+        );
     }
     path.add(&round_trips);
     Ok(())

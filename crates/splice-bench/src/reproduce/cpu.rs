@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
     let output = output(&arguments.shared)?;
     let contestants = own_paths(&arguments.who.only, REFERENCE)?;
     let extent = arguments.extent.sized(arguments.shared.quick);
-    let record = Record::begin();
+    let record = Record::begin()?;
     let cpu = arguments.shared.cpu;
     let site = Site::build(Placement::Pinned(cpu))?;
     let (all, missing) = site.enter(|| {
@@ -81,9 +81,11 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
         workloads.push(workload(id, words, measured));
     }
     let missing = absent(&missing);
-    missing.iter().for_each(|one| println!("{}: {}", one.what, one.why));
-    let failed = all.iter().flat_map(|(_, measured)| measured).filter(|one| !one.failures.is_empty());
-    let failed = failed.count() > 0;
+    missing
+        .iter()
+        .for_each(|one| println!("{}: {}", one.what, one.why));
+    let mut everybody = all.iter().flat_map(|(_, measured)| measured);
+    let sound = everybody.all(|one| one.failures.is_empty());
     let about = About {
         site: &site,
         title: "splice-bench reproduce cpu",
@@ -95,8 +97,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
         absent: missing,
         notes: Vec::new(),
     };
-    record.finish(output.as_ref(), about, workloads)?;
-    Ok(ExitCode::from(u8::from(failed)))
+    record.finish(output.as_ref(), about, workloads, sound)
 }
 
 fn nothing_of(entrants: &[Entrant]) -> Vec<Measured> {
@@ -120,6 +121,9 @@ fn measure(
         eprintln!("round {} of {}", round + 1, extent.rounds);
         for (ways, measured) in &mut all {
             for position in 0..entrants.len() {
+                if netlab::interrupted().is_some() {
+                    return Ok(all);
+                }
                 // Whoever goes first may find the machine different: everybody does, in turn.
                 let index = (round + position) % entrants.len();
                 let one = &mut measured[index];
@@ -149,7 +153,10 @@ fn once(
     extent: &arguments::Extent,
 ) -> Result<(Flow, Spent)> {
     // Without a relay there is no process to look at but this one, which is both ends.
-    let pid = entrant.relay.as_ref().map_or_else(std::process::id, crate::relay::Relay::pid);
+    let pid = entrant
+        .relay
+        .as_ref()
+        .map_or_else(std::process::id, crate::relay::Relay::pid);
     let before = Reading::take(pid, &[cpu])?;
     let flow = flow(site, entrant.address(), ways, extent.window())?;
     let mut spent = Reading::take(pid, &[cpu])?.since(&before);
@@ -187,8 +194,11 @@ fn table(all: &[Measured]) -> Table {
         table.push(vec![
             one.name.clone(),
             median(|one| &one.gigabits_per_second, 2),
-            median(|one| &one.machine, 3) + &ratio.map_or_else(String::new, |ratio| in_brackets(&ratio)),
-            relaying.filter(|_| one.name != DIRECT).unwrap_or_else(|| "-".into()),
+            median(|one| &one.machine, 3)
+                + &ratio.map_or_else(String::new, |ratio| in_brackets(&ratio)),
+            relaying
+                .filter(|_| one.name != DIRECT)
+                .unwrap_or_else(|| "-".into()),
             median(|one| &one.process, 3),
             median(|one| &one.kworkers, 3),
         ]);
@@ -210,21 +220,57 @@ fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
     );
     workload.parameters.push(parameter("direction", words));
     let columns: [(&str, &str, Unit, Better, Column); 4] = [
-        ("cpu", "CPU time of the whole machine", Unit::CpuSecondsPerGigabyte, Better::Lower, |one| &one.machine),
-        ("cpu-process", "Of it the relay's process", Unit::CpuSecondsPerGigabyte, Better::Lower, |one| &one.process),
-        ("cpu-kworkers", "Of it kernel workers", Unit::CpuSecondsPerGigabyte, Better::Lower, |one| &one.kworkers),
-        ("throughput", "Throughput", Unit::GigabitsPerSecond, Better::Higher, |one| &one.gigabits_per_second),
+        (
+            "cpu",
+            "CPU time of the whole machine",
+            Unit::CpuSecondsPerGigabyte,
+            Better::Lower,
+            |one| &one.machine,
+        ),
+        (
+            "cpu-process",
+            "Of it the relay's process",
+            Unit::CpuSecondsPerGigabyte,
+            Better::Lower,
+            |one| &one.process,
+        ),
+        (
+            "cpu-kworkers",
+            "Of it kernel workers",
+            Unit::CpuSecondsPerGigabyte,
+            Better::Lower,
+            |one| &one.kworkers,
+        ),
+        (
+            "throughput",
+            "Throughput",
+            Unit::GigabitsPerSecond,
+            Better::Higher,
+            |one| &one.gigabits_per_second,
+        ),
     ];
     for (id, title, unit, better, column) in columns {
-        let samples: Vec<_> = all.iter().map(|one| (one.name.clone(), column(one).clone())).collect();
-        let told = Told { id, title, unit, better };
-        workload.quantities.push(quantity(told, REFERENCE, &samples));
+        let samples: Vec<_> = all
+            .iter()
+            .map(|one| (one.name.clone(), column(one).clone()))
+            .collect();
+        let told = Told {
+            id,
+            title,
+            unit,
+            better,
+        };
+        workload
+            .quantities
+            .push(quantity(told, REFERENCE, &samples));
     }
     for one in all {
-        workload.missing.extend(one.failures.iter().map(|why| Missing {
-            what: one.name.clone(),
-            why: why.clone(),
-        }));
+        workload
+            .missing
+            .extend(one.failures.iter().map(|why| Missing {
+                what: one.name.clone(),
+                why: why.clone(),
+            }));
     }
     workload
 }

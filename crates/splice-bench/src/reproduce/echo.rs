@@ -4,18 +4,23 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use netlab::Spinner;
 
 use super::arguments::{self, OwnEcho};
-use crate::contestant;
+use super::record::{About, Record, Told, in_brackets, missing, output, parameter, quantity};
 use crate::cpu_time::{Reading, Spent};
+use crate::cpus::Placement;
 use crate::relay::{Relay, Start};
+use crate::results::{
+    self, Better, Candlestick, Candlesticks, Kind, Missing, Spread, Stalled, Stalls, Unit, Workload,
+};
 use crate::site::Site;
 use crate::statistics::{Sample, Times, Values};
 use crate::table::Table;
+use crate::usage::{Usage, program, require_root};
 use crate::workload::echo::Bursts;
 
 /// Between connecting and the first burst, as in the seed: the socket has to be in its map before
@@ -55,6 +60,32 @@ impl Server {
         }
     }
 
+    /// Whether a person means this one by `text`.
+    fn is_called(self, text: &str) -> bool {
+        let name = self.name();
+        let is = |name: &str| name.eq_ignore_ascii_case(text);
+        is(&name) || name.strip_prefix("spliced ").is_some_and(is)
+    }
+
+    fn told(self) -> results::Contestant {
+        let (how, kind) = match self {
+            Self::Own(OwnEcho::ReadWrite) => (
+                "a blocking read and a write, in a loop; 128 KiB".into(),
+                Kind::Reference,
+            ),
+            Self::Own(OwnEcho::Sockmap2019) => (
+                "a parser and a verdict that redirects everything; SO_SNDBUF 32 MiB".into(),
+                Kind::Peer,
+            ),
+            Self::Spliced(engine) => (format!("spliced echo --engine {engine}"), Kind::Ours),
+        };
+        results::Contestant {
+            name: self.name(),
+            how,
+            kind,
+        }
+    }
+
     /// Whether losing bytes is a failure, and not what is to be found out.
     fn is_sound(self) -> bool {
         self != Self::Own(OwnEcho::Sockmap2019)
@@ -91,15 +122,12 @@ struct Setting<'a> {
 }
 
 pub(crate) fn run(arguments: arguments::Echo) -> Result<ExitCode> {
-    let spliced = super::prepare(&arguments.shared)?;
-    let servers = contestant::named(
-        &arguments.shared.only,
-        &Server::all(),
-        Server::name,
-        &[REFERENCE],
-    )?;
-    let begin = Instant::now();
-    let site = Site::build(arguments.shared.cpu)?;
+    require_root("reproduce echo")?;
+    let spliced = program(&arguments.who.spliced)?;
+    let servers = chosen(&arguments.who.only)?;
+    let output = output(&arguments.shared)?;
+    let record = Record::begin()?;
+    let site = Site::build(Placement::Pinned(arguments.shared.cpu))?;
     if arguments.napi {
         site.lab.enable_napi()?;
     }
@@ -112,17 +140,43 @@ pub(crate) fn run(arguments: arguments::Echo) -> Result<ExitCode> {
     };
     let (entries, absent) = site.enter(|| measure(&setting, &servers))?;
     print(&setting, &entries, &absent);
-    eprintln!("took {:.0} s", begin.elapsed().as_secs_f64());
     let sound = |entry: &Entry| !entry.server.is_sound() || entry.failures.is_empty();
-    Ok(if entries.iter().all(sound) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    let about = About {
+        site: &site,
+        title: "splice-bench reproduce echo",
+        cpu: arguments.shared.cpu,
+        rounds: arguments.runs,
+        warm_up: "none, as in the seed; 1 s between connecting and the first burst",
+        spliced: Some(&spliced),
+        contestants: servers.iter().copied().map(Server::told).collect(),
+        absent,
+        notes: vec![setting.words()],
+    };
+    let workloads = told(&arguments, &entries);
+    record.finish(output.as_ref(), about, workloads, entries.iter().all(sound))
+}
+
+/// The servers that `--only` leaves; the reference always runs.
+fn chosen(only: &[String]) -> Result<Vec<Server>> {
+    let all = Server::all();
+    if let Some(unknown) = only
+        .iter()
+        .find(|name| !all.iter().any(|one| one.is_called(name)))
+    {
+        let names: Vec<String> = all.into_iter().map(Server::name).collect();
+        bail!(Usage(format!(
+            "--only does not know {unknown:?}: choose from {}",
+            names.join(", ")
+        )));
+    }
+    let wanted = |one: &Server| {
+        only.is_empty() || *one == REFERENCE || only.iter().any(|name| one.is_called(name))
+    };
+    Ok(all.into_iter().filter(wanted).collect())
 }
 
 /// Who took part, and who could not, with the reason.
-type Outcome = (Vec<Entry>, Vec<(String, String)>);
+type Outcome = (Vec<Entry>, Vec<Missing>);
 
 fn measure(setting: &Setting<'_>, servers: &[Server]) -> Result<Outcome> {
     let arguments = setting.arguments;
@@ -147,7 +201,7 @@ fn measure(setting: &Setting<'_>, servers: &[Server]) -> Result<Outcome> {
             Ok(()) => entries.push(entry),
             Err(why) => {
                 eprintln!("{} does not take part: {why}", entry.name());
-                absent.push((entry.name(), why));
+                absent.push(missing(&entry.name(), &why));
             }
         }
     }
@@ -160,6 +214,9 @@ fn measure(setting: &Setting<'_>, servers: &[Server]) -> Result<Outcome> {
                 size(block)
             );
             one_run(setting, &mut entries, run, number, block)?;
+            if netlab::interrupted().is_some() {
+                return Ok((entries, absent));
+            }
         }
     }
     Ok((entries, absent))
@@ -256,6 +313,9 @@ impl Entry {
         ];
         let (before, polled_before) = (Reading::take(pid, &cpus)?, polled(setting.site)?);
         let times = bursts.send(arguments.bursts)?;
+        if netlab::interrupted().is_some() {
+            return Ok(());
+        }
         let spent = Reading::take(pid, &cpus)?.since(&before);
         let measured = &mut self.measured[number];
         measured.polled += polled(setting.site)?.saturating_sub(polled_before);
@@ -285,8 +345,34 @@ fn size(bytes: usize) -> String {
     }
 }
 
-fn print(setting: &Setting<'_>, entries: &[Entry], absent: &[(String, String)]) {
-    let (site, arguments) = (setting.site, setting.arguments);
+impl Setting<'_> {
+    /// How it was measured.
+    fn words(&self) -> String {
+        let (site, arguments) = (self.site, self.arguments);
+        let cpu = arguments.shared.cpu;
+        let cpus = arguments.server_cpu.map_or_else(
+            || format!("Client and servers share CPU {cpu}"),
+            |server| format!("Client on CPU {cpu}, servers on CPU {server}"),
+        );
+        let devices = if arguments.napi {
+            "segments of one MTU and NAPI, as a network card has them"
+        } else {
+            "segments of up to 64 KiB and no NAPI, as a veth comes"
+        };
+        format!(
+            "{cpus}, kept awake; devices with {devices}; congestion control {} (2019: cubic); {} \
+             interleaved runs of {} bursts. Times in µs; in brackets the ratio to {} in the same run, \
+             median over the runs and where it can be trusted to lie.",
+            site.congestion_control,
+            arguments.runs,
+            arguments.bursts,
+            REFERENCE.name(),
+        )
+    }
+}
+
+fn print(setting: &Setting<'_>, entries: &[Entry], absent: &[Missing]) {
+    let arguments = setting.arguments;
     for (number, &block) in arguments.block.iter().enumerate() {
         for entry in entries {
             let measured = &entry.measured[number];
@@ -300,31 +386,17 @@ fn print(setting: &Setting<'_>, entries: &[Entry], absent: &[(String, String)]) 
             }
         }
     }
-    let cpu = arguments.shared.cpu;
-    let cpus = arguments.server_cpu.map_or_else(
-        || format!("Client and servers share CPU {cpu}"),
-        |server| format!("Client on CPU {cpu}, servers on CPU {server}"),
-    );
-    println!(
-        "{cpus}, kept awake; congestion control {} (2019: cubic); devices {} NAPI; {} interleaved \
-         runs of {} bursts.\nTimes in µs; in brackets the ratio to {} in the same run, median over \
-         the runs.",
-        site.congestion_control,
-        if arguments.napi { "with" } else { "without" },
-        arguments.runs,
-        arguments.bursts,
-        REFERENCE.name(),
-    );
+    println!("{}", setting.words());
     for (number, &block) in arguments.block.iter().enumerate() {
         for busy_poll in [false, true] {
-            let way = if busy_poll { "SO_BUSY_POLL" } else { "normal" };
+            let way = series(busy_poll);
             println!("\nBursts of {}, {way}", size(block));
             print!("{}", table(entries, number, busy_poll));
         }
     }
-    for (name, why) in absent {
-        println!("{name}: {why}");
-    }
+    absent
+        .iter()
+        .for_each(|one| println!("{}: {}", one.what, one.why));
     for entry in entries {
         for failure in &entry.failures {
             println!("{} FAILED: {failure}", entry.name());
@@ -359,8 +431,8 @@ fn table(entries: &[Entry], number: usize, busy_poll: bool) -> Table {
             continue;
         };
         let ratio = reference
-            .and_then(|reference| measured.medians.ratio_to(reference).median())
-            .map_or_else(String::new, |ratio| format!(" ({ratio:.2})"));
+            .map(|reference| in_brackets(&measured.medians.ratio_to(reference)))
+            .unwrap_or_default();
         let bursts = whole.count as f64;
         let mut row = vec![entry.server.name(), format!("{:.1}{ratio}", whole.med)];
         let values = |values: Values| [values.avg, values.dev, values.max];
@@ -377,4 +449,108 @@ fn table(entries: &[Entry], number: usize, busy_poll: bool) -> Table {
         table.push(row);
     }
     table
+}
+
+/// What the runs with and without SO_BUSY_POLL are called.
+fn series(busy_poll: bool) -> &'static str {
+    if busy_poll { "busy poll" } else { "normal" }
+}
+
+/// Everything for the results: a workload for each size of a burst.
+fn told(arguments: &arguments::Echo, entries: &[Entry]) -> Vec<Workload> {
+    let blocks = arguments.block.iter().enumerate();
+    blocks
+        .map(|(number, &block)| workload(arguments, entries, number, block))
+        .collect()
+}
+
+fn workload(
+    arguments: &arguments::Echo,
+    entries: &[Entry],
+    number: usize,
+    block: usize,
+) -> Workload {
+    let title = format!("Echo, bursts of {}", size(block));
+    let mut workload = Workload::new(
+        &format!("echo-{block}"),
+        &title,
+        "A socket spliced to itself sends back what it gets. A burst is sent while what comes back is \
+         received, and the time is that until all of it is back; the payload is compared.",
+    );
+    workload.parameters = vec![
+        parameter("burst", size(block)),
+        parameter("bursts of a run", arguments.bursts),
+    ];
+    for busy_poll in [false, true] {
+        let of_way = || {
+            entries
+                .iter()
+                .filter(move |entry| entry.busy_poll == busy_poll)
+        };
+        let medians: Vec<_> = of_way()
+            .map(|entry| (entry.server.name(), entry.measured[number].medians.clone()))
+            .collect();
+        let told = Told {
+            id: if busy_poll {
+                "median-busy-poll"
+            } else {
+                "median"
+            },
+            title: &format!("Median time of a burst, {}", series(busy_poll)),
+            unit: Unit::Microseconds,
+            better: Better::Lower,
+        };
+        workload
+            .quantities
+            .push(quantity(told, &REFERENCE.name(), &medians));
+    }
+    let measured = || {
+        entries
+            .iter()
+            .map(|entry| (entry, &entry.measured[number].times))
+    };
+    let stick = |(entry, times): (&Entry, &Times)| Candlestick {
+        contestant: entry.server.name(),
+        series: series(entry.busy_poll).into(),
+        whole: times.whole().map(spread),
+        trimmed: times.trimmed().map(spread),
+        buckets: times
+            .bands()
+            .iter()
+            .map(|(end, count)| (end as f64, count))
+            .collect(),
+    };
+    workload.candlesticks = Some(Candlesticks {
+        title: format!("Time until {} are back", size(block)),
+        unit: Unit::Microseconds,
+        trimmed_percent: Times::TRIMMED_PERCENT,
+        sticks: measured().map(stick).collect(),
+    });
+    let stalled = |(entry, times): (&Entry, &Times)| Stalled {
+        contestant: entry.server.name(),
+        series: Some(series(entry.busy_poll).into()),
+        stalls: times.longer_than(STALL) as u64,
+        of: times.len() as u64,
+        longest_milliseconds: times.whole().map_or(0.0, |values| values.max / 1e3),
+    };
+    workload.stalls = Some(Stalls {
+        over_milliseconds: STALL.as_secs_f64() * 1e3,
+        counted: measured().map(stalled).collect(),
+    });
+    for entry in entries {
+        let failed = entry.failures.iter().map(|why| missing(&entry.name(), why));
+        workload.missing.extend(failed);
+    }
+    workload
+}
+
+fn spread(values: Values) -> Spread {
+    Spread {
+        min: values.min,
+        mean: Some(values.avg),
+        median: values.med,
+        max: values.max,
+        deviation: values.dev,
+        count: Some(values.count as u64),
+    }
 }

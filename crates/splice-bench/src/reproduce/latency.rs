@@ -1,7 +1,5 @@
 //! Ping-pong on several paths, told as sockperf tells it.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 
 use super::record::{Told, in_brackets, missing, parameter, quantity};
@@ -80,16 +78,23 @@ impl Paths {
         }
     }
 
-    /// Exit code 1 says that a measurement failed.
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(u8::from(self.all.iter().any(|path| !path.failures.is_empty())))
+    /// Whether nothing failed.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.all.iter().all(|path| path.failures.is_empty())
     }
 
     /// Prints a table with the ratio to `reference`, and what failed.
     pub(crate) fn print(&self, reference: &str) {
         let reference = self.all.iter().find(|path| path.name == reference);
         let mut table = Table::new(&[
-            "path", "avg", "dev", "p50 (ratio)", "p99 (ratio)", "p99.9 (ratio)", "max", "count",
+            "path",
+            "avg",
+            "dev",
+            "p50 (ratio)",
+            "p99 (ratio)",
+            "p99.9 (ratio)",
+            "max",
+            "count",
         ]);
         for path in self.measured() {
             let one_way = |nanoseconds: f64| format!("{:.2}", nanoseconds * ONE_WAY / 1e3);
@@ -121,21 +126,33 @@ impl Paths {
     /// The same for the results; histograms are saved in `output`.
     pub(crate) fn workload(&self, about: &About<'_>, output: Option<&Output>) -> Result<Workload> {
         let mut workload = Workload::new(about.id, about.title, about.description);
-        workload.parameters.push(parameter("message", format!("{MESSAGE_BYTES} B")));
+        workload
+            .parameters
+            .push(parameter("message", format!("{MESSAGE_BYTES} B")));
         let mut push = |id: &str, title: &str, of: &dyn Fn(&Path) -> Sample| {
-            let samples: Vec<_> = self.all.iter().map(|path| (path.name.clone(), of(path))).collect();
+            let samples: Vec<_> = self
+                .all
+                .iter()
+                .map(|path| (path.name.clone(), of(path)))
+                .collect();
             let told = Told {
                 id,
                 title,
                 unit: Unit::Microseconds,
                 better: Better::Lower,
             };
-            workload.quantities.push(quantity(told, about.reference, &samples));
+            workload
+                .quantities
+                .push(quantity(told, about.reference, &samples));
         };
-        push("latency-avg", "One-way latency, mean", &|path| path.averages.clone());
+        push("latency-avg", "One-way latency, mean", &|path| {
+            path.averages.clone()
+        });
         for (index, (name, _)) in QUANTILES.into_iter().enumerate() {
             let id = format!("latency-{}", name.replace('.', "-"));
-            push(&id, &format!("One-way latency, {name}"), &|path| path.quantiles[index].clone());
+            push(&id, &format!("One-way latency, {name}"), &|path| {
+                path.quantiles[index].clone()
+            });
         }
         let mut distributions = Vec::new();
         for path in self.measured() {
@@ -158,6 +175,8 @@ impl Paths {
     }
 
     fn measured(&self) -> impl Iterator<Item = &Path> {
-        self.all.iter().filter(|path| !path.round_trips.histogram().is_empty())
+        self.all
+            .iter()
+            .filter(|path| !path.round_trips.histogram().is_empty())
     }
 }

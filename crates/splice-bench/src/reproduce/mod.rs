@@ -11,7 +11,7 @@ mod relay;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use arguments::{Experiment, Reproduce};
 
 use crate::contestant::Contestant;
@@ -37,10 +37,7 @@ fn own_paths(only: &[String], reference: &str) -> Result<Vec<Contestant>> {
     if !only.is_empty() {
         only.push(reference.into());
     }
-    match entrant::chosen(all, &only, &[]) {
-        Ok(chosen) => Ok(chosen),
-        Err(why) => bail!(Usage(why)),
-    }
+    Ok(entrant::chosen(all, &only, &[]).map_err(Usage)?)
 }
 
 /// The same for the results.
@@ -48,7 +45,7 @@ fn told(contestants: &[Contestant]) -> Vec<results::Contestant> {
     let told = |one: &Contestant| results::Contestant {
         name: one.name(),
         how: one.how(),
-        kind: if one.relays() { results::Kind::Ours } else { results::Kind::Reference },
+        kind: one.kind(),
     };
     contestants.iter().map(told).collect()
 }

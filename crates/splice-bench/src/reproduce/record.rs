@@ -1,23 +1,27 @@
 //! What an experiment leaves behind for later: the results of one run.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 
 use super::arguments::Shared;
-use crate::machine::Machine;
 use crate::output::Output;
 use crate::results::{
-    self, Better, Contestant, Measured, Missing, Parameter, Placement, Quantity, Ratio, Results,
-    Run, Schema, Unit, Verdict, Workload,
+    self, Better, Contestant, Machine, Measured, Missing, Parameter, Placement, Quantity, Ratio,
+    Results, Run, Schema, Unit, Verdict, Workload,
 };
 use crate::site::Site;
 use crate::statistics::{CONFIDENCE, DRAWS, Sample};
 use crate::{settings, versions};
 
+/// What a shell makes of a program that a signal ended: this and the signal's number.
+const SIGNALLED: i32 = 128;
+
 /// A run that has begun.
 pub(crate) struct Record {
+    machine: Machine,
     began: Instant,
     started: SystemTime,
 }
@@ -43,20 +47,26 @@ pub(crate) fn output(shared: &Shared) -> Result<Option<Output>> {
 }
 
 impl Record {
-    pub(crate) fn begin() -> Self {
-        Self {
+    /// From now on Ctrl-C ends the run with what it has. To be called before this thread is pinned:
+    /// the machine is asked how many CPUs it has.
+    pub(crate) fn begin() -> Result<Self> {
+        netlab::end_gracefully()?;
+        Ok(Self {
+            machine: Machine::this()?,
             began: Instant::now(),
             started: SystemTime::now(),
-        }
+        })
     }
 
-    /// Writes everything into `output`, if there is one, and says how long it took.
+    /// Writes everything into `output`, if there is one. The exit code says whether it was `sound`
+    /// and came to its end.
     pub(crate) fn finish(
-        &self,
+        self,
         output: Option<&Output>,
         about: About<'_>,
         workloads: Vec<Workload>,
-    ) -> Result<()> {
+        sound: bool,
+    ) -> Result<ExitCode> {
         let seconds = self.began.elapsed().as_secs_f64();
         if let Some(output) = output {
             let lab = &about.site.lab;
@@ -72,6 +82,7 @@ impl Record {
                     command: results::command_line(),
                     started: results::started(self.started),
                     duration_seconds: seconds,
+                    complete: netlab::interrupted().is_none(),
                     placement: Placement::OneCpu { cpu: about.cpu },
                     spinner: true,
                     rounds: about.rounds,
@@ -79,7 +90,7 @@ impl Record {
                     confidence: CONFIDENCE,
                     resamples: DRAWS,
                 },
-                machine: Machine::this()?,
+                machine: self.machine,
                 sysctls: settings::read(&namespaces)?,
                 programs: about.spliced.map(versions::of_programs).unwrap_or_default(),
                 contestants: about.contestants,
@@ -90,7 +101,14 @@ impl Record {
             })?;
         }
         eprintln!("took {seconds:.0} s");
-        Ok(())
+        Ok(match netlab::interrupted() {
+            Some(signal) => {
+                eprintln!("splice-bench: interrupted; the results are incomplete");
+                ExitCode::from((SIGNALLED + signal) as u8)
+            }
+            None if sound => ExitCode::SUCCESS,
+            None => ExitCode::FAILURE,
+        })
     }
 }
 
@@ -157,6 +175,11 @@ pub(crate) fn in_brackets(ratio: &Sample) -> String {
     };
     ratio.interval().map_or_else(
         || format!(" ({median:.2})"),
-        |interval| format!(" ({median:.2}, {:.2} to {:.2})", interval.low, interval.high),
+        |interval| {
+            format!(
+                " ({median:.2}, {:.2} to {:.2})",
+                interval.low, interval.high
+            )
+        },
     )
 }

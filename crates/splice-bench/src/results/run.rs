@@ -16,6 +16,8 @@ pub(crate) struct Run {
     /// When it began, UTC: "2026-11-20T12:38:00Z".
     pub(crate) started: String,
     pub(crate) duration_seconds: f64,
+    /// Not when it was interrupted: then here is what was measured until then.
+    pub(crate) complete: bool,
     pub(crate) placement: Placement,
     /// Whether a SCHED_IDLE spinner kept the CPUs awake.
     pub(crate) spinner: bool,
@@ -118,8 +120,21 @@ pub(crate) struct Program {
 pub(crate) struct Contestant {
     /// Unique, and the same in every run.
     pub(crate) name: String,
+    pub(crate) kind: Kind,
     /// How it was set up, in a line.
     pub(crate) how: String,
+}
+
+/// Whose a contestant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    /// What the others are held against: the direct path.
+    Reference,
+    /// An engine of spliced.
+    Ours,
+    /// A program of others.
+    Peer,
 }
 
 /// What was not measured.

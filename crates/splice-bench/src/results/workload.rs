@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Latencies, Missing};
+use super::{Latencies, Missing, Unit};
 
 /// One experiment, and what everybody did in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,25 +38,6 @@ pub(crate) struct Parameter {
     pub(crate) name: String,
     /// With its unit.
     pub(crate) value: String,
-}
-
-/// What a value is counted in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Unit {
-    /// 10⁹ bits in a second.
-    GigabitsPerSecond,
-    Microseconds,
-    Seconds,
-    Bytes,
-    /// CPU seconds of the whole machine for 10⁹ bytes.
-    CpuSecondsPerGigabyte,
-    ConnectionsPerSecond,
-    RequestsPerSecond,
-    /// A plain number of something that the title names.
-    Count,
-    /// Parts of a hundred.
-    Percent,
 }
 
 /// Which way is good.
@@ -234,23 +215,6 @@ impl Workload {
             stalls: None,
             missing: Vec::new(),
             notes: Vec::new(),
-        }
-    }
-}
-
-impl Unit {
-    /// As it stands behind a value or at an axis.
-    pub(crate) fn symbol(self) -> &'static str {
-        match self {
-            Self::GigabitsPerSecond => "Gb/s",
-            Self::Microseconds => "µs",
-            Self::Seconds => "s",
-            Self::Bytes => "B",
-            Self::CpuSecondsPerGigabyte => "CPU s/GB",
-            Self::ConnectionsPerSecond => "connections/s",
-            Self::RequestsPerSecond => "requests/s",
-            Self::Count => "",
-            Self::Percent => "%",
         }
     }
 }

@@ -32,6 +32,9 @@ pub(crate) struct Bands {
 }
 
 impl Times {
+    /// How much of the longest [`Self::trimmed`] leaves out: the seed's worst 1 %.
+    pub(crate) const TRIMMED_PERCENT: f64 = 1.0;
+
     pub(crate) fn push(&mut self, time: Duration) {
         self.nanoseconds
             .push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -46,7 +49,7 @@ impl Times {
         Values::of_sorted(&self.sorted())
     }
 
-    /// Without the longest hundredth.
+    /// Without the longest [`Self::TRIMMED_PERCENT`].
     pub(crate) fn trimmed(&self) -> Option<Values> {
         let sorted = self.sorted();
         Values::of_sorted(&sorted[..sorted.len() - sorted.len() / 100])
@@ -69,16 +72,8 @@ impl Times {
         self.nanoseconds.iter().filter(is_longer).count()
     }
 
-    /// The time that a part of them, 0 to 1, does not exceed, in µs.
-    pub(crate) fn quantile(&self, part: f64) -> Option<f64> {
-        let sorted = self.sorted();
-        let rank = (part * sorted.len() as f64).ceil().max(1.0) as usize;
-        Some(*sorted.get(rank - 1)? as f64 / 1e3)
-    }
-
-    /// In ns.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
-        self.nanoseconds.iter().copied()
+    pub(crate) fn len(&self) -> usize {
+        self.nanoseconds.len()
     }
 
     fn sorted(&self) -> Vec<u64> {
@@ -236,16 +231,5 @@ Values:
         assert_eq!(all.whole().expect("there are some").max, 70_000.0);
         assert_eq!(all.longer_than(Duration::from_millis(50)), 2);
         assert_eq!(microseconds(&[1; 99]).trimmed().expect("some").count, 99);
-    }
-
-    #[test]
-    fn a_quantile_is_one_of_the_times() {
-        let all = microseconds(&(1..=1000).collect::<Vec<_>>());
-        let of = |part| all.quantile(part).expect("there are some");
-        assert_eq!(
-            [of(0.5), of(0.99), of(0.999), of(1.0)],
-            [500.0, 990.0, 999.0, 1000.0]
-        );
-        assert_eq!(of(0.0), 1.0);
     }
 }

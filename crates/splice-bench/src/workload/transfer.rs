@@ -1,4 +1,4 @@
-//! Many bytes, both ways at once, on one connection.
+//! Many bytes on one connection.
 //!
 //! Two passes, because on one shared CPU whatever the ends do takes time from the relay: a checked
 //! pass whose bytes are all different and hashed at both ends, and timed passes that send the same
@@ -6,18 +6,24 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::cpus::Cost;
 use crate::payload::{Digest, Payload};
-use crate::site::{Connection, Cost, Site};
+use crate::site::{Connection, Site};
 
 /// Per system call at the ends; fits the L2 cache of any server CPU together with its copy.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Sent before the clock starts, so that windows and receive buffers have grown.
+/// Arrives before the clock starts, so that windows and receive buffers have grown.
 const WARM_UP_BYTES: u64 = 16 << 20;
+
+/// How often it is looked whether that much has arrived.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Seeds of the two directions; any two different ones would do.
 const SEEDS: [u64; 2] = [0x5eed_0001, 0x5eed_0002];
@@ -55,25 +61,118 @@ pub(crate) fn check(site: &Site, address: SocketAddr, bytes: u64) -> Result<bool
     Ok(same)
 }
 
-/// Sends `bytes` each way and says what that cost.
-pub(crate) fn time(site: &Site, address: SocketAddr, bytes: u64) -> Result<Cost> {
-    let connection = site.connect(address)?;
-    both_ways(&connection, WARM_UP_BYTES)?;
-    let ((), cost) = site.time(|| both_ways(&connection, bytes))?;
-    Ok(cost)
+/// Which way bytes flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ways {
+    /// From the client to the server.
+    Up,
+    /// From the server to the client.
+    Down,
+    /// Both at once.
+    Both,
 }
 
-fn both_ways(connection: &Connection, bytes: u64) -> Result<()> {
-    let Connection { client, server } = connection;
+/// What flowed in a window of time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    /// Bytes that arrived, both ways together.
+    pub(crate) bytes: u64,
+    pub(crate) cost: Cost,
+}
+
+impl Flow {
+    pub(crate) fn gigabits_per_second(&self) -> f64 {
+        self.bytes as f64 * 8.0 / 1e9 / self.cost.elapsed.as_secs_f64()
+    }
+
+    pub(crate) fn cpu_seconds_per_gigabyte(&self) -> f64 {
+        self.cost.busy.as_secs_f64() / (self.bytes as f64 / 1e9)
+    }
+}
+
+/// Lets bytes flow and counts what arrives within a `window` of time.
+pub(crate) fn flow(site: &Site, address: SocketAddr, ways: Ways, window: Duration) -> Result<Flow> {
+    let connection = site.connect(address)?;
+    let Connection { client, server } = &connection;
+    let both = [(client, server), (server, client)];
+    let directions = match ways {
+        Ways::Up => &both[..1],
+        Ways::Down => &both[1..],
+        Ways::Both => &both,
+    };
+    let (arrived, over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        let threads = [
-            scope.spawn(move || send(client, bytes, |_| {})),
-            scope.spawn(move || send(server, bytes, |_| {})),
-            scope.spawn(move || receive(server, bytes, |_| {})),
-            scope.spawn(move || receive(client, bytes, |_| {})),
-        ];
-        threads.into_iter().try_for_each(finish)
+        let (arrived, over) = (&arrived, &over);
+        let threads: Vec<_> = directions
+            .iter()
+            .flat_map(|&(from, to)| {
+                [
+                    scope.spawn(move || send_until(from, over)),
+                    scope.spawn(move || receive_until(to, arrived, over)),
+                ]
+            })
+            .collect();
+        let watched = watch(site, arrived, window, || {
+            threads.iter().any(ScopedJoinHandle::is_finished)
+        });
+        over.store(true, Ordering::Release);
+        // What a thread has to say explains why the watch ended early.
+        threads.into_iter().try_for_each(finish)?;
+        watched
     })
+}
+
+/// Counts for `window`, once enough has arrived to warm up.
+fn watch(
+    site: &Site,
+    arrived: &AtomicU64,
+    window: Duration,
+    ended: impl Fn() -> bool,
+) -> Result<Flow> {
+    let begin = Instant::now();
+    // A relay that is too slow to warm up within one window has had its time.
+    while arrived.load(Ordering::Relaxed) < WARM_UP_BYTES && begin.elapsed() < window {
+        ensure!(!ended(), "the transfer ended by itself");
+        thread::sleep(LOOK_EVERY);
+    }
+    let before = arrived.load(Ordering::Relaxed);
+    let (bytes, cost) = site.cpus.time(|| {
+        thread::sleep(window);
+        Ok(arrived.load(Ordering::Relaxed) - before)
+    })?;
+    ensure!(!ended(), "the transfer ended by itself");
+    ensure!(bytes > 0, "nothing arrived for {window:?}");
+    Ok(Flow { bytes, cost })
+}
+
+fn send_until(mut stream: &TcpStream, over: &AtomicBool) -> Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    Payload::new(SEEDS[0]).fill(&mut buffer);
+    while !over.load(Ordering::Acquire) {
+        if let Err(error) = stream.write_all(&buffer) {
+            // A relay may end the whole connection as soon as one way has ended.
+            ensure!(over.load(Ordering::Acquire), "sending failed: {error}");
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Write);
+    Ok(())
+}
+
+fn receive_until(mut stream: &TcpStream, arrived: &AtomicU64, over: &AtomicBool) -> Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(count @ 1..) => {
+                arrived.fetch_add(count as u64, Ordering::Relaxed);
+            }
+            ended => {
+                // As above; and what a read that failed meant is told if it was too early.
+                let early = !over.load(Ordering::Acquire);
+                ensure!(!early, "receiving ended early: {ended:?}");
+                return Ok(());
+            }
+        }
+    }
 }
 
 fn finish<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
