@@ -15,6 +15,9 @@ pub(crate) struct Reading {
     sleeps: HashMap<u32, u64>,
     /// Time on a CPU in ns of the kernel's workers that are bound to one.
     kworkers: HashMap<u32, u64>,
+    /// The same of the threads that softirqs are left to when there are many (`ksoftirqd`). What
+    /// runs as a softirq elsewhere is booked to the task that it interrupts.
+    softirqs: HashMap<u32, u64>,
 }
 
 /// What came between two readings.
@@ -24,20 +27,24 @@ pub(crate) struct Spent {
     pub(crate) process: Duration,
     /// By the kernel's workers.
     pub(crate) kworkers: Duration,
+    /// By the threads of softirqs.
+    pub(crate) softirqs: Duration,
     /// Times that the process went to sleep, and so was woken.
     pub(crate) wake_ups: u64,
 }
 
 impl Reading {
-    /// Reads what `process` and the kernel's workers on `cpus` have had so far.
-    pub(crate) fn take(process: u32, cpus: &[usize]) -> Result<Self> {
+    /// Reads what `process`, if there is one, and the kernel's threads on `cpus` have had so far.
+    pub(crate) fn take(process: Option<u32>, cpus: &[usize]) -> Result<Self> {
         let mut reading = Self::default();
-        for task in numbers_in(&format!("/proc/{process}/task"))? {
-            let directory = format!("/proc/{process}/task/{task}");
-            // A task that ended while this looked has no more to say.
-            if let (Some(time), Some(sleeps)) = (on_cpu(&directory), sleeps(&directory)) {
-                reading.process.insert(task, time);
-                reading.sleeps.insert(task, sleeps);
+        if let Some(pid) = process {
+            for task in numbers_in(&format!("/proc/{pid}/task"))? {
+                let directory = format!("/proc/{pid}/task/{task}");
+                // A task that ended while this looked has no more to say.
+                if let (Some(time), Some(sleeps)) = (on_cpu(&directory), sleeps(&directory)) {
+                    reading.process.insert(task, time);
+                    reading.sleeps.insert(task, sleeps);
+                }
             }
         }
         for task in numbers_in("/proc")? {
@@ -45,9 +52,12 @@ impl Reading {
             let Ok(name) = fs::read_to_string(format!("{directory}/comm")) else {
                 continue;
             };
-            if bound_to(&name).is_some_and(|cpu| cpus.contains(&cpu)) {
-                on_cpu(&directory).map(|time| reading.kworkers.insert(task, time));
-            }
+            let threads = match bound_to(&name) {
+                Some((KWORKER, cpu)) if cpus.contains(&cpu) => &mut reading.kworkers,
+                Some((KSOFTIRQD, cpu)) if cpus.contains(&cpu) => &mut reading.softirqs,
+                _ => continue,
+            };
+            on_cpu(&directory).map(|time| threads.insert(task, time));
         }
         Ok(reading)
     }
@@ -62,6 +72,7 @@ impl Reading {
         Spent {
             process: Duration::from_nanos(grown(&self.process, &before.process)),
             kworkers: Duration::from_nanos(grown(&self.kworkers, &before.kworkers)),
+            softirqs: Duration::from_nanos(grown(&self.softirqs, &before.softirqs)),
             wake_ups: grown(&self.sleeps, &before.sleeps),
         }
     }
@@ -71,17 +82,20 @@ impl Spent {
     pub(crate) fn add(&mut self, other: Self) {
         self.process += other.process;
         self.kworkers += other.kworkers;
+        self.softirqs += other.softirqs;
         self.wake_ups += other.wake_ups;
     }
 }
 
-/// The CPU of a worker `kworker/CPU:NUMBER-...`; those of no CPU are `kworker/uPOOL:...`.
-fn bound_to(name: &str) -> Option<usize> {
-    name.strip_prefix("kworker/")?
-        .split_once(':')?
-        .0
-        .parse()
-        .ok()
+const KWORKER: &str = "kworker";
+const KSOFTIRQD: &str = "ksoftirqd";
+
+/// What a kernel thread that is bound to a CPU is for, and the CPU: `kworker/CPU:NUMBER-...` or
+/// `ksoftirqd/CPU`. The workers of no CPU are `kworker/uPOOL:...`.
+fn bound_to(name: &str) -> Option<(&str, usize)> {
+    let (kind, rest) = name.trim_end().split_once('/')?;
+    let cpu = rest.split(':').next()?.parse().ok()?;
+    Some((kind, cpu))
 }
 
 /// The entries of a directory that are numbers: processes, or tasks.
@@ -114,7 +128,7 @@ mod tests {
     use super::{Reading, Spent, bound_to};
 
     fn spent_by_this_process(doing: impl FnOnce()) -> Spent {
-        let take = || Reading::take(std::process::id(), &[]).expect("/proc is there");
+        let take = || Reading::take(Some(std::process::id()), &[]).expect("/proc is there");
         let before = take();
         doing();
         take().since(&before)
@@ -137,11 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_says_its_cpu() {
-        assert_eq!(bound_to("kworker/0:1-events\n"), Some(0));
-        assert_eq!(bound_to("kworker/12:1H-kblockd\n"), Some(12));
+    fn a_kernel_thread_says_its_cpu() {
+        assert_eq!(bound_to("kworker/0:1-events\n"), Some(("kworker", 0)));
+        assert_eq!(bound_to("kworker/12:1H-kblockd\n"), Some(("kworker", 12)));
+        assert_eq!(bound_to("ksoftirqd/1\n"), Some(("ksoftirqd", 1)));
         assert_eq!(bound_to("kworker/u9:0-events_unbound\n"), None);
         assert_eq!(bound_to("kworker/R-netns\n"), None);
-        assert_eq!(bound_to("ksoftirqd/0\n"), None);
+        assert_eq!(bound_to("spliced\n"), None);
     }
 }

@@ -1,8 +1,10 @@
 //! `reproduce cpu`: what moving a gigabyte costs the machine, each way and both.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::arguments;
 use super::record::{About, Record, Told, in_brackets, output, parameter, quantity};
@@ -10,6 +12,7 @@ use super::{absent, own_paths, told};
 use crate::cpu_time::{Reading, Spent};
 use crate::cpus::Placement;
 use crate::entrant::Entrant;
+use crate::relay::Relay;
 use crate::results::{Better, Missing, Unit, Workload};
 use crate::site::Site;
 use crate::statistics::Sample;
@@ -34,22 +37,35 @@ const WAYS: [(Ways, &str, &str); 3] = [
 struct Measured {
     name: String,
     gigabits_per_second: Sample,
-    /// CPU seconds per GB: of the whole machine, of the relay's process, of kernel workers.
+    /// CPU seconds per GB of the whole machine, whoever else was busy on it included.
     machine: Sample,
+    /// The same of those who had to do with it: the sum of the following.
+    parts: Sample,
+    /// Client and server; the relay's process; kernel workers; the threads of softirqs.
+    ends: Sample,
     process: Sample,
     kworkers: Sample,
+    softirqs: Sample,
     failures: Vec<String>,
 }
 
 impl Measured {
-    fn add(&mut self, flow: &Flow, spent: Spent) {
+    fn add(&mut self, flow: &Flow, spent: Spent, ends: Duration) {
         let gigabytes = flow.bytes as f64 / 1e9;
         self.gigabits_per_second.push(flow.gigabits_per_second());
         self.machine.push(flow.cpu_seconds_per_gigabyte());
-        // These two are taken around the whole flow, its warm-up included: 16 MiB, less than a
+        // The parts are taken around the whole flow, its warm-up included: 16 MiB, less than a
         // hundredth of what a window moves.
-        self.process.push(spent.process.as_secs_f64() / gigabytes);
-        self.kworkers.push(spent.kworkers.as_secs_f64() / gigabytes);
+        let parts = ends + spent.process + spent.kworkers + spent.softirqs;
+        for (sample, part) in [
+            (&mut self.parts, parts),
+            (&mut self.ends, ends),
+            (&mut self.process, spent.process),
+            (&mut self.kworkers, spent.kworkers),
+            (&mut self.softirqs, spent.softirqs),
+        ] {
+            sample.push(part.as_secs_f64() / gigabytes);
+        }
     }
 }
 
@@ -69,8 +85,10 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
     })?;
     println!(
         "Client, relay and server share CPU {cpu}, kept awake; {} interleaved rounds.\nCPU seconds per \
-         GB of payload; in brackets the ratio to {REFERENCE}. The whole machine is ends, relay, kernel \
-         workers and softirqs;\nwhat it has above the direct path is the cost of relaying. The post \
+         GB of payload; in brackets the ratio to {REFERENCE}. The whole machine is everybody on it; the \
+         parts are the ends,\nthe relay's process, kernel workers and threads of softirqs (a softirq \
+         that runs elsewhere is booked to the task that it interrupts).\nOn a quiet machine both are \
+         the same. What the parts have above the direct path is the cost of relaying.\nThe post \
          (FreeBSD 14.2, iperf3, 60 s at 10 Gb/s, the proxy alone):\nreceiving 6.56 s with copies, 5.98 \
          s spliced (0.91); sending 19.06 s and 14.93 s (0.78).",
         extent.rounds
@@ -132,7 +150,7 @@ fn measure(
                     continue;
                 }
                 match once(site, cpu, &entrants[index], *ways, extent) {
-                    Ok((flow, spent)) => one.add(&flow, spent),
+                    Ok((flow, spent, ends)) => one.add(&flow, spent, ends),
                     Err(error) => {
                         eprintln!("  {} FAILED: {error:#}", one.name);
                         one.failures.push(format!("{error:#}"));
@@ -151,19 +169,20 @@ fn once(
     entrant: &Entrant,
     ways: Ways,
     extent: &arguments::Extent,
-) -> Result<(Flow, Spent)> {
-    // Without a relay there is no process to look at but this one, which is both ends.
-    let pid = entrant
-        .relay
-        .as_ref()
-        .map_or_else(std::process::id, crate::relay::Relay::pid);
-    let before = Reading::take(pid, &[cpu])?;
+) -> Result<(Flow, Spent, Duration)> {
+    let pid = entrant.relay.as_ref().map(Relay::pid);
+    let before = (Reading::take(pid, &[cpu])?, of_this_process());
     let flow = flow(site, entrant.address(), ways, extent.window())?;
-    let mut spent = Reading::take(pid, &[cpu])?.since(&before);
-    if entrant.relay.is_none() {
-        spent.process = std::time::Duration::ZERO;
-    }
-    Ok((flow, spent))
+    let ends = of_this_process().saturating_sub(before.1);
+    let spent = Reading::take(pid, &[cpu])?.since(&before.0);
+    Ok((flow, spent, ends))
+}
+
+/// CPU time of this process, which is client and server; of threads that have ended as well.
+fn of_this_process() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    // A clock that counts up from the start of the process is not negative.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 /// One of the samples of somebody.
@@ -174,41 +193,39 @@ fn table(all: &[Measured]) -> Table {
         "path",
         "Gb/s",
         "whole machine (ratio)",
-        "above direct (ratio)",
+        "sum of parts (ratio)",
+        "above direct",
+        "ends",
         "relay's process",
-        "kernel workers",
+        "kworkers",
+        "ksoftirqd",
     ]);
     let of = |name: &str| all.iter().find(|one| one.name == name);
     let (direct, reference) = (of(DIRECT), of(REFERENCE));
-    let above = above_of(direct);
+    let told = |sample: &Sample, digits: usize| {
+        let median = sample.median();
+        median.map_or_else(|| "-".into(), |median| format!("{median:.digits$}"))
+    };
     for one in all {
-        let median = |column: Column, digits: usize| {
-            let median = column(one).median();
-            median.map_or_else(|| "-".into(), |median| format!("{median:.digits$}"))
+        let with_ratio = |column: Column| {
+            let ratio = reference.map(|reference| column(one).ratio_to(column(reference)));
+            let ratio = ratio.map_or_else(String::new, |ratio| in_brackets(&ratio));
+            format!("{}{ratio}", told(column(one), 3))
         };
-        let ratio = reference.map(|reference| one.machine.ratio_to(&reference.machine));
-        let relaying = above(one).and_then(|above| {
-            let ratio = above.ratio_to(&reference.and_then(above_of(direct))?);
-            Some(format!("{:.3}{}", above.median()?, in_brackets(&ratio)))
-        });
+        let above = direct.map(|direct| one.parts.less(&direct.parts));
         table.push(vec![
             one.name.clone(),
-            median(|one| &one.gigabits_per_second, 2),
-            median(|one| &one.machine, 3)
-                + &ratio.map_or_else(String::new, |ratio| in_brackets(&ratio)),
-            relaying
-                .filter(|_| one.name != DIRECT)
-                .unwrap_or_else(|| "-".into()),
-            median(|one| &one.process, 3),
-            median(|one| &one.kworkers, 3),
+            told(&one.gigabits_per_second, 2),
+            with_ratio(|one| &one.machine),
+            with_ratio(|one| &one.parts),
+            above.map_or_else(String::new, |above| told(&above, 3)),
+            told(&one.ends, 3),
+            told(&one.process, 3),
+            told(&one.kworkers, 3),
+            told(&one.softirqs, 3),
         ]);
     }
     table
-}
-
-/// What somebody costs above the direct path.
-fn above_of(direct: Option<&Measured>) -> impl Fn(&Measured) -> Option<Sample> {
-    move |one| direct.map(|direct| one.machine.less(&direct.machine))
 }
 
 fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
@@ -219,41 +236,31 @@ fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
          ends, relay, kernel workers, softirqs.",
     );
     workload.parameters.push(parameter("direction", words));
-    let columns: [(&str, &str, Unit, Better, Column); 4] = [
-        (
-            "cpu",
-            "CPU time of the whole machine",
-            Unit::CpuSecondsPerGigabyte,
-            Better::Lower,
-            |one| &one.machine,
-        ),
-        (
-            "cpu-process",
-            "Of it the relay's process",
-            Unit::CpuSecondsPerGigabyte,
-            Better::Lower,
-            |one| &one.process,
-        ),
-        (
-            "cpu-kworkers",
-            "Of it kernel workers",
-            Unit::CpuSecondsPerGigabyte,
-            Better::Lower,
-            |one| &one.kworkers,
-        ),
-        (
-            "throughput",
-            "Throughput",
-            Unit::GigabitsPerSecond,
-            Better::Higher,
-            |one| &one.gigabits_per_second,
-        ),
+    let columns: [(&str, &str, Column); 7] = [
+        ("cpu", "CPU time of the whole machine", |one| &one.machine),
+        ("cpu-parts", "CPU time of everybody who took part", |one| {
+            &one.parts
+        }),
+        ("cpu-ends", "Of it client and server", |one| &one.ends),
+        ("cpu-process", "Of it the relay's process", |one| {
+            &one.process
+        }),
+        ("cpu-kworkers", "Of it kernel workers", |one| &one.kworkers),
+        ("cpu-ksoftirqd", "Of it threads of softirqs", |one| {
+            &one.softirqs
+        }),
+        ("throughput", "Throughput", |one| &one.gigabits_per_second),
     ];
-    for (id, title, unit, better, column) in columns {
+    for (id, title, column) in columns {
         let samples: Vec<_> = all
             .iter()
             .map(|one| (one.name.clone(), column(one).clone()))
             .collect();
+        let (unit, better) = if id == "throughput" {
+            (Unit::GigabitsPerSecond, Better::Higher)
+        } else {
+            (Unit::CpuSecondsPerGigabyte, Better::Lower)
+        };
         let told = Told {
             id,
             title,
