@@ -40,7 +40,7 @@
 //!
 //! # Signals
 //!
-//! splice(2) has no `MSG_NOSIGNAL`. Rust programs ignore `SIGPIPE` from the start; a program in
+//! splice(2) has no `MSG_NOSIGNAL`, nor has io_submit(2) before Linux 6.18. Rust programs ignore `SIGPIPE` from the start; a program in
 //! another language that embeds this library has to ignore it as well.
 
 mod address;

@@ -117,12 +117,11 @@ impl Pair {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap | EngineName::Segment) => {
-                Carriage::Copy
-            }
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
+            // The others begin with it.
+            EngineChoice::Only(_) => Carriage::Copy,
         };
-        let mut directions = [Direction::new(carriage), Direction::new(carriage)];
+        let mut directions = [Direction::new(carriage.clone()), Direction::new(carriage)];
         for (index, readiness) in registered.into_iter().flatten().enumerate() {
             directions[index].source_became(readiness);
             directions[1 - index].destination_became(readiness);
@@ -277,10 +276,9 @@ impl Pair {
             };
             return Chosen::new(kernel.name(), why);
         }
-        if self.choice == EngineChoice::Only(EngineName::Segment)
+        if let EngineChoice::Only(name @ (EngineName::Segment | EngineName::Aio)) = self.choice
             && let Some(why) = self.declined.as_deref().cloned()
         {
-            let name = EngineName::Segment;
             return Chosen { name, why };
         }
         let name = match self.choice {
@@ -420,6 +418,18 @@ impl Task for Pair {
                             errno,
                         },
                     );
+                }
+            }
+        }
+        if self.choice == EngineChoice::Only(EngineName::Aio) {
+            match cx.carriers().aio() {
+                Ok(context) => self
+                    .directions
+                    .iter_mut()
+                    .for_each(|direction| direction.carry_by(Arc::clone(&context))),
+                Err(error) => {
+                    self.declined = Some(Box::new(error.to_string().into()));
+                    return self.end(cx, Reason::Refused);
                 }
             }
         }

@@ -175,6 +175,7 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Er
     }
 }
 
-fn last_error() -> Errno {
+/// Why the thread's last system call failed.
+pub(crate) fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -147,6 +147,7 @@ macro_rules! contract {
 contract!(copy, COPY, (always));
 contract!(pipe, PIPE, (always));
 contract!(auto, AUTO, (always));
+contract!(aio, AIO, (always));
 contract!(segment, SEGMENT, (alone));
 contract!(segment_v6, SEGMENT_V6, (alone));
 // Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.
