@@ -92,8 +92,9 @@ impl Hand {
 
 /// What a direction needs from its pair and loop to move.
 pub(crate) struct Way<'a> {
-    pub(crate) source: &'a mut Endpoint,
-    pub(crate) destination: &'a mut Endpoint,
+    pub(crate) source: &'a Endpoint,
+    /// The source itself, in an echo.
+    pub(crate) destination: &'a Endpoint,
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
@@ -169,6 +170,14 @@ impl Direction {
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
             bulk: false,
             way_taken: WayTaken::default(),
+        }
+    }
+
+    /// One in which nothing ever flows.
+    pub(crate) fn ended() -> Self {
+        Self {
+            state: State::Ended,
+            ..Self::new(Carriage::Copy)
         }
     }
 

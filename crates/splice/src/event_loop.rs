@@ -20,6 +20,7 @@ use slab::Slab;
 
 use crate::context::Context;
 use crate::endpoint::Endpoint;
+use crate::ends::Ends;
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
 use crate::engine::segment::ground::Standing;
@@ -284,8 +285,21 @@ impl EventLoop {
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
     /// by name and cannot take the pair. Both sockets are closed then.
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        self.run_pair(Ends::Apart([a, b]), options)
+    }
+
+    /// Splices an endpoint to itself on this loop: see [`echo_task`](crate::echo_task).
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
+    /// by name that needs two sockets. The socket is closed then.
+    pub fn echo(&mut self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
+        self.run_pair(Ends::Echo(endpoint), options)
+    }
+
+    fn run_pair(&mut self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
-        let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        let pair = Pair::new(ends, options, None, Arc::clone(&status), None)?;
         self.place(pair, &status);
         if !self.turned {
             // A caller that only waits for the descriptor has to come in once, to show how it

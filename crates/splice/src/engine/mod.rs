@@ -83,6 +83,24 @@ impl EngineName {
     }
 }
 
+impl EngineName {
+    /// Whether the engine can splice a socket to itself, whatever this process may do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub fn can_echo(self) -> Result<()> {
+        let why = match self {
+            Self::Copy | Self::Pipe | Self::Aio => return Ok(()),
+            Self::Sockmap => "its verdict sends to the other socket of a pair",
+            Self::Segment => "it translates the segments of one connection into those of another",
+        };
+        Err(Error::new(
+            ErrorKind::EngineRefused,
+            format!("engine {self} cannot splice a socket to itself: {why}; choose another"),
+        ))
+    }
+}
+
 impl fmt::Display for EngineName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())

@@ -56,7 +56,7 @@ fn round_trips(Joined { a, b, .. }: &Joined, numbers: Range<u64>) {
 }
 
 /// Waits until the loop's thread sits in its wait.
-fn wait_asleep(calls: &mut SystemCalls) {
+pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     until("the loop waits", || {
         let ended = calls.sum_ended(&WAITING);
         calls.sum_begun(&WAITING) == ended + 1
@@ -110,7 +110,8 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
     });
 }
 
-fn counted(calls: &mut SystemCalls) -> [u64; 5] {
+/// Reads, writes, splices, submits and waits so far.
+pub(crate) fn counted(calls: &mut SystemCalls) -> [u64; 5] {
     let waits = calls.sum_begun(&WAITING);
     let [reads, writes, splices, submits] =
         ["recvfrom", "sendto", "splice", "io_submit"].map(|name| calls.begun(name));
