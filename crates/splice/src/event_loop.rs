@@ -29,6 +29,7 @@ use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
 use crate::options::Options;
 use crate::pair::Pair;
+use crate::socket_option::set_epoll_busy_poll;
 use crate::task::{Interest, Readiness, Step, Task};
 use crate::timer_wheel::TimerWheel;
 
@@ -143,6 +144,15 @@ impl EventLoop {
             carriers: Carriers::default(),
             bells: Vec::new(),
         })
+    }
+
+    /// Has the loop poll the device of its sockets for up to `time` before it sleeps, where the
+    /// device's driver can be polled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) on kernels before 6.9.
+    pub fn set_busy_poll(&self, time: Duration) -> Result<()> {
+        set_epoll_busy_poll(self.epoll.as_fd(), time)
     }
 
     /// A way to reach this loop from other threads.

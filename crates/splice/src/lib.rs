@@ -80,6 +80,6 @@ pub use mailbox::{Remote, Waker};
 pub use options::Options;
 pub use outcome::{Outcome, Reason, Side};
 pub use pair::{echo_task, pair_task};
-pub use socket_option::SocketMemory;
+pub use socket_option::{SocketMemory, busy_poll, set_busy_poll};
 pub use splicer::{Splicer, echo, join};
 pub use task::{Interest, Readiness, Step, Task};
