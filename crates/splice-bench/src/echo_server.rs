@@ -1,5 +1,5 @@
 //! Echo servers of the bench's own, one connection at a time, as the seed's servers have it. What
-//! spliced does is `spliced echo`; these two stand beside it.
+//! spliced does is `spliced echo`; these stand beside it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -23,14 +23,17 @@ const SOCKMAP_2019: &[u8] = include_bytes!("../bpf/prebuilt/sockmap_2019.bpf.o")
 /// What a connection is given to.
 enum Echo {
     ReadWrite(Vec<u8>),
-    Sockmap2019(BpfObject),
+    Sockmap2019 { object: BpfObject, tuned: bool },
 }
 
 /// Serves until it is killed.
 pub(crate) fn serve(arguments: &EchoServer) -> Result<()> {
     let mut echo = match arguments.kind {
         OwnEcho::ReadWrite => Echo::ReadWrite(vec![0; BUFFER_BYTES]),
-        OwnEcho::Sockmap2019 => Echo::Sockmap2019(load_sockmap_2019()?),
+        OwnEcho::Sockmap2019 | OwnEcho::Sockmap2019Untuned => Echo::Sockmap2019 {
+            object: load_sockmap_2019()?,
+            tuned: arguments.kind == OwnEcho::Sockmap2019,
+        },
     };
     let listener = listen(arguments.listen)?;
     for stream in listener.incoming() {
@@ -62,9 +65,11 @@ fn serve_one(stream: &TcpStream, echo: &mut Echo, busy_poll: bool) -> Result<()>
     }
     match echo {
         Echo::ReadWrite(buffer) => read_write(stream, buffer),
-        Echo::Sockmap2019(object) => {
-            sockopt::set_socket_send_buffer_size_force(stream, SEND_BUFFER_BYTES)
-                .context("cannot enlarge the send buffer")?;
+        Echo::Sockmap2019 { object, tuned } => {
+            if *tuned {
+                sockopt::set_socket_send_buffer_size_force(stream, SEND_BUFFER_BYTES)
+                    .context("cannot enlarge the send buffer")?;
+            }
             object.insert("echoed", 0, stream)?;
             // Nothing is left to do here until the client ends the stream.
             poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], None)?;

@@ -58,7 +58,8 @@ fn cell(text: &str, heading: &str, row: &str, from_right: usize) -> f64 {
 }
 
 const POLLED: usize = 0;
-const WAKE_UPS: usize = 2;
+const PACKETS: usize = 1;
+const WAKE_UPS: usize = 3;
 
 #[test]
 fn the_echo_is_told_as_in_2019() {
@@ -95,6 +96,10 @@ fn the_echo_is_told_as_in_2019() {
         cell(&text, heading, "sockmap-2019", WAKE_UPS) < 0.1,
         "{text}"
     );
+
+    // 16 KiB there and back are a packet each way at least, and no more than segments would be.
+    let packets = cell(&text, heading, "read/write", PACKETS);
+    assert!((2.0..50.0).contains(&packets), "{text}");
 
     let json = fs::read_to_string(directory.join("results.json")).expect("it was written");
     for part in [
@@ -240,6 +245,7 @@ fn what_cannot_be_meant_is_one_sentence() {
             "a burst is a multiple of 8 bytes",
         ),
         ("echo --spliced /bin/sh --runs 0", "0 is not in 1.."),
+        ("echo --spliced /bin/sh --napi", "--server-cpu"),
         ("relay", "--spliced"),
         (
             "relay --spliced /bin/sh --only nginx",

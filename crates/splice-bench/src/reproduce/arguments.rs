@@ -87,8 +87,9 @@ pub(crate) struct Echo {
     pub(crate) server_cpu: Option<usize>,
 
     /// Make the devices like a network card: segments of one MTU each, and NAPI, without which
-    /// SO_BUSY_POLL has nothing to poll
-    #[arg(long)]
+    /// SO_BUSY_POLL has nothing to poll. On one CPU two that poll hold each other up for 10 ms at a
+    /// time, so the servers need one of their own
+    #[arg(long, requires = "server_cpu")]
     pub(crate) napi: bool,
 }
 
@@ -177,6 +178,9 @@ pub(crate) enum OwnEcho {
     /// SOCKMAP as in 2019: a verdict program that redirects everything.
     #[value(name = "sockmap-2019")]
     Sockmap2019,
+    /// The same without the large send buffer that it was given.
+    #[value(name = "sockmap-2019-untuned")]
+    Sockmap2019Untuned,
 }
 
 /// Reads the size of a burst.

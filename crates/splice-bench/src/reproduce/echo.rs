@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use netlab::Spinner;
+use clap::ValueEnum;
+use netlab::{Lab, Namespace, Spinner};
 
 use super::arguments::{self, OwnEcho};
 use super::record::{About, Record, Told, in_brackets, missing, output, parameter, quantity};
@@ -47,7 +48,12 @@ enum Server {
 
 impl Server {
     fn all() -> Vec<Self> {
-        let own = [REFERENCE, Self::Own(OwnEcho::Sockmap2019)];
+        let own = [
+            OwnEcho::ReadWrite,
+            OwnEcho::Sockmap2019,
+            OwnEcho::Sockmap2019Untuned,
+        ]
+        .map(Self::Own);
         let spliced = ENGINES.map(Self::Spliced);
         own.into_iter().chain(spliced).collect()
     }
@@ -56,6 +62,7 @@ impl Server {
         match self {
             Self::Own(OwnEcho::ReadWrite) => "read/write".into(),
             Self::Own(OwnEcho::Sockmap2019) => "sockmap-2019".into(),
+            Self::Own(OwnEcho::Sockmap2019Untuned) => "sockmap-2019 untuned".into(),
             Self::Spliced(engine) => format!("spliced {engine}"),
         }
     }
@@ -77,6 +84,10 @@ impl Server {
                 "a parser and a verdict that redirects everything; SO_SNDBUF 32 MiB".into(),
                 Kind::Peer,
             ),
+            Self::Own(OwnEcho::Sockmap2019Untuned) => (
+                "the same with the send buffer that the kernel gives".into(),
+                Kind::Peer,
+            ),
             Self::Spliced(engine) => (format!("spliced echo --engine {engine}"), Kind::Ours),
         };
         results::Contestant {
@@ -88,7 +99,7 @@ impl Server {
 
     /// Whether losing bytes is a failure, and not what is to be found out.
     fn is_sound(self) -> bool {
-        self != Self::Own(OwnEcho::Sockmap2019)
+        matches!(self, Self::Spliced(_) | Self::Own(OwnEcho::ReadWrite))
     }
 }
 
@@ -103,6 +114,31 @@ struct Entry {
     failures: Vec<String>,
 }
 
+/// What the kernel has counted in the namespaces of client and server.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Packets that the server's device took and gave.
+    packets: u64,
+    /// Packets that a busy-polling receiver took from the device.
+    polled: u64,
+}
+
+impl Counts {
+    fn read(site: &Site) -> Result<Self> {
+        let (client, server) = (site.lab.client(), site.lab.relay());
+        let polled = |namespace: &Namespace| namespace.tcp_counter("BusyPollRxPackets");
+        Ok(Self {
+            packets: server.packets(Lab::TO_CLIENT)?,
+            polled: polled(client)? + polled(server)?,
+        })
+    }
+
+    fn add(&mut self, after: Self, before: Self) {
+        self.packets += after.packets.saturating_sub(before.packets);
+        self.polled += after.polled.saturating_sub(before.polled);
+    }
+}
+
 /// What was measured with one size of a burst.
 #[derive(Default)]
 struct Measured {
@@ -110,8 +146,7 @@ struct Measured {
     /// Median of each run, in µs.
     medians: Sample,
     spent: Spent,
-    /// Packets that a busy-polling receiver took from the device.
-    polled: u64,
+    counts: Counts,
 }
 
 /// What the measurements need to know.
@@ -282,11 +317,15 @@ impl Entry {
         };
         let listen = self.address.to_string();
         match self.server {
-            Server::Own(OwnEcho::ReadWrite) => command.args(["echo-server", "read-write", &listen]),
-            Server::Own(OwnEcho::Sockmap2019) => {
-                command.args(["echo-server", "sockmap-2019", &listen])
+            Server::Own(kind) => {
+                // Every kind has a name to be called by.
+                let name = kind.to_possible_value();
+                let name = name.context("an echo server without a name")?;
+                command.args(["echo-server", name.get_name(), &listen])
             }
-            Server::Spliced(engine) => command.args(["echo", &listen, "--engine", engine]),
+            Server::Spliced(engine) => {
+                command.args(["echo", &listen, "--engine", engine, "--threads", "1"])
+            }
         };
         if self.busy_poll {
             command.arg("--busy-poll");
@@ -307,14 +346,14 @@ impl Entry {
             arguments.shared.cpu,
             arguments.server_cpu.unwrap_or(arguments.shared.cpu),
         ];
-        let (before, polled_before) = (Reading::take(pid, &cpus)?, polled(setting.site)?);
+        let (before, counted) = (Reading::take(pid, &cpus)?, Counts::read(setting.site)?);
         let times = bursts.send(arguments.bursts)?;
         if netlab::interrupted().is_some() {
             return Ok(());
         }
         let spent = Reading::take(pid, &cpus)?.since(&before);
         let measured = &mut self.measured[number];
-        measured.polled += polled(setting.site)?.saturating_sub(polled_before);
+        measured.counts.add(Counts::read(setting.site)?, counted);
         measured.spent.add(spent);
         if let Some(values) = times.whole() {
             measured.medians.push(values.med);
@@ -322,14 +361,6 @@ impl Entry {
         measured.times.extend(&times);
         bursts.finish()
     }
-}
-
-/// Packets that busy polling has taken from devices in the namespaces of client and server.
-fn polled(site: &Site) -> Result<u64> {
-    [site.lab.client(), site.lab.relay()]
-        .into_iter()
-        .map(|namespace| namespace.tcp_counter("BusyPollRxPackets"))
-        .sum()
 }
 
 /// `2 MiB`.
@@ -414,6 +445,7 @@ fn table(entries: &[Entry], number: usize, busy_poll: bool) -> Table {
         "> 50 ms",
         "wake-ups/burst",
         "kworkers µs/burst",
+        "packets/burst",
         "polled/burst",
     ]);
     let of_way = || entries.iter().filter(|entry| entry.busy_poll == busy_poll);
@@ -441,7 +473,8 @@ fn table(entries: &[Entry], number: usize, busy_poll: bool) -> Table {
             "{:.2}",
             measured.spent.kworkers.as_secs_f64() * 1e6 / bursts
         ));
-        row.push(format!("{:.2}", measured.polled as f64 / bursts));
+        row.push(format!("{:.1}", measured.counts.packets as f64 / bursts));
+        row.push(format!("{:.2}", measured.counts.polled as f64 / bursts));
         table.push(row);
     }
     table
