@@ -1,5 +1,6 @@
 //! `splice-bench` measures ways of joining two sockets. `splice-bench --help` says how to use it.
 
+mod check;
 mod cli;
 mod compare;
 mod contestant;
@@ -17,6 +18,7 @@ mod progress;
 mod random;
 mod relay;
 mod results;
+mod server;
 mod settings;
 mod site;
 mod statistics;
@@ -39,10 +41,14 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Delay(arguments) => {
             delay::run(arguments.listen, arguments.target, arguments.delay())
                 .map(|()| ExitCode::SUCCESS)
+        }
+        Command::Serve(arguments) => {
+            server::run(arguments.service, arguments.number).map(|()| ExitCode::SUCCESS)
         }
         Command::Report(arguments) => output::Output::open(&arguments.directory)
             .write_again()
