@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cpus::Placement;
 use crate::reproduce::arguments::{EchoServer, Reproduce};
+use crate::server::Service;
 
 /// Measures every way of joining two sockets side by side, next to the direct path and to the peers
 /// that are installed.
@@ -39,9 +40,20 @@ pub(crate) enum Command {
     /// usage.
     Compare(Compare),
 
+    /// Whether the bench measures what it says
+    ///
+    /// One path twice comes out the same, a relay that keeps every message for 200 µs comes out at
+    /// that, and sockperf and iperf3 find the same figures on the direct path. Needs root. Exit
+    /// status: 0 all of it holds, 1 it does not, 2 wrong usage.
+    Check(Check),
+
     /// A relay that keeps every message for a known time, for the bench to check itself with
     #[command(hide = true)]
     Delay(Delay),
+
+    /// The server's end of a measurement, with its socket as standard input
+    #[command(hide = true)]
+    Serve(Serve),
 
     /// The published experiments on TCP splicing again, with every engine
     ///
@@ -167,6 +179,13 @@ impl Compare {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The CPU that client, relay and server share
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) cpu: usize,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Delay {
     pub(crate) listen: SocketAddr,
     pub(crate) target: SocketAddr,
@@ -178,6 +197,13 @@ impl Delay {
     pub(crate) fn delay(&self) -> Duration {
         Duration::from_micros(self.microseconds)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    pub(crate) service: Service,
+    /// How large a message is, or how many threads there are
+    pub(crate) number: usize,
 }
 
 /// What a contestant can be asked for.

@@ -78,6 +78,9 @@ impl Plan {
             // Ten and more of the scheduler's slices, and thousands of messages.
             window: Duration::from_millis(if quick { 40 } else { 200 }),
             idle_pairs: if quick { 500 } else { 3_000 },
+            // The kernel's memory is that of the whole machine: what else it did in one of three
+            // is not the median.
+            idle_times: if quick { 1 } else { 3 },
             slow_reader: Duration::from_secs(if quick { 1 } else { 5 }),
             per_second: arguments.rate,
         };
@@ -93,13 +96,7 @@ impl Plan {
 
     /// How many measurements there are at most.
     fn steps(&self) -> u64 {
-        let each = |question: &Question| {
-            if question.in_rounds() {
-                u64::from(self.rounds)
-            } else {
-                1
-            }
-        };
+        let each = |question: &Question| u64::from(question.times(self.rounds, &self.extents));
         let questions: u64 = self.questions.iter().map(each).sum();
         questions * self.contestants.len() as u64
     }
@@ -224,14 +221,25 @@ fn measure(site: &Site, plan: &Plan, spliced: &Path) -> Result<Measured> {
             continue;
         }
         progress.part(tally.question.family().into());
-        for (index, entrant) in entrants.iter_mut().enumerate() {
-            if netlab::interrupted().is_some() {
-                return Ok(measured);
+        for turn in 0..tally.question.times(plan.rounds, &plan.extents) as usize {
+            for position in 0..count {
+                let index = (turn + position) % count;
+                if netlab::interrupted().is_some() {
+                    return Ok(measured);
+                }
+                if let Err(error) = entrants[index].restart(site, spliced) {
+                    tally.fail(index, format!("{error:#}"));
+                }
+                one(
+                    site,
+                    plan,
+                    spliced,
+                    &mut entrants[index],
+                    index,
+                    tally,
+                    &progress,
+                )?;
             }
-            if let Err(error) = entrant.restart(site, spliced) {
-                tally.fail(index, format!("{error:#}"));
-            }
-            one(site, plan, spliced, entrant, index, tally, &progress)?;
         }
     }
     Ok(measured)

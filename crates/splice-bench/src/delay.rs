@@ -2,10 +2,18 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+
+/// Slept no further than up to here, and spun the rest: a thread that sleeps is woken some µs late,
+/// and one that spins all the time loses its CPU on a machine that has something else to do.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// What the kernel may be late by on purpose, in ns; 50 µs otherwise (PR_SET_TIMERSLACK(2const)).
+const TIMER_SLACK_NANOSECONDS: u64 = 1;
 
 /// Larger than any message that is delayed.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -30,10 +38,12 @@ pub(crate) fn run(listen: SocketAddr, target: SocketAddr, delay: Duration) -> Re
 }
 
 fn pump(mut from: &TcpStream, mut to: &TcpStream, delay: Duration) {
+    // A kernel that refuses makes the delay longer, which the check then shows.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NANOSECONDS));
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         let read = Instant::now();
-        // Sleeping would be late by the timer's slack (50 µs) and by the scheduler.
+        thread::sleep(delay.saturating_sub(SPIN));
         while read.elapsed() < delay {
             std::hint::spin_loop();
         }

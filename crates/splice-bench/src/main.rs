@@ -1,6 +1,7 @@
 //! `splice-bench` measures ways of joining two sockets. `splice-bench --help` says how to use it.
 
 mod bpf_object;
+mod check;
 mod cli;
 mod compare;
 mod contestant;
@@ -21,6 +22,7 @@ mod random;
 mod relay;
 mod reproduce;
 mod results;
+mod server;
 mod settings;
 mod site;
 mod statistics;
@@ -43,10 +45,14 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Delay(arguments) => {
             delay::run(arguments.listen, arguments.target, arguments.delay())
                 .map(|()| ExitCode::SUCCESS)
+        }
+        Command::Serve(arguments) => {
+            server::run(arguments.service, arguments.number).map(|()| ExitCode::SUCCESS)
         }
         Command::Reproduce(arguments) => reproduce::run(arguments),
         Command::EchoServer(arguments) => {

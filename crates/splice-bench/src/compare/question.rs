@@ -18,12 +18,20 @@ use crate::workload::{
 /// Connections of the open load: enough that one which waits does not hold up the others.
 const OPEN_CONNECTIONS: u32 = 100;
 
+/// An open load leaves the CPU time to sleep, and is asked for so many windows to be as often seen.
+const OPEN_WINDOWS: u32 = 4;
+
+/// For each of many connections, so that every one is answered several times: an answer takes some
+/// 10 to 50 µs of CPU time, all ends and the relay together.
+const WINDOW_PER_CONNECTION: Duration = Duration::from_micros(200);
+
 /// How large and how long everything is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     /// How long one measurement counts.
     pub(crate) window: Duration,
     pub(crate) idle_pairs: u32,
+    pub(crate) idle_times: u32,
     pub(crate) slow_reader: Duration,
     /// Requests that fall due in a second of the open load.
     pub(crate) per_second: u32,
@@ -104,10 +112,19 @@ impl Question {
         }
     }
 
-    /// Whether it is asked of everybody in each round; the others are asked once, of a relay that
-    /// has just been started.
+    /// Whether it is asked of everybody in each round; the others are asked afterwards, of a relay
+    /// that has just been started.
     pub(crate) fn in_rounds(self) -> bool {
         !matches!(self, Self::Idle | Self::SlowReader)
+    }
+
+    /// How often it is asked in a run.
+    pub(crate) fn times(self, rounds: u32, extents: &Extents) -> u32 {
+        match self {
+            Self::Idle => extents.idle_times,
+            Self::SlowReader => 1,
+            _ => rounds,
+        }
     }
 
     /// How many connections it opens at once.
@@ -243,9 +260,20 @@ impl Question {
         }
     }
 
+    /// For how long it is asked.
+    fn window(self, extents: &Extents) -> Duration {
+        match self {
+            Self::RequestResponse { connections } => {
+                extents.window.max(WINDOW_PER_CONNECTION * connections)
+            }
+            Self::OpenLoad => extents.window * OPEN_WINDOWS,
+            _ => extents.window,
+        }
+    }
+
     /// Asks `entrant`.
     pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
-        let (address, window) = (entrant.address(), extents.window);
+        let (address, window) = (entrant.address(), self.window(extents));
         let mut answer = Answer::default();
         match self {
             Self::PingPong { bytes } => {
@@ -310,7 +338,7 @@ impl Question {
 
     /// The workload of the results, still without figures.
     pub(crate) fn workload(self, extents: &Extents) -> Workload {
-        let window = format!("{:?}", extents.window);
+        let window = format!("{:?}", self.window(extents));
         let (parameter, value, title, description) = match self {
             Self::PingPong { bytes } => (
                 "message",
@@ -371,7 +399,8 @@ impl Question {
                 "Pairs that have carried a byte each way and then have nothing to do. The \
                  process's memory is its proportional set size (of all its processes, where there \
                  are several), the kernel's what is in use in slab caches, kernel stacks and page \
-                 tables beyond what the direct path takes for the two ends. Taken once."
+                 tables beyond what the direct path takes for the two ends. Too few times for an \
+                 interval."
                     .to_owned(),
             ),
             Self::SlowReader => (

@@ -108,7 +108,7 @@ fn one_round(
         None
     };
     let round_trips = ping_pong::play_on(
-        &connection,
+        connection,
         MESSAGE_BYTES,
         ping_pong::Extent::For(extent.window()),
     )?;

@@ -173,12 +173,12 @@ fn once(
     let pid = entrant.relay.as_ref().map(Relay::pid);
     let before = (Reading::take(pid, &[cpu])?, of_this_process());
     let flow = flow(site, entrant.address(), ways, extent.window())?;
-    let ends = of_this_process().saturating_sub(before.1);
+    let ends = of_this_process().saturating_sub(before.1) + flow.server;
     let spent = Reading::take(pid, &[cpu])?.since(&before.0);
     Ok((flow, spent, ends))
 }
 
-/// CPU time of this process, which is client and server; of threads that have ended as well.
+/// CPU time of this process, which is the client; of threads that have ended as well.
 fn of_this_process() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     // A clock that counts up from the start of the process is not negative.

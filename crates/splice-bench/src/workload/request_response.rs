@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use crate::server::{Server, Service};
 use crate::site::{PATIENCE, Site};
 use crate::statistics::Latencies;
 
@@ -68,30 +68,17 @@ pub(crate) fn play(
     load: Load,
     window: Duration,
 ) -> Result<Answered> {
-    let (mut clients, mut servers) = (Vec::new(), Vec::new());
-    for number in 0..connections {
-        let connection = site.connect(address);
-        let pair = connection.with_context(|| format!("connection {number} of {connections}"))?;
-        clients.push(pair.client);
-        servers.push(pair.server);
-    }
-    for stream in clients.iter().chain(&servers) {
-        stream.set_nonblocking(true)?;
-    }
-    let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let answered = thread::scope(|scope| {
-        let server = scope.spawn(|| serve(servers, &stop));
-        let answered = ask(&clients, load, window);
-        // Whatever came of it, the server has to be told, or it would wait for ever.
-        rustix::io::write(&stop, &1_u64.to_ne_bytes())?;
-        let served = server.join().map_err(|_| anyhow!("the server panicked"))?;
-        match (answered, served) {
-            (Err(error), Err(cause)) => Err(error.context(format!("the server failed: {cause:#}"))),
-            (answered, served) => served.and(answered),
-        }
-    })?;
-    // The server has closed first, so that its fixed port keeps the TIME_WAIT; the client waits to
-    // see it.
+    let listener = site.listener().as_fd().try_clone_to_owned()?;
+    let server = Server::start(Service::Answer, 0, listener)?;
+    let connect = |number| {
+        let connected = connect(address);
+        connected.with_context(|| format!("connection {number} of {connections}"))
+    };
+    let clients = (0..connections).map(connect).collect::<Result<Vec<_>>>()?;
+    let answered = ask(&clients, load, window)?;
+    drop(server);
+    // The client waits to see that, whether it is told in order or, since requests were under way,
+    // by a reset.
     for mut client in clients {
         client.set_nonblocking(false)?;
         while matches!(client.read(&mut [0; BUFFER_BYTES]), Ok(1..)) {}
@@ -99,32 +86,17 @@ pub(crate) fn play(
     Ok(answered)
 }
 
-/// Answers on all `streams` until told to stop, then closes them.
-fn serve(streams: Vec<TcpStream>, stop: &OwnedFd) -> Result<()> {
-    let epoll = watch(&streams, Some(stop.as_fd()))?;
-    let mut pending = vec![0; streams.len()];
-    let mut buffer = [0; BUFFER_BYTES];
-    let mut events = Vec::with_capacity(EVENTS);
-    loop {
-        epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None)?;
-        for event in events.drain(..) {
-            let token = event.data.u64();
-            if token == OTHER {
-                return Ok(());
-            }
-            let index = token as usize;
-            let mut stream = &streams[index];
-            let count = stream.read(&mut buffer).context("a request failed")?;
-            ensure!(count > 0, "a connection ended before its time");
-            pending[index] += count;
-            while pending[index] >= REQUEST_BYTES {
-                pending[index] -= REQUEST_BYTES;
-                stream
-                    .write_all(&[0; RESPONSE_BYTES])
-                    .context("a response did not go out")?;
-            }
-        }
-    }
+/// A connection that has been answered once: it has come through to the server.
+fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&[0; REQUEST_BYTES])?;
+    stream
+        .read_exact(&mut [0; RESPONSE_BYTES])
+        .context("the first request was not answered")?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
 }
 
 /// An epoll instance for `streams`, and for something `other`.
@@ -143,7 +115,8 @@ struct Client<'a> {
     /// Since when each waits for its answer, and how much of it is still to come.
     waiting: Vec<(Instant, usize)>,
     latencies: Latencies,
-    /// Requests from before then are warming up.
+    load: Load,
+    /// What comes before then is warming up.
     counts_from: Instant,
 }
 
@@ -174,8 +147,14 @@ impl Client<'_> {
         Ok(whole)
     }
 
+    /// An answer counts when it comes after the warm-up, an open load's request when it falls due
+    /// after it: a standstill that begins in the warm-up has delayed what falls due then.
     fn count(&mut self, due: Instant, now: Instant) {
-        if due >= self.counts_from {
+        let since = match self.load {
+            Load::Closed => now,
+            Load::Open { .. } => due,
+        };
+        if since >= self.counts_from {
             self.latencies.record(now - due);
         }
     }
@@ -187,12 +166,16 @@ fn ask(streams: &[TcpStream], load: Load, window: Duration) -> Result<Answered> 
         streams,
         waiting: vec![(begin, 0); streams.len()],
         latencies: Latencies::new(),
+        load,
         counts_from: begin + window / WARM_UP_PART,
     };
-    match load {
+    let answered = match load {
         Load::Closed => ask_again_and_again(client, window),
         Load::Open { per_second } => ask_when_due(client, per_second, window),
-    }
+    }?;
+    let any = !answered.latencies.histogram().is_empty();
+    ensure!(any, "nothing was answered within {window:?}");
+    Ok(answered)
 }
 
 fn ask_again_and_again(mut client: Client<'_>, window: Duration) -> Result<Answered> {
@@ -270,9 +253,8 @@ impl Client<'_> {
 fn wait(epoll: &OwnedFd, events: &mut Vec<Event>) -> Result<()> {
     let patience = Timespec::try_from(PATIENCE).context("a wait that long has no timespec")?;
     let room = rustix::buffer::spare_capacity(events);
-    if epoll::wait(epoll, room, Some(&patience))? == 0 {
-        bail!("no answer came for {PATIENCE:?}");
-    }
+    let ready = epoll::wait(epoll, room, Some(&patience))?;
+    ensure!(ready > 0, "no answer came for {PATIENCE:?}");
     Ok(())
 }
 
