@@ -12,6 +12,7 @@ mod output;
 mod payload;
 mod peer;
 mod relay;
+mod report;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod results;
 #[allow(dead_code, reason = "until compare and reproduce fill it")]

@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::IntervalLogWriterBuilder;
 
+use crate::report;
 use crate::results::Results;
 
 /// The file that everything else but the histograms is made from.
@@ -74,7 +75,7 @@ impl Output {
         let path = self.directory.join(RESULTS);
         fs::write(&path, results.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        self.write_pages(results)
+        report::write(&self.directory, results)
     }
 
     /// Makes the pages from the `results.json` that is there.
@@ -84,11 +85,7 @@ impl Output {
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let results =
             Results::from_json(&text).with_context(|| format!("cannot use {}", path.display()))?;
-        self.write_pages(&results)
-    }
-
-    fn write_pages(&self, _results: &Results) -> Result<()> {
-        Ok(())
+        report::write(&self.directory, &results)
     }
 }
 

@@ -67,6 +67,11 @@ impl Unit {
         }
     }
 
+    /// What stands behind a value that is not brought to a multiple.
+    pub(crate) fn symbol(self) -> &'static str {
+        self.multiple(0.0).symbol
+    }
+
     /// `value` with its unit: "27.2 Gb/s", "3.98 MiB".
     pub(crate) fn tell(self, value: f64) -> String {
         let multiple = self.multiple(value);
@@ -81,7 +86,7 @@ impl Unit {
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => return "0".into(),
-        below if below < 0.001 => return format!("{value:.1e}"),
+        far if !(0.001..1e15).contains(&far) => return format!("{value:.1e}"),
         below if below < 0.9995 => 3,
         below if below < 9.995 => 2,
         below if below < 99.95 => 1,

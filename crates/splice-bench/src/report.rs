@@ -1,0 +1,184 @@
+//! What a person reads: `report.html`, `summary.md` and the charts, all made from [`Results`].
+
+mod bars;
+mod candlesticks;
+mod chart;
+mod curves;
+mod listing;
+mod page;
+mod scale;
+#[cfg(test)]
+mod specimen;
+mod summary;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use self::chart::Chart;
+use crate::results::{Placement, Results, Unit, Workload, number};
+
+/// Where the charts go, as files of their own.
+const CHARTS: &str = "charts";
+
+/// Writes everything into `directory`, over what an earlier call has written.
+pub(crate) fn write(directory: &Path, results: &Results) -> Result<()> {
+    let charts_directory = directory.join(CHARTS);
+    fs::create_dir_all(&charts_directory)
+        .with_context(|| format!("cannot create {}", charts_directory.display()))?;
+    let save = |name: &str, text: String| {
+        let path = directory.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for chart in results
+        .workloads
+        .iter()
+        .flat_map(|workload| charts(results, workload))
+    {
+        save(&chart_file(&chart), chart.standalone())?;
+    }
+    save("summary.md", summary::summary(results))?;
+    save("report.html", page::page(results))
+}
+
+fn chart_file(chart: &Chart) -> String {
+    format!("{CHARTS}/{}.svg", chart.id)
+}
+
+/// All charts of a workload.
+fn charts(results: &Results, workload: &Workload) -> Vec<Chart> {
+    let bars = workload
+        .quantities
+        .iter()
+        .filter_map(|quantity| bars::draw(results, workload, quantity));
+    let latencies = workload
+        .latencies
+        .iter()
+        .flat_map(|all| curves::latencies(results, workload, all));
+    let series = workload
+        .series
+        .iter()
+        .flat_map(|all| curves::series(results, workload, all));
+    let candlesticks = workload
+        .candlesticks
+        .iter()
+        .flat_map(|all| candlesticks::draw(results, workload, all));
+    latencies
+        .chain(series)
+        .chain(candlesticks)
+        .chain(bars)
+        .collect()
+}
+
+/// What stands at the top: where, how and for how long.
+fn facts(results: &Results) -> Vec<(&'static str, String)> {
+    let (run, machine) = (&results.run, &results.machine);
+    let mut facts = vec![
+        ("CPU", format!("{} × {}", machine.cpus, machine.cpu_model)),
+        ("Memory", Unit::Bytes.tell(machine.memory_bytes as f64)),
+        (
+            "Virtualised",
+            machine
+                .virtualisation
+                .clone()
+                .unwrap_or_else(|| "no".into()),
+        ),
+        (
+            "Kernel",
+            format!("{} {}", machine.kernel_release, machine.kernel_version),
+        ),
+    ];
+    if let Some(distribution) = &machine.distribution {
+        facts.push(("Distribution", distribution.clone()));
+    }
+    let placement = match run.placement {
+        Placement::OneCpu { cpu } => format!("client, relay and server share CPU {cpu}"),
+        Placement::Spread { cpus } => format!("spread over {cpus} CPUs"),
+    };
+    facts.push(("Placement", placement));
+    facts.push((
+        "CPUs kept awake",
+        if run.spinner {
+            "yes, by a SCHED_IDLE spinner"
+        } else {
+            "no"
+        }
+        .into(),
+    ));
+    let control = results
+        .sysctls
+        .iter()
+        .find(|one| one.name == "net.ipv4.tcp_congestion_control");
+    if let Some(control) = control {
+        facts.push(("Congestion control", control.value.clone()));
+    }
+    facts.push((
+        "Rounds",
+        format!("{}, interleaved; median counts", run.rounds),
+    ));
+    facts.push(("Warm-up", run.warm_up.clone()));
+    facts.push((
+        "Intervals",
+        format!(
+            "{} %, bootstrap of {} resamples",
+            number(run.confidence * 100.0),
+            run.resamples
+        ),
+    ));
+    facts.push(("Took", minutes(run.duration_seconds)));
+    facts
+}
+
+fn minutes(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    if whole < 60 {
+        format!("{whole} s")
+    } else {
+        format!("{} min {} s", whole / 60, whole % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use netlab::Scratch;
+
+    use super::{charts, specimen, write};
+    use crate::results::Results;
+
+    /// Keeps the files where a person can look at them: `SPECIMEN=DIR cargo test specimen`.
+    fn written(results: &Results, name: &str) -> Scratch {
+        let scratch = Scratch::new(name).expect("a directory");
+        write(scratch.path(), results).expect("it is writable");
+        if let Some(kept) = std::env::var_os("SPECIMEN") {
+            write(&Path::new(&kept).join(name), results).expect("it is writable");
+        }
+        scratch
+    }
+
+    #[test]
+    fn every_chart_is_a_file_and_on_the_page_and_in_the_summary() {
+        for (results, name) in [(specimen::full(), "full"), (specimen::awkward(), "awkward")] {
+            let scratch = written(&results, name);
+            let read = |name: &str| {
+                fs::read_to_string(scratch.path().join(name)).expect("it has been written")
+            };
+            let (page, summary) = (read("report.html"), read("summary.md"));
+            for workload in &results.workloads {
+                for chart in charts(&results, workload) {
+                    let file = format!("charts/{}.svg", chart.id);
+                    assert!(summary.contains(&format!("({file})")), "{file}");
+                    assert!(page.contains(&format!("id=\"{}\"", chart.id)), "{file}");
+                    let image = read(&file);
+                    for broken in ["NaN", "inf", "undefined"] {
+                        let place = image.find(&format!("\"{broken}"));
+                        assert_eq!(place, None, "{file} has {broken}");
+                    }
+                }
+            }
+        }
+    }
+}
