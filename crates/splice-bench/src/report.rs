@@ -1,6 +1,8 @@
 //! What a person reads: `report.html`, `summary.md` and the charts, all made from [`Results`].
 
 mod bars;
+#[cfg(test)]
+mod browser;
 mod candlesticks;
 mod chart;
 mod curves;
@@ -8,7 +10,9 @@ mod listing;
 mod page;
 mod scale;
 #[cfg(test)]
-mod specimen;
+mod seen;
+#[cfg(test)]
+pub(crate) mod specimen;
 mod summary;
 
 use std::fs;
@@ -17,6 +21,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use self::chart::Chart;
+use self::scale::tick_words;
 use crate::results::{Placement, Results, Unit, Workload, number};
 
 /// Where the charts go, as files of their own.
@@ -45,6 +50,9 @@ pub(crate) fn write(directory: &Path, results: &Results) -> Result<()> {
 fn chart_file(chart: &Chart) -> String {
     format!("{CHARTS}/{}.svg", chart.id)
 }
+
+/// What is said of a run that did not come to its end.
+const INTERRUPTED: &str = "interrupted: what was measured until then";
 
 /// All charts of a workload.
 fn charts(results: &Results, workload: &Workload) -> Vec<Chart> {
@@ -122,11 +130,19 @@ fn facts(results: &Results) -> Vec<(&'static str, String)> {
         "Intervals",
         format!(
             "{} %, bootstrap of {} resamples",
-            number(run.confidence * 100.0),
-            run.resamples
+            tick_words(run.confidence * 100.0),
+            number(f64::from(run.resamples))
         ),
     ));
-    facts.push(("Took", minutes(run.duration_seconds)));
+    let took = minutes(run.duration_seconds);
+    facts.push((
+        "Took",
+        if run.complete {
+            took
+        } else {
+            format!("{took}, then {INTERRUPTED}")
+        },
+    ));
     facts
 }
 
@@ -157,6 +173,43 @@ mod tests {
             write(&Path::new(&kept).join(name), results).expect("it is writable");
         }
         scratch
+    }
+
+    #[test]
+    fn the_summary_has_every_figure_and_what_is_missing() {
+        let summary = super::summary::summary(&specimen::full());
+        for part in [
+            "splice-bench compare --spliced",
+            "2 × Imagined(R) Processor",
+            "| spliced copy | 24.8 | 24.6 to 25.3 | 0.485 | 0.481 to 0.495 | worse |",
+            "| direct again | 50.9 | 50.4 to 51.9 | 0.996 | 0.986 to 1.02 | no difference |",
+            "| spliced sockmap | normal | 10 | 100\u{202f}000 | 65.0 |",
+            "| spliced pipe: Gb/s over HAProxy splice | >= 1.4 | 1.34 | missed |",
+            "- HAProxy splice-request: not installed: apt install haproxy",
+            "| net.ipv4.tcp\\_congestion\\_control | reno | client, relay, server |",
+        ] {
+            assert!(summary.contains(part), "{part:?} is not in\n{summary}");
+        }
+    }
+
+    #[test]
+    fn an_interrupted_run_says_so() {
+        let results = specimen::awkward();
+        assert!(!results.run.complete);
+        for text in [
+            super::summary::summary(&results),
+            super::page::page(&results),
+        ] {
+            assert!(text.contains(super::INTERRUPTED), "{text}");
+        }
+    }
+
+    #[test]
+    fn cells_keep_to_their_column() {
+        let mut results = specimen::empty();
+        results.checks[0].title = "a|b\nc".into();
+        let summary = super::summary::summary(&results);
+        assert!(summary.contains("| a\\|b c | 1 within"), "{summary}");
     }
 
     #[test]

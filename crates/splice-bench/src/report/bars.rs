@@ -2,14 +2,18 @@
 
 use maud::html;
 
-use super::chart::{Chart, LETTERS, WIDTH, fitted, kind_class, round, which_way, width_of};
-use super::scale::Scale;
-use crate::results::{Measured, Quantity, Results, Verdict, Workload, number};
+use super::chart::{Chart, LETTERS, WIDTH, anchor, fitted, kind_class, round, which_way, width_of};
+use super::scale::{Scale, tick_words};
+use crate::results::{Measured, Multiple, Quantity, Results, Verdict, Workload, number};
 
 /// From one contestant to the next.
 const ROW: f64 = 33.0;
+/// From a row's top to its bar: the line with the name and the value.
+const BAR: f64 = 19.0;
 /// A bar's own height.
 const THICK: f64 = 9.0;
+/// The column of ratios.
+const RATIO: f64 = 72.0;
 /// Below the last row: the axis.
 const AXIS: f64 = 22.0;
 
@@ -33,47 +37,58 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
         .reference
         .as_ref()
         .and_then(|name| measured.iter().find(|one| one.contestant == *name));
+    // The ratios have a column of their own, if there are any.
+    let any = measured.iter().any(|one| one.ratio.is_some());
+    let ratios = if any { RATIO } else { 0.0 };
     let body = html! {
         @for &tick in &scale.ticks {
             line class="grid" x1=(round(scale.at(tick))) x2=(round(scale.at(tick)))
                 y1="0" y2=(round(bottom)) {}
-            @let anchor = if tick == 0.0 { "start" } else { "middle" };
-            text class="muted" x=(round(scale.at(tick))) y=(round(bottom + 15.0)) text-anchor=(anchor) {
-                (number(tick / multiple.size))
+            @let x = scale.at(tick);
+            text class="muted" x=(round(x)) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
+                (tick_words(tick / multiple.size))
             }
         }
         @for (row, one) in measured.iter().enumerate() {
-            @let top = row as f64 * ROW;
-            @let value = value_words(quantity, one);
-            @let room = WIDTH - width_of(&value, LETTERS) - 16.0;
-            text x="0" y=(round(top + 14.0)) {
-                (fitted(&one.contestant, room))
-                title { (one.contestant) }
-            }
-            text class="value" x=(WIDTH) y=(round(top + 14.0)) text-anchor="end" { (value) }
-            @let y = top + 19.0;
+            @let y = row as f64 * ROW + BAR;
+            path class="axis" d={ "M0.5 " (round(y - 2.0)) "v" (THICK + 4.0) } {}
             rect class=(kind_class(results, &one.contestant)) x="1" y=(round(y)) rx="2"
                 width=(round(scale.at(one.median) - scale.at(0.0))) height=(THICK) {
                 title { (one.contestant) ": " (quantity.unit.tell(one.median)) }
-            }
-            @if let Some(interval) = one.interval {
-                @let (low, high) = (round(scale.at(interval.low)), round(scale.at(interval.high)));
-                @let middle = round(y + THICK / 2.0);
-                path class="interval" d={
-                    "M" (low) " " (round(y)) "v" (THICK) "M" (high) " " (round(y)) "v" (THICK)
-                    "M" (low) " " (middle) "H" (high)
-                } {}
             }
         }
         @if let Some(reference) = reference {
             @let x = round(scale.at(reference.median));
             line class="at-reference" x1=(x) x2=(x) y1="0" y2=(round(bottom)) {}
         }
-        line class="axis" x1="1" x2="1" y1="0" y2=(round(bottom)) {}
+        @for (row, one) in measured.iter().enumerate() {
+            @let top = row as f64 * ROW;
+            @let (value, ratio) = (value_words(quantity, one, multiple), ratio_words(quantity, one));
+            @let room = WIDTH - ratios - width_of(&value, LETTERS) - 12.0;
+            text x="0" y=(round(top + 14.0)) {
+                (fitted(&one.contestant, room))
+                title { (one.contestant) }
+            }
+            text class="value" x=(WIDTH - ratios) y=(round(top + 14.0)) text-anchor="end" { (value) }
+            @if let Some(ratio) = &ratio {
+                text class="value muted" x=(WIDTH) y=(round(top + 14.0)) text-anchor="end" {
+                    (fitted(ratio, RATIO - 6.0))
+                }
+            }
+            @if let Some(interval) = one.interval {
+                @let (low, high) = (round(scale.at(interval.low)), round(scale.at(interval.high)));
+                @let y = top + BAR;
+                path class="interval" d={
+                    "M" (low) " " (round(y)) "v" (THICK) "M" (high) " " (round(y)) "v" (THICK)
+                    "M" (low) " " (round(y + THICK / 2.0)) "H" (high)
+                } {}
+            }
+        }
     };
     Some(Chart {
         id: format!("{}-{}", workload.id, quantity.id),
         title: format!("{}: {}", workload.title, quantity.title),
+        heading: quantity.title.clone(),
         subtitle: subtitle(quantity, multiple.symbol),
         description: description(quantity),
         height: bottom + AXIS,
@@ -94,23 +109,39 @@ fn subtitle(quantity: &Quantity, symbol: &str) -> String {
     format!("{unit}{}{against}", which_way(quantity.better))
 }
 
-/// "27.2 Gb/s  0.53×": a ratio whose interval holds 1 is not told as a difference.
-fn value_words(quantity: &Quantity, one: &Measured) -> String {
-    let value = quantity.unit.tell(one.median);
-    match (one.ratio, &quantity.reference) {
-        (Some(ratio), Some(reference)) if ratio.verdict == Verdict::NoDifference => {
-            format!("{value}  ≈ {reference}")
-        }
-        (Some(ratio), _) => format!("{value}  {}×", number(ratio.median)),
-        (None, _) => value,
+/// The value, with its unit only where that differs from the chart's.
+fn value_words(quantity: &Quantity, one: &Measured, chart: Multiple) -> String {
+    if quantity.unit.multiple(one.median) == chart {
+        number(one.median / chart.size)
+    } else {
+        quantity.unit.tell(one.median)
     }
+}
+
+/// "0.53×"; a ratio whose interval holds 1 is not told as a difference.
+fn ratio_words(quantity: &Quantity, one: &Measured) -> Option<String> {
+    let ratio = one.ratio?;
+    let reference = quantity.reference.as_deref().unwrap_or("1");
+    Some(if ratio.verdict == Verdict::NoDifference {
+        format!("≈ {reference}")
+    } else {
+        format!("{}×", number(ratio.median))
+    })
 }
 
 fn description(quantity: &Quantity) -> String {
     let values: Vec<String> = quantity
         .measured
         .iter()
-        .map(|one| format!("{} {}", one.contestant, value_words(quantity, one)))
+        .map(|one| {
+            let ratio =
+                ratio_words(quantity, one).map_or_else(String::new, |ratio| format!(" ({ratio})"));
+            format!(
+                "{} {}{ratio}",
+                one.contestant,
+                quantity.unit.tell(one.median)
+            )
+        })
         .collect();
     format!(
         "Bars of medians, {}. {}.",

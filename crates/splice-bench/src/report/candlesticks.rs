@@ -3,9 +3,9 @@
 
 use maud::html;
 
-use super::chart::{Chart, WIDTH, fitted, legend, round};
-use super::scale::Scale;
-use crate::results::{Candlestick, Candlesticks, Results, Spread, Workload, number};
+use super::chart::{Chart, WIDTH, anchor, fitted, legend, round};
+use super::scale::{Scale, tick_words};
+use crate::results::{Candlestick, Candlesticks, Results, Spread, Workload};
 
 /// A contestant's name above its sticks.
 const NAME: f64 = 19.0;
@@ -27,7 +27,7 @@ struct Group<'a> {
 
 /// One chart without the worst and one with them, as far as known.
 pub(crate) fn draw(results: &Results, workload: &Workload, all: &Candlesticks) -> Vec<Chart> {
-    let trimmed = format!(", without the worst {} %", number(all.trimmed_percent));
+    let trimmed = format!(", without the worst {} %", tick_words(all.trimmed_percent));
     let parts: [(&str, &str, Part); 2] = [
         ("trimmed", &trimmed, |stick| stick.trimmed),
         ("whole", ", all", |stick| stick.whole),
@@ -112,9 +112,8 @@ fn one(
         @for &tick in &scale.ticks {
             @let x = round(scale.at(tick));
             line class="grid" x1=(x) x2=(x) y1="0" y2=(round(bottom)) {}
-            @let anchor = if x < 12.0 { "start" } else { "middle" };
-            text class="muted" x=(x) y=(round(bottom + 15.0)) text-anchor=(anchor) {
-                (number(tick / multiple.size))
+            text class="muted" x=(x) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
+                (tick_words(tick / multiple.size))
             }
         }
         @for (group, top) in groups.iter().zip(&tops) {
@@ -151,6 +150,7 @@ fn one(
     Some(Chart {
         id: format!("{}-candlesticks-{suffix}", workload.id),
         title: format!("{}: {}{words}", workload.title, all.title),
+        heading: format!("{}{words}", all.title),
         subtitle: format!(
             "{}, lower is better; line: least to most, box: median to median + ½ deviation",
             multiple.symbol

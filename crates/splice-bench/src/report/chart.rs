@@ -8,10 +8,10 @@
 
 use maud::{Markup, PreEscaped, html};
 
-use crate::results::{Contestant, Kind, Results};
+use crate::results::{Better, Contestant, Kind, Results};
 
 /// Width of every chart, in px: what a phone has, less the page's margins.
-pub(crate) const WIDTH: f64 = 368.0;
+pub(crate) const WIDTH: f64 = 336.0;
 
 /// Height of letters of labels.
 pub(crate) const LETTERS: f64 = 12.0;
@@ -30,7 +30,10 @@ const PALETTE: &str = include_str!("palette.css");
 pub(crate) struct Chart {
     /// Unique; names its file.
     pub(crate) id: String,
+    /// With the workload's: "Bulk, both ways: throughput".
     pub(crate) title: String,
+    /// Without it, for where it stands above.
+    pub(crate) heading: String,
     /// What unit, and which way is better.
     pub(crate) subtitle: String,
     /// The values in a sentence.
@@ -46,7 +49,7 @@ impl Chart {
         html! {
             figure {
                 figcaption {
-                    h4 { (self.title) }
+                    h3 { (self.heading) }
                     @if !self.subtitle.is_empty() { p { (self.subtitle) } }
                 }
                 svg class="chart" id=(self.id) role="img" viewBox=(view_box(0.0, self.height))
@@ -101,6 +104,18 @@ fn view_box(top: f64, height: f64) -> String {
 /// Tenths of a pixel are fine enough, and keep the page small.
 pub(crate) fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
+}
+
+/// How a label at `x` of the horizontal axis is aligned so that it stays within the chart.
+pub(crate) fn anchor(x: f64) -> &'static str {
+    const HALF_A_LABEL: f64 = 14.0;
+    if x < HALF_A_LABEL {
+        "start"
+    } else if x > WIDTH - HALF_A_LABEL {
+        "end"
+    } else {
+        "middle"
+    }
 }
 
 /// How wide `text` gets, about.
@@ -180,11 +195,11 @@ pub(crate) fn kind_class(results: &Results, contestant: &str) -> &'static str {
     }
 }
 
-/// What the colours of bars and the thin lines on them mean.
-pub(crate) fn which_way(better: crate::results::Better) -> &'static str {
+/// Which way is good, in words.
+pub(crate) fn which_way(better: Better) -> &'static str {
     match better {
-        crate::results::Better::Higher => "higher is better",
-        crate::results::Better::Lower => "lower is better",
+        Better::Higher => "higher is better",
+        Better::Lower => "lower is better",
     }
 }
 

@@ -3,8 +3,8 @@
 use maud::{Markup, html};
 
 use super::chart::{Chart, WIDTH, legend, line_class, round, which_way};
-use super::scale::{Scale, nines};
-use crate::results::{Kind, Latencies, Results, Series, Workload, number};
+use super::scale::{Scale, nines, tick_words};
+use crate::results::{Kind, Latencies, Results, Series, Workload};
 
 /// Room for the values left of the plot, and for half a label right of it.
 const LEFT: f64 = 44.0;
@@ -79,6 +79,7 @@ pub(crate) fn latencies(results: &Results, workload: &Workload, all: &Latencies)
             Chart {
                 id: format!("{}-latency{}", workload.id, panel.suffix),
                 title: format!("{}: {}{}", workload.title, all.title, panel.title),
+                heading: format!("{}{}", all.title, panel.title),
                 subtitle: format!("{} over the percentile; lower is better", multiple.symbol),
                 description: format!("Lines over percentiles. {}.", words.join("; ")),
                 height,
@@ -111,7 +112,7 @@ pub(crate) fn series(results: &Results, workload: &Workload, all: &Series) -> Ve
         @for (index, &tick) in across.ticks.iter().enumerate() {
             line class="grid" x1=(round(across.at(tick))) x2=(round(across.at(tick))) y1=(TOP) y2=(BOTTOM) {}
             text class="muted" x=(round(across.at(tick))) y=(BOTTOM + 16.0) text-anchor="middle" {
-                (number(tick)) @if index == 0 { " s" }
+                (tick_words(tick)) @if index == 0 { " s" }
             }
         }
     };
@@ -133,6 +134,7 @@ pub(crate) fn series(results: &Results, workload: &Workload, all: &Series) -> Ve
             Chart {
                 id: format!("{}-over-time{}", workload.id, panel.suffix),
                 title: format!("{}: {}{}", workload.title, all.title, panel.title),
+                heading: format!("{}{}", all.title, panel.title),
                 subtitle: format!("{} over time; {}", multiple.symbol, which_way(all.better)),
                 description: format!("Lines over time. {}.", words.join("; ")),
                 height,
@@ -205,7 +207,7 @@ fn plot(
     let markup = html! {
         @for &tick in &up.ticks {
             line class="grid" x1=(LEFT) x2=(round(WIDTH - RIGHT)) y1=(round(up.at(tick))) y2=(round(up.at(tick))) {}
-            text class="muted" x=(LEFT - 6.0) y=(round(up.at(tick) + 4.0)) text-anchor="end" { (number(tick / unit)) }
+            text class="muted" x=(LEFT - 6.0) y=(round(up.at(tick) + 4.0)) text-anchor="end" { (tick_words(tick / unit)) }
         }
         line class="axis" x1=(LEFT) x2=(round(WIDTH - RIGHT)) y1=(BOTTOM) y2=(BOTTOM) {}
         @for (curve, (class, name)) in curves.iter().zip(&entries) {

@@ -2,8 +2,9 @@
 
 use super::candlesticks::Part;
 use super::chart::which_way;
+use super::scale::tick_words;
 use crate::results::{
-    Candlestick, Interval, Measured, Quantity, Results, TABLE_PERCENTILES, Workload, number,
+    Candlestick, Interval, Measured, Quantity, Results, TABLE_PERCENTILES, Workload, count, number,
 };
 
 /// Stands where there is no value.
@@ -90,7 +91,7 @@ fn of_quantity(quantity: &Quantity) -> Listing {
                 ratio.map_or_else(|| NOTHING.into(), |ratio| number(ratio.median)),
                 between(ratio.and_then(|ratio| ratio.interval), &number),
                 ratio.map_or_else(|| NOTHING.into(), |ratio| ratio.verdict.to_string()),
-                rounds.join("  "),
+                rounds.join(", "),
             ]
         })
         .collect();
@@ -115,7 +116,7 @@ fn of_latencies(workload: &Workload) -> Option<Listing> {
         .map(|one| {
             let mut row = vec![
                 one.contestant.clone(),
-                number(one.count as f64),
+                count(one.count),
                 number(one.min),
                 number(one.mean),
             ];
@@ -148,7 +149,7 @@ fn of_series(workload: &Workload) -> Option<Listing> {
     listing.headings.extend(
         moments
             .iter()
-            .map(|&moment| format!("{} s", number(moment))),
+            .map(|&moment| format!("{} s", tick_words(moment))),
     );
     listing.rows = all
         .lines
@@ -186,7 +187,7 @@ fn of_candlesticks(workload: &Workload) -> Option<Listing> {
             "Count",
         ],
     );
-    let trimmed = format!("all but the worst {} %", number(all.trimmed_percent));
+    let trimmed = format!("all but the worst {} %", tick_words(all.trimmed_percent));
     let parts: [(&str, Part); 2] = [
         ("all", |stick| stick.whole),
         (&trimmed, |stick| stick.trimmed),
@@ -205,9 +206,7 @@ fn of_candlesticks(workload: &Workload) -> Option<Listing> {
                 number(spread.median),
                 number(spread.max),
                 number(spread.deviation),
-                spread
-                    .count
-                    .map_or_else(|| NOTHING.into(), |count| number(count as f64)),
+                spread.count.map_or_else(|| NOTHING.into(), count),
             ]);
         }
     }
@@ -237,16 +236,16 @@ fn of_buckets(workload: &Workload) -> Option<Listing> {
     );
     listing
         .headings
-        .extend(ends.iter().map(|&end| format!("to {}", number(end))));
+        .extend(ends.iter().map(|&end| format!("to {}", tick_words(end))));
     listing.rows = sticks
         .iter()
         .map(|stick| {
-            let count = |end: f64| {
+            let within = |end: f64| {
                 let bucket = stick.buckets.iter().find(|bucket| bucket.0 == end);
-                bucket.map_or_else(|| NOTHING.into(), |bucket| number(bucket.1 as f64))
+                bucket.map_or_else(|| NOTHING.into(), |bucket| count(bucket.1))
             };
             let mut row = vec![stick.contestant.clone(), stick.series.clone()];
-            row.extend(ends.iter().map(|&end| count(end)));
+            row.extend(ends.iter().map(|&end| within(end)));
             row
         })
         .collect();
@@ -256,7 +255,7 @@ fn of_buckets(workload: &Workload) -> Option<Listing> {
 fn of_stalls(workload: &Workload) -> Option<Listing> {
     let all = workload.stalls.as_ref()?;
     let mut listing = Listing::new(
-        format!("Stalls over {} ms", number(all.over_milliseconds)),
+        format!("Stalls over {} ms", tick_words(all.over_milliseconds)),
         &["Contestant", "Series", "Stalls", "Out of", "Longest, ms"],
     );
     listing.rows = all
@@ -266,8 +265,8 @@ fn of_stalls(workload: &Workload) -> Option<Listing> {
             vec![
                 one.contestant.clone(),
                 one.series.clone().unwrap_or_else(|| NOTHING.into()),
-                number(one.stalls as f64),
-                number(one.of as f64),
+                count(one.stalls),
+                count(one.of),
                 number(one.longest_milliseconds),
             ]
         })

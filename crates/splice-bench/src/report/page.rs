@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::listing::{Listing, of_conditions, of_workload};
+use super::scale::tick_words;
 use super::{charts, facts};
 use crate::results::{Outcome, Results, Verdict, Workload, number};
 
@@ -28,6 +29,9 @@ pub(crate) fn page(results: &Results) -> String {
                 header {
                     h1 { (run.title) }
                     p class="muted" { (run.started) " on Linux " (results.machine.kernel_release) }
+                    @if !run.complete {
+                        p { strong class="missed" { (super::INTERRUPTED) } }
+                    }
                     pre { code { (run.command) } }
                     (facts_list(results))
                 }
@@ -104,7 +108,7 @@ fn overview(results: &Results) -> Markup {
         } @else {
             p {
                 "Each value over that of the reference, measured in the same rounds. A colour says that the "
-                (number(results.run.confidence * 100.0)) " % interval of the ratio lies on one side of 1; without one, "
+                (tick_words(results.run.confidence * 100.0)) " % interval of the ratio lies on one side of 1; without one, "
                 "the rounds do not support calling a difference."
             }
             p class="key" {

@@ -1,5 +1,7 @@
 //! From values to places on an axis.
 
+use crate::results::number;
+
 /// An axis: which values it shows, where on the drawing, and which of them are written.
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
@@ -38,7 +40,7 @@ impl Scale {
             largest = largest.max(value);
         }
         if smallest <= 0.0 || smallest > largest || largest / smallest < LOGARITHMIC_FROM {
-            let scale = Self::from_zero(largest, unit, 4.0, place);
+            let scale = Self::from_zero(largest, unit, 5.0, place);
             let end = scale.ticks.last().copied().unwrap_or(0.0);
             let step = scale.ticks.get(1).copied().unwrap_or(unit);
             // Up to a round value, so that the topmost line has one beside it.
@@ -110,6 +112,16 @@ fn round_up(value: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
+/// A round value, without the zeros that a measured one would have.
+pub(crate) fn tick_words(value: f64) -> String {
+    let text = number(value);
+    if text.contains('.') && !text.contains('e') {
+        text.trim_end_matches('0').trim_end_matches('.').into()
+    } else {
+        text
+    }
+}
+
 /// How many nines a percentile has: 90 has one, 99.9 three. Latencies are drawn over it, since what
 /// matters of them is at the end.
 pub(crate) fn nines(percentile: f64) -> f64 {
@@ -118,7 +130,7 @@ pub(crate) fn nines(percentile: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Scale, nines};
+    use super::{Scale, nines, tick_words};
 
     fn is(one: f64, other: f64) -> bool {
         (one - other).abs() < 1e-9
@@ -152,6 +164,19 @@ mod tests {
         assert_eq!(scale.ticks.first(), Some(&2.0));
         assert_eq!(scale.ticks.last(), Some(&1000.0));
         assert!(is(scale.at(1000.0), 100.0) && is(scale.at(0.1), 0.0));
+    }
+
+    #[test]
+    fn ticks_have_no_idle_zeros() {
+        for (value, words) in [
+            (20.0, "20"),
+            (2.5, "2.5"),
+            (0.05, "0.05"),
+            (100.0, "100"),
+            (0.0, "0"),
+        ] {
+            assert_eq!(tick_words(value), words);
+        }
     }
 
     #[test]

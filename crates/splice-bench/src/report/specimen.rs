@@ -57,6 +57,7 @@ pub(crate) fn empty() -> Results {
                 .into(),
             started: "2026-11-20T12:38:00Z".into(),
             duration_seconds: 1834.2,
+            complete: true,
             placement: Placement::OneCpu { cpu: 0 },
             spinner: true,
             rounds: 9,
@@ -355,6 +356,10 @@ fn parameter(name: &str, value: &str) -> Parameter {
 pub(crate) fn awkward() -> Results {
     let long = "a very long name that nobody would give to a contestant ".repeat(3);
     let mut results = Results {
+        run: Run {
+            complete: false,
+            ..empty().run
+        },
         contestants: vec![Contestant {
             name: long.clone(),
             kind: Kind::Peer,

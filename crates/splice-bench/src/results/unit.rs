@@ -95,6 +95,11 @@ pub(crate) fn number(value: f64) -> String {
     grouped(&format!("{value:.digits$}"))
 }
 
+/// What was counted, in groups of three digits.
+pub(crate) fn count(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
 /// `12345.6` as `12 345.6`, with spaces that do not break a line.
 fn grouped(text: &str) -> String {
     let (sign, rest) = text
@@ -118,7 +123,7 @@ fn grouped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Unit, number};
+    use super::{Unit, count, number};
 
     #[test]
     fn values_have_three_digits_and_a_unit() {
@@ -134,6 +139,10 @@ mod tests {
         ] {
             assert_eq!(unit.tell(value), told);
         }
+        assert_eq!(
+            (count(10), count(100_000)),
+            ("10".into(), "100\u{202f}000".into())
+        );
         assert_eq!(number(-12_345.0), "-12\u{202f}345");
         assert_eq!(number(0.000_02), "2.0e-5");
         assert_eq!(number(9.999), "10.0");
