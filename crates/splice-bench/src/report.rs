@@ -185,7 +185,7 @@ mod tests {
             "| direct again | 50.9 | 50.4 to 51.9 | 0.996 | 0.986 to 1.02 | no difference |",
             "| spliced sockmap | normal | 10 | 100\u{202f}000 | 65.0 |",
             "| spliced pipe: Gb/s over HAProxy splice | >= 1.4 | 1.34 | missed |",
-            "- HAProxy splice-request: not installed: apt install haproxy",
+            "| HAProxy splice-request | not installed: apt install haproxy |",
             "| net.ipv4.tcp\\_congestion\\_control | reno | client, relay, server |",
         ] {
             assert!(summary.contains(part), "{part:?} is not in\n{summary}");

@@ -274,6 +274,17 @@ fn of_stalls(workload: &Workload) -> Option<Listing> {
     Some(listing)
 }
 
+/// What is not among the figures.
+pub(crate) fn of_missing(results: &Results) -> Listing {
+    let mut listing = Listing::new("What is missing", &["What", "Why"]);
+    listing.rows = results
+        .missing
+        .iter()
+        .map(|one| vec![one.what.clone(), one.why.clone()])
+        .collect();
+    listing
+}
+
 /// Who took part, with what programs, under which settings.
 pub(crate) fn of_conditions(results: &Results) -> Vec<Listing> {
     let mut contestants = Listing::new("Contestants", &["Contestant", "How it was set up"]);

@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::listing::{Listing, of_conditions, of_workload};
+use super::listing::{Listing, of_conditions, of_missing, of_workload};
 use super::scale::tick_words;
 use super::{charts, facts};
 use crate::results::{Outcome, Results, Verdict, Workload, number};
@@ -108,7 +108,7 @@ fn overview(results: &Results) -> Markup {
         } @else {
             p {
                 "Each value over that of the reference, measured in the same rounds. A colour says that the "
-                (tick_words(results.run.confidence * 100.0)) " % interval of the ratio lies on one side of 1; without one, "
+                (tick_words(results.run.confidence * 100.0)) "\u{a0}% interval of the ratio lies on one side of 1; without one, "
                 "the rounds do not support calling a difference."
             }
             p class="key" {
@@ -123,7 +123,10 @@ fn overview(results: &Results) -> Markup {
                     tbody {
                         @for (workload, quantity) in &rows {
                             tr {
-                                th scope="row" { a href={ "#" (workload.id) } { (workload.title) } ", " (quantity.title) }
+                                th scope="row" {
+                                    a href={ "#" (workload.id) } { (workload.title) }
+                                    span class="muted" { " " (quantity.title) }
+                                }
                                 @for name in &columns {
                                     @let ratio = quantity.measured.iter()
                                         .find(|one| one.contestant == *name).and_then(|one| one.ratio);
@@ -150,20 +153,28 @@ fn verdict_class(verdict: Verdict) -> &'static str {
 }
 
 fn checks(results: &Results) -> Markup {
+    let class = |outcome| match outcome {
+        Outcome::Met => "met",
+        Outcome::Missed => "missed",
+        Outcome::Undecided | Outcome::NotMeasured => "",
+    };
     html! {
         @if !results.checks.is_empty() {
             h2 id="checks" { "Asked and reached" }
             div class="scroll" tabindex="0" role="region" aria-label="Asked and reached" {
-                table {
-                    thead { tr { th scope="col" { "Figure" } th scope="col" { "Asked" } th scope="col" { "Reached" } th scope="col" class="words" { "Outcome" } } }
+                table class="stack" {
+                    thead { tr {
+                        th scope="col" { "Figure" } th scope="col" { "Asked" }
+                        th scope="col" { "Reached" } th scope="col" class="words" { "Outcome" }
+                    } }
                     tbody {
                         @for check in &results.checks {
-                            @let class = match check.outcome {
-                                Outcome::Met => "words met",
-                                Outcome::Missed => "words missed",
-                                Outcome::Undecided | Outcome::NotMeasured => "words",
-                            };
-                            tr { th scope="row" { (check.title) } td { (check.asked) } td { (check.reached) } td class=(class) { (check.outcome) } }
+                            tr {
+                                th scope="row" { (check.title) }
+                                td data-of="Asked" { (check.asked) }
+                                td data-of="Reached" { (check.reached) }
+                                td data-of="Outcome" class="words" { span class=(class(check.outcome)) { (check.outcome) } }
+                            }
                         }
                     }
                 }
@@ -225,12 +236,7 @@ fn missing(results: &Results) -> Markup {
     html! {
         @if !results.missing.is_empty() {
             h2 id="missing" { "What is missing" }
-            div class="scroll" tabindex="0" role="region" aria-label="What is missing" {
-                table {
-                    thead { tr { th scope="col" { "What" } th scope="col" class="words" { "Why" } } }
-                    tbody { @for one in &results.missing { tr { th scope="row" { (one.what) } td class="long" { (one.why) } } } }
-                }
-            }
+            (words(&of_missing(results)))
         }
     }
 }
@@ -247,24 +253,24 @@ fn notes(results: &Results) -> Markup {
 fn conditions(results: &Results) -> Markup {
     html! {
         h2 id="conditions" { "Contestants, programs, settings" }
-        @for one in of_conditions(results) { (words(&one)) }
+        @for one in of_conditions(results) {
+            details { summary { (one.caption) } (words(&one)) }
+        }
     }
 }
 
 /// A table of words rather than figures.
 fn words(table: &Listing) -> Markup {
     html! {
-        details {
-            summary { (table.caption) }
-            div class="scroll" tabindex="0" role="region" aria-label=(table.caption) {
-                table {
-                    thead { tr { @for heading in &table.headings { th scope="col" class="words" { (heading) } } } }
-                    tbody {
-                        @for row in &table.rows {
-                            tr { @for (index, cell) in row.iter().enumerate() {
-                                @if index == 0 { th scope="row" { (cell) } } @else { td class="long" { (cell) } }
-                            } }
-                        }
+        div class="scroll" tabindex="0" role="region" aria-label=(table.caption) {
+            table class="stack" {
+                thead { tr { @for heading in &table.headings { th scope="col" class="words" { (heading) } } } }
+                tbody {
+                    @for row in &table.rows {
+                        tr { @for (heading, cell) in table.headings.iter().zip(row) {
+                            @if *heading == table.headings[0] { th scope="row" { (cell) } }
+                            @else { td class="long" data-of=(heading) { (cell) } }
+                        } }
                     }
                 }
             }

@@ -60,24 +60,25 @@ impl Scale {
     }
 
     fn logarithmic(smallest: f64, largest: f64, unit: f64, place: (f64, f64)) -> Self {
-        // 1, 2 and 5 of each power of ten; only 1 when there are many powers.
+        // 1, 2 and 5 of each power of ten; only 1 is written when there are many powers.
         let wide = (largest / smallest).log10() > 2.5;
-        let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let first = (smallest / unit).log10().floor() as i32;
         let last = (largest / unit).log10().ceil() as i32;
-        let all: Vec<f64> = (first..=last)
-            .flat_map(|power| {
-                steps
-                    .iter()
-                    .map(move |step| step * 10f64.powi(power) * unit)
-            })
-            .collect();
-        let from = all.iter().rfind(|&&tick| tick <= smallest * 1.000_001);
-        let to = all.iter().find(|&&tick| tick >= largest * 0.999_999);
+        let powers = |steps: &'static [f64]| {
+            let all = (first..=last).flat_map(move |power| {
+                let each = steps.iter();
+                each.map(move |step| step * 10f64.powi(power) * unit)
+            });
+            all.collect::<Vec<f64>>()
+        };
+        let fine = powers(&[1.0, 2.0, 5.0]);
+        let from = fine.iter().rfind(|&&tick| tick <= smallest * 1.000_001);
+        let to = fine.iter().find(|&&tick| tick >= largest * 0.999_999);
         let (from, to) = (
             from.copied().unwrap_or(smallest),
             to.copied().unwrap_or(largest),
         );
+        let all = if wide { powers(&[1.0]) } else { fine };
         Self {
             from,
             to,

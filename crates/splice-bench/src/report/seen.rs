@@ -100,6 +100,35 @@ fn the_page_is_readable_on_a_laptop_and_a_phone_light_and_dark() {
     assert_readable(&mut browser, &specimen::awkward(), "awkward");
 }
 
+/// What has been published stays readable: by this program, and by a reader.
+#[test]
+fn the_published_results_are_readable() {
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let Ok(entries) = fs::read_dir(published) else {
+        return;
+    };
+    let files: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.path().join("results.json"))
+        .filter(|file| file.exists())
+        .collect();
+    let all: Vec<Results> = files
+        .iter()
+        .map(|file| {
+            let text = fs::read_to_string(file).expect("it is readable");
+            Results::from_json(&text)
+                .unwrap_or_else(|error| panic!("{}: {error:#}", file.display()))
+        })
+        .collect();
+    if all.is_empty() || !available(Need::Chromium) {
+        return;
+    }
+    let mut browser = Browser::start().expect("it starts");
+    for (index, results) in all.iter().enumerate() {
+        assert_readable(&mut browser, results, &format!("published-{index}"));
+    }
+}
+
 #[test]
 fn every_image_is_legible_on_its_own() {
     if !available(Need::Chromium) {

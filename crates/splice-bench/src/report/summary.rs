@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::listing::{Listing, of_conditions, of_workload};
+use super::listing::{Listing, of_conditions, of_missing, of_workload};
 use super::{chart_file, charts, facts};
 use crate::results::{Results, Workload};
 
@@ -46,9 +46,7 @@ fn write(out: &mut String, results: &Results) -> fmt::Result {
     }
     if !results.missing.is_empty() {
         writeln!(out, "\n## What is missing\n")?;
-        for one in &results.missing {
-            writeln!(out, "- {}: {}", escaped(&one.what), escaped(&one.why))?;
-        }
+        write_table(out, &of_missing(results))?;
     }
     if !results.notes.is_empty() {
         writeln!(out, "\n## Remarks")?;
