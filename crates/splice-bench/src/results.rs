@@ -105,7 +105,7 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::{Results, Schema};
+    use super::{Results, Schema, Unit};
     use crate::report::specimen;
 
     #[test]
@@ -143,6 +143,55 @@ mod tests {
             let text = results.to_json().expect("all values are finite");
             assert_eq!(Results::from_json(&text).expect(&text), results);
         }
+    }
+
+    /// Every name in `json`, and every word that stands for a choice.
+    fn names(json: &serde_json::Value, all: &mut Vec<String>) {
+        match json {
+            serde_json::Value::Object(fields) => {
+                for (name, value) in fields {
+                    all.push(name.clone());
+                    if ["unit", "better", "verdict", "outcome", "kind"].contains(&name.as_str()) {
+                        all.extend(value.as_str().map(str::to_owned));
+                    }
+                    names(value, all);
+                }
+            }
+            serde_json::Value::Array(values) => {
+                values.iter().for_each(|value| names(value, all));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_schema_is_documented() {
+        let text = include_str!("../../../docs/measuring.md");
+        let json = serde_json::to_value(specimen::full()).expect("it is JSON");
+        let mut all = Vec::new();
+        names(&json, &mut all);
+        let units = [
+            Unit::Seconds,
+            Unit::ConnectionsPerSecond,
+            Unit::RequestsPerSecond,
+            Unit::Percent,
+        ];
+        for unit in units {
+            let unit = serde_json::to_value(unit).expect("it is JSON");
+            all.extend(unit.as_str().map(str::to_owned));
+        }
+        assert!(all.len() > 100);
+        for name in all {
+            assert!(
+                text.contains(&format!("`{name}`")),
+                "{name} is not in docs/measuring.md"
+            );
+        }
+        assert!(text.contains(&format!(
+            "`{}` and the version {}",
+            super::SCHEMA,
+            super::VERSION
+        )));
     }
 
     #[test]
