@@ -13,7 +13,7 @@ const BAR: f64 = 19.0;
 /// A bar's own height.
 const THICK: f64 = 9.0;
 /// The column of ratios.
-const RATIO: f64 = 72.0;
+const RATIO: f64 = 66.0;
 /// Below the last row: the axis.
 const AXIS: f64 = 22.0;
 
@@ -63,7 +63,7 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
         }
         @for (row, one) in measured.iter().enumerate() {
             @let top = row as f64 * ROW;
-            @let (value, ratio) = (value_words(quantity, one, multiple), ratio_words(quantity, one));
+            @let (value, ratio) = (value_words(quantity, one, multiple), ratio_words(one));
             @let room = WIDTH - ratios - width_of(&value, LETTERS) - 12.0;
             text x="0" y=(round(top + 14.0)) {
                 (fitted(&one.contestant, room))
@@ -72,7 +72,7 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
             text class="value" x=(WIDTH - ratios) y=(round(top + 14.0)) text-anchor="end" { (value) }
             @if let Some(ratio) = &ratio {
                 text class="value muted" x=(WIDTH) y=(round(top + 14.0)) text-anchor="end" {
-                    (fitted(ratio, RATIO - 6.0))
+                    (ratio)
                 }
             }
             @if let Some(interval) = one.interval {
@@ -102,11 +102,23 @@ fn subtitle(quantity: &Quantity, symbol: &str) -> String {
     } else {
         format!("{symbol}, ")
     };
-    let against = quantity
-        .reference
-        .as_ref()
-        .map_or_else(String::new, |name| format!("; × is to {name}"));
-    format!("{unit}{}{against}", which_way(quantity.better))
+    let way = which_way(quantity.better);
+    let Some(reference) = &quantity.reference else {
+        return format!("{unit}{way}");
+    };
+    let open = quantity.measured.iter().any(is_open);
+    let brackets = if open {
+        ", in brackets where the rounds support no difference"
+    } else {
+        ""
+    };
+    format!("{unit}{way}; × is to {reference}{brackets}")
+}
+
+/// Whether there is a ratio that the rounds do not support calling a difference.
+fn is_open(one: &Measured) -> bool {
+    one.ratio
+        .is_some_and(|ratio| ratio.verdict == Verdict::NoDifference)
 }
 
 /// The value, with its unit only where that differs from the chart's.
@@ -118,14 +130,13 @@ fn value_words(quantity: &Quantity, one: &Measured, chart: Multiple) -> String {
     }
 }
 
-/// "0.53×"; a ratio whose interval holds 1 is not told as a difference.
-fn ratio_words(quantity: &Quantity, one: &Measured) -> Option<String> {
-    let ratio = one.ratio?;
-    let reference = quantity.reference.as_deref().unwrap_or("1");
-    Some(if ratio.verdict == Verdict::NoDifference {
-        format!("≈ {reference}")
+/// "0.53×", or "(0.99×)" where that is not called a difference, which is not to say that it is none.
+fn ratio_words(one: &Measured) -> Option<String> {
+    let words = format!("{}×", number(one.ratio?.median));
+    Some(if is_open(one) {
+        format!("({words})")
     } else {
-        format!("{}×", number(ratio.median))
+        words
     })
 }
 
@@ -134,8 +145,7 @@ fn description(quantity: &Quantity) -> String {
         .measured
         .iter()
         .map(|one| {
-            let ratio =
-                ratio_words(quantity, one).map_or_else(String::new, |ratio| format!(" ({ratio})"));
+            let ratio = ratio_words(one).map_or_else(String::new, |ratio| format!(" ({ratio})"));
             format!(
                 "{} {}{ratio}",
                 one.contestant,

@@ -66,10 +66,12 @@ impl Chart {
     /// under it.
     pub(crate) fn standalone(&self) -> String {
         const MARGIN: f64 = 16.0;
-        const LINE: f64 = 19.0;
-        let lines = wrapped(&self.title, WIDTH, 15.0);
-        let titles = lines.len() as f64 * LINE;
-        let head = titles + if self.subtitle.is_empty() { 10.0 } else { 28.0 };
+        const TITLE: (f64, f64) = (15.0, 19.0);
+        const SUBTITLE: (f64, f64) = (11.0, 14.0);
+        let titles = wrapped(&self.title, WIDTH, TITLE.0);
+        let subtitles = wrapped(&self.subtitle, WIDTH, SUBTITLE.0);
+        let below_titles = titles.len() as f64 * TITLE.1;
+        let head = below_titles + subtitles.len() as f64 * SUBTITLE.1 + 12.0;
         let (width, height) = (WIDTH + 2.0 * MARGIN, head + self.height + 2.0 * MARGIN);
         let markup = html! {
             svg xmlns="http://www.w3.org/2000/svg" role="img" class="standalone chart"
@@ -80,11 +82,11 @@ impl Chart {
                 style { (PreEscaped(PALETTE)) }
                 rect class="ground" width="100%" height="100%" rx="8" {}
                 g transform={ "translate(" (MARGIN) " " (MARGIN) ")" } {
-                    @for (index, line) in lines.iter().enumerate() {
-                        text class="heading" y=(round(14.0 + index as f64 * LINE)) { (line) }
+                    @for (index, line) in titles.iter().enumerate() {
+                        text class="heading" y=(round(13.0 + index as f64 * TITLE.1)) { (line) }
                     }
-                    @if !self.subtitle.is_empty() {
-                        text class="muted" y=(round(titles + 13.0)) { (fitted(&self.subtitle, WIDTH)) }
+                    @for (index, line) in subtitles.iter().enumerate() {
+                        text class="muted" y=(round(below_titles + 10.0 + index as f64 * SUBTITLE.1)) { (line) }
                     }
                     g transform={ "translate(0 " (round(head)) ")" } { (self.body) }
                 }
