@@ -184,6 +184,8 @@ mod tests {
             "| spliced copy | 24.8 | 24.6 to 25.3 | 0.485 | 0.481 to 0.495 | worse |",
             "| direct again | 50.9 | 50.4 to 51.9 | 0.996 | 0.986 to 1.02 | no difference |",
             "| spliced sockmap | normal | 10 | 100\u{202f}000 | 65.0 |",
+            "| Contestant | Series | to 64 | to 128 | to 256 | to 512 | to 65\u{202f}536 |",
+            "| spliced aio | busy poll | 10 | 90\u{202f}000 | 9980 | 0 | 10 |",
             "| spliced pipe: Gb/s over HAProxy splice | >= 1.4 | 1.34 | missed |",
             "| HAProxy splice-request | not installed: apt install haproxy |",
             "| net.ipv4.tcp\\_congestion\\_control | reno | client, relay, server |",

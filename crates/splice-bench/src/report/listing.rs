@@ -221,15 +221,17 @@ fn of_buckets(workload: &Workload) -> Option<Listing> {
         .iter()
         .filter(|stick| !stick.buckets.is_empty())
         .collect();
-    let mut ends: Vec<f64> = sticks
-        .iter()
-        .flat_map(|stick| stick.buckets.iter().map(|bucket| bucket.0))
+    let buckets = || sticks.iter().flat_map(|stick| &stick.buckets);
+    // The empty buckets at either end say nothing.
+    let filled = || buckets().filter(|bucket| bucket.1 > 0);
+    let first = filled().map(|bucket| bucket.0).reduce(f64::min)?;
+    let last = filled().map(|bucket| bucket.0).reduce(f64::max)?;
+    let mut ends: Vec<f64> = buckets()
+        .map(|bucket| bucket.0)
+        .filter(|end| (first..=last).contains(end))
         .collect();
     ends.sort_by(f64::total_cmp);
     ends.dedup();
-    if ends.is_empty() {
-        return None;
-    }
     let mut listing = Listing::new(
         format!("How many took how long, {}", all.unit.symbol()),
         &["Contestant", "Series"],

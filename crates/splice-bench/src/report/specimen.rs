@@ -311,7 +311,15 @@ fn echo() -> Workload {
             series: series.into(),
             whole: (series != "2019, kernel 4.14").then(|| spread(65_000.0)),
             trimmed: Some(spread(median * 6.0)),
-            buckets: vec![(64.0, 10), (128.0, 90_000), (256.0, 9_980), (65_536.0, 10)],
+            buckets: vec![
+                (32.0, 0),
+                (64.0, 10),
+                (128.0, 90_000),
+                (256.0, 9_980),
+                (512.0, 0),
+                (65_536.0, 10),
+                (131_072.0, 0),
+            ],
         }
     };
     let sticks = CONTESTANTS
