@@ -36,11 +36,9 @@ pub(crate) fn write(directory: &Path, results: &Results) -> Result<()> {
         let path = directory.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     };
-    for chart in results
-        .workloads
-        .iter()
-        .flat_map(|workload| charts(results, workload))
-    {
+    let of_workloads = results.workloads.iter();
+    let all = of_workloads.flat_map(|workload| charts(results, workload));
+    for chart in overview(results).into_iter().chain(all) {
         save(&chart_file(&chart), chart.standalone())?;
     }
     save("summary.md", summary::summary(results))?;
@@ -53,6 +51,11 @@ fn chart_file(chart: &Chart) -> String {
 
 /// What is said of a run that did not come to its end.
 const INTERRUPTED: &str = "interrupted: what was measured until then";
+
+/// Charts of several workloads together.
+fn overview(results: &Results) -> Vec<Chart> {
+    curves::families(results)
+}
 
 /// All charts of a workload.
 fn charts(results: &Results, workload: &Workload) -> Vec<Chart> {
@@ -162,7 +165,7 @@ mod tests {
 
     use netlab::Scratch;
 
-    use super::{charts, specimen, write};
+    use super::{charts, overview, specimen, write};
     use crate::results::Results;
 
     /// Keeps the files where a person can look at them: `SPECIMEN=DIR cargo test specimen`.
@@ -222,8 +225,10 @@ mod tests {
                 fs::read_to_string(scratch.path().join(name)).expect("it has been written")
             };
             let (page, summary) = (read("report.html"), read("summary.md"));
-            for workload in &results.workloads {
-                for chart in charts(&results, workload) {
+            let of_workloads = results.workloads.iter();
+            let of_workloads = of_workloads.map(|workload| charts(&results, workload));
+            for charts in of_workloads.chain([overview(&results)]) {
+                for chart in charts {
                     let file = format!("charts/{}.svg", chart.id);
                     assert!(summary.contains(&format!("({file})")), "{file}");
                     assert!(page.contains(&format!("id=\"{}\"", chart.id)), "{file}");

@@ -132,11 +132,11 @@ impl Browser {
         Ok(answer["result"]["value"].take())
     }
 
-    /// All of the page as a PNG image.
-    pub(crate) fn screenshot(&mut self) -> Result<Vec<u8>> {
+    /// What is in the window, or the `whole` page, as a PNG image.
+    pub(crate) fn screenshot(&mut self, whole: bool) -> Result<Vec<u8>> {
         let answer = self.call(
             "Page.captureScreenshot",
-            json!({"format": "png", "captureBeyondViewport": true}),
+            json!({"format": "png", "captureBeyondViewport": whole}),
         )?;
         let text = answer["data"].as_str().context("a screenshot has data")?;
         Ok(BASE64_STANDARD.decode(text)?)

@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::listing::{Listing, of_conditions, of_missing, of_workload};
 use super::scale::tick_words;
-use super::{charts, facts};
+use super::{charts, facts, overview};
 use crate::results::{Outcome, Results, Verdict, Workload, number};
 
 const PALETTE: &str = include_str!("palette.css");
@@ -37,7 +37,7 @@ pub(crate) fn page(results: &Results) -> String {
                 }
                 main {
                     (contents(results))
-                    (overview(results))
+                    (glance(results))
                     (checks(results))
                     @for workload in &results.workloads { (section(results, workload)) }
                     (missing(results))
@@ -81,7 +81,7 @@ fn contents(results: &Results) -> Markup {
 }
 
 /// Every ratio in one table: who is ahead where.
-fn overview(results: &Results) -> Markup {
+fn glance(results: &Results) -> Markup {
     let rows: Vec<_> = results
         .workloads
         .iter()
@@ -139,6 +139,10 @@ fn overview(results: &Results) -> Markup {
                         }
                     }
                 }
+            }
+            @let charts = overview(results);
+            @if !charts.is_empty() {
+                div class="charts" { @for chart in &charts { (chart.inline()) } }
             }
         }
     }

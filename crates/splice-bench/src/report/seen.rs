@@ -7,7 +7,7 @@ use netlab::{Need, Scratch, available};
 use serde_json::Value;
 
 use super::browser::{Browser, Scheme};
-use super::{charts, specimen, write};
+use super::{charts, overview, specimen, write};
 use crate::results::Results;
 
 /// A laptop's window and a phone's, in px.
@@ -21,10 +21,11 @@ const SEEN: &str = include_str!("seen.js");
 /// The smallest letters that are legible, in px: below this, browsers offer to enlarge them.
 const LEGIBLE: f64 = 10.9;
 
-/// Keeps an image where a person can look at it: `SPECIMEN=DIR cargo test`.
-fn keep(image: &[u8], name: &str) {
+/// Keeps an image of all that is open where a person can look at it: `SPECIMEN=DIR cargo test`.
+fn keep(browser: &mut Browser, name: &str) {
     if let Some(directory) = std::env::var_os("SPECIMEN") {
         let path = Path::new(&directory).join(format!("{name}.png"));
+        let image = browser.screenshot(true).expect("an image");
         fs::write(path, image).expect("the directory is writable");
     }
 }
@@ -38,23 +39,18 @@ fn assert_readable(browser: &mut Browser, results: &Results, name: &str) {
     let scratch = Scratch::new(name).expect("a directory");
     write(scratch.path(), results).expect("it is writable");
     let file = scratch.path().join("report.html");
-    let expected: usize = results
-        .workloads
-        .iter()
-        .map(|workload| charts(results, workload).len())
-        .sum();
+    let of_workloads = results.workloads.iter();
+    let of_workloads = of_workloads.map(|workload| charts(results, workload).len());
+    let expected = overview(results).len() + of_workloads.sum::<usize>();
     for width in WIDTHS {
         let mut images = Vec::new();
         for scheme in SCHEMES {
             let place = format!("{name}-{width}-{scheme:?}").to_lowercase();
             browser.open(&file, width, scheme).expect("it opens");
-            images.push(browser.screenshot().expect("an image"));
-            keep(&images[images.len() - 1], &place);
+            images.push(browser.screenshot(false).expect("an image"));
+            keep(browser, &place);
             let seen = browser.evaluate(SEEN).expect("it is measured");
-            keep(
-                &browser.screenshot().expect("an image"),
-                &format!("{place}-unfolded"),
-            );
+            keep(browser, &format!("{place}-unfolded"));
 
             let requests = browser.requests();
             assert_eq!(
@@ -138,14 +134,15 @@ fn every_image_is_legible_on_its_own() {
     for (results, name) in [(specimen::full(), "full"), (specimen::awkward(), "awkward")] {
         let scratch = Scratch::new("images").expect("a directory");
         write(scratch.path(), &results).expect("it is writable");
-        let all = results.workloads.iter();
-        for chart in all.flat_map(|workload| charts(&results, workload)) {
+        let of_workloads = results.workloads.iter();
+        let of_workloads = of_workloads.flat_map(|workload| charts(&results, workload));
+        for chart in overview(&results).into_iter().chain(of_workloads) {
             let file = scratch.path().join(super::chart_file(&chart));
             let mut images = Vec::new();
             for scheme in SCHEMES {
                 let place = format!("{name}-{}-{scheme:?}", chart.id);
                 browser.open(&file, 400, scheme).expect("it opens");
-                images.push(browser.screenshot().expect("an image"));
+                images.push(browser.screenshot(false).expect("an image"));
                 let seen = browser.evaluate(SEEN).expect("it is measured");
                 assert_eq!(browser.complaints(), Vec::<String>::new(), "{place}");
                 assert_eq!(seen["broken"], 0, "{place} is not well-formed");

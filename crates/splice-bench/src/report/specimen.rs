@@ -31,7 +31,7 @@ const CONTESTANTS: [(&str, Kind, f64); 16] = [
 /// A run of `compare` and of `reproduce echo` in one.
 pub(crate) fn full() -> Results {
     let mut workloads = Vec::new();
-    for (bytes, title) in [(1, "1 B"), (16 << 10, "16 KiB")] {
+    for (bytes, title) in [(1, "1 B"), (1 << 10, "1 KiB"), (64 << 10, "64 KiB")] {
         workloads.push(ping_pong(bytes, title));
     }
     workloads.extend([bulk(), idle(), slow_reader(), echo()]);

@@ -2,8 +2,9 @@
 
 use std::fmt::{self, Write};
 
+use super::chart::Chart;
 use super::listing::{Listing, of_conditions, of_missing, of_workload};
-use super::{chart_file, charts, facts};
+use super::{chart_file, charts, facts, overview};
 use crate::results::{Results, Workload};
 
 /// The whole text.
@@ -23,6 +24,11 @@ fn write(out: &mut String, results: &Results) -> fmt::Result {
     writeln!(out, "```\n{}\n```\n", results.run.command)?;
     for (name, value) in facts(results) {
         writeln!(out, "- {name}: {}", escaped(&value))?;
+    }
+    let together = overview(results);
+    if !together.is_empty() {
+        writeln!(out, "\n## At a glance")?;
+        write_charts(out, &together)?;
     }
     if !results.checks.is_empty() {
         let mut table = Listing::new("", &["Figure", "Asked", "Reached", "Outcome"]);
@@ -71,13 +77,7 @@ fn write_workload(out: &mut String, results: &Results, workload: &Workload) -> f
             .collect();
         writeln!(out, "\n{}", escaped(&all.join("; ")))?;
     }
-    let charts = charts(results, workload);
-    if !charts.is_empty() {
-        writeln!(out)?;
-    }
-    for chart in &charts {
-        writeln!(out, "![{}]({})", escaped(&chart.title), chart_file(chart))?;
-    }
+    write_charts(out, &charts(results, workload))?;
     for note in &workload.notes {
         writeln!(out, "\n{note}")?;
     }
@@ -87,6 +87,16 @@ fn write_workload(out: &mut String, results: &Results, workload: &Workload) -> f
     for table in of_workload(workload) {
         writeln!(out, "\n{}:\n", table.caption)?;
         write_table(out, &table)?;
+    }
+    Ok(())
+}
+
+fn write_charts(out: &mut String, charts: &[Chart]) -> fmt::Result {
+    if !charts.is_empty() {
+        writeln!(out)?;
+    }
+    for chart in charts {
+        writeln!(out, "![{}]({})", escaped(&chart.title), chart_file(chart))?;
     }
     Ok(())
 }
