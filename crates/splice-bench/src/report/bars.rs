@@ -103,7 +103,8 @@ fn subtitle(quantity: &Quantity, symbol: &str) -> String {
         format!("{symbol}, ")
     };
     let way = which_way(quantity.better);
-    let Some(reference) = &quantity.reference else {
+    let any = quantity.measured.iter().any(|one| one.ratio.is_some());
+    let Some(reference) = quantity.reference.as_ref().filter(|_| any) else {
         return format!("{unit}{way}");
     };
     let open = quantity.measured.iter().any(is_open);

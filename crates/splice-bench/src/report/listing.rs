@@ -4,7 +4,8 @@ use super::candlesticks::Part;
 use super::chart::which_way;
 use super::scale::tick_words;
 use crate::results::{
-    Candlestick, Interval, Measured, Quantity, Results, TABLE_PERCENTILES, Workload, count, number,
+    Candlestick, Interval, Measured, Quantity, Results, TABLE_PERCENTILES, VALUES_BEYOND, Workload,
+    count, number,
 };
 
 /// Stands where there is no value.
@@ -101,7 +102,11 @@ fn of_quantity(quantity: &Quantity) -> Listing {
 fn of_latencies(workload: &Workload) -> Option<Listing> {
     let all = workload.latencies.as_ref()?;
     let mut listing = Listing::new(
-        format!("{}, {}", all.title, all.unit.symbol()),
+        format!(
+            "{}, {}; {NOTHING} where fewer than {VALUES_BEYOND} values lie beyond",
+            all.title,
+            all.unit.symbol()
+        ),
         &["Contestant", "Count", "Min", "Mean"],
     );
     listing
