@@ -20,6 +20,7 @@ mod peer;
 mod progress;
 mod random;
 mod relay;
+mod report;
 mod reproduce;
 mod results;
 mod server;
