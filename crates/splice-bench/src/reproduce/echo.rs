@@ -149,6 +149,20 @@ struct Measured {
     counts: Counts,
 }
 
+impl Measured {
+    /// Wake-ups of the server, µs of kernel workers, packets, and polled packets, of a burst.
+    fn per_burst(&self) -> Option<[f64; 4]> {
+        let counted = [
+            self.spent.wake_ups as f64,
+            self.spent.kworkers.as_secs_f64() * 1e6,
+            self.counts.packets as f64,
+            self.counts.polled as f64,
+        ];
+        let bursts = self.times.len() as f64;
+        (bursts > 0.0).then(|| counted.map(|count| count / bursts))
+    }
+}
+
 /// What the measurements need to know.
 struct Setting<'a> {
     site: &'a Site,
@@ -461,20 +475,17 @@ fn table(entries: &[Entry], number: usize, busy_poll: bool) -> Table {
         let ratio = reference
             .map(|reference| in_brackets(&measured.medians.ratio_to(reference)))
             .unwrap_or_default();
-        let bursts = whole.count as f64;
         let mut row = vec![entry.server.name(), format!("{:.1}{ratio}", whole.med)];
         let values = |values: Values| [values.avg, values.dev, values.max];
         row.extend(values(whole).map(|value| format!("{value:.1}")));
         row.push(format!("{:.1}", trimmed.med));
         row.extend(values(trimmed).map(|value| format!("{value:.1}")));
         row.push(measured.times.longer_than(STALL).to_string());
-        row.push(format!("{:.2}", measured.spent.wake_ups as f64 / bursts));
-        row.push(format!(
-            "{:.2}",
-            measured.spent.kworkers.as_secs_f64() * 1e6 / bursts
-        ));
-        row.push(format!("{:.1}", measured.counts.packets as f64 / bursts));
-        row.push(format!("{:.2}", measured.counts.polled as f64 / bursts));
+        let [wake_ups, kworkers, packets, polled] = measured.per_burst().unwrap_or_default();
+        row.push(format!("{wake_ups:.2}"));
+        row.push(format!("{kworkers:.2}"));
+        row.push(format!("{packets:.1}"));
+        row.push(format!("{polled:.2}"));
         table.push(row);
     }
     table
@@ -566,11 +577,32 @@ fn workload(
         over_milliseconds: STALL.as_secs_f64() * 1e3,
         counted: measured().map(stalled).collect(),
     });
+    for busy_poll in [false, true] {
+        let of_way = entries.iter().filter(|entry| entry.busy_poll == busy_poll);
+        let counted: Vec<String> = of_way.filter_map(|entry| counted(entry, number)).collect();
+        let note = format!(
+            "Counted by the kernel, per burst, {}: {}.",
+            series(busy_poll),
+            counted.join("; ")
+        );
+        workload.notes.push(note);
+    }
     for entry in entries {
         let failed = entry.failures.iter().map(|why| missing(&entry.name(), why));
         workload.missing.extend(failed);
     }
     workload
+}
+
+/// What the kernel has counted of somebody, in words.
+fn counted(entry: &Entry, number: usize) -> Option<String> {
+    let measured = &entry.measured[number];
+    let [wake_ups, kworkers, packets, polled] = measured.per_burst()?;
+    Some(format!(
+        "{} {wake_ups:.2} wake-ups of the server, {kworkers:.2} µs of kernel workers, {packets:.1} packets, \
+         {polled:.2} of them polled",
+        entry.server.name()
+    ))
 }
 
 fn spread(values: Values) -> Spread {
