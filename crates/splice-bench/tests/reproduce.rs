@@ -175,10 +175,7 @@ fn an_engine_without_an_echo_is_named_with_its_reason() {
         &scratch,
         "echo 'this kernel has no such engine' >&2; exit 2",
     );
-    let (output, text) = run(
-        "echo --runs 1 --bursts 5 --block 16KiB --only aio",
-        Some(&spliced),
-    );
+    let (output, text) = run("echo --quick --block 16KiB --only aio", Some(&spliced));
     assert!(output.status.success(), "{text}");
     assert!(
         text.contains("\nspliced aio: this kernel has no such engine"),
@@ -214,10 +211,17 @@ fn relays_are_measured_beside_the_direct_path() {
     }
     let scratch = Scratch::new("relays").expect("a directory");
     let spliced = sound(&scratch, "");
-    for (experiment, heading) in [("relay", "p99.9 (ratio)"), ("cpu", "sum of parts (ratio)")] {
+    for (experiment, extent, heading) in [
+        ("relay", "--quick", "p99.9 (ratio)"),
+        (
+            "cpu",
+            "--rounds 1 --milliseconds 100",
+            "sum of parts (ratio)",
+        ),
+    ] {
         let directory = scratch.path().join(experiment);
         let arguments = format!(
-            "{experiment} --rounds 1 --milliseconds 100 --only copy --output {}",
+            "{experiment} {extent} --only copy --output {}",
             directory.display()
         );
         let (output, text) = run(&arguments, Some(&spliced));
