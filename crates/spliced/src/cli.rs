@@ -14,7 +14,7 @@ use splice::{Address, EngineChoice};
 #[derive(Debug, Parser)]
 #[command(
     name = "spliced",
-    version,
+    version = env!("SPLICED_VERSION"),
     propagate_version = true,
     max_term_width = 100
 )]
