@@ -14,8 +14,7 @@
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
@@ -50,14 +49,14 @@ enum State {
 }
 
 /// How a direction picks its carrier.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carriage {
     /// Always by buffer.
     Copy,
     /// Always by pipe.
     Pipe,
-    /// Always by requests to this context.
-    Aio(Arc<aio::Context>),
+    /// Always by requests to the loop's context.
+    Aio,
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
 }
@@ -71,12 +70,32 @@ enum Hand {
 }
 
 impl Hand {
-    fn carrier(&mut self) -> Option<&mut dyn Carrier> {
-        match self {
-            Self::Empty => None,
-            Self::Buffer(buffer) => Some(buffer),
-            Self::Pipe(pipe) => Some(pipe),
-            Self::Aio(block) => Some(block),
+    /// Takes at most `at_most` bytes, and, where `onward` takes bytes, may give them at once.
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+        onward: Option<BorrowedFd<'_>>,
+        carriers: &mut Carriers,
+    ) -> Result<Filled, Errno> {
+        match (self, &mut carriers.aio) {
+            (Self::Buffer(buffer), _) => buffer.fill(source, at_most),
+            (Self::Pipe(pipe), _) => pipe.fill(source, at_most),
+            (Self::Aio(block), Some(context)) => block.fill(context, source, at_most, onward),
+            (Self::Aio(_), None) | (Self::Empty, _) => Ok(Filled::Empty),
+        }
+    }
+
+    fn drain(
+        &mut self,
+        destination: BorrowedFd<'_>,
+        carriers: &mut Carriers,
+    ) -> Result<usize, Errno> {
+        match (self, &mut carriers.aio) {
+            (Self::Buffer(buffer), _) => buffer.drain(destination),
+            (Self::Pipe(pipe), _) => pipe.drain(destination),
+            (Self::Aio(block), Some(context)) => block.drain(context, destination),
+            (Self::Aio(_), None) | (Self::Empty, _) => Err(Errno::AGAIN),
         }
     }
 
@@ -235,11 +254,6 @@ impl Direction {
         }
     }
 
-    /// By requests to this context from now on.
-    pub(crate) fn carry_by(&mut self, context: Arc<aio::Context>) {
-        self.carriage = Carriage::Aio(context);
-    }
-
     /// Only by buffer from now on: splice(2) does not see what a BPF program has left on a
     /// socket (`tcp_splice_read` looks into the receive queue only).
     pub(crate) fn copy_only(&mut self) {
@@ -291,14 +305,11 @@ impl Direction {
 
     /// Gives what is in hand to the destination; false when it takes no more.
     fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(true);
-        };
-        while carrier.held() > 0 {
+        while self.hand.held() > 0 {
             if !self.destination_ready {
                 return Ok(false);
             }
-            match carrier.drain(way.destination.as_fd()) {
+            match self.hand.drain(way.destination.as_fd(), way.carriers) {
                 Ok(count) => self.given_bytes += count as u64,
                 Err(Errno::AGAIN) => self.destination_ready = false,
                 Err(Errno::INTR) => {}
@@ -314,14 +325,12 @@ impl Direction {
             .map_or(u64::MAX, |limit| limit - self.taken_bytes)
             .min(self.mark_bytes - self.taken_bytes);
         self.pick_up(way.carriers);
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(());
-        };
         let at_most = usize::try_from(allowed)
             .unwrap_or(usize::MAX)
             .min(way.shares.carrier_bytes);
+        let source = way.source.as_fd();
         let onward = self.destination_ready.then(|| way.destination.as_fd());
-        match carrier.fill(way.source.as_fd(), at_most, onward) {
+        match self.hand.fill(source, at_most, onward, way.carriers) {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
@@ -368,7 +377,7 @@ impl Direction {
     fn pick_up(&mut self, carriers: &mut Carriers) {
         let by_pipe = !self.urgent
             && match self.carriage {
-                Carriage::Copy | Carriage::Aio(_) => false,
+                Carriage::Copy | Carriage::Aio => false,
                 Carriage::Pipe => true,
                 Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
             };
@@ -389,8 +398,8 @@ impl Direction {
             }
         }
         let buffer = carriers.buffers.take(self.size);
-        self.hand = match &self.carriage {
-            Carriage::Aio(context) => Hand::Aio(aio::Block::new(buffer, Arc::clone(context))),
+        self.hand = match self.carriage {
+            Carriage::Aio => Hand::Aio(aio::Block::new(buffer)),
             _ => Hand::Buffer(buffer),
         };
     }

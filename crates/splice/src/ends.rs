@@ -47,7 +47,7 @@ impl Ends {
     /// What flows between them: an echo has the first direction only.
     pub(crate) fn directions(&self, carriage: Carriage) -> [Direction; 2] {
         let second = match self {
-            Self::Apart(_) => Direction::new(carriage.clone()),
+            Self::Apart(_) => Direction::new(carriage),
             Self::Echo(_) => Direction::ended(),
         };
         [Direction::new(carriage), second]

@@ -23,7 +23,7 @@ use crate::endpoint::Endpoint;
 use crate::ends::Ends;
 use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
-use crate::engine::{Chosen, EngineChoice, EngineName};
+use crate::engine::{Chosen, EngineChoice, EngineName, aio};
 use crate::error::{Error, Result};
 use crate::handle::Status;
 use crate::limits::Shares;
@@ -147,6 +147,7 @@ impl Pair {
                 after_bytes: options.promote_after_bytes,
             },
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
+            EngineChoice::Only(EngineName::Aio) => Carriage::Aio,
             // The others begin with it.
             EngineChoice::Only(_) => Carriage::Copy,
         };
@@ -453,12 +454,9 @@ impl Task for Pair {
                 }
             }
         }
-        if self.choice == EngineChoice::Only(EngineName::Aio) {
-            match cx.carriers().aio() {
-                Ok(context) => self
-                    .directions
-                    .iter_mut()
-                    .for_each(|direction| direction.carry_by(Arc::clone(&context))),
+        if self.choice == EngineChoice::Only(EngineName::Aio) && cx.carriers().aio.is_none() {
+            match aio::Context::new() {
+                Ok(context) => cx.carriers().aio = Some(context),
                 Err(error) => {
                     self.declined = Some(Box::new(error.to_string().into()));
                     return self.end(cx, Reason::Refused);

@@ -1,6 +1,6 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
-//! `copy`, `pipe` and `aio` move them in user space's hands: each is a [`Carrier`], and
+//! `copy`, `pipe` and `aio` move them in user space's hands: each has a carrier, and
 //! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
 //! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
@@ -16,7 +16,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -183,14 +182,10 @@ impl Filled {
 /// hand".
 pub(crate) trait Carrier {
     /// Takes at most `at_most` bytes (not zero) from the source. Called with nothing in hand.
-    ///
-    /// `onward` is the destination where it may take bytes: a carrier that can give what it takes
-    /// in the same system call does, and tells with the next [`drain`](Self::drain) how that went.
     fn fill(
         &mut self,
         source: BorrowedFd<'_>,
         at_most: usize,
-        onward: Option<BorrowedFd<'_>>,
     ) -> std::result::Result<Filled, Errno>;
 
     /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
@@ -206,7 +201,8 @@ pub(crate) struct Carriers {
     pub(crate) buffers: buffer::Buffers,
     pub(crate) pipes: pipe::Pipes,
     pub(crate) segments: segment::ground::Standing,
-    aio: Option<Arc<aio::Context>>,
+    /// Made for the first pair of the engine `aio`, and kept: see there.
+    pub(crate) aio: Option<aio::Context>,
     pairs: usize,
 }
 
@@ -214,16 +210,6 @@ impl Carriers {
     /// A pair begins to use them.
     pub(crate) fn enter(&mut self) {
         self.pairs += 1;
-    }
-
-    /// The loop's AIO context, made for the first pair that needs it.
-    pub(crate) fn aio(&mut self) -> Result<Arc<aio::Context>> {
-        if let Some(context) = &self.aio {
-            return Ok(Arc::clone(context));
-        }
-        let context = aio::Context::new()?;
-        self.aio = Some(Arc::clone(&context));
-        Ok(context)
     }
 
     /// A pair has given back what it had. When it was the last one no buffer or pipe is
