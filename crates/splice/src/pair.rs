@@ -247,7 +247,7 @@ impl Pair {
                     at_destination,
                     errno,
                 }) => {
-                    let side = if at_destination { to } else { from };
+                    let side = if at_destination { from.other() } else { from };
                     reason = Some(Reason::fault(side, errno));
                     break;
                 }
@@ -384,6 +384,11 @@ impl Pair {
     /// Closes both ends and tells why. Only the first reason counts.
     fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let ends = self.ends.take()?;
+        let reason = if ends.is_echo() {
+            reason.of_echo()
+        } else {
+            reason
+        };
         if let Some(kernel) = &mut self.kernel {
             #[cfg(test)]
             let carried = kernel.carried_bytes();

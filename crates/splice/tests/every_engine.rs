@@ -211,5 +211,13 @@ mod sockmap {
         urgent:
             stays_in_its_place
             before_the_end_of_the_stream;
+        echo:
+            every_byte
+            what_was_there_before
+            a_client_that_does_not_read
+            a_reset_ends_it
+            limits_end_it
+            many_at_once
+            costs_what_the_engine_promises;
     }
 }

@@ -119,8 +119,9 @@ pub(crate) struct EchoArgs {
     /// Where to accept connections.
     pub(crate) listen: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)) or aio (one
-    /// io_submit(2) reads and writes). An engine that needs two sockets is refused.
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (one io_submit(2)
+    /// reads and writes), or, experimental, sockmap (a BPF program redirects what comes). An engine
+    /// that needs two sockets is refused.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

@@ -89,8 +89,7 @@ impl EngineName {
     /// [`ErrorKind::EngineRefused`] with the reason.
     pub fn can_echo(self) -> Result<()> {
         let why = match self {
-            Self::Copy | Self::Pipe | Self::Aio => return Ok(()),
-            Self::Sockmap => "its verdict sends to the other socket of a pair",
+            Self::Copy | Self::Pipe | Self::Aio | Self::Sockmap => return Ok(()),
             Self::Segment => "it translates the segments of one connection into those of another",
         };
         Err(Error::new(
