@@ -9,6 +9,7 @@ use rustix::event::epoll::{self, EventData};
 
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
+use crate::engine::uring::Lane;
 use crate::error::{Context as _, Result};
 use crate::event_loop::{EventLoop, Key};
 use crate::mailbox::Waker;
@@ -76,6 +77,15 @@ impl Context<'_> {
     /// Answers a bell on this loop, until the loop is empty.
     pub(crate) fn hear(&mut self, bell: Arc<dyn Bell>) -> Result<()> {
         self.event_loop.hear(bell)
+    }
+
+    /// A place on the loop's ring for the direction that reads the socket `source`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when no ring can be had.
+    pub(crate) fn lane(&mut self, source: u8) -> Result<Lane> {
+        let key = self.key;
+        Ok(self.event_loop.ring()?.lane(key, source))
     }
 
     pub(crate) fn carriers(&mut self) -> &mut Carriers {

@@ -14,11 +14,12 @@
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
 use crate::endpoint::{Endpoint, Kind};
+use crate::engine::uring::{self, Manner};
 use crate::engine::{Carrier, Carriers, Filled, copy, pipe};
 use crate::limits::Shares;
 use crate::task::Readiness;
@@ -54,6 +55,8 @@ pub(crate) enum Carriage {
     Copy,
     /// Always by pipe.
     Pipe,
+    /// Always by the loop's ring.
+    Ring,
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
 }
@@ -63,14 +66,35 @@ enum Hand {
     Empty,
     Buffer(copy::Buffer),
     Pipe(pipe::Pipe),
+    /// Kept from the start of the pair to its end.
+    Lane(uring::Lane),
 }
 
 impl Hand {
-    fn carrier(&mut self) -> Option<&mut dyn Carrier> {
-        match self {
-            Self::Empty => None,
-            Self::Buffer(buffer) => Some(buffer),
-            Self::Pipe(pipe) => Some(pipe),
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        carriers: &mut Carriers,
+        manner: Manner,
+    ) -> Result<Filled, Errno> {
+        match (self, &mut carriers.ring) {
+            (Self::Buffer(buffer), _) => buffer.fill(source, manner.at_most()),
+            (Self::Pipe(pipe), _) => pipe.fill(source, manner.at_most()),
+            (Self::Lane(lane), Some(ring)) => ring.fill(lane, source, manner),
+            (Self::Lane(_), None) | (Self::Empty, _) => Ok(Filled::Empty),
+        }
+    }
+
+    fn drain(
+        &mut self,
+        destination: BorrowedFd<'_>,
+        carriers: &mut Carriers,
+    ) -> Result<usize, Errno> {
+        match (self, &mut carriers.ring) {
+            (Self::Buffer(buffer), _) => buffer.drain(destination),
+            (Self::Pipe(pipe), _) => pipe.drain(destination),
+            (Self::Lane(lane), Some(ring)) => ring.drain(lane, destination),
+            (Self::Lane(_), None) | (Self::Empty, _) => Err(Errno::AGAIN),
         }
     }
 
@@ -79,6 +103,7 @@ impl Hand {
             Self::Empty => 0,
             Self::Buffer(buffer) => buffer.held(),
             Self::Pipe(pipe) => pipe.held(),
+            Self::Lane(lane) => lane.held(),
         }
     }
 }
@@ -151,10 +176,11 @@ impl Direction {
             carriage,
             hand: Hand::Empty,
             size: copy::Size::default(),
-            source_ready: false,
+            // A ring is asked, and tells when it has an answer.
+            source_ready: carriage == Carriage::Ring,
             source_outlasts: false,
             urgent: false,
-            destination_ready: false,
+            destination_ready: carriage == Carriage::Ring,
             end_seen: false,
             taken_bytes: 0,
             given_bytes: 0,
@@ -229,8 +255,16 @@ impl Direction {
         self.way_taken
     }
 
+    /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
+    pub(crate) fn enter(&mut self, lane: uring::Lane) {
+        self.hand = Hand::Lane(lane);
+    }
+
     /// Lets go of what is in hand.
     pub(crate) fn release(&mut self, carriers: &mut Carriers) {
+        if let (Hand::Lane(lane), Some(ring)) = (&self.hand, &mut carriers.ring) {
+            self.given_bytes += ring.release(lane) as u64;
+        }
         self.put_down(carriers);
     }
 
@@ -262,7 +296,7 @@ impl Direction {
             }
             self.fill(way)?;
         };
-        if self.hand.held() == 0 {
+        if self.hand.held() == 0 && self.carriage != Carriage::Ring {
             self.put_down(way.carriers);
         }
         Ok(progress)
@@ -270,14 +304,11 @@ impl Direction {
 
     /// Gives what is in hand to the destination; false when it takes no more.
     fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(true);
-        };
-        while carrier.held() > 0 {
+        while self.hand.held() > 0 {
             if !self.destination_ready {
                 return Ok(false);
             }
-            match carrier.drain(way.destination.as_fd()) {
+            match self.hand.drain(way.destination.as_fd(), way.carriers) {
                 Ok(count) => self.given_bytes += count as u64,
                 Err(Errno::AGAIN) => self.destination_ready = false,
                 Err(Errno::INTR) => {}
@@ -288,18 +319,15 @@ impl Direction {
     }
 
     fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
-        let allowed = way
-            .byte_limit
-            .map_or(u64::MAX, |limit| limit - self.taken_bytes)
-            .min(self.mark_bytes - self.taken_bytes);
-        self.pick_up(way.carriers);
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(());
+        let end = way.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
+        let manner = Manner {
+            exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
+            carrier_bytes: way.shares.carrier_bytes,
+            bulk: self.bulk,
+            outlasts: self.source_outlasts,
         };
-        let at_most = usize::try_from(allowed)
-            .unwrap_or(usize::MAX)
-            .min(way.shares.carrier_bytes);
-        match carrier.fill(way.source.as_fd(), at_most) {
+        self.pick_up(way.carriers);
+        match self.hand.fill(way.source.as_fd(), way.carriers, manner) {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
@@ -346,6 +374,7 @@ impl Direction {
     fn pick_up(&mut self, carriers: &mut Carriers) {
         let by_pipe = !self.urgent
             && match self.carriage {
+                Carriage::Ring => return,
                 Carriage::Copy => false,
                 Carriage::Pipe => true,
                 Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
@@ -370,7 +399,7 @@ impl Direction {
 
     fn put_down(&mut self, carriers: &mut Carriers) {
         match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Empty => {}
+            Hand::Empty | Hand::Lane(_) => {}
             Hand::Buffer(buffer) => {
                 self.size = buffer.next_size();
                 carriers.buffers.give_back(buffer);

@@ -121,6 +121,7 @@ impl Pair {
                 Carriage::Copy
             }
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
+            EngineChoice::Only(EngineName::Uring) => Carriage::Ring,
         };
         let mut directions = [Direction::new(carriage), Direction::new(carriage)];
         for (index, readiness) in registered.into_iter().flatten().enumerate() {
@@ -277,10 +278,9 @@ impl Pair {
             };
             return Chosen::new(kernel.name(), why);
         }
-        if self.choice == EngineChoice::Only(EngineName::Segment)
+        if let EngineChoice::Only(name @ (EngineName::Segment | EngineName::Uring)) = self.choice
             && let Some(why) = self.declined.as_deref().cloned()
         {
-            let name = EngineName::Segment;
             return Chosen { name, why };
         }
         let name = match self.choice {
@@ -342,8 +342,9 @@ impl Pair {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
         let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
-        for direction in &mut self.directions {
+        for (index, direction) in self.directions.iter_mut().enumerate() {
             direction.release(cx.carriers());
+            self.status.meter.set(index, direction.given_bytes());
         }
         cx.carriers().leave();
         match self.finish(reason) {
@@ -392,6 +393,23 @@ impl Pair {
         remains
     }
 
+    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
+    fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        for (source, direction) in self.directions.iter_mut().enumerate() {
+            match cx.lane(source as u8) {
+                Ok(lane) => direction.enter(lane),
+                Err(error) => {
+                    self.declined = Some(Box::new(error.to_string().into()));
+                    return Some(Reason::Refused);
+                }
+            }
+        }
+        if self.registered {
+            return self.rewatch(cx, Watch::Ends);
+        }
+        None
+    }
+
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
         cx.set_deadline(wanted.into_iter().flatten().min());
@@ -407,11 +425,22 @@ impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         cx.carriers().enter();
         self.set_deadline(cx);
+        let interest = if self.choice == EngineChoice::Only(EngineName::Uring) {
+            self.watch = Watch::Ends;
+            Interest::ENDS
+        } else {
+            Interest::STREAM
+        };
+        if self.watch == Watch::Ends
+            && let Some(reason) = self.enter_ring(cx)
+        {
+            return self.end(cx, reason);
+        }
         if !self.registered
             && let Some(ends) = &self.ends
         {
             for (source, end) in ends.iter().enumerate() {
-                if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
+                if let Err(error) = cx.register(end.as_fd(), source as u8, interest) {
                     let errno = errno_of(&error);
                     return self.end(
                         cx,

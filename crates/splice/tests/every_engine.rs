@@ -146,6 +146,7 @@ macro_rules! contract {
 
 contract!(copy, COPY, (always));
 contract!(pipe, PIPE, (always));
+contract!(uring, URING, (always));
 contract!(auto, AUTO, (always));
 contract!(segment, SEGMENT, (alone));
 contract!(segment_v6, SEGMENT_V6, (alone));

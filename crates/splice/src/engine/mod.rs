@@ -1,7 +1,8 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
 //! `copy` and `pipe` move them in user space's hands: each is a [`Carrier`], and
-//! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
+//! [`Direction`](crate::direction::Direction) drives whichever a direction uses, and `uring`'s
+//! [`Lane`](uring::Lane)s in the same way. `sockmap` moves
 //! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
 pub(crate) mod copy;
@@ -9,6 +10,7 @@ pub(crate) mod kernel;
 pub(crate) mod pipe;
 pub(crate) mod segment;
 pub(crate) mod sockmap;
+pub(crate) mod uring;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,6 +20,8 @@ use std::str::FromStr;
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::event_loop::Key;
+use crate::task::Readiness;
 
 /// One way of moving bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +31,9 @@ pub enum EngineName {
     Copy,
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
+    /// `io_uring(7)`: receives and sends are submitted together, and one system call does the work
+    /// of several.
+    Uring,
     /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
     /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
@@ -37,13 +44,20 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 4] = [Self::Copy, Self::Pipe, Self::Sockmap, Self::Segment];
+    pub const ALL: [Self; 5] = [
+        Self::Copy,
+        Self::Pipe,
+        Self::Uring,
+        Self::Sockmap,
+        Self::Segment,
+    ];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
+            Self::Uring => "uring",
             Self::Sockmap => "sockmap",
             Self::Segment => "segment",
         }
@@ -58,6 +72,7 @@ impl EngineName {
         match self {
             Self::Copy => Ok(()),
             Self::Pipe => pipe::probe(),
+            Self::Uring => uring::probe(),
             Self::Sockmap => sockmap::probe(),
             Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
                 Error::new(
@@ -159,10 +174,21 @@ pub(crate) struct Carriers {
     pub(crate) buffers: copy::Buffers,
     pub(crate) pipes: pipe::Pipes,
     pub(crate) segments: segment::ground::Standing,
+    /// Exists while pairs of the engine `uring` do, and a little longer.
+    pub(crate) ring: Option<uring::Ring>,
     pairs: usize,
 }
 
 impl Carriers {
+    /// What the ring has to tell a task.
+    pub(crate) fn next_news(&mut self) -> Option<(Key, u8, Readiness)> {
+        self.ring.as_mut().and_then(uring::Ring::next_news)
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.ring.as_ref().is_some_and(uring::Ring::has_news)
+    }
+
     /// A pair begins to use them.
     pub(crate) fn enter(&mut self) {
         self.pairs += 1;
@@ -175,6 +201,7 @@ impl Carriers {
         if self.pairs == 0 {
             *self = Self {
                 segments: std::mem::take(&mut self.segments),
+                ring: self.ring.take(),
                 ..Self::default()
             };
         }

@@ -9,7 +9,7 @@ use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
 
 use crate::support::alone::alone;
-use crate::support::contestant::{COPY, Contestant, PIPE, SEGMENT};
+use crate::support::contestant::{COPY, Contestant, PIPE, SEGMENT, URING};
 use crate::support::driven::DrivenLoop;
 use crate::support::mix::Mix;
 use crate::support::patience::{QUIET, until};
@@ -85,6 +85,8 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
             assert_eq!([reads, writes, splices], [0, 0, 3 * messages]);
         } else if engine.choice == SEGMENT.choice {
             assert_eq!([reads, writes, splices, waits], [0; 4]);
+        } else if engine.choice == URING.choice {
+            assert_eq!([reads, writes, splices], [0; 3]);
         } else {
             // A UNIX stream is read again: a short read of it proves nothing.
             let unix = mix.kinds().into_iter().filter(|kind| *kind == Kind::Unix);
@@ -153,6 +155,10 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             EngineChoice::Auto => {
                 assert!(splices > 0);
                 assert!(copied_at_most <= BULK_BYTES / 10, "{carried:?}");
+            }
+            EngineChoice::Only(EngineName::Uring) => {
+                assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");
+                assert!(calls.begun("io_uring_enter") > 0);
             }
             EngineChoice::Only(EngineName::Segment) => {
                 assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");

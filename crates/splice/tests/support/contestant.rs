@@ -30,6 +30,12 @@ pub(crate) const PIPE: Contestant = Contestant {
     ..COPY
 };
 
+pub(crate) const URING: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Uring),
+    in_hand_bytes: 1 << 20,
+    ..COPY
+};
+
 pub(crate) const SOCKMAP: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Sockmap),
     kinds: &[Kind::Tcp4, Kind::Tcp6],

@@ -12,7 +12,12 @@ use perf_event::{Builder, Counter};
 pub(crate) const CARRYING: [&str; 8] = [
     "recvfrom", "recvmsg", "read", "readv", "sendto", "sendmsg", "write", "writev",
 ];
-pub(crate) const WAITING: [&str; 3] = ["epoll_wait", "epoll_pwait", "epoll_pwait2"];
+pub(crate) const WAITING: [&str; 4] = [
+    "epoll_wait",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "io_uring_enter",
+];
 
 pub(crate) struct SystemCalls {
     counters: BTreeMap<String, Counter>,
