@@ -312,11 +312,10 @@ impl EventLoop {
     /// The loop's ring, which the first pair that asks for it makes.
     pub(crate) fn ring(&mut self) -> Result<&mut Ring> {
         if self.carriers.ring.is_none() {
-            let ring = Ring::new().map_err(uring::refusal)?;
+            self.carriers.ring = Some(Ring::new().map_err(uring::refusal)?);
             if self.timer.is_some() {
-                watch_ring(&self.epoll, &ring)?;
+                self.watch_ring()?;
             }
-            self.carriers.ring = Some(ring);
         }
         match &mut self.carriers.ring {
             Some(ring) => Ok(ring),
@@ -481,6 +480,18 @@ impl EventLoop {
         Ok(())
     }
 
+    /// From now on the epoll instance tells of the ring.
+    fn watch_ring(&mut self) -> Result<()> {
+        let Some(ring) = &mut self.carriers.ring else {
+            return Ok(());
+        };
+        let data = EventData::new_u64(RING_TOKEN);
+        let flags = EventFlags::IN | EventFlags::ET;
+        ring.caller()
+            .and_then(|caller| epoll::add(&self.epoll, caller, data, flags))
+            .context("cannot watch the event loop's io_uring")
+    }
+
     /// Leaves nothing undone that the descriptor would not tell of.
     fn settle(&mut self) -> Result<()> {
         if self.timer.is_some() {
@@ -509,10 +520,7 @@ impl EventLoop {
         )
         .context("cannot watch the event loop's timerfd")?;
         self.timer = Some(timer);
-        if let Some(ring) = &self.carriers.ring {
-            watch_ring(&self.epoll, ring)?;
-        }
-        Ok(())
+        self.watch_ring()
     }
 
     /// Lets the next deadline, or work that waits for its turn, make the descriptor readable.
@@ -542,11 +550,6 @@ impl EventLoop {
         self.armed = next;
         Ok(())
     }
-}
-
-fn watch_ring(epoll: &OwnedFd, ring: &Ring) -> Result<()> {
-    epoll::add(epoll, ring, EventData::new_u64(RING_TOKEN), EventFlags::IN)
-        .context("cannot watch the event loop's io_uring")
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -144,8 +144,8 @@ impl Group {
     }
 
     /// What the kernel can fill before the next [`refill`](Self::refill), in bytes.
-    pub(super) const fn stock_bytes(count: u16, buffer_bytes: u32) -> usize {
-        count as usize * buffer_bytes as usize
+    pub(super) fn stock_bytes(&self) -> usize {
+        self.provided.len() * self.buffer_bytes()
     }
 
     /// Takes what the kernel has put into the buffers from number `first` on; gives the pieces to

@@ -40,12 +40,13 @@ mod setup;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use slab::Slab;
 
@@ -56,16 +57,13 @@ use super::Filled;
 use crate::event_loop::Key;
 use crate::task::Readiness;
 
-/// What one receive for bulk takes at most, in bytes: what `copy` takes, for the same reason.
-const BULK_BYTES: usize = 256 << 10;
-
 /// With this much in hand that waits to be sent, a multishot receive is cancelled, in bytes.
 const AHEAD_BYTES: usize = 64 << 10;
 
 /// Below this share of memory a direction does not receive by multishot, in bytes: it takes as much
 /// as is provided before it can be cancelled.
 const MULTISHOT_BYTES: usize =
-    AHEAD_BYTES + Group::stock_bytes(setup::MESSAGE_BUFFERS, setup::MESSAGE_BUFFER_BYTES);
+    AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
 
 /// `IORING_RECVSEND_BUNDLE` of `linux/io_uring.h`.
 const BUNDLE: u16 = 1 << 4;
@@ -210,6 +208,8 @@ pub(crate) struct Ring {
     /// A request that watches the loop's epoll instance is under way.
     watches_epoll: bool,
     epoll_called: bool,
+    /// What calls a loop that does not wait in the ring.
+    caller: Option<OwnedFd>,
 }
 
 impl Ring {
@@ -238,6 +238,7 @@ impl Ring {
             waiting: VecDeque::new(),
             watches_epoll: false,
             epoll_called: false,
+            caller: None,
         })
     }
 
@@ -318,25 +319,25 @@ impl Ring {
                     flow.receive = Receive::Multishot;
                     opcode::RecvMulti::new(Fd(fd), self.message_buffers.number()).build()
                 } else {
-                    // Half is in hand while the other half comes.
-                    let most = manner
-                        .at_most()
-                        .min(manner.carrier_bytes / 2)
-                        .min(BULK_BYTES);
-                    if most == 0 {
-                        return;
-                    }
                     let (size, group) = if manner.bulk {
                         (Size::Bulk, &self.bulk_buffers)
                     } else {
                         (Size::Message, &self.message_buffers)
                     };
+                    // Half is in hand while the other half comes.
+                    let half = manner.carrier_bytes / 2;
+                    let most = manner.at_most().min(half).min(group.buffer_bytes());
+                    if most == 0 {
+                        return;
+                    }
                     flow.receive = Receive::Once(size);
-                    let (most, how) = if self.features.bundle {
-                        (most, BUNDLE)
-                    } else {
-                        (most.min(group.buffer_bytes()), 0)
-                    };
+                    // A bundle takes every buffer that is provided, whatever length was asked for
+                    // (seen on 6.18).
+                    let bundle = self.features.bundle
+                        && size == Size::Bulk
+                        && manner.exactly_bytes.is_none()
+                        && half >= group.stock_bytes();
+                    let (most, how) = if bundle { (0, BUNDLE) } else { (most, 0) };
                     opcode::Recv::new(Fd(fd), std::ptr::null_mut(), most as u32)
                         .buf_group(group.number())
                         .ioprio(how)
@@ -471,6 +472,17 @@ impl Ring {
         self.enter(want, timeout.filter(|_| want > 0))?;
         self.take_completions();
         Ok(std::mem::take(&mut self.epoll_called))
+    }
+
+    /// A descriptor on which every edge says that [`turn`](Self::turn) has something to take. The
+    /// ring's own does not tell of work that was deferred to the next turn: nobody wakes those who
+    /// poll it (`io_req_local_work_add`, 6.18).
+    pub(crate) fn caller(&mut self) -> Result<BorrowedFd<'_>, Errno> {
+        let caller = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let registered = self.uring.submitter().register_eventfd(caller.as_raw_fd());
+        registered.map_err(errno_of)?;
+        let caller: &OwnedFd = self.caller.insert(caller);
+        Ok(caller.as_fd())
     }
 
     /// Submits, and takes what has completed.
@@ -639,13 +651,6 @@ impl fmt::Debug for Ring {
             .field("features", &self.features)
             .field("lanes", &self.flows.len())
             .finish_non_exhaustive()
-    }
-}
-
-impl AsFd for Ring {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring's descriptor is open as long as the ring is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 
