@@ -65,6 +65,9 @@ const AHEAD_BYTES: usize = 64 << 10;
 const MULTISHOT_BYTES: usize =
     AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
 
+/// How long a silent send may stay without being counted, while nothing else happens.
+const SILENT_MOST: Duration = Duration::from_millis(10);
+
 /// `IORING_RECVSEND_BUNDLE` of `linux/io_uring.h`.
 const BUNDLE: u16 = 1 << 4;
 
@@ -132,6 +135,9 @@ enum Receive {
 enum Send {
     Idle,
     Submitted,
+    /// Submitted as one that is over when it has been submitted, and silent if it sent all of these
+    /// bytes.
+    Silent(usize),
     /// So many bytes were sent.
     Done(usize),
     Failed(Errno),
@@ -181,6 +187,8 @@ struct Flow {
     /// In the hand of the direction. The kernel reads it while `send` is submitted.
     sending: VecDeque<Piece>,
     gather: Option<Box<Gather>>,
+    /// The last send found no room for all that it had.
+    blocked: bool,
     /// What is to be told to the pair.
     readable: bool,
     writable: bool,
@@ -190,7 +198,7 @@ struct Flow {
 
 impl Flow {
     fn is_quiet(&self) -> bool {
-        self.receive == Receive::Idle && self.send != Send::Submitted
+        self.receive == Receive::Idle && !matches!(self.send, Send::Submitted | Send::Silent(_))
     }
 }
 
@@ -205,6 +213,8 @@ pub(crate) struct Ring {
     ready: VecDeque<usize>,
     /// Requests for which the submission queue has no room.
     waiting: VecDeque<Entry>,
+    /// Lanes with a silent send.
+    silent: Vec<usize>,
     /// A request that watches the loop's epoll instance is under way.
     watches_epoll: bool,
     epoll_called: bool,
@@ -236,6 +246,7 @@ impl Ring {
             flows: Slab::new(),
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
+            silent: Vec::new(),
             watches_epoll: false,
             epoll_called: false,
             caller: None,
@@ -263,6 +274,7 @@ impl Ring {
             send: Send::Idle,
             sending: VecDeque::new(),
             gather: None,
+            blocked: false,
             readable: false,
             writable: false,
             queued: false,
@@ -364,14 +376,22 @@ impl Ring {
                 Ok(count)
             }
             Send::Failed(errno) => Err(errno),
-            Send::Submitted => {
-                flow.send = Send::Submitted;
+            under_way @ (Send::Submitted | Send::Silent(_)) => {
+                flow.send = under_way;
                 Err(Errno::AGAIN)
             }
             Send::Idle => {
                 flow.send = Send::Submitted;
                 let fd = Fd(destination.as_raw_fd());
                 let entry = match &flow.sending {
+                    pieces if pieces.len() == 1 && !flow.blocked => {
+                        flow.send = Send::Silent(pieces[0].len());
+                        self.silent.push(lane.index);
+                        opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
+                            .flags(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL)
+                            .build()
+                            .flags(Flags::SKIP_SUCCESS)
+                    }
                     pieces if pieces.len() == 1 => {
                         opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
                             .flags(libc::MSG_NOSIGNAL)
@@ -423,7 +443,8 @@ impl Ring {
         while !self.flows[index].is_quiet() {
             // An error leaves the requests where they are. There is nothing else to do than to ask
             // again: the memory and the sockets are the kernel's until it says so.
-            let _ = self.enter(1, None);
+            let silent = matches!(self.flows[index].send, Send::Silent(_));
+            let _ = self.enter(u32::from(!silent), None);
             self.take_completions();
         }
         let flow = self.flows.remove(index);
@@ -468,6 +489,11 @@ impl Ring {
             let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32);
             self.push(entry.build().user_data(EPOLL));
         }
+        let timeout = match timeout {
+            Some(timeout) if !self.silent.is_empty() => Some(timeout.min(SILENT_MOST)),
+            None if !self.silent.is_empty() => Some(SILENT_MOST),
+            other => other,
+        };
         let want = u32::from(timeout != Some(Duration::ZERO));
         self.enter(want, timeout.filter(|_| want > 0))?;
         self.take_completions();
@@ -536,6 +562,8 @@ impl Ring {
                 RECEIVE => self.received(index, &entry),
                 SEND => {
                     let flow = &mut self.flows[index];
+                    // A silent one has a completion only if it did not send all.
+                    flow.blocked = matches!(flow.send, Send::Silent(_));
                     flow.send = match entry.result() {
                         count if count >= 0 => Send::Done(count as usize),
                         // Tried again: nothing was sent.
@@ -553,6 +581,17 @@ impl Ring {
                 }
                 // A request that was to be cancelled was gone already.
                 _ => {}
+            }
+        }
+        if self.waiting.is_empty() && self.uring.submission().is_empty() {
+            while let Some(index) = self.silent.pop() {
+                if let Some(flow) = self.flows.get_mut(index)
+                    && let Send::Silent(count) = flow.send
+                {
+                    flow.send = Send::Done(count);
+                    flow.writable = true;
+                    self.tell(index);
+                }
             }
         }
         self.message_buffers.refill();
