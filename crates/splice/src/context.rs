@@ -79,13 +79,13 @@ impl Context<'_> {
         self.event_loop.hear(bell)
     }
 
-    /// A place on the loop's ring for the direction that reads the socket `source`.
+    /// The task's place on the loop's ring: the lanes of its two directions.
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when no ring can be had.
-    pub(crate) fn lane(&mut self, source: u8) -> Result<Lane> {
+    pub(crate) fn lanes(&mut self) -> Result<[Lane; 2]> {
         let key = self.key;
-        Ok(self.event_loop.ring()?.lane(key, source))
+        Ok(self.event_loop.ring()?.lanes(key))
     }
 
     pub(crate) fn carriers(&mut self) -> &mut Carriers {

@@ -395,13 +395,15 @@ impl Pair {
 
     /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
     fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
-        for (source, direction) in self.directions.iter_mut().enumerate() {
-            match cx.lane(source as u8) {
-                Ok(lane) => direction.enter(lane),
-                Err(error) => {
-                    self.declined = Some(Box::new(error.to_string().into()));
-                    return Some(Reason::Refused);
+        match cx.lanes() {
+            Ok(lanes) => {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
                 }
+            }
+            Err(error) => {
+                self.declined = Some(Box::new(error.to_string().into()));
+                return Some(Reason::Refused);
             }
         }
         if self.registered {

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
@@ -22,6 +23,7 @@ const ROUND_TRIPS: u64 = 200;
 const MESSAGE_BYTES: u64 = 100;
 const SET_UP_BYTES: u64 = 1 << 20;
 const BULK_BYTES: u64 = 128 << 20;
+const RING_LOOKS: Duration = Duration::from_millis(50);
 
 fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
     let (a, near) = Peer::connected(mix.a);
@@ -73,6 +75,7 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         round_trips(&joined, 0..1);
         let calls = &mut driven.calls;
         wait_asleep(calls);
+        let since = Instant::now();
         let before = counted(calls);
         round_trips(&joined, 1..1 + ROUND_TRIPS);
         wait_asleep(calls);
@@ -99,8 +102,14 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         } else {
             1
         };
+        // A ring looks now and then whether what it has sent is to be counted.
+        let looks = if engine.choice == URING.choice {
+            2 + (since.elapsed().as_millis() / RING_LOOKS.as_millis()) as u64
+        } else {
+            0
+        };
         assert!(
-            waits <= wakes * messages,
+            waits <= wakes * messages + looks,
             "{waits} waits for {messages} messages"
         );
     });

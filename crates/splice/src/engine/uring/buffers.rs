@@ -188,9 +188,10 @@ impl Group {
                 .free
                 .pop()
                 .unwrap_or_else(|| Memory::new(self.buffer_bytes));
-            // SAFETY: `position` is below the number of entries of the mapping, and the kernel does
-            // not read this entry before the tail has passed it.
-            let entry = unsafe { self.entries.add(usize::from(position)).as_mut() };
+            // SAFETY: `position` is below the number of entries of the mapping.
+            let mut entry = unsafe { self.entries.add(usize::from(position)) };
+            // SAFETY: the kernel does not look at this entry before the tail has passed it.
+            let entry = unsafe { entry.as_mut() };
             entry.set_addr(memory.start.as_ptr() as u64);
             entry.set_len(memory.bytes);
             entry.set_bid(position);

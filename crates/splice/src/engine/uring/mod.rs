@@ -66,17 +66,18 @@ const MULTISHOT_BYTES: usize =
     AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
 
 /// How long a silent send may stay without being counted, while nothing else happens.
-const SILENT_MOST: Duration = Duration::from_millis(10);
+static SILENT_MOST: Timespec = Timespec::new().nsec(50_000_000);
 
 /// `IORING_RECVSEND_BUNDLE` of `linux/io_uring.h`.
 const BUNDLE: u16 = 1 << 4;
 
 /// What a completion is about, in the low bits of its number; the lane's index is above them.
-const OPERATION_BITS: u32 = 2;
+const OPERATION_BITS: u32 = 3;
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
 const CANCEL: u64 = 2;
 const EPOLL: u64 = 3;
+const CLOCK: u64 = 4;
 
 /// A direction's place on the ring of its loop.
 #[derive(Debug)]
@@ -177,9 +178,6 @@ impl Gather {
 
 /// One direction's requests.
 struct Flow {
-    key: Key,
-    /// The pair's number of the socket that is read.
-    source: u8,
     receive: Receive,
     received: VecDeque<Piece>,
     behind: Option<Behind>,
@@ -189,16 +187,50 @@ struct Flow {
     gather: Option<Box<Gather>>,
     /// The last send found no room for all that it had.
     blocked: bool,
-    /// What is to be told to the pair.
-    readable: bool,
-    writable: bool,
+}
+
+impl Flow {
+    const NEW: Self = Self {
+        receive: Receive::Idle,
+        received: VecDeque::new(),
+        behind: None,
+        send: Send::Idle,
+        sending: VecDeque::new(),
+        gather: None,
+        blocked: false,
+    };
+
+    fn is_quiet(&self) -> bool {
+        self.receive == Receive::Idle && !matches!(self.send, Send::Submitted | Send::Silent(_))
+    }
+}
+
+/// A pair's place on the ring.
+struct Place {
+    key: Key,
+    /// The first reads socket 0 of the pair and writes to socket 1.
+    flows: [Flow; 2],
+    released: [bool; 2],
+    /// What has become possible on each socket.
+    news: [Readiness; 2],
     /// In `Ring::ready`.
     queued: bool,
 }
 
-impl Flow {
-    fn is_quiet(&self) -> bool {
-        self.receive == Receive::Idle && !matches!(self.send, Send::Submitted | Send::Silent(_))
+/// The places of all pairs; that of the lane `index` is `index / 2`.
+#[derive(Default)]
+struct Places(Slab<Place>);
+
+impl Places {
+    fn flow(&mut self, index: usize) -> &mut Flow {
+        &mut self.0[index / 2].flows[index % 2]
+    }
+
+    /// Tells of a socket. True when the place has to be looked at from now on.
+    fn tell(&mut self, index: usize, socket: usize, readiness: Readiness) -> bool {
+        let place = &mut self.0[index / 2];
+        place.news[socket] = place.news[socket].and(readiness);
+        !std::mem::replace(&mut place.queued, true)
     }
 }
 
@@ -208,8 +240,8 @@ pub(crate) struct Ring {
     features: Features,
     message_buffers: Group,
     bulk_buffers: Group,
-    flows: Slab<Flow>,
-    /// Lanes whose pairs are to be told something.
+    places: Places,
+    /// Places whose pairs are to be told something.
     ready: VecDeque<usize>,
     /// Requests for which the submission queue has no room.
     waiting: VecDeque<Entry>,
@@ -218,6 +250,8 @@ pub(crate) struct Ring {
     /// A request that watches the loop's epoll instance is under way.
     watches_epoll: bool,
     epoll_called: bool,
+    /// A request that wakes the loop after `SILENT_MOST` is under way.
+    clock_runs: bool,
     /// What calls a loop that does not wait in the ring.
     caller: Option<OwnedFd>,
 }
@@ -243,19 +277,20 @@ impl Ring {
             features,
             message_buffers,
             bulk_buffers,
-            flows: Slab::new(),
+            places: Places::default(),
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             silent: Vec::new(),
             watches_epoll: false,
             epoll_called: false,
+            clock_runs: false,
             caller: None,
         })
     }
 
     /// No pair uses it.
     pub(crate) fn is_unused(&self) -> bool {
-        self.flows.is_empty()
+        self.places.0.is_empty()
     }
 
     /// Somebody is to be told something.
@@ -263,23 +298,20 @@ impl Ring {
         !self.ready.is_empty()
     }
 
-    /// A place for the direction of the task `key` that reads its socket number `source`.
-    pub(crate) fn lane(&mut self, key: Key, source: u8) -> Lane {
-        let index = self.flows.insert(Flow {
+    /// A place for the pair that is the task `key`: the lane that reads its socket 0, and the one
+    /// that reads its socket 1.
+    pub(crate) fn lanes(&mut self, key: Key) -> [Lane; 2] {
+        let place = self.places.0.insert(Place {
             key,
-            source,
-            receive: Receive::Idle,
-            received: VecDeque::new(),
-            behind: None,
-            send: Send::Idle,
-            sending: VecDeque::new(),
-            gather: None,
-            blocked: false,
-            readable: false,
-            writable: false,
+            flows: [Flow::NEW; 2],
+            released: [false; 2],
+            news: [Readiness::NONE; 2],
             queued: false,
         });
-        Lane { index, held: 0 }
+        [0, 1].map(|socket| Lane {
+            index: place * 2 + socket,
+            held: 0,
+        })
     }
 
     /// Takes what has come, and sees to it that more can come. Called with nothing in hand.
@@ -290,7 +322,7 @@ impl Ring {
         manner: Manner,
     ) -> Result<Filled, Errno> {
         debug_assert_eq!(lane.held, 0);
-        let flow = &mut self.flows[lane.index];
+        let flow = self.places.flow(lane.index);
         std::mem::swap(&mut flow.received, &mut flow.sending);
         let count = flow.sending.iter().map(Piece::len).sum::<usize>();
         lane.held = count;
@@ -315,7 +347,7 @@ impl Ring {
 
     /// Has a receive under way, of the kind that is wanted.
     fn receive(&mut self, index: usize, fd: RawFd, manner: Manner) {
-        let flow = &mut self.flows[index];
+        let flow = self.places.flow(index);
         let multishot = self.features.multishot
             && manner.exactly_bytes.is_none()
             && manner.carrier_bytes >= MULTISHOT_BYTES
@@ -368,7 +400,7 @@ impl Ring {
         lane: &mut Lane,
         destination: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
-        let flow = &mut self.flows[lane.index];
+        let flow = self.places.flow(lane.index);
         match std::mem::replace(&mut flow.send, Send::Idle) {
             Send::Done(count) => {
                 self.sent(lane.index, count);
@@ -412,7 +444,7 @@ impl Ring {
 
     /// Takes `count` bytes out of the hand.
     fn sent(&mut self, index: usize, mut count: usize) {
-        let flow = &mut self.flows[index];
+        let flow = self.places.flow(index);
         flow.gather = None;
         while count > 0 {
             let Some(piece) = flow.sending.front_mut() else {
@@ -433,21 +465,26 @@ impl Ring {
     /// bytes were sent that [`drain`](Self::drain) has not told of.
     pub(crate) fn release(&mut self, lane: &Lane) -> usize {
         let index = lane.index;
-        let flow = &self.flows[index];
+        let flow = self.places.flow(index);
         if matches!(flow.receive, Receive::Once(_) | Receive::Multishot) {
             self.cancel(index);
         }
-        if self.flows[index].send == Send::Submitted {
+        if self.places.flow(index).send == Send::Submitted {
             self.push(cancel(number(index, SEND)));
         }
-        while !self.flows[index].is_quiet() {
+        while !self.places.flow(index).is_quiet() {
             // An error leaves the requests where they are. There is nothing else to do than to ask
             // again: the memory and the sockets are the kernel's until it says so.
-            let silent = matches!(self.flows[index].send, Send::Silent(_));
+            let silent = matches!(self.places.flow(index).send, Send::Silent(_));
             let _ = self.enter(u32::from(!silent), None);
             self.take_completions();
         }
-        let flow = self.flows.remove(index);
+        let place = &mut self.places.0[index / 2];
+        let flow = std::mem::replace(&mut place.flows[index % 2], Flow::NEW);
+        place.released[index % 2] = true;
+        if place.released == [true; 2] {
+            self.places.0.remove(index / 2);
+        }
         for piece in flow.sending.into_iter().chain(flow.received) {
             give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
         }
@@ -458,7 +495,7 @@ impl Ring {
     }
 
     fn cancel(&mut self, index: usize) {
-        let flow = &mut self.flows[index];
+        let flow = self.places.flow(index);
         if flow.receive == Receive::Multishot {
             flow.receive = Receive::Cancelled;
         }
@@ -489,11 +526,11 @@ impl Ring {
             let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32);
             self.push(entry.build().user_data(EPOLL));
         }
-        let timeout = match timeout {
-            Some(timeout) if !self.silent.is_empty() => Some(timeout.min(SILENT_MOST)),
-            None if !self.silent.is_empty() => Some(SILENT_MOST),
-            other => other,
-        };
+        if !self.silent.is_empty() && !self.clock_runs {
+            self.clock_runs = true;
+            let entry = opcode::Timeout::new(&raw const SILENT_MOST);
+            self.push(entry.build().user_data(CLOCK));
+        }
         let want = u32::from(timeout != Some(Duration::ZERO));
         self.enter(want, timeout.filter(|_| want > 0))?;
         self.take_completions();
@@ -519,12 +556,15 @@ impl Ring {
     }
 
     fn enter(&mut self, want: u32, timeout: Option<Duration>) -> Result<(), Errno> {
-        let time = timeout.map(Timespec::from);
-        let mut arguments = SubmitArgs::new();
-        if let Some(time) = &time {
-            arguments = arguments.timespec(time);
+        let mut flags = EnterFlags::GETEVENTS;
+        if self.features.no_iowait {
+            flags |= EnterFlags::NO_IOWAIT;
         }
-        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let time = timeout.map(Timespec::from);
+        let arguments = time.as_ref().map(|time| {
+            flags |= EnterFlags::EXT_ARG;
+            SubmitArgs::new().timespec(time)
+        });
         loop {
             let full = {
                 let mut queue = self.uring.submission();
@@ -538,11 +578,11 @@ impl Ring {
                 queue.len() as u32
             };
             let want = if self.waiting.is_empty() { want } else { 0 };
-            // SAFETY: the argument is what `EXT_ARG` promises, and outlives the call.
+            // SAFETY: an argument is there where `EXT_ARG` promises it, and outlives the call.
             let entered = unsafe {
                 self.uring
                     .submitter()
-                    .enter(full, want, flags.bits(), Some(&arguments))
+                    .enter(full, want, flags.bits(), arguments.as_ref())
             };
             match entered.map_err(errno_of) {
                 Ok(_) if !self.waiting.is_empty() => {}
@@ -561,7 +601,7 @@ impl Ring {
             match entry.user_data() & ((1 << OPERATION_BITS) - 1) {
                 RECEIVE => self.received(index, &entry),
                 SEND => {
-                    let flow = &mut self.flows[index];
+                    let flow = self.places.flow(index);
                     // A silent one has a completion only if it did not send all.
                     flow.blocked = matches!(flow.send, Send::Silent(_));
                     flow.send = match entry.result() {
@@ -572,9 +612,9 @@ impl Ring {
                             errno => Send::Failed(errno),
                         },
                     };
-                    flow.writable = true;
-                    self.tell(index);
+                    self.tell_writable(index);
                 }
+                CLOCK => self.clock_runs = false,
                 EPOLL => {
                     self.watches_epoll = false;
                     self.epoll_called = true;
@@ -585,12 +625,13 @@ impl Ring {
         }
         if self.waiting.is_empty() && self.uring.submission().is_empty() {
             while let Some(index) = self.silent.pop() {
-                if let Some(flow) = self.flows.get_mut(index)
-                    && let Send::Silent(count) = flow.send
-                {
+                let Some(place) = self.places.0.get_mut(index / 2) else {
+                    continue;
+                };
+                let flow = &mut place.flows[index % 2];
+                if let Send::Silent(count) = flow.send {
                     flow.send = Send::Done(count);
-                    flow.writable = true;
-                    self.tell(index);
+                    self.tell_writable(index);
                 }
             }
         }
@@ -599,7 +640,7 @@ impl Ring {
     }
 
     fn received(&mut self, index: usize, entry: &cqueue::Entry) {
-        let flow = &mut self.flows[index];
+        let flow = self.places.flow(index);
         let group = match flow.receive {
             Receive::Once(Size::Bulk) => &mut self.bulk_buffers,
             _ => &mut self.message_buffers,
@@ -634,34 +675,33 @@ impl Ring {
             },
             _ => {}
         }
-        flow.readable = true;
         let much = flow.receive == Receive::Multishot
             && flow.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
         if much {
             self.cancel(index);
         }
-        self.tell(index);
+        if self.places.tell(index, index % 2, Readiness::READABLE) {
+            self.ready.push_back(index / 2);
+        }
     }
 
-    fn tell(&mut self, index: usize) {
-        let flow = &mut self.flows[index];
-        if !flow.queued {
-            flow.queued = true;
-            self.ready.push_back(index);
+    fn tell_writable(&mut self, index: usize) {
+        if self.places.tell(index, 1 - index % 2, Readiness::WRITABLE) {
+            self.ready.push_back(index / 2);
         }
     }
 
     /// What has become possible: of which task, on which of its sockets.
     pub(crate) fn next_news(&mut self) -> Option<(Key, u8, Readiness)> {
         while let Some(&index) = self.ready.front() {
-            if let Some(flow) = self.flows.get_mut(index) {
-                if std::mem::take(&mut flow.readable) {
-                    return Some((flow.key, flow.source, Readiness::READABLE));
+            if let Some(place) = self.places.0.get_mut(index) {
+                for socket in [0, 1] {
+                    let news = std::mem::replace(&mut place.news[socket], Readiness::NONE);
+                    if news != Readiness::NONE {
+                        return Some((place.key, socket as u8, news));
+                    }
                 }
-                if std::mem::take(&mut flow.writable) {
-                    return Some((flow.key, 1 - flow.source, Readiness::WRITABLE));
-                }
-                flow.queued = false;
+                place.queued = false;
             }
             self.ready.pop_front();
         }
@@ -677,8 +717,8 @@ impl Drop for Ring {
         let nothing_left = matches!(cancelled.map_err(errno_of), Ok(()) | Err(Errno::NOENT));
         if !nothing_left {
             // The kernel may still write into what the lanes hold: it is not given back.
-            for flow in self.flows.drain() {
-                std::mem::forget(flow);
+            for place in self.places.0.drain() {
+                std::mem::forget(place);
             }
         }
     }
@@ -688,7 +728,7 @@ impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring")
             .field("features", &self.features)
-            .field("lanes", &self.flows.len())
+            .field("pairs", &self.places.0.len())
             .finish_non_exhaustive()
     }
 }

@@ -36,6 +36,9 @@ pub(super) struct Features {
     pub(super) multishot: bool,
     /// `IORING_RECVSEND_BUNDLE`: one receive fills several buffers. Linux 6.10.
     pub(super) bundle: bool,
+    /// `IORING_ENTER_NO_IOWAIT`: who waits for a peer is not counted as one that waits for a disk.
+    /// Linux 6.15.
+    pub(super) no_iowait: bool,
 }
 
 impl Features {
@@ -43,6 +46,7 @@ impl Features {
         deferred: true,
         multishot: true,
         bundle: true,
+        no_iowait: true,
     };
 }
 
@@ -59,14 +63,15 @@ pub(super) fn open(wanted: Features) -> std::result::Result<Opened, Errno> {
         None | Some(Err(Errno::INVAL)) => (build(false)?, false),
         Some(built) => (built?, true),
     };
-    let bundle = wanted.bundle && uring.params().is_feature_recvsend_bundle();
+    let has = uring.params();
     let group = |number, count, bytes| Group::new(&uring, number, count, bytes);
     let message_buffers = group(MESSAGE_GROUP, MESSAGE_BUFFERS, MESSAGE_BUFFER_BYTES)?;
     let bulk_buffers = group(BULK_GROUP, BULK_BUFFERS, BULK_BUFFER_BYTES)?;
     Ok(Opened {
         features: Features {
             deferred,
-            bundle,
+            bundle: wanted.bundle && has.is_feature_recvsend_bundle(),
+            no_iowait: wanted.no_iowait && has.is_feature_no_iowait(),
             ..wanted
         },
         uring,
@@ -89,7 +94,7 @@ fn build(deferred: bool) -> std::result::Result<IoUring, Errno> {
     }
     builder
         .build(REQUESTS)
-        .map_err(|error| super::errno_of(error))
+        .map_err(super::errno_of)
 }
 
 /// Whether this process can have a ring with provided buffers.
