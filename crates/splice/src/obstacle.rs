@@ -288,6 +288,45 @@ mod tests {
     }
 
     #[test]
+    fn who_forbids_a_ring_is_told() {
+        let of = |disabled: &str, process: Process| Obstacle::of_closed_ring(disabled, &process);
+        let plain = Process {
+            held: CapabilitySet::empty(),
+            ..ALL_HELD
+        };
+        let filtered = Process {
+            filtered: true,
+            ..ALL_HELD
+        };
+        for (disabled, process, reason, remedy) in [
+            (
+                "2",
+                ALL_HELD,
+                "io_uring_disabled is 2",
+                "io_uring_disabled=0",
+            ),
+            ("1", plain, "kernel.io_uring_group", "add the user"),
+            ("0", filtered, "a seccomp filter", "io_uring_setup"),
+            ("1", filtered, "a seccomp filter", "io_uring_setup"),
+            ("0", ALL_HELD, "the kernel forbids", "security module"),
+        ] {
+            let said = of(disabled, process);
+            assert!(said.reason.contains(reason), "{said:?}");
+            assert!(said.remedy.contains(remedy), "{said:?}");
+        }
+        for errno in [
+            Errno::NOSYS,
+            Errno::MFILE,
+            Errno::NOMEM,
+            Errno::INVAL,
+            Errno::IO,
+        ] {
+            let Obstacle { reason, remedy } = Obstacle::of_io_uring(errno);
+            assert!(!reason.is_empty() && !remedy.is_empty());
+        }
+    }
+
+    #[test]
     fn what_libbpf_says_is_told_apart() {
         let of = |text: &str| Obstacle::of_bpf(text).remedy;
         let noisy = "Too many open files (os error 24) (RLIMIT_MEMLOCK: not permitted, -EPERM)";

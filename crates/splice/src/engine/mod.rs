@@ -32,7 +32,9 @@ pub enum EngineName {
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
     /// `io_uring(7)`: receives and sends are submitted together, and one system call does the work
-    /// of several.
+    /// of several. Needs Linux 5.19 and a system that does not forbid it. The thread that turns an
+    /// [`EventLoop`](crate::EventLoop) with such pairs can have one system call interrupted
+    /// (`EINTR`) after the last of them has ended.
     Uring,
     /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
     /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.

@@ -60,6 +60,17 @@ pub(crate) const SEGMENT_V6: Contestant = Contestant {
 };
 
 impl Contestant {
+    /// Whether this machine allows it; `SPLICED_REQUIRE` calls it `uring`.
+    pub(crate) fn is_available(&self) -> bool {
+        match self.choice {
+            EngineChoice::Only(engine @ EngineName::Uring) => {
+                let why = engine.probe().err().map(|error| error.to_string());
+                netlab::present(engine.as_str(), why)
+            }
+            _ => true,
+        }
+    }
+
     /// Every ordered pair of kinds that it takes and this kernel has.
     pub(crate) fn mixes(&self) -> Vec<Mix> {
         Mix::all()

@@ -105,6 +105,11 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
 
 /// The doctor with this system call refused to it, where that can be had.
 fn doctor_without(call: u32) -> Option<Command> {
+    without(call, &["doctor", "--json"])
+}
+
+/// The program with this system call refused to it.
+fn without(call: u32, arguments: &[&str]) -> Option<Command> {
     // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
     // number; is it this one; EPERM; allow (linux/seccomp.h, linux/filter.h).
     const SCRIPT: &str = r#"
@@ -120,7 +125,12 @@ fn doctor_without(call: u32) -> Option<Command> {
     }
     let prctl = PRCTL.to_string();
     let call = call.to_string();
-    Some(doctor_by("perl", &["-e", SCRIPT, &prctl, &call]))
+    let mut command = Process::command("perl");
+    command
+        .args(["-e", SCRIPT, &prctl, &call, BINARY])
+        .args(arguments)
+        .env_remove("SPLICED_LOG");
+    Some(command)
 }
 
 /// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
@@ -128,6 +138,8 @@ fn doctor_without(call: u32) -> Option<Command> {
 const IS_X86: bool = cfg!(target_arch = "x86_64");
 const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
 const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
+/// The same number for all.
+const IO_URING_SETUP: u32 = 425;
 const BPF: u32 = if IS_X86 { 321 } else { 280 };
 
 #[test]
@@ -135,6 +147,13 @@ fn everything_works_for_who_has_every_right() {
     let report = report(&mut command(&["doctor", "--json"]));
     assert_eq!(verdict(&report, "copy"), "yes");
     assert_eq!(verdict(&report, "pipe"), "yes");
+    let forbidden = splice::EngineName::Uring.probe().err();
+    if present("uring", forbidden.map(|error| error.to_string())) {
+        let uring = finding(&report, "uring");
+        assert_eq!(uring["verdict"], "yes", "{uring}");
+        let reason = text(&uring["reason"]);
+        assert!(reason.contains("between TCP and between UNIX"), "{reason}");
+    }
     if !available(Need::Bpf) {
         return;
     }
@@ -316,6 +335,40 @@ fn a_filter_that_forbids_bpf_is_named() {
     let (reason, remedy) = refusal(&report, "sockmap");
     assert!(reason.contains("seccomp filter forbids bpf(2)"), "{reason}");
     assert!(remedy.contains("allow the system call bpf"), "{remedy}");
+}
+
+#[test]
+fn a_filter_that_forbids_io_uring_costs_the_ring_only() {
+    let Some(mut command) = doctor_without(IO_URING_SETUP) else {
+        return;
+    };
+    let report = report(&mut command);
+    assert_eq!(verdict(&report, "copy"), "yes");
+    assert_eq!(verdict(&report, "pipe"), "yes");
+    let (reason, remedy) = refusal(&report, "uring");
+    assert!(
+        reason.contains("seccomp filter forbids io_uring(7)"),
+        "{reason}"
+    );
+    assert!(remedy.contains("io_uring_setup"), "{remedy}");
+}
+
+#[test]
+fn a_relay_where_io_uring_is_forbidden_says_so() {
+    let Some(mut command) = without(
+        IO_URING_SETUP,
+        &["relay", "127.0.0.1:0", "127.0.0.1:1", "--engine", "uring"],
+    ) else {
+        return;
+    };
+    let sentence = crate::usage::complaint(&mut command, 2);
+    for part in [
+        "engine uring cannot be used",
+        "seccomp filter forbids io_uring(7)",
+        "allow the system calls io_uring_setup",
+    ] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
 }
 
 #[test]

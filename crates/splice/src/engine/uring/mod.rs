@@ -36,6 +36,8 @@
 
 mod buffers;
 mod setup;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;

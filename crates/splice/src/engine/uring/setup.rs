@@ -1,5 +1,7 @@
 //! Making a ring: with what this kernel has, and in words where it has not enough.
 
+use std::thread;
+
 use io_uring::{Builder, IoUring};
 use rustix::io::Errno;
 
@@ -19,9 +21,10 @@ const COMPLETIONS: u32 = 4096;
 pub(super) const MESSAGE_BUFFER_BYTES: u32 = 4 << 10;
 pub(super) const MESSAGE_BUFFERS: u16 = 128;
 
-/// Four make what one receive takes. Two directions can receive before they are provided anew.
+/// A bundle takes all that are provided: 256 KiB, as `copy` does, beyond which the buffers no longer
+/// fit the second-level cache of common CPUs.
 const BULK_BUFFER_BYTES: u32 = 64 << 10;
-const BULK_BUFFERS: u16 = 8;
+const BULK_BUFFERS: u16 = 4;
 
 const MESSAGE_GROUP: u16 = 0;
 const BULK_GROUP: u16 = 1;
@@ -92,17 +95,25 @@ fn build(deferred: bool) -> std::result::Result<IoUring, Errno> {
     } else {
         builder.setup_coop_taskrun();
     }
-    builder
-        .build(REQUESTS)
-        .map_err(super::errno_of)
+    builder.build(REQUESTS).map_err(super::errno_of)
 }
 
 /// Whether this process can have a ring with provided buffers.
 ///
+/// It is tried on a thread of its own. When a ring is gone the kernel calls the thread that used it
+/// once more (`io_ring_exit_work`), which can interrupt a system call that it waits in by then.
+///
 /// # Errors
 /// [`ErrorKind::EngineRefused`] with the reason and the remedy.
 pub(crate) fn probe() -> Result<()> {
-    open(Features::ALL).map(drop).map_err(refusal)
+    let attempt = || open(Features::ALL).map(drop);
+    let thread = thread::Builder::new().spawn(attempt);
+    let tried = match thread {
+        Ok(thread) => thread.join().unwrap_or(Err(Errno::IO)),
+        // No thread is to be had.
+        Err(_) => attempt(),
+    };
+    tried.map_err(refusal)
 }
 
 /// In words why no ring can be had.
