@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::endpoint::{Endpoint, Kind};
 use crate::engine::buffer::{Buffer, Size};
+use crate::engine::uring::{self, Manner};
 use crate::engine::{Carrier, Carriers, Filled, aio, pipe};
 use crate::limits::Shares;
 use crate::task::Readiness;
@@ -57,6 +58,8 @@ pub(crate) enum Carriage {
     Pipe,
     /// Always by requests to the loop's context.
     Aio,
+    /// Always by the loop's ring.
+    Ring,
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
 }
@@ -67,22 +70,26 @@ enum Hand {
     Buffer(Buffer),
     Pipe(pipe::Pipe),
     Aio(aio::Block),
+    /// Kept from the start of the pair to its end.
+    Lane(uring::Lane),
 }
 
 impl Hand {
-    /// Takes at most `at_most` bytes, and, where `onward` takes bytes, may give them at once.
+    /// Takes bytes, and, where `onward` takes them, may give them at once.
     fn fill(
         &mut self,
         source: BorrowedFd<'_>,
-        at_most: usize,
         onward: Option<BorrowedFd<'_>>,
         carriers: &mut Carriers,
+        manner: Manner,
     ) -> Result<Filled, Errno> {
-        match (self, &mut carriers.aio) {
-            (Self::Buffer(buffer), _) => buffer.fill(source, at_most),
-            (Self::Pipe(pipe), _) => pipe.fill(source, at_most),
-            (Self::Aio(block), Some(context)) => block.fill(context, source, at_most, onward),
-            (Self::Aio(_), None) | (Self::Empty, _) => Ok(Filled::Empty),
+        let at_most = manner.at_most();
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
+            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
+            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
+            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
         }
     }
 
@@ -91,11 +98,12 @@ impl Hand {
         destination: BorrowedFd<'_>,
         carriers: &mut Carriers,
     ) -> Result<usize, Errno> {
-        match (self, &mut carriers.aio) {
-            (Self::Buffer(buffer), _) => buffer.drain(destination),
-            (Self::Pipe(pipe), _) => pipe.drain(destination),
-            (Self::Aio(block), Some(context)) => block.drain(context, destination),
-            (Self::Aio(_), None) | (Self::Empty, _) => Err(Errno::AGAIN),
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.drain(destination),
+            (Self::Pipe(pipe), ..) => pipe.drain(destination),
+            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
+            (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
         }
     }
 
@@ -105,6 +113,7 @@ impl Hand {
             Self::Buffer(buffer) => buffer.held(),
             Self::Pipe(pipe) => pipe.held(),
             Self::Aio(block) => block.held(),
+            Self::Lane(lane) => lane.held(),
         }
     }
 }
@@ -178,10 +187,11 @@ impl Direction {
             carriage,
             hand: Hand::Empty,
             size: Size::default(),
-            source_ready: false,
+            // A ring is asked, and tells when it has an answer.
+            source_ready: carriage == Carriage::Ring,
             source_outlasts: false,
             urgent: false,
-            destination_ready: false,
+            destination_ready: carriage == Carriage::Ring,
             end_seen: false,
             taken_bytes: 0,
             given_bytes: 0,
@@ -264,8 +274,16 @@ impl Direction {
         self.way_taken
     }
 
+    /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
+    pub(crate) fn enter(&mut self, lane: uring::Lane) {
+        self.hand = Hand::Lane(lane);
+    }
+
     /// Lets go of what is in hand.
     pub(crate) fn release(&mut self, carriers: &mut Carriers) {
+        if let (Hand::Lane(lane), Some(ring)) = (&self.hand, &mut carriers.ring) {
+            self.given_bytes += ring.release(lane) as u64;
+        }
         self.put_down(carriers);
     }
 
@@ -297,7 +315,7 @@ impl Direction {
             }
             self.fill(way)?;
         };
-        if self.hand.held() == 0 {
+        if self.hand.held() == 0 && self.carriage != Carriage::Ring {
             self.put_down(way.carriers);
         }
         Ok(progress)
@@ -320,17 +338,17 @@ impl Direction {
     }
 
     fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
-        let allowed = way
-            .byte_limit
-            .map_or(u64::MAX, |limit| limit - self.taken_bytes)
-            .min(self.mark_bytes - self.taken_bytes);
+        let end = way.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
+        let manner = Manner {
+            exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
+            carrier_bytes: way.shares.carrier_bytes,
+            bulk: self.bulk,
+            outlasts: self.source_outlasts,
+        };
         self.pick_up(way.carriers);
-        let at_most = usize::try_from(allowed)
-            .unwrap_or(usize::MAX)
-            .min(way.shares.carrier_bytes);
         let source = way.source.as_fd();
         let onward = self.destination_ready.then(|| way.destination.as_fd());
-        match self.hand.fill(source, at_most, onward, way.carriers) {
+        match self.hand.fill(source, onward, way.carriers, manner) {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
@@ -377,6 +395,7 @@ impl Direction {
     fn pick_up(&mut self, carriers: &mut Carriers) {
         let by_pipe = !self.urgent
             && match self.carriage {
+                Carriage::Ring => return,
                 Carriage::Copy | Carriage::Aio => false,
                 Carriage::Pipe => true,
                 Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
@@ -406,7 +425,7 @@ impl Direction {
 
     fn put_down(&mut self, carriers: &mut Carriers) {
         let buffer = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Empty => return,
+            Hand::Empty | Hand::Lane(_) => return,
             Hand::Pipe(pipe) => return carriers.pipes.give_back(pipe),
             Hand::Buffer(buffer) => buffer,
             Hand::Aio(block) => block.into_buffer(),

@@ -148,6 +148,7 @@ impl Pair {
             },
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
             EngineChoice::Only(EngineName::Aio) => Carriage::Aio,
+            EngineChoice::Only(EngineName::Uring) => Carriage::Ring,
             // The others begin with it.
             EngineChoice::Only(_) => Carriage::Copy,
         };
@@ -306,7 +307,9 @@ impl Pair {
             };
             return Chosen::new(kernel.name(), why);
         }
-        if let EngineChoice::Only(name @ (EngineName::Segment | EngineName::Aio)) = self.choice
+        if let EngineChoice::Only(
+            name @ (EngineName::Segment | EngineName::Aio | EngineName::Uring),
+        ) = self.choice
             && let Some(why) = self.declined.as_deref().cloned()
         {
             return Chosen { name, why };
@@ -371,8 +374,9 @@ impl Pair {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
         let shared = self.each_end().iter().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
-        for direction in &mut self.directions {
+        for (index, direction) in self.directions.iter_mut().enumerate() {
             direction.release(cx.carriers());
+            self.status.meter.set(index, direction.given_bytes());
         }
         cx.carriers().leave();
         match self.finish(reason) {
@@ -430,6 +434,25 @@ impl Pair {
         self.ends.as_ref().map_or(&[], Ends::each)
     }
 
+    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
+    fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        match cx.lanes() {
+            Ok(lanes) => {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
+                }
+            }
+            Err(error) => {
+                self.declined = Some(Box::new(error.to_string().into()));
+                return Some(Reason::Refused);
+            }
+        }
+        if self.registered {
+            return self.rewatch(cx, Watch::Ends);
+        }
+        None
+    }
+
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
         cx.set_deadline(wanted.into_iter().flatten().min());
@@ -445,9 +468,20 @@ impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         cx.carriers().enter();
         self.set_deadline(cx);
+        let interest = if self.choice == EngineChoice::Only(EngineName::Uring) {
+            self.watch = Watch::Ends;
+            Interest::ENDS
+        } else {
+            Interest::STREAM
+        };
+        if self.watch == Watch::Ends
+            && let Some(reason) = self.enter_ring(cx)
+        {
+            return self.end(cx, reason);
+        }
         if !self.registered {
             for (source, end) in self.each_end().iter().enumerate() {
-                if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
+                if let Err(error) = cx.register(end.as_fd(), source as u8, interest) {
                     let errno = errno_of(&error);
                     return self.end(
                         cx,
@@ -478,10 +512,10 @@ impl Task for Pair {
     }
 
     fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
-        let side = Side::BOTH[usize::from(source)];
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let side = ends.side(source);
         self.directions[side.index()].source_became(readiness);
         self.directions[ends.across(side).index()].destination_became(readiness);
         let step = self.pump(cx);

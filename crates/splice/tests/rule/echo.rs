@@ -10,7 +10,7 @@ use splice::{Endpoint, EngineChoice, ErrorKind, Handle, Kind, Limits, Outcome, R
 
 use crate::rule::proof::{counted, wait_asleep};
 use crate::support::alone::alone;
-use crate::support::contestant::{AIO, Contestant, PIPE, SOCKMAP};
+use crate::support::contestant::{AIO, Contestant, PIPE, SOCKMAP, URING};
 use crate::support::descriptors;
 use crate::support::driven::DrivenLoop;
 use crate::support::patience::until;
@@ -289,7 +289,7 @@ pub(crate) fn costs_what_the_engine_promises(engine: &Contestant) {
     let asleep = engine.choice == SOCKMAP.choice;
     let wanted = if engine.choice == AIO.choice {
         [0, 0, 0, MESSAGES]
-    } else if asleep {
+    } else if asleep || engine.choice == URING.choice {
         [0; 4]
     } else {
         [MESSAGES, MESSAGES, 0, 0]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use netlab::{Need, Scratch, available};
+use netlab::{Need, Scratch, available, present};
 use rustix::net::sockopt;
 use rustix::process::Signal;
 
@@ -14,10 +14,19 @@ use crate::relay::{Relay, command, held_bytes};
 use crate::server::Server;
 use crate::usage::complaint;
 
-const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "aio"];
 const SOME_BYTES: u64 = 3_000_000;
 /// For this long nothing more has to happen before it is taken that nothing will.
 const QUIET: Duration = Duration::from_millis(300);
+
+/// The engines that take any socket, and that this machine does not forbid.
+fn engines() -> Vec<&'static str> {
+    let mut engines = vec!["auto", "copy", "pipe", "aio"];
+    let forbidden = splice::EngineName::Uring.probe().err();
+    if present("uring", forbidden.map(|error| error.to_string())) {
+        engines.push("uring");
+    }
+    engines
+}
 
 /// Sends `count` bytes from `position` on and takes them back.
 fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
@@ -31,7 +40,7 @@ fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
 fn every_byte_and_the_end_of_the_stream_come_back() {
     let scratch = Scratch::new("echo").expect("a directory");
     let unix = format!("unix:{}/echo", scratch.path().display());
-    for engine in ENGINES {
+    for engine in engines() {
         for listen in ["127.0.0.1:0", "[::1]:0", &unix] {
             let mut echo = Relay::echo(listen, &["--engine", engine]);
             let client = Peer::connect(&echo.address);
@@ -76,7 +85,7 @@ fn the_kernel_answers_alone_with_sockmap() {
 #[test]
 fn many_clients_have_their_own_bytes_back_at_once() {
     const CLIENTS: u64 = 300;
-    for engine in ENGINES {
+    for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--threads", "2"]);
         let before = echo.descriptors();
         let clients: Vec<_> = (0..CLIENTS)
@@ -98,7 +107,7 @@ fn many_clients_have_their_own_bytes_back_at_once() {
 #[test]
 fn a_client_that_does_not_read_is_held_within_the_bound() {
     const BOUND_BYTES: usize = 16 << 20;
-    for engine in ENGINES {
+    for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine]);
         let client = Peer::connect(&echo.address);
         let payload = Payload::new(71);
@@ -122,7 +131,7 @@ fn a_client_that_does_not_read_is_held_within_the_bound() {
 
 #[test]
 fn a_reset_ends_one_connection_and_a_signal_all() {
-    for engine in ENGINES {
+    for engine in engines() {
         let mut echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--log", "debug"]);
         let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
         exchange(&gone, Payload::new(72), 0, 1000);
