@@ -130,8 +130,6 @@ enum Receive {
     Idle,
     Once(Size),
     Multishot,
-    /// A multishot receive that is being cancelled: its last completion is still to come.
-    Cancelled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +179,10 @@ impl Gather {
 /// One direction's requests.
 struct Flow {
     receive: Receive,
+    /// The receive is to end: its last completion is still to come.
+    cancelled: bool,
+    /// The send is to end as well.
+    released: bool,
     received: VecDeque<Piece>,
     behind: Option<Behind>,
     send: Send,
@@ -194,6 +196,8 @@ struct Flow {
 impl Flow {
     const NEW: Self = Self {
         receive: Receive::Idle,
+        cancelled: false,
+        released: false,
         received: VecDeque::new(),
         behind: None,
         send: Send::Idle,
@@ -212,7 +216,6 @@ struct Place {
     key: Key,
     /// The first reads socket 0 of the pair and writes to socket 1.
     flows: [Flow; 2],
-    released: [bool; 2],
     /// What has become possible on each socket.
     news: [Readiness; 2],
     /// In `Ring::ready`.
@@ -306,7 +309,6 @@ impl Ring {
         let place = self.places.0.insert(Place {
             key,
             flows: [Flow::NEW; 2],
-            released: [false; 2],
             news: [Readiness::NONE; 2],
             queued: false,
         });
@@ -358,8 +360,11 @@ impl Ring {
             // An end of stream can come in between two looks of a multishot receive that was woken
             // by bytes, and then nothing wakes it again (`io_poll_check_events`). One that begins
             // looks anew.
-            Receive::Multishot if !multishot || manner.outlasts => self.cancel(index),
-            Receive::Multishot | Receive::Once(_) | Receive::Cancelled => {}
+            Receive::Multishot if !flow.cancelled && (!multishot || manner.outlasts) => {
+                flow.cancelled = true;
+                self.cancel(index);
+            }
+            Receive::Multishot | Receive::Once(_) => {}
             Receive::Idle => {
                 let entry = if multishot {
                     flow.receive = Receive::Multishot;
@@ -468,12 +473,8 @@ impl Ring {
     pub(crate) fn release(&mut self, lane: &Lane) -> usize {
         let index = lane.index;
         let flow = self.places.flow(index);
-        if matches!(flow.receive, Receive::Once(_) | Receive::Multishot) {
-            self.cancel(index);
-        }
-        if self.places.flow(index).send == Send::Submitted {
-            self.push(cancel(number(index, SEND)));
-        }
+        (flow.cancelled, flow.released) = (true, true);
+        self.cancel(index);
         while !self.places.flow(index).is_quiet() {
             // An error leaves the requests where they are. There is nothing else to do than to ask
             // again: the memory and the sockets are the kernel's until it says so.
@@ -482,9 +483,16 @@ impl Ring {
             self.take_completions();
         }
         let place = &mut self.places.0[index / 2];
-        let flow = std::mem::replace(&mut place.flows[index % 2], Flow::NEW);
-        place.released[index % 2] = true;
-        if place.released == [true; 2] {
+        let released = Flow {
+            released: true,
+            ..Flow::NEW
+        };
+        let flow = std::mem::replace(&mut place.flows[index % 2], released);
+        if place
+            .flows
+            .iter()
+            .all(|flow| flow.released && flow.is_quiet())
+        {
             self.places.0.remove(index / 2);
         }
         for piece in flow.sending.into_iter().chain(flow.received) {
@@ -496,12 +504,20 @@ impl Ring {
         }
     }
 
+    /// Asks the kernel to end what is marked. It says so when it cannot find the request, as while a
+    /// multishot receive waits to go on (`MULTISHOT_MAX_RETRY`); then it is asked again.
     fn cancel(&mut self, index: usize) {
         let flow = self.places.flow(index);
-        if flow.receive == Receive::Multishot {
-            flow.receive = Receive::Cancelled;
+        let receives = flow.cancelled && flow.receive != Receive::Idle;
+        let sends = flow.released && flow.send == Send::Submitted;
+        for (under_way, operation) in [(receives, RECEIVE), (sends, SEND)] {
+            if under_way {
+                let entry = opcode::AsyncCancel::new(number(index, operation))
+                    .build()
+                    .flags(Flags::SKIP_SUCCESS);
+                self.push(entry.user_data(number(index, CANCEL)));
+            }
         }
-        self.push(cancel(number(index, RECEIVE)));
     }
 
     fn push(&mut self, entry: Entry) {
@@ -621,11 +637,17 @@ impl Ring {
                     self.watches_epoll = false;
                     self.epoll_called = true;
                 }
-                // A request that was to be cancelled was gone already.
+                // The pair may be gone, and another one in its place.
+                _ if self.places.0.contains(index / 2) => self.cancel(index),
                 _ => {}
             }
         }
-        if self.waiting.is_empty() && self.uring.submission().is_empty() {
+        // Those that are submitted are over, and their complaints, if any, were taken above, unless
+        // they did not fit into the queue.
+        let queue = self.uring.submission();
+        let all_said = queue.is_empty() && !queue.cq_overflow();
+        drop(queue);
+        if self.waiting.is_empty() && all_said {
             while let Some(index) = self.silent.pop() {
                 let Some(place) = self.places.0.get_mut(index / 2) else {
                     continue;
@@ -662,6 +684,7 @@ impl Ring {
         let was = flow.receive;
         if !goes_on {
             flow.receive = Receive::Idle;
+            flow.cancelled = false;
         }
         match entry.result() {
             0 => flow.behind = Some(Behind::EndOfStream),
@@ -678,8 +701,10 @@ impl Ring {
             _ => {}
         }
         let much = flow.receive == Receive::Multishot
+            && !flow.cancelled
             && flow.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
         if much {
+            flow.cancelled = true;
             self.cancel(index);
         }
         if self.places.tell(index, index % 2, Readiness::READABLE) {
@@ -737,13 +762,6 @@ impl fmt::Debug for Ring {
 
 fn number(index: usize, operation: u64) -> u64 {
     (index as u64) << OPERATION_BITS | operation
-}
-
-fn cancel(number: u64) -> Entry {
-    opcode::AsyncCancel::new(number)
-        .build()
-        .user_data(CANCEL)
-        .flags(Flags::SKIP_SUCCESS)
 }
 
 fn give_back(message_buffers: &mut Group, bulk_buffers: &mut Group, piece: Piece) {
