@@ -32,7 +32,7 @@ const TURN_BYTES: u64 = 1 << 20;
 /// How often a direction looks at the size of its sockets' buffers, in bytes read. One read can
 /// make TCP's tuning take a buffer from 128 KiB to its maximum (`tcp_rcvbuf_grow`), and the sender
 /// is told of the room as soon as more segments come: so the look follows the read, before what
-/// was read is passed on.
+/// was read is passed on, except by `aio`, which does both in one.
 const LOOK_AT_BUFFERS_BYTES: u64 = 256 << 10;
 
 /// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in

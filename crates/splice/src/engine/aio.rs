@@ -12,7 +12,7 @@
 //! request that it belongs to, `res` the number of bytes. Seen from `obj` on that is a `struct
 //! iovec`, and a true one where the request lies at the beginning of the buffer that it reads into.
 //! So the write is a `writev` with the place in the ring where the read's completion is going to
-//! be. It stands on this (`fs/aio.c`, 4.19 to 6.18):
+//! be. It stands on this (`fs/aio.c`, 6.18):
 //!
 //! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own.
 //! - A socket's read or write is over when it returns, be it with `EAGAIN`: only `-EIOCBQUEUED`
@@ -56,7 +56,8 @@ const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_PWRITE: u16 = 1;
 const IOCB_CMD_PWRITEV: u16 = 8;
 
-/// No waiting (`linux/fs.h`, for sockets 6.5 on), and no SIGPIPE (6.18 on).
+/// No waiting, whatever somebody does to the descriptor's `O_NONBLOCK`, and no SIGPIPE
+/// (`linux/fs.h`). Both or none are asked for; 6.18 knows both.
 const RWF_NOWAIT: u32 = 0x08;
 const RWF_NOSIGNAL: u32 = 0x100;
 
@@ -173,7 +174,7 @@ impl Context {
         let mut memory = vec![0; 4096];
         self.flags = RWF_NOWAIT | RWF_NOSIGNAL;
         match self.pass(socket.as_fd(), &mut memory, 1, None) {
-            // Unknown to this kernel; 4.12 and older have no such field.
+            // Unknown to this kernel.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => self.flags = 0,
             tried => drop(tried?),
         }
@@ -204,9 +205,11 @@ impl Context {
         onward: Option<BorrowedFd<'_>>,
     ) -> Result<(Moved, Option<Moved>), Errno> {
         assert!(wanted <= memory.len() && memory.len() >= size_of::<Request>());
-        let start = memory.as_mut_ptr();
-        let read = self.request(0, IOCB_CMD_PREAD, source, start.expose_provenance(), wanted);
+        let read = self.request(0, IOCB_CMD_PREAD, source, memory.as_ptr().addr(), wanted);
         memory[..read.len()].copy_from_slice(&read);
+        let start = memory.as_mut_ptr();
+        // The kernel has it as a number, too.
+        let _ = start.expose_provenance();
         let Some(onward) = onward.filter(|_| self.chained) else {
             // SAFETY: `memory` begins with a request, which reads no more into it than it has.
             let [read, _] = unsafe { self.submit(&mut [start]) }?;
