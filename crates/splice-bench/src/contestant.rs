@@ -10,7 +10,7 @@ use crate::site::Site;
 
 /// The engines of spliced that are measured. One that this machine or this build lacks is named with
 /// its reason.
-const ENGINES: [&str; 4] = ["copy", "pipe", "sockmap", "segment"];
+const ENGINES: [&str; 5] = ["copy", "pipe", "uring", "sockmap", "segment"];
 
 /// One way from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
