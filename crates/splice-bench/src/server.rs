@@ -10,6 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Stdio;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -64,6 +65,11 @@ impl Server {
         Ok(Self {
             process: Process::spawn(&mut command)?,
         })
+    }
+
+    /// CPU time that it has had so far.
+    pub(crate) fn cpu_time(&self) -> Result<Duration> {
+        self.process.cpu_time()
     }
 
     /// Bytes that it has read so far, as the kernel counts them for read(2); those that the start of
