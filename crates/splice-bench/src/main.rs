@@ -17,6 +17,7 @@ mod peer;
 mod progress;
 mod random;
 mod relay;
+mod report;
 mod results;
 mod server;
 mod settings;

@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::IntervalLogWriterBuilder;
 
+use crate::report;
 use crate::results::Results;
 
 /// The file that everything else but the histograms is made from.
@@ -74,7 +75,7 @@ impl Output {
         let path = self.directory.join(RESULTS);
         fs::write(&path, results.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        self.write_pages(results)
+        report::write(&self.directory, results)
     }
 
     /// Makes the pages from the `results.json` that is there.
@@ -84,11 +85,7 @@ impl Output {
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let results =
             Results::from_json(&text).with_context(|| format!("cannot use {}", path.display()))?;
-        self.write_pages(&results)
-    }
-
-    fn write_pages(&self, _results: &Results) -> Result<()> {
-        Ok(())
+        report::write(&self.directory, &results)
     }
 }
 
@@ -100,4 +97,98 @@ pub(crate) fn slug(name: &str) -> String {
         .map(str::to_ascii_lowercase)
         .collect();
     words.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Read;
+
+    use hdrhistogram::Histogram;
+    use hdrhistogram::serialization::Deserializer;
+    use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+    use netlab::Scratch;
+
+    use super::{Output, RESULTS, slug};
+    use crate::report::specimen;
+
+    #[test]
+    fn pages_are_made_again_from_the_file() {
+        let scratch = Scratch::new("again").expect("a directory");
+        let directory = scratch.path().join("results");
+        let output = Output::create(&directory).expect("it is writable");
+        output.write(&specimen::full()).expect("it is writable");
+        let page = directory.join("report.html");
+        let first = fs::read_to_string(&page).expect("it is written");
+        fs::write(&page, "").expect("it is ours");
+        Output::open(&directory)
+            .write_again()
+            .expect("it is readable");
+        assert_eq!(fs::read_to_string(&page).expect("it is written"), first);
+
+        let error = Output::create(&directory).expect_err("it holds results");
+        assert!(
+            error.to_string().contains("holds results already"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn results_that_cannot_be_read_are_refused_with_their_place() {
+        let scratch = Scratch::new("broken").expect("a directory");
+        let said = || {
+            let error = Output::open(scratch.path()).write_again();
+            format!("{:#}", error.expect_err("it is broken"))
+        };
+        assert!(said().contains(RESULTS), "{}", said());
+        for text in [
+            "",
+            "{\"schema\": {\"name\": \"splice-bench results\", \"version\": 99}}",
+        ] {
+            scratch.write(RESULTS, text).expect("it is ours");
+            assert!(
+                said().contains(RESULTS) && said().lines().count() == 1,
+                "{}",
+                said()
+            );
+        }
+        assert!(said().contains("version 99"), "{}", said());
+    }
+
+    #[test]
+    fn a_histogram_survives_in_its_file() {
+        let scratch = Scratch::new("histogram").expect("a directory");
+        let output = Output::create(scratch.path()).expect("it is writable");
+        let mut histogram = Histogram::new_with_max(1_000_000_000, 3).expect("a sound range");
+        for nanoseconds in [3_700, 3_800, 65_000_000] {
+            histogram.record(nanoseconds).expect("it is in the range");
+        }
+        let name = output
+            .save_histogram("ping-pong-64", "HAProxy splice-auto", &histogram)
+            .expect("it is writable");
+        assert_eq!(name, "histograms/ping-pong-64-haproxy-splice-auto.hlog");
+
+        let log = fs::read(scratch.path().join(name)).expect("it is written");
+        let read = IntervalLogIterator::new(&log).find_map(|entry| match entry {
+            Ok(LogEntry::Interval(interval)) => Some(interval.encoded_histogram().to_owned()),
+            _ => None,
+        });
+        let mut bytes = Vec::new();
+        base64::read::DecoderReader::new(
+            read.expect("it has an interval").as_bytes(),
+            &base64::prelude::BASE64_STANDARD,
+        )
+        .read_to_end(&mut bytes)
+        .expect("it is base64");
+        let again: Histogram<u64> = Deserializer::new()
+            .deserialize(&mut bytes.as_slice())
+            .expect("it is a histogram");
+        assert_eq!(again, histogram);
+    }
+
+    #[test]
+    fn names_become_parts_of_file_names() {
+        assert_eq!(slug("HAProxy splice-auto"), "haproxy-splice-auto");
+        assert_eq!(slug("../../etc"), "etc");
+    }
 }

@@ -9,6 +9,7 @@
 //! otherwise. Contestants are referred to by name.
 
 mod distribution;
+mod json;
 mod run;
 mod unit;
 mod workload;
@@ -75,8 +76,8 @@ impl Results {
         struct Head {
             schema: Schema,
         }
-        let json: serde_json::Value = serde_json::from_str(text).context("it is not JSON")?;
-        let Ok(Head { schema }) = Head::deserialize(&json) else {
+        let head: serde_json::Value = serde_json::from_str(text).context("it is not JSON")?;
+        let Ok(Head { schema }) = Head::deserialize(&head) else {
             bail!("it does not say which schema it follows, so it is not results of this bench");
         };
         ensure!(
@@ -95,8 +96,8 @@ impl Results {
 
     /// The text of `results.json`. Fails when a value is not a finite number, which JSON cannot say.
     pub(crate) fn to_json(&self) -> Result<String> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
+        let text = String::from_utf8(json::text(self)?)?;
+        // A number that is not finite becomes null, which is read as none.
         Self::from_json(&text).context("a value is not a finite number")?;
         Ok(text)
     }
@@ -104,7 +105,8 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::{Results, Schema};
+    use super::{Results, Schema, Unit};
+    use crate::report::specimen;
 
     #[test]
     fn what_is_not_results_is_refused_in_a_sentence() {
@@ -133,5 +135,83 @@ mod tests {
             assert!(!error.contains('\n'), "{text}: {error}");
         }
         assert_eq!(Schema::current().version, super::VERSION);
+    }
+
+    #[test]
+    fn what_was_written_is_read_the_same() {
+        for results in [specimen::full(), specimen::awkward(), specimen::empty()] {
+            let text = results.to_json().expect("all values are finite");
+            assert_eq!(Results::from_json(&text).expect(&text), results);
+        }
+    }
+
+    /// Every name in `json`, and every word that stands for a choice.
+    fn names(json: &serde_json::Value, all: &mut Vec<String>) {
+        match json {
+            serde_json::Value::Object(fields) => {
+                for (name, value) in fields {
+                    all.push(name.clone());
+                    if ["unit", "better", "verdict", "outcome", "kind"].contains(&name.as_str()) {
+                        all.extend(value.as_str().map(str::to_owned));
+                    }
+                    names(value, all);
+                }
+            }
+            serde_json::Value::Array(values) => {
+                values.iter().for_each(|value| names(value, all));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_schema_is_documented() {
+        let text = include_str!("../../../docs/measuring.md");
+        let json = serde_json::to_value(specimen::full()).expect("it is JSON");
+        let mut all = Vec::new();
+        names(&json, &mut all);
+        let units = [
+            Unit::Seconds,
+            Unit::ConnectionsPerSecond,
+            Unit::RequestsPerSecond,
+            Unit::Percent,
+        ];
+        for unit in units {
+            let unit = serde_json::to_value(unit).expect("it is JSON");
+            all.extend(unit.as_str().map(str::to_owned));
+        }
+        assert!(all.len() > 100);
+        for name in all {
+            assert!(
+                text.contains(&format!("`{name}`")),
+                "{name} is not in docs/measuring.md"
+            );
+        }
+        assert!(text.contains(&format!(
+            "`{}` and the version {}",
+            super::SCHEMA,
+            super::VERSION
+        )));
+    }
+
+    #[test]
+    fn fields_that_the_schema_does_not_know_are_refused() {
+        let text = specimen::empty().to_json().expect("all values are finite");
+        let more = text.replacen("\"notes\":", "\"guesses\": 1, \"notes\":", 1);
+        let error = format!("{:#}", Results::from_json(&more).expect_err("one too many"));
+        assert!(
+            error.contains("guesses") && error.contains("line"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn values_that_json_cannot_say_are_refused() {
+        for value in [f64::NAN, f64::INFINITY] {
+            let mut results = specimen::full();
+            results.workloads[0].quantities[0].measured[0].median = value;
+            let error = results.to_json().expect_err("it is not finite").to_string();
+            assert_eq!(error, "a value is not a finite number");
+        }
     }
 }

@@ -90,3 +90,39 @@ fn curve_percentiles() -> impl Iterator<Item = f64> {
     // 99.9 + 9 × 0.01 is not 99.99 in binary.
     whole.chain(fine).map(|value| (value * 1e4).round() / 1e4)
 }
+
+#[cfg(test)]
+mod tests {
+    use hdrhistogram::Histogram;
+
+    use super::Distribution;
+
+    #[test]
+    fn percentiles_that_few_values_decide_are_left_out() {
+        let mut histogram = Histogram::new_with_max(1_000_000, 3).expect("it is a sound range");
+        for nanoseconds in 1..=1000_u64 {
+            histogram
+                .record(2000 * nanoseconds / 1000)
+                .expect("it is in the range");
+        }
+        let one_way = Distribution::of("x", &histogram, 0.5, None);
+        assert_eq!((one_way.count, one_way.at(50.0)), (1000, Some(0.5)));
+        // Ten of 1000 lie beyond 99 %, one beyond 99.9 %.
+        assert_eq!((one_way.at(99.0), one_way.at(99.9)), (Some(0.99), None));
+        histogram
+            .record_n(1500, 99_000)
+            .expect("it is in the range");
+        assert!(
+            Distribution::of("x", &histogram, 1.0, None)
+                .at(99.99)
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn nothing_has_no_percentiles() {
+        let histogram = Histogram::new_with_max(1_000_000, 3).expect("it is a sound range");
+        let nothing = Distribution::of("x", &histogram, 1.0, None);
+        assert!(nothing.percentiles.is_empty() && nothing.mean == 0.0 && nothing.max == 0.0);
+    }
+}

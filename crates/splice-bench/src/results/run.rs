@@ -16,7 +16,7 @@ pub(crate) struct Run {
     /// When it began, UTC: "2026-11-20T12:38:00Z".
     pub(crate) started: String,
     pub(crate) duration_seconds: f64,
-    /// Not when it was interrupted: then here is what was measured until then.
+    /// Whether it came to its end; one that was interrupted holds what was measured until then.
     pub(crate) complete: bool,
     pub(crate) placement: Placement,
     /// Whether a SCHED_IDLE spinner kept the CPUs awake.

@@ -67,6 +67,11 @@ impl Unit {
         }
     }
 
+    /// What stands behind a value that is not brought to a multiple.
+    pub(crate) fn symbol(self) -> &'static str {
+        self.multiple(0.0).symbol
+    }
+
     /// `value` with its unit: "27.2 Gb/s", "3.98 MiB".
     pub(crate) fn tell(self, value: f64) -> String {
         let multiple = self.multiple(value);
@@ -81,13 +86,18 @@ impl Unit {
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => return "0".into(),
-        below if below < 0.001 => return format!("{value:.1e}"),
+        far if !(0.001..1e15).contains(&far) => return format!("{value:.1e}"),
         below if below < 0.9995 => 3,
         below if below < 9.995 => 2,
         below if below < 99.95 => 1,
         _ => 0,
     };
     grouped(&format!("{value:.digits$}"))
+}
+
+/// What was counted, in groups of three digits.
+pub(crate) fn count(value: u64) -> String {
+    grouped(&value.to_string())
 }
 
 /// `12345.6` as `12 345.6`, with spaces that do not break a line.
@@ -113,7 +123,7 @@ fn grouped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Unit, number};
+    use super::{Unit, count, number};
 
     #[test]
     fn values_have_three_digits_and_a_unit() {
@@ -129,6 +139,10 @@ mod tests {
         ] {
             assert_eq!(unit.tell(value), told);
         }
+        assert_eq!(
+            (count(10), count(100_000)),
+            ("10".into(), "100\u{202f}000".into())
+        );
         assert_eq!(number(-12_345.0), "-12\u{202f}345");
         assert_eq!(number(0.000_02), "2.0e-5");
         assert_eq!(number(9.999), "10.0");

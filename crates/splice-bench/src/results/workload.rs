@@ -228,3 +228,35 @@ impl fmt::Display for Verdict {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Better, Interval, Verdict};
+
+    #[test]
+    fn no_difference_is_called_that_the_interval_does_not_support() {
+        let interval = |low, high| Some(Interval { low, high });
+        for (interval, higher, lower) in [
+            (interval(1.01, 1.2), Verdict::Better, Verdict::Worse),
+            (interval(0.8, 0.99), Verdict::Worse, Verdict::Better),
+            (
+                interval(0.99, 1.2),
+                Verdict::NoDifference,
+                Verdict::NoDifference,
+            ),
+            (
+                interval(1.0, 1.2),
+                Verdict::NoDifference,
+                Verdict::NoDifference,
+            ),
+            (None, Verdict::NoDifference, Verdict::NoDifference),
+        ] {
+            assert_eq!(
+                Verdict::of(interval, Better::Higher),
+                higher,
+                "{interval:?}"
+            );
+            assert_eq!(Verdict::of(interval, Better::Lower), lower, "{interval:?}");
+        }
+    }
+}

@@ -142,7 +142,7 @@ impl Segment {
     }
 
     /// Has the pair's segments watched, or says why not.
-    fn begin(&mut self, ends: &[Endpoint; 2]) -> Result<(), Obstacle> {
+    fn begin(&mut self, ends: [&Endpoint; 2]) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
         for (end, cookie) in ends.iter().zip(&mut self.cookies) {
             match end.kind() {
@@ -182,7 +182,7 @@ impl Segment {
     }
 
     /// Sees how far the change-over has come, and takes the next step.
-    fn look(&mut self, ends: &[Endpoint; 2], loads: [Load; 2]) -> Progress {
+    fn look(&mut self, ends: [&Endpoint; 2], loads: [Load; 2]) -> Progress {
         let Some(flow) = self.gauge.flow.get().map(Arc::clone) else {
             return Progress::Refused("the pair has not begun".into());
         };
@@ -214,7 +214,7 @@ impl Segment {
     fn watch(
         &mut self,
         flow: &Flow,
-        ends: &[Endpoint; 2],
+        ends: [&Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
@@ -255,7 +255,7 @@ impl Segment {
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
         };
         // Should this process die, the peers must not take a FIN for the end of the stream.
-        ends.iter().for_each(Endpoint::reset_on_close);
+        ends.into_iter().for_each(Endpoint::reset_on_close);
         for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
             next_byte.store(side.next_byte, Relaxed);
         }
@@ -268,7 +268,7 @@ impl Segment {
     }
 
     /// Makes both peers send a segment, so that the program sees one.
-    fn probe(&mut self, ends: &[Endpoint; 2]) {
+    fn probe(&mut self, ends: [&Endpoint; 2]) {
         if std::mem::replace(&mut self.probed, true) {
             return;
         }
@@ -283,7 +283,7 @@ impl Segment {
     fn overlap(
         &mut self,
         flow: &Flow,
-        ends: &[Endpoint; 2],
+        ends: [&Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
@@ -319,7 +319,7 @@ impl Segment {
         }
         flow.splice();
         self.phase = Phase::Spliced;
-        ends.iter().for_each(put_to_sleep);
+        ends.into_iter().for_each(put_to_sleep);
         Progress::Spliced
     }
 
@@ -439,10 +439,10 @@ impl KernelEngine for Segment {
         now.checked_sub(flow.idle_for())
     }
 
-    fn release(&mut self, ends: &[Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
+    fn release(&mut self, ends: [&Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
         if self.phase == Phase::Overlap {
             // Where both streams have come to their ends through the sockets, these end them.
-            ends.iter().for_each(Endpoint::end_on_close);
+            ends.into_iter().for_each(Endpoint::end_on_close);
         }
         self.gauge.moved_bytes()
     }
