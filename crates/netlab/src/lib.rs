@@ -25,7 +25,7 @@
 //!
 //! Every namespace and [`Scratch`] directory carries the pid of the process that made it. It goes
 //! away when its guard is dropped (a panic drops it too), when the process gets SIGINT, SIGTERM or
-//! SIGHUP, and, should the process have been killed outright, when [`sweep`] runs next; every first
+//! SIGHUP (a program that has something to finish first calls [`end_gracefully`]), and, should the process have been killed outright, when [`sweep`] runs next; every first
 //! use of this crate in a process runs it. A [`Process`] dies with the thread that started it. The
 //! machine's own network is never configured: interfaces are created inside namespaces only.
 //!
@@ -48,6 +48,6 @@ pub use namespace::Namespace;
 pub use pinned::{Spinner, pin_thread};
 pub use process::Process;
 pub use program::program;
-pub use registry::sweep;
+pub use registry::{end_gracefully, interrupted, sweep};
 pub use requires::{Need, available, present};
 pub use scratch::Scratch;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::{env, process, thread};
 
@@ -41,6 +41,24 @@ impl Leftover {
 static REGISTERED: Mutex<BTreeSet<Leftover>> = Mutex::new(BTreeSet::new());
 static STARTED: Once = Once::new();
 static COUNTER: AtomicU32 = AtomicU32::new(0);
+/// Whether the next signal is the program's to handle.
+static GRACEFUL: AtomicBool = AtomicBool::new(false);
+/// The signal that was left to the program; 0 is no signal.
+static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
+
+/// From now on the first SIGINT, SIGTERM or SIGHUP does not end the process: it only shows in
+/// [`interrupted`], so that the program can write down what it has and end by itself. The second one
+/// ends it as ever.
+pub fn end_gracefully() -> Result<()> {
+    start()?;
+    GRACEFUL.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// The signal that came after [`end_gracefully`], if one did.
+pub fn interrupted() -> Option<i32> {
+    Some(INTERRUPTED.load(Ordering::Acquire)).filter(|&signal| signal != 0)
+}
 
 fn registered() -> MutexGuard<'static, BTreeSet<Leftover>> {
     // A panic while the set was locked leaves a set, not half of one.
@@ -134,7 +152,11 @@ fn watch_signals() -> Result<()> {
     thread::Builder::new()
         .name("netlab-signals".into())
         .spawn(move || {
-            if let Some(signal) = signals.forever().next() {
+            for signal in signals.forever() {
+                if GRACEFUL.swap(false, Ordering::AcqRel) {
+                    INTERRUPTED.store(signal, Ordering::Release);
+                    continue;
+                }
                 // Held to the end: whoever wants to make something new waits here for ever.
                 let registered = registered();
                 for leftover in registered.iter() {

@@ -1,8 +1,14 @@
 //! What a person types.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::cpus::Placement;
+use crate::server::Service;
 
 /// Measures every way of joining two sockets side by side, next to the direct path and to the peers
 /// that are installed.
@@ -20,6 +26,33 @@ pub(crate) enum Command {
     /// Needs root: makes three network namespaces (client, relay, server), which it removes again,
     /// also when interrupted. The machine's own network is left alone.
     Demo(Demo),
+
+    /// Everybody on everything: statistics with intervals, and a directory of results
+    ///
+    /// The direct path, every engine and the installed peers (HAProxy, nginx, socat, pen) in
+    /// interleaved rounds: ping-pong, bulk, request-response, short connections, idle connections,
+    /// a slow reader. Ratios to the direct path come with a bootstrap interval, and a difference
+    /// that its interval does not support is not called one.
+    ///
+    /// Needs root, as the demo does. Ctrl-C ends it with what has been measured, marked as
+    /// incomplete. Exit status: 0 ended well, 1 bytes were lost or a measurement failed, 2 wrong
+    /// usage.
+    Compare(Compare),
+
+    /// Whether the bench measures what it says
+    ///
+    /// One path twice comes out the same, a relay that keeps every message for 200 µs comes out at
+    /// that, and sockperf and iperf3 find the same figures on the direct path. Needs root. Exit
+    /// status: 0 all of it holds, 1 it does not, 2 wrong usage.
+    Check(Check),
+
+    /// A relay that keeps every message for a known time, for the bench to check itself with
+    #[command(hide = true)]
+    Delay(Delay),
+
+    /// The server's end of a measurement, with its socket as standard input
+    #[command(hide = true)]
+    Serve(Serve),
 
     /// Makes the pages of a directory of results again, from its results.json
     Report(Report),
@@ -69,6 +102,99 @@ pub(crate) struct Demo {
     /// Put only these workloads to them; hashes are compared in any case
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     pub(crate) workload: Vec<Workload>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Compare {
+    /// The spliced program to measure [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    spliced: Option<PathBuf>,
+
+    /// Measure these contestants only (names as in the tables; copy is short for "spliced copy",
+    /// haproxy-splice for "HAProxy splice"); direct always runs
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+
+    /// Leave these contestants out
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) except: Vec<String>,
+
+    /// Ask only this: ping-pong, bulk, request-response, open-load, short-connections, idle,
+    /// slow-reader, or one of them with its parameter, as ping-pong-64 or bulk-up
+    #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
+    pub(crate) workload: Vec<String>,
+
+    /// Rounds; fewer than 5 make no interval, and no difference is called then
+    /// [default: 9, with --quick 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: Option<u32>,
+
+    /// Everything smaller and shorter: two minutes instead of twenty
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// The CPU that client, relay and server share
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    cpu: usize,
+
+    /// Let client, relay and server run on any CPU; all are kept awake
+    #[arg(long, conflicts_with = "cpu")]
+    spread: bool,
+
+    /// Requests that fall due in a second of the open load
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rate: u32,
+
+    /// Leave results.json, histograms and the pages made from them in this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+impl Compare {
+    /// Which spliced is measured.
+    pub(crate) fn spliced(&self) -> Result<PathBuf> {
+        if let Some(path) = &self.spliced {
+            return Ok(path.clone());
+        }
+        let own = std::env::current_exe().context("this program does not know where it is")?;
+        Ok(own.with_file_name("spliced"))
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        if self.spread {
+            Placement::Spread
+        } else {
+            Placement::Pinned(self.cpu)
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The CPU that client, relay and server share
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) cpu: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Delay {
+    pub(crate) listen: SocketAddr,
+    pub(crate) target: SocketAddr,
+    /// How long, in µs
+    microseconds: u64,
+}
+
+impl Delay {
+    pub(crate) fn delay(&self) -> Duration {
+        Duration::from_micros(self.microseconds)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    pub(crate) service: Service,
+    /// How large a message is, or how many threads there are
+    pub(crate) number: usize,
 }
 
 /// What a contestant can be asked for.

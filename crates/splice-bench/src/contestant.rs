@@ -1,16 +1,16 @@
 //! What competes.
 
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use splice::{EngineChoice, EngineName};
 
 use crate::peer::{self, Haproxy};
 use crate::relay::{Relay, Start};
+use crate::results::Kind;
 use crate::site::Site;
-
-/// The engines of spliced that are measured. One that this machine or this build lacks is named with
-/// its reason.
-const ENGINES: [&str; 5] = ["copy", "pipe", "uring", "sockmap", "segment"];
 
 /// One way from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,31 +20,43 @@ pub(crate) enum Contestant {
     /// The same again: how much two measurements of one thing differ.
     DirectAgain,
     /// Ours, with this engine.
-    Spliced(&'static str),
+    Spliced(EngineChoice),
     /// HAProxy in TCP mode.
     Haproxy(Haproxy),
     /// nginx's stream module.
     Nginx,
+    /// socat, which forks for each connection.
+    Socat,
+    /// The load balancer pen.
+    Pen,
+    /// The bench's own relay, which keeps every message for this long.
+    Delaying(Duration),
 }
 
+/// The ways of HAProxy.
+const HAPROXY: [Haproxy; 4] = [
+    Haproxy::Copying,
+    Haproxy::SplicingAuto,
+    Haproxy::Splicing,
+    Haproxy::SplicingTuned,
+];
+
 impl Contestant {
-    /// All of them, in the order of the table.
+    /// Who takes part in a comparison, in the order of all tables. The engines are those that the
+    /// library knows; one that this machine or the measured program lacks names itself when it is
+    /// started.
     pub(crate) fn all() -> Vec<Self> {
-        let peers = [
-            Self::Haproxy(Haproxy::Copying),
-            Self::Haproxy(Haproxy::SplicingAuto),
-            Self::Haproxy(Haproxy::Splicing),
-            Self::Haproxy(Haproxy::SplicingTuned),
-            Self::Nginx,
-        ];
+        let engines = EngineName::ALL.into_iter().map(EngineChoice::Only);
         [Self::Direct, Self::DirectAgain]
             .into_iter()
-            .chain(ENGINES.into_iter().map(Self::Spliced))
-            .chain(peers)
+            .chain(engines.map(Self::Spliced))
+            .chain([Self::Spliced(EngineChoice::Auto)])
+            .chain(HAPROXY.into_iter().map(Self::Haproxy))
+            .chain([Self::Nginx, Self::Socat, Self::Pen])
             .collect()
     }
 
-    /// What the table calls it.
+    /// What it is called everywhere.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Direct => "direct".into(),
@@ -55,12 +67,68 @@ impl Contestant {
             Self::Haproxy(Haproxy::Splicing) => "HAProxy splice".into(),
             Self::Haproxy(Haproxy::SplicingTuned) => "HAProxy splice tuned".into(),
             Self::Nginx => "nginx stream".into(),
+            Self::Socat => "socat".into(),
+            Self::Pen => "pen".into(),
+            Self::Delaying(delay) => format!("delay {} us", delay.as_micros()),
         }
+    }
+
+    /// How it is set up, in a line.
+    pub(crate) fn how(self) -> String {
+        match self {
+            Self::Direct => "routed through the relay's namespace, no relay".into(),
+            Self::DirectAgain => {
+                "the same again: how much two measurements of one thing differ".into()
+            }
+            Self::Spliced(EngineChoice::Auto) => "one thread, chooses its engine by itself".into(),
+            Self::Spliced(engine) => format!("one thread, engine {engine} from the first byte on"),
+            Self::Haproxy(Haproxy::Copying) => "mode tcp, nbthread 1, through its buffers".into(),
+            Self::Haproxy(Haproxy::SplicingAuto) => {
+                "mode tcp, nbthread 1, option splice-auto: it decides by itself when to splice"
+                    .into()
+            }
+            Self::Haproxy(Haproxy::Splicing) => {
+                "mode tcp, nbthread 1, option splice-request and splice-response".into()
+            }
+            Self::Haproxy(Haproxy::SplicingTuned) => {
+                "as HAProxy splice, with tune.pipesize 1048576 and tune.bufsize 65536".into()
+            }
+            Self::Nginx => "stream module, one process, otherwise as it comes".into(),
+            Self::Socat => "-b 65536, nodelay, a process for each connection".into(),
+            Self::Pen => "no client tracking, otherwise as it comes".into(),
+            Self::Delaying(delay) => format!("keeps every message for {delay:?}"),
+        }
+    }
+
+    /// Whose it is.
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Direct | Self::DirectAgain => Kind::Reference,
+            Self::Spliced(_) => Kind::Ours,
+            _ => Kind::Peer,
+        }
+    }
+
+    /// Whether a person means this one by `text`: capitals do not matter, a hyphen is as good as a
+    /// space, and `copy` is as good as `spliced copy`.
+    pub(crate) fn is_called(self, text: &str) -> bool {
+        let plain = |text: &str| text.to_ascii_lowercase().replace('-', " ");
+        let (name, text) = (plain(&self.name()), plain(text));
+        name == text || name.strip_prefix("spliced ") == Some(&text)
     }
 
     /// Whether there is a relay to start.
     pub(crate) fn relays(self) -> bool {
         !matches!(self, Self::Direct | Self::DirectAgain)
+    }
+
+    /// More connections than this are not asked of it.
+    pub(crate) fn most_connections(self) -> u32 {
+        match self {
+            // A process each: more of them measure the scheduler, and the memory of the machine.
+            Self::Socat => 100,
+            _ => u32::MAX,
+        }
     }
 
     /// Starts its relay as number `index`; only for one that [relays](Self::relays).
@@ -71,11 +139,14 @@ impl Contestant {
             Self::Spliced(engine) => {
                 let mut command = site.lab.relay().command(&spliced.to_string_lossy());
                 command.args(["relay", &address.to_string(), &Site::server().to_string()]);
-                command.args(["--engine", engine, "--threads", "1"]);
+                command.args(["--engine", &engine.to_string(), "--threads", "1"]);
                 Ok(command)
             }
             Self::Haproxy(how) => peer::haproxy(site, how, address)?,
             Self::Nginx => peer::nginx(site, address)?,
+            Self::Socat => peer::socat(site, address),
+            Self::Pen => peer::pen(site, address),
+            Self::Delaying(delay) => Ok(delaying(site, address, delay)?),
         };
         match command {
             Ok(command) => Relay::start(site, &self.name(), command, address),
@@ -84,18 +155,41 @@ impl Contestant {
     }
 }
 
+/// The command that runs this program as a relay that delays.
+fn delaying(site: &Site, address: std::net::SocketAddr, delay: Duration) -> Result<Command> {
+    let program = std::env::current_exe().context("this program does not know where it is")?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    command.args(["delay", &address.to_string(), &Site::server().to_string()]);
+    command.arg(delay.as_micros().to_string());
+    Ok(command)
+}
+
 #[cfg(test)]
 mod tests {
     use super::Contestant;
 
     #[test]
     fn names_are_unique() {
-        let names: Vec<String> = Contestant::all()
-            .into_iter()
-            .map(Contestant::name)
-            .collect();
-        for (index, name) in names.iter().enumerate() {
-            assert!(!names[..index].contains(name), "{name} twice");
+        let all = Contestant::all();
+        for (index, one) in all.iter().enumerate() {
+            for other in &all[..index] {
+                assert!(!other.is_called(&one.name()), "{} twice", one.name());
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_easy_to_type() {
+        for (typed, meant) in [
+            ("copy", "spliced copy"),
+            ("haproxy-splice", "HAProxy splice"),
+            ("Direct Again", "direct again"),
+        ] {
+            let called = Contestant::all()
+                .into_iter()
+                .filter(|one| one.is_called(typed));
+            let names: Vec<String> = called.map(Contestant::name).collect();
+            assert_eq!(names, [meant]);
         }
     }
 }

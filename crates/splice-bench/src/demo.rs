@@ -4,21 +4,29 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
+use splice::EngineChoice;
 
 use crate::cli::{self, Workload};
 use crate::contestant::Contestant;
+use crate::cpus::Placement;
+use crate::entrant::{Absent, Entrant, chosen};
 use crate::figures;
 use crate::measured::{Measured, of};
-use crate::relay::{Relay, Start};
 use crate::site::{Site, require_open_files};
 use crate::statistics::Sample;
 use crate::table::Table;
+use crate::usage::{self, Usage};
+use crate::workload::ping_pong::Extent;
+use crate::workload::transfer::Ways;
 use crate::workload::{idle, ping_pong, short_connections, stalled, transfer};
 
-/// Bytes each way of one timed transfer: a quarter of a second at 8 Gb/s, long against the start of
-/// a connection and short enough for nine rounds.
-const TIMED_BYTES: u64 = 128 << 20;
+/// How long a transfer is timed, per contestant and round: long against the scheduler's slices of a
+/// few ms, short enough for nine rounds.
+const TRANSFER_FOR: Duration = Duration::from_millis(250);
+
+/// Bytes of a ping-pong's message: small enough for one segment, large enough to carry a request.
+const MESSAGE_BYTES: usize = 64;
 
 /// How long short connections are counted, per contestant, way and round.
 const SHORT_FOR: Duration = Duration::from_millis(400);
@@ -29,20 +37,13 @@ const IN_FLIGHT: usize = 8;
 /// Files that this process has open besides the two ends of every idle pair.
 const OTHER_FILES: u64 = 100;
 
-/// A contestant that takes part, and its relay while that runs.
+/// A contestant that takes part, and what has been found out.
 struct Entry {
     measured: Measured,
-    index: u16,
-    relay: Option<Relay>,
+    entrant: Entrant,
 }
 
 impl Entry {
-    fn address(&self) -> std::net::SocketAddr {
-        self.relay
-            .as_ref()
-            .map_or_else(Site::server, Relay::address)
-    }
-
     /// Notes what failed; the other measurements go on.
     fn note(&mut self, site: &Site, what: &str, outcome: Result<()>) -> Result<()> {
         if let Err(error) = outcome {
@@ -60,23 +61,12 @@ impl Entry {
 /// Runs the demo. Exit code 1 says that bytes were lost or a measurement failed; a figure that was
 /// missed does not.
 pub(crate) fn run(arguments: cli::Demo) -> Result<ExitCode> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "the demo makes network namespaces, which needs root: run it with sudo"
-    );
-    ensure!(
-        arguments.spliced.is_file(),
-        "there is no program {}: build it with `cargo build --release -p spliced`",
-        arguments.spliced.display()
-    );
-    // A bare file name would be looked for in the search path, not in this directory.
-    let spliced = arguments
-        .spliced
-        .canonicalize()
-        .with_context(|| format!("cannot find {}", arguments.spliced.display()))?;
-    let contestants = chosen(&arguments.only)?;
+    usage::require_root("the demo")?;
+    let spliced = usage::program(&arguments.spliced)?;
+    let all = Contestant::all().into_iter().filter(|&one| competes(one));
+    let contestants = chosen(all.collect(), &arguments.only, &[]).map_err(Usage)?;
     let begin = Instant::now();
-    let site = Site::build(arguments.cpu)?;
+    let site = Site::build(Placement::Pinned(arguments.cpu))?;
     require_open_files(2 * u64::from(arguments.idle_pairs) + OTHER_FILES)?;
 
     let (all, absent) = site.enter(|| measure(&site, &arguments, &spliced, &contestants))?;
@@ -90,29 +80,17 @@ pub(crate) fn run(arguments: cli::Demo) -> Result<ExitCode> {
     })
 }
 
-/// The contestants that `--only` leaves; the direct path always runs, as the others are held
-/// against it.
-fn chosen(only: &[String]) -> Result<Vec<Contestant>> {
-    let all = Contestant::all();
-    let is = |contestant: Contestant, name: &String| contestant.name().eq_ignore_ascii_case(name);
-    if let Some(unknown) = only
-        .iter()
-        .find(|name| !all.iter().any(|&one| is(one, name)))
-    {
-        let names: Vec<String> = all.into_iter().map(Contestant::name).collect();
-        bail!(
-            "--only does not know {unknown:?}: choose from {}",
-            names.join(", ")
-        );
-    }
-    let wanted = |one: &Contestant| {
-        only.is_empty() || !one.relays() || only.iter().any(|name| is(*one, name))
-    };
-    Ok(all.into_iter().filter(wanted).collect())
+/// Whether the demo has the contestant: `auto` is one of the engines shown already, and a process per
+/// connection or a load balancer of 1998 would not tell a first reader more.
+fn competes(contestant: Contestant) -> bool {
+    !matches!(
+        contestant,
+        Contestant::Spliced(EngineChoice::Auto) | Contestant::Socat | Contestant::Pen
+    )
 }
 
-/// Everything that was measured, and who could not take part, with the reason.
-type Outcome = (Vec<Measured>, Vec<(Contestant, String)>);
+/// Everything that was measured, and who could not take part.
+type Outcome = (Vec<Measured>, Vec<Absent>);
 
 fn measure(
     site: &Site,
@@ -120,30 +98,16 @@ fn measure(
     spliced: &Path,
     contestants: &[Contestant],
 ) -> Result<Outcome> {
-    let (mut entries, mut absent) = (Vec::new(), Vec::new());
-    for (index, &contestant) in (0..).zip(contestants) {
-        let relay = if contestant.relays() {
-            match contestant.start(site, spliced, index)? {
-                Start::Running(relay) => Some(relay),
-                Start::Refused(why) => {
-                    eprintln!("{} does not take part: {why}", contestant.name());
-                    absent.push((contestant, why));
-                    continue;
-                }
-            }
-        } else {
-            None
-        };
-        entries.push(Entry {
-            measured: Measured::nothing_of(contestant),
-            index,
-            relay,
-        });
-    }
+    let (entrants, absent) = Entrant::start_all(site, spliced, contestants)?;
+    let entry = |entrant: Entrant| Entry {
+        measured: Measured::nothing_of(entrant.contestant),
+        entrant,
+    };
+    let mut entries: Vec<Entry> = entrants.into_iter().map(entry).collect();
 
     for entry in &mut entries {
         eprintln!("{}: comparing hashes", entry.measured.contestant.name());
-        let outcome = transfer::check(site, entry.address(), arguments.bytes)
+        let outcome = transfer::check(site, entry.entrant.address(), arguments.bytes)
             .map(|same| entry.measured.same_bytes = Some(same));
         entry.note(site, "comparing hashes", outcome)?;
     }
@@ -159,16 +123,19 @@ fn measure(
             }
         }
     }
-    for entry in entries.iter_mut().filter(|entry| entry.relay.is_some()) {
+    for entry in entries
+        .iter_mut()
+        .filter(|entry| entry.entrant.relay.is_some())
+    {
         if arguments.wants(Workload::Idle) {
             eprintln!("{}: idle pairs", entry.measured.contestant.name());
-            restart(site, spliced, entry)?;
+            entry.entrant.restart(site, spliced)?;
             let outcome = memory_of_idle(site, arguments, entry);
             entry.note(site, "idle pairs", outcome)?;
         }
         if arguments.wants(Workload::Stalled) {
             eprintln!("{}: stalled receivers", entry.measured.contestant.name());
-            restart(site, spliced, entry)?;
+            entry.entrant.restart(site, spliced)?;
             let outcome = memory_of_stalled(site, entry);
             entry.note(site, "stalled receivers", outcome)?;
         }
@@ -180,21 +147,25 @@ fn measure(
 }
 
 fn one_round(site: &Site, arguments: &cli::Demo, entry: &mut Entry) -> Result<()> {
-    let address = entry.address();
+    let address = entry.entrant.address();
     if arguments.wants(Workload::Transfer) {
-        let outcome = time_bulk(site, arguments, address, &mut entry.measured);
+        let outcome = transfer::flow(site, address, Ways::Both, TRANSFER_FOR).map(|flow| {
+            let measured = &mut entry.measured;
+            measured
+                .gigabits_per_second
+                .push(flow.gigabits_per_second());
+            measured
+                .cpu_seconds_per_gigabyte
+                .push(flow.cpu_seconds_per_gigabyte());
+        });
         entry.note(site, "transfer", outcome)?;
     }
     if arguments.wants(Workload::PingPong) {
-        let outcome = ping_pong::play(site, address, arguments.ping_pongs).map(|one_way| {
-            entry
-                .measured
-                .p50_microseconds
-                .push(one_way.p50_microseconds);
-            entry
-                .measured
-                .p99_microseconds
-                .push(one_way.p99_microseconds);
+        let extent = Extent::Times(arguments.ping_pongs);
+        let outcome = ping_pong::play(site, address, MESSAGE_BYTES, extent).map(|round_trips| {
+            let one_way = |quantile| round_trips.microseconds(quantile) / 2.0;
+            entry.measured.p50_microseconds.push(one_way(0.5));
+            entry.measured.p99_microseconds.push(one_way(0.99));
         });
         entry.note(site, "ping-pong", outcome)?;
     }
@@ -209,52 +180,20 @@ fn one_round(site: &Site, arguments: &cli::Demo, entry: &mut Entry) -> Result<()
     Ok(())
 }
 
-fn time_bulk(
-    site: &Site,
-    arguments: &cli::Demo,
-    address: std::net::SocketAddr,
-    measured: &mut Measured,
-) -> Result<()> {
-    let bytes = TIMED_BYTES.min(arguments.bytes);
-    let cost = transfer::time(site, address, bytes)?;
-    let gigabytes = 2.0 * bytes as f64 / 1e9;
-    measured
-        .gigabits_per_second
-        .push(gigabytes * 8.0 / cost.elapsed.as_secs_f64());
-    measured
-        .cpu_seconds_per_gigabyte
-        .push(cost.busy.as_secs_f64() / gigabytes);
-    Ok(())
-}
-
-/// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.
-fn restart(site: &Site, spliced: &Path, entry: &mut Entry) -> Result<()> {
-    // The port has to be free first.
-    entry.relay = None;
-    let contestant = entry.measured.contestant;
-    match contestant.start(site, spliced, entry.index)? {
-        Start::Running(relay) => entry.relay = Some(relay),
-        Start::Refused(why) => bail!("{} ran before but now says: {why}", contestant.name()),
-    }
-    Ok(())
-}
-
 fn memory_of_idle(site: &Site, arguments: &cli::Demo, entry: &mut Entry) -> Result<()> {
-    if let Some(relay) = &entry.relay {
-        let bytes = idle::bytes_per_pair(site, relay, arguments.idle_pairs)?;
-        entry.measured.idle_pair_bytes = Some(bytes);
-    }
+    let cost = idle::cost_per_pair(site, &entry.entrant, arguments.idle_pairs)?;
+    entry.measured.idle_pair_bytes = cost.process_bytes;
     Ok(())
 }
 
 fn memory_of_stalled(site: &Site, entry: &mut Entry) -> Result<()> {
-    if let Some(relay) = &entry.relay {
+    if let Some(relay) = &entry.entrant.relay {
         entry.measured.held = Some(stalled::hold(site, relay)?);
     }
     Ok(())
 }
 
-fn print(arguments: &cli::Demo, site: &Site, all: &[Measured], absent: &[(Contestant, String)]) {
+fn print(arguments: &cli::Demo, site: &Site, all: &[Measured], absent: &[Absent]) {
     println!(
         "Client, relay and server share CPU {}, kept awake; congestion control {}; median of {} \
          interleaved rounds.\nIn brackets: the ratio to direct and, with ±, half of what lies \

@@ -1,13 +1,15 @@
 //! What the project asks of itself, held against what was measured.
 
+use splice::{EngineChoice, EngineName};
+
 use crate::contestant::Contestant;
 use crate::measured::{Measured, of};
 use crate::peer::Haproxy;
 use crate::statistics::Sample;
 use crate::table::Table;
 
-const COPY: Contestant = Contestant::Spliced("copy");
-const PIPE: Contestant = Contestant::Spliced("pipe");
+const COPY: Contestant = Contestant::Spliced(EngineChoice::Only(EngineName::Copy));
+const PIPE: Contestant = Contestant::Spliced(EngineChoice::Only(EngineName::Pipe));
 const HAPROXY: Contestant = Contestant::Haproxy(Haproxy::Copying);
 /// Both ways of telling HAProxy to splice: the one of its manual and the one that it cannot refuse.
 const HAPROXY_SPLICE: [Contestant; 2] = [

@@ -1,37 +1,56 @@
 //! `splice-bench` measures ways of joining two sockets. `splice-bench --help` says how to use it.
 
+mod check;
 mod cli;
+mod compare;
 mod contestant;
+mod cpus;
+mod delay;
 mod demo;
+mod entrant;
 mod figures;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod machine;
 mod measured;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod output;
 mod payload;
 mod peer;
+mod progress;
+mod random;
 mod relay;
 mod report;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
 mod results;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod server;
 mod settings;
 mod site;
 mod statistics;
 mod table;
-#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod usage;
 mod versions;
 mod workload;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use cli::{Cli, Command};
+use usage::{Usage, WRONG_USAGE};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misunderstood(&error),
+    };
+    let outcome = match cli.command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
+        Command::Delay(arguments) => {
+            delay::run(arguments.listen, arguments.target, arguments.delay())
+                .map(|()| ExitCode::SUCCESS)
+        }
+        Command::Serve(arguments) => {
+            server::run(arguments.service, arguments.number).map(|()| ExitCode::SUCCESS)
+        }
         Command::Report(arguments) => output::Output::open(&arguments.directory)
             .write_again()
             .map(|()| ExitCode::SUCCESS),
@@ -40,7 +59,22 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("splice-bench: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<Usage>() {
+                ExitCode::from(WRONG_USAGE)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
+}
+
+/// Prints help as it is, and an error as one sentence.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        eprintln!("splice-bench: {}", usage::sentence(error));
+    } else {
+        // A reader that has gone away has had enough.
+        let _ = error.print();
+    }
+    ExitCode::from(if error.use_stderr() { WRONG_USAGE } else { 0 })
 }

@@ -2,7 +2,7 @@
 
 use crate::contestant::Contestant;
 use crate::statistics::Sample;
-use crate::workload::stalled::Held;
+use crate::workload::Held;
 
 /// One contestant and all that was measured of it; a sample has one value per round.
 #[derive(Debug)]

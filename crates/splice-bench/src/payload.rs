@@ -2,18 +2,18 @@
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// An endless pseudo-random stream, the same for the same seed: xoshiro256++ by Blackman and Vigna
-/// (<https://prng.di.unimi.it/>), seeded through SplitMix64 as they advise.
+use crate::random::Random;
+
+/// An endless pseudo-random stream, the same for the same seed.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    state: [u64; 4],
+    random: Random,
 }
 
 impl Payload {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut mixed = seed;
         Self {
-            state: std::array::from_fn(|_| split_mix(&mut mixed)),
+            random: Random::new(seed),
         }
     }
 
@@ -21,30 +21,9 @@ impl Payload {
     /// at the stream's end.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) {
         for chunk in buffer.chunks_mut(size_of::<u64>()) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.random.next().to_le_bytes()[..chunk.len()]);
         }
     }
-
-    fn next(&mut self) -> u64 {
-        let [s0, s1, s2, s3] = &mut self.state;
-        let result = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
-        let shifted = *s1 << 17;
-        *s2 ^= *s0;
-        *s3 ^= *s1;
-        *s1 ^= *s2;
-        *s0 ^= *s3;
-        *s2 ^= shifted;
-        *s3 = s3.rotate_left(45);
-        result
-    }
-}
-
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 /// A hash of everything that went by, and how much that was.

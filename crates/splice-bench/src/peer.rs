@@ -114,6 +114,30 @@ pub(crate) fn nginx(site: &Site, address: SocketAddr) -> Result<Result<Command, 
     Ok(Ok(command))
 }
 
+/// The command that runs socat, or what to install.
+pub(crate) fn socat(site: &Site, address: SocketAddr) -> Result<Command, String> {
+    let program = netlab::program("socat").ok_or("not installed: apt install socat")?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    let (ip, port, server) = (address.ip(), address.port(), Site::server());
+    // Its buffer is 8 KiB otherwise.
+    command.args(["-b", "65536"]);
+    command.arg(format!(
+        "TCP4-LISTEN:{port},bind={ip},fork,reuseaddr,nodelay,backlog=4096"
+    ));
+    command.arg(format!("TCP4:{server},nodelay"));
+    Ok(command)
+}
+
+/// The command that runs pen, or what to install.
+pub(crate) fn pen(site: &Site, address: SocketAddr) -> Result<Command, String> {
+    let program = netlab::program("pen").ok_or("not installed: apt install pen")?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    // -f: stay in the foreground; -r: any server for any client, of which there is one each.
+    command.args(["-f", "-r", "-x", &CONNECTIONS.to_string()]);
+    command.args([address.to_string(), Site::server().to_string()]);
+    Ok(command)
+}
+
 fn has_linked_stream(nginx: &Path) -> bool {
     Command::new(nginx).arg("-V").output().is_ok_and(|output| {
         // It prints its build options to stderr.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netlab::Process;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::site::{PATIENCE, Site};
 
@@ -52,7 +54,9 @@ impl Relay {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(file);
+            .stderr(file)
+            // What a person's Ctrl-C interrupts is the bench, which then ends its relays.
+            .process_group(0);
         let mut relay = Self {
             process: Process::spawn(&mut command)?,
             log,
@@ -103,17 +107,17 @@ impl Relay {
             .into()
     }
 
-    /// Memory that is the process's own, in bytes: its proportional set size. Sockets, and pages
+    /// Memory that is the processes' own, in bytes: their proportional set size. Sockets, and pages
     /// that wait in pipes, are the kernel's and not in it.
     pub(crate) fn memory_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/smaps_rollup", self.pid());
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        text.lines()
-            .find_map(|line| line.strip_prefix("Pss:"))
-            .and_then(|rest| rest.trim().strip_suffix("kB"))
-            .and_then(|kibibytes| kibibytes.trim().parse::<u64>().ok())
-            .map(|kibibytes| kibibytes << 10)
-            .with_context(|| format!("{path} has no line `Pss: N kB`"))
+        let own = proportional_bytes(self.pid())?;
+        let group = in_group(self.pid());
+        let children = group.into_iter().filter(|&pid| pid != self.pid());
+        // A child that has just ended has none.
+        Ok(own
+            + children
+                .filter_map(|pid| proportional_bytes(pid).ok())
+                .sum::<u64>())
     }
 
     /// Bytes that wait in its pipes.
@@ -139,4 +143,39 @@ impl Relay {
         }
         Ok(bytes)
     }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // One that forks leaves children, which only its process group reaches.
+        if let Some(group) = i32::try_from(self.pid()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// The proportional set size of one process.
+fn proportional_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|kibibytes| kibibytes.trim().parse::<u64>().ok())
+        .map(|kibibytes| kibibytes << 10)
+        .with_context(|| format!("{path} has no line `Pss: N kB`"))
+}
+
+/// The processes of a group. (`/proc/PID/task/TID/children` is not in every kernel.)
+fn in_group(group: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            // Fields behind the name, which may hold anything: state, parent, group (proc_pid_stat(5)).
+            let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
+            fields.split(' ').nth(2) == Some(&group.to_string())
+        })
+        .collect()
 }

@@ -1,13 +1,15 @@
-//! Where all measurements take place: three namespaces, one CPU, one server.
+//! Where all measurements take place: three namespaces, the CPUs, one server.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use netlab::{Lab, Scratch, Spinner};
+use netlab::{Lab, Scratch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::cpus::{Cpus, Placement};
 
 /// Where the server listens. Below the ephemeral ports that [`SYSCTLS`] leaves.
 const SERVER_PORT: u16 = 9000;
@@ -35,8 +37,8 @@ pub(crate) struct Site {
     pub(crate) lab: Lab,
     pub(crate) scratch: Scratch,
     pub(crate) congestion_control: &'static str,
+    pub(crate) cpus: Cpus,
     listener: TcpListener,
-    spinner: Spinner,
 }
 
 /// Both ends of one connection from client to server, with or without a relay in between.
@@ -46,18 +48,11 @@ pub(crate) struct Connection {
     pub(crate) server: TcpStream,
 }
 
-/// What an interval cost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cost {
-    pub(crate) elapsed: Duration,
-    /// What the shared CPU did in that time other than spinning.
-    pub(crate) busy: Duration,
-}
-
 impl Site {
-    /// Pins this thread, and so everything that it starts, to `cpu`, and builds the rest.
-    pub(crate) fn build(cpu: usize) -> Result<Self> {
-        netlab::pin_thread(cpu)?;
+    /// Takes the CPUs for this thread and everything that it starts, and builds the rest.
+    pub(crate) fn build(placement: Placement) -> Result<Self> {
+        // Now, before anything is started that is to be pinned as well.
+        let cpus = Cpus::take(placement)?;
         raise_open_files()?;
         let lab = Lab::new()?;
         for (name, value) in SYSCTLS {
@@ -70,13 +65,12 @@ impl Site {
             .enter(|| TcpListener::bind(address))?
             .with_context(|| format!("the server cannot listen on {address}"))?;
         let scratch = Scratch::new("bench")?;
-        let spinner = Spinner::start(cpu)?;
         Ok(Self {
             lab,
             scratch,
             congestion_control,
+            cpus,
             listener,
-            spinner,
         })
     }
 
@@ -128,26 +122,6 @@ impl Site {
     pub(crate) fn drain(&self) -> Result<()> {
         while self.accept(Duration::ZERO)?.is_some() {}
         Ok(())
-    }
-
-    /// Does `work` and says what that cost.
-    ///
-    /// The spinner takes exactly what nobody else wants, so the rest of the elapsed time is what
-    /// the others had: client, relay, server, kworkers and softirqs on this CPU. A kernel without
-    /// `CONFIG_IRQ_TIME_ACCOUNTING` books an interrupt to whom it interrupts, so softirqs that hit
-    /// the spinner are missed; under load, when the spinner hardly runs, there are next to none.
-    pub(crate) fn time<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
-        let (begin, spun) = (Instant::now(), self.spinner.cpu_time()?);
-        let result = work()?;
-        let elapsed = begin.elapsed();
-        let idle = self.spinner.cpu_time()?.saturating_sub(spun);
-        Ok((
-            result,
-            Cost {
-                elapsed,
-                busy: elapsed.saturating_sub(idle),
-            },
-        ))
     }
 }
 

@@ -5,35 +5,35 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::server::{Server, Service};
 use crate::site::{PATIENCE, Site};
 
 /// The byte that asks for an answer.
 const ASK: u8 = b'?';
-/// The byte that tells a server thread to end.
-const QUIT: u8 = b'.';
 
 /// Opens, uses and closes connections for `duration`, `in_flight` at a time, each by a blocking
-/// thread with a counterpart at the server. Returns connections per second.
+/// thread with a counterpart at the server, a process of its own. Returns connections per second.
 pub(crate) fn rate(
     site: &Site,
     address: SocketAddr,
     in_flight: usize,
     duration: Duration,
 ) -> Result<f64> {
-    thread::scope(|scope| {
-        let servers: Vec<_> = (0..in_flight)
-            .map(|_| scope.spawn(|| serve(site.listener())))
-            .collect();
+    let listener = site.listener().as_fd().try_clone_to_owned()?;
+    let server = Server::start(Service::Short, in_flight, listener)?;
+    // Until then the server may not even run.
+    ask_once(address)?;
+    let rate = thread::scope(|scope| {
         let begin = Instant::now();
         let clients: Vec<_> = (0..in_flight)
             .map(|_| scope.spawn(move || ask(address, begin, duration)))
             .collect();
-
         let mut connections: Result<u32> = Ok(0);
         for client in clients {
             let count = client
@@ -42,15 +42,10 @@ pub(crate) fn rate(
             connections = connections.and_then(|sum| Ok(sum + count?));
         }
         let elapsed = begin.elapsed();
-        // Whatever came of it, the servers have to be told, or they would wait for ever.
-        for _ in &servers {
-            TcpStream::connect_timeout(&Site::server(), PATIENCE)?.write_all(&[QUIT])?;
-        }
-        for server in servers {
-            server.join().map_err(|_| anyhow!("a server panicked"))??;
-        }
-        Ok(f64::from(connections?) / elapsed.as_secs_f64())
-    })
+        anyhow::Ok(f64::from(connections?) / elapsed.as_secs_f64())
+    });
+    drop(server);
+    rate
 }
 
 fn ask(address: SocketAddr, begin: Instant, duration: Duration) -> Result<u32> {
@@ -77,16 +72,14 @@ fn ask_once(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn serve(listener: &TcpListener) -> Result<()> {
+/// The server's part: answers one connection after the other.
+pub(crate) fn serve(listener: &TcpListener) -> Result<()> {
     loop {
         let (mut stream, _) = listener.accept().context("the server cannot accept")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut byte = [0];
         // A connection that ended early is the client's to report.
         if stream.read_exact(&mut byte).is_ok() {
-            if byte == [QUIT] {
-                return Ok(());
-            }
             let _ = stream.write_all(&byte);
         }
     }

@@ -1,0 +1,467 @@
+//! What is asked of every contestant, and how its answer is told.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::entrant::Entrant;
+use crate::results::{Better, Parameter, Unit, Workload};
+use crate::site::Site;
+use crate::statistics::Latencies;
+use crate::workload::ping_pong::Extent;
+use crate::workload::request_response::{Load, REQUEST_BYTES, RESPONSE_BYTES};
+use crate::workload::transfer::Ways;
+use crate::workload::{
+    idle, ping_pong, request_response, short_connections, slow_reader, transfer,
+};
+
+/// Connections of the open load: enough that one which waits does not hold up the others.
+const OPEN_CONNECTIONS: u32 = 100;
+
+/// An open load leaves the CPU time to sleep, and is asked for so many windows to be as often seen.
+const OPEN_WINDOWS: u32 = 4;
+
+/// For each of many connections, so that every one is answered several times: an answer takes some
+/// 10 to 50 µs of CPU time, all ends and the relay together.
+const WINDOW_PER_CONNECTION: Duration = Duration::from_micros(200);
+
+/// How large and how long everything is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extents {
+    /// How long one measurement counts.
+    pub(crate) window: Duration,
+    pub(crate) idle_pairs: u32,
+    pub(crate) idle_times: u32,
+    pub(crate) slow_reader: Duration,
+    /// Requests that fall due in a second of the open load.
+    pub(crate) per_second: u32,
+}
+
+/// One workload with its parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    PingPong { bytes: usize },
+    Bulk(Ways),
+    RequestResponse { connections: u32 },
+    OpenLoad,
+    ShortConnections { in_flight: usize },
+    Idle,
+    SlowReader,
+}
+
+/// What an answer consists of.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    /// One for each of [`Question::quantities`], where it applies.
+    pub(crate) values: Vec<Option<f64>>,
+    /// Durations of all that was done.
+    pub(crate) latencies: Option<Latencies>,
+    /// Pairs of seconds and value.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// One value of an answer.
+pub(crate) struct Told {
+    pub(crate) id: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) unit: Unit,
+    pub(crate) better: Better,
+}
+
+const fn told(id: &'static str, title: &'static str, unit: Unit, better: Better) -> Told {
+    Told {
+        id,
+        title,
+        unit,
+        better,
+    }
+}
+
+impl Question {
+    /// Everything that is asked; `quick` leaves out the middle of each range.
+    pub(crate) fn all(quick: bool) -> Vec<Self> {
+        let (bytes, connections): (&[usize], &[u32]) = if quick {
+            (&[1, 1 << 10, 64 << 10], &[1, 100, 1_000])
+        } else {
+            (
+                &[1, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10],
+                &[1, 10, 100, 1_000],
+            )
+        };
+        let ping_pong = bytes.iter().map(|&bytes| Self::PingPong { bytes });
+        let requests = connections.iter();
+        ping_pong
+            .chain([Ways::Up, Ways::Down, Ways::Both].map(Self::Bulk))
+            .chain(requests.map(|&connections| Self::RequestResponse { connections }))
+            .chain([Self::OpenLoad])
+            .chain([1, 8].map(|in_flight| Self::ShortConnections { in_flight }))
+            .chain([Self::Idle, Self::SlowReader])
+            .collect()
+    }
+
+    /// What a person calls this and those that differ in the parameter only.
+    pub(crate) fn family(self) -> &'static str {
+        match self {
+            Self::PingPong { .. } => "ping-pong",
+            Self::Bulk(_) => "bulk",
+            Self::RequestResponse { .. } => "request-response",
+            Self::OpenLoad => "open-load",
+            Self::ShortConnections { .. } => "short-connections",
+            Self::Idle => "idle",
+            Self::SlowReader => "slow-reader",
+        }
+    }
+
+    /// Whether it is asked of everybody in each round; the others are asked afterwards, of a relay
+    /// that has just been started.
+    pub(crate) fn in_rounds(self) -> bool {
+        !matches!(self, Self::Idle | Self::SlowReader)
+    }
+
+    /// How often it is asked in a run.
+    pub(crate) fn times(self, rounds: u32, extents: &Extents) -> u32 {
+        match self {
+            Self::Idle => extents.idle_times,
+            Self::SlowReader => 1,
+            _ => rounds,
+        }
+    }
+
+    /// How many connections it opens at once.
+    pub(crate) fn connections(self, extents: &Extents) -> u32 {
+        match self {
+            Self::RequestResponse { connections } => connections,
+            Self::OpenLoad => OPEN_CONNECTIONS,
+            Self::ShortConnections { in_flight } => in_flight as u32,
+            Self::Idle => extents.idle_pairs,
+            Self::PingPong { .. } | Self::Bulk(_) | Self::SlowReader => 1,
+        }
+    }
+
+    /// Whether the direct path has an answer: it has no relay that could hold anything.
+    pub(crate) fn needs_relay(self) -> bool {
+        self == Self::SlowReader
+    }
+
+    /// The values of an answer, in order.
+    pub(crate) fn quantities(self) -> &'static [Told] {
+        const fn latency(id: &'static str, title: &'static str) -> Told {
+            told(id, title, Unit::Microseconds, Better::Lower)
+        }
+        const P50: Told = latency("latency-p50", "Half of all are answered within");
+        const P99: Told = latency("latency-p99", "99 % are answered within");
+        match self {
+            Self::PingPong { .. } => {
+                const {
+                    &[
+                        latency("latency-p50", "One-way latency, median"),
+                        latency("latency-p99", "One-way latency, 99 % are below"),
+                    ]
+                }
+            }
+            Self::Bulk(_) => {
+                const {
+                    &[
+                        told(
+                            "throughput",
+                            "Throughput, all directions together",
+                            Unit::GigabitsPerSecond,
+                            Better::Higher,
+                        ),
+                        told(
+                            "cpu",
+                            "CPU time of the whole machine",
+                            Unit::CpuSecondsPerGigabyte,
+                            Better::Lower,
+                        ),
+                    ]
+                }
+            }
+            Self::RequestResponse { .. } => {
+                const {
+                    &[
+                        told(
+                            "rate",
+                            "Requests answered",
+                            Unit::RequestsPerSecond,
+                            Better::Higher,
+                        ),
+                        P50,
+                        P99,
+                    ]
+                }
+            }
+            Self::OpenLoad => {
+                const {
+                    &[
+                        P50,
+                        P99,
+                        latency("latency-p99-9", "99.9 % are answered within"),
+                    ]
+                }
+            }
+            Self::ShortConnections { .. } => {
+                const {
+                    &[told(
+                        "rate",
+                        "Connections opened, used and closed",
+                        Unit::ConnectionsPerSecond,
+                        Better::Higher,
+                    )]
+                }
+            }
+            Self::Idle => {
+                const {
+                    &[
+                        told(
+                            "memory-process",
+                            "Memory of the process per pair",
+                            Unit::Bytes,
+                            Better::Lower,
+                        ),
+                        told(
+                            "memory-kernel",
+                            "Memory of the kernel per pair",
+                            Unit::Bytes,
+                            Better::Lower,
+                        ),
+                    ]
+                }
+            }
+            Self::SlowReader => {
+                const {
+                    &[told(
+                        "memory-most",
+                        "The most that was held",
+                        Unit::Bytes,
+                        Better::Lower,
+                    )]
+                }
+            }
+        }
+    }
+
+    /// What latencies of an answer are multiplied with to be told: half of a round trip is the way
+    /// one way.
+    pub(crate) fn latency_scale(self) -> f64 {
+        if matches!(self, Self::PingPong { .. }) {
+            0.5
+        } else {
+            1.0
+        }
+    }
+
+    /// What the distribution of latencies is called.
+    pub(crate) fn latency_title(self) -> &'static str {
+        match self {
+            Self::PingPong { .. } => "One-way latency, half of the round trip",
+            Self::OpenLoad => "From when a request fell due to its answer",
+            _ => "From a request to its answer",
+        }
+    }
+
+    /// For how long it is asked.
+    fn window(self, extents: &Extents) -> Duration {
+        match self {
+            Self::RequestResponse { connections } => {
+                extents.window.max(WINDOW_PER_CONNECTION * connections)
+            }
+            Self::OpenLoad => extents.window * OPEN_WINDOWS,
+            _ => extents.window,
+        }
+    }
+
+    /// Asks `entrant`.
+    pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
+        let (address, window) = (entrant.address(), self.window(extents));
+        let mut answer = Answer::default();
+        match self {
+            Self::PingPong { bytes } => {
+                let round_trips = ping_pong::play(site, address, bytes, Extent::For(window))?;
+                let quantiles = [0.5, 0.99].map(|at| round_trips.microseconds(at));
+                answer.values = quantiles
+                    .map(|value| Some(value * self.latency_scale()))
+                    .into();
+                answer.latencies = Some(round_trips);
+            }
+            Self::Bulk(ways) => {
+                let flow = transfer::flow(site, address, ways, window)?;
+                answer.values = vec![
+                    Some(flow.gigabits_per_second()),
+                    Some(flow.cpu_seconds_per_gigabyte()),
+                ];
+            }
+            Self::RequestResponse { connections } => {
+                let load = Load::Closed;
+                let done = request_response::play(site, address, connections, load, window)?;
+                let latencies = done.latencies;
+                answer.values = vec![
+                    Some(done.per_second),
+                    Some(latencies.microseconds(0.5)),
+                    Some(latencies.microseconds(0.99)),
+                ];
+                answer.latencies = Some(latencies);
+            }
+            Self::OpenLoad => {
+                let per_second = extents.per_second;
+                let load = Load::Open { per_second };
+                let done = request_response::play(site, address, OPEN_CONNECTIONS, load, window)?;
+                let latencies = done.latencies;
+                answer.values = [0.5, 0.99, 0.999]
+                    .map(|quantile| Some(latencies.microseconds(quantile)))
+                    .into();
+                answer.latencies = Some(latencies);
+            }
+            Self::ShortConnections { in_flight } => {
+                let rate = short_connections::rate(site, address, in_flight, window)?;
+                answer.values = vec![Some(rate)];
+            }
+            Self::Idle => {
+                let cost = idle::cost_per_pair(site, entrant, extents.idle_pairs)?;
+                answer.values = vec![cost.process_bytes, Some(cost.kernel_bytes)];
+            }
+            Self::SlowReader => {
+                if let Some(relay) = &entrant.relay {
+                    let seen = slow_reader::watch(site, relay, extents.slow_reader)?;
+                    let points = seen.iter().map(|(at, held)| {
+                        let bytes = held.total_bytes() as f64;
+                        (at.as_secs_f64(), bytes)
+                    });
+                    answer.points = points.collect();
+                    let most = answer.points.iter().map(|&(_, bytes)| bytes);
+                    answer.values = vec![most.reduce(f64::max)];
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// The workload of the results, still without figures.
+    pub(crate) fn workload(self, extents: &Extents) -> Workload {
+        let window = format!("{} ms", self.window(extents).as_millis());
+        let (parameter, value, title, description) = match self {
+            Self::PingPong { bytes } => (
+                "message",
+                size(bytes),
+                format!("Ping-pong, {}", size(bytes)),
+                "A message there and back on one connection, again and again, through blocking \
+                 sockets. The way one way is half of the round trip."
+                    .to_owned(),
+            ),
+            Self::Bulk(ways) => {
+                let way = match ways {
+                    Ways::Up => "up",
+                    Ways::Down => "down",
+                    Ways::Both => "both ways",
+                };
+                (
+                    "direction",
+                    way.into(),
+                    format!("Bulk, {way}"),
+                    "As many bytes as go through on one connection, 256 KiB per system call at the \
+                     ends; up is from the client to the server. Both is the sum. The CPU time is \
+                     that of the ends, the relay and the kernel, its workers and softirqs \
+                     included."
+                        .to_owned(),
+                )
+            }
+            Self::RequestResponse { connections } => (
+                "connections",
+                connections.to_string(),
+                format!("Request-response, connections: {connections}"),
+                format!(
+                    "{REQUEST_BYTES} bytes are asked and {RESPONSE_BYTES} answered; every \
+                     connection asks again as soon as it has its answer (closed load: the time \
+                     that a standstill costs requests which are not sent meanwhile is not in it)."
+                ),
+            ),
+            Self::OpenLoad => (
+                "requests due",
+                format!("{}/s", extents.per_second),
+                format!("Request-response at {}/s", extents.per_second),
+                format!(
+                    "{REQUEST_BYTES} bytes are asked and {RESPONSE_BYTES} answered at a fixed rate \
+                     over {OPEN_CONNECTIONS} connections. The time counts from when a request fell \
+                     due, so that a standstill is in the times of all requests that it delayed."
+                ),
+            ),
+            Self::ShortConnections { in_flight } => (
+                "at once",
+                in_flight.to_string(),
+                format!("Short connections, at once: {in_flight}"),
+                "A connection is opened, carries a byte each way and is closed by the server."
+                    .to_owned(),
+            ),
+            Self::Idle => (
+                "pairs",
+                extents.idle_pairs.to_string(),
+                "Idle connections".to_owned(),
+                "Pairs that have carried a byte each way and then have nothing to do. The \
+                 process's memory is its proportional set size (of all its processes, where there \
+                 are several), the kernel's what is in use in slab caches, kernel stacks and page \
+                 tables beyond what the direct path takes for the two ends. Too few times for an \
+                 interval."
+                    .to_owned(),
+            ),
+            Self::SlowReader => (
+                "time",
+                format!("{} s", extents.slow_reader.as_secs_f64()),
+                "Slow reader".to_owned(),
+                "The client sends as fast as it can, the server reads 64 KiB every 10 ms. What the \
+                 relay holds: its two sockets as the kernel accounts for them, its pipes, and the \
+                 growth of its own memory. Taken once."
+                    .to_owned(),
+            ),
+        };
+        let mut workload = Workload::new(&self.id(), &title, &description);
+        let mut parameter_of = |name: &str, value: String| {
+            workload.parameters.push(Parameter {
+                name: name.into(),
+                value,
+            });
+        };
+        parameter_of(parameter, value);
+        if self.in_rounds() {
+            parameter_of("window", window);
+        }
+        workload
+    }
+
+    /// Unique; files are named after it.
+    pub(crate) fn id(self) -> String {
+        let family = self.family();
+        match self {
+            Self::PingPong { bytes } => format!("{family}-{bytes}"),
+            Self::Bulk(Ways::Up) => format!("{family}-up"),
+            Self::Bulk(Ways::Down) => format!("{family}-down"),
+            Self::Bulk(Ways::Both) => format!("{family}-both"),
+            Self::RequestResponse { connections } => format!("{family}-{connections}"),
+            Self::ShortConnections { in_flight } => format!("{family}-{in_flight}"),
+            Self::OpenLoad | Self::Idle | Self::SlowReader => family.into(),
+        }
+    }
+}
+
+/// `512 B` or `64 KiB`.
+fn size(bytes: usize) -> String {
+    if bytes >= 1 << 10 {
+        format!("{} KiB", bytes >> 10)
+    } else {
+        format!("{bytes} B")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Question;
+
+    #[test]
+    fn ids_are_unique_and_quick_asks_a_part_of_all() {
+        let ids = |quick| Question::all(quick).into_iter().map(Question::id);
+        let all: Vec<String> = ids(false).collect();
+        for (index, id) in all.iter().enumerate() {
+            assert!(!all[..index].contains(id), "{id} twice");
+        }
+        assert!(ids(true).all(|id| all.contains(&id)));
+    }
+}

@@ -1,0 +1,131 @@
+//! A contestant that takes part.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::contestant::Contestant;
+use crate::relay::{Relay, Start};
+use crate::site::Site;
+
+/// A contestant, and its relay while that runs.
+#[derive(Debug)]
+pub(crate) struct Entrant {
+    pub(crate) contestant: Contestant,
+    pub(crate) relay: Option<Relay>,
+    index: u16,
+}
+
+/// Who could not take part, with the reason.
+pub(crate) type Absent = (Contestant, String);
+
+impl Entrant {
+    /// Starts the relays of `contestants`, and tells who does not take part.
+    pub(crate) fn start_all(
+        site: &Site,
+        spliced: &Path,
+        contestants: &[Contestant],
+    ) -> Result<(Vec<Self>, Vec<Absent>)> {
+        let (mut entrants, mut absent) = (Vec::new(), Vec::new());
+        for (index, &contestant) in (0..).zip(contestants) {
+            let relay = if contestant.relays() {
+                match contestant.start(site, spliced, index)? {
+                    Start::Running(relay) => Some(relay),
+                    Start::Refused(why) => {
+                        eprintln!("{} does not take part: {why}", contestant.name());
+                        absent.push((contestant, why));
+                        continue;
+                    }
+                }
+            } else {
+                None
+            };
+            entrants.push(Self {
+                contestant,
+                relay,
+                index,
+            });
+        }
+        Ok((entrants, absent))
+    }
+
+    /// Where the client connects to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.relay
+            .as_ref()
+            .map_or_else(Site::server, Relay::address)
+    }
+
+    /// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.
+    pub(crate) fn restart(&mut self, site: &Site, spliced: &Path) -> Result<()> {
+        // The port has to be free first.
+        if self.relay.take().is_none() {
+            return Ok(());
+        }
+        match self.contestant.start(site, spliced, self.index)? {
+            Start::Running(relay) => self.relay = Some(relay),
+            Start::Refused(why) => {
+                bail!("{} ran before but now says: {why}", self.contestant.name())
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The contestants of `all` that `only` leaves (all when it is empty) without `except`. The direct
+/// path always runs, as the others are held against it.
+pub(crate) fn chosen(
+    all: Vec<Contestant>,
+    only: &[String],
+    except: &[String],
+) -> Result<Vec<Contestant>, String> {
+    for (option, names) in [("--only", only), ("--except", except)] {
+        let unknown = |name: &&String| !all.iter().any(|one| one.is_called(name));
+        if let Some(unknown) = names.iter().find(unknown) {
+            let names: Vec<String> = all.into_iter().map(Contestant::name).collect();
+            return Err(format!(
+                "{option} does not know {unknown:?}: choose from {}",
+                names.join(", ")
+            ));
+        }
+    }
+    let named = |one: Contestant, names: &[String]| names.iter().any(|name| one.is_called(name));
+    let wanted = |one: &Contestant| {
+        let kept = only.is_empty() || !one.relays() || named(*one, only);
+        *one == Contestant::Direct || kept && !named(*one, except)
+    };
+    Ok(all.into_iter().filter(wanted).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chosen;
+    use crate::contestant::Contestant;
+
+    fn names(only: &[&str], except: &[&str]) -> Vec<String> {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.into()).collect::<Vec<_>>();
+        let chosen = chosen(Contestant::all(), &owned(only), &owned(except));
+        chosen.map_or_else(
+            |error| vec![error],
+            |chosen| chosen.into_iter().map(Contestant::name).collect(),
+        )
+    }
+
+    #[test]
+    fn the_direct_path_always_runs() {
+        assert_eq!(
+            names(&["copy"], &["direct-again", "direct"]),
+            ["direct", "spliced copy"]
+        );
+        assert_eq!(names(&["pen"], &[]), ["direct", "direct again", "pen"]);
+        assert_eq!(names(&[], &[]).len(), Contestant::all().len());
+        assert_eq!(names(&[], &["pen"]).len(), Contestant::all().len() - 1);
+    }
+
+    #[test]
+    fn a_name_that_nobody_has_is_told_with_those_that_there_are() {
+        let said = names(&[], &["envoy"]).concat();
+        assert!(said.starts_with("--except does not know \"envoy\": choose from direct, "));
+    }
+}

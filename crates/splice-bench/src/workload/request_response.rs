@@ -1,0 +1,335 @@
+//! Requests on many connections at once, each answered before the next one goes out on the same
+//! connection.
+//!
+//! Two kinds of load. *Closed*: every connection asks again as soon as it has its answer; it says
+//! how much goes through. *Open*: requests fall due at a fixed rate, whatever the answers do, and go
+//! out on the next connection that is free. Their time counts from when they fell due, not from when
+//! they could be sent: a relay that stands still for a moment thereby delays all requests of that
+//! moment, as it would those of independent users, and not only the one that was under way
+//! (coordinated omission).
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use crate::server::{Server, Service};
+use crate::site::{PATIENCE, Site};
+use crate::statistics::Latencies;
+
+/// A request of a small RPC.
+pub(crate) const REQUEST_BYTES: usize = 128;
+/// Its answer; fits one segment of a veth's 1500 bytes.
+pub(crate) const RESPONSE_BYTES: usize = 1024;
+
+/// Part of the window that goes first and does not count.
+const WARM_UP_PART: u32 = 10;
+
+/// An open load that is too much is given up after so many windows; what is unanswered then, counts
+/// with the time that it has waited.
+const OVERDUE_WINDOWS: u32 = 4;
+
+/// Ready sockets that one call returns.
+const EVENTS: usize = 256;
+
+/// Per read; a connection has one message under way.
+const BUFFER_BYTES: usize = 4 << 10;
+
+/// What stands for something that is not a connection among the events.
+const OTHER: u64 = u64::MAX;
+
+/// When requests go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    Closed,
+    Open { per_second: u32 },
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) per_second: f64,
+    pub(crate) latencies: Latencies,
+}
+
+/// Asks on `connections` connections for `window`.
+pub(crate) fn play(
+    site: &Site,
+    address: SocketAddr,
+    connections: u32,
+    load: Load,
+    window: Duration,
+) -> Result<Answered> {
+    let listener = site.listener().as_fd().try_clone_to_owned()?;
+    let server = Server::start(Service::Answer, 0, listener)?;
+    let connect = |number| {
+        let connected = connect(address);
+        connected.with_context(|| format!("connection {number} of {connections}"))
+    };
+    let clients = (0..connections).map(connect).collect::<Result<Vec<_>>>()?;
+    let answered = ask(&clients, load, window)?;
+    drop(server);
+    // The client waits to see that, whether it is told in order or, since requests were under way,
+    // by a reset.
+    for mut client in clients {
+        client.set_nonblocking(false)?;
+        while matches!(client.read(&mut [0; BUFFER_BYTES]), Ok(1..)) {}
+    }
+    Ok(answered)
+}
+
+/// A connection that has been answered once: it has come through to the server.
+fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&[0; REQUEST_BYTES])?;
+    stream
+        .read_exact(&mut [0; RESPONSE_BYTES])
+        .context("the first request was not answered")?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+/// An epoll instance for `streams`, and for something `other`.
+fn watch(streams: &[TcpStream], other: Option<rustix::fd::BorrowedFd<'_>>) -> Result<OwnedFd> {
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    let tokens = (0..).zip(streams.iter().map(AsFd::as_fd));
+    for (token, fd) in tokens.chain(other.map(|fd| (OTHER, fd))) {
+        epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
+/// The connections of a client and what they wait for.
+struct Client<'a> {
+    streams: &'a [TcpStream],
+    /// Since when each waits for its answer, and how much of it is still to come.
+    waiting: Vec<(Instant, usize)>,
+    latencies: Latencies,
+    load: Load,
+    /// What comes before then is warming up.
+    counts_from: Instant,
+}
+
+impl Client<'_> {
+    /// Sends a request that fell `due` then.
+    fn send(&mut self, index: usize, due: Instant) -> Result<()> {
+        let mut stream = &self.streams[index];
+        stream
+            .write_all(&[0; REQUEST_BYTES])
+            .context("a request did not go out")?;
+        self.waiting[index] = (due, RESPONSE_BYTES);
+        Ok(())
+    }
+
+    /// Reads what has come; whether the answer is whole.
+    fn receive(&mut self, index: usize, buffer: &mut [u8]) -> Result<bool> {
+        let mut stream = &self.streams[index];
+        let count = stream.read(buffer).context("an answer failed")?;
+        ensure!(count > 0, "a connection ended while an answer was to come");
+        let (due, left) = &mut self.waiting[index];
+        *left = left
+            .checked_sub(count)
+            .context("more was answered than asked")?;
+        let (due, whole) = (*due, *left == 0);
+        if whole {
+            self.count(due, Instant::now());
+        }
+        Ok(whole)
+    }
+
+    /// An answer counts when it comes after the warm-up, an open load's request when it falls due
+    /// after it: a standstill that begins in the warm-up has delayed what falls due then.
+    fn count(&mut self, due: Instant, now: Instant) {
+        let since = match self.load {
+            Load::Closed => now,
+            Load::Open { .. } => due,
+        };
+        if since >= self.counts_from {
+            self.latencies.record(now - due);
+        }
+    }
+}
+
+fn ask(streams: &[TcpStream], load: Load, window: Duration) -> Result<Answered> {
+    let begin = Instant::now();
+    let client = Client {
+        streams,
+        waiting: vec![(begin, 0); streams.len()],
+        latencies: Latencies::new(),
+        load,
+        counts_from: begin + window / WARM_UP_PART,
+    };
+    let answered = match load {
+        Load::Closed => ask_again_and_again(client, window),
+        Load::Open { per_second } => ask_when_due(client, per_second, window),
+    }?;
+    let any = !answered.latencies.histogram().is_empty();
+    ensure!(any, "nothing was answered within {window:?}");
+    Ok(answered)
+}
+
+fn ask_again_and_again(mut client: Client<'_>, window: Duration) -> Result<Answered> {
+    let epoll = watch(client.streams, None)?;
+    let end = client.counts_from + window;
+    let mut buffer = [0; BUFFER_BYTES];
+    let mut events = Vec::with_capacity(EVENTS);
+    for index in 0..client.streams.len() {
+        client.send(index, Instant::now())?;
+    }
+    loop {
+        wait(&epoll, &mut events)?;
+        for event in events.drain(..) {
+            let index = event.data.u64() as usize;
+            if client.receive(index, &mut buffer)? {
+                client.send(index, Instant::now())?;
+            }
+        }
+        if Instant::now() >= end {
+            return Ok(client.answered(end));
+        }
+    }
+}
+
+fn ask_when_due(mut client: Client<'_>, per_second: u32, window: Duration) -> Result<Answered> {
+    let period = Duration::from_secs(1) / per_second;
+    let timer = tick_every(period)?;
+    let epoll = watch(client.streams, Some(timer.as_fd()))?;
+    let end = client.counts_from + window;
+    let mut next_due = Instant::now();
+    let mut free: Vec<usize> = (0..client.streams.len()).collect();
+    let mut due: VecDeque<Instant> = VecDeque::new();
+    let mut buffer = [0; BUFFER_BYTES];
+    let mut events = Vec::with_capacity(EVENTS);
+    loop {
+        wait(&epoll, &mut events)?;
+        for event in events.drain(..) {
+            let token = event.data.u64();
+            if token == OTHER {
+                rustix::io::read(&timer, &mut buffer[..size_of::<u64>()])?;
+            } else if client.receive(token as usize, &mut buffer)? {
+                free.push(token as usize);
+            }
+        }
+        let now = Instant::now();
+        while next_due <= now && next_due < end {
+            due.push_back(next_due);
+            next_due += period;
+        }
+        while let (Some(&index), Some(&since)) = (free.last(), due.front()) {
+            client.send(index, since)?;
+            free.pop();
+            due.pop_front();
+        }
+        let all_answered = next_due >= end && free.len() == client.streams.len();
+        if all_answered || now >= end + OVERDUE_WINDOWS * window {
+            let asked = client.waiting.iter().filter(|(_, left)| *left > 0);
+            due.extend(asked.map(|&(since, _)| since).collect::<Vec<_>>());
+            due.into_iter().for_each(|since| client.count(since, now));
+            return Ok(client.answered(now));
+        }
+    }
+}
+
+impl Client<'_> {
+    fn answered(self, end: Instant) -> Answered {
+        let seconds = (end - self.counts_from).as_secs_f64();
+        Answered {
+            per_second: self.latencies.histogram().len() as f64 / seconds,
+            latencies: self.latencies,
+        }
+    }
+}
+
+fn wait(epoll: &OwnedFd, events: &mut Vec<Event>) -> Result<()> {
+    let patience = Timespec::try_from(PATIENCE).context("a wait that long has no timespec")?;
+    let room = rustix::buffer::spare_capacity(events);
+    let ready = epoll::wait(epoll, room, Some(&patience))?;
+    ensure!(ready > 0, "no answer came for {PATIENCE:?}");
+    Ok(())
+}
+
+fn tick_every(period: Duration) -> Result<OwnedFd> {
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
+    let period = Timespec::try_from(period).context("a period that long has no timespec")?;
+    let periodic = Itimerspec {
+        it_interval: period,
+        it_value: period,
+    };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &periodic)?;
+    Ok(timer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::{Load, REQUEST_BYTES, RESPONSE_BYTES, ask};
+    use crate::statistics::Latencies;
+
+    /// How long the server stands still, once.
+    const STALL: Duration = Duration::from_millis(200);
+    const WINDOW: Duration = Duration::from_millis(800);
+
+    /// A connection to a server that stands still once, in the middle of the window.
+    fn stalling() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        thread::spawn(move || {
+            let (mut server, _) = listener.accept().expect("a client");
+            server.set_nodelay(true).expect("it is TCP");
+            let (mut request, mut stalled) = ([0; REQUEST_BYTES], false);
+            let begin = Instant::now();
+            while server.read_exact(&mut request).is_ok() {
+                if !stalled && begin.elapsed() > WINDOW / 2 {
+                    stalled = true;
+                    thread::sleep(STALL);
+                }
+                if server.write_all(&[0; RESPONSE_BYTES]).is_err() {
+                    break;
+                }
+            }
+        });
+        client.set_nodelay(true).expect("it is TCP");
+        client.set_nonblocking(true).expect("a socket can");
+        client
+    }
+
+    /// The part of all requests that took longer than half of the stall.
+    fn slow_part(latencies: &Latencies) -> f64 {
+        let histogram = latencies.histogram();
+        let half = STALL.as_nanos() as u64 / 2;
+        let slow = histogram.count_between(half, u64::MAX);
+        slow as f64 / histogram.len() as f64
+    }
+
+    #[test]
+    fn an_open_load_counts_what_a_stall_did_to_all_that_fell_due() {
+        let load = Load::Open { per_second: 1_000 };
+        let open = ask(&[stalling()], load, WINDOW).expect("all is answered");
+        // Of 800 ms, requests of 100 waited for more than 100.
+        let part = slow_part(&open.latencies);
+        assert!((0.1..0.5).contains(&part), "{part}");
+        let due = open.latencies.histogram().len();
+        assert!((795..=805).contains(&due), "{due} requests");
+    }
+
+    #[test]
+    fn a_closed_load_sees_a_stall_once() {
+        let closed = ask(&[stalling()], Load::Closed, WINDOW).expect("all is answered");
+        let part = slow_part(&closed.latencies);
+        assert!(part > 0.0 && part < 0.05, "{part}");
+    }
+}
