@@ -5,8 +5,10 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # What the demo is told beside where spliced is; `make demo DEMO=--quick` takes a minute.
 DEMO ?=
+# What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
+COMPARE ?=
 
-.PHONY: help build test demo check fmt
+.PHONY: help build test demo compare check fmt
 
 include bpf.mk
 
@@ -28,6 +30,12 @@ demo: ## Compare every engine with the direct path and with other proxies (root)
 	@scripts/install demo
 	@$(MAKE) --no-print-directory build
 	$(TARGET)/release/splice-bench demo --spliced $(TARGET)/release/spliced $(DEMO)
+
+compare: ## Everybody on everything, with intervals; some 20 minutes (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo "make compare: it makes network namespaces; run it as root" >&2; exit 1; }
+	@scripts/install demo compare
+	@$(MAKE) --no-print-directory build
+	$(TARGET)/release/splice-bench compare --spliced $(TARGET)/release/spliced $(COMPARE)
 
 check: ## Formatting, lints and docs, without a warning
 	@scripts/install build lint

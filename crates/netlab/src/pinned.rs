@@ -1,6 +1,5 @@
 //! One CPU, and keeping it awake.
 
-use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -43,15 +42,6 @@ impl Spinner {
 
     /// CPU time that it has had so far; what is left of the elapsed time, somebody else had.
     pub fn cpu_time(&self) -> Result<Duration> {
-        let path = format!("/proc/{}/schedstat", self.process.id());
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {path}: did the spinner end?"))?;
-        // First field: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
-        let nanoseconds = text
-            .split_ascii_whitespace()
-            .next()
-            .and_then(|field| field.parse().ok())
-            .with_context(|| format!("{path} does not begin with a number"))?;
-        Ok(Duration::from_nanos(nanoseconds))
+        self.process.cpu_time()
     }
 }

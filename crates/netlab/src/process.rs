@@ -1,5 +1,6 @@
 //! A child process that does not outlive its guard.
 
+use std::fs;
 use std::path::Path;
 use std::process::{self, Child, Command, ExitStatus};
 use std::thread;
@@ -58,6 +59,25 @@ impl Process {
         self.child
             .try_wait()
             .with_context(|| format!("cannot wait for {}", self.what))
+    }
+
+    /// CPU time that its threads have had so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let directory = format!("/proc/{}/task", self.id());
+        let threads = fs::read_dir(&directory)
+            .with_context(|| format!("cannot read {directory}: did {} end?", self.what))?;
+        let mut nanoseconds = 0;
+        for thread in threads.flatten() {
+            let path = thread.path().join("schedstat");
+            // A thread may have ended since.
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            // First field: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
+            let first = text.split_ascii_whitespace().next();
+            nanoseconds += first
+                .map_or(Ok(0), str::parse::<u64>)
+                .with_context(|| format!("{} does not begin with a number", path.display()))?;
+        }
+        Ok(Duration::from_nanos(nanoseconds))
     }
 
     /// Sends it a signal.

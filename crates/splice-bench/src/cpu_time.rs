@@ -87,12 +87,6 @@ impl Spent {
     }
 }
 
-/// Time on a CPU of the living threads of a process.
-pub(crate) fn of_process(pid: u32) -> Result<Duration> {
-    let reading = Reading::take(Some(pid), &[])?;
-    Ok(reading.since(&Reading::default()).process)
-}
-
 const KWORKER: &str = "kworker";
 const KSOFTIRQD: &str = "ksoftirqd";
 

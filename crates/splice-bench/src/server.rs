@@ -17,7 +17,6 @@ use clap::ValueEnum;
 use netlab::Process;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::cpu_time;
 use crate::payload::Payload;
 use crate::workload::request_response::{REQUEST_BYTES, RESPONSE_BYTES};
 use crate::workload::short_connections;
@@ -70,7 +69,7 @@ impl Server {
 
     /// CPU time that it has had so far.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
-        cpu_time::of_process(self.process.id())
+        self.process.cpu_time()
     }
 
     /// Bytes that it has read so far, as the kernel counts them for read(2); those that the start of

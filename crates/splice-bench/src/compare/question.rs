@@ -338,7 +338,7 @@ impl Question {
 
     /// The workload of the results, still without figures.
     pub(crate) fn workload(self, extents: &Extents) -> Workload {
-        let window = format!("{:?}", self.window(extents));
+        let window = format!("{} ms", self.window(extents).as_millis());
         let (parameter, value, title, description) = match self {
             Self::PingPong { bytes } => (
                 "message",
@@ -405,7 +405,7 @@ impl Question {
             ),
             Self::SlowReader => (
                 "time",
-                format!("{:?}", extents.slow_reader),
+                format!("{} s", extents.slow_reader.as_secs_f64()),
                 "Slow reader".to_owned(),
                 "The client sends as fast as it can, the server reads 64 KiB every 10 ms. What the \
                  relay holds: its two sockets as the kernel accounts for them, its pipes, and the \

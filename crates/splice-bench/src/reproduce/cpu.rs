@@ -1,10 +1,8 @@
 //! `reproduce cpu`: what moving a gigabyte costs the machine, each way and both.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::arguments;
 use super::record::{About, Record, Told, in_brackets, output, parameter, quantity};
@@ -50,16 +48,16 @@ struct Measured {
 }
 
 impl Measured {
-    fn add(&mut self, flow: &Flow, spent: Spent, ends: Duration) {
+    fn add(&mut self, flow: &Flow, spent: Spent) {
         let gigabytes = flow.bytes as f64 / 1e9;
         self.gigabits_per_second.push(flow.gigabits_per_second());
         self.machine.push(flow.cpu_seconds_per_gigabyte());
-        // The parts are taken around the whole flow, its warm-up included: 16 MiB, less than a
+        // All but the ends are taken around the whole flow, its warm-up included: 16 MiB, less than a
         // hundredth of what a window moves.
-        let parts = ends + spent.process + spent.kworkers + spent.softirqs;
+        let parts = flow.ends + spent.process + spent.kworkers + spent.softirqs;
         for (sample, part) in [
             (&mut self.parts, parts),
-            (&mut self.ends, ends),
+            (&mut self.ends, flow.ends),
             (&mut self.process, spent.process),
             (&mut self.kworkers, spent.kworkers),
             (&mut self.softirqs, spent.softirqs),
@@ -150,7 +148,7 @@ fn measure(
                     continue;
                 }
                 match once(site, cpu, &entrants[index], *ways, extent) {
-                    Ok((flow, spent, ends)) => one.add(&flow, spent, ends),
+                    Ok((flow, spent)) => one.add(&flow, spent),
                     Err(error) => {
                         eprintln!("  {} FAILED: {error:#}", one.name);
                         one.failures.push(format!("{error:#}"));
@@ -169,20 +167,12 @@ fn once(
     entrant: &Entrant,
     ways: Ways,
     extent: &arguments::Extent,
-) -> Result<(Flow, Spent, Duration)> {
+) -> Result<(Flow, Spent)> {
     let pid = entrant.relay.as_ref().map(Relay::pid);
-    let before = (Reading::take(pid, &[cpu])?, of_this_process());
+    let before = Reading::take(pid, &[cpu])?;
     let flow = flow(site, entrant.address(), ways, extent.window())?;
-    let ends = of_this_process().saturating_sub(before.1) + flow.server;
-    let spent = Reading::take(pid, &[cpu])?.since(&before.0);
-    Ok((flow, spent, ends))
-}
-
-/// CPU time of this process, which is the client; of threads that have ended as well.
-fn of_this_process() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    // A clock that counts up from the start of the process is not negative.
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+    let spent = Reading::take(pid, &[cpu])?.since(&before);
+    Ok((flow, spent))
 }
 
 /// One of the samples of somebody.

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::cpus::Cost;
 use crate::payload::{Digest, Payload};
 use crate::server::{Server, Service};
@@ -79,13 +81,19 @@ pub(crate) struct Flow {
     /// Bytes that arrived, both ways together.
     pub(crate) bytes: u64,
     pub(crate) cost: Cost,
-    /// CPU time of the server's process, its start and the warm-up included.
-    pub(crate) server: Duration,
+    /// CPU time of the client and the server, and of what the kernel did on their account.
+    pub(crate) ends: Duration,
 }
 
 impl Flow {
     pub(crate) fn gigabits_per_second(&self) -> f64 {
         self.bytes as f64 * 8.0 / 1e9 / self.cost.elapsed.as_secs_f64()
+    }
+
+    /// Gigabits that the ends move in a second of their CPU time: the throughput of a CPU that they
+    /// have to themselves, whatever else runs on it.
+    pub(crate) fn gigabits_per_cpu_second(&self) -> f64 {
+        self.bytes as f64 * 8.0 / 1e9 / self.ends.as_secs_f64()
     }
 
     pub(crate) fn cpu_seconds_per_gigabyte(&self) -> f64 {
@@ -112,22 +120,18 @@ pub(crate) fn flow(site: &Site, address: SocketAddr, ways: Ways, window: Duratio
         if ways != Ways::Up {
             threads.push(scope.spawn(move || receive_until(client, received, over)));
         }
-        let arrived = || {
+        let counted = || {
             let by_server = match ways {
                 Ways::Down => 0,
                 Ways::Up | Ways::Both => server.read_bytes()?,
             };
-            Ok(by_server + received.load(Ordering::Relaxed))
-        };
-        let watched = watch(site, arrived, window, || {
-            threads.iter().any(ScopedJoinHandle::is_finished)
-        });
-        let watched = watched.and_then(|(bytes, cost)| {
-            Ok(Flow {
-                bytes,
-                cost,
-                server: server.cpu_time()?,
+            Ok(Counted {
+                bytes: by_server + received.load(Ordering::Relaxed),
+                cpu_time: own_cpu_time() + server.cpu_time()?,
             })
+        };
+        let watched = watch(site, counted, window, || {
+            threads.iter().any(ScopedJoinHandle::is_finished)
         });
         over.store(true, Ordering::Release);
         // Ends what stands in a call.
@@ -139,28 +143,41 @@ pub(crate) fn flow(site: &Site, address: SocketAddr, ways: Ways, window: Duratio
     })
 }
 
+/// What has been counted since a transfer began, or earlier.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    bytes: u64,
+    cpu_time: Duration,
+}
+
+/// CPU time of this process.
+fn own_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Counts for `window`, once enough has arrived to warm up.
 fn watch(
     site: &Site,
-    arrived: impl Fn() -> Result<u64>,
+    counted: impl Fn() -> Result<Counted>,
     window: Duration,
     ended: impl Fn() -> bool,
-) -> Result<(u64, Cost)> {
+) -> Result<Flow> {
     let begin = Instant::now();
     // A relay that is too slow to warm up within one window has had its time.
-    while arrived()? < WARM_UP_BYTES && begin.elapsed() < window {
+    while counted()?.bytes < WARM_UP_BYTES && begin.elapsed() < window {
         ensure!(!ended(), "the transfer ended by itself");
         thread::sleep(LOOK_EVERY);
     }
-    let before = arrived()?;
+    let before = counted()?;
     let begin = Instant::now();
-    let (bytes, cost) = site.cpus.time(|| {
+    let (after, cost) = site.cpus.time(|| {
         thread::sleep(window);
         loop {
-            let bytes = arrived()? - before;
+            let now = counted()?;
             // On a busy machine nobody may have got the CPU in a short window.
-            if bytes > 0 {
-                return Ok(bytes);
+            if now.bytes > before.bytes {
+                return Ok(now);
             }
             ensure!(
                 begin.elapsed() < PATIENCE,
@@ -170,7 +187,11 @@ fn watch(
         }
     })?;
     ensure!(!ended(), "the transfer ended by itself");
-    Ok((bytes, cost))
+    Ok(Flow {
+        bytes: after.bytes - before.bytes,
+        cost,
+        ends: after.cpu_time.saturating_sub(before.cpu_time),
+    })
 }
 
 fn send_until(mut stream: &TcpStream, over: &AtomicBool) -> Result<()> {

@@ -13,12 +13,7 @@ use super::buffer::Buffer;
 use super::{Carrier, Filled};
 
 impl Carrier for Buffer {
-    fn fill(
-        &mut self,
-        source: BorrowedFd<'_>,
-        at_most: usize,
-        _onward: Option<BorrowedFd<'_>>,
-    ) -> Result<Filled, Errno> {
+    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
         let space = self.space(at_most);
         let wanted = space.len();
         match recv(source, space, RecvFlags::DONTWAIT) {
@@ -65,7 +60,7 @@ mod tests {
         ] {
             let mut buffer = buffers.take(size);
             peer.write_all(&vec![7; filled_bytes]).unwrap();
-            let filled = buffer.fill(source.as_fd(), usize::MAX, None).unwrap();
+            let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
             assert_eq!(filled, Filled::Some(filled_bytes));
             size = buffer.next_size();
             buffers.give_back(buffer);
@@ -73,7 +68,7 @@ mod tests {
         }
         let mut buffer = buffers.take(Size::default());
         peer.write_all(b"short").unwrap();
-        let filled = buffer.fill(source.as_fd(), usize::MAX, None).unwrap();
+        let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
         assert_eq!(filled, Filled::Last(5));
         assert_eq!(buffer.next_size(), Size::default());
     }
