@@ -1,4 +1,4 @@
-//! Echo servers of the bench's own, one connection at a time, as the seed's servers have it. What
+//! Echo servers of the bench's own, one connection at a time, as the original's servers have it. What
 //! spliced does is `spliced echo`; these stand beside it.
 
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use crate::bpf_object::BpfObject;
 use crate::reproduce::arguments::{EchoServer, OwnEcho};
 use crate::workload::echo::set_busy_poll;
 
-/// Per read: the seed's 128 KiB.
+/// Per read: the original's 128 KiB.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The seed's send buffer under SOCKMAP, 32 MiB: "a bug when the send buffer is full".
+/// The original's send buffer under SOCKMAP, 32 MiB: "a bug when the send buffer is full".
 const SEND_BUFFER_BYTES: usize = 32 << 20;
 
 const SOCKMAP_2019: &[u8] = include_bytes!("../bpf/prebuilt/sockmap_2019.bpf.o");

@@ -1,6 +1,9 @@
 //! The experiments measure what they say, notice what is wrong, and clean up.
 
-mod support;
+#[path = "support/left_behind.rs"]
+mod left_behind;
+#[path = "support/stand_in.rs"]
+mod stand_in;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,7 +15,8 @@ use std::time::Duration;
 use netlab::{Need, Process, Scratch, available, present, program};
 use rustix::process::Signal;
 
-use support::{SPOIL, assert_nothing_left_by, play, script, sound};
+use left_behind::left_behind_by;
+use stand_in::{SPOIL, play, script, sound};
 
 /// In seconds; none of these runs takes a tenth of it on an idle machine.
 const PATIENCE_SECONDS: u64 = 120;
@@ -20,7 +24,7 @@ const PATIENCE_SECONDS: u64 = 120;
 /// Not a test of its own: spliced for the others.
 #[test]
 #[ignore = "the child's part of the other tests"]
-fn stand_in() {
+fn play_spliced() {
     play();
 }
 
@@ -175,10 +179,7 @@ fn an_engine_without_an_echo_is_named_with_its_reason() {
         &scratch,
         "echo 'this kernel has no such engine' >&2; exit 2",
     );
-    let (output, text) = run(
-        "echo --runs 1 --bursts 5 --block 16KiB --only aio",
-        Some(&spliced),
-    );
+    let (output, text) = run("echo --quick --block 16KiB --only aio", Some(&spliced));
     assert!(output.status.success(), "{text}");
     assert!(
         text.contains("\nspliced aio: this kernel has no such engine"),
@@ -214,10 +215,17 @@ fn relays_are_measured_beside_the_direct_path() {
     }
     let scratch = Scratch::new("relays").expect("a directory");
     let spliced = sound(&scratch, "");
-    for (experiment, heading) in [("relay", "p99.9 (ratio)"), ("cpu", "sum of parts (ratio)")] {
+    for (experiment, extent, heading) in [
+        ("relay", "--quick", "p99.9 (ratio)"),
+        (
+            "cpu",
+            "--rounds 1 --milliseconds 100",
+            "sum of parts (ratio)",
+        ),
+    ] {
         let directory = scratch.path().join(experiment);
         let arguments = format!(
-            "{experiment} --rounds 1 --milliseconds 100 --only copy --output {}",
+            "{experiment} {extent} --only copy --output {}",
             directory.display()
         );
         let (output, text) = run(&arguments, Some(&spliced));
@@ -292,5 +300,5 @@ fn an_interrupted_run_tells_what_it_has_and_leaves_nothing() {
         .expect("it ends");
     assert_eq!(status.code(), Some(128 + Signal::INT.as_raw()));
     assert!(lines.any(|line| line.contains("interrupted")), "it says so");
-    assert_nothing_left_by(process.id());
+    assert_eq!(left_behind_by(process.id()), Vec::<String>::new());
 }

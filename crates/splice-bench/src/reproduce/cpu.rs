@@ -52,8 +52,8 @@ impl Measured {
         let gigabytes = flow.bytes as f64 / 1e9;
         self.gigabits_per_second.push(flow.gigabits_per_second());
         self.machine.push(flow.cpu_seconds_per_gigabyte());
-        // Those of the relay and the kernel's threads are taken around the whole flow, its warm-up
-        // included: 16 MiB, less than a hundredth of what a window moves.
+        // All but the ends are taken around the whole flow, its warm-up included: 16 MiB, less than a
+        // hundredth of what a window moves.
         let parts = flow.ends + spent.process + spent.kworkers + spent.softirqs;
         for (sample, part) in [
             (&mut self.parts, parts),

@@ -24,7 +24,7 @@ use crate::table::Table;
 use crate::usage::{Usage, program, require_root};
 use crate::workload::echo::Bursts;
 
-/// Between connecting and the first burst, as in the seed: the socket has to be in its map before
+/// Between connecting and the first burst, as in the original: the socket has to be in its map before
 /// anything arrives, since SOCKMAP does not see what was queued before.
 const AFTER_CONNECTING: Duration = Duration::from_secs(1);
 
@@ -195,7 +195,7 @@ pub(crate) fn run(arguments: arguments::Echo) -> Result<ExitCode> {
         title: "splice-bench reproduce echo",
         cpu: arguments.shared.cpu,
         rounds: arguments.runs,
-        warm_up: "none, as in the seed; 1 s between connecting and the first burst",
+        warm_up: "none, as in the original; 1 s between connecting and the first burst",
         spliced: Some(&spliced),
         contestants: servers.iter().copied().map(Server::told).collect(),
         absent,

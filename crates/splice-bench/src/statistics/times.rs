@@ -1,4 +1,4 @@
-//! Many times of one thing, shown as the seed experiments show them.
+//! Many times of one thing, shown as the original experiments show them.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Bands {
 }
 
 impl Times {
-    /// How much of the longest [`Self::trimmed`] leaves out: the seed's worst 1 %.
+    /// How much of the longest [`Self::trimmed`] leaves out: the original's worst 1 %.
     pub(crate) const TRIMMED_PERCENT: f64 = 1.0;
 
     pub(crate) fn push(&mut self, time: Duration) {
@@ -118,7 +118,7 @@ impl fmt::Display for Values {
             dev,
             count,
         } = self;
-        // Letter by letter as the seed has it, its one `=` included, so that its tools read it.
+        // Letter by letter as the original has it, its one `=` included, so that its tools read it.
         write!(
             out,
             "Values min:{min:.2} avg:{avg:.2} med={med:.2} max:{max:.2} dev:{dev:.2} count:{count}"
@@ -212,7 +212,7 @@ Values:
     }
 
     #[test]
-    fn the_line_is_that_of_the_seed() {
+    fn the_line_is_that_of_2019() {
         let all = microseconds(&[4, 2, 4, 5, 5, 7, 9, 4]);
         assert_eq!(
             all.whole().expect("there are some").to_string(),

@@ -1,4 +1,4 @@
-//! Bursts that an echo server returns, as the seed's client sends them.
+//! Bursts that an echo server returns, as the original's client sends them.
 //!
 //! One burst is a block: it is sent without waiting while what comes back is received, and the time
 //! is that until all of it is back. The next burst begins after that.
@@ -15,7 +15,7 @@ use crate::payload::Payload;
 use crate::site::PATIENCE;
 use crate::statistics::Times;
 
-/// How long a receiving call polls the device before it sleeps: the seed's 10 ms.
+/// How long a receiving call polls the device before it sleeps: the original's 10 ms.
 pub(crate) const BUSY_POLL: Duration = Duration::from_millis(10);
 
 /// Each burst begins so many bytes further in the payload, so that no two are alike; odd and no
@@ -41,7 +41,7 @@ impl Bursts {
         busy_poll: bool,
     ) -> Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-        // Twice a block, as in the seed. Before connecting, so that the window has its size from
+        // Twice a block, as in the original. Before connecting, so that the window has its size from
         // the beginning; forced, or net.core.wmem_max would cut it without a word.
         sockopt::set_socket_send_buffer_size_force(&socket, 2 * block_bytes)
             .and_then(|()| sockopt::set_socket_recv_buffer_size_force(&socket, 2 * block_bytes))

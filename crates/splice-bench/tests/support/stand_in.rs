@@ -1,10 +1,10 @@
-//! What stands in for spliced, and what a run must not leave behind.
+//! What stands in for spliced.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 
 use netlab::Scratch;
@@ -27,11 +27,11 @@ pub(crate) fn script(scratch: &Scratch, text: &str) -> PathBuf {
     path
 }
 
-/// A script that runs [`play`] in another process, by the ignored test `stand_in` of this program.
+/// A script that runs [`play`] in another process, by the ignored test `play_spliced` of this program.
 pub(crate) fn sound(scratch: &Scratch, environment: &str) -> PathBuf {
     let this = std::env::current_exe().expect("a running program has a path");
     let text = format!(
-        "{TOLD}=\"$1 $2 $3\" {environment} exec {} --exact stand_in --ignored --nocapture",
+        "{TOLD}=\"$1 $2 $3\" {environment} exec {} --exact play_spliced --ignored --nocapture",
         this.display()
     );
     script(scratch, &text)
@@ -75,17 +75,4 @@ fn pump([from, to]: &[TcpStream; 2], spoil: bool) {
         offset += count;
     }
     let _ = to.shutdown(Shutdown::Write);
-}
-
-/// Fails when the process `pid`, which has ended, has left a namespace or a directory.
-pub(crate) fn assert_nothing_left_by(pid: u32) {
-    let own = format!("spl-{pid}-");
-    for directory in [Path::new("/run/netns"), &std::env::temp_dir()] {
-        let names = fs::read_dir(directory).expect("it exists").flatten();
-        let left: Vec<_> = names
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .filter(|name| name.starts_with(&own))
-            .collect();
-        assert!(left.is_empty(), "{left:?} in {}", directory.display());
-    }
 }
