@@ -4,6 +4,8 @@
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
 //! ```
 //!
+//! An echo has one endpoint for both ends, and the first direction only (`ends.rs`).
+//!
 //! User space moves the bytes, until an engine in the kernel takes over (`engine/kernel.rs` says
 //! how). The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to

@@ -1,10 +1,12 @@
-//! What the kernel's younger features are lost for, one by one.
+//! What cannot be seen from outside: features that a kernel lacks, and what lies in hand.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
 use super::setup::Features;
@@ -18,6 +20,8 @@ use crate::outcome::Reason;
 const BULK_BYTES: usize = 3 << 20;
 const MESSAGE_BYTES: usize = 700;
 const ROUND_TRIPS: usize = 200;
+const PIECE_BYTES: usize = 3000;
+const STALLS: usize = 50;
 const SOON: Duration = Duration::from_millis(20);
 
 /// Pseudo-random (Knuth's MMIX generator).
@@ -31,6 +35,11 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
             (state >> 56) as u8
         })
         .collect()
+}
+
+fn is_available() -> bool {
+    let forbidden = super::probe().err().map(|error| error.to_string());
+    netlab::present("uring", forbidden)
 }
 
 /// Messages there and back, then bulk both ways at once.
@@ -92,8 +101,7 @@ fn carries_all(features: Features, turn: Duration) {
 
 #[test]
 fn each_feature_can_be_missing() {
-    let forbidden = super::probe().err().map(|error| error.to_string());
-    if !netlab::present("uring", forbidden) {
+    if !is_available() {
         return;
     }
     let all = Features::ALL;
@@ -126,5 +134,62 @@ fn each_feature_can_be_missing() {
         eprintln!("{features:?}");
         carries_all(features, SOON);
         carries_all(features, Duration::ZERO);
+    }
+}
+
+/// A multishot receive takes without asking, and a request to cancel it may come while the kernel
+/// cannot find it: what lies in hand stays bounded all the same.
+#[test]
+fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
+    if !is_available() {
+        return;
+    }
+    let piece = noise(3, PIECE_BYTES);
+    let fill = |stream: &mut UnixStream| {
+        // More than a multishot receive takes at once (`MULTISHOT_MAX_RETRY`).
+        set_socket_send_buffer_size(&mut *stream, 1 << 20).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut bytes = 0;
+        while let Ok(count) = stream.write(&piece) {
+            bytes += count;
+        }
+        stream.set_nonblocking(false).unwrap();
+        bytes
+    };
+    for _ in 0..STALLS {
+        let mut event_loop = EventLoop::new().unwrap();
+        let (mut a, near) = UnixStream::pair().unwrap();
+        let (mut far, mut b) = UnixStream::pair().unwrap();
+        // Nothing can be sent, and a burst is there to be received.
+        let before = fill(&mut far);
+        let mut sent = fill(&mut a);
+        let ends = [near, far].map(|end| Endpoint::new(end).unwrap());
+        let [near, far] = ends;
+        let options = Options {
+            engine: EngineChoice::Only(EngineName::Uring),
+            ..Options::default()
+        };
+        let handle = event_loop.join(near, far, &options).unwrap();
+        for _ in 0..20 {
+            event_loop.turn(Some(Duration::from_millis(1))).unwrap();
+            sent += fill(&mut a);
+            let ring = event_loop.carriers.ring.as_ref().unwrap();
+            let in_hand = ring.places.0.iter().flat_map(|(_, place)| {
+                let flows = place.flows.iter();
+                flows.flat_map(|flow| flow.received.iter().chain(&flow.sending))
+            });
+            let in_hand: usize = in_hand.map(super::Piece::capacity).sum();
+            assert!(in_hand <= super::MULTISHOT_BYTES, "{in_hand} bytes in hand");
+        }
+        drop(a);
+        let reader = thread::spawn(move || {
+            let mut heard = Vec::new();
+            b.read_to_end(&mut heard).unwrap();
+            heard.len()
+        });
+        while handle.outcome().is_none() {
+            event_loop.turn(Some(SOON)).unwrap();
+        }
+        assert_eq!(reader.join().unwrap(), before + sent);
     }
 }
