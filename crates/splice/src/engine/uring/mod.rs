@@ -67,6 +67,11 @@ const AHEAD_BYTES: usize = 64 << 10;
 const MULTISHOT_BYTES: usize =
     AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
 
+/// No send waits for room on the ring: what waits there is woken at once and for ever where the
+/// other end has ended its own stream (`IO_POLL_UNMASK` holds `EPOLLRDHUP`, 6.18). epoll knows room
+/// from ends.
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+
 /// How long a silent send may stay without being counted, while nothing else happens.
 static SILENT_MOST: Timespec = Timespec::new().nsec(50_000_000);
 
@@ -86,6 +91,8 @@ const CLOCK: u64 = 4;
 pub(crate) struct Lane {
     index: usize,
     held: usize,
+    /// The destination has no room: its socket has to be watched for that.
+    pub(crate) is_blocked: bool,
 }
 
 impl Lane {
@@ -128,19 +135,25 @@ enum Size {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Receive {
     Idle,
-    Once(Size),
+    Once {
+        size: Size,
+        most_bytes: u32,
+        bundle: bool,
+    },
     Multishot,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Send {
     Idle,
-    Submitted,
-    /// Submitted as one that is over when it has been submitted, and silent if it sent all of these
-    /// bytes.
+    /// Of so many bytes. It is over when it has been submitted, since it does not wait.
+    Submitted(usize),
+    /// The same, and silent if it sends all of its bytes.
     Silent(usize),
-    /// So many bytes were sent.
+    /// So many bytes were sent; there was room for more.
     Done(usize),
+    /// So many bytes were sent, and then there was no room.
+    Short(usize),
     Failed(Errno),
 }
 
@@ -179,9 +192,10 @@ impl Gather {
 /// One direction's requests.
 struct Flow {
     receive: Receive,
+    /// What is received from.
+    source: RawFd,
     /// The receive is to end: its last completion is still to come.
     cancelled: bool,
-    /// The send is to end as well.
     released: bool,
     received: VecDeque<Piece>,
     behind: Option<Behind>,
@@ -189,13 +203,12 @@ struct Flow {
     /// In the hand of the direction. The kernel reads it while `send` is submitted.
     sending: VecDeque<Piece>,
     gather: Option<Box<Gather>>,
-    /// The last send found no room for all that it had.
-    blocked: bool,
 }
 
 impl Flow {
     const NEW: Self = Self {
         receive: Receive::Idle,
+        source: -1,
         cancelled: false,
         released: false,
         received: VecDeque::new(),
@@ -203,11 +216,14 @@ impl Flow {
         send: Send::Idle,
         sending: VecDeque::new(),
         gather: None,
-        blocked: false,
     };
 
     fn is_quiet(&self) -> bool {
-        self.receive == Receive::Idle && !matches!(self.send, Send::Submitted | Send::Silent(_))
+        self.receive == Receive::Idle && !self.is_sending()
+    }
+
+    fn is_sending(&self) -> bool {
+        matches!(self.send, Send::Submitted(_) | Send::Silent(_))
     }
 }
 
@@ -252,6 +268,8 @@ pub(crate) struct Ring {
     waiting: VecDeque<Entry>,
     /// Lanes with a silent send.
     silent: Vec<usize>,
+    /// Lanes that found no buffer: they are the first to have the next ones.
+    hungry: Vec<usize>,
     /// A request that watches the loop's epoll instance is under way.
     watches_epoll: bool,
     epoll_called: bool,
@@ -286,6 +304,7 @@ impl Ring {
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             silent: Vec::new(),
+            hungry: Vec::new(),
             watches_epoll: false,
             epoll_called: false,
             clock_runs: false,
@@ -315,6 +334,7 @@ impl Ring {
         [0, 1].map(|socket| Lane {
             index: place * 2 + socket,
             held: 0,
+            is_blocked: false,
         })
     }
 
@@ -364,11 +384,11 @@ impl Ring {
                 flow.cancelled = true;
                 self.cancel(index);
             }
-            Receive::Multishot | Receive::Once(_) => {}
+            Receive::Multishot | Receive::Once { .. } => {}
             Receive::Idle => {
-                let entry = if multishot {
-                    flow.receive = Receive::Multishot;
-                    opcode::RecvMulti::new(Fd(fd), self.message_buffers.number()).build()
+                flow.source = fd;
+                flow.receive = if multishot {
+                    Receive::Multishot
                 } else {
                     let (size, group) = if manner.bulk {
                         (Size::Bulk, &self.bulk_buffers)
@@ -381,23 +401,47 @@ impl Ring {
                     if most == 0 {
                         return;
                     }
-                    flow.receive = Receive::Once(size);
                     // A bundle takes every buffer that is provided, whatever length was asked for
                     // (seen on 6.18).
                     let bundle = self.features.bundle
                         && size == Size::Bulk
                         && manner.exactly_bytes.is_none()
                         && half >= group.stock_bytes();
-                    let (most, how) = if bundle { (0, BUNDLE) } else { (most, 0) };
-                    opcode::Recv::new(Fd(fd), std::ptr::null_mut(), most as u32)
-                        .buf_group(group.number())
-                        .ioprio(how)
-                        .build()
-                        .flags(Flags::BUFFER_SELECT)
+                    Receive::Once {
+                        size,
+                        most_bytes: if bundle { 0 } else { most as u32 },
+                        bundle,
+                    }
                 };
-                self.push(entry.user_data(number(index, RECEIVE)));
+                self.request(index);
             }
         }
+    }
+
+    /// Submits the receive that the lane has.
+    fn request(&mut self, index: usize) {
+        let flow = self.places.flow(index);
+        let fd = Fd(flow.source);
+        let entry = match flow.receive {
+            Receive::Idle => return,
+            Receive::Multishot => opcode::RecvMulti::new(fd, self.message_buffers.number()).build(),
+            Receive::Once {
+                size,
+                most_bytes,
+                bundle,
+            } => {
+                let group = match size {
+                    Size::Message => &self.message_buffers,
+                    Size::Bulk => &self.bulk_buffers,
+                };
+                opcode::Recv::new(fd, std::ptr::null_mut(), most_bytes)
+                    .buf_group(group.number())
+                    .ioprio(if bundle { BUNDLE } else { 0 })
+                    .build()
+                    .flags(Flags::BUFFER_SELECT)
+            }
+        };
+        self.push(entry.user_data(number(index, RECEIVE)));
     }
 
     /// Gives what is in hand to the destination: tells how many bytes it took, or `EAGAIN` while
@@ -410,36 +454,51 @@ impl Ring {
         let flow = self.places.flow(lane.index);
         match std::mem::replace(&mut flow.send, Send::Idle) {
             Send::Done(count) => {
+                lane.is_blocked = false;
                 self.sent(lane.index, count);
                 lane.held -= count;
                 Ok(count)
             }
+            // The next call tells that it is blocked.
+            Send::Short(count) if count > 0 => {
+                flow.send = Send::Short(0);
+                self.sent(lane.index, count);
+                lane.held -= count;
+                Ok(count)
+            }
+            Send::Short(_) => {
+                lane.is_blocked = true;
+                Err(Errno::AGAIN)
+            }
             Send::Failed(errno) => Err(errno),
-            under_way @ (Send::Submitted | Send::Silent(_)) => {
+            under_way @ (Send::Submitted(_) | Send::Silent(_)) => {
                 flow.send = under_way;
                 Err(Errno::AGAIN)
             }
             Send::Idle => {
-                flow.send = Send::Submitted;
+                let bytes = lane.held;
+                flow.send = Send::Submitted(bytes);
                 let fd = Fd(destination.as_raw_fd());
                 let entry = match &flow.sending {
-                    pieces if pieces.len() == 1 && !flow.blocked => {
-                        flow.send = Send::Silent(pieces[0].len());
+                    pieces if pieces.len() == 1 && !lane.is_blocked => {
+                        flow.send = Send::Silent(bytes);
                         self.silent.push(lane.index);
-                        opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
-                            .flags(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL)
+                        // With `MSG_WAITALL` a send that is not whole is a failed one, which is not
+                        // silent.
+                        opcode::Send::new(fd, pieces[0].address(), bytes as u32)
+                            .flags(SEND_FLAGS | libc::MSG_WAITALL)
                             .build()
                             .flags(Flags::SKIP_SUCCESS)
                     }
                     pieces if pieces.len() == 1 => {
-                        opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
-                            .flags(libc::MSG_NOSIGNAL)
+                        opcode::Send::new(fd, pieces[0].address(), bytes as u32)
+                            .flags(SEND_FLAGS)
                             .build()
                     }
                     pieces => {
                         let gather = flow.gather.insert(Gather::of(pieces));
                         opcode::SendMsg::new(fd, &raw const gather.header)
-                            .flags(libc::MSG_NOSIGNAL as u32)
+                            .flags(SEND_FLAGS as u32)
                             .build()
                     }
                 };
@@ -478,8 +537,8 @@ impl Ring {
         while !self.places.flow(index).is_quiet() {
             // An error leaves the requests where they are. There is nothing else to do than to ask
             // again: the memory and the sockets are the kernel's until it says so.
-            let silent = matches!(self.places.flow(index).send, Send::Silent(_));
-            let _ = self.enter(u32::from(!silent), None);
+            let is_sending = self.places.flow(index).is_sending();
+            let _ = self.enter(u32::from(!is_sending), None);
             self.take_completions();
         }
         let place = &mut self.places.0[index / 2];
@@ -499,24 +558,20 @@ impl Ring {
             give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
         }
         match flow.send {
-            Send::Done(count) => count,
+            Send::Done(count) | Send::Short(count) => count,
             _ => 0,
         }
     }
 
-    /// Asks the kernel to end what is marked. It says so when it cannot find the request, as while a
+    /// Asks the kernel to end a receive that is marked. It says so when it cannot find the request, as while a
     /// multishot receive waits to go on (`MULTISHOT_MAX_RETRY`); then it is asked again.
     fn cancel(&mut self, index: usize) {
         let flow = self.places.flow(index);
-        let receives = flow.cancelled && flow.receive != Receive::Idle;
-        let sends = flow.released && flow.send == Send::Submitted;
-        for (under_way, operation) in [(receives, RECEIVE), (sends, SEND)] {
-            if under_way {
-                let entry = opcode::AsyncCancel::new(number(index, operation))
-                    .build()
-                    .flags(Flags::SKIP_SUCCESS);
-                self.push(entry.user_data(number(index, CANCEL)));
-            }
+        if flow.cancelled && flow.receive != Receive::Idle {
+            let entry = opcode::AsyncCancel::new(number(index, RECEIVE))
+                .build()
+                .flags(Flags::SKIP_SUCCESS);
+            self.push(entry.user_data(number(index, CANCEL)));
         }
     }
 
@@ -620,13 +675,15 @@ impl Ring {
                 RECEIVE => self.received(index, &entry),
                 SEND => {
                     let flow = self.places.flow(index);
-                    // A silent one has a completion only if it did not send all.
-                    flow.blocked = matches!(flow.send, Send::Silent(_));
-                    flow.send = match entry.result() {
-                        count if count >= 0 => Send::Done(count as usize),
-                        // Tried again: nothing was sent.
-                        error => match Errno::from_raw_os_error(-error) {
-                            Errno::INTR | Errno::AGAIN => Send::Done(0),
+                    let (Send::Submitted(all) | Send::Silent(all)) = flow.send else {
+                        continue;
+                    };
+                    flow.send = match usize::try_from(entry.result()) {
+                        Ok(count) if count == all => Send::Done(count),
+                        Ok(count) => Send::Short(count),
+                        Err(_) => match Errno::from_raw_os_error(-entry.result()) {
+                            Errno::AGAIN => Send::Short(0),
+                            Errno::INTR => Send::Idle,
                             errno => Send::Failed(errno),
                         },
                     };
@@ -661,12 +718,17 @@ impl Ring {
         }
         self.message_buffers.refill();
         self.bulk_buffers.refill();
+        for index in std::mem::take(&mut self.hungry) {
+            self.request(index);
+        }
     }
 
     fn received(&mut self, index: usize, entry: &cqueue::Entry) {
         let flow = self.places.flow(index);
         let group = match flow.receive {
-            Receive::Once(Size::Bulk) => &mut self.bulk_buffers,
+            Receive::Once {
+                size: Size::Bulk, ..
+            } => &mut self.bulk_buffers,
             _ => &mut self.message_buffers,
         };
         let bytes = usize::try_from(entry.result()).unwrap_or(0);
@@ -680,6 +742,10 @@ impl Ring {
                 group.give_back(piece);
             }
         }
+        // A burst has used up the buffers.
+        if entry.result() == -Errno::NOBUFS.raw_os_error() && !flow.cancelled {
+            return self.hungry.push(index);
+        }
         let goes_on = cqueue::more(entry.flags());
         let was = flow.receive;
         if !goes_on {
@@ -689,8 +755,7 @@ impl Ring {
         match entry.result() {
             0 => flow.behind = Some(Behind::EndOfStream),
             error if error < 0 => match Errno::from_raw_os_error(-error) {
-                // A burst has used up the buffers; there are new ones by now. The others ask for
-                // another try as well.
+                // There is to be another try, if any.
                 Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
                 // Linux before 6.0, and bundles before 6.10 where nothing else tells.
                 Errno::INVAL if was == Receive::Multishot && self.features.multishot => {
