@@ -355,11 +355,6 @@ impl Ring {
             (0, Some(Behind::Fault(errno))) => Err(errno),
             (_, Some(_)) => Ok(Filled::Some(count)),
             (_, None) => {
-                let exactly_bytes = manner.exactly_bytes.map(|most| most - count as u64);
-                let manner = Manner {
-                    exactly_bytes,
-                    ..manner
-                };
                 self.receive(lane.index, source.as_raw_fd(), manner);
                 Ok(match count {
                     0 => Filled::Empty,
@@ -385,6 +380,10 @@ impl Ring {
                 self.cancel(index);
             }
             Receive::Multishot | Receive::Once { .. } => {}
+            // One receive, one send: what was just received is sent while it is in the CPU's
+            // cache, and the same buffers are used again. (With the next receive under way at
+            // the same time, bulk cost 1.2 times the CPU time.)
+            Receive::Idle if !multishot && !flow.sending.is_empty() => {}
             Receive::Idle => {
                 flow.source = fd;
                 flow.receive = if multishot {
@@ -395,9 +394,7 @@ impl Ring {
                     } else {
                         (Size::Message, &self.message_buffers)
                     };
-                    // Half is in hand while the other half comes.
-                    let half = manner.carrier_bytes / 2;
-                    let most = manner.at_most().min(half).min(group.buffer_bytes());
+                    let most = manner.at_most().min(group.buffer_bytes());
                     if most == 0 {
                         return;
                     }
@@ -406,7 +403,7 @@ impl Ring {
                     let bundle = self.features.bundle
                         && size == Size::Bulk
                         && manner.exactly_bytes.is_none()
-                        && half >= group.stock_bytes();
+                        && manner.carrier_bytes >= group.stock_bytes();
                     Receive::Once {
                         size,
                         most_bytes: if bundle { 0 } else { most as u32 },
@@ -480,7 +477,8 @@ impl Ring {
                 flow.send = Send::Submitted(bytes);
                 let fd = Fd(destination.as_raw_fd());
                 let entry = match &flow.sending {
-                    pieces if pieces.len() == 1 && !lane.is_blocked => {
+                    // Nothing else would bring the lane its next receive.
+                    pieces if pieces.len() == 1 && flow.receive == Receive::Multishot => {
                         flow.send = Send::Silent(bytes);
                         self.silent.push(lane.index);
                         // With `MSG_WAITALL` a send that is not whole is a failed one, which is not
