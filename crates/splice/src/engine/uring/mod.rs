@@ -26,6 +26,10 @@
 //! been sent. What must not take a byte too much (a pair with a byte limit, or with little memory)
 //! always receives once.
 //!
+//! A send does not wait: it is over when it was submitted, and epoll tells of room. Where a
+//! multishot receive will bring the next message, a send of one piece is silent, so that the call
+//! which submits it can go on to wait; it is counted when that call returns.
+//!
 //! Buffers and sockets belong to the kernel while a request names them. So a lane is let go only
 //! when the last of its requests has completed ([`Ring::release`]), and the sockets are closed after
 //! that.
@@ -35,6 +39,8 @@
 )]
 
 mod buffers;
+mod completion;
+mod flow;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -47,12 +53,12 @@ use std::time::Duration;
 
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, cqueue, opcode};
+use io_uring::{EnterFlags, IoUring, opcode};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use slab::Slab;
 
 use self::buffers::{Group, Piece};
+use self::flow::{Behind, Flow, Gather, Place, Places, Receive, Send, Size};
 use self::setup::{Features, Opened};
 pub(crate) use self::setup::{probe, refusal};
 use super::Filled;
@@ -122,136 +128,6 @@ impl Manner {
         usize::try_from(exactly)
             .unwrap_or(usize::MAX)
             .min(self.carrier_bytes)
-    }
-}
-
-/// Which of the two groups of buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Size {
-    Message,
-    Bulk,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Receive {
-    Idle,
-    Once {
-        size: Size,
-        most_bytes: u32,
-        bundle: bool,
-    },
-    Multishot,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Send {
-    Idle,
-    /// Of so many bytes. It is over when it has been submitted, since it does not wait.
-    Submitted(usize),
-    /// The same, and silent if it sends all of its bytes.
-    Silent(usize),
-    /// So many bytes were sent; there was room for more.
-    Done(usize),
-    /// So many bytes were sent, and then there was no room.
-    Short(usize),
-    Failed(Errno),
-}
-
-/// What stands behind the bytes that have come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behind {
-    EndOfStream,
-    Fault(Errno),
-}
-
-/// What `sendmsg(2)` is told: several pieces at once.
-struct Gather {
-    header: libc::msghdr,
-    parts: Vec<libc::iovec>,
-}
-
-impl Gather {
-    fn of(pieces: &VecDeque<Piece>) -> Box<Self> {
-        let parts = pieces
-            .iter()
-            .map(|piece| libc::iovec {
-                iov_base: piece.address().cast(),
-                iov_len: piece.len(),
-            })
-            .collect();
-        // SAFETY: it is made of integers and pointers, for which zero is a value: no name, no
-        // control data.
-        let header = unsafe { std::mem::zeroed() };
-        let mut gather = Box::new(Self { header, parts });
-        gather.header.msg_iov = gather.parts.as_mut_ptr();
-        gather.header.msg_iovlen = gather.parts.len();
-        gather
-    }
-}
-
-/// One direction's requests.
-struct Flow {
-    receive: Receive,
-    /// What is received from.
-    source: RawFd,
-    /// The receive is to end: its last completion is still to come.
-    cancelled: bool,
-    released: bool,
-    received: VecDeque<Piece>,
-    behind: Option<Behind>,
-    send: Send,
-    /// In the hand of the direction. The kernel reads it while `send` is submitted.
-    sending: VecDeque<Piece>,
-    gather: Option<Box<Gather>>,
-}
-
-impl Flow {
-    const NEW: Self = Self {
-        receive: Receive::Idle,
-        source: -1,
-        cancelled: false,
-        released: false,
-        received: VecDeque::new(),
-        behind: None,
-        send: Send::Idle,
-        sending: VecDeque::new(),
-        gather: None,
-    };
-
-    fn is_quiet(&self) -> bool {
-        self.receive == Receive::Idle && !self.is_sending()
-    }
-
-    fn is_sending(&self) -> bool {
-        matches!(self.send, Send::Submitted(_) | Send::Silent(_))
-    }
-}
-
-/// A pair's place on the ring.
-struct Place {
-    key: Key,
-    /// The first reads socket 0 of the pair and writes to socket 1.
-    flows: [Flow; 2],
-    /// What has become possible on each socket.
-    news: [Readiness; 2],
-    /// In `Ring::ready`.
-    queued: bool,
-}
-
-/// The places of all pairs; that of the lane `index` is `index / 2`.
-#[derive(Default)]
-struct Places(Slab<Place>);
-
-impl Places {
-    fn flow(&mut self, index: usize) -> &mut Flow {
-        &mut self.0[index / 2].flows[index % 2]
-    }
-
-    /// Tells of a socket. True when the place has to be looked at from now on.
-    fn tell(&mut self, index: usize, socket: usize, readiness: Readiness) -> bool {
-        let place = &mut self.0[index / 2];
-        place.news[socket] = place.news[socket].and(readiness);
-        !std::mem::replace(&mut place.queued, true)
     }
 }
 
@@ -664,138 +540,6 @@ impl Ring {
                 Err(errno) => return Err(errno),
             }
         }
-    }
-
-    fn take_completions(&mut self) {
-        while let Some(entry) = { self.uring.completion().next() } {
-            let index = (entry.user_data() >> OPERATION_BITS) as usize;
-            match entry.user_data() & ((1 << OPERATION_BITS) - 1) {
-                RECEIVE => self.received(index, &entry),
-                SEND => {
-                    let flow = self.places.flow(index);
-                    let (Send::Submitted(all) | Send::Silent(all)) = flow.send else {
-                        continue;
-                    };
-                    flow.send = match usize::try_from(entry.result()) {
-                        Ok(count) if count == all => Send::Done(count),
-                        Ok(count) => Send::Short(count),
-                        Err(_) => match Errno::from_raw_os_error(-entry.result()) {
-                            Errno::AGAIN => Send::Short(0),
-                            Errno::INTR => Send::Idle,
-                            errno => Send::Failed(errno),
-                        },
-                    };
-                    self.tell_writable(index);
-                }
-                CLOCK => self.clock_runs = false,
-                EPOLL => {
-                    self.watches_epoll = false;
-                    self.epoll_called = true;
-                }
-                // The pair may be gone, and another one in its place.
-                _ if self.places.0.contains(index / 2) => self.cancel(index),
-                _ => {}
-            }
-        }
-        // Those that are submitted are over, and their complaints, if any, were taken above, unless
-        // they did not fit into the queue.
-        let queue = self.uring.submission();
-        let all_said = queue.is_empty() && !queue.cq_overflow();
-        drop(queue);
-        if self.waiting.is_empty() && all_said {
-            while let Some(index) = self.silent.pop() {
-                let Some(place) = self.places.0.get_mut(index / 2) else {
-                    continue;
-                };
-                let flow = &mut place.flows[index % 2];
-                if let Send::Silent(count) = flow.send {
-                    flow.send = Send::Done(count);
-                    self.tell_writable(index);
-                }
-            }
-        }
-        self.message_buffers.refill();
-        self.bulk_buffers.refill();
-        for index in std::mem::take(&mut self.hungry) {
-            self.request(index);
-        }
-    }
-
-    fn received(&mut self, index: usize, entry: &cqueue::Entry) {
-        let flow = self.places.flow(index);
-        let group = match flow.receive {
-            Receive::Once {
-                size: Size::Bulk, ..
-            } => &mut self.bulk_buffers,
-            _ => &mut self.message_buffers,
-        };
-        let bytes = usize::try_from(entry.result()).unwrap_or(0);
-        if let Some(first) = cqueue::buffer_select(entry.flags()) {
-            let mut none = None;
-            group.take(first, bytes, |piece| match piece.len() {
-                0 => none = Some(piece),
-                _ => flow.received.push_back(piece),
-            });
-            if let Some(piece) = none {
-                group.give_back(piece);
-            }
-        }
-        // A burst has used up the buffers.
-        if entry.result() == -Errno::NOBUFS.raw_os_error() && !flow.cancelled {
-            return self.hungry.push(index);
-        }
-        let goes_on = cqueue::more(entry.flags());
-        let was = flow.receive;
-        if !goes_on {
-            flow.receive = Receive::Idle;
-            flow.cancelled = false;
-        }
-        match entry.result() {
-            0 => flow.behind = Some(Behind::EndOfStream),
-            error if error < 0 => match Errno::from_raw_os_error(-error) {
-                // There is to be another try, if any.
-                Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
-                // Linux before 6.0, and bundles before 6.10 where nothing else tells.
-                Errno::INVAL if was == Receive::Multishot && self.features.multishot => {
-                    self.features.multishot = false;
-                }
-                errno => flow.behind = Some(Behind::Fault(errno)),
-            },
-            _ => {}
-        }
-        let much = flow.receive == Receive::Multishot
-            && !flow.cancelled
-            && flow.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
-        if much {
-            flow.cancelled = true;
-            self.cancel(index);
-        }
-        if self.places.tell(index, index % 2, Readiness::READABLE) {
-            self.ready.push_back(index / 2);
-        }
-    }
-
-    fn tell_writable(&mut self, index: usize) {
-        if self.places.tell(index, 1 - index % 2, Readiness::WRITABLE) {
-            self.ready.push_back(index / 2);
-        }
-    }
-
-    /// What has become possible: of which task, on which of its sockets.
-    pub(crate) fn next_news(&mut self) -> Option<(Key, u8, Readiness)> {
-        while let Some(&index) = self.ready.front() {
-            if let Some(place) = self.places.0.get_mut(index) {
-                for socket in [0, 1] {
-                    let news = std::mem::replace(&mut place.news[socket], Readiness::NONE);
-                    if news != Readiness::NONE {
-                        return Some((place.key, socket as u8, news));
-                    }
-                }
-                place.queued = false;
-            }
-            self.ready.pop_front();
-        }
-        None
     }
 }
 
