@@ -227,7 +227,12 @@ impl Ring {
         let count = flow.sending.iter().map(Piece::len).sum::<usize>();
         lane.held = count;
         match (count, flow.behind) {
-            (0, Some(Behind::EndOfStream)) => Ok(Filled::End),
+            // A socket tells its error once: where the other lane's send had it, a receive finds an
+            // end of stream, which it is not.
+            (0, Some(Behind::EndOfStream)) => match self.places.flow(lane.index ^ 1).send {
+                Send::Failed(errno) => Err(errno),
+                _ => Ok(Filled::End),
+            },
             (0, Some(Behind::Fault(errno))) => Err(errno),
             (_, Some(_)) => Ok(Filled::Some(count)),
             (_, None) => {
