@@ -274,6 +274,11 @@ impl Direction {
         self.way_taken
     }
 
+    /// What goes by the ring has found no room in the destination.
+    pub(crate) fn is_blocked_on_ring(&self) -> bool {
+        matches!(&self.hand, Hand::Lane(lane) if lane.is_blocked)
+    }
+
     /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
     pub(crate) fn enter(&mut self, lane: uring::Lane) {
         self.hand = Hand::Lane(lane);

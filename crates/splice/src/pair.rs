@@ -114,6 +114,8 @@ pub(crate) struct Pair {
     /// Why no engine in the kernel has the pair, where one was tried.
     declined: Option<Box<Cow<'static, str>>>,
     watch: Watch,
+    /// What goes by the ring has once found no room there.
+    room_watched: [bool; 2],
     promote_after_bytes: u64,
     /// The engine `segment` was tried.
     segment_tried: bool,
@@ -176,6 +178,7 @@ impl Pair {
             taken: false,
             declined: None,
             watch: Watch::Stream,
+            room_watched: [false; 2],
             promote_after_bytes: options.promote_after_bytes,
             // Tried already, as far as a pair is concerned that must not go there.
             segment_tried: !options.promote_to_segment || is_echo,
@@ -271,6 +274,7 @@ impl Pair {
         if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
             reason = Some(Reason::EndOfStream);
         }
+        let reason = reason.or_else(|| self.watch_room(cx));
         if reason.is_none()
             && self.choice == EngineChoice::Auto
             && !self.segment_tried
@@ -451,6 +455,27 @@ impl Pair {
         }
         if self.registered {
             return self.rewatch(cx, Watch::Ends);
+        }
+        None
+    }
+
+    /// The ring does not wait for room, epoll does: from the first time on that there is none, so
+    /// that a UNIX stream's reader does not wake a relay that needs no room.
+    fn watch_room(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        let Some(ends) = &self.ends else {
+            return None;
+        };
+        for from in Side::BOTH {
+            let to = from.other();
+            let watched = &mut self.room_watched[to.index()];
+            if self.directions[from.index()].is_blocked_on_ring() && !*watched {
+                *watched = true;
+                let end = ends[to.index()].as_fd();
+                if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {
+                    let errno = errno_of(&error);
+                    return Some(Reason::Failed { side: to, errno });
+                }
+            }
         }
         None
     }

@@ -145,6 +145,9 @@ impl Interest {
     /// would wake the process for every message that passes.
     pub(crate) const ENDS: Self = Self(EventFlags::RDHUP.union(EventFlags::ET));
 
+    /// The same, and room to write.
+    pub(crate) const ENDS_AND_ROOM: Self = Self(Self::ENDS.0.union(EventFlags::OUT));
+
     /// A listener, or another source of which one unit at a time is taken: told as long as there
     /// is something to take.
     pub const TAKE: Self = Self(EventFlags::IN);
