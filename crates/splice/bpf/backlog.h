@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* How much lies in front of a socket's send function. */
+/* How much is on the way through a target. */
 #ifndef BACKLOG_H
 #define BACKLOG_H
 
 #include "kernel_fields.h"
+
+/* The bookkeeping of one skb, in bytes (SKB_TRUESIZE of an empty TCP skb is 1280 on 64 bits). */
+#define SKB_COST 1536
+
+/* User space is called at half of the target's send buffer... */
+#define CALL_SHIFT 1
+/* ...and gate steps in at half of it beyond it. */
+#define GATE_SHIFT 1
 
 /* skbs that wait on the socket's psock for the worker that sends them. */
 static __always_inline __u32 backlog_skbs(void *user_data)
@@ -13,6 +21,15 @@ static __always_inline __u32 backlog_skbs(void *user_data)
 
 	bpf_core_read(&skbs, sizeof(skbs), &psock->ingress_skb.qlen);
 	return skbs;
+}
+
+/* Memory behind the target that no peer has yet: in its backlog, of `pending` bytes, and sent. */
+static __always_inline __s64 on_the_way(struct tcp_sock *tcp, __u32 pending)
+{
+	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
+
+	return (__s64)sk->sk_wmem_queued + pending +
+	       (__s64)backlog_skbs(sk->sk_user_data) * SKB_COST;
 }
 
 #endif

@@ -2,16 +2,22 @@
 /*
  * Sends what arrives on a source to its target, without user space.
  *
- * Attached as a verdict to the map of sources, with no parser: it runs once per skb. What it
- * returns decides who has the bytes: redirected, they are acknowledged to the sender and belong
- * to the target; passed, they wait on the source for user space, charged to it, so that its
- * window closes; dropped, they would be acknowledged and gone, so bytes are never dropped.
+ * Attached as a verdict to the map of sources, with no parser: it runs once per skb, under the
+ * source's socket lock. What it redirects is acknowledged to the sender at once and charged to
+ * nobody until the kernel's worker gives it to the target. So it counts what is under way, and
+ * calls user space to close the direction when the target has got its share.
+ *
+ * It never says SK_PASS. Bytes that are passed wait on the source's psock, and where that has a
+ * backlog of the other direction, the kernel's worker charges them without the socket's lock
+ * (sk_psock_backlog, sk_psock_skb_ingress); where it has none, they are charged without having
+ * been scheduled (sk_psock_skb_ingress_self), and a send under memory pressure computes a negative
+ * size from that (tcp_wmem_schedule) and fails with EFAULT.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
-#include "redirect.h"
+#include "redirect_maps.h"
 #include "backlog.h"
 #include "maps.h"
 
@@ -23,30 +29,13 @@ struct {
 	__uint(max_entries, 1);
 } sources SEC(".maps");
 
-/* Cookie of a source -> its index in directions. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} indices SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct direction);
-	__uint(max_entries, 1);
-} directions SEC(".maps");
-
 /* Indices of directions that need user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
 } calls SEC(".maps");
 
-/* skbs of sources that have no direction; only a race of a removal can make one. */
+/* skbs of sources that have no direction; only a pair that is over can make one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -54,72 +43,70 @@ struct {
 	__uint(max_entries, 1);
 } strays SEC(".maps");
 
-/*
- * What an skb costs the target beside its bytes: the send buffer is charged with the bookkeeping
- * of each skb too (SKB_TRUESIZE of an empty TCP skb is 1280 bytes on 64 bits), and the bytes may
- * be spread over one more skb for every 16 KiB (32 KiB page fragments, 17 of them at most).
- */
-#define SKB_COST 1536
-#define PIECE_SHIFT 14
-
 /* The most that is granted at once: the sooner the next look, the closer to the bound. */
-#define MOST_CREDIT (256 << 10)
+#define MOST_CREDIT (128 << 10)
 
-/* A look at the target: what still fits before its send function would say EAGAIN. */
-static __always_inline __s64 room_of_target(__u64 cookie, struct direction *direction)
+static __always_inline void call(__u32 index)
 {
-	struct bpf_sock *target = bpf_map_lookup_elem(&targets, &cookie);
-	struct tcp_sock *tcp;
-	__s64 size = 0, used = 0;
-
-	if (!target)
-		return 0;
-	tcp = bpf_skc_to_tcp_sock(target);
-	if (tcp) {
-		struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
-
-		/*
-		 * Three quarters, so that the worker never finds it full, whatever the
-		 * bookkeeping comes to: what is passed on this socket waits behind its backlog,
-		 * charged to nobody.
-		 */
-		size = sk->sk_sndbuf - (sk->sk_sndbuf >> 2);
-		used = sk->sk_wmem_queued;
-		used += (__s64)backlog_skbs(sk->sk_user_data) * direction->largest;
-	}
-	bpf_sk_release(target);
-	/* Latched, it waits until half is free, so that it does not go back and forth per skb. */
-	if (direction->latched)
-		size >>= 1;
-	return size - used;
+	bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
 }
 
-/*
- * Leaves the skb to user space, and calls it unless it has bytes of this direction to copy
- * anyway. The counter is a full barrier before consumed is read, as user space puts one between
- * writing consumed and reading passed: one of the two sees the other's write.
- */
-static __always_inline int pass(struct __sk_buff *skb, struct direction *direction, __u32 index)
+/* Asks user space to close the direction, once in an opening. */
+static __always_inline void ring(struct direction *direction, __u32 index)
 {
-	__u64 before = __sync_fetch_and_add(&direction->passed, skb->len);
+	if (direction->rang != direction->opened) {
+		direction->rang = direction->opened;
+		call(index);
+	}
+}
 
-	/* User space will fill the target by hand: what was granted for it is void. */
+/* Looks at the target, and draws the conclusions from what is on its way there. */
+static __always_inline void look(__u64 cookie, struct direction *direction, __u32 index)
+{
+	struct bpf_sock *target = bpf_map_lookup_elem(&targets, &cookie);
+	__u32 opened = direction->opened;
+	struct tcp_sock *tcp;
+	__s64 size = 0, used = 0, room;
+
 	direction->credit = 0;
+	if (!target)
+		return;
+	tcp = bpf_skc_to_tcp_sock(target);
+	if (tcp) {
+		__u32 sent = direction->target_seq + (__u32)direction->redirected;
 
-	if (*(volatile __u64 *)&direction->consumed == before)
-		bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
-	return SK_PASS;
+		size = tcp->inet_conn.icsk_inet.sk.sk_sndbuf;
+		used = on_the_way(tcp, sent - tcp->write_seq);
+	}
+	bpf_sk_release(target);
+	if (!tcp)
+		return;
+
+	if ((used >> 10) > direction->most)
+		direction->most = used >> 10;
+	room = (size >> CALL_SHIFT) - used;
+	if (room > 0) {
+		direction->credit = room < MOST_CREDIT ? room : MOST_CREDIT;
+		return;
+	}
+	ring(direction, index);
+	/* User space is late: the sender has to repeat what comes now. */
+	if (used > size + (size >> GATE_SHIFT))
+		direction->over = opened;
 }
 
 /* The most that one call of bpf_skb_adjust_room takes away (sk_skb_adjust_room). */
 #define MOST_CUT 0xfff
-/* A segment has 64 KiB at most, but for BIG TCP; what is longer ends the pair. */
-#define MOST_CUTS 34
+/*
+ * Segments grow together in a queue to MAX_SKB_FRAGS fragments of 32 KiB (tcp_try_coalesce), 17 of
+ * them as kernels are built. What is longer ends the pair.
+ */
+#define MOST_CUTS 160
 
 /*
  * Takes bytes away that have come before. A segment that was sent again with other borders is
  * queued whole, and its reader skips what it knows (tcp_recvmsg_locked); tcp_read_skb hands the
- * whole skb to the verdict.
+ * whole skb to the verdict. So it does with an skb that was read in part before the opening.
  */
 static __always_inline int trim(struct __sk_buff *skb, struct direction *direction)
 {
@@ -127,7 +114,7 @@ static __always_inline int trim(struct __sk_buff *skb, struct direction *directi
 
 	bpf_core_read(&seq, sizeof(seq),
 		      &((struct tcp_skb_cb *)((struct sk_buff *)skb)->cb)->seq);
-	known = direction->base_seq + (__u32)(direction->redirected + direction->passed) - seq;
+	known = direction->base_seq + (__u32)direction->redirected - seq;
 	if (known == 0)
 		return 0;
 	direction->trimmed++;
@@ -141,12 +128,21 @@ static __always_inline int trim(struct __sk_buff *skb, struct direction *directi
 	return known ? -1 : 0;
 }
 
+/* Nobody can say what belongs where from here on: user space resets both ends. */
+static __always_inline int give_up(struct direction *direction, __u32 index)
+{
+	direction->missed++;
+	call(index);
+	return SK_DROP;
+}
+
 SEC("sk_skb/verdict")
 int redirect(struct __sk_buff *skb)
 {
 	__u64 cookie = bpf_get_socket_cookie(skb);
 	__u32 *index = bpf_map_lookup_elem(&indices, &cookie);
 	struct direction *direction;
+	__u32 opened;
 	__s64 cost;
 
 	direction = index ? bpf_map_lookup_elem(&directions, index) : NULL;
@@ -156,57 +152,34 @@ int redirect(struct __sk_buff *skb)
 
 		if (count)
 			__sync_fetch_and_add(count, 1);
-		return SK_PASS;
+		return SK_DROP;
 	}
 
 	/*
 	 * A bare end of stream. Redirected it would break the target (the worker takes the zero
-	 * for EPIPE); passed it would break the source when that has a backlog of its own.
-	 * Dropping it loses nothing: the socket has noted the end already.
+	 * for EPIPE). Dropping it loses nothing: the socket has noted the end already.
 	 */
 	if (skb->len == 0) {
 		direction->fins++;
 		return SK_DROP;
 	}
 
-	if (trim(skb, direction)) {
-		/* Nobody can say what belongs where from here on: user space ends the pair. */
-		direction->missed++;
-		return pass(skb, direction, *index);
-	}
+	if (direction->missed || trim(skb, direction))
+		return give_up(direction, *index);
+	if (direction->redirected + skb->len > direction->limit)
+		return give_up(direction, *index);
 
+	opened = direction->opened;
 	direction->last_ns = bpf_ktime_get_coarse_ns();
-
-	/* Bytes before these are still in user space's hands. */
-	if (*(volatile __u64 *)&direction->consumed != direction->passed) {
-		direction->behind++;
-		return pass(skb, direction, *index);
-	}
-
-	/* Only user space can stop in the middle of an skb, and end the pair at its end. */
-	if (direction->redirected + direction->passed + skb->len >= direction->limit) {
-		direction->limited++;
-		return pass(skb, direction, *index);
-	}
-
-	cost = skb->len + SKB_COST + ((skb->len >> PIECE_SHIFT) * SKB_COST);
-	if (cost > direction->largest)
-		direction->largest = cost;
-	if (direction->credit < cost) {
-		__s64 room = room_of_target(cookie, direction);
-
-		if (room < cost) {
-			direction->latched = 1;
-			direction->full++;
-			return pass(skb, direction, *index);
-		}
-		direction->latched = 0;
-		direction->credit = room < MOST_CREDIT ? room : MOST_CREDIT;
-		if (direction->credit < cost)
-			direction->credit = cost;
-	}
-
+	cost = skb->len + SKB_COST;
+	if (direction->credit < cost)
+		look(cookie, direction, *index);
 	direction->credit -= cost;
+	/* Only user space can stop at a byte. What gate has let in already fits in between. */
+	if (direction->limit - direction->redirected < LIMIT_MARGIN && direction->over != opened) {
+		direction->over = opened;
+		ring(direction, *index);
+	}
 
 	/*
 	 * Counted before it is queued, so that user space never takes the target for drained
@@ -216,8 +189,7 @@ int redirect(struct __sk_buff *skb)
 	if (bpf_sk_redirect_hash(skb, &targets, &cookie, 0) != SK_PASS) {
 		/* The helper's own answer to a miss is SK_DROP: acknowledged and lost. */
 		__sync_fetch_and_add(&direction->redirected, -(__u64)skb->len);
-		direction->missed++;
-		return pass(skb, direction, *index);
+		return give_up(direction, *index);
 	}
 	return SK_PASS;
 }

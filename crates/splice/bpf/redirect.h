@@ -1,35 +1,45 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the redirect program and user space share; mirrored by src/bpf_types.rs. */
+/* What the programs and user space share; mirrored by src/bpf_types.rs. */
 #ifndef REDIRECT_H
 #define REDIRECT_H
 
 /*
- * One direction of a pair, in an array that user space has mapped. Every field has one writer,
- * so neither side can overwrite what the other counted.
+ * This far before its byte limit a direction is closed for good: more than the socket holds that
+ * gate has let in already (sk_add_backlog: both buffers, five and a half MiB at most).
+ */
+#define LIMIT_MARGIN (8 << 20)
+
+/*
+ * One direction of a pair, in an array that user space has mapped. Each field has one writer, so
+ * nobody can overwrite what another counted.
  *
- * The order of the stream rests on one rule: bytes are redirected only while consumed == passed,
- * that is while user space has nothing of this direction left to copy; and user space copies only
- * after everything redirected has reached the target.
+ * A direction is open while its source is a member of sources, and closed while it is not: then
+ * the source is a plain TCP socket, and its bytes wait in its receive queue. User space opens and
+ * closes; every byte that passes is redirected.
  */
 struct direction {
-	/* Written by the program. */
-	__u64 redirected;	/* bytes handed to the target in the kernel */
-	__u64 passed;		/* bytes left on the source for user space */
+	/* Written by redirect, under the source's socket lock. */
+	__u64 redirected;	/* bytes handed to the target */
 	__u64 last_ns;		/* CLOCK_MONOTONIC_COARSE when bytes last came */
 	__s64 credit;		/* cost that fits the target without another look */
-	__u32 largest;		/* highest cost of one skb so far */
-	__u32 latched;		/* the target was full: pass until it is half empty */
-	__u32 full;		/* skbs passed because the target was full */
-	__u32 behind;		/* skbs passed because user space had bytes to copy */
-	__u32 limited;		/* skbs passed because they reach the byte limit */
-	__u32 missed;		/* skbs passed because the target was gone */
+	__u32 rang;		/* the opening in which user space was asked to close */
+	__u32 over;		/* the opening in which gate had to step in */
+	__u32 missed;		/* skbs that could not be redirected: the pair is lost */
 	__u32 trimmed;		/* skbs that began with bytes which had come before */
 	__u32 fins;		/* bare ends of stream, dropped; the socket knows of them */
+	__u32 most;		/* KiB on the way to the target, the most that was seen */
+	__u32 spare[4];
 
-	/* Written by user space, on a cache line of its own. */
-	__u64 consumed __attribute__((aligned(64))); /* passed bytes given to the target */
-	__u32 base_seq;		/* sequence number of the direction's first byte */
-	__u64 limit;		/* byte limit: what reaches it is user space's to move */
+	/* Written by user space. */
+	__u64 limit __attribute__((aligned(64))); /* byte limit, as `redirected` counts */
+	__u32 base_seq;		/* sequence number of the source's first byte */
+	__u32 target_seq;	/* where that byte went in the target's numbering */
+	__u32 opened;		/* number of this opening; 0 while closed */
+	__u32 held;		/* gate lets nothing in: user space is about to close */
+
+	/* Written by gate. */
+	__u32 accepted;		/* sequence number behind everything that was let in */
+	__u32 refused;		/* segments that were not let in; the sender repeats them */
 } __attribute__((aligned(64)));
 
 /* What inspect tells of a target, which is a source of the other direction too. */
@@ -40,6 +50,8 @@ struct inspection {
 	__u32 write_seq;	/* out: behind the last byte given to its send function */
 	__u32 copied_seq;	/* out: behind the last byte that was taken out of it */
 	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
+	__u32 send_bytes;	/* out: memory of what it has not yet got acknowledged */
+	__u32 send_limit_bytes;	/* out: the most of that */
 	__u32 unused;
 };
 

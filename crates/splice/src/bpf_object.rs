@@ -303,6 +303,12 @@ impl Program {
     }
 }
 
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 #[cfg(test)]
 impl Program {
     /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
@@ -576,7 +582,7 @@ mod tests {
         );
         let entries = object.map("directions")?.share_values::<DirectionEntry>()?;
         assert_eq!(entries.len(), 64);
-        assert_eq!(entries.at(63).passed.load(Ordering::Relaxed), 0);
+        assert_eq!(entries.at(63).redirected.load(Ordering::Relaxed), 0);
         let mut ring = object.map("calls")?.consume()?;
         ring.take(|_| unreachable!("nobody has called"));
         Ok(())

@@ -15,22 +15,23 @@ pub(crate) unsafe trait Plain: Sized {}
 #[repr(C, align(64))]
 pub(crate) struct DirectionEntry {
     pub(crate) redirected: AtomicU64,
-    pub(crate) passed: AtomicU64,
     pub(crate) last_ns: AtomicU64,
     pub(crate) credit: AtomicI64,
-    pub(crate) largest: AtomicU32,
-    pub(crate) latched: AtomicU32,
-    pub(crate) full: AtomicU32,
-    pub(crate) behind: AtomicU32,
-    pub(crate) limited: AtomicU32,
+    pub(crate) rang: AtomicU32,
+    pub(crate) over: AtomicU32,
     pub(crate) missed: AtomicU32,
     pub(crate) trimmed: AtomicU32,
     pub(crate) fins: AtomicU32,
-    pub(crate) consumed: AtomicU64,
-    pub(crate) base_seq: AtomicU32,
-    gap: AtomicU32,
+    pub(crate) most: AtomicU32,
+    spare: [AtomicU32; 4],
     pub(crate) limit: AtomicU64,
-    rest_of_line: [AtomicU64; 5],
+    pub(crate) base_seq: AtomicU32,
+    pub(crate) target_seq: AtomicU32,
+    pub(crate) opened: AtomicU32,
+    pub(crate) held: AtomicU32,
+    pub(crate) accepted: AtomicU32,
+    pub(crate) refused: AtomicU32,
+    rest_of_line: [AtomicU64; 4],
 }
 
 /// `struct inspection` in `bpf/redirect.h`.
@@ -43,6 +44,8 @@ pub(crate) struct Inspection {
     pub(crate) write_seq: u32,
     pub(crate) copied_seq: u32,
     pub(crate) rcv_nxt: u32,
+    pub(crate) send_bytes: u32,
+    pub(crate) send_limit_bytes: u32,
     pub(crate) unused: u32,
 }
 
@@ -210,9 +213,10 @@ pub(crate) struct SegmentInspection {
 
 const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
-    assert!(std::mem::offset_of!(DirectionEntry, fins) == 60);
-    assert!(std::mem::offset_of!(DirectionEntry, consumed) == 64);
-    assert!(size_of::<Inspection>() == 32);
+    assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
+    assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
+    assert!(std::mem::offset_of!(DirectionEntry, refused) == 92);
+    assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);
     assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
@@ -237,7 +241,7 @@ mod plain {
     unsafe impl Plain for u64 {}
     // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
     unsafe impl Plain for DirectionEntry {}
-    // SAFETY: repr(C), integers only, 8 + 6 * 4 = 32 bytes.
+    // SAFETY: repr(C), integers only, 8 + 8 * 4 = 40 bytes.
     unsafe impl Plain for Inspection {}
     // SAFETY: repr(C), arrays of bytes only.
     unsafe impl Plain for SegmentTuple {}

@@ -244,9 +244,14 @@ impl Direction {
         self.state != State::Flowing
     }
 
-    /// Nothing is in hand, and the source was found empty.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.state == State::Flowing && !self.source_ready && self.hand.held() == 0
+    /// Nothing of it is in user space's hands.
+    pub(crate) fn is_empty_handed(&self) -> bool {
+        self.hand.held() == 0
+    }
+
+    /// There is a mark.
+    pub(crate) fn is_held(&self) -> bool {
+        self.mark_bytes != u64::MAX
     }
 
     /// Moves the mark: see the module's words.
@@ -369,7 +374,7 @@ impl Direction {
             Ok(Filled::Mark) => self.urgent = true,
             // Before the mark bytes are still to come: a socket with a BPF program on it says "end"
             // while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
-            Ok(Filled::End) if self.mark_bytes != u64::MAX => self.source_ready = false,
+            Ok(Filled::End) if self.is_held() => self.source_ready = false,
             Ok(Filled::End) => self.state = State::Ending,
             Err(Errno::INTR) => {}
             Err(errno) => {

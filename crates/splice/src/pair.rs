@@ -231,14 +231,17 @@ impl Pair {
             let closing = self.directions[from.other().index()].has_ended();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
+            // What the kernel moves is not out before its engine says so.
+            let limit = self
+                .byte_limit
+                .filter(|_| !direction.is_held())
+                .map(|limit| limit.saturating_sub(in_kernel[from.index()]));
             let progress = direction.pump(&mut Way {
                 source: sides[from.index()],
                 destination: sides[to.index()],
                 carriers: cx.carriers(),
                 shares: self.shares,
-                byte_limit: self
-                    .byte_limit
-                    .map(|limit| limit.saturating_sub(in_kernel[from.index()])),
+                byte_limit: limit,
                 closing,
             });
             let after = direction.given_bytes();
@@ -258,7 +261,7 @@ impl Pair {
                     break;
                 }
             }
-            if self.byte_limit == Some(after + in_kernel[from.index()]) {
+            if limit == Some(after) {
                 reason = Some(Reason::ByteLimit);
                 break;
             }
@@ -321,7 +324,7 @@ impl Pair {
             return Chosen { name, why };
         }
         let name = match self.choice {
-            EngineChoice::Only(EngineName::Sockmap) if self.declined.is_some() => EngineName::Copy,
+            EngineChoice::Only(EngineName::Sockmap) => EngineName::Copy,
             EngineChoice::Only(name) => name,
             EngineChoice::Auto if piped => EngineName::Pipe,
             EngineChoice::Auto => EngineName::Copy,
@@ -335,6 +338,9 @@ impl Pair {
                 name,
                 why: self.declined.as_deref().cloned().unwrap_or_default(),
             },
+            None if self.kernel.is_some() => {
+                Chosen::new(name, "no engine in the kernel has taken it yet")
+            }
             None if by_name => Chosen::new(name, BY_NAME),
             None if piped => Chosen::new(name, "a direction moved bulk"),
             None => Chosen::new(name, "no direction moved bulk"),
@@ -466,11 +472,11 @@ impl Pair {
             return None;
         };
         for from in Side::BOTH {
-            let to = from.other();
+            let to = ends.across(from);
             let watched = &mut self.room_watched[to.index()];
             if self.directions[from.index()].is_blocked_on_ring() && !*watched {
                 *watched = true;
-                let end = ends[to.index()].as_fd();
+                let end = ends.sides()[to.index()].as_fd();
                 if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {
                     let errno = errno_of(&error);
                     return Some(Reason::Failed { side: to, errno });
@@ -584,7 +590,8 @@ impl Task for Pair {
             self.kernel_look_at = None;
             step = self.pump(cx);
         }
-        if matches!(step, Step::Wait | Step::Again) {
+        // A pair that has begun to part has a deadline of its own.
+        if matches!(step, Step::Wait | Step::Again) && self.parting_until.is_none() {
             self.set_deadline(cx);
         }
         step

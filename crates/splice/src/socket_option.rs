@@ -123,6 +123,21 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
+/// Puts a BPF program (`BPF_PROG_TYPE_SOCKET_FILTER`) in front of the socket.
+pub(crate) fn filter(fd: impl AsFd, program: BorrowedFd<'_>) -> Result<(), Errno> {
+    set(
+        fd.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_BPF,
+        &program.as_raw_fd(),
+    )
+}
+
+/// Takes the program in front of the socket away, if there is one.
+pub(crate) fn unfilter(fd: impl AsFd) {
+    let _ = set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32);
+}
+
 /// Lets the socket ignore everything but a reset.
 ///
 /// In repair mode alone it would still acknowledge and queue what arrives.

@@ -161,67 +161,6 @@ contract!(pipe, PIPE, (always));
 contract!(uring, URING, (always));
 contract!(auto, AUTO, (always));
 contract!(aio, AIO, (always));
+contract!(sockmap, SOCKMAP, (always));
 contract!(segment, SEGMENT, (alone));
 contract!(segment_v6, SEGMENT_V6, (alone));
-// Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.
-mod sockmap {
-    tests! { (alone) SOCKMAP;
-        every_byte:
-            both_ways_at_once
-            bytes_queued_before_the_join
-            one_byte_at_a_time
-            peers_that_ended_before_the_join
-            a_peer_that_closed_before_the_join
-            a_peer_that_closed_while_the_other_is_slow
-            small_segments;
-        half_close:
-            the_other_direction_goes_on
-            both_ways_with_a_backlog
-            with_nothing_sent;
-        reset:
-            while_idle
-            in_the_middle_of_a_transfer
-            in_the_middle_of_a_backlog
-            after_its_own_half_close
-            after_the_half_close_of_the_other
-            by_closing_with_unread_data
-            before_the_join;
-        back_pressure:
-            one_direction;
-        idle:
-            ends_a_silent_pair
-            ends_a_stalled_pair
-            leaves_a_talking_pair;
-        byte_limit:
-            at_the_end_of_the_stream
-            is_not_reached;
-        counters:
-            follow_a_running_transfer
-            are_exact_after_a_reset;
-        shutdown:
-            dropping_the_handle
-            dropping_the_handle_at_once
-            dropping_the_splicer
-            dropping_the_event_loop
-            detaching_the_handle;
-        nothing_left:
-            of_pairs_that_ended_in_every_way
-            of_five_hundred_pairs_at_once;
-        event_loop:
-            driven_by_the_caller
-            idle_timeout_through_the_descriptor
-            a_listening_task
-            a_deadline_set_between_turns;
-        urgent:
-            stays_in_its_place
-            before_the_end_of_the_stream;
-        echo:
-            every_byte
-            what_was_there_before
-            a_client_that_does_not_read
-            a_reset_ends_it
-            limits_end_it
-            many_at_once
-            costs_what_the_engine_promises;
-    }
-}

@@ -95,9 +95,9 @@ pub(crate) struct RelayArgs {
     /// pick it.
     ///
     /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
-    /// never picks them: with sockmap on Linux 6.18 a connection that moves bulk both ways at once
-    /// can exceed the memory bound or be cut with an error; with segment a pair that cannot be
-    /// translated is reset. 'spliced doctor' tells which engines work here.
+    /// never picks them: sockmap is for small messages, and the start of bulk can cost it a
+    /// repetition of the sender; with segment a pair that cannot be translated is reset. 'spliced
+    /// doctor' tells which engines work here.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

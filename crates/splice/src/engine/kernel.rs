@@ -61,12 +61,12 @@ impl Grip<'_> {
 }
 
 /// What a pair's two sockets are watched for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Watch {
-    /// Everything: user space moves bytes of one direction at least.
-    Stream,
     /// Ends of stream and errors only.
     Ends,
+    /// Everything: user space moves bytes of one direction at least.
+    Stream,
 }
 
 /// How it goes on with a pair that an engine holds.

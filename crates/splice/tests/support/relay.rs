@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
-use splice::{Endpoint, Handle, Limits, Options, Outcome, Splicer};
+use splice::{Endpoint, EngineChoice, EngineName, Handle, Limits, Options, Outcome, Splicer};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
-use crate::support::patience::PATIENCE;
+use crate::support::patience::{PATIENCE, until};
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
 
@@ -50,6 +50,13 @@ impl Relay {
         let (a, near) = Peer::connected(mix.a);
         let (b, far) = Peer::connected(mix.b);
         let handle = self.join_sockets(near, far);
+        let sockmap = EngineName::Sockmap;
+        if self.options.engine == EngineChoice::Only(sockmap)
+            && self.options.limits.byte_limit.is_none()
+        {
+            // It takes a pair that is calm; what a rule does then happens in the kernel.
+            until("the kernel has the pair", || handle.engine().0 == sockmap);
+        }
         Joined { a, b, handle }
     }
 

@@ -1,44 +1,93 @@
-//! One direction of a sockmap pair.
+//! One direction of a sockmap pair: opened and closed by user space, moved by the program.
 
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::shared::Shared;
 use super::{failed, refusal};
+use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::direction::Direction;
 use crate::endpoint::Endpoint;
-use crate::engine::kernel::Grip;
+use crate::engine::kernel::{Grip, Watch};
 use crate::outcome::{Reason, Side};
+use crate::socket_option;
 use crate::task::Readiness;
+
+/// How often to look whether the source is quiet before it is let in again: a segment that was on
+/// its way has its verdict in some 20 µs, a look takes 2.
+const LOOKS_AT_HELD: u32 = 16;
+
+/// How soon to look again at what has no event: one tick of the loop's timer, in which the worker
+/// sends some megabytes.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// So far before a byte limit the rest goes by hand: `LIMIT_MARGIN` in `bpf/redirect.h`.
+const LIMIT_MARGIN_BYTES: u64 = 8 << 20;
+
+/// This many bytes by hand within this time are bulk: a tenth of a Gb/s.
+const BULK_BYTES: u64 = 256 << 10;
+const BULK_WITHIN: Duration = Duration::from_millis(20);
+
+/// How long a direction goes by hand at first.
+const FIRST_CALM: Duration = Duration::from_millis(20);
+
+/// How long a direction goes by hand behind a spell of bulk: longer than the silence of a sender
+/// that has lost the end of a burst (`TCP_RTO_MIN`, 200 ms, and one repetition).
+const CALM: Duration = Duration::from_millis(700);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     ByHand,
-    InKernel,
-    Assisted,
+    Open,
+    Draining,
     Left,
     Over,
 }
 
 /// What a lane asks of the pair.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
+    pub(super) watch: Watch,
     pub(super) again: bool,
-    pub(super) look_again: bool,
+    pub(super) look_at: Option<Instant>,
 }
 
 impl Step {
-    const LOOK_AGAIN: Self = Self {
-        again: false,
-        look_again: true,
+    /// Nothing: the kernel moves the bytes, or the direction is over.
+    pub(super) const ASLEEP: Self = Self::watching(Watch::Ends);
+    const PUMP: Self = Self {
+        again: true,
+        ..Self::watching(Watch::Stream)
     };
 
+    const fn watching(watch: Watch) -> Self {
+        Self {
+            watch,
+            again: false,
+            look_at: None,
+        }
+    }
+
+    fn until(self, look_at: Instant) -> Self {
+        Self {
+            look_at: Some(look_at),
+            ..self
+        }
+    }
+
+    /// There is no event for "the worker has sent it".
+    fn look_again(grip: &Grip<'_>) -> Self {
+        Self::ASLEEP.until(grip.now + LOOK_AGAIN)
+    }
+
     pub(super) fn join(&mut self, other: Self) {
+        self.watch = self.watch.max(other.watch);
         self.again |= other.again;
-        self.look_again |= other.look_again;
+        self.look_at = [self.look_at, other.look_at].into_iter().flatten().min();
     }
 }
 
@@ -51,13 +100,13 @@ pub(super) struct Lane {
     state: State,
     why_left: Option<String>,
     index: Option<u32>,
-    /// The target's `write_seq` and the source's `copied_seq` at the insertion.
-    base_write: u32,
-    base_read: u32,
-    /// What user space had given at the insertion; nothing was in hand.
-    base_given: u64,
-    /// Everything redirected up to this count has been pushed.
-    drained_at: Option<u64>,
+    openings: u32,
+    /// What user space had taken when the accounts were set up or closed last.
+    taken_before: u64,
+    /// While it goes by hand: when a portion began, and how much had been taken by then.
+    portion: Option<(Instant, u64)>,
+    /// While it goes by hand: since when there was no bulk.
+    calm_since: Option<Instant>,
 }
 
 impl Lane {
@@ -68,10 +117,10 @@ impl Lane {
             state: State::ByHand,
             why_left: None,
             index: None,
-            base_write: 0,
-            base_read: 0,
-            base_given: 0,
-            drained_at: None,
+            openings: 0,
+            taken_before: 0,
+            portion: None,
+            calm_since: None,
         }
     }
 
@@ -83,21 +132,13 @@ impl Lane {
         self.index
     }
 
-    pub(super) fn why_left(&self) -> Option<String> {
-        self.why_left.clone()
+    /// It was not tried yet.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.state == State::ByHand && self.index.is_none()
     }
 
-    /// User space has nothing to do for it.
-    pub(super) fn is_asleep(&self, grip: &Grip<'_>) -> bool {
-        let ended = grip
-            .directions
-            .iter()
-            .all(|direction| direction.has_ended());
-        match self.state {
-            State::InKernel | State::Over => true,
-            State::Left => ended,
-            State::ByHand | State::Assisted => false,
-        }
+    pub(super) fn why_left(&self) -> Option<String> {
+        self.why_left.clone()
     }
 
     pub(super) fn insert_target(&self, shared: &Shared, target: &Endpoint) -> Result<(), Errno> {
@@ -108,245 +149,330 @@ impl Lane {
         shared.targets.remove(&self.cookie);
     }
 
-    /// A stream that is ending needs no engine.
-    pub(super) fn leave_if_ending(&mut self, grip: &Grip<'_>, index: usize) {
-        if self.state == State::ByHand && grip.directions[index].is_ending() {
-            self.leave("its stream had ended before it was taken".into());
-        }
-    }
-
     fn leave(&mut self, why: String) {
         self.state = State::Left;
         self.why_left = Some(why);
     }
 
-    /// Read to `EAGAIN`, with nothing in hand: an skb that is read in part would be handed over
-    /// whole.
-    pub(super) fn is_ready(
-        &self,
-        grip: &mut Grip<'_>,
-        index: usize,
-        step: &mut Step,
-    ) -> Result<bool, Reason> {
-        if self.state != State::ByHand || !grip.directions[index].is_at_rest() {
-            return Ok(false);
-        }
-        match peek(grip.ends[index]) {
-            Err(Errno::AGAIN) => Ok(true),
-            // Bytes or an end of stream came since; pump once more.
-            Ok(_) | Err(Errno::INTR) => {
-                grip.directions[index].source_became(Readiness::READABLE);
-                step.again = true;
-                Ok(false)
-            }
-            // The look has taken the error from the socket: the next read would see an end.
-            Err(errno) => Err(Reason::fault(Side::BOTH[index], errno)),
-        }
+    fn source(&self, shared: &Shared, number: usize) -> Result<Inspection, Reason> {
+        shared
+            .inspect(self.back_cookie)
+            .map_err(|errno| failed(number, errno))
     }
 
-    /// Hands the direction to the program. From the insertion into `sources` on it runs.
-    pub(super) fn insert(
-        &mut self,
-        shared: &Shared,
-        grip: &mut Grip<'_>,
-        number: usize,
-    ) -> Result<(), Reason> {
-        let (target, source) = match (
-            shared.inspect(self.cookie),
-            shared.inspect(self.back_cookie),
-        ) {
-            (Ok(target), Ok(source)) => (target, source),
-            (Err(errno), _) | (_, Err(errno)) => {
-                self.leave(format!("its sockets cannot be looked at: {errno}"));
-                return Ok(());
-            }
-        };
-        let Some(index) = shared.claim((grip.waker)()) else {
-            self.leave("all its entries are in use".into());
-            return Ok(());
-        };
-        let direction = &mut grip.directions[number];
-        self.base_write = target.write_seq;
-        self.base_read = source.copied_seq;
-        self.base_given = direction.given_bytes();
-        let entry = shared.entry(index);
-        let limit = grip
-            .byte_limit
-            .map_or(u64::MAX, |limit| limit - direction.taken_bytes());
-        entry.limit.store(limit, Ordering::Relaxed);
-        entry.base_seq.store(self.base_read, Ordering::Release);
-        let inserted = shared.indices.update(&self.cookie, &index).and_then(|()| {
-            let source = grip.ends[number].as_fd();
-            shared.sources.insert_socket(&self.cookie, source)
-        });
-        if let Err(errno) = inserted {
-            shared.indices.remove(&self.cookie);
-            shared.give_back(index);
-            self.leave(refusal(errno));
-            return Ok(());
-        }
-        direction.hold_at(direction.taken_bytes());
-        self.index = Some(index);
-        self.state = State::InKernel;
-        // What came before the insertion waits in the receive queue; a look at it makes TCP run
-        // the program on it (`tcp_bpf_recvmsg_parser`).
-        match peek(grip.ends[number]) {
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
-        }
+    fn target(&self, shared: &Shared, number: usize) -> Result<Inspection, Reason> {
+        shared
+            .inspect(self.cookie)
+            .map_err(|errno| failed(1 - number, errno))
     }
 
+    /// Does what there is to do now.
     pub(super) fn turn(
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
         number: usize,
     ) -> Result<Step, Reason> {
+        if grip.directions[number].has_ended() && self.state != State::Left {
+            self.state = State::Over;
+        }
+        if self.state == State::ByHand && self.index.is_none() {
+            // Many a connection begins with the bulk that it was made for.
+            let taken = grip.directions[number].taken_bytes();
+            let calm_until = self.calm_until(grip.now, taken, FIRST_CALM);
+            if grip.now < calm_until && !grip.directions[number].is_ending() {
+                return Ok(Step::watching(Watch::Stream).until(calm_until));
+            }
+            self.begin(shared, grip, number)?;
+        }
         let Some(index) = self.index else {
-            return Ok(Step::default());
+            return Ok(match grip.directions[number].has_ended() {
+                true => Step::ASLEEP,
+                false => Step::watching(Watch::Stream),
+            });
         };
-        if shared.entry(index).missed.load(Ordering::Relaxed) > 0 {
-            // Somebody took the target out of the map; what it had in its backlog is lost.
+        let entry = shared.entry(index);
+        if entry.missed.load(Ordering::Relaxed) > 0 {
             return Err(failed(1 - number, Errno::IO));
         }
         match self.state {
-            State::InKernel | State::Assisted => self.assist(shared, grip, number, index),
-            State::ByHand | State::Left | State::Over => Ok(Step::default()),
+            State::ByHand => self.while_by_hand(shared, grip, number, entry),
+            State::Open => self.while_open(shared, grip, number, entry),
+            State::Draining => self.drain(shared, grip, number, entry),
+            State::Left if grip.directions[number].has_ended() => Ok(Step::ASLEEP),
+            State::Left => Ok(Step::watching(Watch::Stream)),
+            State::Over => Ok(Step::ASLEEP),
         }
     }
 
-    /// Does what the program left to user space.
-    fn assist(
+    /// Takes the direction over once nothing of it is in hand. What waits in the source's queue,
+    /// partly read or not, is the program's then.
+    fn begin(&mut self, shared: &Shared, grip: &mut Grip<'_>, number: usize) -> Result<(), Reason> {
+        let direction = &grip.directions[number];
+        if direction.is_ending() {
+            self.leave("its stream had ended before it was taken".into());
+            return Ok(());
+        }
+        if left_bytes(grip, number, 0) <= LIMIT_MARGIN_BYTES {
+            self.leave("its byte limit is near".into());
+            return Ok(());
+        }
+        if !direction.is_empty_handed() {
+            return Ok(());
+        }
+        let (source, target) = (self.source(shared, number)?, self.target(shared, number)?);
+        let Some(index) = shared.claim((grip.waker)()) else {
+            self.leave("all its entries are in use".into());
+            return Ok(());
+        };
+        let entry = shared.entry(index);
+        self.taken_before = direction.taken_bytes();
+        entry.target_seq.store(target.write_seq, Ordering::Relaxed);
+        entry.accepted.store(source.rcv_nxt, Ordering::Release);
+        let gated = shared
+            .indices
+            .update(&self.cookie, &index)
+            .and_then(|()| socket_option::filter(grip.ends[number], shared.gate.as_fd()));
+        let opened = gated.and_then(|()| self.open(shared, grip, number, entry, source));
+        if let Err(errno) = opened {
+            shared.indices.remove(&self.cookie);
+            shared.give_back(index);
+            self.leave(refusal(errno));
+            return Ok(());
+        }
+        self.index = Some(index);
+        kick(grip, number)
+    }
+
+    /// From the insertion into `sources` on the program runs.
+    fn open(
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
         number: usize,
-        index: u32,
-    ) -> Result<Step, Reason> {
-        let entry = shared.entry(index);
-        let direction = &mut grip.directions[number];
-        if direction.has_ended() {
-            self.state = State::Over;
-            return Ok(Step::default());
-        }
-        let given = direction.given_bytes() - self.base_given;
-        if entry.consumed.load(Ordering::Relaxed) != given {
-            entry.consumed.store(given, Ordering::Relaxed);
-        }
-        // Against the program's own barrier between counting what it passes and reading what was
-        // consumed: either it sees this and calls, or its count is seen below.
-        fence(Ordering::SeqCst);
-        let passed = entry.passed.load(Ordering::Acquire);
-        // Read behind `passed`: what precedes passed bytes in the stream is counted by then.
+        entry: &DirectionEntry,
+        source: Inspection,
+    ) -> Result<(), Errno> {
         let redirected = entry.redirected.load(Ordering::Acquire);
-        let nothing_left = given == passed;
-        if nothing_left && !direction.end_seen() {
-            self.state = State::InKernel;
-            direction.hold_at(direction.taken_bytes());
-            return Ok(Step::default());
+        let left = left_bytes(grip, number, redirected);
+        entry
+            .limit
+            .store(redirected.saturating_add(left), Ordering::Relaxed);
+        let redirected = redirected as u32;
+        entry.base_seq.store(
+            source.copied_seq.wrapping_sub(redirected),
+            Ordering::Relaxed,
+        );
+        self.openings += 1;
+        entry.opened.store(self.openings, Ordering::Release);
+        let socket = grip.ends[number].as_fd();
+        let inserted = shared.sources.insert_socket(&self.cookie, socket);
+        if inserted.is_err() {
+            entry.opened.store(0, Ordering::Release);
+            return inserted;
         }
-        self.state = State::Assisted;
-        if self.drained_at != Some(redirected) {
-            if !self.is_drained(shared, redirected, given, number)? {
-                return Ok(Step::LOOK_AGAIN);
-            }
-            self.drained_at = Some(redirected);
-        }
-        if nothing_left {
-            return self.finish(shared, grip, number, redirected + passed);
-        }
-        direction.hold_at(self.base_given + passed);
-        if direction.end_seen() {
-            direction.source_became(Readiness::READABLE);
-        }
-        Ok(Step {
-            again: direction.can_move() && !direction.end_seen(),
-            // Behind an end of stream no edge tells of bytes that come out of the backlog.
-            look_again: direction.end_seen(),
-        })
+        let direction = &mut grip.directions[number];
+        direction.hold_at(direction.taken_bytes());
+        self.state = State::Open;
+        Ok(())
     }
 
-    /// The source has told of its end and nothing is left on it: once all that came has had its
-    /// verdict, user space reads the end of stream and passes it on.
+    fn while_open(
+        &mut self,
+        shared: &Shared,
+        grip: &mut Grip<'_>,
+        number: usize,
+        entry: &DirectionEntry,
+    ) -> Result<Step, Reason> {
+        if grip.directions[number].end_seen() {
+            return self.finish(shared, grip, number, entry);
+        }
+        if entry.rang.load(Ordering::Relaxed) != self.openings {
+            return Ok(Step::ASLEEP);
+        }
+        match self.close(shared, entry, number)? {
+            true => self.drain(shared, grip, number, entry),
+            false => Ok(Step::look_again(grip)),
+        }
+    }
+
+    /// Takes the source out of the map, which makes it a plain socket: what arrives from now on
+    /// waits in its queue, and closes its window.
+    ///
+    /// The kernel drops what has its verdict in that moment. So first the gate is shut, and then
+    /// it has to show that everything which was let in before is through. False: not yet.
+    fn close(
+        &self,
+        shared: &Shared,
+        entry: &DirectionEntry,
+        number: usize,
+    ) -> Result<bool, Reason> {
+        entry.held.store(1, Ordering::Relaxed);
+        // Against the gate's own barrier between noting a segment and reading this.
+        fence(Ordering::SeqCst);
+        let mut quiet = false;
+        for _ in 0..LOOKS_AT_HELD {
+            let accepted = entry.accepted.load(Ordering::SeqCst);
+            let seen = match self.source(shared, number) {
+                Ok(seen) => seen,
+                Err(reason) => {
+                    entry.held.store(0, Ordering::Release);
+                    return Err(reason);
+                }
+            };
+            let behind = accepted.wrapping_sub(seen.rcv_nxt) as i32;
+            quiet = behind <= 0 && seen.copied_seq == seen.rcv_nxt;
+            if quiet {
+                shared.sources.remove(&self.cookie);
+                entry.opened.store(0, Ordering::Release);
+                break;
+            }
+        }
+        entry.held.store(0, Ordering::Release);
+        Ok(quiet)
+    }
+
+    /// A spell of bulk, and a while behind it: a sender that was refused something may be silent
+    /// and then send all at once.
+    fn while_by_hand(
+        &mut self,
+        shared: &Shared,
+        grip: &mut Grip<'_>,
+        number: usize,
+        entry: &DirectionEntry,
+    ) -> Result<Step, Reason> {
+        let by_hand = Step::watching(Watch::Stream);
+        let (now, direction) = (grip.now, &grip.directions[number]);
+        if direction.is_ending() || direction.end_seen() {
+            self.leave("its stream has ended".into());
+            return Ok(by_hand);
+        }
+        let redirected = entry.redirected.load(Ordering::Acquire);
+        if left_bytes(grip, number, redirected) <= LIMIT_MARGIN_BYTES {
+            self.leave("its byte limit is near".into());
+            return Ok(by_hand);
+        }
+        let taken = direction.taken_bytes();
+        let calm_until = self.calm_until(now, taken, CALM);
+        if now < calm_until {
+            return Ok(by_hand.until(calm_until));
+        }
+        if !direction.is_empty_handed() {
+            return Ok(by_hand);
+        }
+        self.account(entry, taken);
+        let source = self.source(shared, number)?;
+        // A read that comes to the end of stream counts it.
+        let ended = match source.copied_seq.wrapping_sub(expected(entry)) {
+            0 => self.open(shared, grip, number, entry, source).is_err(),
+            1 => true,
+            // Something was taken out of it that we do not know of.
+            _ => return Err(failed(number, Errno::IO)),
+        };
+        if ended {
+            self.leave("its stream has ended".into());
+            return Ok(by_hand);
+        }
+        kick(grip, number)?;
+        Ok(Step::ASLEEP)
+    }
+
+    /// When there will have been no bulk for so long, as it looks now.
+    fn calm_until(&mut self, now: Instant, taken: u64, calm: Duration) -> Instant {
+        let (since, before) = *self.portion.get_or_insert((now, taken));
+        if taken - before >= BULK_BYTES {
+            if now - since < BULK_WITHIN {
+                self.calm_since = None;
+            }
+            self.portion = Some((now, taken));
+        }
+        *self.calm_since.get_or_insert(now) + calm
+    }
+
+    /// What went by hand is left out of the account.
+    fn account(&mut self, entry: &DirectionEntry, taken: u64) {
+        let by_hand = (taken - self.taken_before) as u32;
+        self.taken_before = taken;
+        for seq in [&entry.base_seq, &entry.target_seq] {
+            let before = seq.load(Ordering::Relaxed);
+            seq.store(before.wrapping_add(by_hand), Ordering::Relaxed);
+        }
+    }
+
+    /// It goes on by hand, behind everything that was redirected.
+    fn drain(
+        &mut self,
+        shared: &Shared,
+        grip: &mut Grip<'_>,
+        number: usize,
+        entry: &DirectionEntry,
+    ) -> Result<Step, Reason> {
+        self.state = State::Draining;
+        if !self.is_drained(shared, entry, number)? {
+            return Ok(Step::look_again(grip));
+        }
+        self.state = State::ByHand;
+        (self.portion, self.calm_since) = (None, None);
+        let direction = &mut grip.directions[number];
+        direction.source_became(Readiness::READABLE);
+        direction.hold_at(u64::MAX);
+        Ok(Step::PUMP)
+    }
+
+    /// The source has told of its end: once all that came has had its verdict and was taken by the
+    /// target, user space reads the end of stream and passes it on.
     fn finish(
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
         number: usize,
-        moved: u64,
+        entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
-        if !self.is_complete(shared, grip, number, moved)? {
-            return Ok(Step::LOOK_AGAIN);
+        let seen = self.source(shared, number)?;
+        // The end of stream counts as one byte.
+        if seen.rcv_nxt.wrapping_sub(1) != expected(entry) {
+            // Where skbs wait for their verdict this gives it to them; it also takes the error of
+            // a connection that was reset.
+            kick(grip, number)?;
+            return Ok(Step::look_again(grip));
+        }
+        if !self.is_drained(shared, entry, number)? {
+            return Ok(Step::look_again(grip));
         }
         let direction = &mut grip.directions[number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);
-        Ok(Step {
-            again: true,
-            look_again: false,
-        })
-    }
-
-    fn is_complete(
-        &mut self,
-        shared: &Shared,
-        grip: &Grip<'_>,
-        number: usize,
-        moved: u64,
-    ) -> Result<bool, Reason> {
-        let source = grip.ends[number];
-        let seen = shared
-            .inspect(self.back_cookie)
-            .map_err(|errno| failed(number, errno))?;
-        // The end of stream counts as one byte.
-        let arrived = seen.rcv_nxt.wrapping_sub(self.base_read).wrapping_sub(1);
-        if arrived == moved as u32 {
-            return Ok(true);
-        }
-        // Where skbs wait for their verdict this gives it to them; it also takes the error of a
-        // connection that was reset.
-        match peek(source) {
-            Ok(_) | Err(Errno::AGAIN) => Ok(false),
-            Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
-        }
+        Ok(Step::PUMP)
     }
 
     /// Everything that the program has redirected was taken by the target's send function.
     fn is_drained(
         &self,
         shared: &Shared,
-        redirected: u64,
-        given: u64,
+        entry: &DirectionEntry,
         number: usize,
     ) -> Result<bool, Reason> {
-        let seen = shared
-            .inspect(self.cookie)
-            .map_err(|errno| failed(1 - number, errno))?;
-        Ok(seen.write_seq == self.write_seq(redirected, given))
-    }
-
-    fn write_seq(&self, redirected: u64, given: u64) -> u32 {
-        // Sequence numbers wrap at 32 bits, and so do the counts here.
-        self.base_write.wrapping_add((redirected + given) as u32)
+        Ok(pending(entry, &self.target(shared, number)?) == 0)
     }
 
     /// What of the redirected bytes the target has taken: all of them but what lies in its
     /// backlog.
     pub(super) fn pushed(&self, shared: &Shared, direction: &Direction) -> u64 {
         let Some(index) = self.index else { return 0 };
-        let redirected = shared.entry(index).redirected.load(Ordering::Acquire);
-        // An ended direction was drained before; its end of stream counts as a byte.
-        if direction.has_ended() {
+        let entry = shared.entry(index);
+        let redirected = entry.redirected.load(Ordering::Acquire);
+        // By hand nothing goes before the target has taken all, nor does an end of stream.
+        if direction.has_ended() || matches!(self.state, State::Left | State::ByHand) {
             return redirected;
         }
-        let given = direction.given_bytes() - self.base_given;
         let Ok(seen) = shared.inspect(self.cookie) else {
             return redirected;
         };
-        let missing = self
-            .write_seq(redirected, given)
-            .wrapping_sub(seen.write_seq);
-        redirected.saturating_sub(missing.into())
+        // Behind an end of stream the target is one ahead.
+        match pending(entry, &seen) as i32 {
+            pending @ 1.. => redirected - pending as u64,
+            _ => redirected,
+        }
     }
 
     /// Takes everything of the direction out of the kernel but its target.
@@ -358,13 +484,43 @@ impl Lane {
         if source.is_shared() {
             // Somebody may hold a duplicate, so that the close will not take it out.
             shared.sources.remove(&self.cookie);
+            socket_option::unfilter(source);
         }
         shared.give_back(index);
     }
 }
 
-/// Looks whether a read would bring something.
-fn peek(source: &Endpoint) -> Result<usize, Errno> {
+/// What the byte limit leaves.
+fn left_bytes(grip: &Grip<'_>, number: usize, redirected: u64) -> u64 {
+    let taken = grip.directions[number].taken_bytes() + redirected;
+    grip.byte_limit
+        .map_or(u64::MAX, |limit| limit.saturating_sub(taken))
+}
+
+/// The source's sequence number behind all that was redirected.
+fn expected(entry: &DirectionEntry) -> u32 {
+    let redirected = entry.redirected.load(Ordering::Acquire) as u32;
+    entry
+        .base_seq
+        .load(Ordering::Relaxed)
+        .wrapping_add(redirected)
+}
+
+/// How many bytes wait in the target's backlog. Sequence numbers wrap at 32 bits, and so do the
+/// counts here.
+fn pending(entry: &DirectionEntry, target: &Inspection) -> u32 {
+    let redirected = entry.redirected.load(Ordering::Acquire) as u32;
+    let sent = entry.target_seq.load(Ordering::Relaxed);
+    sent.wrapping_add(redirected).wrapping_sub(target.write_seq)
+}
+
+/// A look at the queue makes TCP run the program on what waits there
+/// (`tcp_bpf_recvmsg_parser`).
+fn kick(grip: &mut Grip<'_>, number: usize) -> Result<(), Reason> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    recv(source, &mut [0u8; 1], flags).map(|(count, _)| count)
+    match recv(grip.ends[number], &mut [0u8; 1], flags) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        // It has taken the error from the socket: the next read would see an end.
+        Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
+    }
 }

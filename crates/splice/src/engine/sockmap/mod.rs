@@ -2,35 +2,45 @@
 //!
 //! ```text
 //! socket a ──verdict──▶ backlog of b ──kernel worker──▶ socket b
-//!              │ target full
-//!              └─▶ left on a (its window closes) ──recv, send in user space──▶ socket b
 //! ```
 //!
-//! Each direction goes its own way:
+//! The kernel has no flow control here: what is redirected is acknowledged at once and waits in the
+//! target's backlog, charged to nobody. So user space has a tap in its hand, for each direction: a
+//! source that is taken out of the map of sources is a plain TCP socket, whose bytes wait in its
+//! queue and whose window closes, and user space moves them.
 //!
 //! ```text
-//!           at rest, inserted             left on the source, or end of stream seen
-//! ByHand ───────────────────────▶ InKernel ──────────────────────────────▶ Assisted
-//!    │ cannot be inserted             ▲      all given to the target           │
-//!    ▼                                └────────────────────────────────────────┘
-//! Left: by hand to its end                             │ end of stream read
-//!                                                      ▼
-//!                                                    Over
+//!        nothing in hand          the program has called: target half full
+//! ByHand ───────────────▶ Open ────────────────────────────────────────▶ Draining
+//!  │  ▲                     │                                               │
+//!  │  │ no bulk for a while │ end of stream seen, all of it is out          │
+//!  │  └──────────(by hand)──│───────────────────────────────────────────────┘
+//!  │ cannot be taken        │                      target has taken all
+//!  ▼                        ▼
+//! Left                     Over
 //! ```
+//!
+//! In `ByHand` and `Left` user space moves the bytes, from `Left` to the end. A sender that is
+//! faster than the kernel's worker, or a receiver that is slow, so costs what `copy` costs.
 //!
 //! The rules that keep the bytes whole, with the place that keeps each:
 //!
-//! - The program redirects only while `consumed == passed`, and user space copies only after all
-//!   that was redirected has been pushed into the target ([`Lane::assist`]).
-//! - A source is inserted only when it has been read to `EAGAIN`, since the kernel hands over a
-//!   partly read skb whole; what came between is kicked on ([`Lane::insert`]). A segment that was
-//!   sent again with other borders comes whole, too: the program trims off what it knows (`trim`
-//!   in `bpf/redirect.bpf.c`).
-//! - A live source is never taken out of the map: what arrives in that moment would be dropped.
+//! - A source is taken out of the map only while nothing can have its verdict, since the kernel
+//!   drops what has ([`Lane::close`], `bpf/gate.bpf.c`).
+//! - The program never passes a byte to user space (`bpf/redirect.bpf.c` says why).
+//! - User space gives bytes to a target only after all that was redirected to it has been taken
+//!   by it ([`Lane::drain`]).
+//! - A source may be put in with bytes in its queue, partly read ones too: the kernel hands over
+//!   an skb whole, and the program trims off what it knows by sequence number, as it does with a
+//!   segment that was sent again with other borders (`trim` in `bpf/redirect.bpf.c`).
 //! - A UNIX socket is refused: when its peer half-closes, the kernel takes it out of the maps and
 //!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end).
 //! - An end of stream is passed on only after everything that came has had its verdict and has
-//!   been pushed ([`Lane::is_complete`]).
+//!   been pushed ([`Lane::finish`]).
+//! - Near its byte limit a direction goes by hand: only user space can stop at a byte.
+//!
+//! Memory: on the way to a target is at most one and a half of its send buffer. The program calls
+//! at half; where user space is late, the gate lets nothing more in, which the sender repeats.
 
 mod lane;
 mod shared;
@@ -47,15 +57,11 @@ use rustix::time::{ClockId, clock_gettime};
 use self::lane::{Lane, State, Step};
 use self::shared::Shared;
 use super::EngineName;
-use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
+use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn};
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::{Reason, Side};
-
-/// How soon to look again at a worker that has not yet sent what it has: one tick of the loop's
-/// timer, in which it sends some megabytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Whether the engine can be used in this process.
 pub(crate) fn probe() -> Result<()> {
@@ -186,21 +192,6 @@ impl Sockmap {
         self.lanes = lanes;
         Ok(())
     }
-
-    /// Takes over what is at rest now.
-    fn take_over(&mut self, grip: &mut Grip<'_>) -> std::result::Result<Step, Reason> {
-        let mut step = Step::default();
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.leave_if_ending(grip, index);
-            if lane.is_ready(grip, index, &mut step)? {
-                lane.insert(&self.shared, grip, index)?;
-                if let Some(entry) = lane.index() {
-                    self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);
-                }
-            }
-        }
-        Ok(step)
-    }
 }
 
 impl KernelEngine for Sockmap {
@@ -210,6 +201,7 @@ impl KernelEngine for Sockmap {
 
     fn has_taken(&self) -> bool {
         self.lanes.iter().any(|lane| lane.index().is_some())
+            && !self.lanes.iter().any(Lane::is_waiting)
     }
 
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
@@ -222,27 +214,27 @@ impl KernelEngine for Sockmap {
                 return Turn::Declined(format!("sockmap: {why}").into());
             }
         }
-        let mut step = match self.take_over(grip) {
-            Ok(step) => step,
-            Err(reason) => return Turn::Ends(reason),
-        };
+        let mut step = Step::ASLEEP;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             match lane.turn(&self.shared, grip, index) {
                 Ok(own) => step.join(own),
                 Err(reason) => return Turn::Ends(reason),
             }
+            if let Some(entry) = lane.index() {
+                self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);
+            }
         }
-        if self.lanes.iter().all(|lane| lane.state() == State::Left) {
+        let never_taken = |lane: &Lane| lane.state() == State::Left && lane.index().is_none();
+        if self.lanes.iter().all(never_taken) {
             self.lanes
                 .iter()
                 .for_each(|lane| lane.remove_target(&self.shared));
             let why = self.lanes.iter().find_map(Lane::why_left);
             return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
         }
-        let asleep = self.lanes.iter().all(|lane| lane.is_asleep(grip));
         Turn::Holds(Next {
-            watch: if asleep { Watch::Ends } else { Watch::Stream },
-            look_at: step.look_again.then(|| grip.now + LOOK_AGAIN),
+            watch: step.watch,
+            look_at: step.look_at,
             again: step.again,
         })
     }

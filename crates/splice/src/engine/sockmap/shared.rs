@@ -19,6 +19,7 @@ use crate::mailbox::Waker;
 use crate::obstacle::Obstacle;
 
 static REDIRECT_OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/redirect.bpf.o");
+static GATE_OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/gate.bpf.o");
 static INSPECT_OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/inspect.bpf.o");
 
 /// The fewest directions that the tables are made for.
@@ -31,9 +32,9 @@ const MOST_DIRECTIONS: u32 = 1 << 16;
 /// What one call takes in the ring, in bytes: a header of 8 and an index, rounded up to 8.
 const CALL_BYTES: u32 = 16;
 
-/// How many calls one direction can have under way: the next one comes only after user space has
-/// taken the bytes of the last, and one can be in the making meanwhile.
-const CALLS_PER_DIRECTION: u32 = 2;
+/// How many calls one direction can have under way: one in an opening, one at its byte limit, and
+/// one that says that it is lost.
+const CALLS_PER_DIRECTION: u32 = 4;
 
 /// How long an index stays unused after its direction has ended. A verdict that was running when
 /// the direction was taken out still counts there; it runs in a softirq or with preemption off,
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     pub(super) sources: Map,
     pub(super) targets: Map,
     pub(super) indices: Map,
+    pub(super) gate: Program,
     entries: SharedArray<DirectionEntry>,
     inspect: Program,
     calls: Map,
@@ -102,12 +104,20 @@ impl Shared {
             opened.resize("targets", directions)?;
             opened.share("targets", &targets)
         })?;
+        let (indices, entries) = (object.map("indices")?, object.map("directions")?);
+        let gate = load("gate", GATE_OBJECT, |opened| {
+            opened.resize("indices", directions)?;
+            opened.resize("directions", directions)?;
+            opened.share("indices", &indices)?;
+            opened.share("directions", &entries)
+        })?;
         let calls = object.map("calls")?;
         Ok(Self {
             sources,
             targets,
-            indices: object.map("indices")?,
-            entries: object.map("directions")?.share_values()?,
+            indices,
+            gate: gate.program("gate")?,
+            entries: entries.share_values()?,
             inspect: inspect.program("inspect")?,
             ring: Mutex::new(calls.consume()?),
             calls,
@@ -193,27 +203,30 @@ impl DirectionEntry {
     fn clear(&self) {
         let Self {
             redirected,
-            passed,
             last_ns,
             credit,
-            largest,
-            latched,
-            full,
-            behind,
-            limited,
+            rang,
+            over,
             missed,
             trimmed,
             fins,
-            consumed,
+            most,
             limit,
+            base_seq,
+            target_seq,
+            opened,
+            held,
+            accepted,
+            refused,
             ..
         } = self;
-        for field in [redirected, passed, last_ns, consumed, limit] {
+        credit.store(0, Ordering::Relaxed);
+        for field in [redirected, last_ns, limit] {
             field.store(0, Ordering::Relaxed);
         }
-        credit.store(0, Ordering::Relaxed);
         for field in [
-            largest, latched, full, behind, limited, missed, trimmed, fins,
+            rang, over, missed, trimmed, fins, most, base_seq, target_seq, opened, held, accepted,
+            refused,
         ] {
             field.store(0, Ordering::Relaxed);
         }
