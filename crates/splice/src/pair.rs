@@ -466,11 +466,11 @@ impl Pair {
             return None;
         };
         for from in Side::BOTH {
-            let to = from.other();
+            let to = ends.across(from);
             let watched = &mut self.room_watched[to.index()];
             if self.directions[from.index()].is_blocked_on_ring() && !*watched {
                 *watched = true;
-                let end = ends[to.index()].as_fd();
+                let end = ends.sides()[to.index()].as_fd();
                 if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {
                     let errno = errno_of(&error);
                     return Some(Reason::Failed { side: to, errno });
