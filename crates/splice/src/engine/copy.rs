@@ -32,14 +32,24 @@ impl Carrier for Buffer {
     }
 
     fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let count = send(destination, self.bytes(), flags)?;
-        self.gave(count);
-        Ok(count)
+        self.send(destination, SendFlags::empty())
+    }
+
+    fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+        self.send(destination, SendFlags::MORE)
     }
 
     fn held(&self) -> usize {
         self.bytes().len()
+    }
+}
+
+impl Buffer {
+    fn send(&mut self, destination: BorrowedFd<'_>, flags: SendFlags) -> Result<usize, Errno> {
+        let flags = flags | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let count = send(destination, self.bytes(), flags)?;
+        self.gave(count);
+        Ok(count)
     }
 }
 

@@ -196,6 +196,15 @@ pub(crate) trait Carrier {
     /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
     fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
 
+    /// The same where the end of the stream follows at once: TCP may keep the bytes until then, so
+    /// that both travel in one segment.
+    fn drain_before_end(
+        &mut self,
+        destination: BorrowedFd<'_>,
+    ) -> std::result::Result<usize, Errno> {
+        self.drain(destination)
+    }
+
     /// How many bytes are in hand.
     fn held(&self) -> usize;
 }
