@@ -2,9 +2,10 @@
 
 CLANG ?= clang-19
 LLVM_STRIP ?= llvm-strip-19
-BPF_DIR := crates/splice/bpf
-BPF_OUT ?= $(BPF_DIR)/prebuilt
-BPF_SOURCES := $(wildcard $(BPF_DIR)/*.bpf.c)
+# The engines' programs and the bench's own; each has its compiled objects in `prebuilt` beside it.
+BPF_DIRS := crates/splice/bpf crates/splice-bench/bpf
+# Where the objects go: in a directory like this one, or somewhere else to be compared.
+BPF_OUT ?= .
 # -mcpu=v3: atomic operations that return the old value (Linux 5.12).
 BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
 	-I/usr/include/$(shell uname -m)-linux-gnu -fdebug-prefix-map=$(CURDIR)=.
@@ -13,12 +14,16 @@ BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
 
 bpf: ## Compile the BPF programs again (needs clang-19, llvm-19, libbpf-dev)
 	@scripts/install bpf
-	@mkdir -p $(BPF_OUT)
-	@for source in $(BPF_SOURCES); do \
-		object=$(BPF_OUT)/$$(basename $$source .c).o; \
-		$(CLANG) $(BPF_CFLAGS) -c $$source -o $$object && $(LLVM_STRIP) -g $$object || exit 1; \
+	@for directory in $(BPF_DIRS); do \
+		out=$(BPF_OUT)/$$directory/prebuilt; mkdir -p $$out; \
+		for source in $$directory/*.bpf.c; do \
+			object=$$out/$$(basename $$source .c).o; \
+			$(CLANG) $(BPF_CFLAGS) -c $$source -o $$object && $(LLVM_STRIP) -g $$object || exit 1; \
+		done; \
 	done
 
 bpf-verify: ## Prove that the compiled BPF programs in git are those of the sources
-	@out=$$(mktemp -d) && $(MAKE) -s -f bpf.mk bpf BPF_OUT=$$out && \
-		diff -rq $$out $(BPF_DIR)/prebuilt; status=$$?; rm -rf $$out; exit $$status
+	@out=$$(mktemp -d); status=0; $(MAKE) -s -f bpf.mk bpf BPF_OUT=$$out || status=1; \
+	for directory in $(BPF_DIRS); do \
+		diff -rq $$out/$$directory/prebuilt $$directory/prebuilt || status=1; \
+	done; rm -rf $$out; exit $$status

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 
 use crate::Namespace;
 use crate::ip::ip;
@@ -115,6 +115,31 @@ impl Lab {
         [&self.client, &self.relay, &self.server]
             .into_iter()
             .try_for_each(|namespace| namespace.set_sysctl(name, value))
+    }
+
+    /// Gives every veth an instance of NAPI, as a network card has one: what arrives is polled from a
+    /// queue of the device, by a socket's busy polling as well. A veth has it only while GRO is on,
+    /// and goes past it unless the other end cuts its segments itself (`veth_set_features`,
+    /// `veth_skb_is_eligible_for_gro`; Linux 5.13). Needs the program `ethtool`.
+    pub fn enable_napi(&self) -> Result<()> {
+        for (namespace, interface) in [
+            (&self.client, Self::TO_RELAY),
+            (&self.relay, Self::TO_CLIENT),
+            (&self.relay, Self::TO_SERVER),
+            (&self.server, Self::TO_RELAY),
+        ] {
+            let output = namespace
+                .command("ethtool")
+                .args(["-K", interface, "gro", "on", "tso", "off"])
+                .output()
+                .context("cannot run a program in a namespace")?;
+            ensure!(
+                output.status.success(),
+                "cannot switch GRO on and TSO off (apt install ethtool?): {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
     }
 
     fn join(&self, cable: &Cable<'_>) -> Result<()> {

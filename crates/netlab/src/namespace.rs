@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::Process;
@@ -91,6 +91,46 @@ impl Namespace {
             .enter(|| fs::read_to_string(&path))?
             .ok()
             .map(|text| text.trim_end().into()))
+    }
+
+    /// One of the TCP counters of this namespace that `netstat --statistics` shows (`TcpExt:` in
+    /// `/proc/net/netstat`), by the kernel's name.
+    pub fn tcp_counter(&self, name: &str) -> Result<u64> {
+        // `/proc/net` would be that of the process, whose namespace is another.
+        let path = "/proc/thread-self/net/netstat";
+        let text = self
+            .enter(|| fs::read_to_string(path))?
+            .with_context(|| format!("cannot read {path} in {}", self.name))?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        names
+            .split_ascii_whitespace()
+            .zip(values.split_ascii_whitespace())
+            .find(|&(this, _)| this == name)
+            .and_then(|(_, value)| value.parse().ok())
+            .with_context(|| format!("this kernel has no TCP counter {name}"))
+    }
+
+    /// How many packets an interface of this namespace has received and sent; one that is to be cut
+    /// into segments later counts once.
+    pub fn packets(&self, interface: &str) -> Result<u64> {
+        self.enter(|| -> Result<u64> {
+            let path = "/proc/thread-self/net/dev";
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+            // `name: bytes packets` and six more that were received, then as many that were sent.
+            let line = text
+                .lines()
+                .find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
+            let line = line.with_context(|| format!("there is no interface {interface}"))?;
+            let fields: Vec<u64> = line
+                .split_ascii_whitespace()
+                .map_while(|field| field.parse().ok())
+                .collect();
+            match fields[..] {
+                [_, received, _, _, _, _, _, _, _, sent, ..] => Ok(received + sent),
+                _ => bail!("{path} has fewer columns than ten"),
+            }
+        })?
     }
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cpus::Placement;
+use crate::reproduce::arguments::{EchoServer, Reproduce};
 use crate::server::Service;
 
 /// Measures every way of joining two sockets side by side, next to the direct path and to the peers
@@ -53,6 +54,14 @@ pub(crate) enum Command {
     /// The server's end of a measurement, with its socket as standard input
     #[command(hide = true)]
     Serve(Serve),
+
+    /// The published experiments on TCP splicing again, with every engine
+    ///
+    /// Needs root, and cleans up, as `demo` does.
+    Reproduce(Reproduce),
+
+    #[command(hide = true)]
+    EchoServer(EchoServer),
 
     /// Makes the pages of a directory of results again, from its results.json
     Report(Report),
@@ -234,7 +243,7 @@ impl Demo {
 }
 
 /// Reads `64`, `32KiB`, `256MiB` or `2GiB`.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let unit: u64 = match &text[digits.len()..] {
         "" | "B" => 1,

@@ -1,12 +1,15 @@
 //! `splice-bench` measures ways of joining two sockets. `splice-bench --help` says how to use it.
 
+mod bpf_object;
 mod check;
 mod cli;
 mod compare;
 mod contestant;
+mod cpu_time;
 mod cpus;
 mod delay;
 mod demo;
+mod echo_server;
 mod entrant;
 mod figures;
 mod machine;
@@ -18,6 +21,7 @@ mod progress;
 mod random;
 mod relay;
 mod report;
+mod reproduce;
 mod results;
 mod server;
 mod settings;
@@ -50,6 +54,10 @@ fn main() -> ExitCode {
         }
         Command::Serve(arguments) => {
             server::run(arguments.service, arguments.number).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Reproduce(arguments) => reproduce::run(arguments),
+        Command::EchoServer(arguments) => {
+            echo_server::serve(&arguments).map(|()| ExitCode::SUCCESS)
         }
         Command::Report(arguments) => output::Output::open(&arguments.directory)
             .write_again()

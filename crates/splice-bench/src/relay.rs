@@ -45,8 +45,31 @@ impl Relay {
     pub(crate) fn start(
         site: &Site,
         name: &str,
+        command: Command,
+        address: SocketAddr,
+    ) -> Result<Start> {
+        // The first pair makes a relay allocate what it keeps for all of them.
+        let relays = || Ok(site.accept(REACH_WITHIN)?.is_some());
+        Self::start_when(site, name, command, address, relays)
+    }
+
+    /// Starts something that has no server behind it, and waits until it listens at `address`.
+    pub(crate) fn start_alone(
+        site: &Site,
+        name: &str,
+        command: Command,
+        address: SocketAddr,
+    ) -> Result<Start> {
+        Self::start_when(site, name, command, address, || Ok(true))
+    }
+
+    /// Starts `command`, waits until it takes a connection at `address`, and then until `is_ready`.
+    fn start_when(
+        site: &Site,
+        name: &str,
         mut command: Command,
         address: SocketAddr,
+        is_ready: impl Fn() -> Result<bool>,
     ) -> Result<Start> {
         let log = site.scratch.path().join(format!("{}.log", address.port()));
         let file =
@@ -73,15 +96,14 @@ impl Relay {
                 bail!("{name} ended at once ({status}): {said}");
             }
             if let Ok(stream) = TcpStream::connect_timeout(&address, PATIENCE) {
-                // The first pair makes a relay allocate what it keeps for all of them.
-                let reached = site.accept(REACH_WITHIN)?;
+                let ready = is_ready()?;
                 drop(stream);
-                if reached.is_some() {
+                if ready {
                     return Ok(Start::Running(relay));
                 }
             }
             if Instant::now() > deadline {
-                bail!("{name} does not relay from {address}: {}", relay.said());
+                bail!("{name} does not serve {address}: {}", relay.said());
             }
             thread::sleep(ASK_EVERY);
         }

@@ -48,6 +48,18 @@ pub(crate) struct Connection {
     pub(crate) server: TcpStream,
 }
 
+impl Connection {
+    /// Of two ends that nothing has passed yet.
+    pub(crate) fn of(client: TcpStream, server: TcpStream) -> Result<Self> {
+        for stream in [&client, &server] {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+        }
+        Ok(Self { client, server })
+    }
+}
+
 impl Site {
     /// Takes the CPUs for this thread and everything that it starts, and builds the rest.
     pub(crate) fn build(placement: Placement) -> Result<Self> {
@@ -101,12 +113,7 @@ impl Site {
         let server = self.accept(PATIENCE)?.with_context(|| {
             format!("{address} took a connection but did not pass it on to the server")
         })?;
-        for stream in [&client, &server] {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-        }
-        Ok(Connection { client, server })
+        Connection::of(client, server)
     }
 
     /// The next connection at the server, if one comes in time.

@@ -33,6 +33,10 @@ const LONGEST_NANOSECONDS: u64 = 60_000_000_000;
 /// Decimal digits that a histogram keeps; 0.1 % is below what differs from run to run.
 const DIGITS: u8 = 3;
 
+mod times;
+
+pub(crate) use times::{Times, Values};
+
 /// Measurements of one thing, one per round, in the order of the rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
@@ -65,8 +69,17 @@ impl Sample {
     /// This one over `reference`, round by round. The rounds at the end that only one of them has
     /// are left out.
     pub(crate) fn ratio_to(&self, reference: &Self) -> Self {
+        self.paired(reference, |own, other| own / other)
+    }
+
+    /// This one less `reference`, round by round.
+    pub(crate) fn less(&self, reference: &Self) -> Self {
+        self.paired(reference, |own, other| own - other)
+    }
+
+    fn paired(&self, reference: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
         let pairs = self.values.iter().zip(&reference.values);
-        pairs.map(|(own, other)| own / other).collect()
+        pairs.map(|(&own, &other)| of(own, other)).collect()
     }
 
     /// Where the median can be trusted to lie; `None` with fewer than [`FEWEST_ROUNDS`].

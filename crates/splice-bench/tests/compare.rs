@@ -1,5 +1,8 @@
 //! What a person gets who types `compare` and `check`: results, a sentence, or both after Ctrl-C.
 
+#[path = "support/left_behind.rs"]
+mod left_behind;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,6 +12,8 @@ use std::time::Duration;
 use netlab::{Need, Process, Scratch, available, present};
 use rustix::process::Signal;
 use serde_json::Value;
+
+use left_behind::left_behind_by;
 
 /// Long against the whole of a small run, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -196,18 +201,6 @@ fn results_have_rounds_intervals_and_distributions() {
     let file: PathBuf = directory.join(direct["file"].as_str().expect("it was saved"));
     assert!(file.is_file(), "{}", file.display());
     assert!(direct["count"].as_u64() > Some(100), "{direct}");
-}
-
-/// What this process, and nobody else, would have left.
-fn left_behind_by(pid: u32) -> Vec<String> {
-    let own = format!("spl-{pid}-");
-    [PathBuf::from("/run/netns"), std::env::temp_dir()]
-        .iter()
-        .filter_map(|directory| fs::read_dir(directory).ok())
-        .flat_map(|entries| entries.flatten())
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.starts_with(&own))
-        .collect()
 }
 
 #[test]

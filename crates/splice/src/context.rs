@@ -9,6 +9,7 @@ use rustix::event::epoll::{self, EventData};
 
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
+use crate::engine::uring::Lane;
 use crate::error::{Context as _, Result};
 use crate::event_loop::{EventLoop, Key};
 use crate::mailbox::Waker;
@@ -76,6 +77,15 @@ impl Context<'_> {
     /// Answers a bell on this loop, until the loop is empty.
     pub(crate) fn hear(&mut self, bell: Arc<dyn Bell>) -> Result<()> {
         self.event_loop.hear(bell)
+    }
+
+    /// The task's place on the loop's ring: the lanes of its two directions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when no ring can be had.
+    pub(crate) fn lanes(&mut self) -> Result<[Lane; 2]> {
+        let key = self.key;
+        Ok(self.event_loop.ring()?.lanes(key))
     }
 
     pub(crate) fn carriers(&mut self) -> &mut Carriers {

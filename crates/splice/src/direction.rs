@@ -14,13 +14,13 @@
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
 use crate::endpoint::{Endpoint, Kind};
 use crate::engine::buffer::{Buffer, Size};
+use crate::engine::uring::{self, Manner};
 use crate::engine::{Carrier, Carriers, Filled, aio, pipe};
 use crate::limits::Shares;
 use crate::task::Readiness;
@@ -32,7 +32,7 @@ const TURN_BYTES: u64 = 1 << 20;
 /// How often a direction looks at the size of its sockets' buffers, in bytes read. One read can
 /// make TCP's tuning take a buffer from 128 KiB to its maximum (`tcp_rcvbuf_grow`), and the sender
 /// is told of the room as soon as more segments come: so the look follows the read, before what
-/// was read is passed on.
+/// was read is passed on, except by `aio`, which does both in one.
 const LOOK_AT_BUFFERS_BYTES: u64 = 256 << 10;
 
 /// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in
@@ -50,14 +50,16 @@ enum State {
 }
 
 /// How a direction picks its carrier.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carriage {
     /// Always by buffer.
     Copy,
     /// Always by pipe.
     Pipe,
-    /// Always by requests to this context.
-    Aio(Arc<aio::Context>),
+    /// Always by requests to the loop's context.
+    Aio,
+    /// Always by the loop's ring.
+    Ring,
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
 }
@@ -68,15 +70,40 @@ enum Hand {
     Buffer(Buffer),
     Pipe(pipe::Pipe),
     Aio(aio::Block),
+    /// Kept from the start of the pair to its end.
+    Lane(uring::Lane),
 }
 
 impl Hand {
-    fn carrier(&mut self) -> Option<&mut dyn Carrier> {
-        match self {
-            Self::Empty => None,
-            Self::Buffer(buffer) => Some(buffer),
-            Self::Pipe(pipe) => Some(pipe),
-            Self::Aio(block) => Some(block),
+    /// Takes bytes, and, where `onward` takes them, may give them at once.
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        onward: Option<BorrowedFd<'_>>,
+        carriers: &mut Carriers,
+        manner: Manner,
+    ) -> Result<Filled, Errno> {
+        let at_most = manner.at_most();
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
+            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
+            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
+            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
+        }
+    }
+
+    fn drain(
+        &mut self,
+        destination: BorrowedFd<'_>,
+        carriers: &mut Carriers,
+    ) -> Result<usize, Errno> {
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.drain(destination),
+            (Self::Pipe(pipe), ..) => pipe.drain(destination),
+            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
+            (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
         }
     }
 
@@ -86,6 +113,7 @@ impl Hand {
             Self::Buffer(buffer) => buffer.held(),
             Self::Pipe(pipe) => pipe.held(),
             Self::Aio(block) => block.held(),
+            Self::Lane(lane) => lane.held(),
         }
     }
 }
@@ -161,10 +189,11 @@ impl Direction {
             carriage,
             hand: Hand::Empty,
             size: Size::default(),
-            source_ready: false,
+            // A ring is asked, and tells when it has an answer.
+            source_ready: carriage == Carriage::Ring,
             source_outlasts: false,
             urgent: false,
-            destination_ready: false,
+            destination_ready: carriage == Carriage::Ring,
             end_seen: false,
             kept_for_end: false,
             taken_bytes: 0,
@@ -238,11 +267,6 @@ impl Direction {
         }
     }
 
-    /// By requests to this context from now on.
-    pub(crate) fn carry_by(&mut self, context: Arc<aio::Context>) {
-        self.carriage = Carriage::Aio(context);
-    }
-
     /// Only by buffer from now on: splice(2) does not see what a BPF program has left on a
     /// socket (`tcp_splice_read` looks into the receive queue only).
     pub(crate) fn copy_only(&mut self) {
@@ -253,8 +277,16 @@ impl Direction {
         self.way_taken
     }
 
+    /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
+    pub(crate) fn enter(&mut self, lane: uring::Lane) {
+        self.hand = Hand::Lane(lane);
+    }
+
     /// Lets go of what is in hand.
     pub(crate) fn release(&mut self, carriers: &mut Carriers) {
+        if let (Hand::Lane(lane), Some(ring)) = (&self.hand, &mut carriers.ring) {
+            self.given_bytes += ring.release(lane) as u64;
+        }
         self.put_down(carriers);
     }
 
@@ -297,7 +329,7 @@ impl Direction {
             }
             self.fill(way)?;
         };
-        if self.hand.held() == 0 {
+        if self.hand.held() == 0 && self.carriage != Carriage::Ring {
             self.put_down(way.carriers);
         }
         Ok(progress)
@@ -306,18 +338,16 @@ impl Direction {
     /// Gives what is in hand to the destination; false when it takes no more.
     fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
         let end_follows = self.end_follows(way);
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(true);
-        };
-        while carrier.held() > 0 {
+        while self.hand.held() > 0 {
             if !self.destination_ready {
                 return Ok(false);
             }
-            let given = if end_follows {
-                self.kept_for_end = true;
-                carrier.drain_before_end(way.destination.as_fd())
-            } else {
-                carrier.drain(way.destination.as_fd())
+            let given = match &mut self.hand {
+                Hand::Buffer(buffer) if end_follows => {
+                    self.kept_for_end = true;
+                    buffer.drain_before_end(way.destination.as_fd())
+                }
+                hand => hand.drain(way.destination.as_fd(), way.carriers),
             };
             match given {
                 Ok(count) => self.given_bytes += count as u64,
@@ -342,19 +372,17 @@ impl Direction {
     }
 
     fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
-        let allowed = way
-            .byte_limit
-            .map_or(u64::MAX, |limit| limit - self.taken_bytes)
-            .min(self.mark_bytes - self.taken_bytes);
-        self.pick_up(way.carriers);
-        let Some(carrier) = self.hand.carrier() else {
-            return Ok(());
+        let end = way.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
+        let manner = Manner {
+            exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
+            carrier_bytes: way.shares.carrier_bytes,
+            bulk: self.bulk,
+            outlasts: self.source_outlasts,
         };
-        let at_most = usize::try_from(allowed)
-            .unwrap_or(usize::MAX)
-            .min(way.shares.carrier_bytes);
+        self.pick_up(way.carriers);
+        let source = way.source.as_fd();
         let onward = self.destination_ready.then(|| way.destination.as_fd());
-        match carrier.fill(way.source.as_fd(), at_most, onward) {
+        match self.hand.fill(source, onward, way.carriers, manner) {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
@@ -401,7 +429,8 @@ impl Direction {
     fn pick_up(&mut self, carriers: &mut Carriers) {
         let by_pipe = !self.urgent
             && match self.carriage {
-                Carriage::Copy | Carriage::Aio(_) => false,
+                Carriage::Ring => return,
+                Carriage::Copy | Carriage::Aio => false,
                 Carriage::Pipe => true,
                 Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
             };
@@ -422,15 +451,15 @@ impl Direction {
             }
         }
         let buffer = carriers.buffers.take(self.size);
-        self.hand = match &self.carriage {
-            Carriage::Aio(context) => Hand::Aio(aio::Block::new(buffer, Arc::clone(context))),
+        self.hand = match self.carriage {
+            Carriage::Aio => Hand::Aio(aio::Block::new(buffer)),
             _ => Hand::Buffer(buffer),
         };
     }
 
     fn put_down(&mut self, carriers: &mut Carriers) {
         let buffer = match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Empty => return,
+            Hand::Empty | Hand::Lane(_) => return,
             Hand::Pipe(pipe) => return carriers.pipes.give_back(pipe),
             Hand::Buffer(buffer) => buffer,
             Hand::Aio(block) => block.into_buffer(),

@@ -21,6 +21,7 @@ mod defect;
 mod sockets;
 mod trial;
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use self::sockets::Family;
@@ -95,6 +96,15 @@ pub struct Report {
 
 /// Tries every engine, and looks for defects of the kernel that show without doing harm.
 pub fn examine() -> Report {
+    // A ring that is gone may interrupt a system call of the thread that used it.
+    thread::scope(|scope| {
+        let examination = thread::Builder::new().spawn_scoped(scope, examine_here);
+        examination.ok().and_then(|thread| thread.join().ok())
+    })
+    .unwrap_or_else(examine_here)
+}
+
+fn examine_here() -> Report {
     let end = Instant::now() + EXAMINATION_MOST;
     let deadline = || end.min(Instant::now() + TRIAL_MOST);
     Report {
@@ -186,7 +196,7 @@ mod tests {
             let works = finding.verdict == Verdict::Yes;
             // What works can still be short of something.
             assert!(works || finding.remedy.is_some(), "{finding:?}");
-            if !trial::is_in_kernel(finding.engine) {
+            if matches!(finding.engine, EngineName::Copy | EngineName::Pipe) {
                 assert!(works, "{finding:?}");
             }
         }

@@ -32,6 +32,15 @@ impl Ends {
         }
     }
 
+    /// Whom a descriptor belongs to by the number under which it is watched. A ring tells of a
+    /// destination by a number of its own, in an echo too.
+    pub(crate) fn side(&self, source: u8) -> Side {
+        match self {
+            Self::Apart(_) => Side::BOTH[usize::from(source)],
+            Self::Echo(_) => Side::A,
+        }
+    }
+
     /// Whose bytes go to `side`, and to whom the bytes of `side` go.
     pub(crate) fn across(&self, side: Side) -> Side {
         match self {
@@ -47,7 +56,7 @@ impl Ends {
     /// What flows between them: an echo has the first direction only.
     pub(crate) fn directions(&self, carriage: Carriage) -> [Direction; 2] {
         let second = match self {
-            Self::Apart(_) => Direction::new(carriage.clone()),
+            Self::Apart(_) => Direction::new(carriage),
             Self::Echo(_) => Direction::ended(),
         };
         [Direction::new(carriage), second]

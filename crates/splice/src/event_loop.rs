@@ -24,6 +24,7 @@ use crate::ends::Ends;
 use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
 use crate::engine::segment::ground::Standing;
+use crate::engine::uring::{self, Ring};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -49,8 +50,13 @@ pub(crate) struct Key {
 const GENERATION_BITS: u32 = 24;
 const MAILBOX_TOKEN: u64 = u64::MAX;
 const TIMER_TOKEN: u64 = u64::MAX - 1;
+/// The ring of the engine `uring`, where somebody else's loop waits for ours.
+const RING_TOKEN: u64 = u64::MAX - 2;
+/// How long a ring without pairs is kept: connections that come one by one would each make one,
+/// which takes some 100 µs.
+const RING_KEPT: Duration = Duration::from_millis(100);
 /// The first bell; each further one is one lower.
-const BELL_TOKEN: u64 = u64::MAX - 2;
+const BELL_TOKEN: u64 = u64::MAX - 3;
 /// How long a loop without tasks keeps the kernel side of engines loaded: loading it anew takes
 /// some 40 ms, most of it for reading the kernel's type information.
 const BELLS_KEPT: Duration = Duration::from_secs(3);
@@ -72,6 +78,14 @@ impl Key {
             token as u8,
         )
     }
+}
+
+/// What a wait on the ring has found out about the epoll instance.
+enum Called {
+    ByNobody,
+    ByEpoll,
+    /// There was no such wait.
+    Unknown,
 }
 
 struct Slot {
@@ -185,6 +199,9 @@ impl EventLoop {
         }
         self.wait(timeout)?;
         self.now = Instant::now();
+        while let Some((key, source, readiness)) = self.carriers.next_news() {
+            self.with_task(key, |task, cx| task.ready(cx, source, readiness));
+        }
         // The vector is put aside so that the tasks can have the loop.
         let events = std::mem::take(&mut self.events);
         for event in &events {
@@ -195,6 +212,7 @@ impl EventLoop {
                         let _ = rustix::io::read(timer, &mut [0u8; 8]);
                     }
                 }
+                RING_TOKEN => {}
                 token if token > BELL_TOKEN - BELLS => {
                     let bell = self.bells.get((BELL_TOKEN - token) as usize);
                     if let Some(bell) = bell.map(Arc::clone) {
@@ -224,7 +242,7 @@ impl EventLoop {
             }
             self.with_task(key, |task, cx| task.resume(cx));
         }
-        self.arm_timer()
+        self.settle()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
@@ -233,7 +251,7 @@ impl EventLoop {
             None if unused => Some(BELLS_KEPT),
             other => other,
         };
-        let timeout = if self.again.is_empty() {
+        let timeout = if self.again.is_empty() && !self.carriers.has_news() {
             let until_deadline = self
                 .wheel
                 .next()
@@ -246,6 +264,11 @@ impl EventLoop {
             Some(Duration::ZERO)
         };
         self.events.clear();
+        let timeout = match self.wait_on_ring(timeout)? {
+            Called::ByNobody => return Ok(()),
+            Called::ByEpoll => Some(Duration::ZERO),
+            Called::Unknown => timeout,
+        };
         let timeout = timeout.map(timespec);
         match epoll::wait(
             &self.epoll,
@@ -261,7 +284,54 @@ impl EventLoop {
                 let _ = epoll::delete(&self.epoll, bell.fd());
             }
         }
+        if let Some(ring) = &mut self.carriers.ring
+            && self.timer.is_some()
+        {
+            ring.turn()
+                .context("cannot use the event loop's io_uring")?;
+        }
         Ok(())
+    }
+
+    /// A loop that has a ring waits in it, unless it is driven by another one: that one waits for
+    /// the epoll instance, which then watches the ring.
+    fn wait_on_ring(&mut self, timeout: Option<Duration>) -> Result<Called> {
+        let Some(ring) = &mut self.carriers.ring else {
+            return Ok(Called::Unknown);
+        };
+        if self.timer.is_some() {
+            return Ok(Called::Unknown);
+        }
+        let unused = ring.is_unused();
+        let timeout = match timeout {
+            Some(timeout) if unused => Some(timeout.min(RING_KEPT)),
+            None if unused => Some(RING_KEPT),
+            other => other,
+        };
+        let called = ring
+            .wait(self.epoll.as_fd(), timeout)
+            .context("cannot wait on the event loop's io_uring")?;
+        if called {
+            return Ok(Called::ByEpoll);
+        }
+        if unused && timeout == Some(RING_KEPT) {
+            self.carriers.ring = None;
+        }
+        Ok(Called::ByNobody)
+    }
+
+    /// The loop's ring, which the first pair that asks for it makes.
+    pub(crate) fn ring(&mut self) -> Result<&mut Ring> {
+        if self.carriers.ring.is_none() {
+            self.carriers.ring = Some(Ring::new().map_err(uring::refusal)?);
+            if self.timer.is_some() {
+                self.watch_ring()?;
+            }
+        }
+        match &mut self.carriers.ring {
+            Some(ring) => Ok(ring),
+            None => unreachable!("it was made above"),
+        }
     }
 
     fn read_letters(&mut self) {
@@ -318,7 +388,7 @@ impl EventLoop {
         }
         let handle = Handle::new(status, self.remote());
         // The caller may be between two turns and wait for the descriptor next.
-        self.arm_timer()?;
+        self.settle()?;
         Ok(handle)
     }
 
@@ -331,8 +401,8 @@ impl EventLoop {
     /// Places a task on the loop and starts it.
     pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
         let waker = self.spawn_in_turn(task);
-        // As in `join`. A timerfd that exists takes any time, so this cannot fail.
-        let _ = self.arm_timer();
+        // As in `join`. A timerfd that exists takes any time, and a ring what it is given.
+        let _ = self.settle();
         waker
     }
 
@@ -434,6 +504,32 @@ impl EventLoop {
         Ok(())
     }
 
+    /// From now on the epoll instance tells of the ring.
+    fn watch_ring(&mut self) -> Result<()> {
+        let Some(ring) = &mut self.carriers.ring else {
+            return Ok(());
+        };
+        let data = EventData::new_u64(RING_TOKEN);
+        let flags = EventFlags::IN | EventFlags::ET;
+        ring.caller()
+            .and_then(|caller| epoll::add(&self.epoll, caller, data, flags))
+            .context("cannot watch the event loop's io_uring")
+    }
+
+    /// Leaves nothing undone that the descriptor would not tell of.
+    fn settle(&mut self) -> Result<()> {
+        if self.timer.is_some() {
+            if self.carriers.ring.as_ref().is_some_and(Ring::is_unused) {
+                self.carriers.ring = None;
+            }
+            if let Some(ring) = &mut self.carriers.ring {
+                ring.turn()
+                    .context("cannot use the event loop's io_uring")?;
+            }
+        }
+        self.arm_timer()
+    }
+
     fn create_timer(&mut self) -> Result<()> {
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
@@ -448,7 +544,7 @@ impl EventLoop {
         )
         .context("cannot watch the event loop's timerfd")?;
         self.timer = Some(timer);
-        Ok(())
+        self.watch_ring()
     }
 
     /// Lets the next deadline, or work that waits for its turn, make the descriptor readable.
@@ -456,7 +552,7 @@ impl EventLoop {
         let Some(timer) = &self.timer else {
             return Ok(());
         };
-        let next = if self.again.is_empty() {
+        let next = if self.again.is_empty() && !self.carriers.has_news() {
             self.wheel.next()
         } else {
             Some(self.now)

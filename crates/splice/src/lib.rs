@@ -28,10 +28,11 @@
 //! - An [`Endpoint`] is one connected stream socket, owned.
 //! - [`join()`] takes two of them and [`Options`] and returns a [`Handle`]: live [`Counters`], the
 //!   engine in use and why, and, at the end, the [`Outcome`]. Dropping it closes both ends.
+//! - [`echo()`] takes one and splices it to itself; everything else is as for two.
 //! - An engine ([`EngineName`]) is a way of moving the bytes; [`EngineChoice::Auto`] picks.
 //! - A [`Splicer`] runs the loops in threads of its own. A program that has its own loop drives an
 //!   [`EventLoop`] from it, and may run its own [`Task`]s there, handing two connections over with
-//!   [`pair_task`].
+//!   [`pair_task`], or one with [`echo_task`].
 //!
 //! What holds for every engine, whichever moves the bytes: every byte arrives once and in order;
 //! an end of stream arrives after all bytes before it and leaves the other direction open; a reset
@@ -40,8 +41,9 @@
 //!
 //! # Signals
 //!
-//! splice(2) has no `MSG_NOSIGNAL`, nor has io_submit(2) before Linux 6.18. Rust programs ignore `SIGPIPE` from the start; a program in
-//! another language that embeds this library has to ignore it as well.
+//! splice(2) has no `MSG_NOSIGNAL`, nor has io_submit(2) before Linux 6.18. Rust programs ignore
+//! `SIGPIPE` from the start; a program in another language that embeds this library has to ignore
+//! it as well.
 
 mod address;
 mod bpf_object;

@@ -61,6 +61,60 @@ impl Obstacle {
         }
     }
 
+    /// What is behind a refusal of io_uring(7).
+    pub(crate) fn of_io_uring(errno: Errno) -> Self {
+        const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
+        match errno {
+            Errno::PERM | Errno::ACCESS => {
+                let disabled = fs::read_to_string(DISABLED).unwrap_or_default();
+                Self::of_closed_ring(disabled.trim(), &Process::this())
+            }
+            Errno::NOSYS => Self::new(
+                "this kernel has no io_uring(7)",
+                "run one that was built with CONFIG_IO_URING, or allow io_uring_setup, \
+                 io_uring_enter and io_uring_register where a sandbox answers in the kernel's place",
+            ),
+            Errno::MFILE => Self::too_many_files(),
+            Errno::NOMEM => Self::new(
+                "the kernel has no memory for its rings",
+                "raise the memory limit of the control group, or RLIMIT_MEMLOCK before Linux 5.12",
+            ),
+            Errno::INVAL => Self::new(
+                "this kernel's io_uring(7) has no rings of provided buffers",
+                "run a kernel of 5.19 or later",
+            ),
+            other => Self::new(
+                format!("a ring cannot be made: {other}"),
+                "report it with this kernel's release",
+            ),
+        }
+    }
+
+    /// `io_uring_allowed` looks at the sysctl, and before it a filter or a security module.
+    fn of_closed_ring(disabled: &str, process: &Process) -> Self {
+        match disabled {
+            "2" => Self::new(
+                "kernel.io_uring_disabled is 2, which forbids io_uring(7) to everybody",
+                "set it to 0 (sysctl kernel.io_uring_disabled=0)",
+            ),
+            "1" if !process.held.contains(CapabilitySet::SYS_ADMIN) => Self::new(
+                "kernel.io_uring_disabled is 1, which forbids io_uring(7) to users outside of the \
+                 group kernel.io_uring_group",
+                "add the user to that group, or set kernel.io_uring_disabled to 0",
+            ),
+            _ if process.filtered => Self::new(
+                "a seccomp filter forbids io_uring(7)",
+                "allow the system calls io_uring_setup, io_uring_enter and io_uring_register in \
+                 the filter (SystemCallFilter= of its service, or the seccomp profile of its \
+                 container)",
+            ),
+            _ => Self::new(
+                "the kernel forbids io_uring(7)",
+                "look for a security module that forbids it (SELinux, AppArmor) in the kernel's log",
+            ),
+        }
+    }
+
     /// Out of descriptors.
     pub(crate) fn too_many_files() -> Self {
         Self::new(
@@ -231,6 +285,45 @@ mod tests {
         });
         assert!(locked_down.contains("locked down"), "{locked_down}");
         assert!(reason(ALL_HELD).contains(REFUSED));
+    }
+
+    #[test]
+    fn who_forbids_a_ring_is_told() {
+        let of = |disabled: &str, process: Process| Obstacle::of_closed_ring(disabled, &process);
+        let plain = Process {
+            held: CapabilitySet::empty(),
+            ..ALL_HELD
+        };
+        let filtered = Process {
+            filtered: true,
+            ..ALL_HELD
+        };
+        for (disabled, process, reason, remedy) in [
+            (
+                "2",
+                ALL_HELD,
+                "io_uring_disabled is 2",
+                "io_uring_disabled=0",
+            ),
+            ("1", plain, "kernel.io_uring_group", "add the user"),
+            ("0", filtered, "a seccomp filter", "io_uring_setup"),
+            ("1", filtered, "a seccomp filter", "io_uring_setup"),
+            ("0", ALL_HELD, "the kernel forbids", "security module"),
+        ] {
+            let said = of(disabled, process);
+            assert!(said.reason.contains(reason), "{said:?}");
+            assert!(said.remedy.contains(remedy), "{said:?}");
+        }
+        for errno in [
+            Errno::NOSYS,
+            Errno::MFILE,
+            Errno::NOMEM,
+            Errno::INVAL,
+            Errno::IO,
+        ] {
+            let Obstacle { reason, remedy } = Obstacle::of_io_uring(errno);
+            assert!(!reason.is_empty() && !remedy.is_empty());
+        }
     }
 
     #[test]

@@ -71,6 +71,18 @@ impl Reason {
         !matches!(self, Self::EndOfStream | Self::ByteLimit)
     }
 
+    /// The same for an echo, which has one side.
+    pub(crate) fn of_echo(self) -> Self {
+        match self {
+            Self::Reset(_) => Self::Reset(Side::A),
+            Self::Failed { errno, .. } => Self::Failed {
+                side: Side::A,
+                errno,
+            },
+            other => other,
+        }
+    }
+
     pub(crate) fn fault(side: Side, errno: rustix::io::Errno) -> Self {
         match errno {
             // The last comes where the reset was told to another system call.

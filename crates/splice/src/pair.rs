@@ -4,6 +4,8 @@
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
 //! ```
 //!
+//! An echo has one endpoint for both ends, and the first direction only (`ends.rs`).
+//!
 //! User space moves the bytes, until an engine in the kernel takes over (`engine/kernel.rs` says
 //! how). The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
@@ -23,7 +25,7 @@ use crate::endpoint::Endpoint;
 use crate::ends::Ends;
 use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
-use crate::engine::{Chosen, EngineChoice, EngineName};
+use crate::engine::{Chosen, EngineChoice, EngineName, aio};
 use crate::error::{Error, Result};
 use crate::handle::Status;
 use crate::limits::Shares;
@@ -147,6 +149,8 @@ impl Pair {
                 after_bytes: options.promote_after_bytes,
             },
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
+            EngineChoice::Only(EngineName::Aio) => Carriage::Aio,
+            EngineChoice::Only(EngineName::Uring) => Carriage::Ring,
             // The others begin with it.
             EngineChoice::Only(_) => Carriage::Copy,
         };
@@ -246,7 +250,7 @@ impl Pair {
                     at_destination,
                     errno,
                 }) => {
-                    let side = if at_destination { to } else { from };
+                    let side = if at_destination { from.other() } else { from };
                     reason = Some(Reason::fault(side, errno));
                     break;
                 }
@@ -305,7 +309,9 @@ impl Pair {
             };
             return Chosen::new(kernel.name(), why);
         }
-        if let EngineChoice::Only(name @ (EngineName::Segment | EngineName::Aio)) = self.choice
+        if let EngineChoice::Only(
+            name @ (EngineName::Segment | EngineName::Aio | EngineName::Uring),
+        ) = self.choice
             && let Some(why) = self.declined.as_deref().cloned()
         {
             return Chosen { name, why };
@@ -370,8 +376,9 @@ impl Pair {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
         let shared = self.each_end().iter().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
-        for direction in &mut self.directions {
+        for (index, direction) in self.directions.iter_mut().enumerate() {
             direction.release(cx.carriers());
+            self.status.meter.set(index, direction.given_bytes());
         }
         cx.carriers().leave();
         match self.finish(reason) {
@@ -383,6 +390,11 @@ impl Pair {
     /// Closes both ends and tells why. Only the first reason counts.
     fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let ends = self.ends.take()?;
+        let reason = if ends.is_echo() {
+            reason.of_echo()
+        } else {
+            reason
+        };
         if let Some(kernel) = &mut self.kernel {
             #[cfg(test)]
             let carried = kernel.carried_bytes();
@@ -424,6 +436,25 @@ impl Pair {
         self.ends.as_ref().map_or(&[], Ends::each)
     }
 
+    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
+    fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        match cx.lanes() {
+            Ok(lanes) => {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
+                }
+            }
+            Err(error) => {
+                self.declined = Some(Box::new(error.to_string().into()));
+                return Some(Reason::Refused);
+            }
+        }
+        if self.registered {
+            return self.rewatch(cx, Watch::Ends);
+        }
+        None
+    }
+
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
         cx.set_deadline(wanted.into_iter().flatten().min());
@@ -439,9 +470,20 @@ impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         cx.carriers().enter();
         self.set_deadline(cx);
+        let interest = if self.choice == EngineChoice::Only(EngineName::Uring) {
+            self.watch = Watch::Ends;
+            Interest::ENDS
+        } else {
+            Interest::STREAM
+        };
+        if self.watch == Watch::Ends
+            && let Some(reason) = self.enter_ring(cx)
+        {
+            return self.end(cx, reason);
+        }
         if !self.registered {
             for (source, end) in self.each_end().iter().enumerate() {
-                if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
+                if let Err(error) = cx.register(end.as_fd(), source as u8, interest) {
                     let errno = errno_of(&error);
                     return self.end(
                         cx,
@@ -453,12 +495,9 @@ impl Task for Pair {
                 }
             }
         }
-        if self.choice == EngineChoice::Only(EngineName::Aio) {
-            match cx.carriers().aio() {
-                Ok(context) => self
-                    .directions
-                    .iter_mut()
-                    .for_each(|direction| direction.carry_by(Arc::clone(&context))),
+        if self.choice == EngineChoice::Only(EngineName::Aio) && cx.carriers().aio.is_none() {
+            match aio::Context::new() {
+                Ok(context) => cx.carriers().aio = Some(context),
                 Err(error) => {
                     self.declined = Some(Box::new(error.to_string().into()));
                     return self.end(cx, Reason::Refused);
@@ -475,10 +514,10 @@ impl Task for Pair {
     }
 
     fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
-        let side = Side::BOTH[usize::from(source)];
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let side = ends.side(source);
         self.directions[side.index()].source_became(readiness);
         self.directions[ends.across(side).index()].destination_became(readiness);
         let step = self.pump(cx);

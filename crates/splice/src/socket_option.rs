@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
-use crate::error::{Context as _, Result};
+use crate::error::Context as _;
 
 /// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
@@ -40,7 +40,7 @@ impl SocketMemory {
     }
 }
 
-pub(crate) fn memory(fd: impl AsFd) -> rustix::io::Result<SocketMemory> {
+pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
     let mut values = [0i32; MEMINFO_VALUES];
     get(fd.as_fd(), libc::SO_MEMINFO, &mut values)?;
     let [
@@ -68,7 +68,7 @@ pub(crate) fn memory(fd: impl AsFd) -> rustix::io::Result<SocketMemory> {
 ///
 /// # Errors
 /// [`ErrorKind::System`](crate::ErrorKind::System), `EPERM` without CAP_NET_ADMIN on older kernels.
-pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> Result<()> {
+pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> crate::Result<()> {
     let microseconds = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
     let fd = socket.as_fd();
     set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)
@@ -79,7 +79,7 @@ pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not a socket.
-pub fn busy_poll(socket: impl AsFd) -> Result<Duration> {
+pub fn busy_poll(socket: impl AsFd) -> crate::Result<Duration> {
     let mut microseconds = [0i32];
     get(socket.as_fd(), libc::SO_BUSY_POLL, &mut microseconds)
         .context("SO_BUSY_POLL cannot be read")?;
@@ -88,7 +88,7 @@ pub fn busy_poll(socket: impl AsFd) -> Result<Duration> {
 
 /// Has an epoll instance poll the device of its sockets for up to `time` before it sleeps
 /// (`ep_eventpoll_bp_ioctl`, Linux 6.9 on).
-pub(crate) fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> Result<()> {
+pub(crate) fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Result<()> {
     // SAFETY: integers only.
     let mut parameters: libc::epoll_params = unsafe { std::mem::zeroed() };
     parameters.busy_poll_usecs = time.as_micros().try_into().unwrap_or(i32::MAX as u32);
@@ -114,7 +114,7 @@ pub(crate) enum Repair {
 }
 
 /// Sets `TCP_REPAIR`. Leaving it clears `SO_REUSEADDR` (`tcp_setsockopt`).
-pub(crate) fn repair(fd: impl AsFd, state: Repair) -> rustix::io::Result<()> {
+pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     set(
         fd.as_fd(),
         libc::IPPROTO_TCP,
@@ -126,7 +126,7 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> rustix::io::Result<()> {
 /// Lets the socket ignore everything but a reset.
 ///
 /// In repair mode alone it would still acknowledge and queue what arrives.
-pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> rustix::io::Result<()> {
+pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
     // The filter of a TCP socket sees the segment from the TCP header on (`tcp_filter`).
     const FLAGS_OFFSET: u32 = 13;
     const RST: u32 = 0x04;
@@ -161,12 +161,7 @@ pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> rustix::io::Result<()> {
 
 /// Resets a connection of which no socket is left: makes one at the given place in the numbering
 /// and closes it the hard way. `seq` is what the peer expects next.
-pub(crate) fn reset(
-    local: SocketAddr,
-    peer: SocketAddr,
-    seq: u32,
-    ack: u32,
-) -> rustix::io::Result<()> {
+pub(crate) fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
     const RECEIVE_QUEUE: i32 = 1;
     const SEND_QUEUE: i32 = 2;
     let family = if local.is_ipv4() {
@@ -188,7 +183,7 @@ pub(crate) fn reset(
 }
 
 /// Reads an option of `SOL_SOCKET` that is made of integers.
-fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> rustix::io::Result<()> {
+fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;
     // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
     let result = unsafe {
@@ -207,7 +202,7 @@ fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> rustix::io::Result<
     }
 }
 
-fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> rustix::io::Result<()> {
+fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
     // integers, or `sock_fprog`, whose pointer the caller keeps alive during the call.
     let result = unsafe {

@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
-/// Try what works here: each engine (copy, pipe, aio, sockmap, segment) on sockets of its own.
+/// Try what works here: each engine (copy, pipe, aio, uring, sockmap, segment) on sockets of its own.
 ///
 /// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
 /// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
@@ -83,12 +83,16 @@ pub(crate) struct RelayArgs {
     pub(crate) target: Address,
 
     /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
-    /// comparison), or, experimental, by BPF programs in the kernel: sockmap (redirect) or segment
-    /// (translate TCP segments).
+    /// comparison), uring (io_uring(7)), or, experimental, by BPF programs in the kernel: sockmap
+    /// (redirect) or segment (translate TCP segments).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
     /// can be had for a moment are copied, and the access log says so.
+    ///
+    /// uring needs Linux 5.19, is at its best from 6.10 on, and is refused where io_uring is
+    /// forbidden (kernel.io_uring_disabled, or the seccomp filter of a container); auto does not
+    /// pick it.
     ///
     /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
     /// never picks them: with sockmap on Linux 6.18 a connection that moves bulk both ways at once
@@ -119,8 +123,9 @@ pub(crate) struct EchoArgs {
     /// Where to accept connections.
     pub(crate) listen: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)) or aio (one
-    /// io_submit(2) reads and writes). An engine that needs two sockets is refused.
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (one io_submit(2)
+    /// reads and writes), uring (io_uring(7)), or, experimental, sockmap (a BPF program redirects what comes). An engine
+    /// that needs two sockets is refused.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

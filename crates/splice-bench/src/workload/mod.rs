@@ -1,5 +1,6 @@
 //! What is asked of every contestant.
 
+pub(crate) mod echo;
 mod held;
 pub(crate) mod idle;
 pub(crate) mod ping_pong;

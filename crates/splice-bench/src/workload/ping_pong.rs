@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::server::{Server, Service};
-use crate::site::Site;
+use crate::site::{Connection, Site};
 use crate::statistics::Latencies;
 
 /// Part of the round trips that goes first and does not count.
@@ -22,15 +22,19 @@ pub(crate) enum Extent {
     For(Duration),
 }
 
-/// Plays with messages of `bytes` through blocking sockets. Returns how long the round trips took;
-/// half of one is the way one way.
+/// Plays on a new connection to `address`.
 pub(crate) fn play(
     site: &Site,
     address: SocketAddr,
     bytes: usize,
     extent: Extent,
 ) -> Result<Latencies> {
-    let connection = site.connect(address)?;
+    play_on(site.connect(address)?, bytes, extent)
+}
+
+/// Plays with messages of `bytes` through blocking sockets. Returns how long the round trips took;
+/// half of one is the way one way.
+pub(crate) fn play_on(connection: Connection, bytes: usize, extent: Extent) -> Result<Latencies> {
     let echo = Server::start(Service::Echo, bytes, connection.server.into())?;
     let mut client = connection.client;
     let mut message = vec![0; bytes];

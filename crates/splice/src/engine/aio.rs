@@ -12,7 +12,7 @@
 //! request that it belongs to, `res` the number of bytes. Seen from `obj` on that is a `struct
 //! iovec`, and a true one where the request lies at the beginning of the buffer that it reads into.
 //! So the write is a `writev` with the place in the ring where the read's completion is going to
-//! be. It stands on this (`fs/aio.c`, 4.19 to 6.18):
+//! be. It stands on this (`fs/aio.c`, 6.18):
 //!
 //! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own.
 //! - A socket's read or write is over when it returns, be it with `EAGAIN`: only `-EIOCBQUEUED`
@@ -34,15 +34,14 @@ use std::ffi::c_long;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
+use super::Filled;
 use super::buffer::Buffer;
-use super::{Carrier, Filled};
 use crate::error::{Error, ErrorKind};
 use crate::socket_option::last_error;
 
@@ -57,7 +56,8 @@ const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_PWRITE: u16 = 1;
 const IOCB_CMD_PWRITEV: u16 = 8;
 
-/// No waiting (`linux/fs.h`, for sockets 6.5 on), and no SIGPIPE (6.18 on).
+/// No waiting, whatever somebody does to the descriptor's `O_NONBLOCK`, and no SIGPIPE
+/// (`linux/fs.h`). Both or none are asked for; 6.18 knows both.
 const RWF_NOWAIT: u32 = 0x08;
 const RWF_NOSIGNAL: u32 = 0x100;
 
@@ -104,10 +104,7 @@ type Moved = Result<u32, Errno>;
 /// It is kept as long as the loop: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
 /// some 30 ms.
 #[derive(Debug)]
-pub(crate) struct Context(Mutex<Requests>);
-
-#[derive(Debug)]
-struct Requests {
+pub(crate) struct Context {
     /// What the kernel knows the context by: the address of its ring.
     id: usize,
     /// The ring has the shape that is known here.
@@ -122,14 +119,8 @@ impl Context {
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`] with the reason and the remedy.
-    pub(crate) fn new() -> crate::Result<Arc<Self>> {
-        let requests = Requests::new().map_err(refused)?;
-        Ok(Arc::new(Self(Mutex::new(requests))))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Requests> {
-        // No request is under way between two calls, whatever became of the caller.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new() -> crate::Result<Self> {
+        Self::tried().map_err(refused)
     }
 }
 
@@ -159,21 +150,21 @@ fn refused(errno: Errno) -> Error {
     Error::new(ErrorKind::EngineRefused, context).with_remedy(remedy)
 }
 
-impl Requests {
-    fn new() -> Result<Self, Errno> {
+impl Context {
+    fn tried() -> Result<Self, Errno> {
         let mut id: usize = 0;
         let most = REQUESTS as c_long;
         // SAFETY: the kernel writes the context's id, a `long`, into `id`.
         called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
-        let mut requests = Self {
+        let mut context = Self {
             id,
             known_ring: false,
             chained: false,
             flags: 0,
         };
-        requests.known_ring = requests.header().is_known();
-        requests.try_out()?;
-        Ok(requests)
+        context.known_ring = context.header().is_known();
+        context.try_out()?;
+        Ok(context)
     }
 
     /// Finds out what this kernel can do, on a socket that is spliced to itself.
@@ -183,7 +174,7 @@ impl Requests {
         let mut memory = vec![0; 4096];
         self.flags = RWF_NOWAIT | RWF_NOSIGNAL;
         match self.pass(socket.as_fd(), &mut memory, 1, None) {
-            // Unknown to this kernel; 4.12 and older have no such field.
+            // Unknown to this kernel.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => self.flags = 0,
             tried => drop(tried?),
         }
@@ -214,9 +205,11 @@ impl Requests {
         onward: Option<BorrowedFd<'_>>,
     ) -> Result<(Moved, Option<Moved>), Errno> {
         assert!(wanted <= memory.len() && memory.len() >= size_of::<Request>());
-        let start = memory.as_mut_ptr();
-        let read = self.request(0, IOCB_CMD_PREAD, source, start.expose_provenance(), wanted);
+        let read = self.request(0, IOCB_CMD_PREAD, source, memory.as_ptr().addr(), wanted);
         memory[..read.len()].copy_from_slice(&read);
+        let start = memory.as_mut_ptr();
+        // The kernel has it as a number, too.
+        let _ = start.expose_provenance();
         let Some(onward) = onward.filter(|_| self.chained) else {
             // SAFETY: `memory` begins with a request, which reads no more into it than it has.
             let [read, _] = unsafe { self.submit(&mut [start]) }?;
@@ -356,7 +349,7 @@ impl Requests {
     }
 }
 
-impl Drop for Requests {
+impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
@@ -373,20 +366,18 @@ fn called(result: c_long) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
 }
 
-/// A buffer and the context by which it is filled and drained.
+/// A buffer that is filled and drained by requests.
 #[derive(Debug)]
 pub(crate) struct Block {
     buffer: Buffer,
-    context: Arc<Context>,
     /// What the write came to that went with the read.
     written: Option<Moved>,
 }
 
 impl Block {
-    pub(crate) fn new(buffer: Buffer, context: Arc<Context>) -> Self {
+    pub(crate) fn new(buffer: Buffer) -> Self {
         Self {
             buffer,
-            context,
             written: None,
         }
     }
@@ -398,11 +389,12 @@ impl Block {
     pub(crate) fn into_buffer(self) -> Buffer {
         self.buffer
     }
-}
 
-impl Carrier for Block {
-    fn fill(
+    /// As [`Carrier::fill`](super::Carrier::fill). Where `onward` is given, what is taken is also
+    /// written there, and the next [`drain`](Self::drain) tells how that went.
+    pub(crate) fn fill(
         &mut self,
+        context: &mut Context,
         source: BorrowedFd<'_>,
         at_most: usize,
         onward: Option<BorrowedFd<'_>>,
@@ -410,7 +402,7 @@ impl Carrier for Block {
         debug_assert!(self.written.is_none());
         let memory = self.buffer.space(usize::MAX);
         let wanted = at_most.min(memory.len());
-        let (read, written) = self.context.lock().pass(source, memory, wanted, onward)?;
+        let (read, written) = context.pass(source, memory, wanted, onward)?;
         match read {
             Ok(count) => {
                 let count = count as usize;
@@ -424,20 +416,22 @@ impl Carrier for Block {
         }
     }
 
-    fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+    /// As [`Carrier::drain`](super::Carrier::drain).
+    pub(crate) fn drain(
+        &mut self,
+        context: &mut Context,
+        destination: BorrowedFd<'_>,
+    ) -> Result<usize, Errno> {
         let count = match self.written.take() {
             Some(written) => written?,
-            None => {
-                let mut context = self.context.lock();
-                context.write(destination, self.buffer.bytes())?
-            }
+            None => context.write(destination, self.buffer.bytes())?,
         };
         self.buffer.gave(count as usize);
         Ok(count as usize)
     }
 
-    fn held(&self) -> usize {
-        self.buffer.held()
+    pub(crate) fn held(&self) -> usize {
+        self.buffer.bytes().len()
     }
 }
 
@@ -455,86 +449,93 @@ mod tests {
         (near, far)
     }
 
-    fn block(context: &Arc<Context>) -> Block {
-        Block::new(
-            Buffers::default().take(Size::default()),
-            Arc::clone(context),
-        )
+    fn block() -> Block {
+        Block::new(Buffers::default().take(Size::default()))
     }
 
     /// What `block` does with what it finds in a socket and one that takes it.
-    fn carries(block: &mut Block) {
+    fn carries(context: &mut Context) {
+        let mut block = block();
         let (mut sender, source) = pair();
         let (mut receiver, destination) = pair();
         let onward = Some(destination.as_fd());
         let mut came = [0; 16];
         // More often than a ring has slots.
         for round in 0..1000 {
-            assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::Empty));
+            assert_eq!(
+                block.fill(context, source.as_fd(), 16, onward),
+                Ok(Filled::Empty)
+            );
             assert_eq!(block.held(), 0);
             let message = &b"0123456789abcdef"[..1 + round % 16];
             sender.write_all(message).unwrap();
-            let filled = block.fill(source.as_fd(), 16, onward).unwrap();
+            let filled = block.fill(context, source.as_fd(), 16, onward).unwrap();
             assert_eq!(filled, Filled::by_read(message.len(), 16));
             assert_eq!(block.held(), message.len());
-            assert_eq!(block.drain(destination.as_fd()), Ok(message.len()));
+            assert_eq!(block.drain(context, destination.as_fd()), Ok(message.len()));
             assert_eq!(block.held(), 0);
             let count = receiver.read(&mut came).unwrap();
             assert_eq!(&came[..count], message);
         }
         sender.write_all(b"abc").unwrap();
         // Not beyond what is allowed, and not onward unless it is told to.
-        assert_eq!(block.fill(source.as_fd(), 2, None), Ok(Filled::Some(2)));
-        assert_eq!(block.drain(destination.as_fd()), Ok(2));
-        assert_eq!(block.fill(source.as_fd(), 2, onward), Ok(Filled::Last(1)));
-        assert_eq!(block.drain(destination.as_fd()), Ok(1));
+        assert_eq!(
+            block.fill(context, source.as_fd(), 2, None),
+            Ok(Filled::Some(2))
+        );
+        assert_eq!(block.drain(context, destination.as_fd()), Ok(2));
+        assert_eq!(
+            block.fill(context, source.as_fd(), 2, onward),
+            Ok(Filled::Last(1))
+        );
+        assert_eq!(block.drain(context, destination.as_fd()), Ok(1));
         let count = receiver.read(&mut came).unwrap();
         assert_eq!(&came[..count], b"abc");
 
         sender.write_all(b"lost").unwrap();
         drop(receiver);
-        assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::Last(4)));
-        assert_eq!(block.drain(destination.as_fd()), Err(Errno::PIPE));
-        assert_eq!(block.held(), 4, "not given");
-        let mut block = Block::new(
-            Buffers::default().take(Size::default()),
-            block.context.clone(),
+        assert_eq!(
+            block.fill(context, source.as_fd(), 16, onward),
+            Ok(Filled::Last(4))
         );
+        assert_eq!(block.drain(context, destination.as_fd()), Err(Errno::PIPE));
+        assert_eq!(block.held(), 4, "not given");
+        let mut block = Block::new(Buffers::default().take(Size::default()));
         drop(sender);
-        assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::End));
+        assert_eq!(
+            block.fill(context, source.as_fd(), 16, onward),
+            Ok(Filled::End)
+        );
     }
 
     #[test]
     fn reads_and_writes_in_one_call() {
-        let context = Context::new().unwrap();
-        assert!(context.lock().known_ring && context.lock().chained);
-        carries(&mut block(&context));
+        let mut context = Context::new().unwrap();
+        assert!(context.known_ring && context.chained);
+        carries(&mut context);
     }
 
     #[test]
     fn goes_on_where_the_ring_is_not_known() {
-        let context = Context::new().unwrap();
-        {
-            let mut requests = context.lock();
-            (requests.known_ring, requests.chained) = (false, false);
-        }
-        carries(&mut block(&context));
+        let mut context = Context::new().unwrap();
+        (context.known_ring, context.chained) = (false, false);
+        carries(&mut context);
     }
 
     #[test]
     fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
-        let context = Context::new().unwrap();
+        let context = &mut Context::new().unwrap();
         let (mut sender, source) = pair();
         let (mut receiver, destination) = pair();
-        let mut block = block(&context);
+        let mut block = block();
         let mut given = 0;
         let mut full = false;
         while !full {
             sender.write_all(&[7; 4096]).unwrap();
-            let filled = block.fill(source.as_fd(), 4096, Some(destination.as_fd()));
+            let filled = block.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
             assert_eq!(filled, Ok(Filled::Some(4096)));
             while block.held() > 0 && !full {
-                match block.drain(destination.as_fd()) {
+                match block.drain(context, destination.as_fd()) {
                     Ok(count) => given += count,
                     Err(errno) => {
                         assert_eq!(errno, Errno::AGAIN);
@@ -546,7 +547,7 @@ mod tests {
         let left = block.held();
         assert!(left > 0);
         receiver.read_exact(&mut vec![0; given]).unwrap();
-        assert_eq!(block.drain(destination.as_fd()), Ok(left));
+        assert_eq!(block.drain(context, destination.as_fd()), Ok(left));
     }
 
     #[test]

@@ -13,12 +13,7 @@ use super::buffer::Buffer;
 use super::{Carrier, Filled};
 
 impl Carrier for Buffer {
-    fn fill(
-        &mut self,
-        source: BorrowedFd<'_>,
-        at_most: usize,
-        _onward: Option<BorrowedFd<'_>>,
-    ) -> Result<Filled, Errno> {
+    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
         let space = self.space(at_most);
         let wanted = space.len();
         match recv(source, space, RecvFlags::DONTWAIT) {
@@ -35,16 +30,18 @@ impl Carrier for Buffer {
         self.send(destination, SendFlags::empty())
     }
 
-    fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
-        self.send(destination, SendFlags::MORE)
-    }
-
     fn held(&self) -> usize {
         self.bytes().len()
     }
 }
 
 impl Buffer {
+    /// As [`drain`](Carrier::drain) where the end of the stream follows at once: TCP may keep the
+    /// bytes until then, so that both travel in one segment.
+    pub(crate) fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+        self.send(destination, SendFlags::MORE)
+    }
+
     fn send(&mut self, destination: BorrowedFd<'_>, flags: SendFlags) -> Result<usize, Errno> {
         let flags = flags | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let count = send(destination, self.bytes(), flags)?;
@@ -75,7 +72,7 @@ mod tests {
         ] {
             let mut buffer = buffers.take(size);
             peer.write_all(&vec![7; filled_bytes]).unwrap();
-            let filled = buffer.fill(source.as_fd(), usize::MAX, None).unwrap();
+            let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
             assert_eq!(filled, Filled::Some(filled_bytes));
             size = buffer.next_size();
             buffers.give_back(buffer);
@@ -83,7 +80,7 @@ mod tests {
         }
         let mut buffer = buffers.take(Size::default());
         peer.write_all(b"short").unwrap();
-        let filled = buffer.fill(source.as_fd(), usize::MAX, None).unwrap();
+        let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
         assert_eq!(filled, Filled::Last(5));
         assert_eq!(buffer.next_size(), Size::default());
     }

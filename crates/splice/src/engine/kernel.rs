@@ -42,6 +42,7 @@ use crate::task::Task;
 /// What an engine may use of its pair during a turn. `directions[i]` reads from `ends[i]` and
 /// writes to `ends[1 - i]`.
 pub(crate) struct Grip<'a> {
+    /// One endpoint twice in an echo, whose second direction has ended from the start.
     pub(crate) ends: [&'a Endpoint; 2],
     pub(crate) directions: &'a mut [Direction; 2],
     /// The most that each of the four socket buffers may grow to, in bytes.
@@ -50,6 +51,13 @@ pub(crate) struct Grip<'a> {
     /// Wakes the pair from any thread: it has a turn then.
     pub(crate) waker: &'a dyn Fn() -> Waker,
     pub(crate) now: Instant,
+}
+
+impl Grip<'_> {
+    /// One endpoint is spliced to itself.
+    pub(crate) fn is_echo(&self) -> bool {
+        std::ptr::eq(self.ends[0], self.ends[1])
+    }
 }
 
 /// What a pair's two sockets are watched for.

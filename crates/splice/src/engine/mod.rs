@@ -1,7 +1,8 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
-//! `copy`, `pipe` and `aio` move them in user space's hands: each is a [`Carrier`], and
-//! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
+//! `copy`, `pipe` and `aio` move them in user space's hands: each has a carrier, and
+//! [`Direction`](crate::direction::Direction) drives whichever a direction uses, and `uring`'s
+//! [`Lane`](uring::Lane)s in the same way. `sockmap` moves
 //! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
 pub(crate) mod aio;
@@ -11,16 +12,18 @@ pub(crate) mod kernel;
 pub(crate) mod pipe;
 pub(crate) mod segment;
 pub(crate) mod sockmap;
+pub(crate) mod uring;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::event_loop::Key;
+use crate::task::Readiness;
 
 /// One way of moving bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +36,11 @@ pub enum EngineName {
     /// Linux AIO: one `io_submit(2)` reads a message and writes it. For comparison; never picked
     /// by itself.
     Aio,
+    /// `io_uring(7)`: receives and sends are submitted together, and one system call does the work
+    /// of several. Needs Linux 5.19 and a system that does not forbid it. The thread that turns an
+    /// [`EventLoop`](crate::EventLoop) with such pairs can have one system call interrupted
+    /// (`EINTR`) after the last of them has ended.
+    Uring,
     /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
     /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
@@ -43,10 +51,11 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Copy,
         Self::Pipe,
         Self::Aio,
+        Self::Uring,
         Self::Sockmap,
         Self::Segment,
     ];
@@ -57,6 +66,7 @@ impl EngineName {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
             Self::Aio => "aio",
+            Self::Uring => "uring",
             Self::Sockmap => "sockmap",
             Self::Segment => "segment",
         }
@@ -72,6 +82,7 @@ impl EngineName {
             Self::Copy => Ok(()),
             Self::Pipe => pipe::probe(),
             Self::Aio => aio::Context::new().map(drop),
+            Self::Uring => uring::probe(),
             Self::Sockmap => sockmap::probe(),
             Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
                 Error::new(
@@ -90,8 +101,9 @@ impl EngineName {
     /// [`ErrorKind::EngineRefused`] with the reason.
     pub fn can_echo(self) -> Result<()> {
         let why = match self {
-            Self::Copy | Self::Pipe | Self::Aio => return Ok(()),
-            Self::Sockmap => "its verdict sends to the other socket of a pair",
+            Self::Copy | Self::Pipe | Self::Aio | Self::Uring | Self::Sockmap => {
+                return Ok(());
+            }
             Self::Segment => "it translates the segments of one connection into those of another",
         };
         Err(Error::new(
@@ -183,27 +195,14 @@ impl Filled {
 /// hand".
 pub(crate) trait Carrier {
     /// Takes at most `at_most` bytes (not zero) from the source. Called with nothing in hand.
-    ///
-    /// `onward` is the destination where it may take bytes: a carrier that can give what it takes
-    /// in the same system call does, and tells with the next [`drain`](Self::drain) how that went.
     fn fill(
         &mut self,
         source: BorrowedFd<'_>,
         at_most: usize,
-        onward: Option<BorrowedFd<'_>>,
     ) -> std::result::Result<Filled, Errno>;
 
     /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
     fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
-
-    /// The same where the end of the stream follows at once: TCP may keep the bytes until then, so
-    /// that both travel in one segment.
-    fn drain_before_end(
-        &mut self,
-        destination: BorrowedFd<'_>,
-    ) -> std::result::Result<usize, Errno> {
-        self.drain(destination)
-    }
 
     /// How many bytes are in hand.
     fn held(&self) -> usize;
@@ -215,24 +214,26 @@ pub(crate) struct Carriers {
     pub(crate) buffers: buffer::Buffers,
     pub(crate) pipes: pipe::Pipes,
     pub(crate) segments: segment::ground::Standing,
-    aio: Option<Arc<aio::Context>>,
+    /// Made for the first pair of the engine `aio`, and kept: see there.
+    pub(crate) aio: Option<aio::Context>,
+    /// Exists while pairs of the engine `uring` do, and a little longer.
+    pub(crate) ring: Option<uring::Ring>,
     pairs: usize,
 }
 
 impl Carriers {
+    /// What the ring has to tell a task.
+    pub(crate) fn next_news(&mut self) -> Option<(Key, u8, Readiness)> {
+        self.ring.as_mut().and_then(uring::Ring::next_news)
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.ring.as_ref().is_some_and(uring::Ring::has_news)
+    }
+
     /// A pair begins to use them.
     pub(crate) fn enter(&mut self) {
         self.pairs += 1;
-    }
-
-    /// The loop's AIO context, made for the first pair that needs it.
-    pub(crate) fn aio(&mut self) -> Result<Arc<aio::Context>> {
-        if let Some(context) = &self.aio {
-            return Ok(Arc::clone(context));
-        }
-        let context = aio::Context::new()?;
-        self.aio = Some(Arc::clone(&context));
-        Ok(context)
     }
 
     /// A pair has given back what it had. When it was the last one no buffer or pipe is
@@ -243,6 +244,7 @@ impl Carriers {
             *self = Self {
                 segments: std::mem::take(&mut self.segments),
                 aio: self.aio.take(),
+                ring: self.ring.take(),
                 ..Self::default()
             };
         }

@@ -24,9 +24,18 @@ fn leaves_nothing(body: impl FnOnce()) {
         // The first use of a kind may leave the library's own lasting things.
         drop(Splicer::new(1).unwrap());
         let before = descriptors::open();
+        assert_eq!(mapped_rings(), 0);
         body();
         assert_eq!(descriptors::open(), before);
+        assert_eq!(mapped_rings(), 0);
     });
+}
+
+/// Rings of Linux AIO and io_uring in the process's memory.
+fn mapped_rings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let is_ring = |line: &&str| line.contains("/[aio]") || line.contains("[io_uring]");
+    maps.lines().filter(is_ring).count()
 }
 
 pub(crate) fn of_pairs_that_ended_in_every_way(engine: &Contestant) {

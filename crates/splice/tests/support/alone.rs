@@ -17,7 +17,7 @@ pub(crate) fn alone(body: impl FnOnce()) {
         .expect("the harness names threads after tests");
     let program = env::current_exe().expect("the path of this program");
     let output = Command::new(program)
-        .args([name, "--exact", "--nocapture"])
+        .args([name, "--exact", "--nocapture", "--include-ignored"])
         .env(VARIABLE, "1")
         .output()
         .expect("this program again");

@@ -35,6 +35,12 @@ pub(crate) const AIO: Contestant = Contestant {
     ..COPY
 };
 
+pub(crate) const URING: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Uring),
+    in_hand_bytes: 1 << 20,
+    ..COPY
+};
+
 pub(crate) const SOCKMAP: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Sockmap),
     kinds: &[Kind::Tcp4, Kind::Tcp6],
@@ -59,6 +65,17 @@ pub(crate) const SEGMENT_V6: Contestant = Contestant {
 };
 
 impl Contestant {
+    /// Whether this machine allows it; `SPLICED_REQUIRE` calls it `uring`.
+    pub(crate) fn is_available(&self) -> bool {
+        match self.choice {
+            EngineChoice::Only(engine @ EngineName::Uring) => {
+                let why = engine.probe().err().map(|error| error.to_string());
+                netlab::present(engine.as_str(), why)
+            }
+            _ => true,
+        }
+    }
+
     /// Every ordered pair of kinds that it takes and this kernel has.
     pub(crate) fn mixes(&self) -> Vec<Mix> {
         Mix::all()

@@ -129,8 +129,14 @@ impl Peer {
 }
 
 impl Read for &Peer {
+    /// Goes on after an interruption, such as of a thread that has had an io_uring.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&self.stream).read(buffer)
+        loop {
+            match (&self.stream).read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
     }
 }
 

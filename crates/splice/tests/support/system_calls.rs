@@ -14,7 +14,12 @@ pub(crate) const CARRYING: [&str; 8] = [
 ];
 /// What carries them past these.
 const ENGINES: [&str; 3] = ["splice", "io_submit", "io_getevents"];
-pub(crate) const WAITING: [&str; 3] = ["epoll_wait", "epoll_pwait", "epoll_pwait2"];
+pub(crate) const WAITING: [&str; 4] = [
+    "epoll_wait",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "io_uring_enter",
+];
 
 pub(crate) struct SystemCalls {
     counters: BTreeMap<String, Counter>,

@@ -106,6 +106,11 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
 
 /// The doctor to whom this system call gives this error, where that can be had.
 fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
+    without(call, errno, &["doctor", "--json"])
+}
+
+/// The program to which this system call gives this error.
+fn without(call: u32, errno: Errno, arguments: &[&str]) -> Option<Command> {
     // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
     // number; is it this one; the error; allow (linux/seccomp.h, linux/filter.h).
     const SCRIPT: &str = r#"
@@ -121,7 +126,12 @@ fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
     }
     let [prctl, call] = [PRCTL, call].map(|number| number.to_string());
     let errno = errno.raw_os_error().to_string();
-    Some(doctor_by("perl", &["-e", SCRIPT, &prctl, &call, &errno]))
+    let mut command = Process::command("perl");
+    command
+        .args(["-e", SCRIPT, &prctl, &call, &errno, BINARY])
+        .args(arguments)
+        .env_remove("SPLICED_LOG");
+    Some(command)
 }
 
 /// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
@@ -129,6 +139,8 @@ fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
 const IS_X86: bool = cfg!(target_arch = "x86_64");
 const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
 const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
+/// The same number for all.
+const IO_URING_SETUP: u32 = 425;
 const BPF: u32 = if IS_X86 { 321 } else { 280 };
 const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
 
@@ -138,6 +150,13 @@ fn everything_works_for_who_has_every_right() {
     assert_eq!(verdict(&report, "copy"), "yes");
     assert_eq!(verdict(&report, "pipe"), "yes");
     assert_eq!(verdict(&report, "aio"), "yes");
+    let forbidden = splice::EngineName::Uring.probe().err();
+    if present("uring", forbidden.map(|error| error.to_string())) {
+        let uring = finding(&report, "uring");
+        assert_eq!(uring["verdict"], "yes", "{uring}");
+        let reason = text(&uring["reason"]);
+        assert!(reason.contains("between TCP and between UNIX"), "{reason}");
+    }
     if !available(Need::Bpf) {
         return;
     }
@@ -319,6 +338,41 @@ fn a_filter_that_forbids_bpf_is_named() {
     let (reason, remedy) = refusal(&report, "sockmap");
     assert!(reason.contains("seccomp filter forbids bpf(2)"), "{reason}");
     assert!(remedy.contains("allow the system call bpf"), "{remedy}");
+}
+
+#[test]
+fn a_filter_that_forbids_io_uring_costs_the_ring_only() {
+    let Some(mut command) = doctor_without(IO_URING_SETUP, Errno::PERM) else {
+        return;
+    };
+    let report = report(&mut command);
+    assert_eq!(verdict(&report, "copy"), "yes");
+    assert_eq!(verdict(&report, "pipe"), "yes");
+    let (reason, remedy) = refusal(&report, "uring");
+    assert!(
+        reason.contains("seccomp filter forbids io_uring(7)"),
+        "{reason}"
+    );
+    assert!(remedy.contains("io_uring_setup"), "{remedy}");
+}
+
+#[test]
+fn a_relay_where_io_uring_is_forbidden_says_so() {
+    let Some(mut command) = without(
+        IO_URING_SETUP,
+        Errno::PERM,
+        &["relay", "127.0.0.1:0", "127.0.0.1:1", "--engine", "uring"],
+    ) else {
+        return;
+    };
+    let sentence = crate::usage::complaint(&mut command, 2);
+    for part in [
+        "engine uring cannot be used",
+        "seccomp filter forbids io_uring(7)",
+        "allow the system calls io_uring_setup",
+    ] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use netlab::Scratch;
+use netlab::{Need, Scratch, available, present};
 use rustix::net::sockopt;
 use rustix::process::Signal;
 
@@ -14,8 +14,19 @@ use crate::relay::{Relay, command, held_bytes};
 use crate::server::Server;
 use crate::usage::complaint;
 
-const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "aio"];
 const SOME_BYTES: u64 = 3_000_000;
+/// For this long nothing more has to happen before it is taken that nothing will.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// The engines that take any socket, and that this machine does not forbid.
+fn engines() -> Vec<&'static str> {
+    let mut engines = vec!["auto", "copy", "pipe", "aio"];
+    let forbidden = splice::EngineName::Uring.probe().err();
+    if present("uring", forbidden.map(|error| error.to_string())) {
+        engines.push("uring");
+    }
+    engines
+}
 
 /// Sends `count` bytes from `position` on and takes them back.
 fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
@@ -29,7 +40,7 @@ fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
 fn every_byte_and_the_end_of_the_stream_come_back() {
     let scratch = Scratch::new("echo").expect("a directory");
     let unix = format!("unix:{}/echo", scratch.path().display());
-    for engine in ENGINES {
+    for engine in engines() {
         for listen in ["127.0.0.1:0", "[::1]:0", &unix] {
             let mut echo = Relay::echo(listen, &["--engine", engine]);
             let client = Peer::connect(&echo.address);
@@ -45,9 +56,36 @@ fn every_byte_and_the_end_of_the_stream_come_back() {
 }
 
 #[test]
+fn the_kernel_answers_alone_with_sockmap() {
+    const MESSAGES: u64 = 1000;
+    if !available(Need::Bpf) {
+        return;
+    }
+    let echo = Relay::echo("127.0.0.1:0", &["--engine", "sockmap", "--threads", "1"]);
+    let client = Peer::connect(&echo.address);
+    let payload = Payload::new(75);
+    for message in 0..MESSAGES {
+        exchange(&client, payload, message * 100, 100);
+        if message == 0 {
+            // The engine takes the connection over behind what the process has answered.
+            until_at_rest(QUIET, || echo.switches());
+        }
+    }
+    let before = echo.switches();
+    (MESSAGES..2 * MESSAGES).for_each(|message| exchange(&client, payload, message * 100, 100));
+    let woken = echo.switches() - before;
+    assert!(
+        woken < MESSAGES / 10,
+        "woken {woken} times for {MESSAGES} messages"
+    );
+    client.end_stream();
+    client.expect_end();
+}
+
+#[test]
 fn many_clients_have_their_own_bytes_back_at_once() {
     const CLIENTS: u64 = 300;
-    for engine in ENGINES {
+    for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--threads", "2"]);
         let before = echo.descriptors();
         let clients: Vec<_> = (0..CLIENTS)
@@ -69,8 +107,7 @@ fn many_clients_have_their_own_bytes_back_at_once() {
 #[test]
 fn a_client_that_does_not_read_is_held_within_the_bound() {
     const BOUND_BYTES: usize = 16 << 20;
-    const QUIET: Duration = Duration::from_millis(300);
-    for engine in ENGINES {
+    for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine]);
         let client = Peer::connect(&echo.address);
         let payload = Payload::new(71);
@@ -94,7 +131,7 @@ fn a_client_that_does_not_read_is_held_within_the_bound() {
 
 #[test]
 fn a_reset_ends_one_connection_and_a_signal_all() {
-    for engine in ENGINES {
+    for engine in engines() {
         let mut echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--log", "debug"]);
         let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
         exchange(&gone, Payload::new(72), 0, 1000);
@@ -127,12 +164,10 @@ fn its_connections_do_not_wait_for_more_and_poll_when_asked_to() {
 
 #[test]
 fn what_cannot_be_is_refused_in_a_sentence() {
-    for engine in ["segment", "sockmap"] {
-        let arguments = ["echo", "127.0.0.1:0", "--engine", engine];
-        let sentence = complaint(&mut command(&arguments), 2);
-        for part in [engine, "cannot splice a socket to itself", "choose another"] {
-            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
-        }
+    let arguments = ["echo", "127.0.0.1:0", "--engine", "segment"];
+    let sentence = complaint(&mut command(&arguments), 2);
+    for part in ["segment cannot splice a socket to itself", "choose another"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
     let taken = Server::new();
     let sentence = complaint(&mut command(&["echo", &taken.address]), 1);

@@ -11,7 +11,7 @@ use crate::peer::{End, Peer, exchange};
 use crate::relay::{Relay, held_bytes};
 use crate::server::Server;
 
-const ENGINES: [&str; 3] = ["auto", "copy", "pipe"];
+const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 const SOME_BYTES: u64 = 100_000;
 
 /// The contract's bound on what lies in a relay for one pair whose receiver does not read.

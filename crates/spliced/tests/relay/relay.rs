@@ -242,6 +242,18 @@ impl Relay {
         kib.expect("VmRSS") << 10
     }
 
+    /// How often its threads went to sleep.
+    pub(crate) fn switches(&self) -> u64 {
+        let voluntary = |status: &str| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.and_then(|count| count.trim().parse::<u64>().ok())
+                .expect("a count")
+        };
+        self.of_threads("status", voluntary).into_iter().sum()
+    }
+
     pub(crate) fn cpu_time(&self) -> Duration {
         let stat = self.file("stat");
         let after_name = stat.rsplit_once(") ").expect("a name").1;

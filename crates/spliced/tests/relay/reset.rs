@@ -13,7 +13,7 @@ use crate::peer::{End, Peer, exchange};
 use crate::relay::Relay;
 use crate::server::Server;
 
-const ENGINES: [&str; 3] = ["auto", "copy", "pipe"];
+const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 const SOME_BYTES: u64 = 100_000;
 /// More than all buffers between two peers hold together.
 const MANY_BYTES: u64 = 256 << 20;

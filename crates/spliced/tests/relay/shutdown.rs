@@ -30,6 +30,7 @@ fn running_transfers_end_by_themselves() {
         ("auto", Signal::TERM),
         ("copy", Signal::INT),
         ("pipe", Signal::TERM),
+        ("uring", Signal::INT),
     ] {
         let server = Server::new();
         let mut relay = Relay::to(&server.address, &["--engine", engine, "--threads", "2"]);

@@ -176,6 +176,8 @@ fn help_is_enough_to_use_it() {
             "--engine",
             "copy",
             "pipe",
+            "uring",
+            "kernel.io_uring_disabled",
             "sockmap",
             "experimental",
             "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",

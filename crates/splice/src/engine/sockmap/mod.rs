@@ -159,17 +159,17 @@ impl Sockmap {
         })
     }
 
-    /// Makes both sockets targets.
+    /// Makes the sockets targets.
     fn prepare(&mut self, grip: &mut Grip<'_>) -> std::result::Result<(), String> {
         let cookie = |end: &Endpoint| {
             socket_cookie(end).map_err(|errno| format!("a socket has no cookie: {errno}"))
         };
         let [a, b] = grip.ends;
         let cookies = [cookie(a)?, cookie(b)?];
-        let lanes = [
-            Lane::new(cookies[0], cookies[1]),
-            Lane::new(cookies[1], cookies[0]),
-        ];
+        let mut lanes = vec![Lane::new(cookies[0], cookies[1])];
+        if !grip.is_echo() {
+            lanes.push(Lane::new(cookies[1], cookies[0]));
+        }
         for (index, lane) in lanes.iter().enumerate() {
             let inserted = lane.insert_target(&self.shared, grip.ends[1 - index]);
             if let Err(errno) = inserted {
@@ -183,7 +183,7 @@ impl Sockmap {
             end.fix_buffers(grip.buffer_bytes);
             direction.copy_only();
         }
-        self.lanes = lanes.into();
+        self.lanes = lanes;
         Ok(())
     }
 
@@ -214,7 +214,8 @@ impl KernelEngine for Sockmap {
 
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
         if self.lanes.is_empty() {
-            if grip.directions.iter().any(Direction::is_ending) {
+            let flowing = if grip.is_echo() { 1 } else { 2 };
+            if grip.directions[..flowing].iter().any(Direction::is_ending) {
                 return Turn::Declined("sockmap: a stream had ended before it was taken".into());
             }
             if let Err(why) = self.prepare(grip) {

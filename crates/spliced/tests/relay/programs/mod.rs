@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use crate::patience::until;
 use crate::peer::Peer;
 
-const ENGINES: [&str; 3] = ["auto", "copy", "pipe"];
+const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 
 /// Where `program` is; without it the test is skipped, or fails if `SPLICED_REQUIRE` names it.
 fn installed(program: &str, package: &str) -> Option<PathBuf> {

@@ -1,0 +1,207 @@
+//! What a person types after `reproduce`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::cli::parse_size;
+
+#[derive(Debug, Args)]
+pub(crate) struct Reproduce {
+    #[command(subcommand)]
+    pub(crate) experiment: Experiment,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Experiment {
+    /// Echo servers, a socket spliced to itself (Cloudflare, 2019)
+    ///
+    /// Bursts of a fixed block are sent and the time until the block is back is taken, with and
+    /// without SO_BUSY_POLL. Prints the `Values` line and the histogram of the original.
+    Echo(Echo),
+
+    /// Ping-pong through a proxy between two veths (NDC TechTown 2024, second bench)
+    Relay(Rounds),
+
+    /// Ping-pong between two namespaces, past TCP by SK_MSG send-to-local and with it (the same
+    /// talk, first bench)
+    Bypass(Bypass),
+
+    /// CPU time of bulk, each way and both, of the whole machine (SO_SPLICE in FreeBSD)
+    Cpu(Rounds),
+}
+
+/// What every experiment is told.
+#[derive(Debug, Args)]
+pub(crate) struct Shared {
+    /// A small run, in about a minute; overrides the sizes
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// The CPU that everybody shares
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) cpu: usize,
+
+    /// Write results.json and the pages made from it into this new directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Who is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Who {
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// Measure these only (names as in the tables); what they are held against runs in any case
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Echo {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) who: Who,
+
+    /// Runs; each measures everybody once, on a new connection
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: u32,
+
+    /// Bursts of a run
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) bursts: u32,
+
+    /// Bytes of a burst
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_block,
+          default_values = ["2MiB", "16KiB", "128KiB"])]
+    pub(crate) block: Vec<usize>,
+
+    /// The CPU of the echo servers, where it is not that of the client
+    #[arg(long, value_name = "N")]
+    pub(crate) server_cpu: Option<usize>,
+
+    /// Make the devices like a network card: segments of one MTU each, and NAPI, without which
+    /// SO_BUSY_POLL has nothing to poll. On one CPU two that poll hold each other up for 10 ms at a
+    /// time, so the servers need one of their own
+    #[arg(long, requires = "server_cpu")]
+    pub(crate) napi: bool,
+}
+
+/// How often and how long something is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Extent {
+    /// Rounds; each measures everybody once
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+
+    /// How long one measurement takes, in ms
+    #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) milliseconds: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rounds {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) who: Who,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bypass {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+}
+
+impl Echo {
+    /// With `--quick` applied.
+    pub(crate) fn sized(self) -> Self {
+        if !self.shared.quick {
+            return self;
+        }
+        Self {
+            runs: 2,
+            bursts: 300,
+            ..self
+        }
+    }
+}
+
+impl Extent {
+    /// With `--quick` applied.
+    pub(crate) fn sized(&self, quick: bool) -> Self {
+        let (rounds, milliseconds) = if quick {
+            (3, 500)
+        } else {
+            (self.rounds, self.milliseconds)
+        };
+        Self {
+            rounds,
+            milliseconds,
+        }
+    }
+
+    /// How long one measurement takes.
+    pub(crate) fn window(&self) -> Duration {
+        Duration::from_millis(self.milliseconds)
+    }
+}
+
+/// An echo server of the bench's own; used by `reproduce echo`.
+#[derive(Debug, Args)]
+pub(crate) struct EchoServer {
+    pub(crate) kind: OwnEcho,
+
+    pub(crate) listen: SocketAddr,
+
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OwnEcho {
+    /// read(2) and write(2) in a loop: what everybody is held against.
+    ReadWrite,
+    /// SOCKMAP as in 2019: a verdict program that redirects everything.
+    #[value(name = "sockmap-2019")]
+    Sockmap2019,
+    /// The same without the large send buffer that it was given.
+    #[value(name = "sockmap-2019-untuned")]
+    Sockmap2019Untuned,
+}
+
+/// Reads the size of a burst.
+fn parse_block(text: &str) -> Result<usize, String> {
+    // More would not fit a socket's buffer twice, which the kernel counts in an i32 and doubles.
+    const MOST: u64 = 256 << 20;
+    let bytes = parse_size(text)?;
+    if bytes % 8 != 0 || bytes > MOST {
+        return Err("a burst is a multiple of 8 bytes, and 256MiB at most".into());
+    }
+    usize::try_from(bytes).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_block;
+
+    #[test]
+    fn a_burst_has_its_limits() {
+        assert_eq!(parse_block("128KiB"), Ok(128 << 10));
+        assert!(parse_block("7").is_err());
+        assert!(parse_block("1GiB").is_err());
+    }
+}

@@ -1,0 +1,165 @@
+//! `reproduce bypass`: two namespaces, and a connection between them that SK_MSG takes past TCP.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use netlab::Lab;
+
+use super::arguments;
+use super::latency::{About as Ping, MESSAGE_BYTES, Path, Paths};
+use super::record::{About, Record, output};
+use crate::bpf_object::BpfObject;
+use crate::cpus::Placement;
+use crate::results::{self, Kind};
+use crate::site::{Connection, PATIENCE, Site};
+use crate::statistics::Sample;
+use crate::usage::require_root;
+use crate::workload::ping_pong;
+
+const PROGRAM: &[u8] = include_bytes!("../../bpf/prebuilt/bypass.bpf.o");
+
+/// Where the server listens; any port that nothing else has.
+const PORT: u16 = 9_999;
+
+const PLAIN: &str = "plain TCP";
+const BYPASSED: &str = "send to local";
+
+pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
+    require_root("reproduce bypass")?;
+    let output = output(&arguments.shared)?;
+    let extent = arguments.extent.sized(arguments.shared.quick);
+    let record = Record::begin()?;
+    let site = Site::build(Placement::Pinned(arguments.shared.cpu))?;
+    let address = SocketAddr::from((Lab::RELAY_V4, PORT));
+    let listener = site
+        .lab
+        .relay()
+        .enter(|| TcpListener::bind(address))?
+        .with_context(|| format!("the server cannot listen on {address}"))?;
+    let mut per_round_trip = [Sample::default(), Sample::default()];
+    let mut paths = Paths::new(&[PLAIN, BYPASSED]);
+    site.enter(|| {
+        for round in 0..extent.rounds as usize {
+            eprintln!("round {} of {}", round + 1, extent.rounds);
+            for position in 0..2 {
+                if netlab::interrupted().is_some() {
+                    return Ok(());
+                }
+                // Whoever goes first may find the machine different: both do, in turn.
+                let path = &mut paths.all[(round + position) % 2];
+                let outcome = one_round(&site, &listener, address, path, &extent);
+                path.note(
+                    outcome.map(|packets| per_round_trip[(round + position) % 2].push(packets)),
+                );
+            }
+        }
+        Ok(())
+    })?;
+    println!(
+        "Client and server in two namespaces joined by a veth share CPU {}, kept awake; messages of \
+         {} bytes; {} interleaved rounds.\nOne way, half of the round trip, in µs; the talk (2024, two \
+         CPUs, 30 s each): {PLAIN} 5.748 ± 2.010, {BYPASSED} 4.686 ± 2.862.\n",
+        arguments.shared.cpu, MESSAGE_BYTES, extent.rounds,
+    );
+    paths.print(PLAIN);
+    let packets = format!(
+        "Packets over the veth per counted round trip, to which the warm-up adds a tenth: {PLAIN} {}, \
+         {BYPASSED} {}.",
+        median(&per_round_trip[0]),
+        median(&per_round_trip[1])
+    );
+    println!("\n{packets}");
+    let ping = Ping {
+        id: "bypass",
+        title: "Ping-pong past TCP",
+        description: "A message there and back between two namespaces, with and without an SK_MSG \
+                      program that puts it into the receiver's queue.",
+        reference: PLAIN,
+    };
+    let workload = paths.workload(&ping, output.as_ref())?;
+    let contestant = |(name, how): (&str, &str), kind| results::Contestant {
+        name: name.into(),
+        how: how.into(),
+        kind,
+    };
+    let about = About {
+        site: &site,
+        title: "splice-bench reproduce bypass",
+        cpu: arguments.shared.cpu,
+        rounds: extent.rounds,
+        warm_up: "a tenth of each measurement",
+        spliced: None,
+        contestants: vec![
+            contestant((PLAIN, "over a veth, no program"), Kind::Reference),
+            contestant(
+                (BYPASSED, "SK_MSG, bpf_msg_redirect_hash with BPF_F_INGRESS"),
+                Kind::Ours,
+            ),
+        ],
+        absent: Vec::new(),
+        notes: vec![packets],
+    };
+    record.finish(output.as_ref(), about, vec![workload], paths.is_sound())
+}
+
+fn median(sample: &Sample) -> String {
+    let median = sample.median();
+    median.map_or_else(|| "-".into(), |median| format!("{median:.2}"))
+}
+
+/// Measures one path once. Returns how many packets went over the veth for a round trip.
+fn one_round(
+    site: &Site,
+    listener: &TcpListener,
+    address: SocketAddr,
+    path: &mut Path,
+    extent: &arguments::Extent,
+) -> Result<f64> {
+    let client = TcpStream::connect_timeout(&address, PATIENCE)
+        .with_context(|| format!("cannot connect to {address}"))?;
+    let (server, _) = listener.accept().context("the server cannot accept")?;
+    let connection = Connection::of(client, server)?;
+    let program = if path.name == BYPASSED {
+        Some(bypass(&connection)?)
+    } else {
+        None
+    };
+    let before = site.lab.relay().packets(Lab::TO_CLIENT)?;
+    let round_trips = ping_pong::play_on(
+        connection,
+        MESSAGE_BYTES,
+        ping_pong::Extent::For(extent.window()),
+    )?;
+    if let Some(program) = program {
+        let (went, messages) = (
+            program.number("bypassed")?,
+            2 * round_trips.histogram().len(),
+        );
+        ensure!(
+            went >= messages,
+            "only {went} of {messages} messages took the way past TCP"
+        );
+    }
+    path.add(&round_trips);
+    let packets = site
+        .lab
+        .relay()
+        .packets(Lab::TO_CLIENT)?
+        .saturating_sub(before);
+    Ok(packets as f64 / round_trips.histogram().len() as f64)
+}
+
+/// From now on what either end writes goes straight to the other.
+fn bypass(connection: &Connection) -> Result<BpfObject> {
+    let object = BpfObject::load(PROGRAM)?;
+    // Before the sockets come in: a member keeps what was attached then.
+    object.attach("send_to_local", "far_ends")?;
+    for (near, far) in [
+        (&connection.client, &connection.server),
+        (&connection.server, &connection.client),
+    ] {
+        object.insert("far_ends", near.local_addr()?.port().into(), far)?;
+    }
+    Ok(object)
+}

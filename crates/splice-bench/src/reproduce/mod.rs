@@ -1,0 +1,57 @@
+//! `splice-bench reproduce`: the experiments that made SOCKMAP's and socket splicing's reputation,
+//! again, on this machine and with every engine.
+
+pub(crate) mod arguments;
+mod bypass;
+mod cpu;
+mod echo;
+mod latency;
+mod record;
+mod relay;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use arguments::{Experiment, Reproduce};
+
+use crate::contestant::Contestant;
+use crate::entrant::{self, Absent};
+use crate::results::{self, Missing};
+use crate::usage::Usage;
+
+/// Runs one experiment. Exit code 1 says that bytes were lost or a measurement failed.
+pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
+    match arguments.experiment {
+        Experiment::Echo(arguments) => echo::run(arguments.sized()),
+        Experiment::Relay(arguments) => relay::run(&arguments),
+        Experiment::Bypass(arguments) => bypass::run(&arguments),
+        Experiment::Cpu(arguments) => cpu::run(&arguments),
+    }
+}
+
+/// The direct path and our engines, of which `only` may leave out some, but not `reference`.
+fn own_paths(only: &[String], reference: &str) -> Result<Vec<Contestant>> {
+    let is_ours = |one: &Contestant| !one.relays() || matches!(one, Contestant::Spliced(_));
+    let all: Vec<Contestant> = Contestant::all().into_iter().filter(is_ours).collect();
+    let mut only = only.to_vec();
+    if !only.is_empty() {
+        only.push(reference.into());
+    }
+    Ok(entrant::chosen(all, &only, &[]).map_err(Usage)?)
+}
+
+/// The same for the results.
+fn told(contestants: &[Contestant]) -> Vec<results::Contestant> {
+    let told = |one: &Contestant| results::Contestant {
+        name: one.name(),
+        how: one.how(),
+        kind: one.kind(),
+    };
+    contestants.iter().map(told).collect()
+}
+
+/// Who could not take part, for the results.
+fn absent(absent: &[Absent]) -> Vec<Missing> {
+    let missing = |(contestant, why): &Absent| record::missing(&contestant.name(), why);
+    absent.iter().map(missing).collect()
+}

@@ -1,0 +1,777 @@
+//! `uring`: `io_uring(7)` receives into buffers that the kernel picks, and sends from them.
+//!
+//! ```text
+//! socket a ──receive──▶ provided buffers ──send──▶ socket b
+//! ```
+//!
+//! A loop with pairs of this engine has one [`Ring`] and waits in `io_uring_enter(2)`. The ring
+//! watches the loop's epoll instance, so that a single call submits what is to be sent, sleeps, and
+//! receives: where `copy` makes three system calls for a message, this engine makes one or two.
+//!
+//! Each direction of a pair has a [`Lane`]. What completes on it is told to the pair as readiness
+//! of a socket, so that [`Direction`](crate::direction::Direction) drives it like a carrier:
+//! filling takes what has come, draining submits a send and "would block" until it has completed.
+//!
+//! A lane receives in one of two ways:
+//!
+//! ```text
+//!                reads bring bulk: cancelled
+//!   multishot ─────────────────────────────▶ once, with a bounded length,
+//!   into 4 KiB buffers ◀──────────────────── into 64 KiB buffers, a bundle of them where the
+//!                reads are small             kernel has that
+//! ```
+//!
+//! The multishot receive stays armed, so that a message costs no request. It takes what comes
+//! without asking: a lane that has much in hand cancels it, and nothing is received until that has
+//! been sent. What must not take a byte too much (a pair with a byte limit, or with little memory)
+//! always receives once.
+//!
+//! Buffers and sockets belong to the kernel while a request names them. So a lane is let go only
+//! when the last of its requests has completed ([`Ring::release`]), and the sockets are closed after
+//! that.
+#![allow(
+    unsafe_code,
+    reason = "requests that name memory; see the SAFETY comments"
+)]
+
+mod buffers;
+mod setup;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use io_uring::squeue::{Entry, Flags};
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use slab::Slab;
+
+use self::buffers::{Group, Piece};
+use self::setup::{Features, Opened};
+pub(crate) use self::setup::{probe, refusal};
+use super::Filled;
+use crate::event_loop::Key;
+use crate::task::Readiness;
+
+/// With this much in hand that waits to be sent, a multishot receive is cancelled, in bytes.
+const AHEAD_BYTES: usize = 64 << 10;
+
+/// Below this share of memory a direction does not receive by multishot, in bytes: it takes as much
+/// as is provided before it can be cancelled.
+const MULTISHOT_BYTES: usize =
+    AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
+
+/// How long a silent send may stay without being counted, while nothing else happens.
+static SILENT_MOST: Timespec = Timespec::new().nsec(50_000_000);
+
+/// `IORING_RECVSEND_BUNDLE` of `linux/io_uring.h`.
+const BUNDLE: u16 = 1 << 4;
+
+/// What a completion is about, in the low bits of its number; the lane's index is above them.
+const OPERATION_BITS: u32 = 3;
+const RECEIVE: u64 = 0;
+const SEND: u64 = 1;
+const CANCEL: u64 = 2;
+const EPOLL: u64 = 3;
+const CLOCK: u64 = 4;
+
+/// A direction's place on the ring of its loop.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    index: usize,
+    held: usize,
+}
+
+impl Lane {
+    /// What it has taken and not given.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+}
+
+/// How a direction wants to receive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// Not one byte more, or `None`.
+    pub(crate) exactly_bytes: Option<u64>,
+    /// The most that the direction may have in hand, in bytes.
+    pub(crate) carrier_bytes: usize,
+    /// The last read brought bulk.
+    pub(crate) bulk: bool,
+    /// The source has told of an end of stream or an error that was not received yet.
+    pub(crate) outlasts: bool,
+}
+
+impl Manner {
+    /// What one read may take, in bytes.
+    pub(crate) fn at_most(self) -> usize {
+        let exactly = self.exactly_bytes.unwrap_or(u64::MAX);
+        usize::try_from(exactly)
+            .unwrap_or(usize::MAX)
+            .min(self.carrier_bytes)
+    }
+}
+
+/// Which of the two groups of buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Size {
+    Message,
+    Bulk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Receive {
+    Idle,
+    Once(Size),
+    Multishot,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Send {
+    Idle,
+    Submitted,
+    /// Submitted as one that is over when it has been submitted, and silent if it sent all of these
+    /// bytes.
+    Silent(usize),
+    /// So many bytes were sent.
+    Done(usize),
+    Failed(Errno),
+}
+
+/// What stands behind the bytes that have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    EndOfStream,
+    Fault(Errno),
+}
+
+/// What `sendmsg(2)` is told: several pieces at once.
+struct Gather {
+    header: libc::msghdr,
+    parts: Vec<libc::iovec>,
+}
+
+impl Gather {
+    fn of(pieces: &VecDeque<Piece>) -> Box<Self> {
+        let parts = pieces
+            .iter()
+            .map(|piece| libc::iovec {
+                iov_base: piece.address().cast(),
+                iov_len: piece.len(),
+            })
+            .collect();
+        // SAFETY: it is made of integers and pointers, for which zero is a value: no name, no
+        // control data.
+        let header = unsafe { std::mem::zeroed() };
+        let mut gather = Box::new(Self { header, parts });
+        gather.header.msg_iov = gather.parts.as_mut_ptr();
+        gather.header.msg_iovlen = gather.parts.len();
+        gather
+    }
+}
+
+/// One direction's requests.
+struct Flow {
+    receive: Receive,
+    /// The receive is to end: its last completion is still to come.
+    cancelled: bool,
+    /// The send is to end as well.
+    released: bool,
+    received: VecDeque<Piece>,
+    behind: Option<Behind>,
+    send: Send,
+    /// In the hand of the direction. The kernel reads it while `send` is submitted.
+    sending: VecDeque<Piece>,
+    gather: Option<Box<Gather>>,
+    /// The last send found no room for all that it had.
+    blocked: bool,
+}
+
+impl Flow {
+    const NEW: Self = Self {
+        receive: Receive::Idle,
+        cancelled: false,
+        released: false,
+        received: VecDeque::new(),
+        behind: None,
+        send: Send::Idle,
+        sending: VecDeque::new(),
+        gather: None,
+        blocked: false,
+    };
+
+    fn is_quiet(&self) -> bool {
+        self.receive == Receive::Idle && !matches!(self.send, Send::Submitted | Send::Silent(_))
+    }
+}
+
+/// A pair's place on the ring.
+struct Place {
+    key: Key,
+    /// The first reads socket 0 of the pair and writes to socket 1.
+    flows: [Flow; 2],
+    /// What has become possible on each socket.
+    news: [Readiness; 2],
+    /// In `Ring::ready`.
+    queued: bool,
+}
+
+/// The places of all pairs; that of the lane `index` is `index / 2`.
+#[derive(Default)]
+struct Places(Slab<Place>);
+
+impl Places {
+    fn flow(&mut self, index: usize) -> &mut Flow {
+        &mut self.0[index / 2].flows[index % 2]
+    }
+
+    /// Tells of a socket. True when the place has to be looked at from now on.
+    fn tell(&mut self, index: usize, socket: usize, readiness: Readiness) -> bool {
+        let place = &mut self.0[index / 2];
+        place.news[socket] = place.news[socket].and(readiness);
+        !std::mem::replace(&mut place.queued, true)
+    }
+}
+
+/// The rings of one loop, and the lanes on them.
+pub(crate) struct Ring {
+    uring: IoUring,
+    features: Features,
+    message_buffers: Group,
+    bulk_buffers: Group,
+    places: Places,
+    /// Places whose pairs are to be told something.
+    ready: VecDeque<usize>,
+    /// Requests for which the submission queue has no room.
+    waiting: VecDeque<Entry>,
+    /// Lanes with a silent send.
+    silent: Vec<usize>,
+    /// A request that watches the loop's epoll instance is under way.
+    watches_epoll: bool,
+    epoll_called: bool,
+    /// A request that wakes the loop after `SILENT_MOST` is under way.
+    clock_runs: bool,
+    /// What calls a loop that does not wait in the ring.
+    caller: Option<OwnedFd>,
+}
+
+impl Ring {
+    /// Makes the rings.
+    ///
+    /// # Errors
+    /// What the kernel said, for which [`probe`] has words.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Self::with(Features::ALL)
+    }
+
+    fn with(wanted: Features) -> Result<Self, Errno> {
+        let Opened {
+            uring,
+            features,
+            message_buffers,
+            bulk_buffers,
+        } = setup::open(wanted)?;
+        Ok(Self {
+            uring,
+            features,
+            message_buffers,
+            bulk_buffers,
+            places: Places::default(),
+            ready: VecDeque::new(),
+            waiting: VecDeque::new(),
+            silent: Vec::new(),
+            watches_epoll: false,
+            epoll_called: false,
+            clock_runs: false,
+            caller: None,
+        })
+    }
+
+    /// No pair uses it.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.places.0.is_empty()
+    }
+
+    /// Somebody is to be told something.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// A place for the pair that is the task `key`: the lane that reads its socket 0, and the one
+    /// that reads its socket 1.
+    pub(crate) fn lanes(&mut self, key: Key) -> [Lane; 2] {
+        let place = self.places.0.insert(Place {
+            key,
+            flows: [Flow::NEW; 2],
+            news: [Readiness::NONE; 2],
+            queued: false,
+        });
+        [0, 1].map(|socket| Lane {
+            index: place * 2 + socket,
+            held: 0,
+        })
+    }
+
+    /// Takes what has come, and sees to it that more can come. Called with nothing in hand.
+    pub(crate) fn fill(
+        &mut self,
+        lane: &mut Lane,
+        source: BorrowedFd<'_>,
+        manner: Manner,
+    ) -> Result<Filled, Errno> {
+        debug_assert_eq!(lane.held, 0);
+        let flow = self.places.flow(lane.index);
+        std::mem::swap(&mut flow.received, &mut flow.sending);
+        let count = flow.sending.iter().map(Piece::len).sum::<usize>();
+        lane.held = count;
+        match (count, flow.behind) {
+            (0, Some(Behind::EndOfStream)) => Ok(Filled::End),
+            (0, Some(Behind::Fault(errno))) => Err(errno),
+            (_, Some(_)) => Ok(Filled::Some(count)),
+            (_, None) => {
+                let exactly_bytes = manner.exactly_bytes.map(|most| most - count as u64);
+                let manner = Manner {
+                    exactly_bytes,
+                    ..manner
+                };
+                self.receive(lane.index, source.as_raw_fd(), manner);
+                Ok(match count {
+                    0 => Filled::Empty,
+                    count => Filled::Some(count),
+                })
+            }
+        }
+    }
+
+    /// Has a receive under way, of the kind that is wanted.
+    fn receive(&mut self, index: usize, fd: RawFd, manner: Manner) {
+        let flow = self.places.flow(index);
+        let multishot = self.features.multishot
+            && manner.exactly_bytes.is_none()
+            && manner.carrier_bytes >= MULTISHOT_BYTES
+            && !manner.bulk;
+        match flow.receive {
+            // An end of stream can come in between two looks of a multishot receive that was woken
+            // by bytes, and then nothing wakes it again (`io_poll_check_events`). One that begins
+            // looks anew.
+            Receive::Multishot if !flow.cancelled && (!multishot || manner.outlasts) => {
+                flow.cancelled = true;
+                self.cancel(index);
+            }
+            Receive::Multishot | Receive::Once(_) => {}
+            Receive::Idle => {
+                let entry = if multishot {
+                    flow.receive = Receive::Multishot;
+                    opcode::RecvMulti::new(Fd(fd), self.message_buffers.number()).build()
+                } else {
+                    let (size, group) = if manner.bulk {
+                        (Size::Bulk, &self.bulk_buffers)
+                    } else {
+                        (Size::Message, &self.message_buffers)
+                    };
+                    // Half is in hand while the other half comes.
+                    let half = manner.carrier_bytes / 2;
+                    let most = manner.at_most().min(half).min(group.buffer_bytes());
+                    if most == 0 {
+                        return;
+                    }
+                    flow.receive = Receive::Once(size);
+                    // A bundle takes every buffer that is provided, whatever length was asked for
+                    // (seen on 6.18).
+                    let bundle = self.features.bundle
+                        && size == Size::Bulk
+                        && manner.exactly_bytes.is_none()
+                        && half >= group.stock_bytes();
+                    let (most, how) = if bundle { (0, BUNDLE) } else { (most, 0) };
+                    opcode::Recv::new(Fd(fd), std::ptr::null_mut(), most as u32)
+                        .buf_group(group.number())
+                        .ioprio(how)
+                        .build()
+                        .flags(Flags::BUFFER_SELECT)
+                };
+                self.push(entry.user_data(number(index, RECEIVE)));
+            }
+        }
+    }
+
+    /// Gives what is in hand to the destination: tells how many bytes it took, or `EAGAIN` while
+    /// that is not known.
+    pub(crate) fn drain(
+        &mut self,
+        lane: &mut Lane,
+        destination: BorrowedFd<'_>,
+    ) -> Result<usize, Errno> {
+        let flow = self.places.flow(lane.index);
+        match std::mem::replace(&mut flow.send, Send::Idle) {
+            Send::Done(count) => {
+                self.sent(lane.index, count);
+                lane.held -= count;
+                Ok(count)
+            }
+            Send::Failed(errno) => Err(errno),
+            under_way @ (Send::Submitted | Send::Silent(_)) => {
+                flow.send = under_way;
+                Err(Errno::AGAIN)
+            }
+            Send::Idle => {
+                flow.send = Send::Submitted;
+                let fd = Fd(destination.as_raw_fd());
+                let entry = match &flow.sending {
+                    pieces if pieces.len() == 1 && !flow.blocked => {
+                        flow.send = Send::Silent(pieces[0].len());
+                        self.silent.push(lane.index);
+                        opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
+                            .flags(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL)
+                            .build()
+                            .flags(Flags::SKIP_SUCCESS)
+                    }
+                    pieces if pieces.len() == 1 => {
+                        opcode::Send::new(fd, pieces[0].address(), pieces[0].len() as u32)
+                            .flags(libc::MSG_NOSIGNAL)
+                            .build()
+                    }
+                    pieces => {
+                        let gather = flow.gather.insert(Gather::of(pieces));
+                        opcode::SendMsg::new(fd, &raw const gather.header)
+                            .flags(libc::MSG_NOSIGNAL as u32)
+                            .build()
+                    }
+                };
+                self.push(entry.user_data(number(lane.index, SEND)));
+                Err(Errno::AGAIN)
+            }
+        }
+    }
+
+    /// Takes `count` bytes out of the hand.
+    fn sent(&mut self, index: usize, mut count: usize) {
+        let flow = self.places.flow(index);
+        flow.gather = None;
+        while count > 0 {
+            let Some(piece) = flow.sending.front_mut() else {
+                break;
+            };
+            if piece.len() > count {
+                piece.advance(count);
+                break;
+            }
+            count -= piece.len();
+            if let Some(piece) = flow.sending.pop_front() {
+                give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
+            }
+        }
+    }
+
+    /// Takes a lane off the ring, when none of its requests is under way any more. Tells how many
+    /// bytes were sent that [`drain`](Self::drain) has not told of.
+    pub(crate) fn release(&mut self, lane: &Lane) -> usize {
+        let index = lane.index;
+        let flow = self.places.flow(index);
+        (flow.cancelled, flow.released) = (true, true);
+        self.cancel(index);
+        while !self.places.flow(index).is_quiet() {
+            // An error leaves the requests where they are. There is nothing else to do than to ask
+            // again: the memory and the sockets are the kernel's until it says so.
+            let silent = matches!(self.places.flow(index).send, Send::Silent(_));
+            let _ = self.enter(u32::from(!silent), None);
+            self.take_completions();
+        }
+        let place = &mut self.places.0[index / 2];
+        let released = Flow {
+            released: true,
+            ..Flow::NEW
+        };
+        let flow = std::mem::replace(&mut place.flows[index % 2], released);
+        if place
+            .flows
+            .iter()
+            .all(|flow| flow.released && flow.is_quiet())
+        {
+            self.places.0.remove(index / 2);
+        }
+        for piece in flow.sending.into_iter().chain(flow.received) {
+            give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
+        }
+        match flow.send {
+            Send::Done(count) => count,
+            _ => 0,
+        }
+    }
+
+    /// Asks the kernel to end what is marked. It says so when it cannot find the request, as while a
+    /// multishot receive waits to go on (`MULTISHOT_MAX_RETRY`); then it is asked again.
+    fn cancel(&mut self, index: usize) {
+        let flow = self.places.flow(index);
+        let receives = flow.cancelled && flow.receive != Receive::Idle;
+        let sends = flow.released && flow.send == Send::Submitted;
+        for (under_way, operation) in [(receives, RECEIVE), (sends, SEND)] {
+            if under_way {
+                let entry = opcode::AsyncCancel::new(number(index, operation))
+                    .build()
+                    .flags(Flags::SKIP_SUCCESS);
+                self.push(entry.user_data(number(index, CANCEL)));
+            }
+        }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if !self.waiting.is_empty() {
+            return self.waiting.push_back(entry);
+        }
+        // SAFETY: what the request names stays where it is until its completion was taken: pieces
+        // and headers in their `Flow`, which `release` keeps until then, groups in the `Ring`.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        if pushed.is_err() {
+            self.waiting.push_back(entry);
+        }
+    }
+
+    /// Submits, and waits for something to happen on a lane or on the loop's epoll instance, at most
+    /// for `timeout`. Tells whether the latter has called.
+    pub(crate) fn wait(
+        &mut self,
+        epoll: BorrowedFd<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<bool, Errno> {
+        if !self.watches_epoll {
+            self.watches_epoll = true;
+            let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32);
+            self.push(entry.build().user_data(EPOLL));
+        }
+        if !self.silent.is_empty() && !self.clock_runs {
+            self.clock_runs = true;
+            let entry = opcode::Timeout::new(&raw const SILENT_MOST);
+            self.push(entry.build().user_data(CLOCK));
+        }
+        let want = u32::from(timeout != Some(Duration::ZERO));
+        self.enter(want, timeout.filter(|_| want > 0))?;
+        self.take_completions();
+        Ok(std::mem::take(&mut self.epoll_called))
+    }
+
+    /// A descriptor on which every edge says that [`turn`](Self::turn) has something to take. The
+    /// ring's own does not tell of work that was deferred to the next turn: nobody wakes those who
+    /// poll it (`io_req_local_work_add`, 6.18).
+    pub(crate) fn caller(&mut self) -> Result<BorrowedFd<'_>, Errno> {
+        let caller = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let registered = self.uring.submitter().register_eventfd(caller.as_raw_fd());
+        registered.map_err(errno_of)?;
+        let caller: &OwnedFd = self.caller.insert(caller);
+        Ok(caller.as_fd())
+    }
+
+    /// Submits, and takes what has completed.
+    pub(crate) fn turn(&mut self) -> Result<(), Errno> {
+        self.enter(0, None)?;
+        self.take_completions();
+        Ok(())
+    }
+
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> Result<(), Errno> {
+        let mut flags = EnterFlags::GETEVENTS;
+        if self.features.no_iowait {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        let time = timeout.map(Timespec::from);
+        let arguments = time.as_ref().map(|time| {
+            flags |= EnterFlags::EXT_ARG;
+            SubmitArgs::new().timespec(time)
+        });
+        loop {
+            let full = {
+                let mut queue = self.uring.submission();
+                while let Some(entry) = self.waiting.front() {
+                    // SAFETY: as in `push`.
+                    if unsafe { queue.push(entry) }.is_err() {
+                        break;
+                    }
+                    self.waiting.pop_front();
+                }
+                queue.len() as u32
+            };
+            let want = if self.waiting.is_empty() { want } else { 0 };
+            // SAFETY: an argument is there where `EXT_ARG` promises it, and outlives the call.
+            let entered = unsafe {
+                self.uring
+                    .submitter()
+                    .enter(full, want, flags.bits(), arguments.as_ref())
+            };
+            match entered.map_err(errno_of) {
+                Ok(_) if !self.waiting.is_empty() => {}
+                // What could not be submitted for now stays in the queue.
+                Ok(_) | Err(Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY) => {
+                    return Ok(());
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn take_completions(&mut self) {
+        while let Some(entry) = { self.uring.completion().next() } {
+            let index = (entry.user_data() >> OPERATION_BITS) as usize;
+            match entry.user_data() & ((1 << OPERATION_BITS) - 1) {
+                RECEIVE => self.received(index, &entry),
+                SEND => {
+                    let flow = self.places.flow(index);
+                    // A silent one has a completion only if it did not send all.
+                    flow.blocked = matches!(flow.send, Send::Silent(_));
+                    flow.send = match entry.result() {
+                        count if count >= 0 => Send::Done(count as usize),
+                        // Tried again: nothing was sent.
+                        error => match Errno::from_raw_os_error(-error) {
+                            Errno::INTR | Errno::AGAIN => Send::Done(0),
+                            errno => Send::Failed(errno),
+                        },
+                    };
+                    self.tell_writable(index);
+                }
+                CLOCK => self.clock_runs = false,
+                EPOLL => {
+                    self.watches_epoll = false;
+                    self.epoll_called = true;
+                }
+                // The pair may be gone, and another one in its place.
+                _ if self.places.0.contains(index / 2) => self.cancel(index),
+                _ => {}
+            }
+        }
+        // Those that are submitted are over, and their complaints, if any, were taken above, unless
+        // they did not fit into the queue.
+        let queue = self.uring.submission();
+        let all_said = queue.is_empty() && !queue.cq_overflow();
+        drop(queue);
+        if self.waiting.is_empty() && all_said {
+            while let Some(index) = self.silent.pop() {
+                let Some(place) = self.places.0.get_mut(index / 2) else {
+                    continue;
+                };
+                let flow = &mut place.flows[index % 2];
+                if let Send::Silent(count) = flow.send {
+                    flow.send = Send::Done(count);
+                    self.tell_writable(index);
+                }
+            }
+        }
+        self.message_buffers.refill();
+        self.bulk_buffers.refill();
+    }
+
+    fn received(&mut self, index: usize, entry: &cqueue::Entry) {
+        let flow = self.places.flow(index);
+        let group = match flow.receive {
+            Receive::Once(Size::Bulk) => &mut self.bulk_buffers,
+            _ => &mut self.message_buffers,
+        };
+        let bytes = usize::try_from(entry.result()).unwrap_or(0);
+        if let Some(first) = cqueue::buffer_select(entry.flags()) {
+            let mut none = None;
+            group.take(first, bytes, |piece| match piece.len() {
+                0 => none = Some(piece),
+                _ => flow.received.push_back(piece),
+            });
+            if let Some(piece) = none {
+                group.give_back(piece);
+            }
+        }
+        let goes_on = cqueue::more(entry.flags());
+        let was = flow.receive;
+        if !goes_on {
+            flow.receive = Receive::Idle;
+            flow.cancelled = false;
+        }
+        match entry.result() {
+            0 => flow.behind = Some(Behind::EndOfStream),
+            error if error < 0 => match Errno::from_raw_os_error(-error) {
+                // A burst has used up the buffers; there are new ones by now. The others ask for
+                // another try as well.
+                Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
+                // Linux before 6.0, and bundles before 6.10 where nothing else tells.
+                Errno::INVAL if was == Receive::Multishot && self.features.multishot => {
+                    self.features.multishot = false;
+                }
+                errno => flow.behind = Some(Behind::Fault(errno)),
+            },
+            _ => {}
+        }
+        let much = flow.receive == Receive::Multishot
+            && !flow.cancelled
+            && flow.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
+        if much {
+            flow.cancelled = true;
+            self.cancel(index);
+        }
+        if self.places.tell(index, index % 2, Readiness::READABLE) {
+            self.ready.push_back(index / 2);
+        }
+    }
+
+    fn tell_writable(&mut self, index: usize) {
+        if self.places.tell(index, 1 - index % 2, Readiness::WRITABLE) {
+            self.ready.push_back(index / 2);
+        }
+    }
+
+    /// What has become possible: of which task, on which of its sockets.
+    pub(crate) fn next_news(&mut self) -> Option<(Key, u8, Readiness)> {
+        while let Some(&index) = self.ready.front() {
+            if let Some(place) = self.places.0.get_mut(index) {
+                for socket in [0, 1] {
+                    let news = std::mem::replace(&mut place.news[socket], Readiness::NONE);
+                    if news != Readiness::NONE {
+                        return Some((place.key, socket as u8, news));
+                    }
+                }
+                place.queued = false;
+            }
+            self.ready.pop_front();
+        }
+        None
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Lanes are left only by a task that panicked; the epoll instance may be watched.
+        let all = CancelBuilder::any();
+        let cancelled = self.uring.submitter().register_sync_cancel(None, all);
+        let nothing_left = matches!(cancelled.map_err(errno_of), Ok(()) | Err(Errno::NOENT));
+        if !nothing_left {
+            // The kernel may still write into what the lanes hold: it is not given back.
+            for place in self.places.0.drain() {
+                std::mem::forget(place);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("features", &self.features)
+            .field("pairs", &self.places.0.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn number(index: usize, operation: u64) -> u64 {
+    (index as u64) << OPERATION_BITS | operation
+}
+
+fn give_back(message_buffers: &mut Group, bulk_buffers: &mut Group, piece: Piece) {
+    if piece.capacity() == message_buffers.buffer_bytes() {
+        message_buffers.give_back(piece);
+    } else {
+        bulk_buffers.give_back(piece);
+    }
+}
+
+fn errno_of(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,195 @@
+//! What cannot be seen from outside: features that a kernel lacks, and what lies in hand.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_send_buffer_size;
+
+use super::Ring;
+use super::setup::Features;
+use crate::endpoint::Endpoint;
+use crate::engine::{EngineChoice, EngineName};
+use crate::event_loop::EventLoop;
+use crate::options::Options;
+use crate::outcome::Reason;
+
+/// More than all buffers that are provided.
+const BULK_BYTES: usize = 3 << 20;
+const MESSAGE_BYTES: usize = 700;
+const ROUND_TRIPS: usize = 200;
+const PIECE_BYTES: usize = 3000;
+const STALLS: usize = 50;
+const SOON: Duration = Duration::from_millis(20);
+
+/// Pseudo-random (Knuth's MMIX generator).
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed;
+    (0..bytes)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn is_available() -> bool {
+    let forbidden = super::probe().err().map(|error| error.to_string());
+    netlab::present("uring", forbidden)
+}
+
+/// Messages there and back, then bulk both ways at once.
+fn talk(mut peer: UnixStream, says: Vec<u8>, hears: &[u8], begins: bool) {
+    let mut message = [0; MESSAGE_BYTES];
+    for part in 0..ROUND_TRIPS {
+        let range = part * MESSAGE_BYTES..(part + 1) * MESSAGE_BYTES;
+        if begins {
+            peer.write_all(&says[range.clone()]).unwrap();
+        }
+        peer.read_exact(&mut message).unwrap();
+        assert!(message == hears[range.clone()], "message {part}");
+        if !begins {
+            peer.write_all(&says[range]).unwrap();
+        }
+    }
+    let said = ROUND_TRIPS * MESSAGE_BYTES;
+    let mut writer = peer.try_clone().unwrap();
+    let writes = thread::spawn(move || {
+        writer.write_all(&says[said..]).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut heard = Vec::new();
+    peer.read_to_end(&mut heard).unwrap();
+    assert!(heard == hears[said..], "{} bytes of bulk", heard.len());
+    writes.join().unwrap();
+}
+
+fn carries_all(features: Features, turn: Duration) {
+    let ring = Ring::with(features).expect("a ring");
+    assert_eq!(ring.features, features, "this kernel lacks a feature");
+    let mut event_loop = EventLoop::new().unwrap();
+    event_loop.carriers.ring = Some(ring);
+    let (a, near) = UnixStream::pair().unwrap();
+    let (far, b) = UnixStream::pair().unwrap();
+    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    let handle = event_loop.join(near, far, &options).unwrap();
+    let [from_a, from_b] = [1, 2].map(|seed| noise(seed, BULK_BYTES));
+    let (a_hears, b_hears) = (from_b.clone(), from_a.clone());
+    let peers = [
+        thread::spawn(move || talk(a, from_a, &a_hears, true)),
+        thread::spawn(move || talk(b, from_b, &b_hears, false)),
+    ];
+    while handle.outcome().is_none() {
+        event_loop.turn(Some(turn)).unwrap();
+    }
+    for peer in peers {
+        peer.join().unwrap();
+    }
+    let outcome = handle.outcome().unwrap();
+    assert_eq!(outcome.reason, Reason::EndOfStream);
+    let sums = [outcome.moved.a_to_b, outcome.moved.b_to_a];
+    assert_eq!(sums, [BULK_BYTES as u64; 2]);
+}
+
+#[test]
+fn each_feature_can_be_missing() {
+    if !is_available() {
+        return;
+    }
+    let all = Features::ALL;
+    let none = Features {
+        deferred: false,
+        multishot: false,
+        bundle: false,
+        no_iowait: false,
+    };
+    for features in [
+        all,
+        Features {
+            deferred: false,
+            ..all
+        },
+        Features {
+            multishot: false,
+            ..all
+        },
+        Features {
+            bundle: false,
+            ..all
+        },
+        none,
+        Features {
+            deferred: true,
+            ..none
+        },
+    ] {
+        eprintln!("{features:?}");
+        carries_all(features, SOON);
+        carries_all(features, Duration::ZERO);
+    }
+}
+
+/// A multishot receive takes without asking, and a request to cancel it may come while the kernel
+/// cannot find it: what lies in hand stays bounded all the same.
+#[test]
+fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
+    if !is_available() {
+        return;
+    }
+    let piece = noise(3, PIECE_BYTES);
+    let fill = |stream: &mut UnixStream| {
+        // More than a multishot receive takes at once (`MULTISHOT_MAX_RETRY`).
+        set_socket_send_buffer_size(&mut *stream, 1 << 20).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut bytes = 0;
+        while let Ok(count) = stream.write(&piece) {
+            bytes += count;
+        }
+        stream.set_nonblocking(false).unwrap();
+        bytes
+    };
+    for _ in 0..STALLS {
+        let mut event_loop = EventLoop::new().unwrap();
+        let (mut a, near) = UnixStream::pair().unwrap();
+        let (mut far, mut b) = UnixStream::pair().unwrap();
+        // Nothing can be sent, and a burst is there to be received.
+        let before = fill(&mut far);
+        let mut sent = fill(&mut a);
+        let ends = [near, far].map(|end| Endpoint::new(end).unwrap());
+        let [near, far] = ends;
+        let options = Options {
+            engine: EngineChoice::Only(EngineName::Uring),
+            ..Options::default()
+        };
+        let handle = event_loop.join(near, far, &options).unwrap();
+        for _ in 0..20 {
+            event_loop.turn(Some(Duration::from_millis(1))).unwrap();
+            sent += fill(&mut a);
+            let ring = event_loop.carriers.ring.as_ref().unwrap();
+            let in_hand = ring.places.0.iter().flat_map(|(_, place)| {
+                let flows = place.flows.iter();
+                flows.flat_map(|flow| flow.received.iter().chain(&flow.sending))
+            });
+            let in_hand: usize = in_hand.map(super::Piece::capacity).sum();
+            assert!(in_hand <= super::MULTISHOT_BYTES, "{in_hand} bytes in hand");
+        }
+        drop(a);
+        let reader = thread::spawn(move || {
+            let mut heard = Vec::new();
+            b.read_to_end(&mut heard).unwrap();
+            heard.len()
+        });
+        while handle.outcome().is_none() {
+            event_loop.turn(Some(SOON)).unwrap();
+        }
+        assert_eq!(reader.join().unwrap(), before + sent);
+    }
+}
