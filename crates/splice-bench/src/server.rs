@@ -145,7 +145,7 @@ fn receive(mut socket: &File, bytes: usize) {
 }
 
 fn answer(listener: &TcpListener) -> Result<()> {
-    listener.set_nonblocking(true)?;
+    // It stays blocking: the flag is the socket's, which the next server shares.
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(
         &epoll,

@@ -137,7 +137,7 @@ fn small(directory: &Path, rounds: &str) -> Command {
     command.args(["--spliced", any_program(), "--rounds", rounds]);
     command.args([
         "--workload",
-        "ping-pong-1,bulk-both,request-response-100,open-load",
+        "ping-pong-1,bulk-both,request-response-100,open-load,short-connections-8",
     ]);
     command.arg("--output").arg(directory);
     command
@@ -181,6 +181,8 @@ fn results_have_rounds_intervals_and_distributions() {
         ("bulk-both", "cpu"),
         ("request-response-100", "rate"),
         ("open-load", "latency-p99"),
+        // After those whose server accepts in another way.
+        ("short-connections-8", "rate"),
     ] {
         let workload = found(&results["workloads"], "id", workload);
         let quantity = found(&workload["quantities"], "id", quantity);

@@ -170,6 +170,8 @@ pub(crate) struct Direction {
     destination_ready: bool,
     /// The source has said that its stream ends behind the bytes that have come.
     end_seen: bool,
+    /// Bytes were given that TCP keeps until the end of the stream, which is about to be read.
+    kept_for_end: bool,
     taken_bytes: u64,
     given_bytes: u64,
     /// Nothing is read beyond this many bytes, not even an end of stream.
@@ -193,6 +195,7 @@ impl Direction {
             urgent: false,
             destination_ready: carriage == Carriage::Ring,
             end_seen: false,
+            kept_for_end: false,
             taken_bytes: 0,
             given_bytes: 0,
             mark_bytes: u64::MAX,
@@ -299,6 +302,17 @@ impl Direction {
 
     /// Moves what can be moved now.
     pub(crate) fn pump(&mut self, way: &mut Way<'_>) -> Result<Progress, Fault> {
+        let progress = self.advance(way);
+        // The end did not come after all: its turn is over, the destination is full, or the source
+        // has failed.
+        if self.kept_for_end && self.state != State::Ended {
+            way.destination.push();
+        }
+        self.kept_for_end = false;
+        progress
+    }
+
+    fn advance(&mut self, way: &mut Way<'_>) -> Result<Progress, Fault> {
         if self.state == State::Ended || !(self.source_ready || self.hand.held() > 0) {
             return Ok(Progress::Waits);
         }
@@ -333,11 +347,19 @@ impl Direction {
 
     /// Gives what is in hand to the destination; false when it takes no more.
     fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
+        let end_follows = self.end_follows(way);
         while self.hand.held() > 0 {
             if !self.destination_ready {
                 return Ok(false);
             }
-            match self.hand.drain(way.destination.as_fd(), way.carriers) {
+            let given = match &mut self.hand {
+                Hand::Buffer(buffer) if end_follows => {
+                    self.kept_for_end = true;
+                    buffer.drain_before_end(way.destination.as_fd())
+                }
+                hand => hand.drain(way.destination.as_fd(), way.carriers),
+            };
+            match given {
                 Ok(count) => self.given_bytes += count as u64,
                 Err(Errno::AGAIN) => self.destination_ready = false,
                 Err(Errno::INTR) => {}
@@ -345,6 +367,18 @@ impl Direction {
             }
         }
         Ok(true)
+    }
+
+    /// The source has told of its end of stream and is going to be read until that comes, which
+    /// is then told to the destination by a segment of TCP. A message and a close are how most
+    /// short connections end, and each segment costs both hosts more than a system call.
+    fn end_follows(&self, way: &Way<'_>) -> bool {
+        self.end_seen
+            && self.source_ready
+            && self.mark_bytes == u64::MAX
+            && way.byte_limit.is_none()
+            && !way.closing
+            && matches!(way.destination.kind(), Kind::Tcp4 | Kind::Tcp6)
     }
 
     fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {

@@ -116,6 +116,13 @@ impl Endpoint {
         shutdown(&self.fd, Shutdown::Write)
     }
 
+    /// Sends what the kernel keeps because more was announced.
+    pub(crate) fn push(&self) {
+        // Setting the option that is set already does it (`__tcp_sock_set_nodelay`), and it fails
+        // on no TCP socket.
+        let _ = sockopt::set_tcp_nodelay(&self.fd, true);
+    }
+
     /// Whether the peer has all that was written to it, its end of stream included.
     pub(crate) fn has_delivered_all(&self) -> bool {
         // What is written to a UNIX stream lies with its peer at once.

@@ -27,14 +27,26 @@ impl Carrier for Buffer {
     }
 
     fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let count = send(destination, self.bytes(), flags)?;
-        self.gave(count);
-        Ok(count)
+        self.send(destination, SendFlags::empty())
     }
 
     fn held(&self) -> usize {
         self.bytes().len()
+    }
+}
+
+impl Buffer {
+    /// As [`drain`](Carrier::drain) where the end of the stream follows at once: TCP may keep the
+    /// bytes until then, so that both travel in one segment.
+    pub(crate) fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+        self.send(destination, SendFlags::MORE)
+    }
+
+    fn send(&mut self, destination: BorrowedFd<'_>, flags: SendFlags) -> Result<usize, Errno> {
+        let flags = flags | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let count = send(destination, self.bytes(), flags)?;
+        self.gave(count);
+        Ok(count)
     }
 }
 

@@ -1,0 +1,94 @@
+//! A message and the end of stream that stands behind it leave as one segment.
+#![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::time::Duration;
+
+use netlab::{Need, available};
+use rustix::event::{PollFd, PollFlags, poll};
+use splice::{Endpoint, EngineChoice, EngineName, Options};
+
+/// After this a test fails. It is never the time that a test takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Both ends of a connection on this host.
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_read_timeout(Some(PATIENCE)).unwrap();
+    (near, far)
+}
+
+fn endpoint(stream: TcpStream) -> Endpoint {
+    Endpoint::new(OwnedFd::from(stream)).unwrap()
+}
+
+/// How many segments have come to the socket at `address`, as `ss` tells it.
+fn segments_in(address: SocketAddr) -> u32 {
+    let filter = format!("sport = :{}", address.port());
+    let output = Command::new(netlab::program("ss").unwrap())
+        .args([
+            "--tcp",
+            "--info",
+            "--numeric",
+            "--no-header",
+            "state",
+            "connected",
+            &filter,
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let counts: Vec<u32> = text
+        .split_ascii_whitespace()
+        .filter_map(|word| word.strip_prefix("segs_in:")?.parse().ok())
+        .collect();
+    assert_eq!(counts.len(), 1, "not one socket: {text}");
+    counts[0]
+}
+
+/// Joins a connection on which `message` and an end of stream wait already; returns how many
+/// segments that made the receiver get.
+fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
+    let (mut sender, source) = connection();
+    let (mut receiver, destination) = connection();
+    let address = receiver.local_addr().unwrap();
+    let before = segments_in(address);
+    sender.write_all(message).unwrap();
+    sender.shutdown(Shutdown::Write).unwrap();
+    let mut end = [PollFd::new(&source, PollFlags::RDHUP)];
+    poll(&mut end, None).unwrap();
+
+    let options = Options {
+        engine,
+        ..Options::default()
+    };
+    let pair = splice::join(endpoint(source), endpoint(destination), &options).unwrap();
+    let mut received = Vec::new();
+    receiver.read_to_end(&mut received).unwrap();
+    assert_eq!(received, message);
+    let segments = segments_in(address) - before;
+
+    // The other way is still open.
+    receiver.write_all(b"back").unwrap();
+    drop(receiver);
+    let mut back = Vec::new();
+    sender.read_to_end(&mut back).unwrap();
+    assert_eq!(back, b"back");
+    drop(pair);
+    segments
+}
+
+#[test]
+fn a_message_and_the_end_behind_it_are_one_segment() {
+    if !available(Need::Ss) {
+        return;
+    }
+    for engine in [EngineChoice::Auto, EngineChoice::Only(EngineName::Copy)] {
+        assert_eq!(segments_of(b"answer", engine), 1, "{engine}");
+    }
+}
