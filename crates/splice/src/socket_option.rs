@@ -71,6 +71,36 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
     })
 }
 
+/// The most payload that a connected TCP socket puts into a segment now, in bytes, and whether it
+/// carries timestamps.
+pub(crate) fn segment(fd: impl AsFd) -> Result<(u32, bool), Errno> {
+    // `TCPI_OPT_TIMESTAMPS` in linux/tcp.h.
+    const TIMESTAMPS: u8 = 1;
+    // SAFETY: integers only, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(last_error());
+    }
+    Ok((info.tcpi_snd_mss, info.tcpi_options & TIMESTAMPS != 0))
+}
+
+/// Sets `TCP_MAXSEG`: what a connection to come announces at most.
+pub(crate) fn bound_segments(fd: impl AsFd, bytes: u32) -> Result<(), Errno> {
+    let bytes = bytes.cast_signed();
+    set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, &bytes)
+}
+
 /// How a socket leaves `TCP_REPAIR`, from `linux/tcp.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repair {

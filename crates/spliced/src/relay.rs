@@ -42,6 +42,12 @@ impl Relay {
     pub(crate) fn writes_access_log(&self) -> bool {
         self.access_log.is_some()
     }
+
+    /// Whether the target's segments have to fit the client.
+    pub(crate) fn translates_segments(&self) -> bool {
+        self.options.engine == EngineChoice::Only(EngineName::Segment)
+            || self.options.promote_to_segment
+    }
 }
 
 /// A thread with a loop.
@@ -88,7 +94,10 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
         .transpose()?
         .unzip();
     ends_at_once.store(false, Ordering::Relaxed);
-    let mut listening = Listening::on(&args.listen, threads)?;
+    let fits = (args.engine == EngineChoice::Only(EngineName::Segment))
+        .then(|| target.segment_size())
+        .flatten();
+    let mut listening = Listening::on(&args.listen, threads, fits)?;
     let relay = Arc::new(Relay {
         target,
         client_kind: client_kind(&listening.places),
@@ -217,6 +226,11 @@ impl Worker {
                     .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))
                     .map(|listener| event_loop.spawn(Box::new(listener)))
                     .collect();
+                if let EngineChoice::Only(engine) = relay.options.engine
+                    && let Err(error) = event_loop.prepare(engine)
+                {
+                    return drop(ready.send(Err(error)));
+                }
                 drop(relay);
                 let _ = ready.send(Ok((event_loop.remote(), listeners)));
                 // A panic is a defect, and a relay without its listeners must not look alive. What

@@ -18,6 +18,7 @@ mod log;
 mod options;
 mod programs;
 mod reset;
+mod segment;
 mod shutdown;
 mod target;
 mod usage;

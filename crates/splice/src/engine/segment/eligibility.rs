@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
 use crate::bpf_types::{segment_flag as flag, segment_socket_flag as has};
 use crate::outcome::Side;
+use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
 
 /// Why a pair is not spliced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +66,6 @@ const ESTABLISHED: u32 = 1;
 /// From `linux/if_arp.h`.
 const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
-
-/// IP and TCP headers without options, in bytes.
-const HEADERS_V4_BYTES: u32 = 40;
-const HEADERS_V6_BYTES: u32 = 60;
 
 /// No peer's segments count as larger than this when windows are judged, in bytes: a jumbo
 /// frame's payload. Larger ones exist on lo only, where a sender cuts them to half a window.
@@ -151,11 +148,18 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
         let fits = receiver
             .peer_mss
             .min(receiver.path_mtu.saturating_sub(headers));
-        if sender.announced_mss > fits {
+        // The socket notes what it has announced without the room for timestamps
+        // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
+        let stamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
+            STAMP_BYTES
+        } else {
+            0
+        };
+        let announced = sender.announced_mss + stamp_bytes;
+        if announced > fits {
             return refused(format!(
-                "{from:?}'s peer may send segments of {} bytes and {:?}'s takes {fits}; set \
-                 TCP_MAXSEG before {from:?} is connected",
-                sender.announced_mss,
+                "{from:?}'s peer may send segments of {announced} bytes and {:?}'s takes {fits}; \
+                 set TCP_MAXSEG before {from:?} is connected",
                 from.other(),
             ));
         }

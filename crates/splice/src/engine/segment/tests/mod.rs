@@ -6,6 +6,7 @@ mod forgery;
 mod life;
 mod on_this_host;
 mod refusal;
+mod size;
 
 use std::hash::{DefaultHasher, Hasher};
 

@@ -36,7 +36,8 @@ fn a_server_on_this_host() {
                 let domain = socket2::Domain::for_address(back_address);
                 let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
                 // What lo's MTU would allow does not fit the way to the client.
-                socket.set_tcp_mss(if back_address.is_ipv4() { 1460 } else { 1440 })?;
+                let fits = crate::SegmentSize::taken_by_peer(&a).expect("TCP_INFO");
+                fits.announce_on(&socket).expect("TCP_MAXSEG");
                 socket.connect(&back_address.into())?;
                 Ok::<_, std::io::Error>(TcpStream::from(socket))
             });

@@ -114,39 +114,3 @@ fn a_redirected_port_is_found_and_refused() {
     assert_ne!(handle.engine().0, EngineName::Segment);
     ping(&client, &server);
 }
-
-#[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
-fn a_larger_mtu_is_refused_in_words() {
-    if !available(Need::Root) {
-        return;
-    }
-    let outcome = refused_across(|lab| {
-        for namespace in [lab.client(), lab.relay()] {
-            let index = devices(namespace)[0];
-            let listed = namespace
-                .command("ip")
-                .args(["-o", "link"])
-                .output()
-                .expect("ip");
-            let text = String::from_utf8(listed.stdout).expect("text");
-            let line = text
-                .lines()
-                .find(|line| line.starts_with(&format!("{index}:")));
-            let name = line
-                .and_then(|line| line.split([':', '@']).nth(1))
-                .expect("a name");
-            run(
-                namespace,
-                "ip",
-                &format!("link set {} mtu 9000", name.trim()),
-            );
-        }
-    });
-    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
-    assert!(
-        outcome.why_engine.contains("TCP_MAXSEG"),
-        "{}",
-        outcome.why_engine
-    );
-}

@@ -1,0 +1,30 @@
+//! `--engine segment`: relays in network namespaces of their own.
+
+mod hop;
+mod size;
+
+use netlab::Namespace;
+
+use crate::peer::{Peer, exchange};
+use crate::server::Server;
+use hop::Hop;
+
+/// How many connections [`carry`] makes.
+const CARRIED: usize = 4;
+
+/// Moves as many bytes each way at once over a connection, three times, after a short one with which
+/// the program comes to stand on the devices. The server is the last hop's target.
+fn carry(client: &Namespace, hops: &[&Hop], server: &Server, bytes: u64) {
+    for (number, bytes) in (0..).zip([1000, bytes, bytes, bytes]) {
+        let near = client.enter(|| Peer::connect(hops[0].address()));
+        let near = near.expect("entered");
+        let far = server.accept();
+        // Else as much as the sockets hold comes before the change-over, where others use the CPU.
+        near.write_number(number);
+        assert_eq!(far.read_number(), number);
+        exchange(&near, &far, number, bytes, bytes);
+    }
+    for hop in hops {
+        hop.expect_translated(CARRIED);
+    }
+}
