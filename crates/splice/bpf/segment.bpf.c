@@ -34,7 +34,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  */
 #define FLOOR_REACH_NS (1000ULL * 1000 * 1000)
 
-static __always_inline void note_handshake(struct __sk_buff *skb, const struct segment *s)
+static __always_inline void note_handshake(struct __sk_buff *skb, struct segment *s)
 {
 	struct segment_seen seen = {
 		.device = skb->ifindex,
@@ -42,6 +42,8 @@ static __always_inline void note_handshake(struct __sk_buff *skb, const struct s
 		.ack = s->flags & ACK ? s->ack : 0,
 	};
 
+	if (find_options(skb, s))
+		seen.mss = s->mss;
 	bpf_map_update_elem(&segment_handshakes, &s->tuple, &seen, BPF_ANY);
 }
 
@@ -284,6 +286,18 @@ static __always_inline bool is_steady(const struct segment *s, const struct segm
 	       !((flow->side[0].marks | flow->side[1].marks) & SEGMENT_FIN);
 }
 
+/*
+ * Whether what goes up the stack has to come in on lo once more: a relay of another process, whose
+ * program stands before this one, has not seen what the segment has become.
+ */
+static __always_inline bool goes_round(void)
+{
+	__u32 zero = 0;
+	struct segment_gate *gate = bpf_map_lookup_elem(&segment_gates, &zero);
+
+	return gate && *(volatile __u32 *)&gate->behind;
+}
+
 SEC("tc")
 int segment_ingress(struct __sk_buff *skb)
 {
@@ -366,7 +380,10 @@ int segment_ingress(struct __sk_buff *skb)
 				   skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
 		skb->mark = mark;
 	}
-	if (!s.local) {
+	by_lo = by_lo || (s.local && goes_round());
+	/* Hops bound the way round lo, should connections form a ring. */
+	s.spends_hop = !s.local || (by_lo && skb->ifindex == LOOPBACK);
+	if (s.spends_hop) {
 		void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 		__u32 at = s.ipv6 ? ETH_HLEN + offsetof(struct ipv6hdr, hop_limit) :
 				    ETH_HLEN + offsetof(struct iphdr, ttl);

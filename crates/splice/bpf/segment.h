@@ -103,7 +103,7 @@ struct segment_flow {
 /* Shared by all flows. */
 struct segment_gate {
 	__u32 overlaps;		/* flows in OVERLAP: while there are none, what goes out is let be */
-	__u32 reserved;
+	__u32 behind;		/* on lo another relay's program stands before this one */
 };
 
 /* A handshake that came by. */
@@ -111,7 +111,7 @@ struct segment_seen {
 	__u32 device;
 	__u32 seq;		/* of the SYN */
 	__u32 ack;		/* 0 in the first SYN */
-	__u32 reserved;
+	__u32 mss;		/* that the peer announces; 0 when it does not */
 };
 
 enum segment_socket_flag {

@@ -141,7 +141,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		/* The second byte ends with the two ECN bits, shifted by four. */
 		if (s->clear_ecn)
 			((__u8 *)ip)[1] &= ~0x30;
-		if (!s->local)
+		if (s->spends_hop)
 			ip->hop_limit--;
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
@@ -157,7 +157,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 			ip->tos &= ~3;
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
-		if (!s->local) {
+		if (s->spends_hop) {
 			word = ((__u32 *)ip)[2] & bpf_htonl(0xffff0000);
 			ip->ttl--;
 			header = csum_change(header, word,

@@ -111,7 +111,7 @@ pub(crate) struct SegmentFlow {
 #[repr(C)]
 pub(crate) struct SegmentGate {
     pub(crate) overlaps: AtomicU32,
-    reserved: AtomicU32,
+    pub(crate) behind: AtomicU32,
 }
 
 /// `enum segment_state`.
@@ -192,7 +192,7 @@ pub(crate) struct SegmentSeen {
     pub(crate) device: u32,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    reserved: u32,
+    pub(crate) mss: u32,
 }
 
 /// `struct segment_inspection`.

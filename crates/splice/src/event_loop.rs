@@ -157,8 +157,8 @@ impl EventLoop {
     pub fn prepare(&mut self, engine: EngineName) -> Result<()> {
         match engine {
             EngineName::Segment => {
-                let ground = self.carriers.segments.ground();
-                ground.map(drop).map_err(|why| engine.refused(why))
+                let prepared = self.carriers.segments.prepare();
+                prepared.map_err(|why| engine.refused(why))
             }
             other => other.probe(),
         }

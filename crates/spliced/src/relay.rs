@@ -71,14 +71,6 @@ enum Event {
 /// What keeps it from starting, or made a loop fail.
 pub(crate) fn run(args: RelayArgs) -> Result<()> {
     raise_descriptor_limit(args.max_connections);
-    if let EngineChoice::Only(engine) = args.engine {
-        engine.probe()?;
-        if matches!(engine, EngineName::Sockmap | EngineName::Segment) {
-            tracing::warn!(
-                "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
-            );
-        }
-    }
     let threads = args.threads.map_or_else(
         || thread::available_parallelism().map_or(1, usize::from),
         usize::from,
@@ -122,6 +114,11 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
         .into_iter()
         .map(|sockets| Worker::start(sockets, listening.shared, &relay, &sender))
         .collect::<Result<Vec<_>>>()?;
+    if let EngineChoice::Only(engine @ (EngineName::Sockmap | EngineName::Segment)) = args.engine {
+        tracing::warn!(
+            "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
+        );
+    }
     for place in &listening.places {
         tracing::info!("listening on {place}, relaying to {}", relay.target.address);
     }
@@ -226,6 +223,7 @@ impl Worker {
                     .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))
                     .map(|listener| event_loop.spawn(Box::new(listener)))
                     .collect();
+                // An engine that cannot be used has the relay refuse to start.
                 if let EngineChoice::Only(engine) = relay.options.engine
                     && let Err(error) = event_loop.prepare(engine)
                 {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
+use crate::bpf_types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTuple};
 use crate::bpf_types::{segment_flag as flag, segment_socket_flag as has};
 use crate::outcome::Side;
 use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
@@ -60,8 +60,9 @@ pub(super) struct Plan {
     pub(super) sides: [SidePlan; 2],
 }
 
-/// `ESTABLISHED` in `net/tcp_states.h`.
+/// From `net/tcp_states.h`.
 const ESTABLISHED: u32 = 1;
+const LISTEN: u32 = 10;
 
 /// From `linux/if_arp.h`.
 const ARPHRD_ETHER: u32 = 1;
@@ -96,7 +97,9 @@ pub(super) fn device(socket: &SegmentSocket) -> u32 {
 /// What cannot change any more while the pair lives.
 pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
-        if socket.flags & has::FOUND == 0 {
+        // A socket that has heard of both ends of stream is no longer found, but the listener that
+        // it came from, while there may still be bytes in it (`tcp_done`).
+        if socket.flags & has::FOUND == 0 || socket.state == LISTEN {
             return Err(Obstacle::Ended);
         }
         if socket.cookie != cookies[side.index()] {
@@ -145,9 +148,7 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
     for from in Side::BOTH {
         let sender = &found.socket[from.index()];
         let receiver = &found.socket[from.other().index()];
-        let fits = receiver
-            .peer_mss
-            .min(receiver.path_mtu.saturating_sub(headers));
+        let fits = mss_of_peer(found, from.other()).min(receiver.path_mtu.saturating_sub(headers));
         // The socket notes what it has announced without the room for timestamps
         // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
         let stamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
@@ -176,6 +177,13 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
         }
     }
     Ok(())
+}
+
+/// What a peer has announced, as it came by. The socket notes no more than its own `TCP_MAXSEG`
+/// (`tcp_parse_options`), so it may know too little.
+fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
+    let noted = found.socket[side.index()].peer_mss;
+    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss))
 }
 
 /// Which number an acknowledgement for this socket has to carry so that its window counts.
@@ -246,6 +254,16 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
     Ok(plan)
 }
 
+/// The handshake of this very connection, if it came by.
+fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
+    let (socket, seen) = (&found.socket[side], &found.seen[side]);
+    // The bytes follow the SYN's number; a FIN may follow them.
+    let begins = seen.seq.wrapping_add(1);
+    let is_this = seen.device == device(socket)
+        && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
+    is_this.then_some(seen)
+}
+
 /// How far from the socket's own place a noted segment may lie, in bytes: more than a window, and
 /// a small part of all numbers, so that another connection's do not match by chance.
 const NEAR: u32 = 1 << 26;
@@ -258,12 +276,7 @@ pub(super) fn was_seen(
     noted: Option<(u32, u32, u32)>,
 ) -> bool {
     let socket = &found.socket[side];
-    let handshake = &found.seen[side];
-    // The bytes follow the SYN's number; a FIN may follow them.
-    let begins = handshake.seq.wrapping_add(1);
-    let by_handshake = handshake.device == device(socket)
-        && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
-    by_handshake
+    handshake(found, side).is_some()
         || noted.is_some_and(|(device_seen, seq, ack)| {
             device_seen == device(socket)
                 && seq.wrapping_sub(socket.rcv_nxt).wrapping_add(NEAR) < 2 * NEAR

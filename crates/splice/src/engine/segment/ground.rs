@@ -5,11 +5,13 @@ use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
-use crate::bpf_object::{DeviceLink, Map, Program, SharedArray, load};
+use crate::bpf_object::device::DeviceLink;
+use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -18,8 +20,11 @@ static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 /// The grounds of this process, by the inode of the namespace.
 static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
 
-/// What all spliced pairs of one network namespace share. Relays in a row on one host find each
-/// other's flows in it.
+/// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
+
+/// What all spliced pairs of one network namespace share. Relays in a row within a process find each
+/// other's flows in it; those of several processes hand segments on over lo.
 pub(crate) struct Ground {
     ingress: Program,
     egress: Program,
@@ -42,6 +47,15 @@ impl Standing {
         self.0
             .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
             .clone()
+    }
+
+    /// The same, and connections over lo have their handshakes seen from now on.
+    pub(crate) fn prepare(&mut self) -> std::result::Result<(), String> {
+        let ground = self.ground()?;
+        ground
+            .stand_on(LOOPBACK)
+            .map_err(|error| error.to_string())?;
+        Ok(())
     }
 }
 
@@ -126,18 +140,23 @@ impl Ground {
         if book.devices.contains_key(&device) {
             return Ok(true);
         }
-        let attached = |link: std::result::Result<DeviceLink, Errno>| {
-            link.map_err(|errno| {
-                Error::new(
-                    ErrorKind::BpfRefused,
-                    format!("the program cannot be attached to device {device}: {errno}"),
-                )
-            })
+        let attach = || {
+            let links = [
+                self.ingress.attach_ingress(device)?,
+                self.egress.attach_egress(device)?,
+            ];
+            if device == LOOPBACK {
+                let behind = self.ingress.is_behind_its_like(device)?;
+                self.gate.at(0).behind.store(behind.into(), Relaxed);
+            }
+            Ok(links)
         };
-        let links = [
-            attached(self.ingress.attach_ingress(device))?,
-            attached(self.egress.attach_egress(device))?,
-        ];
+        let links = attach().map_err(|errno: Errno| {
+            Error::new(
+                ErrorKind::BpfRefused,
+                format!("the program cannot be attached to device {device}: {errno}"),
+            )
+        })?;
         book.devices.insert(device, links);
         Ok(false)
     }

@@ -1,13 +1,17 @@
 //! A running `spliced relay --engine segment` in a network namespace, and the proof that the kernel
 //! did the work.
 
+use std::thread;
+
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{Namespace, Scratch};
 
 use crate::log::Log;
 use crate::patience::until_found;
+use crate::peer::{Peer, exchange};
 use crate::relay::{BINARY, Relay};
+use crate::server::Server;
 
 /// What of all payload must have been translated: the rest came before the change-over was through.
 const LEAST_TRANSLATED_IN_100: u64 = 99;
@@ -48,6 +52,21 @@ impl Hop {
 
     pub(crate) fn address(&self) -> &str {
         &self.relay.address
+    }
+
+    /// How many connections have ended.
+    pub(crate) fn connections(&self) -> usize {
+        self.log.entries().len()
+    }
+
+    /// Has it serve a connection to its target, with which its program comes to stand on lo.
+    pub(crate) fn stand(&self, namespace: &Namespace, server: &Server) {
+        let near = namespace.enter(|| Peer::connect(self.address()));
+        let near = near.expect("entered");
+        let far = server.accept();
+        exchange(&near, &far, 0, 1000, 1000);
+        drop((near, far));
+        self.passed(1);
     }
 
     /// Waits until `connections` have ended; all of them must have been translated from end to end.
@@ -116,5 +135,13 @@ impl Hop {
             .filter_map(|id| MapHandle::from_map_id(id).ok())
             .find(|map| map.value_size() as usize == FLOW_BYTES)
             .expect("the relay has a table of flows")
+    }
+}
+
+impl Drop for Hop {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("its log: {:#?}", self.log.entries());
+        }
     }
 }

@@ -24,7 +24,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::ground::Ground;
 
-use crate::bpf_object::{DeviceLink, SharedArray, load};
+use crate::bpf_object::device::DeviceLink;
+
+use crate::bpf_object::{SharedArray, load};
 
 use crate::bpf_types::Plain;
 
