@@ -2,18 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
-use crate::bpf_object::device::DeviceLink;
+use crate::bpf_object::device::{DeviceLink, Traffic, Way, namespace};
 use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
@@ -67,6 +65,7 @@ struct Book {
     next_serial: u32,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, [DeviceLink; 2]>,
+    way: Way,
 }
 
 impl Ground {
@@ -75,9 +74,7 @@ impl Ground {
     /// # Errors
     /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
     pub(crate) fn here() -> Result<Arc<Self>> {
-        let namespace = fs::metadata("/proc/thread-self/ns/net")
-            .map_err(|error| Error::system("cannot tell the thread's network namespace", error))?
-            .ino();
+        let namespace = namespace()?;
         let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         grounds.retain(|(_, ground)| ground.strong_count() > 0);
         let known = grounds.iter().find(|(inode, _)| *inode == namespace);
@@ -104,6 +101,7 @@ impl Ground {
                 next_serial: 1,
                 owners: HashMap::new(),
                 devices: HashMap::new(),
+                way: Way::Tcx,
             }),
             flows,
         })
@@ -140,25 +138,22 @@ impl Ground {
         if book.devices.contains_key(&device) {
             return Ok(true);
         }
-        let attach = || {
-            let links = [
-                self.ingress.attach_ingress(device)?,
-                self.egress.attach_egress(device)?,
-            ];
-            if device == LOOPBACK {
-                let behind = self.ingress.is_behind_its_like(device)?;
-                self.gate.at(0).behind.store(behind.into(), Relaxed);
-            }
-            Ok(links)
-        };
-        let links = attach().map_err(|errno: Errno| {
-            Error::new(
-                ErrorKind::BpfRefused,
-                format!("the program cannot be attached to device {device}: {errno}"),
-            )
-        })?;
+        let links = [
+            self.ingress.attach(device, Traffic::In, book.way)?,
+            self.egress.attach(device, Traffic::Out, book.way)?,
+        ];
+        if device == LOOPBACK {
+            let behind = self.ingress.is_behind_its_like(device, &links[0])?;
+            self.gate.at(0).behind.store(behind.into(), Relaxed);
+        }
         book.devices.insert(device, links);
         Ok(false)
+    }
+
+    /// From now on goes to devices as on a kernel that has no tcx.
+    #[cfg(test)]
+    pub(super) fn stand_by_clsact(&self) {
+        self.book().way = Way::Clsact;
     }
 
     /// Leaves all devices, and tells which.
@@ -176,6 +171,15 @@ impl Ground {
         let book = self.book();
         assert_eq!(book.owners.len(), self.tuples.count());
         book.owners.len()
+    }
+
+    /// Payload that was translated, repetitions included, in bytes. A slot keeps its counts until
+    /// it is used again, which is after all others.
+    #[cfg(test)]
+    pub(super) fn translated_bytes(&self) -> u64 {
+        let flows = (0..self.flows.len()).map(|slot| self.flows.at(slot));
+        let sides = flows.flat_map(|flow| &flow.side);
+        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod bad_path;
 mod change_over;
+mod coexistence;
 mod forgery;
 mod life;
 mod on_this_host;
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::ground::Ground;
 
-use crate::bpf_object::device::DeviceLink;
+use crate::bpf_object::device::{DeviceLink, Traffic, Way};
 
 use crate::bpf_object::{SharedArray, load};
 
