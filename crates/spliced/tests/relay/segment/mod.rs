@@ -1,6 +1,6 @@
 //! `--engine segment`: relays in network namespaces of their own.
 
-mod hop;
+pub(crate) mod hop;
 mod row;
 mod size;
 
