@@ -164,7 +164,7 @@ fn why_refused(lab: &Lab, splicer: &Splicer, connect: impl Fn() -> Joined) -> St
         ..Options::default()
     };
     let handle = splicer.join(a, b, &options).expect("joined");
-    let outcome = handle.wait_timeout(Duration::from_secs(40));
+    let outcome = handle.wait_timeout(PATIENCE);
     let outcome = outcome.unwrap_or_else(|| panic!("{handle:?} in {lab:?}"));
     drop((client, server));
     assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");

@@ -145,5 +145,5 @@ fn forged_resets_and_handshakes_end_nothing() {
     let outcome = handle
         .wait_timeout(Duration::from_secs(5))
         .expect("it ends");
-    assert_eq!(outcome.reason, Reason::Reset(crate::Side::A));
+    assert_eq!(outcome.reason, Reason::Reset(Side::A));
 }

@@ -3,11 +3,14 @@
 mod bad_path;
 mod change_over;
 mod coexistence;
+mod ends;
 mod forgery;
 mod life;
 mod on_this_host;
 mod refusal;
 mod size;
+mod window_scale;
+mod wrap;
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -33,7 +36,10 @@ use crate::bpf_types::Plain;
 
 use netlab::{Lab, Namespace, Need, available};
 
-use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
+use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Side, Splicer};
+
+/// After this a test fails. A busy machine may need seconds to load the program.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How many change-overs a test does; more in a hunt.
 fn rounds(few: usize) -> usize {
@@ -321,9 +327,7 @@ fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle
     };
     let handle = splicer.join(a, b, &options).expect("joined");
     for stream in [&client, &server] {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .expect("a timeout");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     }
     ping(&client, &server);
     assert_eq!(

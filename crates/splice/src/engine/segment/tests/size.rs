@@ -63,7 +63,7 @@ fn larger_frames_are_refused_in_words() {
             .enter(|| Splicer::new(1).expect("a splicer"))
             .expect("entered");
         let (_client, _server, handle) = join_across(&lab, &splicer, |_, _| {});
-        let outcome = handle.wait_timeout(Duration::from_secs(40));
+        let outcome = handle.wait_timeout(PATIENCE);
         let outcome = outcome.expect("it ends");
         assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
         let why = outcome.why_engine;
@@ -91,7 +91,7 @@ fn a_listener_that_announces_what_fits_gets_its_pairs_spliced() {
         fits.announce_on(listener).expect("TCP_MAXSEG");
     });
     exchange(&client, &server, BYTES, seed());
-    let outcome = handle.wait_timeout(Duration::from_secs(40));
+    let outcome = handle.wait_timeout(PATIENCE);
     let outcome = outcome.expect("it ends");
     assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
     assert_eq!(outcome.engine, EngineName::Segment);
