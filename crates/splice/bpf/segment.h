@@ -126,6 +126,7 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_URGENT = 256,
 	SEGMENT_SOCKET_MARKED = 512,	/* SO_MARK, so that policy routing may treat it apart */
 	SEGMENT_SOCKET_BOUND = 1024,	/* SO_BINDTODEVICE, a VRF */
+	SEGMENT_SOCKET_COUNTS_ECN = 2048,	/* accurate ECN: segments carry counts */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

@@ -152,6 +152,7 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const URGENT: u32 = 256;
     pub(crate) const MARKED: u32 = 512;
     pub(crate) const BOUND: u32 = 1024;
+    pub(crate) const COUNTS_ECN: u32 = 2048;
 }
 
 /// `struct segment_socket`.

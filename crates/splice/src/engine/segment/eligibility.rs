@@ -115,6 +115,11 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
                 "carries a mark (SO_MARK), so its packets may be routed apart",
             ),
             (has::BOUND, "is bound to a device or VRF"),
+            (
+                has::COUNTS_ECN,
+                "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
+                 leaves it off)",
+            ),
         ] {
             if socket.flags & bit != 0 {
                 return refused(format!("{side:?} {what}"));

@@ -319,3 +319,32 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
     let none = filters(&lab, Lab::TO_CLIENT, "ingress");
     assert!(!none.contains("caller"), "{none}");
 }
+
+/// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on
+/// as they are. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`,
+/// kernel 6.10), and the sleeping one counts.
+#[test]
+fn a_device_makes_no_lists_of_what_is_translated() {
+    const BYTES: usize = 16 << 20;
+    let missing = netlab::program("ethtool").is_none();
+    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
+    if !available(Need::Root) || !netlab::present("ethtool", missing) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    for device in [Lab::TO_CLIENT, Lab::TO_SERVER] {
+        let on = format!("-K {device} gro on rx-gro-list on");
+        run(lab.relay(), "ethtool", &on);
+    }
+    let splicer = splicer_in(&lab);
+    let _first = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let before = ground.translated_bytes();
+    exchange(&client, &server, BYTES, seed());
+    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
+    let translated = ground.translated_bytes() - before;
+    assert!(translated >= 2 * BYTES as u64, "{translated}");
+}

@@ -21,7 +21,7 @@ fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
         ..Options::default()
     };
     let handle = splicer.join(a, b, &options).expect("joined");
-    let outcome = handle.wait_timeout(Duration::from_secs(5));
+    let outcome = handle.wait_timeout(PATIENCE);
     drop((client, server));
     outcome.expect("it ends")
 }
@@ -113,4 +113,26 @@ fn a_redirected_port_is_found_and_refused() {
     }
     assert_ne!(handle.engine().0, EngineName::Segment);
     ping(&client, &server);
+}
+
+#[test]
+fn accurate_ecn_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let asked = Namespace::new("ecn").expect("a namespace");
+    // Kernels before 6.18 have nothing to refuse.
+    let known = asked.set_sysctl("net.ipv4.tcp_ecn", "3").is_ok();
+    if !netlab::present("accurate ECN", (!known).then(|| "before Linux 6.18".into())) {
+        return;
+    }
+    let outcome = refused_across(|lab| {
+        lab.set_sysctl("net.ipv4.tcp_ecn", "3").expect("sysctl");
+    });
+    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
+    assert!(
+        outcome.why_engine.contains("accurate ECN"),
+        "{}",
+        outcome.why_engine
+    );
 }
