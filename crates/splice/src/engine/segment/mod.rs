@@ -26,6 +26,12 @@ pub(crate) mod ground;
 #[cfg(test)]
 mod tests;
 
+/// A step of the change-over is done; a test has the process die there.
+#[cfg(not(test))]
+fn reached(_step: &str) {}
+#[cfg(test)]
+use tests::crash::reached;
+
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
@@ -177,6 +183,9 @@ impl Segment {
             .map_err(|why| Obstacle::Refused(why.into()))?;
         // It was empty: a pair begins once.
         let _ = self.gauge.flow.set(Arc::new(flow));
+        // Should this process die, the peers must not take a FIN for the end of the stream.
+        ends.iter().for_each(Endpoint::reset_on_close);
+        reached("watching");
         self.phase = Phase::Watching;
         Ok(())
     }
@@ -254,13 +263,13 @@ impl Segment {
             }
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
         };
-        // Should this process die, the peers must not take a FIN for the end of the stream.
-        ends.iter().for_each(Endpoint::reset_on_close);
+        reached("planned");
         for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
             next_byte.store(side.next_byte, Relaxed);
         }
         self.seq_delta = plan.sides.map(|side| side.seq_delta);
         flow.overlap(&plan);
+        reached("overlap");
         self.phase = Phase::Overlap;
         self.pause = SMALLEST_PAUSE;
         // Often there is nothing to empty.
@@ -303,8 +312,10 @@ impl Segment {
                 && far.snd_una == far.write_seq;
         }
         if !settled {
+            reached("emptying");
             return self.later();
         }
+        reached("settled");
         for (from, load) in loads.iter().enumerate() {
             let (near, far) = (&found.socket[from], &found.socket[1 - from]);
             let side = flow.side(from);
@@ -318,8 +329,12 @@ impl Segment {
             }
         }
         flow.splice();
+        reached("spliced");
         self.phase = Phase::Spliced;
-        ends.iter().for_each(put_to_sleep);
+        for end in ends {
+            put_to_sleep(end);
+            reached("asleep");
+        }
         Progress::Spliced
     }
 
@@ -359,18 +374,9 @@ impl Segment {
             let _ = socket_option::reset(local, peer, seq, ack);
         }
     }
-}
 
-impl KernelEngine for Segment {
-    fn name(&self) -> EngineName {
-        EngineName::Segment
-    }
-
-    fn has_taken(&self) -> bool {
-        matches!(self.phase, Phase::Overlap | Phase::Spliced)
-    }
-
-    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+    /// A turn, whatever it comes to.
+    fn step(&mut self, grip: &mut Grip<'_>) -> Turn {
         let loads = [0, 1].map(|index: usize| {
             let direction = &grip.directions[index];
             Load {
@@ -424,6 +430,24 @@ impl KernelEngine for Segment {
             None => Turn::Holds(next),
         }
     }
+}
+
+impl KernelEngine for Segment {
+    fn name(&self) -> EngineName {
+        EngineName::Segment
+    }
+
+    fn has_taken(&self) -> bool {
+        matches!(self.phase, Phase::Overlap | Phase::Spliced)
+    }
+
+    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+        let turn = self.step(grip);
+        if matches!(turn, Turn::Declined(_) | Turn::Refused(_)) && self.phase == Phase::Watching {
+            grip.ends.iter().for_each(Endpoint::end_on_close);
+        }
+        turn
+    }
 
     fn gauge(&self) -> Arc<dyn Gauge> {
         Arc::clone(&self.gauge) as Arc<dyn Gauge>
@@ -440,7 +464,7 @@ impl KernelEngine for Segment {
     }
 
     fn release(&mut self, ends: &[Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
-        if self.phase == Phase::Overlap {
+        if matches!(self.phase, Phase::Watching | Phase::Overlap) {
             // Where both streams have come to their ends through the sockets, these end them.
             ends.iter().for_each(Endpoint::end_on_close);
         }

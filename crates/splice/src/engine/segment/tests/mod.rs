@@ -3,6 +3,7 @@
 mod bad_path;
 mod change_over;
 mod coexistence;
+pub(super) mod crash;
 mod ends;
 mod forgery;
 mod life;
