@@ -34,11 +34,13 @@ pub enum Need {
     Ss,
     /// The `strace` program.
     Strace,
+    /// The `chromium` program.
+    Chromium,
 }
 
 impl Need {
     /// Every need, in the order that a listing shows.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Root,
         Self::Netns,
         Self::Bpf,
@@ -47,6 +49,7 @@ impl Need {
         Self::Nginx,
         Self::Ss,
         Self::Strace,
+        Self::Chromium,
     ];
 
     /// What `SPLICED_REQUIRE` calls it.
@@ -60,6 +63,7 @@ impl Need {
             Self::Nginx => "nginx",
             Self::Ss => "ss",
             Self::Strace => "strace",
+            Self::Chromium => "chromium",
         }
     }
 
@@ -74,6 +78,7 @@ impl Need {
             Self::Nginx => without_program("nginx", "nginx"),
             Self::Ss => without_program("ss", "iproute2"),
             Self::Strace => without_program("strace", "strace"),
+            Self::Chromium => without_program("chromium", "chromium"),
         }
     }
 }

@@ -20,6 +20,16 @@ pub(crate) enum Command {
     /// Needs root: makes three network namespaces (client, relay, server), which it removes again,
     /// also when interrupted. The machine's own network is left alone.
     Demo(Demo),
+
+    /// Makes the pages of a directory of results again, from its results.json
+    Report(Report),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// The directory that a run has written
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -4,13 +4,24 @@ mod cli;
 mod contestant;
 mod demo;
 mod figures;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod machine;
 mod measured;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod output;
 mod payload;
 mod peer;
 mod relay;
+mod report;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod results;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod settings;
 mod site;
 mod statistics;
 mod table;
+#[allow(dead_code, reason = "until compare and reproduce fill it")]
+mod versions;
 mod workload;
 
 use std::process::ExitCode;
@@ -21,6 +32,9 @@ use cli::{Cli, Command};
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Report(arguments) => output::Output::open(&arguments.directory)
+            .write_again()
+            .map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,

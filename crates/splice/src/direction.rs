@@ -15,11 +15,13 @@
 //! said, and only a system call that would have blocked takes it back.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use crate::endpoint::{Endpoint, Kind};
-use crate::engine::{Carrier, Carriers, Filled, copy, pipe};
+use crate::engine::buffer::{Buffer, Size};
+use crate::engine::{Carrier, Carriers, Filled, aio, pipe};
 use crate::limits::Shares;
 use crate::task::Readiness;
 
@@ -48,12 +50,14 @@ enum State {
 }
 
 /// How a direction picks its carrier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Carriage {
     /// Always by buffer.
     Copy,
     /// Always by pipe.
     Pipe,
+    /// Always by requests to this context.
+    Aio(Arc<aio::Context>),
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
 }
@@ -61,8 +65,9 @@ pub(crate) enum Carriage {
 #[derive(Debug)]
 enum Hand {
     Empty,
-    Buffer(copy::Buffer),
+    Buffer(Buffer),
     Pipe(pipe::Pipe),
+    Aio(aio::Block),
 }
 
 impl Hand {
@@ -71,6 +76,7 @@ impl Hand {
             Self::Empty => None,
             Self::Buffer(buffer) => Some(buffer),
             Self::Pipe(pipe) => Some(pipe),
+            Self::Aio(block) => Some(block),
         }
     }
 
@@ -79,14 +85,16 @@ impl Hand {
             Self::Empty => 0,
             Self::Buffer(buffer) => buffer.held(),
             Self::Pipe(pipe) => pipe.held(),
+            Self::Aio(block) => block.held(),
         }
     }
 }
 
 /// What a direction needs from its pair and loop to move.
 pub(crate) struct Way<'a> {
-    pub(crate) source: &'a mut Endpoint,
-    pub(crate) destination: &'a mut Endpoint,
+    pub(crate) source: &'a Endpoint,
+    /// The source itself, in an echo.
+    pub(crate) destination: &'a Endpoint,
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
@@ -125,7 +133,7 @@ pub(crate) struct Direction {
     state: State,
     carriage: Carriage,
     hand: Hand,
-    size: copy::Size,
+    size: Size,
     source_ready: bool,
     /// An end of stream or an error stands behind the bytes: read until it comes.
     source_outlasts: bool,
@@ -150,7 +158,7 @@ impl Direction {
             state: State::Flowing,
             carriage,
             hand: Hand::Empty,
-            size: copy::Size::default(),
+            size: Size::default(),
             source_ready: false,
             source_outlasts: false,
             urgent: false,
@@ -162,6 +170,14 @@ impl Direction {
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
             bulk: false,
             way_taken: WayTaken::default(),
+        }
+    }
+
+    /// One in which nothing ever flows.
+    pub(crate) fn ended() -> Self {
+        Self {
+            state: State::Ended,
+            ..Self::new(Carriage::Copy)
         }
     }
 
@@ -217,6 +233,11 @@ impl Direction {
         } else {
             self.state == State::Flowing && self.source_ready && self.taken_bytes < self.mark_bytes
         }
+    }
+
+    /// By requests to this context from now on.
+    pub(crate) fn carry_by(&mut self, context: Arc<aio::Context>) {
+        self.carriage = Carriage::Aio(context);
     }
 
     /// Only by buffer from now on: splice(2) does not see what a BPF program has left on a
@@ -299,7 +320,8 @@ impl Direction {
         let at_most = usize::try_from(allowed)
             .unwrap_or(usize::MAX)
             .min(way.shares.carrier_bytes);
-        match carrier.fill(way.source.as_fd(), at_most) {
+        let onward = self.destination_ready.then(|| way.destination.as_fd());
+        match carrier.fill(way.source.as_fd(), at_most, onward) {
             Ok(Filled::Some(count)) => self.took(count, way),
             Ok(Filled::Last(count)) => {
                 self.took(count, way);
@@ -346,13 +368,14 @@ impl Direction {
     fn pick_up(&mut self, carriers: &mut Carriers) {
         let by_pipe = !self.urgent
             && match self.carriage {
-                Carriage::Copy => false,
+                Carriage::Copy | Carriage::Aio(_) => false,
                 Carriage::Pipe => true,
                 Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
             };
         match (&self.hand, by_pipe) {
             (Hand::Pipe(_), true) => return,
-            (Hand::Buffer(buffer), false) if buffer.next_size() == buffer.size() => return,
+            (Hand::Buffer(buffer), false) if buffer.suits_next() => return,
+            (Hand::Aio(block), false) if block.buffer().suits_next() => return,
             _ => self.put_down(carriers),
         }
         if by_pipe {
@@ -365,18 +388,22 @@ impl Direction {
                 Err(errno) => self.way_taken.no_pipe = Some(errno),
             }
         }
-        self.hand = Hand::Buffer(carriers.buffers.take(self.size));
+        let buffer = carriers.buffers.take(self.size);
+        self.hand = match &self.carriage {
+            Carriage::Aio(context) => Hand::Aio(aio::Block::new(buffer, Arc::clone(context))),
+            _ => Hand::Buffer(buffer),
+        };
     }
 
     fn put_down(&mut self, carriers: &mut Carriers) {
-        match std::mem::replace(&mut self.hand, Hand::Empty) {
-            Hand::Empty => {}
-            Hand::Buffer(buffer) => {
-                self.size = buffer.next_size();
-                carriers.buffers.give_back(buffer);
-            }
-            Hand::Pipe(pipe) => carriers.pipes.give_back(pipe),
-        }
+        let buffer = match std::mem::replace(&mut self.hand, Hand::Empty) {
+            Hand::Empty => return,
+            Hand::Pipe(pipe) => return carriers.pipes.give_back(pipe),
+            Hand::Buffer(buffer) => buffer,
+            Hand::Aio(block) => block.into_buffer(),
+        };
+        self.size = buffer.next_size();
+        carriers.buffers.give_back(buffer);
     }
 }
 

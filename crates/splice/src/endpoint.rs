@@ -1,6 +1,7 @@
 //! One connected socket, owned.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,8 +33,9 @@ pub struct Endpoint {
     kind: Kind,
     /// Somebody else may hold a duplicate of the descriptor.
     shared: bool,
-    receive_bounded: bool,
-    send_bounded: bool,
+    /// Atomic since a source may be its own destination; one loop alone changes them.
+    receive_bounded: AtomicBool,
+    send_bounded: AtomicBool,
 }
 
 impl Endpoint {
@@ -87,8 +89,8 @@ impl Endpoint {
             fd,
             kind,
             shared: false,
-            receive_bounded: false,
-            send_bounded: false,
+            receive_bounded: AtomicBool::new(false),
+            send_bounded: AtomicBool::new(false),
         }
     }
 
@@ -148,8 +150,8 @@ impl Endpoint {
     /// TCP's own tuning takes a receive buffer to `tcp_rmem[2]` (32 MiB on 6.18), which a
     /// receiver that stops reading would leave full. Setting a size ends the tuning
     /// (`SOCK_RCVBUF_LOCK`), so it is set only on a flow that has come near the bound.
-    pub(crate) fn bound_receive_buffer(&mut self, most_bytes: usize) {
-        if self.receive_bounded {
+    pub(crate) fn bound_receive_buffer(&self, most_bytes: usize) {
+        if self.receive_bounded.load(Ordering::Relaxed) {
             return;
         }
         let Ok(size) = sockopt::socket_recv_buffer_size(&self.fd) else {
@@ -157,7 +159,7 @@ impl Endpoint {
         };
         // Half, since one step of the tuning can double the buffer before the next look.
         if size > most_bytes / 2 {
-            self.receive_bounded = true;
+            self.receive_bounded.store(true, Ordering::Relaxed);
             // The kernel doubles the value to make room for its own bookkeeping (socket(7)).
             // Only the forced form may exceed rmem_max, which older kernels set to 208 KiB.
             let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, most_bytes / 2)
@@ -167,8 +169,9 @@ impl Endpoint {
 
     /// Gives both buffers a fixed size, as far as `net.core.rmem_max` and `wmem_max` or
     /// CAP_NET_ADMIN allow.
-    pub(crate) fn fix_buffers(&mut self, bytes: usize) {
-        (self.receive_bounded, self.send_bounded) = (true, true);
+    pub(crate) fn fix_buffers(&self, bytes: usize) {
+        self.receive_bounded.store(true, Ordering::Relaxed);
+        self.send_bounded.store(true, Ordering::Relaxed);
         // The kernel doubles the values; see below. What a program passes is charged to the
         // receive buffer without a look at its limit, after a full window was on its way: half.
         let half = bytes / 2;
@@ -180,15 +183,15 @@ impl Endpoint {
 
     /// Stops the growth of the send buffer at `most_bytes`; see
     /// [`bound_receive_buffer`](Self::bound_receive_buffer).
-    pub(crate) fn bound_send_buffer(&mut self, most_bytes: usize) {
-        if self.send_bounded {
+    pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
+        if self.send_bounded.load(Ordering::Relaxed) {
             return;
         }
         let Ok(size) = sockopt::socket_send_buffer_size(&self.fd) else {
             return;
         };
         if size > most_bytes / 2 {
-            self.send_bounded = true;
+            self.send_bounded.store(true, Ordering::Relaxed);
             let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, most_bytes / 2)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, most_bytes / 2));
         }

@@ -20,6 +20,7 @@ use slab::Slab;
 
 use crate::context::Context;
 use crate::endpoint::Endpoint;
+use crate::ends::Ends;
 use crate::engine::kernel::Bell;
 use crate::engine::segment::ground::Standing;
 use crate::engine::{Carriers, EngineName};
@@ -28,6 +29,7 @@ use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
 use crate::options::Options;
 use crate::pair::Pair;
+use crate::socket_option::set_epoll_busy_poll;
 use crate::task::{Interest, Readiness, Step, Task};
 use crate::timer_wheel::TimerWheel;
 
@@ -142,6 +144,15 @@ impl EventLoop {
             carriers: Carriers::default(),
             bells: Vec::new(),
         })
+    }
+
+    /// Has the loop poll the device of its sockets for up to `time` before it sleeps, where the
+    /// device's driver can be polled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) on kernels before 6.9.
+    pub fn set_busy_poll(&self, time: Duration) -> Result<()> {
+        set_epoll_busy_poll(self.epoll.as_fd(), time)
     }
 
     /// A way to reach this loop from other threads.
@@ -299,8 +310,21 @@ impl EventLoop {
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
     /// by name and cannot take the pair. Both sockets are closed then.
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        self.run_pair(Ends::Apart([a, b]), options)
+    }
+
+    /// Splices an endpoint to itself on this loop: see [`echo_task`](crate::echo_task).
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
+    /// by name that needs two sockets. The socket is closed then.
+    pub fn echo(&mut self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
+        self.run_pair(Ends::Echo(endpoint), options)
+    }
+
+    fn run_pair(&mut self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
-        let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        let pair = Pair::new(ends, options, None, Arc::clone(&status), None)?;
         self.place(pair, &status);
         if !self.turned {
             // A caller that only waits for the descriptor has to come in once, to show how it

@@ -40,7 +40,7 @@
 //!
 //! # Signals
 //!
-//! splice(2) has no `MSG_NOSIGNAL`. Rust programs ignore `SIGPIPE` from the start; a program in
+//! splice(2) has no `MSG_NOSIGNAL`, nor has io_submit(2) before Linux 6.18. Rust programs ignore `SIGPIPE` from the start; a program in
 //! another language that embeds this library has to ignore it as well.
 
 mod address;
@@ -51,6 +51,7 @@ mod counters;
 mod direction;
 pub mod doctor;
 mod endpoint;
+mod ends;
 mod engine;
 mod error;
 mod event_loop;
@@ -79,8 +80,8 @@ pub use limits::Limits;
 pub use mailbox::{Remote, Waker};
 pub use options::Options;
 pub use outcome::{Outcome, Reason, Side};
-pub use pair::pair_task;
+pub use pair::{echo_task, pair_task};
 pub use segment_size::SegmentSize;
-pub use socket_option::SocketMemory;
-pub use splicer::{Splicer, join};
+pub use socket_option::{SocketMemory, busy_poll, set_busy_poll};
+pub use splicer::{Splicer, echo, join};
 pub use task::{Interest, Readiness, Step, Task};

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::Endpoint;
+use crate::ends::Ends;
 use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
 use crate::engine::{Chosen, EngineChoice, EngineName};
@@ -60,8 +61,7 @@ pub fn pair_task(
     on_end: impl FnOnce(Outcome) + Send + 'static,
 ) -> Result<Box<dyn Task>> {
     Ok(Box::new(Pair::new(
-        a,
-        b,
+        Ends::Apart([a, b]),
         options,
         registered,
         Arc::new(Status::new()),
@@ -69,9 +69,36 @@ pub fn pair_task(
     )?))
 }
 
+/// Makes the task that splices `endpoint` to itself: what comes from its peer goes back to it.
+///
+/// An echo is a pair with one direction, whose source is its destination, and everything that holds
+/// for a pair holds for it. Both ends are [`Side::A`]; [`Counters::a_to_b`](crate::Counters) counts
+/// its bytes. Once the peer's end of stream has come and every byte before it is given back, the
+/// socket is closed; with a byte limit, once that many bytes are.
+///
+/// `registered` and `on_end` are those of [`pair_task`], for one socket.
+///
+/// # Errors
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name that
+/// needs two sockets. The socket is closed then.
+pub fn echo_task(
+    endpoint: Endpoint,
+    options: &Options,
+    registered: Option<Readiness>,
+    on_end: impl FnOnce(Outcome) + Send + 'static,
+) -> Result<Box<dyn Task>> {
+    Ok(Box::new(Pair::new(
+        Ends::Echo(endpoint),
+        options,
+        registered.map(|readiness| [readiness, Readiness::NONE]),
+        Arc::new(Status::new()),
+        Some(Box::new(on_end)),
+    )?))
+}
+
 pub(crate) struct Pair {
     /// `None` once the pair has ended.
-    ends: Option<[Endpoint; 2]>,
+    ends: Option<Ends>,
     directions: [Direction; 2],
     registered: bool,
     choice: EngineChoice,
@@ -106,34 +133,36 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(
-        a: Endpoint,
-        b: Endpoint,
+        ends: Ends,
         options: &Options,
         registered: Option<[Readiness; 2]>,
         status: Arc<Status>,
         on_end: Option<OnEnd>,
     ) -> Result<Self> {
+        if let (Ends::Echo(_), EngineChoice::Only(engine)) = (&ends, options.engine) {
+            engine.can_echo()?;
+        }
         let carriage = match options.engine {
             EngineChoice::Auto => Carriage::Adaptive {
                 after_bytes: options.promote_after_bytes,
             },
-            EngineChoice::Only(EngineName::Copy | EngineName::Sockmap | EngineName::Segment) => {
-                Carriage::Copy
-            }
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
+            // The others begin with it.
+            EngineChoice::Only(_) => Carriage::Copy,
         };
-        let mut directions = [Direction::new(carriage), Direction::new(carriage)];
-        for (index, readiness) in registered.into_iter().flatten().enumerate() {
-            directions[index].source_became(readiness);
-            directions[1 - index].destination_became(readiness);
+        let mut directions = ends.directions(carriage);
+        for (side, readiness) in Side::BOTH.into_iter().zip(registered.into_iter().flatten()) {
+            directions[side.index()].source_became(readiness);
+            directions[ends.across(side).index()].destination_became(readiness);
         }
         let kernel: Option<Box<dyn KernelEngine>> = match options.engine {
-            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new([&a, &b])?)),
+            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new(ends.sides())?)),
             _ => None,
         };
+        let is_echo = ends.is_echo();
         let now = Instant::now();
         let pair = Self {
-            ends: Some([a, b]),
+            ends: Some(ends),
             directions,
             registered: registered.is_some(),
             choice: options.engine,
@@ -145,7 +174,7 @@ impl Pair {
             watch: Watch::Stream,
             promote_after_bytes: options.promote_after_bytes,
             // Tried already, as far as a pair is concerned that must not go there.
-            segment_tried: !options.promote_to_segment,
+            segment_tried: !options.promote_to_segment || is_echo,
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
@@ -155,6 +184,7 @@ impl Pair {
                 .idle_timeout
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
+                _ if is_echo => None,
                 EngineChoice::Auto if options.promote_to_segment => {
                     now.checked_add(promotion::PROMOTE_AFTER)
                 }
@@ -179,9 +209,10 @@ impl Pair {
             return self.part(cx);
         }
         let in_kernel = self.in_kernel_bytes();
-        let Some([a, b]) = &mut self.ends else {
+        let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let sides = ends.sides();
         let engine_before = (
             self.directions[0].way_taken(),
             self.directions[1].way_taken(),
@@ -189,16 +220,13 @@ impl Pair {
         let mut turn_over = false;
         let mut reason = None;
         for from in Side::BOTH {
-            let (source, destination) = match from {
-                Side::A => (&mut *a, &mut *b),
-                Side::B => (&mut *b, &mut *a),
-            };
+            let to = ends.across(from);
             let closing = self.directions[from.other().index()].has_ended();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
             let progress = direction.pump(&mut Way {
-                source,
-                destination,
+                source: sides[from.index()],
+                destination: sides[to.index()],
                 carriers: cx.carriers(),
                 shares: self.shares,
                 byte_limit: self
@@ -218,7 +246,7 @@ impl Pair {
                     at_destination,
                     errno,
                 }) => {
-                    let side = if at_destination { from.other() } else { from };
+                    let side = if at_destination { to } else { from };
                     reason = Some(Reason::fault(side, errno));
                     break;
                 }
@@ -277,10 +305,9 @@ impl Pair {
             };
             return Chosen::new(kernel.name(), why);
         }
-        if self.choice == EngineChoice::Only(EngineName::Segment)
+        if let EngineChoice::Only(name @ (EngineName::Segment | EngineName::Aio)) = self.choice
             && let Some(why) = self.declined.as_deref().cloned()
         {
-            let name = EngineName::Segment;
             return Chosen { name, why };
         }
         let name = match self.choice {
@@ -312,13 +339,14 @@ impl Pair {
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
+        let sides = ends.sides();
         let in_kernel = self.in_kernel_bytes();
         let moved =
             |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
         let receivers: Vec<_> = Side::BOTH
             .into_iter()
             .filter(|from| self.kernel.is_none() || Some(moved(from)) == self.byte_limit)
-            .map(|from| &ends[from.other().index()])
+            .map(|from| sides[from.other().index()])
             .collect();
         let until = *self.parting_until.get_or_insert_with(|| {
             for end in &receivers {
@@ -340,7 +368,7 @@ impl Pair {
 
     fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
         // Closing the last descriptor of a socket takes it out of epoll by itself.
-        let shared = self.ends.iter().flatten().filter(|end| end.is_shared());
+        let shared = self.each_end().iter().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
         for direction in &mut self.directions {
             direction.release(cx.carriers());
@@ -363,14 +391,14 @@ impl Pair {
                 .meter
                 .carried_bytes
                 .store(carried, std::sync::atomic::Ordering::Relaxed);
-            let in_kernel = kernel.release(&ends, &self.directions);
+            let in_kernel = kernel.release(ends.sides(), &self.directions);
             let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
             self.status
                 .meter
                 .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
         }
         if reason.cuts() {
-            ends.iter().for_each(Endpoint::reset_on_close);
+            ends.each().iter().for_each(Endpoint::reset_on_close);
         }
         drop(ends);
         let Chosen { name, why } = self.engine();
@@ -392,6 +420,10 @@ impl Pair {
         remains
     }
 
+    fn each_end(&self) -> &[Endpoint] {
+        self.ends.as_ref().map_or(&[], Ends::each)
+    }
+
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let wanted = [self.idle_look_at, self.promote_at, self.kernel_look_at];
         cx.set_deadline(wanted.into_iter().flatten().min());
@@ -407,10 +439,8 @@ impl Task for Pair {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         cx.carriers().enter();
         self.set_deadline(cx);
-        if !self.registered
-            && let Some(ends) = &self.ends
-        {
-            for (source, end) in ends.iter().enumerate() {
+        if !self.registered {
+            for (source, end) in self.each_end().iter().enumerate() {
                 if let Err(error) = cx.register(end.as_fd(), source as u8, Interest::STREAM) {
                     let errno = errno_of(&error);
                     return self.end(
@@ -420,6 +450,18 @@ impl Task for Pair {
                             errno,
                         },
                     );
+                }
+            }
+        }
+        if self.choice == EngineChoice::Only(EngineName::Aio) {
+            match cx.carriers().aio() {
+                Ok(context) => self
+                    .directions
+                    .iter_mut()
+                    .for_each(|direction| direction.carry_by(Arc::clone(&context))),
+                Err(error) => {
+                    self.declined = Some(Box::new(error.to_string().into()));
+                    return self.end(cx, Reason::Refused);
                 }
             }
         }
@@ -434,13 +476,16 @@ impl Task for Pair {
 
     fn ready(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
         let side = Side::BOTH[usize::from(source)];
+        let Some(ends) = &self.ends else {
+            return Step::Done;
+        };
         self.directions[side.index()].source_became(readiness);
-        self.directions[side.other().index()].destination_became(readiness);
+        self.directions[ends.across(side).index()].destination_became(readiness);
         let step = self.pump(cx);
         // A direction that neither reads nor writes now does not meet the error by itself.
         if readiness.has_error()
-            && let Some(ends) = &self.ends
-            && let Some(errno) = ends[side.index()].take_error()
+            && let Some(end) = self.each_end().get(side.index())
+            && let Some(errno) = end.take_error()
         {
             return self.end(cx, Reason::fault(side, errno));
         }

@@ -1,5 +1,8 @@
 //! Socket options that rustix does not have.
-#![allow(unsafe_code, reason = "raw getsockopt; see the SAFETY comments")]
+#![allow(
+    unsafe_code,
+    reason = "raw getsockopt and ioctl; see the SAFETY comments"
+)]
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -7,6 +10,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
+
+use crate::error::{Context as _, Result};
 
 /// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
@@ -35,22 +40,9 @@ impl SocketMemory {
     }
 }
 
-pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
-    let mut values = [0u32; MEMINFO_VALUES];
-    let mut length = size_of_val(&values) as libc::socklen_t;
-    // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            values.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(last_error());
-    }
+pub(crate) fn memory(fd: impl AsFd) -> rustix::io::Result<SocketMemory> {
+    let mut values = [0i32; MEMINFO_VALUES];
+    get(fd.as_fd(), libc::SO_MEMINFO, &mut values)?;
     let [
         rmem_alloc,
         rcvbuf,
@@ -61,7 +53,7 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
         _optmem,
         backlog,
         _drops,
-    ] = values.map(|value| value as usize);
+    ] = values.map(|value| value.cast_unsigned() as usize);
     Ok(SocketMemory {
         receive_bytes: rmem_alloc,
         receive_limit_bytes: rcvbuf,
@@ -73,7 +65,7 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
 
 /// The most payload that a connected TCP socket puts into a segment now, in bytes, and whether it
 /// carries timestamps.
-pub(crate) fn segment(fd: impl AsFd) -> Result<(u32, bool), Errno> {
+pub(crate) fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
     // `TCPI_OPT_TIMESTAMPS` in linux/tcp.h.
     const TIMESTAMPS: u8 = 1;
     // SAFETY: integers only, for which zero is a value.
@@ -96,9 +88,48 @@ pub(crate) fn segment(fd: impl AsFd) -> Result<(u32, bool), Errno> {
 }
 
 /// Sets `TCP_MAXSEG`: what a connection to come announces at most.
-pub(crate) fn bound_segments(fd: impl AsFd, bytes: u32) -> Result<(), Errno> {
+pub(crate) fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     let bytes = bytes.cast_signed();
     set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, &bytes)
+}
+
+/// Has a socket poll the device for up to `time` when it finds nothing: `SO_BUSY_POLL`. What a
+/// listening TCP socket accepts has it as well.
+///
+/// # Errors
+/// [`ErrorKind::System`](crate::ErrorKind::System), `EPERM` without CAP_NET_ADMIN on older kernels.
+pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> Result<()> {
+    let microseconds = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
+    let fd = socket.as_fd();
+    set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)
+        .context("SO_BUSY_POLL cannot be set")
+}
+
+/// For how long a socket polls the device: see [`set_busy_poll`].
+///
+/// # Errors
+/// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not a socket.
+pub fn busy_poll(socket: impl AsFd) -> Result<Duration> {
+    let mut microseconds = [0i32];
+    get(socket.as_fd(), libc::SO_BUSY_POLL, &mut microseconds)
+        .context("SO_BUSY_POLL cannot be read")?;
+    Ok(Duration::from_micros(microseconds[0].max(0) as u64))
+}
+
+/// Has an epoll instance poll the device of its sockets for up to `time` before it sleeps
+/// (`ep_eventpoll_bp_ioctl`, Linux 6.9 on).
+pub(crate) fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> Result<()> {
+    // SAFETY: integers only.
+    let mut parameters: libc::epoll_params = unsafe { std::mem::zeroed() };
+    parameters.busy_poll_usecs = time.as_micros().try_into().unwrap_or(i32::MAX as u32);
+    // SAFETY: the kernel reads one `epoll_params`, which outlives the call.
+    let result =
+        unsafe { libc::ioctl(epoll.as_raw_fd(), libc::EPIOCSPARAMS, &raw const parameters) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(last_error()).context("epoll cannot be made to poll the device")
+    }
 }
 
 /// How a socket leaves `TCP_REPAIR`, from `linux/tcp.h`.
@@ -113,7 +144,7 @@ pub(crate) enum Repair {
 }
 
 /// Sets `TCP_REPAIR`. Leaving it clears `SO_REUSEADDR` (`tcp_setsockopt`).
-pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
+pub(crate) fn repair(fd: impl AsFd, state: Repair) -> rustix::io::Result<()> {
     set(
         fd.as_fd(),
         libc::IPPROTO_TCP,
@@ -125,7 +156,7 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
 /// Lets the socket ignore everything but a reset.
 ///
 /// In repair mode alone it would still acknowledge and queue what arrives.
-pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
+pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> rustix::io::Result<()> {
     // The filter of a TCP socket sees the segment from the TCP header on (`tcp_filter`).
     const FLAGS_OFFSET: u32 = 13;
     const RST: u32 = 0x04;
@@ -186,7 +217,27 @@ pub(crate) fn reset(
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
 
-fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
+/// Reads an option of `SOL_SOCKET` that is made of integers.
+fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> rustix::io::Result<()> {
+    let mut length = size_of_val(values) as libc::socklen_t;
+    // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            values.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(last_error())
+    }
+}
+
+fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> rustix::io::Result<()> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
     // integers, or `sock_fprog`, whose pointer the caller keeps alive during the call.
     let result = unsafe {
@@ -205,6 +256,7 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Er
     }
 }
 
-fn last_error() -> Errno {
+/// Why the thread's last system call failed.
+pub(crate) fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

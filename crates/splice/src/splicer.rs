@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 
 use crate::endpoint::Endpoint;
+use crate::ends::Ends;
 use crate::error::{Context as _, Error, ErrorKind, Result};
 use crate::event_loop::EventLoop;
 use crate::handle::{Handle, Status};
@@ -60,8 +61,21 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take the
     /// pair; [`ErrorKind::LoopEnded`] when the loop has failed. Both sockets are closed then.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        self.run(Ends::Apart([a, b]), options)
+    }
+
+    /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name that needs two sockets;
+    /// [`ErrorKind::LoopEnded`] when the loop has failed. The socket is closed then.
+    pub fn echo(&self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
+        self.run(Ends::Echo(endpoint), options)
+    }
+
+    fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
-        let pair = Pair::new(a, b, options, None, Arc::clone(&status), None)?;
+        let pair = Pair::new(ends, options, None, Arc::clone(&status), None)?;
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
         let home = &self.loops[next].0;
         let place = Arc::clone(&status);
@@ -93,22 +107,49 @@ impl fmt::Debug for Splicer {
 }
 
 /// Joins two endpoints on the process's own background threads, one per CPU, which the first call
-/// starts.
+/// of this or of [`echo()`] starts.
 ///
 /// # Errors
 /// As [`Splicer::new`] and [`Splicer::join`].
 pub fn join(a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+    of_process()?.join(a, b, options)
+}
+
+/// Splices an endpoint to itself, on the same threads as [`join()`]: what comes from its peer goes
+/// back to it, by any engine that needs no second socket.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use std::os::unix::net::UnixStream;
+/// use splice::{Endpoint, Options, Reason, echo};
+///
+/// let (mut client, socket) = UnixStream::pair()?;
+/// let handle = echo(Endpoint::new(socket)?, &Options::default())?;
+/// client.write_all(b"hello")?;
+/// client.shutdown(std::net::Shutdown::Write)?;
+/// let mut text = String::new();
+/// client.read_to_string(&mut text)?;
+/// assert_eq!(text, "hello");
+/// let outcome = handle.wait();
+/// assert_eq!((outcome.reason, outcome.moved.a_to_b), (Reason::EndOfStream, 5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Splicer::new`] and [`Splicer::echo`].
+pub fn echo(endpoint: Endpoint, options: &Options) -> Result<Handle> {
+    of_process()?.echo(endpoint, options)
+}
+
+fn of_process() -> Result<&'static Splicer> {
     static SPLICER: OnceLock<Splicer> = OnceLock::new();
-    let splicer = match SPLICER.get() {
-        Some(splicer) => splicer,
-        None => {
-            let threads = thread::available_parallelism().map_or(1, usize::from);
-            // Two first calls at once make two; the one that comes second ends its own.
-            let _ = SPLICER.set(Splicer::new(threads)?);
-            SPLICER
-                .get()
-                .unwrap_or_else(|| unreachable!("it was set above, by us or another"))
-        }
-    };
-    splicer.join(a, b, options)
+    if let Some(splicer) = SPLICER.get() {
+        return Ok(splicer);
+    }
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    // Two first calls at once make two; the one that comes second ends its own.
+    let _ = SPLICER.set(Splicer::new(threads)?);
+    Ok(SPLICER
+        .get()
+        .unwrap_or_else(|| unreachable!("it was set above, by us or another")))
 }

@@ -29,6 +29,7 @@ mod rule {
     pub(crate) mod back_pressure;
     pub(crate) mod byte_limit;
     pub(crate) mod counters;
+    pub(crate) mod echo;
     pub(crate) mod engine_choice;
     pub(crate) mod event_loop;
     pub(crate) mod every_byte;
@@ -139,6 +140,14 @@ macro_rules! contract {
                 scarce_pipes:
                     more_stalled_pairs_than_pipes
                     no_descriptor_for_a_pipe;
+                echo:
+                    every_byte
+                    what_was_there_before
+                    a_client_that_does_not_read
+                    a_reset_ends_it
+                    limits_end_it
+                    many_at_once
+                    costs_what_the_engine_promises;
             }
         }
     };
@@ -147,6 +156,7 @@ macro_rules! contract {
 contract!(copy, COPY, (always));
 contract!(pipe, PIPE, (always));
 contract!(auto, AUTO, (always));
+contract!(aio, AIO, (always));
 contract!(segment, SEGMENT, (alone));
 contract!(segment_v6, SEGMENT_V6, (alone));
 // Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.

@@ -14,7 +14,7 @@ use splice::{Address, EngineChoice};
 #[derive(Debug, Parser)]
 #[command(
     name = "spliced",
-    version,
+    version = env!("SPLICED_VERSION"),
     propagate_version = true,
     max_term_width = 100
 )]
@@ -46,10 +46,11 @@ pub(crate) enum Level {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Relay(RelayArgs),
+    Echo(EchoArgs),
     Doctor(DoctorArgs),
 }
 
-/// Try what works here: each engine (copy, pipe, sockmap, segment) on sockets of its own.
+/// Try what works here: each engine (copy, pipe, aio, sockmap, segment) on sockets of its own.
 ///
 /// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
 /// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
@@ -81,8 +82,9 @@ pub(crate) struct RelayArgs {
     /// Where to connect each of them to.
     pub(crate) target: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), or, experimental, by
-    /// BPF programs in the kernel: sockmap (redirect) or segment (translate TCP segments).
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
+    /// comparison), or, experimental, by BPF programs in the kernel: sockmap (redirect) or segment
+    /// (translate TCP segments).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
@@ -95,6 +97,46 @@ pub(crate) struct RelayArgs {
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 
+    /// How long a client waits for its connection to the target, all its addresses together.
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
+    pub(crate) connect_timeout: Duration,
+
+    /// Write a line of JSON to this file (- is standard output) for every connection that has
+    /// ended.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) access_log: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) life: LifeArgs,
+}
+
+/// Give every byte that comes to LISTEN back to who sent it: each connection is spliced to itself.
+///
+/// Addresses, signals and the exit status are those of 'spliced relay'. What a client has sent
+/// and not taken back is bounded; its end of stream is answered behind all of its bytes.
+#[derive(Args, Debug)]
+pub(crate) struct EchoArgs {
+    /// Where to accept connections.
+    pub(crate) listen: Address,
+
+    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)) or aio (one
+    /// io_submit(2) reads and writes). An engine that needs two sockets is refused.
+    #[arg(long, default_value_t, value_name = "ENGINE")]
+    pub(crate) engine: EngineChoice,
+
+    /// Poll the network device for up to 10 ms before sleeping: SO_BUSY_POLL on every connection,
+    /// and the same for the wait of the event loops (Linux 6.9 on). It has an effect where the
+    /// device can be polled (NAPI), which loopback cannot.
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+
+    #[command(flatten)]
+    pub(crate) life: LifeArgs,
+}
+
+/// How many there are, and how long they live.
+#[derive(Args, Debug)]
+pub(crate) struct LifeArgs {
     /// Threads, each with an event loop and a listening socket of its own [default: one per CPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
@@ -104,10 +146,6 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) idle_timeout: Option<Duration>,
 
-    /// How long a client waits for its connection to the target, all its addresses together.
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
-    pub(crate) connect_timeout: Duration,
-
     /// Accept no more than this many connections at once; others wait in the listener's backlog
     /// [default: no limit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -116,11 +154,6 @@ pub(crate) struct RelayArgs {
     /// How long to let connections end by themselves after SIGTERM or SIGINT.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
-
-    /// Write a line of JSON to this file (- is standard output) for every connection that has
-    /// ended.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) access_log: Option<PathBuf>,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

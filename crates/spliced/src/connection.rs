@@ -26,6 +26,7 @@ use crate::access_log::Entry;
 use crate::live::Alive;
 use crate::place::Place;
 use crate::relay::Relay;
+use crate::target::Target;
 
 const CLIENT: u8 = 0;
 const TARGET: u8 = 1;
@@ -63,7 +64,9 @@ enum State {
 struct Record {
     id: u64,
     client: Option<Place>,
+    /// What it was connected to.
     target: Option<Place>,
+    wanted: Arc<Target>,
     accepted_at: Instant,
     relay: Arc<Relay>,
     _alive: Alive,
@@ -75,6 +78,7 @@ impl Connection {
         client_kind: Kind,
         peer: Option<Place>,
         alive: Alive,
+        target: Arc<Target>,
         relay: Arc<Relay>,
     ) -> Self {
         let now = Instant::now();
@@ -85,7 +89,7 @@ impl Connection {
             client_readiness: Readiness::WRITABLE,
             target: None,
             target_readiness: Readiness::NONE,
-            places: relay.target.places(),
+            places: target.places(),
             place: 0,
             state: State::Connecting,
             last_error: None,
@@ -94,6 +98,7 @@ impl Connection {
                 id,
                 client: peer,
                 target: None,
+                wanted: target,
                 accepted_at: now,
                 relay: Arc::clone(&relay),
                 _alive: alive,
@@ -229,7 +234,7 @@ impl Connection {
         }
         self.abandon_target();
         if let Some(record) = self.record.take() {
-            let target = &self.relay.target.address;
+            let target = &record.wanted.address;
             self.relay.target_unreachable.make(|held_back| {
                 tracing::warn!(
                     "connection {} to {target} was reset: {why}{}",
@@ -347,7 +352,7 @@ impl Record {
                 .unwrap_or_default(),
             target: match &self.target {
                 Some(place) => place.to_string(),
-                None => self.relay.target.address.to_string(),
+                None => self.wanted.address.to_string(),
             },
             engine: outcome.map(|outcome| outcome.engine.as_str()),
             why_engine: outcome

@@ -11,12 +11,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname, listen, sockopt};
-use splice::{Address, Context, Interest, Kind, Readiness, SegmentSize, Step, Task};
+use splice::{
+    Address, Context, Endpoint, Interest, Kind, Readiness, SegmentSize, Step, Task, set_busy_poll,
+};
 
 use crate::connection::Connection;
+use crate::echo;
 use crate::live::Alive;
 use crate::place::{Place, keep_urgent_bytes};
-use crate::relay::Relay;
+use crate::relay::{Goal, Relay};
 
 /// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`, which is
 /// 4096 since Linux 5.4.
@@ -74,6 +77,15 @@ impl Listening {
             }
             None => Ok(listening),
         }
+    }
+
+    /// Has the connections poll the device before they sleep: they take the option over from the
+    /// socket that they are accepted on (`sk_clone`).
+    pub(crate) fn set_busy_poll(&self, time: Duration) -> Result<()> {
+        for socket in self.by_thread.iter().flatten() {
+            set_busy_poll(socket, time)?;
+        }
+        Ok(())
     }
 
     fn add_tcp(&mut self, place: Place, threads: usize, fits: Option<SegmentSize>) -> Result<()> {
@@ -285,7 +297,14 @@ impl Listener {
                 if kind == Kind::Unix {
                     keep_urgent_bytes(&client);
                 }
-                cx.spawn(Box::new(Connection::new(client, kind, peer, alive, relay)));
+                match &self.relay.goal {
+                    Goal::Target(target) => {
+                        let target = Arc::clone(target);
+                        let connection = Connection::new(client, kind, peer, alive, target, relay);
+                        cx.spawn(Box::new(connection));
+                    }
+                    Goal::Client => echo::spawn(cx, Endpoint::prepared(client, kind), alive, relay),
+                }
                 true
             }
             Err(errno) => match Failure::of(errno) {

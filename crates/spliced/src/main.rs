@@ -1,13 +1,14 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
-//! What was typed ([`cli`]) becomes what is meant: a [`relay`], which runs until a signal, or the
-//! [`doctor`], who tries what works here.
+//! What was typed ([`cli`]) becomes what is meant: a [`relay`], to a target or back to the client
+//! ([`echo`]), which runs until a signal, or the [`doctor`], who tries what works here.
 
 mod access_log;
 mod cli;
 mod complaint;
 mod connection;
 mod doctor;
+mod echo;
 mod listener;
 mod live;
 mod place;
@@ -35,7 +36,8 @@ fn main() -> ExitCode {
     };
     start_diagnostics(cli.log);
     let result = match cli.command {
-        Command::Relay(args) => relay::run(args),
+        Command::Relay(args) => relay::run(args.into()),
+        Command::Echo(args) => relay::run(args.into()),
         Command::Doctor(args) => doctor::run(&args),
     };
     match result {

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -13,10 +14,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use splice::{EngineChoice, EngineName, EventLoop, Kind, Limits, Options, Remote, Waker};
+use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options, Remote, Waker};
 
 use crate::access_log::{self, AccessLog};
-use crate::cli::RelayArgs;
+use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
 use crate::complaint::Complaint;
 use crate::listener::{Listener, Listening, client_kind};
 use crate::live::Live;
@@ -24,7 +25,7 @@ use crate::target::Target;
 
 /// What all threads of a relay share.
 pub(crate) struct Relay {
-    pub(crate) target: Arc<Target>,
+    pub(crate) goal: Goal,
     pub(crate) client_kind: Kind,
     pub(crate) options: Options,
     pub(crate) connect_timeout: Duration,
@@ -37,6 +38,56 @@ pub(crate) struct Relay {
     pub(crate) target_unreachable: Complaint,
     pub(crate) engine_refused: Complaint,
 }
+
+/// Where a client's bytes go.
+pub(crate) enum Goal {
+    Target(Arc<Target>),
+    /// Back to it.
+    Client,
+}
+
+/// What a relay is to do.
+pub(crate) struct Plan {
+    listen: Address,
+    /// `None`: back to the client.
+    target: Option<Address>,
+    engine: EngineChoice,
+    connect_timeout: Duration,
+    access_log: Option<PathBuf>,
+    busy_poll: Option<Duration>,
+    life: LifeArgs,
+}
+
+impl From<RelayArgs> for Plan {
+    fn from(args: RelayArgs) -> Self {
+        Self {
+            listen: args.listen,
+            target: Some(args.target),
+            engine: args.engine,
+            connect_timeout: args.connect_timeout,
+            access_log: args.access_log,
+            busy_poll: None,
+            life: args.life,
+        }
+    }
+}
+
+impl From<EchoArgs> for Plan {
+    fn from(args: EchoArgs) -> Self {
+        Self {
+            listen: args.listen,
+            target: None,
+            engine: args.engine,
+            connect_timeout: Duration::ZERO,
+            access_log: None,
+            busy_poll: args.busy_poll.then_some(BUSY_POLL),
+            life: args.life,
+        }
+    }
+}
+
+/// What the echo servers of 2019 asked for ("SOCKMAP - TCP splicing of the future").
+const BUSY_POLL: Duration = Duration::from_millis(10);
 
 impl Relay {
     pub(crate) fn writes_access_log(&self) -> bool {
@@ -69,41 +120,55 @@ enum Event {
 ///
 /// # Errors
 /// What keeps it from starting, or made a loop fail.
-pub(crate) fn run(args: RelayArgs) -> Result<()> {
-    raise_descriptor_limit(args.max_connections);
-    let threads = args.threads.map_or_else(
+pub(crate) fn run(plan: Plan) -> Result<()> {
+    raise_descriptor_limit(plan.life.max_connections);
+    if let EngineChoice::Only(engine) = plan.engine
+        && plan.target.is_none()
+    {
+        engine.can_echo()?;
+    }
+    let threads = plan.life.threads.map_or_else(
         || thread::available_parallelism().map_or(1, usize::from),
         usize::from,
     );
     let (sender, events) = mpsc::channel();
     // Until there is something to be undone, such as a socket's file, a signal ends it at once.
     let ends_at_once = watch_signals(sender.clone())?;
-    let target = Target::new(args.target)?;
-    let (log, log_sender) = args
+    let goal = match plan.target {
+        Some(address) => Goal::Target(Target::new(address)?),
+        None => Goal::Client,
+    };
+    let (log, log_sender) = plan
         .access_log
         .as_deref()
         .map(AccessLog::open)
         .transpose()?
         .unzip();
     ends_at_once.store(false, Ordering::Relaxed);
-    let fits = (args.engine == EngineChoice::Only(EngineName::Segment))
-        .then(|| target.segment_size())
-        .flatten();
-    let mut listening = Listening::on(&args.listen, threads, fits)?;
+    let fits = match &goal {
+        Goal::Target(target) if plan.engine == EngineChoice::Only(EngineName::Segment) => {
+            target.segment_size()
+        }
+        _ => None,
+    };
+    let mut listening = Listening::on(&plan.listen, threads, fits)?;
+    if let Some(time) = plan.busy_poll {
+        listening.set_busy_poll(time)?;
+    }
     let relay = Arc::new(Relay {
-        target,
+        goal,
         client_kind: client_kind(&listening.places),
         options: Options {
-            engine: args.engine,
+            engine: plan.engine,
             limits: Limits {
-                idle_timeout: args.idle_timeout,
+                idle_timeout: plan.life.idle_timeout,
                 ..Limits::default()
             },
             ..Options::default()
         },
-        connect_timeout: args.connect_timeout,
+        connect_timeout: plan.connect_timeout,
         access_log: log_sender,
-        live: Live::new(args.max_connections),
+        live: Live::new(plan.life.max_connections),
         next_id: AtomicU64::new(0),
         cut_short: AtomicU64::new(0),
         shortage: Complaint::default(),
@@ -112,20 +177,25 @@ pub(crate) fn run(args: RelayArgs) -> Result<()> {
     });
     let workers = std::mem::take(&mut listening.by_thread)
         .into_iter()
-        .map(|sockets| Worker::start(sockets, listening.shared, &relay, &sender))
+        .map(|sockets| Worker::start(sockets, listening.shared, &relay, plan.busy_poll, &sender))
         .collect::<Result<Vec<_>>>()?;
-    if let EngineChoice::Only(engine @ (EngineName::Sockmap | EngineName::Segment)) = args.engine {
+    if let EngineChoice::Only(engine @ (EngineName::Sockmap | EngineName::Segment)) = plan.engine {
         tracing::warn!(
             "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
         );
     }
     for place in &listening.places {
-        tracing::info!("listening on {place}, relaying to {}", relay.target.address);
+        match &relay.goal {
+            Goal::Target(target) => {
+                tracing::info!("listening on {place}, relaying to {}", target.address);
+            }
+            Goal::Client => tracing::info!("listening on {place}, giving back what comes"),
+        }
     }
 
     let ended = match events.recv() {
         Ok(Event::LoopFailed(error)) => Err(error),
-        _ => drain(&relay, &workers, &sender, &events, args.drain_timeout),
+        _ => drain(&relay, &workers, &sender, &events, plan.life.drain_timeout),
     };
     drop(listening);
     // From here on nobody takes a signal any more, and a log that takes no more lines, such as a
@@ -207,6 +277,7 @@ impl Worker {
         sockets: Vec<OwnedFd>,
         shared: bool,
         relay: &Arc<Relay>,
+        busy_poll: Option<Duration>,
         events: &Sender<Event>,
     ) -> Result<Self> {
         let (ready, started) = mpsc::channel();
@@ -218,6 +289,11 @@ impl Worker {
                     Ok(event_loop) => event_loop,
                     Err(error) => return drop(ready.send(Err(error))),
                 };
+                if let Some(time) = busy_poll
+                    && let Err(error) = event_loop.set_busy_poll(time)
+                {
+                    tracing::warn!("{error}; only reads poll the device");
+                }
                 let listeners: Vec<_> = sockets
                     .into_iter()
                     .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))

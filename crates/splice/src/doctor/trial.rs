@@ -108,7 +108,7 @@ const REPORT: &str = "report it with this kernel's release";
 
 /// Whether the kernel moves the bytes of the engine's pairs by itself.
 pub(super) fn is_in_kernel(engine: EngineName) -> bool {
-    !matches!(engine, EngineName::Copy | EngineName::Pipe)
+    matches!(engine, EngineName::Sockmap | EngineName::Segment)
 }
 
 /// A pair that is being joined, with the two peers that talk through it.

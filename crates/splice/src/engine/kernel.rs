@@ -42,7 +42,7 @@ use crate::task::Task;
 /// What an engine may use of its pair during a turn. `directions[i]` reads from `ends[i]` and
 /// writes to `ends[1 - i]`.
 pub(crate) struct Grip<'a> {
-    pub(crate) ends: &'a mut [Endpoint; 2],
+    pub(crate) ends: [&'a Endpoint; 2],
     pub(crate) directions: &'a mut [Direction; 2],
     /// The most that each of the four socket buffers may grow to, in bytes.
     pub(crate) buffer_bytes: usize,
@@ -107,7 +107,7 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
 
     /// The pair ends: returns exactly what the kernel has given to each direction's target, and
     /// takes back everything that it has in the kernel. Both sockets are closed right after it.
-    fn release(&mut self, ends: &[Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2];
+    fn release(&mut self, ends: [&Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2];
 
     /// Both sockets are closed. What has to stay on the loop for a while, if anything.
     fn closed(&mut self, _reason: Reason) -> Option<Box<dyn Task>> {

@@ -1,10 +1,12 @@
 //! The engines: ways of moving bytes from one socket to another.
 //!
-//! `copy` and `pipe` move them in user space's hands: each is a [`Carrier`], and
+//! `copy`, `pipe` and `aio` move them in user space's hands: each is a [`Carrier`], and
 //! [`Direction`](crate::direction::Direction) drives whichever a direction uses. `sockmap` moves
 //! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
-pub(crate) mod copy;
+pub(crate) mod aio;
+pub(crate) mod buffer;
+mod copy;
 pub(crate) mod kernel;
 pub(crate) mod pipe;
 pub(crate) mod segment;
@@ -14,6 +16,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -27,6 +30,9 @@ pub enum EngineName {
     Copy,
     /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
     Pipe,
+    /// Linux AIO: one `io_submit(2)` reads a message and writes it. For comparison; never picked
+    /// by itself.
+    Aio,
     /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
     /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
@@ -37,13 +43,20 @@ pub enum EngineName {
 
 impl EngineName {
     /// All engines, the cheapest to set up first.
-    pub const ALL: [Self; 4] = [Self::Copy, Self::Pipe, Self::Sockmap, Self::Segment];
+    pub const ALL: [Self; 5] = [
+        Self::Copy,
+        Self::Pipe,
+        Self::Aio,
+        Self::Sockmap,
+        Self::Segment,
+    ];
 
     /// The name as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
             Self::Pipe => "pipe",
+            Self::Aio => "aio",
             Self::Sockmap => "sockmap",
             Self::Segment => "segment",
         }
@@ -58,6 +71,7 @@ impl EngineName {
         match self {
             Self::Copy => Ok(()),
             Self::Pipe => pipe::probe(),
+            Self::Aio => aio::Context::new().map(drop),
             Self::Sockmap => sockmap::probe(),
             Self::Segment => segment::ground::Ground::here()
                 .map(drop)
@@ -70,6 +84,24 @@ impl EngineName {
             ErrorKind::EngineRefused,
             format!("engine {self} cannot be used: {why}"),
         )
+    }
+}
+
+impl EngineName {
+    /// Whether the engine can splice a socket to itself, whatever this process may do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub fn can_echo(self) -> Result<()> {
+        let why = match self {
+            Self::Copy | Self::Pipe | Self::Aio => return Ok(()),
+            Self::Sockmap => "its verdict sends to the other socket of a pair",
+            Self::Segment => "it translates the segments of one connection into those of another",
+        };
+        Err(Error::new(
+            ErrorKind::EngineRefused,
+            format!("engine {self} cannot splice a socket to itself: {why}; choose another"),
+        ))
     }
 }
 
@@ -140,14 +172,29 @@ pub(crate) enum Filled {
     End,
 }
 
+impl Filled {
+    /// What a read of a socket brought that asked for `wanted` bytes.
+    pub(crate) fn by_read(count: usize, wanted: usize) -> Self {
+        match count {
+            0 => Self::End,
+            count if count < wanted => Self::Last(count),
+            count => Self::Some(count),
+        }
+    }
+}
+
 /// Carries bytes from a source to a destination; what it has taken and not yet given is "in
 /// hand".
 pub(crate) trait Carrier {
     /// Takes at most `at_most` bytes (not zero) from the source. Called with nothing in hand.
+    ///
+    /// `onward` is the destination where it may take bytes: a carrier that can give what it takes
+    /// in the same system call does, and tells with the next [`drain`](Self::drain) how that went.
     fn fill(
         &mut self,
         source: BorrowedFd<'_>,
         at_most: usize,
+        onward: Option<BorrowedFd<'_>>,
     ) -> std::result::Result<Filled, Errno>;
 
     /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
@@ -160,9 +207,10 @@ pub(crate) trait Carrier {
 /// What the pairs of one loop share.
 #[derive(Debug, Default)]
 pub(crate) struct Carriers {
-    pub(crate) buffers: copy::Buffers,
+    pub(crate) buffers: buffer::Buffers,
     pub(crate) pipes: pipe::Pipes,
     pub(crate) segments: segment::ground::Standing,
+    aio: Option<Arc<aio::Context>>,
     pairs: usize,
 }
 
@@ -172,13 +220,24 @@ impl Carriers {
         self.pairs += 1;
     }
 
-    /// A pair has given back what it had. When it was the last one nothing is kept, whatever other
-    /// tasks the loop goes on with: pipes are a scarce good of the whole user.
+    /// The loop's AIO context, made for the first pair that needs it.
+    pub(crate) fn aio(&mut self) -> Result<Arc<aio::Context>> {
+        if let Some(context) = &self.aio {
+            return Ok(Arc::clone(context));
+        }
+        let context = aio::Context::new()?;
+        self.aio = Some(Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// A pair has given back what it had. When it was the last one no buffer or pipe is
+    /// kept, whatever other tasks the loop goes on with: pipes are a scarce good of the whole user.
     pub(crate) fn leave(&mut self) {
         self.pairs -= 1;
         if self.pairs == 0 {
             *self = Self {
                 segments: std::mem::take(&mut self.segments),
+                aio: self.aio.take(),
                 ..Self::default()
             };
         }

@@ -197,7 +197,12 @@ fn behind_zero(source: BorrowedFd<'_>) -> Result<Filled, Errno> {
 }
 
 impl Carrier for Pipe {
-    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+        _onward: Option<BorrowedFd<'_>>,
+    ) -> Result<Filled, Errno> {
         debug_assert_eq!(self.held, 0, "EAGAIN would be ambiguous");
         let wanted = at_most.min(CAPACITY_BYTES);
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;

@@ -30,7 +30,7 @@ impl Pair {
     }
 
     pub(super) fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
-        let (Some(kernel), Some(ends)) = (&mut self.kernel, &mut self.ends) else {
+        let (Some(kernel), Some(ends)) = (&mut self.kernel, &self.ends) else {
             return Step::Wait;
         };
         if !self.heard {
@@ -43,7 +43,7 @@ impl Pair {
             }
         }
         let turn = kernel.turn(&mut Grip {
-            ends,
+            ends: ends.sides(),
             directions: &mut self.directions,
             buffer_bytes: self.shares.buffer_bytes,
             byte_limit: self.byte_limit,
@@ -96,7 +96,7 @@ impl Pair {
             Watch::Stream => Interest::STREAM,
             Watch::Ends => Interest::ENDS,
         };
-        for (source, end) in self.ends.iter().flatten().enumerate() {
+        for (source, end) in self.each_end().iter().enumerate() {
             if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
                 let (side, errno) = (Side::BOTH[source], errno_of(&error));
                 return Some(Reason::Failed { side, errno });
@@ -121,10 +121,10 @@ impl Pair {
         if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
             return Step::Wait;
         }
-        let Some([a, b]) = &self.ends else {
+        let Some(ends) = &self.ends else {
             return Step::Done;
         };
-        match Sockmap::new([a, b]) {
+        match Sockmap::new(ends.sides()) {
             Ok(sockmap) => {
                 self.kernel = Some(Box::new(sockmap));
                 self.pump(cx)
@@ -141,7 +141,7 @@ impl Pair {
         self.segment_tried = true;
         // Loading the program takes its time, which the other pairs of the loop wait for.
         let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
-        if self.ends.iter().flatten().any(unfit) {
+        if self.each_end().iter().any(unfit) {
             self.declined = Some(Box::new("segment: an end is not a TCP connection".into()));
             return;
         }

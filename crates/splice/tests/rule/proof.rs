@@ -9,7 +9,7 @@ use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
 
 use crate::support::alone::alone;
-use crate::support::contestant::{COPY, Contestant, PIPE, SEGMENT};
+use crate::support::contestant::{AIO, COPY, Contestant, PIPE, SEGMENT};
 use crate::support::driven::DrivenLoop;
 use crate::support::mix::Mix;
 use crate::support::patience::{QUIET, until};
@@ -56,7 +56,7 @@ fn round_trips(Joined { a, b, .. }: &Joined, numbers: Range<u64>) {
 }
 
 /// Waits until the loop's thread sits in its wait.
-fn wait_asleep(calls: &mut SystemCalls) {
+pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     until("the loop waits", || {
         let ended = calls.sum_ended(&WAITING);
         calls.sum_begun(&WAITING) == ended + 1
@@ -77,8 +77,8 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         round_trips(&joined, 1..1 + ROUND_TRIPS);
         wait_asleep(calls);
         let after = counted(calls);
-        let [reads, writes, splices, waits] =
-            [0, 1, 2, 3].map(|index: usize| after[index] - before[index]);
+        let [reads, writes, splices, submits, waits] =
+            [0, 1, 2, 3, 4].map(|index: usize| after[index] - before[index]);
         let messages = 2 * ROUND_TRIPS;
         if engine.choice == PIPE.choice {
             // In, out, and in again to see that there is no more.
@@ -89,7 +89,13 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
             // A UNIX stream is read again: a short read of it proves nothing.
             let unix = mix.kinds().into_iter().filter(|kind| *kind == Kind::Unix);
             let wanted = messages + ROUND_TRIPS * unix.count() as u64;
-            assert_eq!([reads, writes, splices], [wanted, messages, 0]);
+            if engine.choice == AIO.choice {
+                // What each came to is read from the ring.
+                assert_eq!([reads, writes, splices, submits], [0, 0, 0, wanted]);
+                assert_eq!(calls.begun("io_getevents"), 0);
+            } else {
+                assert_eq!([reads, writes, splices], [wanted, messages, 0]);
+            }
         }
         // A UNIX stream tells its writer of each read (`unix_write_space`), one wake-up more.
         let wakes = if mix.kinds().contains(&Kind::Unix) {
@@ -104,10 +110,12 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
     });
 }
 
-fn counted(calls: &mut SystemCalls) -> [u64; 4] {
+/// Reads, writes, splices, submits and waits so far.
+pub(crate) fn counted(calls: &mut SystemCalls) -> [u64; 5] {
     let waits = calls.sum_begun(&WAITING);
-    let [reads, writes, splices] = ["recvfrom", "sendto", "splice"].map(|name| calls.begun(name));
-    [reads, writes, splices, waits]
+    let [reads, writes, splices, submits] =
+        ["recvfrom", "sendto", "splice", "io_submit"].map(|name| calls.begun(name));
+    [reads, writes, splices, submits, waits]
 }
 
 pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
@@ -149,6 +157,14 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             EngineChoice::Only(EngineName::Pipe) => {
                 assert!(splices > 0);
                 assert_eq!(copied_at_most, 0, "{carried:?}");
+            }
+            EngineChoice::Only(EngineName::Aio) => {
+                assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");
+                assert_eq!(calls.begun("io_getevents"), 0);
+                // Read and write of a block went together, but where the receiver's buffer was full.
+                let submits = calls.begun("io_submit");
+                eprintln!("{submits} times io_submit");
+                assert!(submits > 0);
             }
             EngineChoice::Auto => {
                 assert!(splices > 0);

@@ -30,6 +30,11 @@ pub(crate) const PIPE: Contestant = Contestant {
     ..COPY
 };
 
+pub(crate) const AIO: Contestant = Contestant {
+    choice: EngineChoice::Only(EngineName::Aio),
+    ..COPY
+};
+
 pub(crate) const SOCKMAP: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Sockmap),
     kinds: &[Kind::Tcp4, Kind::Tcp6],

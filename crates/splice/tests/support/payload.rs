@@ -4,6 +4,9 @@ use std::sync::OnceLock;
 
 use crate::support::random::{Random, run_seed};
 
+/// What is written at once is never cut by the end of the block, in bytes.
+const LARGEST_PIECE_BYTES: usize = 256 << 10;
+
 /// The stream repeats after this many bytes: a prime, so that a piece lost or doubled by any
 /// buffer's size shifts what follows.
 const PERIOD_BYTES: usize = 4_194_319;
@@ -17,11 +20,12 @@ fn block() -> &'static [u8] {
     static BLOCK: OnceLock<Vec<u8>> = OnceLock::new();
     BLOCK.get_or_init(|| {
         let mut random = Random::of_run(0);
-        let mut bytes = Vec::with_capacity(PERIOD_BYTES + 8);
+        let mut bytes = Vec::with_capacity(PERIOD_BYTES + LARGEST_PIECE_BYTES);
         while bytes.len() < PERIOD_BYTES {
             bytes.extend_from_slice(&random.next().to_ne_bytes());
         }
         bytes.truncate(PERIOD_BYTES);
+        bytes.extend_from_within(..LARGEST_PIECE_BYTES);
         bytes
     })
 }
@@ -34,10 +38,11 @@ impl Payload {
         }
     }
 
-    /// Bytes from `position` on: `at_most`, or fewer where the block ends.
+    /// Bytes from `position` on: `at_most`, or, where that is more than `LARGEST_PIECE_BYTES`, perhaps
+    /// fewer.
     pub(crate) fn piece(&self, position: u64, at_most: usize) -> &'static [u8] {
         let from = ((self.start as u64 + position) % PERIOD_BYTES as u64) as usize;
-        let to = (from + at_most).min(PERIOD_BYTES);
+        let to = (from + at_most).min(PERIOD_BYTES + LARGEST_PIECE_BYTES);
         &block()[from..to]
     }
 

@@ -7,11 +7,13 @@ use std::sync::OnceLock;
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
 
-/// What the counts are about: every call that can carry bytes between a socket and a process, the
-/// one that goes past it, and the ones that wait.
+/// What the counts are about: every call that can carry bytes between a socket and a process, and
+/// the ones that wait.
 pub(crate) const CARRYING: [&str; 8] = [
     "recvfrom", "recvmsg", "read", "readv", "sendto", "sendmsg", "write", "writev",
 ];
+/// What carries them past these.
+const ENGINES: [&str; 3] = ["splice", "io_submit", "io_getevents"];
 pub(crate) const WAITING: [&str; 3] = ["epoll_wait", "epoll_pwait", "epoll_pwait2"];
 
 pub(crate) struct SystemCalls {
@@ -67,7 +69,7 @@ impl SystemCalls {
 fn identifiers() -> &'static BTreeMap<String, u64> {
     static IDENTIFIERS: OnceLock<BTreeMap<String, u64>> = OnceLock::new();
     IDENTIFIERS.get_or_init(|| {
-        let enter = CARRYING.iter().chain(&WAITING).chain(&["splice"]);
+        let enter = CARRYING.iter().chain(&ENGINES).chain(&WAITING);
         let names: Vec<_> = enter
             .map(|name| format!("sys_enter_{name}"))
             .chain(WAITING.iter().map(|name| format!("sys_exit_{name}")))

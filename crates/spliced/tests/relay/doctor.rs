@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use netlab::{Namespace, Need, Process, Scratch, available, present, program};
+use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::relay::{BINARY, command, output};
@@ -103,13 +104,13 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// The doctor with this system call refused to it, where that can be had.
-fn doctor_without(call: u32) -> Option<Command> {
+/// The doctor to whom this system call gives this error, where that can be had.
+fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
     // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
-    // number; is it this one; EPERM; allow (linux/seccomp.h, linux/filter.h).
+    // number; is it this one; the error; allow (linux/seccomp.h, linux/filter.h).
     const SCRIPT: &str = r#"
-        my ($prctl, $call) = splice(@ARGV, 0, 2);
-        my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50001, 0x06,0,0,0x7fff0000);
+        my ($prctl, $call, $errno) = splice(@ARGV, 0, 3);
+        my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50000|$errno, 0x06,0,0,0x7fff0000);
         my $filter = pack("SCCL" x 4, @filter);
         syscall($prctl+0, 22, 2, pack("Sx6P", 4, $filter)) == 0 or die "prctl: $!";
         exec(@ARGV) or die "exec: $!";
@@ -118,9 +119,9 @@ fn doctor_without(call: u32) -> Option<Command> {
     if !available(Need::Root) || !present("perl", perl) {
         return None;
     }
-    let prctl = PRCTL.to_string();
-    let call = call.to_string();
-    Some(doctor_by("perl", &["-e", SCRIPT, &prctl, &call]))
+    let [prctl, call] = [PRCTL, call].map(|number| number.to_string());
+    let errno = errno.raw_os_error().to_string();
+    Some(doctor_by("perl", &["-e", SCRIPT, &prctl, &call, &errno]))
 }
 
 /// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
@@ -129,12 +130,14 @@ const IS_X86: bool = cfg!(target_arch = "x86_64");
 const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
 const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
 const BPF: u32 = if IS_X86 { 321 } else { 280 };
+const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
 
 #[test]
 fn everything_works_for_who_has_every_right() {
     let report = report(&mut command(&["doctor", "--json"]));
     assert_eq!(verdict(&report, "copy"), "yes");
     assert_eq!(verdict(&report, "pipe"), "yes");
+    assert_eq!(verdict(&report, "aio"), "yes");
     if !available(Need::Bpf) {
         return;
     }
@@ -304,7 +307,7 @@ fn pipes_that_are_short_are_told_with_what_makes_them_so() {
 
 #[test]
 fn a_filter_that_forbids_bpf_is_named() {
-    let Some(mut command) = doctor_without(BPF) else {
+    let Some(mut command) = doctor_without(BPF, Errno::PERM) else {
         return;
     };
     if !available(Need::Bpf) {
@@ -320,7 +323,7 @@ fn a_filter_that_forbids_bpf_is_named() {
 
 #[test]
 fn a_filter_that_forbids_splice_costs_the_pipe_only() {
-    let Some(mut command) = doctor_without(SPLICE) else {
+    let Some(mut command) = doctor_without(SPLICE, Errno::PERM) else {
         return;
     };
     let report = report(&mut command);
@@ -328,6 +331,23 @@ fn a_filter_that_forbids_splice_costs_the_pipe_only() {
     let (reason, remedy) = refusal(&report, "pipe");
     assert!(reason.contains("not permitted"), "{reason}");
     assert!(remedy.contains("splice(2)"), "{remedy}");
+}
+
+#[test]
+fn what_keeps_aio_from_working_is_told_apart() {
+    for (errno, why, remedy) in [
+        (Errno::NOSYS, "no Linux AIO", "CONFIG_AIO"),
+        (Errno::AGAIN, "used up fs.aio-max-nr", "raise it"),
+        (Errno::PERM, "not permitted", "allow io_setup(2)"),
+    ] {
+        let Some(mut command) = doctor_without(IO_SETUP, errno) else {
+            return;
+        };
+        let report = report(&mut command);
+        assert_eq!(verdict(&report, "copy"), "yes");
+        let told = refusal(&report, "aio");
+        assert!(told.0.contains(why) && told.1.contains(remedy), "{told:?}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod server;
 
 mod access_log;
 mod doctor;
+mod echo;
 mod flow;
 mod listening;
 mod load;

@@ -81,16 +81,19 @@ impl Relay {
         Self::spawn(&mut command(&arguments))
     }
 
+    /// Gives back what comes to `listen`.
+    pub(crate) fn echo(listen: &str, options: &[&str]) -> Self {
+        Self::spawn(&mut command(&[&["echo", listen], options].concat()))
+    }
+
     /// Starts `command`, and waits until it listens.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut relay = Self::spawn_silent(command);
         let line = relay.wait_told("listening on ");
         let after = line.split_once("listening on ").expect("found above").1;
-        after
-            .split_once(", relaying to ")
-            .expect("where it relays to")
-            .0
-            .clone_into(&mut relay.address);
+        // What it does with whom it accepts comes behind.
+        let (address, _) = after.split_once(", ").expect("where it listens");
+        address.clone_into(&mut relay.address);
         relay
     }
 

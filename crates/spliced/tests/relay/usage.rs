@@ -74,6 +74,12 @@ fn wrong_usage_is_one_sentence_and_status_2() {
         (&["--engine"], &["--engine"]),
         (&["--warp"], &["'--warp'"]),
         (&["third"], &["'third'"]),
+        (&["echo"], &["<LISTEN>"]),
+        (&["echo", "127.0.0.1:0", "127.0.0.1:1"], &["'127.0.0.1:1'"]),
+        (
+            &["echo", "127.0.0.1:0", "--engine", "smoke"],
+            &["--engine", "\"smoke\"", "auto, copy or pipe"],
+        ),
         (&["--threads", "0"], &["--threads", "1..=1024"]),
         (&["--threads", "x"], &["--threads", "'x'"]),
         (&["--max-connections", "0"], &["--max-connections", "1.."]),

@@ -148,7 +148,7 @@ impl Segment {
     }
 
     /// Has the pair's segments watched, or says why not.
-    fn begin(&mut self, ends: &[Endpoint; 2]) -> Result<(), Obstacle> {
+    fn begin(&mut self, ends: [&Endpoint; 2]) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
         for (end, cookie) in ends.iter().zip(&mut self.cookies) {
             match end.kind() {
@@ -184,14 +184,14 @@ impl Segment {
         // It was empty: a pair begins once.
         let _ = self.gauge.flow.set(Arc::new(flow));
         // Should this process die, the peers must not take a FIN for the end of the stream.
-        ends.iter().for_each(Endpoint::reset_on_close);
+        ends.into_iter().for_each(Endpoint::reset_on_close);
         reached("watching");
         self.phase = Phase::Watching;
         Ok(())
     }
 
     /// Sees how far the change-over has come, and takes the next step.
-    fn look(&mut self, ends: &[Endpoint; 2], loads: [Load; 2]) -> Progress {
+    fn look(&mut self, ends: [&Endpoint; 2], loads: [Load; 2]) -> Progress {
         let Some(flow) = self.gauge.flow.get().map(Arc::clone) else {
             return Progress::Refused("the pair has not begun".into());
         };
@@ -223,7 +223,7 @@ impl Segment {
     fn watch(
         &mut self,
         flow: &Flow,
-        ends: &[Endpoint; 2],
+        ends: [&Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
@@ -277,7 +277,7 @@ impl Segment {
     }
 
     /// Makes both peers send a segment, so that the program sees one.
-    fn probe(&mut self, ends: &[Endpoint; 2]) {
+    fn probe(&mut self, ends: [&Endpoint; 2]) {
         if std::mem::replace(&mut self.probed, true) {
             return;
         }
@@ -292,7 +292,7 @@ impl Segment {
     fn overlap(
         &mut self,
         flow: &Flow,
-        ends: &[Endpoint; 2],
+        ends: [&Endpoint; 2],
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
@@ -444,7 +444,7 @@ impl KernelEngine for Segment {
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
         let turn = self.step(grip);
         if matches!(turn, Turn::Declined(_) | Turn::Refused(_)) && self.phase == Phase::Watching {
-            grip.ends.iter().for_each(Endpoint::end_on_close);
+            grip.ends.into_iter().for_each(Endpoint::end_on_close);
         }
         turn
     }
@@ -463,10 +463,10 @@ impl KernelEngine for Segment {
         now.checked_sub(flow.idle_for())
     }
 
-    fn release(&mut self, ends: &[Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
+    fn release(&mut self, ends: [&Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
         if matches!(self.phase, Phase::Watching | Phase::Overlap) {
             // Where both streams have come to their ends through the sockets, these end them.
-            ends.iter().for_each(Endpoint::end_on_close);
+            ends.into_iter().for_each(Endpoint::end_on_close);
         }
         self.gauge.moved_bytes()
     }

@@ -131,7 +131,7 @@ impl Lane {
         if self.state != State::ByHand || !grip.directions[index].is_at_rest() {
             return Ok(false);
         }
-        match peek(&grip.ends[index]) {
+        match peek(grip.ends[index]) {
             Err(Errno::AGAIN) => Ok(true),
             // Bytes or an end of stream came since; pump once more.
             Ok(_) | Err(Errno::INTR) => {
@@ -190,7 +190,7 @@ impl Lane {
         self.state = State::InKernel;
         // What came before the insertion waits in the receive queue; a look at it makes TCP run
         // the program on it (`tcp_bpf_recvmsg_parser`).
-        match peek(&grip.ends[number]) {
+        match peek(grip.ends[number]) {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
         }
@@ -294,7 +294,7 @@ impl Lane {
         number: usize,
         moved: u64,
     ) -> Result<bool, Reason> {
-        let source = &grip.ends[number];
+        let source = grip.ends[number];
         let seen = shared
             .inspect(self.back_cookie)
             .map_err(|errno| failed(number, errno))?;

@@ -164,14 +164,14 @@ impl Sockmap {
         let cookie = |end: &Endpoint| {
             socket_cookie(end).map_err(|errno| format!("a socket has no cookie: {errno}"))
         };
-        let [a, b] = &*grip.ends;
+        let [a, b] = grip.ends;
         let cookies = [cookie(a)?, cookie(b)?];
         let lanes = [
             Lane::new(cookies[0], cookies[1]),
             Lane::new(cookies[1], cookies[0]),
         ];
         for (index, lane) in lanes.iter().enumerate() {
-            let inserted = lane.insert_target(&self.shared, &grip.ends[1 - index]);
+            let inserted = lane.insert_target(&self.shared, grip.ends[1 - index]);
             if let Err(errno) = inserted {
                 lanes
                     .iter()
@@ -179,7 +179,7 @@ impl Sockmap {
                 return Err(refusal(errno));
             }
         }
-        for (end, direction) in grip.ends.iter_mut().zip(&mut *grip.directions) {
+        for (end, direction) in grip.ends.iter().zip(&mut *grip.directions) {
             end.fix_buffers(grip.buffer_bytes);
             direction.copy_only();
         }
@@ -263,13 +263,13 @@ impl KernelEngine for Sockmap {
         now.checked_sub(Duration::from_nanos(clock_ns.saturating_sub(last_ns)))
     }
 
-    fn release(&mut self, ends: &[Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2] {
+    fn release(&mut self, ends: [&Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2] {
         let mut moved = [0, 0];
         for (index, lane) in self.lanes.iter().enumerate() {
             moved[index] = lane.pushed(&self.shared, &directions[index]);
         }
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.remove(&self.shared, &ends[index]);
+            lane.remove(&self.shared, ends[index]);
             // The entry belongs to nobody now.
             self.gauge.indices[index].store(0, Ordering::Release);
         }

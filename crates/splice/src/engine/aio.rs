@@ -1,0 +1,603 @@
+//! `aio`: Linux AIO. One `io_submit(2)` reads a message and writes it.
+//!
+//! ```text
+//!             ┌───────────── one io_submit ─────────────┐
+//! socket a ──read──▶ buffer ──writev──▶ socket b
+//!             │                  ▲ its iovec: where, how many
+//!             └── completion ────┘ in the ring, which the process has mapped
+//! ```
+//!
+//! A write needs to know how much there is, and the read that tells is in the same system call. But
+//! a completion (`struct io_event`) is `data`, `obj`, `res`, `res2`: `obj` is the address of the
+//! request that it belongs to, `res` the number of bytes. Seen from `obj` on that is a `struct
+//! iovec`, and a true one where the request lies at the beginning of the buffer that it reads into.
+//! So the write is a `writev` with the place in the ring where the read's completion is going to
+//! be. It stands on this (`fs/aio.c`, 4.19 to 6.18):
+//!
+//! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own.
+//! - A socket's read or write is over when it returns, be it with `EAGAIN`: only `-EIOCBQUEUED`
+//!   leaves one under way (`aio_rw_done`), and no stream socket returns that.
+//! - The completion is in the ring before the next request is looked at (`iocb_put`, at the end of
+//!   `io_submit_one`).
+//! - A read that failed has a negative number for a length, with which no `writev` is made
+//!   (`copy_iovec_from_user`, `EINVAL`): `io_submit` then tells of one request instead of two.
+//!
+//! A context is tried on a socket of its own first. Where the ring is not of the shape that is
+//! known here, or the trial goes wrong, read and write are two calls each, `io_submit` and
+//! `io_getevents`. Waiting for a socket is left to the loop's epoll in any case.
+#![allow(
+    unsafe_code,
+    reason = "system calls without a wrapper and a ring that the kernel maps; see the SAFETY comments"
+)]
+
+use std::ffi::c_long;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+
+use super::buffer::Buffer;
+use super::{Carrier, Filled};
+use crate::error::{Error, ErrorKind};
+use crate::socket_option::last_error;
+
+/// How many requests may be under way: the read of a message and the write of it. Each counts
+/// against `fs.aio-max-nr`.
+const REQUESTS: usize = 2;
+
+/// A request, `struct iocb` of `linux/aio_abi.h`, as bytes: a buffer of bytes begins with it.
+type Request = [u8; 64];
+
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_PWRITEV: u16 = 8;
+
+/// No waiting (`linux/fs.h`, for sockets 6.5 on), and no SIGPIPE (6.18 on).
+const RWF_NOWAIT: u32 = 0x08;
+const RWF_NOSIGNAL: u32 = 0x100;
+
+/// What the mapped ring begins with, `struct aio_ring`.
+#[repr(C)]
+struct RingHeader {
+    _id: u32,
+    slots: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    _compatible: u32,
+    incompatible: u32,
+    header_bytes: u32,
+}
+
+const RING_MAGIC: u32 = 0xa10a_10a1;
+
+impl RingHeader {
+    fn is_known(&self) -> bool {
+        self.magic == RING_MAGIC
+            && self.incompatible == 0
+            && self.header_bytes as usize == size_of::<Self>()
+    }
+}
+
+/// What a request came to, `struct io_event`; the ring's header is followed by them.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Completion {
+    data: AtomicU64,
+    obj: AtomicU64,
+    res: AtomicI64,
+    _res2: AtomicI64,
+}
+
+const _: () = assert!(size_of::<RingHeader>() == 32 && size_of::<Completion>() == 32);
+
+/// What a read or write came to, in bytes: a single one moves less than 2 GiB (`MAX_RW_COUNT`).
+type Moved = Result<u32, Errno>;
+
+/// A loop's AIO context.
+///
+/// It is kept as long as the loop: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
+/// some 30 ms.
+#[derive(Debug)]
+pub(crate) struct Context(Mutex<Requests>);
+
+#[derive(Debug)]
+struct Requests {
+    /// What the kernel knows the context by: the address of its ring.
+    id: usize,
+    /// The ring has the shape that is known here.
+    known_ring: bool,
+    /// A write can be told by the ring how much there is.
+    chained: bool,
+    flags: u32,
+}
+
+impl Context {
+    /// Makes one and tries it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason and the remedy.
+    pub(crate) fn new() -> crate::Result<Arc<Self>> {
+        let requests = Requests::new().map_err(refused)?;
+        Ok(Arc::new(Self(Mutex::new(requests))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        // No request is under way between two calls, whatever became of the caller.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(errno: Errno) -> Error {
+    let (why, remedy) = match errno {
+        Errno::NOSYS => (
+            "this kernel has no Linux AIO".into(),
+            "use one that is built with CONFIG_AIO",
+        ),
+        Errno::AGAIN => (
+            "the contexts of all processes have used up fs.aio-max-nr".into(),
+            "raise it",
+        ),
+        errno => (
+            format!("an AIO context cannot be made: {errno}"),
+            match errno {
+                Errno::MFILE => "raise RLIMIT_NOFILE",
+                Errno::NOMEM => "make memory free, or raise RLIMIT_AS where it is set",
+                _ => {
+                    "allow io_setup(2), io_submit(2) and io_getevents(2) in the sandbox that this \
+                      process is in"
+                }
+            },
+        ),
+    };
+    let context = format!("engine aio cannot be used: {why}");
+    Error::new(ErrorKind::EngineRefused, context).with_remedy(remedy)
+}
+
+impl Requests {
+    fn new() -> Result<Self, Errno> {
+        let mut id: usize = 0;
+        let most = REQUESTS as c_long;
+        // SAFETY: the kernel writes the context's id, a `long`, into `id`.
+        called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
+        let mut requests = Self {
+            id,
+            known_ring: false,
+            chained: false,
+            flags: 0,
+        };
+        requests.known_ring = requests.header().is_known();
+        requests.try_out()?;
+        Ok(requests)
+    }
+
+    /// Finds out what this kernel can do, on a socket that is spliced to itself.
+    fn try_out(&mut self) -> Result<(), Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (peer, socket) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let mut memory = vec![0; 4096];
+        self.flags = RWF_NOWAIT | RWF_NOSIGNAL;
+        match self.pass(socket.as_fd(), &mut memory, 1, None) {
+            // Unknown to this kernel; 4.12 and older have no such field.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => self.flags = 0,
+            tried => drop(tried?),
+        }
+        if !self.known_ring {
+            return Ok(());
+        }
+        self.chained = true;
+        let empty = self.pass(socket.as_fd(), &mut memory, 1, Some(socket.as_fd()))?;
+        send(&peer, b"ab", SendFlags::NOSIGNAL)?;
+        let full = self.pass(socket.as_fd(), &mut memory, 2, Some(socket.as_fd()))?;
+        let mut came = [0; 16];
+        let came = match recv(&peer, &mut came, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => &came[..count],
+            Err(_) => &[],
+        };
+        self.chained =
+            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && came == b"ab";
+        Ok(())
+    }
+
+    /// Reads at most `wanted` bytes (no more than `memory` has) into `memory`, and, where it can be
+    /// done in the same system call, writes what has come onward.
+    fn pass(
+        &mut self,
+        source: BorrowedFd<'_>,
+        memory: &mut [u8],
+        wanted: usize,
+        onward: Option<BorrowedFd<'_>>,
+    ) -> Result<(Moved, Option<Moved>), Errno> {
+        assert!(wanted <= memory.len() && memory.len() >= size_of::<Request>());
+        let start = memory.as_mut_ptr();
+        let read = self.request(0, IOCB_CMD_PREAD, source, start.expose_provenance(), wanted);
+        memory[..read.len()].copy_from_slice(&read);
+        let Some(onward) = onward.filter(|_| self.chained) else {
+            // SAFETY: `memory` begins with a request, which reads no more into it than it has.
+            let [read, _] = unsafe { self.submit(&mut [start]) }?;
+            return Ok((read.unwrap_or(Err(Errno::IO)), None));
+        };
+        // Nothing is under way, so the next completion is that of the read.
+        let slot = self.slot(self.header().tail.load(Ordering::Acquire));
+        // A write that does not find the read's completion there must not take an old one for it.
+        slot.res.store(-1, Ordering::Release);
+        let iovec = (&raw const slot.obj).expose_provenance();
+        let mut write = self.request(1, IOCB_CMD_PWRITEV, onward, iovec, 1);
+        // SAFETY: as above; and what the write finds as its iovec is `memory` and the number of
+        // bytes that were read into it, or a negative number.
+        let [read, written] = unsafe { self.submit(&mut [start, write.as_mut_ptr()]) }?;
+        Ok((read.unwrap_or(Err(Errno::IO)), written))
+    }
+
+    fn write(&mut self, destination: BorrowedFd<'_>, bytes: &[u8]) -> Moved {
+        let start = bytes.as_ptr().expose_provenance();
+        let mut write = self.request(0, IOCB_CMD_PWRITE, destination, start, bytes.len());
+        // SAFETY: the kernel reads the request and `bytes`, which outlive the call.
+        let [written, _] = unsafe { self.submit(&mut [write.as_mut_ptr()]) }?;
+        written.unwrap_or(Err(Errno::IO))
+    }
+
+    /// Its fields by their place in `struct iocb`; the others are zero.
+    fn request(
+        &self,
+        data: u64,
+        opcode: u16,
+        fd: BorrowedFd<'_>,
+        address: usize,
+        count: usize,
+    ) -> Request {
+        // `aio_key` and `aio_rw_flags` change places with the order of bytes.
+        const RW_FLAGS: usize = if cfg!(target_endian = "little") {
+            12
+        } else {
+            8
+        };
+        let mut request = [0; 64];
+        request[0..8].copy_from_slice(&data.to_ne_bytes());
+        request[RW_FLAGS..RW_FLAGS + 4].copy_from_slice(&self.flags.to_ne_bytes());
+        request[16..18].copy_from_slice(&opcode.to_ne_bytes());
+        request[20..24].copy_from_slice(&fd.as_raw_fd().to_ne_bytes());
+        request[24..32].copy_from_slice(&(address as u64).to_ne_bytes());
+        request[32..40].copy_from_slice(&(count as u64).to_ne_bytes());
+        request
+    }
+
+    /// Submits requests, at most two, and returns what each came to; `None` for one that was not
+    /// accepted. Fails when the first one was not.
+    ///
+    /// # Safety
+    /// Each pointer leads to a [`Request`] for a socket, whose data is its index, and the memory
+    /// that it reads from or writes to is valid for that until this returns. None is under way
+    /// then: a socket's are over when io_submit(2) returns, and were it otherwise, their
+    /// completions are waited for.
+    unsafe fn submit(&mut self, requests: &mut [*mut u8]) -> Result<[Option<Moved>; 2], Errno> {
+        let count = requests.len() as c_long;
+        // SAFETY: the caller's promise; the array of pointers outlives the call.
+        let result =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.id, count, requests.as_mut_ptr()) };
+        let submitted = match called(result) {
+            // Not a socket that is empty, but no memory for a request (`aio_get_req`).
+            Err(Errno::AGAIN) => return Err(Errno::NOMEM),
+            submitted => submitted?,
+        };
+        let mut results = [None; REQUESTS];
+        for _ in 0..submitted {
+            let (data, result) = self.completion()?;
+            if let Some(place) = results.get_mut(data as usize) {
+                *place = Some(moved(result));
+            }
+        }
+        Ok(results)
+    }
+
+    /// The next completion: which request, and its result.
+    fn completion(&mut self) -> Result<(u64, i64), Errno> {
+        if self.known_ring {
+            let header = self.header();
+            let head = header.head.load(Ordering::Relaxed);
+            if head != header.tail.load(Ordering::Acquire) {
+                let slot = self.slot(head);
+                let completion = (
+                    slot.data.load(Ordering::Relaxed),
+                    slot.res.load(Ordering::Relaxed),
+                );
+                header.head.store(self.behind(head), Ordering::Release);
+                return Ok(completion);
+            }
+        }
+        let mut completion = Completion::default();
+        let (one, timeout): (c_long, _) = (1, ptr::null_mut::<libc::timespec>());
+        loop {
+            // SAFETY: the kernel writes at most one completion, into one of that shape.
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_io_getevents,
+                    self.id,
+                    one,
+                    one,
+                    &raw mut completion,
+                    timeout,
+                )
+            };
+            match called(result) {
+                Ok(1) => {
+                    return Ok((completion.data.into_inner(), completion.res.into_inner()));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn behind(&self, slot: u32) -> u32 {
+        let next = slot + 1;
+        if next < self.header().slots { next } else { 0 }
+    }
+
+    fn header(&self) -> &RingHeader {
+        // SAFETY: the id is the address of the ring (`ioctx_alloc`), which is mapped, a page at
+        // least, until the context is destroyed, that is as long as `self`. What the kernel
+        // changes in the header is atomic here.
+        unsafe { &*ptr::with_exposed_provenance(self.id) }
+    }
+
+    fn slot(&self, index: u32) -> &Completion {
+        assert!(index < self.header().slots);
+        let behind_header = self.id + size_of::<RingHeader>();
+        let address = behind_header + index as usize * size_of::<Completion>();
+        // SAFETY: the ring has `slots` completions behind its header, and all of it is mapped as
+        // long as `self`. Every field is atomic.
+        unsafe { &*ptr::with_exposed_provenance(address) }
+    }
+}
+
+impl Drop for Requests {
+    fn drop(&mut self) {
+        // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+    }
+}
+
+/// What the result of a completion means.
+fn moved(result: i64) -> Moved {
+    u32::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as i32))
+}
+
+/// What the result of a system call means.
+fn called(result: c_long) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| last_error())
+}
+
+/// A buffer and the context by which it is filled and drained.
+#[derive(Debug)]
+pub(crate) struct Block {
+    buffer: Buffer,
+    context: Arc<Context>,
+    /// What the write came to that went with the read.
+    written: Option<Moved>,
+}
+
+impl Block {
+    pub(crate) fn new(buffer: Buffer, context: Arc<Context>) -> Self {
+        Self {
+            buffer,
+            context,
+            written: None,
+        }
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    pub(crate) fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
+
+impl Carrier for Block {
+    fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+        onward: Option<BorrowedFd<'_>>,
+    ) -> Result<Filled, Errno> {
+        debug_assert!(self.written.is_none());
+        let memory = self.buffer.space(usize::MAX);
+        let wanted = at_most.min(memory.len());
+        let (read, written) = self.context.lock().pass(source, memory, wanted, onward)?;
+        match read {
+            Ok(count) => {
+                let count = count as usize;
+                self.buffer.took(count);
+                // At the end of the stream nothing was written.
+                self.written = written.filter(|_| count > 0);
+                Ok(Filled::by_read(count, wanted))
+            }
+            Err(Errno::AGAIN) => Ok(Filled::Empty),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn drain(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let count = match self.written.take() {
+            Some(written) => written?,
+            None => {
+                let mut context = self.context.lock();
+                context.write(destination, self.buffer.bytes())?
+            }
+        };
+        self.buffer.gave(count as usize);
+        Ok(count as usize)
+    }
+
+    fn held(&self) -> usize {
+        self.buffer.held()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::engine::buffer::{Buffers, Size};
+
+    fn pair() -> (UnixStream, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        (near, far)
+    }
+
+    fn block(context: &Arc<Context>) -> Block {
+        Block::new(
+            Buffers::default().take(Size::default()),
+            Arc::clone(context),
+        )
+    }
+
+    /// What `block` does with what it finds in a socket and one that takes it.
+    fn carries(block: &mut Block) {
+        let (mut sender, source) = pair();
+        let (mut receiver, destination) = pair();
+        let onward = Some(destination.as_fd());
+        let mut came = [0; 16];
+        // More often than a ring has slots.
+        for round in 0..1000 {
+            assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::Empty));
+            assert_eq!(block.held(), 0);
+            let message = &b"0123456789abcdef"[..1 + round % 16];
+            sender.write_all(message).unwrap();
+            let filled = block.fill(source.as_fd(), 16, onward).unwrap();
+            assert_eq!(filled, Filled::by_read(message.len(), 16));
+            assert_eq!(block.held(), message.len());
+            assert_eq!(block.drain(destination.as_fd()), Ok(message.len()));
+            assert_eq!(block.held(), 0);
+            let count = receiver.read(&mut came).unwrap();
+            assert_eq!(&came[..count], message);
+        }
+        sender.write_all(b"abc").unwrap();
+        // Not beyond what is allowed, and not onward unless it is told to.
+        assert_eq!(block.fill(source.as_fd(), 2, None), Ok(Filled::Some(2)));
+        assert_eq!(block.drain(destination.as_fd()), Ok(2));
+        assert_eq!(block.fill(source.as_fd(), 2, onward), Ok(Filled::Last(1)));
+        assert_eq!(block.drain(destination.as_fd()), Ok(1));
+        let count = receiver.read(&mut came).unwrap();
+        assert_eq!(&came[..count], b"abc");
+
+        sender.write_all(b"lost").unwrap();
+        drop(receiver);
+        assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::Last(4)));
+        assert_eq!(block.drain(destination.as_fd()), Err(Errno::PIPE));
+        assert_eq!(block.held(), 4, "not given");
+        let mut block = Block::new(
+            Buffers::default().take(Size::default()),
+            block.context.clone(),
+        );
+        drop(sender);
+        assert_eq!(block.fill(source.as_fd(), 16, onward), Ok(Filled::End));
+    }
+
+    #[test]
+    fn reads_and_writes_in_one_call() {
+        let context = Context::new().unwrap();
+        assert!(context.lock().known_ring && context.lock().chained);
+        carries(&mut block(&context));
+    }
+
+    #[test]
+    fn goes_on_where_the_ring_is_not_known() {
+        let context = Context::new().unwrap();
+        {
+            let mut requests = context.lock();
+            (requests.known_ring, requests.chained) = (false, false);
+        }
+        carries(&mut block(&context));
+    }
+
+    #[test]
+    fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
+        let context = Context::new().unwrap();
+        let (mut sender, source) = pair();
+        let (mut receiver, destination) = pair();
+        let mut block = block(&context);
+        let mut given = 0;
+        let mut full = false;
+        while !full {
+            sender.write_all(&[7; 4096]).unwrap();
+            let filled = block.fill(source.as_fd(), 4096, Some(destination.as_fd()));
+            assert_eq!(filled, Ok(Filled::Some(4096)));
+            while block.held() > 0 && !full {
+                match block.drain(destination.as_fd()) {
+                    Ok(count) => given += count,
+                    Err(errno) => {
+                        assert_eq!(errno, Errno::AGAIN);
+                        full = true;
+                    }
+                }
+            }
+        }
+        let left = block.held();
+        assert!(left > 0);
+        receiver.read_exact(&mut vec![0; given]).unwrap();
+        assert_eq!(block.drain(destination.as_fd()), Ok(left));
+    }
+
+    #[test]
+    fn a_ring_of_another_shape_is_not_read() {
+        let header = || RingHeader {
+            _id: 0,
+            slots: 127,
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            magic: RING_MAGIC,
+            _compatible: 1,
+            incompatible: 0,
+            header_bytes: 32,
+        };
+        assert!(header().is_known());
+        assert!(
+            !RingHeader {
+                magic: 1,
+                ..header()
+            }
+            .is_known()
+        );
+        assert!(
+            !RingHeader {
+                incompatible: 1,
+                ..header()
+            }
+            .is_known()
+        );
+        assert!(
+            !RingHeader {
+                header_bytes: 40,
+                ..header()
+            }
+            .is_known()
+        );
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_what_to_do() {
+        for (errno, why) in [
+            (Errno::NOSYS, "no Linux AIO"),
+            (Errno::AGAIN, "fs.aio-max-nr"),
+            (Errno::PERM, "Operation not permitted"),
+        ] {
+            let error = refused(errno);
+            assert_eq!(error.kind(), ErrorKind::EngineRefused);
+            assert!(
+                error.to_string().contains(why) && error.remedy().is_some(),
+                "{error}"
+            );
+        }
+    }
+}

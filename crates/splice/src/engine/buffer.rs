@@ -1,0 +1,121 @@
+//! A buffer: what holds a direction's bytes where they pass through the process's memory.
+//!
+//! It belongs to a direction only while bytes are in it. The loop keeps a few to hand out, the one
+//! used last first, since it is still in the CPU's cache.
+
+/// What a direction reads at a time, in bytes: it begins with the first and goes up one when a
+/// read fills the buffer. 4 KiB is the page that a short message touches; beyond 256 KiB the
+/// buffer no longer fits the second-level cache of common CPUs.
+const SIZES_BYTES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+
+/// How many buffers of each size a loop keeps when no direction has bytes in hand: a turn uses
+/// one at a time, the others are those of receivers that have just become ready again.
+const KEPT_OF_EACH_SIZE: usize = 4;
+
+/// The buffers that a loop has to hand out.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    free: [Vec<Box<[u8]>>; SIZES_BYTES.len()],
+}
+
+impl Buffers {
+    pub(crate) fn take(&mut self, size: Size) -> Buffer {
+        let memory = self.free[size.0 as usize]
+            .pop()
+            .unwrap_or_else(|| vec![0; SIZES_BYTES[size.0 as usize]].into_boxed_slice());
+        Buffer {
+            memory,
+            start: 0,
+            end: 0,
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, buffer: Buffer) {
+        let free = &mut self.free[buffer.size().0 as usize];
+        if free.len() < KEPT_OF_EACH_SIZE {
+            free.push(buffer.memory);
+        }
+    }
+}
+
+/// How much a direction reads at a time: an index into `SIZES_BYTES`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size(u8);
+
+impl Size {
+    fn larger(self) -> Self {
+        Self((self.0 + 1).min(SIZES_BYTES.len() as u8 - 1))
+    }
+}
+
+/// A buffer with bytes in hand. Small, since each direction has room for one.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    memory: Box<[u8]>,
+    start: u32,
+    end: u32,
+}
+
+impl Buffer {
+    /// It has the size that the next read should have.
+    pub(crate) fn suits_next(&self) -> bool {
+        self.next_size() == self.size()
+    }
+
+    fn size(&self) -> Size {
+        let fits = |bytes: &usize| *bytes >= self.memory.len();
+        let place = SIZES_BYTES.iter().position(fits);
+        Size(place.unwrap_or(SIZES_BYTES.len() - 1) as u8)
+    }
+
+    /// Where the next read may write, at most `at_most` bytes of it; nothing is in hand then.
+    pub(crate) fn space(&mut self, at_most: usize) -> &mut [u8] {
+        let wanted = at_most.min(self.memory.len());
+        &mut self.memory[..wanted]
+    }
+
+    /// A read has brought this many bytes.
+    pub(crate) fn took(&mut self, count: usize) {
+        (self.start, self.end) = (0, count as u32);
+    }
+
+    /// What is in hand.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.memory[self.start as usize..self.end as usize]
+    }
+
+    /// A write has taken this many bytes.
+    pub(crate) fn gave(&mut self, count: usize) {
+        self.start += count as u32;
+    }
+
+    /// What to take for the next read.
+    pub(crate) fn next_size(&self) -> Size {
+        if self.end as usize == self.memory.len() {
+            self.size().larger()
+        } else {
+            self.size()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Buffers, KEPT_OF_EACH_SIZE, Size};
+
+    #[test]
+    fn the_largest_grows_no_further() {
+        let largest = (0..10).fold(Size::default(), |size, _| size.larger());
+        assert_eq!(largest.larger(), largest);
+    }
+
+    #[test]
+    fn a_loop_keeps_a_few_buffers_and_no_more() {
+        let mut buffers = Buffers::default();
+        let taken: Vec<_> = (0..100).map(|_| buffers.take(Size::default())).collect();
+        taken
+            .into_iter()
+            .for_each(|buffer| buffers.give_back(buffer));
+        assert_eq!(buffers.free[0].len(), KEPT_OF_EACH_SIZE);
+    }
+}

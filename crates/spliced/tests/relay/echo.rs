@@ -1,0 +1,143 @@
+//! `spliced echo`: every connection is spliced to itself.
+
+use std::thread;
+use std::time::Duration;
+
+use netlab::Scratch;
+use rustix::net::sockopt;
+use rustix::process::Signal;
+
+use crate::patience::until_at_rest;
+use crate::payload::Payload;
+use crate::peer::{End, Peer};
+use crate::relay::{Relay, command, held_bytes};
+use crate::server::Server;
+use crate::usage::complaint;
+
+const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "aio"];
+const SOME_BYTES: u64 = 3_000_000;
+
+/// Sends `count` bytes from `position` on and takes them back.
+fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
+    thread::scope(|scope| {
+        scope.spawn(|| client.send(payload, position, count));
+        client.expect(payload, position, count);
+    });
+}
+
+#[test]
+fn every_byte_and_the_end_of_the_stream_come_back() {
+    let scratch = Scratch::new("echo").expect("a directory");
+    let unix = format!("unix:{}/echo", scratch.path().display());
+    for engine in ENGINES {
+        for listen in ["127.0.0.1:0", "[::1]:0", &unix] {
+            let mut echo = Relay::echo(listen, &["--engine", engine]);
+            let client = Peer::connect(&echo.address);
+            let payload = Payload::new(70);
+            exchange(&client, payload, 0, SOME_BYTES);
+            client.send(payload, SOME_BYTES, 1000);
+            client.end_stream();
+            let came = client.read_to_end(payload, SOME_BYTES);
+            assert_eq!(came, (1000, End::OfStream), "{engine} on {listen}");
+            echo.terminate();
+        }
+    }
+}
+
+#[test]
+fn many_clients_have_their_own_bytes_back_at_once() {
+    const CLIENTS: u64 = 300;
+    for engine in ENGINES {
+        let echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--threads", "2"]);
+        let before = echo.descriptors();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let client = Peer::connect(&echo.address);
+                client.send(Payload::new(number), 0, 500);
+                client
+            })
+            .collect();
+        for (client, number) in clients.iter().zip(0..) {
+            client.expect(Payload::new(number), 0, 500);
+            exchange(client, Payload::new(number), 500, 20_000);
+        }
+        drop(clients);
+        echo.wait_descriptors(before);
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_is_held_within_the_bound() {
+    const BOUND_BYTES: usize = 16 << 20;
+    const QUIET: Duration = Duration::from_millis(300);
+    for engine in ENGINES {
+        let echo = Relay::echo("127.0.0.1:0", &["--engine", engine]);
+        let client = Peer::connect(&echo.address);
+        let payload = Payload::new(71);
+        exchange(&client, payload, 0, 48 << 20);
+        let before_bytes = echo.resident_bytes();
+        let mut sent = 48 << 20;
+        until_at_rest(QUIET, || {
+            sent += client.send_what_fits(payload, sent);
+            sent
+        });
+        let own = echo.resident_bytes().saturating_sub(before_bytes) as usize;
+        let held = held_bytes(&echo.connected_sockets(1)) + echo.piped_bytes() + own;
+        assert!(
+            (100_000..BOUND_BYTES).contains(&held),
+            "{engine}: {held} bytes"
+        );
+        client.expect(payload, 48 << 20, sent - (48 << 20));
+        exchange(&client, payload, sent, 1000);
+    }
+}
+
+#[test]
+fn a_reset_ends_one_connection_and_a_signal_all() {
+    for engine in ENGINES {
+        let mut echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--log", "debug"]);
+        let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
+        exchange(&gone, Payload::new(72), 0, 1000);
+        gone.reset();
+        echo.wait_told("1000 bytes back: reset by A");
+        exchange(&client, Payload::new(73), 0, 1000);
+        echo.signal(Signal::TERM);
+        echo.wait_told("no longer accepting; 1 connections");
+        exchange(&client, Payload::new(73), 1000, 1000);
+        echo.signal(Signal::INT);
+        client.expect_reset();
+        assert_eq!(echo.wait_end().code(), Some(1));
+    }
+}
+
+#[test]
+fn its_connections_do_not_wait_for_more_and_poll_when_asked_to() {
+    /// `SO_BUSY_POLL`, of `asm-generic/socket.h`.
+    const WANTED: [(&[&str], u32); 2] = [(&[], 0), (&["--busy-poll"], 10_000)];
+    for (options, microseconds) in WANTED {
+        let echo = Relay::echo("127.0.0.1:0", options);
+        let client = Peer::connect(&echo.address);
+        exchange(&client, Payload::new(74), 0, 1000);
+        let sockets = echo.connected_sockets(1);
+        assert!(sockopt::tcp_nodelay(&sockets[0]).expect("TCP_NODELAY"));
+        let polls = splice::busy_poll(&sockets[0]).expect("SO_BUSY_POLL");
+        assert_eq!(polls, Duration::from_micros(microseconds.into()));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_sentence() {
+    for engine in ["segment", "sockmap"] {
+        let arguments = ["echo", "127.0.0.1:0", "--engine", engine];
+        let sentence = complaint(&mut command(&arguments), 2);
+        for part in [engine, "cannot splice a socket to itself", "choose another"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+    let taken = Server::new();
+    let sentence = complaint(&mut command(&["echo", &taken.address]), 1);
+    let parts = [taken.address.as_str(), "in use", "choose another"];
+    for part in parts {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
