@@ -69,14 +69,16 @@ static __always_inline void advance_acked(struct segment_side *side, __u32 ack, 
 
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
- * expects next. Everything else is for the endpoint to judge, which asks back (RFC 5961).
+ * expects next, or, where its sender's window has shrunk, at the end of that (tcp_acceptable_seq),
+ * which it was told in steps. Everything else is for the endpoint to judge, which asks back
+ * (RFC 5961).
  */
 static __always_inline bool is_accepted_reset(const struct segment *s,
 					      const struct segment_side *side,
 					      const struct segment_side *other)
 {
 	return s->seq == side->high_seq || s->seq == other->high_ack + other->ack_delta ||
-	       s->seq + side->seq_delta == other->edge;
+	       other->edge - (s->seq + side->seq_delta) < 1U << (side->own_scale & 15);
 }
 
 /*
@@ -163,7 +165,9 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 		if (side->marks & other->marks & SEGMENT_FIN_ACKED) {
 			copy = 0;
 		} else if (is_accepted_reset(s, side, other)) {
-			__sync_fetch_and_or(&side->marks, SEGMENT_RST);
+			/* The other peer's answer to it is none of its own. */
+			if (!(other->marks & SEGMENT_RST))
+				__sync_fetch_and_or(&side->marks, SEGMENT_RST);
 			copy = COPY_RST;
 			if (state == SEGMENT_SPLICED) {
 				prolong(flow, 0);

@@ -219,7 +219,8 @@ impl Pair {
                     errno,
                 }) => {
                     let side = if at_destination { from.other() } else { from };
-                    reason = Some(Reason::fault(side, errno));
+                    let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
+                    reason = Some(reset_by.map_or(Reason::fault(side, errno), Reason::Reset));
                     break;
                 }
             }

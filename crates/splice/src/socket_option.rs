@@ -130,12 +130,7 @@ pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
 
 /// Takes [`ignore_all_but_resets`] back.
 pub(crate) fn ignore_nothing(fd: impl AsFd) -> Result<(), Errno> {
-    set(
-        fd.as_fd(),
-        libc::SOL_SOCKET,
-        libc::SO_DETACH_FILTER,
-        &0i32,
-    )
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
 }
 
 /// The largest window that the socket announces from now on (`TCP_WINDOW_CLAMP`). What it has

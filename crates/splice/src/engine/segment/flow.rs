@@ -127,12 +127,10 @@ impl Flow {
         self.wake();
         self.renew();
         // Should the program have ended the flow meanwhile, it stays so.
-        let _ = self.entry().state.compare_exchange(
-            state::SPLICED,
-            state::OVERLAP,
-            Release,
-            Relaxed,
-        );
+        let _ =
+            self.entry()
+                .state
+                .compare_exchange(state::SPLICED, state::OVERLAP, Release, Relaxed);
     }
 
     fn wake(&self) {

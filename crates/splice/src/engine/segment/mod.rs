@@ -415,13 +415,7 @@ impl Segment {
     }
 
     /// Has a socket promise no more than a part of what the other peer has room for.
-    fn clamp(
-        &mut self,
-        ends: &[Endpoint; 2],
-        found: &SegmentInspection,
-        from: usize,
-        window: u32,
-    ) {
+    fn clamp(&mut self, ends: &[Endpoint; 2], found: &SegmentInspection, from: usize, window: u32) {
         let clamp = window / PROMISE_PART;
         // It goes on as it was where this fails, and the promise will hardly ever fit.
         let _ = socket_option::clamp_window(&ends[from], clamp);
@@ -514,12 +508,7 @@ impl Segment {
     /// Sees that the sockets have stayed as they were when they were put to sleep. A segment that
     /// the program had let pass before Overlap may have reached one only now, and what it has
     /// acknowledged it has to deliver.
-    fn sleep(
-        &mut self,
-        flow: &Flow,
-        ends: &[Endpoint; 2],
-        found: &SegmentInspection,
-    ) -> Progress {
+    fn sleep(&mut self, flow: &Flow, ends: &[Endpoint; 2], found: &SegmentInspection) -> Progress {
         let is_late = |from: usize| {
             let near = &found.socket[from];
             near.flags & has::FOUND != 0 && near.rcv_nxt != flow.side(from).cut.load(Relaxed)
@@ -545,12 +534,10 @@ impl Segment {
         if self.phase != Phase::Spliced {
             return None;
         }
-        let marks = [0, 1].map(|side| flow.marks(side));
-        for side in Side::BOTH {
-            if marks[side.index()] & mark::RST != 0 {
-                return Some(Reason::Reset(side));
-            }
+        if let Some(side) = self.reset_by() {
+            return Some(Reason::Reset(side));
         }
+        let marks = [0, 1].map(|side| flow.marks(side));
         let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
         if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
@@ -625,8 +612,8 @@ impl KernelEngine for Segment {
             Progress::Later(pause) => {
                 next.look_at = Some(grip.now + pause);
                 // What it may read has grown.
-                next.again = self.phase == Phase::Narrow
-                    && grip.directions.iter().any(Direction::can_move);
+                next.again =
+                    self.phase == Phase::Narrow && grip.directions.iter().any(Direction::can_move);
             }
             Progress::Declined(why) => return Turn::Declined(why.into()),
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
@@ -655,6 +642,13 @@ impl KernelEngine for Segment {
     fn moved_at(&self, now: Instant) -> Option<Instant> {
         let flow = self.gauge.flow.get()?;
         now.checked_sub(flow.idle_for())
+    }
+
+    fn reset_by(&self) -> Option<Side> {
+        let flow = self.gauge.flow.get().filter(|_| self.has_taken())?;
+        Side::BOTH
+            .into_iter()
+            .find(|side| flow.marks(side.index()) & mark::RST != 0)
     }
 
     fn release(&mut self, ends: &[Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
