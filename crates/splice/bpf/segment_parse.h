@@ -24,7 +24,7 @@ struct segment {
 	__u32 window;
 	__u32 payload;
 	__u32 sack_delta;
-	__u32 sack_floor;
+	__u32 sack_floor;	/* where sack_clip is set: in the receiver's numbering */
 	__u32 out_device;
 	__u16 mss;
 	__u8 flags;
@@ -121,7 +121,7 @@ static long walk_option(__u32 index, struct walk *walk)
  * Finds timestamps, SACK blocks and the MSS among options that are not just NOP NOP TS. False when the
  * options make no sense.
  */
-static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
+__noinline int find_options(struct __sk_buff *skb, struct segment *s)
 {
 	struct walk walk = { .buffer = scratch() };
 	__u32 length;
@@ -226,6 +226,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 
 		if (option[0] == bpf_htonl(0x0101080a)) {
 			s->has_stamp = s->plain_stamp = 1;
+			s->stamp_at = 2;
 			s->tsval = bpf_ntohl(option[1]);
 			s->tsecr = bpf_ntohl(option[2]);
 		}

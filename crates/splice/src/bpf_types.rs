@@ -102,7 +102,8 @@ pub(crate) struct SegmentFlow {
     pub(crate) serial: AtomicU32,
     pub(crate) deadline_ns: AtomicU64,
     pub(crate) moved_ns: AtomicU64,
-    reserved: [AtomicU64; 5],
+    pub(crate) last_ns: AtomicU64,
+    reserved: [AtomicU64; 4],
     pub(crate) side: [SegmentSide; 2],
 }
 
@@ -110,7 +111,7 @@ pub(crate) struct SegmentFlow {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SegmentGate {
-    pub(crate) overlaps: AtomicU32,
+    pub(crate) awake: AtomicU32,
     pub(crate) behind: AtomicU32,
 }
 

@@ -247,7 +247,9 @@ impl Pair {
                     errno,
                 }) => {
                     let side = if at_destination { to } else { from };
-                    reason = Some(Reason::fault(side, errno));
+                    let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
+                    reason =
+                        Some(reset_by.map_or_else(|| Reason::fault(side, errno), Reason::Reset));
                     break;
                 }
             }

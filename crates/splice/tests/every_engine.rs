@@ -12,6 +12,7 @@
 
 mod support {
     pub(crate) mod alone;
+    pub(crate) mod apart;
     pub(crate) mod contestant;
     pub(crate) mod descriptors;
     pub(crate) mod driven;
@@ -56,6 +57,22 @@ macro_rules! test {
         #[test]
         fn $test() {
             crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+        }
+    };
+    ((apart) $contestant:ident $rule:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            crate::support::apart::apart(&[], || {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
+        }
+    };
+    ((apart_without_stamps) $contestant:ident $rule:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            crate::support::apart::apart(&[("net.ipv4.tcp_timestamps", "0")], || {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
         }
     };
     ((alone) $contestant:ident $rule:ident $test:ident) => {
@@ -157,8 +174,9 @@ contract!(copy, COPY, (always));
 contract!(pipe, PIPE, (always));
 contract!(auto, AUTO, (always));
 contract!(aio, AIO, (always));
-contract!(segment, SEGMENT, (alone));
-contract!(segment_v6, SEGMENT_V6, (alone));
+contract!(segment, SEGMENT, (apart));
+contract!(segment_v6, SEGMENT_V6, (apart));
+contract!(segment_without_stamps, SEGMENT, (apart_without_stamps));
 // Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.
 mod sockmap {
     tests! { (alone) SOCKMAP;

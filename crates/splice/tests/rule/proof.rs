@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
@@ -22,6 +23,9 @@ const ROUND_TRIPS: u64 = 200;
 const MESSAGE_BYTES: u64 = 100;
 const SET_UP_BYTES: u64 = 1 << 20;
 const BULK_BYTES: u64 = 128 << 20;
+
+/// Longer than `segment` waits for the last word of a socket.
+const CHANGED_OVER: Duration = Duration::from_millis(500);
 
 fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
     let (a, near) = Peer::connected(mix.a);
@@ -63,6 +67,22 @@ pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     });
 }
 
+/// The change-over of a pair is over when both sockets have been looked at a last time: after a
+/// quarter of a second in which nothing else happened.
+fn wait_at_rest(engine: &Contestant, calls: &mut SystemCalls) {
+    if engine.choice == SEGMENT.choice {
+        let mut last = (0, Instant::now());
+        until("the loop has been asleep for long", || {
+            let waits = calls.sum_begun(&WAITING);
+            if waits != last.0 {
+                last = (waits, Instant::now());
+            }
+            last.1.elapsed() > CHANGED_OVER
+        });
+    }
+    wait_asleep(calls);
+}
+
 pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
     if !available(Need::Root) {
         return;
@@ -72,7 +92,7 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         let joined = join_on(&driven, engine, mix);
         round_trips(&joined, 0..1);
         let calls = &mut driven.calls;
-        wait_asleep(calls);
+        wait_at_rest(engine, calls);
         let before = counted(calls);
         round_trips(&joined, 1..1 + ROUND_TRIPS);
         wait_asleep(calls);
@@ -196,7 +216,7 @@ pub(crate) fn an_idle_pair_wakes_nobody(engine: &Contestant) {
         let calls = &mut driven.calls;
         // The last read of a UNIX stream's peer is told after it.
         thread::sleep(QUIET);
-        wait_asleep(calls);
+        wait_at_rest(engine, calls);
         let before = calls.sum_begun(&WAITING);
         thread::sleep(QUIET);
         assert_eq!(calls.sum_begun(&WAITING), before);

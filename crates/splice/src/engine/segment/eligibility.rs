@@ -35,6 +35,8 @@ pub(super) struct SidePlan {
     pub(super) flags: u8,
     pub(super) own_scale: u8,
     pub(super) clock: u32,
+    /// The end of the window that the relay's socket has announced.
+    pub(super) promised: u32,
     pub(super) cut: u32,
     pub(super) own_seq: u32,
     pub(super) high_seq: u32,
@@ -204,6 +206,11 @@ pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
     socket.rcv_nxt.wrapping_add_signed(step)
 }
 
+/// The end of the window that a socket has announced to its peer.
+pub(super) fn promised(socket: &SegmentSocket) -> u32 {
+    socket.rcv_wup.wrapping_add(socket.rcv_wnd)
+}
+
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
 pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
     for socket in &found.socket {
@@ -215,6 +222,11 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
         }
         if socket.flags & has::URGENT != 0 {
             return Err(Obstacle::NotNow("urgent data waits"));
+        }
+        if socket.snd_wl1.wrapping_sub(socket.rcv_nxt).cast_signed() > 0 {
+            // Until it is repeated, windows in what comes before it do not count
+            // (`tcp_may_update_window`).
+            return Err(Obstacle::NotNow("a segment beyond a gap was dropped"));
         }
     }
     let delta = |from: usize| {
@@ -248,6 +260,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
             flags,
             own_scale: near.own_scale,
             clock: far.clock,
+            promised: promised(near),
             cut: near.rcv_nxt,
             own_seq: own_seq(near),
             high_seq: near.rcv_nxt,

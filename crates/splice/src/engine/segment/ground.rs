@@ -232,9 +232,9 @@ impl Ground {
         book.free.push_back(slot);
     }
 
-    /// How many flows are in OVERLAP.
-    pub(super) fn overlaps(&self) -> &AtomicU32 {
-        &self.gate.at(0).overlaps
+    /// How many flows have sockets that may still send.
+    pub(super) fn awake(&self) -> &AtomicU32 {
+        &self.gate.at(0).awake
     }
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {

@@ -8,10 +8,19 @@
 //! How a pair gets there while bytes are under way, without a segment lost or held back:
 //!
 //! ```text
-//!             seen, plan made           queues empty, all acknowledged
-//! Watching ─────────────────▶ Overlap ─────────────────────────────────▶ Spliced ──▶ over
-//!     └──────▶ refused
+//!          seen           nothing promised that the       queues empty,
+//!                         other peer has no room for      all acknowledged
+//! Watching ────▶ Narrow ──────────────────────────▶ Overlap ────────────▶ Spliced ──▶ over
+//!     │             │                                  ▲                     │
+//!     └─────────────┴──▶ refused                       └─────────────────────┘
+//!                                                  a late segment reached a socket
 //! ```
+//!
+//! A socket of the relay has promised its peer room, and what the peer sends on the strength of
+//! that may be more than the other peer has room for: it would be dropped there. So in Narrow the
+//! socket is given a smaller window, and no more is read from it than the other peer's window has
+//! room for together with the promise, until both fit. A direction in which nothing is under way
+//! need not wait: its peer hears of the window with the first answer.
 //!
 //! The difference between the two numberings is constant from the moment on from which the relay
 //! adds nothing of its own: with `held` bytes in its hand,
@@ -23,6 +32,8 @@
 pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
+mod linger;
+mod sockets;
 #[cfg(test)]
 mod tests;
 
@@ -39,21 +50,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::sockopt;
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
+use crate::bpf_types::{SegmentInspection, SegmentTuple};
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
-use crate::context::Context;
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
-use crate::socket_option::{self, Repair};
-use crate::task::{Readiness, Step, Task};
-use eligibility::{Obstacle, examine, own_seq, plan, refused, was_seen};
-use flow::{Flow, LINGER, now_ns};
+use crate::socket_option;
+use crate::task::Task;
+use eligibility::{Obstacle, Plan, examine, own_seq, plan, promised, refused, was_seen};
+use flow::Flow;
 use ground::Ground;
+use linger::Linger;
+use sockets::{address_pair, ask, put_to_sleep, tuple_of, wake};
 
 /// How long a pair waits to be seen by the program: a round trip to a far peer, and a repetition.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -64,6 +76,24 @@ const LARGEST_PAUSE: Duration = Duration::from_millis(64);
 
 const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
 
+/// Which part of the receiver's largest window a socket may promise in Narrow: the rest is for
+/// what the other socket still has to deliver.
+const PROMISE_PART: u32 = 8;
+
+/// By how much a peer that has been silent may be promised too much: a first burst of so many
+/// bytes more than the receiver's whole window does not come from one.
+const SURPRISE_BYTES: i64 = 64 << 10;
+
+/// Silence of this length is no gap in a transfer.
+const IDLE: Duration = Duration::from_millis(16);
+
+/// No window is larger (RFC 7323).
+const LARGEST_WINDOW_BYTES: u32 = 1 << 30;
+
+/// How long a socket may still have a word to say after it was put to sleep: an acknowledgement
+/// waits 200 ms at most (`TCP_DELACK_MAX`).
+const LAST_WORD: Duration = Duration::from_millis(250);
+
 /// How often a sleeping pair is looked at, should the call that wakes it have got lost, as any
 /// packet can: often enough that what is over does not pile up, and a wake-up that does not count.
 const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
@@ -72,6 +102,7 @@ const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
 enum Phase {
     New,
     Watching,
+    Narrow,
     Overlap,
     Spliced,
 }
@@ -94,8 +125,10 @@ enum Progress {
     Declined(&'static str),
     /// Stay with what the pair has: it is not of the right kind.
     Refused(Cow<'static, str>),
-    /// Leave the sockets alone from now on.
-    Spliced,
+    /// Leave the sockets alone, and look again after this long.
+    Spliced(Duration),
+    /// A sleeping socket has something to deliver.
+    Woken,
 }
 
 /// Where anyone can read what has gone past the sockets.
@@ -129,6 +162,13 @@ pub(crate) struct Segment {
     pause: Duration,
     probed: bool,
     seq_delta: [u32; 2],
+    /// In Narrow: the most that the sockets promise from now on, in bytes.
+    clamp: [u32; 2],
+    /// In Narrow: how many bytes may be read from each.
+    may_read: [u64; 2],
+    slept_at: Option<Instant>,
+    /// Where the change-over stood at the last look.
+    moved_to: [u32; 2],
 }
 
 impl Segment {
@@ -143,14 +183,18 @@ impl Segment {
             began: Instant::now(),
             pause: SMALLEST_PAUSE,
             probed: false,
+            moved_to: [0; 2],
             seq_delta: [0; 2],
+            clamp: [0; 2],
+            may_read: [0; 2],
+            slept_at: None,
         }
     }
 
     /// Has the pair's segments watched, or says why not.
     fn begin(&mut self, ends: [&Endpoint; 2]) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
-        for (end, cookie) in ends.iter().zip(&mut self.cookies) {
+        for (end, cookie) in ends.into_iter().zip(&mut self.cookies) {
             match end.kind() {
                 Kind::Tcp4 | Kind::Tcp6 => {}
                 Kind::Mptcp => return refused("Multipath TCP has numbers of its own"),
@@ -186,6 +230,8 @@ impl Segment {
         // Should this process die, the peers must not take a FIN for the end of the stream.
         ends.into_iter().for_each(Endpoint::reset_on_close);
         reached("watching");
+        // Getting onto a device can take longer than a pair is waited for.
+        self.began = Instant::now();
         self.phase = Phase::Watching;
         Ok(())
     }
@@ -201,8 +247,27 @@ impl Segment {
         };
         match self.phase {
             Phase::New | Phase::Watching => self.watch(&flow, ends, &found, loads),
+            Phase::Narrow => self.narrow(&flow, ends, &found, loads),
             Phase::Overlap => self.overlap(&flow, ends, &found, loads),
-            Phase::Spliced => Progress::Spliced,
+            Phase::Spliced => self.sleep(&flow, ends, &found),
+        }
+    }
+
+    /// Says how far the directions may read.
+    fn hold(&self, grip: &mut Grip<'_>, progress: &Progress) {
+        for (index, direction) in grip.directions.iter_mut().enumerate() {
+            let may_read = match progress {
+                Progress::Spliced(_) => 0,
+                Progress::Later(_) if self.phase == Phase::Narrow => self.may_read[index],
+                _ => u64::MAX,
+            };
+            direction.hold_at(direction.taken_bytes().saturating_add(may_read));
+        }
+        if self.phase == Phase::Narrow && !matches!(progress, Progress::Later(_)) {
+            for end in grip.ends {
+                // As before; should it fail, the connection keeps its small window.
+                let _ = socket_option::clamp_window(end, LARGEST_WINDOW_BYTES);
+            }
         }
     }
 
@@ -210,6 +275,14 @@ impl Segment {
         let pause = self.pause;
         self.pause = (pause * 2).min(LARGEST_PAUSE);
         Progress::Later(pause)
+    }
+
+    /// Looks often as long as the change-over gets on.
+    fn later_unless_moved(&mut self, to: [u32; 2]) -> Progress {
+        if std::mem::replace(&mut self.moved_to, to) != to {
+            self.pause = SMALLEST_PAUSE;
+        }
+        self.later()
     }
 
     /// Once bytes may go past the sockets there is no way back.
@@ -250,25 +323,145 @@ impl Segment {
                 ));
             }
         }
-        let plan = match plan(found, loads.map(|load| load.held)) {
+        let plan = match self.plan(found, loads) {
             Ok(plan) => plan,
-            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
-            Err(Obstacle::NotNow(why)) => {
-                // It passes; should it not, the pair is well where it is.
-                return if self.began.elapsed() > PATIENCE {
-                    Progress::Declined(why)
-                } else {
-                    Progress::Later(SMALLEST_PAUSE * 2)
-                };
-            }
-            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
+            Err(progress) => return progress,
         };
+        self.seq_delta = plan.sides.map(|side| side.seq_delta);
+        let is_idle = |side: Side| {
+            let from = side.index();
+            self.is_quiet(flow, found, loads, side)
+                && self.promise(found, from) <= self.room(&plan, found, from) + SURPRISE_BYTES
+        };
+        if Side::BOTH.into_iter().all(is_idle) {
+            return self.begin_overlap(flow, ends, &plan, loads);
+        }
+        for from in 0..2 {
+            self.clamp(ends, found, from, found.socket[1 - from].largest_window);
+        }
+        self.phase = Phase::Narrow;
+        self.pause = SMALLEST_PAUSE;
+        self.look(ends, loads)
+    }
+
+    fn plan(&mut self, found: &SegmentInspection, loads: [Load; 2]) -> Result<Plan, Progress> {
+        plan(found, loads.map(|load| load.held)).map_err(|obstacle| match obstacle {
+            Obstacle::Refused(why) => Progress::Refused(why),
+            // It passes; should it not, the pair is well where it is.
+            Obstacle::NotNow(why) if self.began.elapsed() > PATIENCE => Progress::Declined(why),
+            Obstacle::NotNow(_) => Progress::Later(SMALLEST_PAUSE * 2),
+            Obstacle::Ended => Progress::Declined(ENDED_BEFORE),
+        })
+    }
+
+    /// Nothing of this side's stream is under way as far as anybody here knows.
+    fn is_quiet(
+        &self,
+        flow: &Flow,
+        found: &SegmentInspection,
+        loads: [Load; 2],
+        side: Side,
+    ) -> bool {
+        let from = side.index();
+        let noted = flow.marks(from) & mark::NOTED != 0;
+        self.is_empty(found, loads[from], from)
+            && (!noted || flow.side(from).high_seq.load(Relaxed) == found.socket[from].rcv_nxt)
+    }
+
+    /// All that the socket has of this side's stream has arrived at the other peer.
+    fn is_empty(&self, found: &SegmentInspection, load: Load, from: usize) -> bool {
+        let (near, far) = (&found.socket[from], &found.socket[1 - from]);
+        near.copied_seq == near.rcv_nxt
+            && load.held == 0
+            && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
+            && far.snd_una == far.write_seq
+    }
+
+    /// Nobody has been promised more than there is room for at the other peer.
+    fn narrow(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+        loads: [Load; 2],
+    ) -> Progress {
+        match examine(found, &self.cookies) {
+            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
+            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
+            Err(Obstacle::NotNow(_)) | Ok(()) => {}
+        }
+        let plan = match self.plan(found, loads) {
+            Ok(plan) => plan,
+            Err(progress) => return progress,
+        };
+        let quiet = Side::BOTH.map(|side| self.is_quiet(flow, found, loads, side));
+        let idle = quiet == [true; 2] && self.pause > IDLE;
+        let mut fits = true;
+        for (from, quiet) in quiet.into_iter().enumerate() {
+            let far = &found.socket[1 - from];
+            let room = self.room(&plan, found, from);
+            let promise = self.promise(found, from).max(self.clamp[from].into());
+            let may_read = (room - i64::from(self.clamp[from])).max(0) as u32;
+            self.may_read[from] = if far.snd_una == far.write_seq {
+                // Its window is as large as it gets, and may have become smaller for good.
+                if may_read == 0 && far.snd_wnd > 0 {
+                    self.clamp(ends, found, from, far.snd_wnd);
+                }
+                may_read.max(far.snd_wnd / 2)
+            } else if may_read < far.snd_wnd / PROMISE_PART {
+                // A few bytes alone wait long for their acknowledgement.
+                0
+            } else {
+                may_read
+            }
+            .into();
+            let surprise = if quiet { SURPRISE_BYTES } else { 0 };
+            fits &= promise <= room + surprise || idle;
+        }
+        if fits {
+            self.begin_overlap(flow, ends, &plan, loads)
+        } else {
+            self.later_unless_moved(plan.sides.map(|side| side.edge))
+        }
+    }
+
+    /// Has a socket promise no more than a part of what the other peer has room for.
+    fn clamp(&mut self, ends: [&Endpoint; 2], found: &SegmentInspection, from: usize, window: u32) {
+        let clamp = window / PROMISE_PART;
+        // It goes on as it was where this fails, and the promise will hardly ever fit.
+        let _ = socket_option::clamp_window(ends[from], clamp);
+        // Windows are announced in steps.
+        self.clamp[from] = clamp + (1 << found.socket[from].own_scale);
+    }
+
+    /// How much this side's peer may send behind what the relay has read, in bytes.
+    fn promise(&self, found: &SegmentInspection, from: usize) -> i64 {
+        let near = &found.socket[from];
+        promised(near).wrapping_sub(near.copied_seq).into()
+    }
+
+    /// How much of that the other peer has room for, in bytes.
+    fn room(&self, plan: &Plan, found: &SegmentInspection, from: usize) -> i64 {
+        plan.sides[1 - from]
+            .edge
+            .wrapping_sub(self.seq_delta[from])
+            .wrapping_sub(found.socket[from].copied_seq)
+            .cast_signed()
+            .into()
+    }
+
+    fn begin_overlap(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        plan: &Plan,
+        loads: [Load; 2],
+    ) -> Progress {
         reached("planned");
         for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
             next_byte.store(side.next_byte, Relaxed);
         }
-        self.seq_delta = plan.sides.map(|side| side.seq_delta);
-        flow.overlap(&plan);
+        flow.overlap(plan);
         reached("overlap");
         self.phase = Phase::Overlap;
         self.pause = SMALLEST_PAUSE;
@@ -278,14 +471,10 @@ impl Segment {
 
     /// Makes both peers send a segment, so that the program sees one.
     fn probe(&mut self, ends: [&Endpoint; 2]) {
-        if std::mem::replace(&mut self.probed, true) {
-            return;
-        }
-        for end in ends {
-            // Should it fail, the pair waits for what the peer sends by itself.
-            let _ = socket_option::repair(end, Repair::On);
-            let _ = socket_option::repair(end, Repair::OffWithProbe);
-            let _ = sockopt::set_socket_reuseaddr(end, true);
+        // Where bytes flow a segment comes by itself.
+        if !self.probed && self.pause > SMALLEST_PAUSE {
+            self.probed = true;
+            ends.into_iter().for_each(ask);
         }
     }
 
@@ -298,44 +487,62 @@ impl Segment {
     ) -> Progress {
         flow.renew();
         let mut settled = true;
-        for (from, load) in loads.iter().enumerate() {
-            let (near, far) = (&found.socket[from], &found.socket[1 - from]);
+        for (from, load) in loads.into_iter().enumerate() {
+            let near = &found.socket[from];
             if near.flags & has::FOUND == 0 {
                 // It was reset; the pair hears of it by its socket.
                 return self.later();
             }
             flow.side(from).own_seq.store(own_seq(near), Relaxed);
             flow.side(from).cut.store(near.rcv_nxt, Relaxed);
-            settled &= near.copied_seq == near.rcv_nxt
-                && load.held == 0
-                && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
-                && far.snd_una == far.write_seq;
+            settled &= self.is_empty(found, load, from);
         }
         if !settled {
             reached("emptying");
-            return self.later();
+            return self.later_unless_moved(found.socket.map(|socket| socket.snd_una));
         }
         reached("settled");
         for (from, load) in loads.iter().enumerate() {
-            let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-            let side = flow.side(from);
-            let promised = near.rcv_wup.wrapping_add(near.rcv_wnd);
-            side.promised.store(promised, Relaxed);
-            side.stamp_floor.store(stamp_now(far), Relaxed);
             if load.ended {
                 // It went through the sockets, and was acknowledged with the rest.
-                side.fin_end.store(near.rcv_nxt, Relaxed);
+                let side = flow.side(from);
+                side.fin_end.store(found.socket[from].rcv_nxt, Relaxed);
                 side.marks.fetch_or(mark::FIN | mark::FIN_ACKED, Relaxed);
             }
         }
         flow.splice();
         reached("spliced");
         self.phase = Phase::Spliced;
+        self.slept_at = Some(Instant::now());
         for end in ends {
             put_to_sleep(end);
             reached("asleep");
         }
-        Progress::Spliced
+        // What was on its way into a socket meanwhile shows at the next look.
+        Progress::Spliced(SMALLEST_PAUSE)
+    }
+
+    /// Sees that the sockets have stayed as they were when they were put to sleep. A segment that
+    /// the program had let pass before Overlap may have reached one only now, and what it has
+    /// acknowledged it has to deliver.
+    fn sleep(&mut self, flow: &Flow, ends: [&Endpoint; 2], found: &SegmentInspection) -> Progress {
+        let is_late = |from: usize| {
+            let near = &found.socket[from];
+            near.flags & has::FOUND != 0 && near.rcv_nxt != flow.side(from).cut.load(Relaxed)
+        };
+        if (0..2).any(is_late) && !flow.is_over() {
+            ends.into_iter().for_each(wake);
+            flow.overlap_again();
+            self.phase = Phase::Overlap;
+            self.pause = SMALLEST_PAUSE;
+            return Progress::Woken;
+        }
+        let slept = self.slept_at.map_or(Duration::ZERO, |at| at.elapsed());
+        if slept < LAST_WORD {
+            return Progress::Spliced(LAST_WORD - slept);
+        }
+        flow.hush();
+        Progress::Spliced(SLEEPING_PAUSE)
     }
 
     /// Why the flow is over, once it is.
@@ -344,12 +551,10 @@ impl Segment {
         if self.phase != Phase::Spliced {
             return None;
         }
-        let marks = [0, 1].map(|side| flow.marks(side));
-        for side in Side::BOTH {
-            if marks[side.index()] & mark::RST != 0 {
-                return Some(Reason::Reset(side));
-            }
+        if let Some(side) = self.reset_by() {
+            return Some(Reason::Reset(side));
         }
+        let marks = [0, 1].map(|side| flow.marks(side));
         let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
         if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
@@ -401,30 +606,32 @@ impl Segment {
                 }
             }
         }
+        if let Some(reason) = self.end() {
+            return Turn::Ends(reason);
+        }
         let mut next = Next {
             watch: Watch::Stream,
             look_at: None,
             again: false,
         };
-        if self.phase != Phase::Spliced {
-            match self.look(grip.ends, loads) {
-                Progress::Later(pause) => {
-                    next.look_at = Some(grip.now + pause);
-                    return Turn::Holds(next);
-                }
-                Progress::Declined(why) => return Turn::Declined(why.into()),
-                Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
-                Progress::Spliced => {
-                    for direction in &mut *grip.directions {
-                        direction.hold_at(direction.taken_bytes());
-                    }
-                    // A segment may have been on its way through the program meanwhile.
-                    next.look_at = Some(grip.now + SMALLEST_PAUSE);
-                }
+        let progress = self.look(grip.ends, loads);
+        self.hold(grip, &progress);
+        match progress {
+            Progress::Later(pause) => {
+                next.look_at = Some(grip.now + pause);
+                // What it may read has grown.
+                next.again =
+                    self.phase == Phase::Narrow && grip.directions.iter().any(Direction::can_move);
             }
+            Progress::Declined(why) => return Turn::Declined(why.into()),
+            Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
+            Progress::Spliced(pause) => {
+                next.watch = Watch::Ends;
+                next.look_at = Some(grip.now + pause);
+            }
+            Progress::Woken => next.again = true,
         }
-        next.watch = Watch::Ends;
-        next.look_at = next.look_at.or(Some(grip.now + SLEEPING_PAUSE));
+        // The last of it may have come while the pair changed over.
         match self.end() {
             Some(reason) => Turn::Ends(reason),
             None => Turn::Holds(next),
@@ -443,7 +650,9 @@ impl KernelEngine for Segment {
 
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
         let turn = self.step(grip);
-        if matches!(turn, Turn::Declined(_) | Turn::Refused(_)) && self.phase == Phase::Watching {
+        if matches!(turn, Turn::Declined(_) | Turn::Refused(_))
+            && matches!(self.phase, Phase::Watching | Phase::Narrow)
+        {
             grip.ends.into_iter().for_each(Endpoint::end_on_close);
         }
         turn
@@ -463,8 +672,15 @@ impl KernelEngine for Segment {
         now.checked_sub(flow.idle_for())
     }
 
+    fn reset_by(&self) -> Option<Side> {
+        let flow = self.gauge.flow.get().filter(|_| self.has_taken())?;
+        Side::BOTH
+            .into_iter()
+            .find(|side| flow.marks(side.index()) & mark::RST != 0)
+    }
+
     fn release(&mut self, ends: [&Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
-        if matches!(self.phase, Phase::Watching | Phase::Overlap) {
+        if matches!(self.phase, Phase::Watching | Phase::Narrow | Phase::Overlap) {
             // Where both streams have come to their ends through the sockets, these end them.
             ends.into_iter().for_each(Endpoint::end_on_close);
         }
@@ -473,12 +689,12 @@ impl KernelEngine for Segment {
 
     fn closed(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let flow = Arc::clone(self.gauge.flow.get()?);
+        flow.hush();
         if self.has_taken() {
-            // Where the kernel cannot do it, the entries go by their own time.
-            let _ = self.ground.forget(&self.tuples);
+            flow.forget();
         }
         if self.end() == Some(reason) {
-            return Some(Box::new(Linger { _flow: flow }));
+            return Some(Box::new(Linger::new(flow)));
         }
         flow.stop();
         if self.has_taken() && reason.cuts() {
@@ -491,73 +707,5 @@ impl KernelEngine for Segment {
     fn carried_bytes(&self) -> u64 {
         let flow = self.gauge.flow.get();
         flow.map_or(0, |flow| flow.payload_bytes())
-    }
-}
-
-/// What remains of a pair whose segments were translated: late ones still are.
-#[derive(Debug)]
-struct Linger {
-    _flow: Arc<Flow>,
-}
-
-impl Task for Linger {
-    fn start(&mut self, cx: &mut Context<'_>) -> Step {
-        cx.set_deadline(Some(cx.now() + LINGER));
-        Step::Wait
-    }
-
-    fn ready(&mut self, _cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
-        Step::Wait
-    }
-
-    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
-        Step::Done
-    }
-
-    fn is_aftermath(&self) -> bool {
-        true
-    }
-}
-
-/// What the relay's socket would stamp a segment with now.
-fn stamp_now(socket: &SegmentSocket) -> u32 {
-    let tick_ns = if socket.flags & has::MICROSECONDS != 0 {
-        1_000
-    } else {
-        1_000_000
-    };
-    ((now_ns() / tick_ns) as u32).wrapping_add(socket.clock)
-}
-
-/// The socket neither answers nor sends nor says good-bye from now on.
-fn put_to_sleep(end: &Endpoint) {
-    // None of these can fail on a socket that was just in use by a process that may do all of it;
-    // and should one, no segment reaches the socket as long as the program is there.
-    let _ = socket_option::ignore_all_but_resets(end);
-    let _ = socket_option::repair(end, Repair::On);
-    // Both fire in repair mode, too.
-    let _ = sockopt::set_socket_keepalive(end, false);
-    let _ = sockopt::set_tcp_user_timeout(end, 0);
-}
-
-/// The relay's address and the peer's, an IPv4 one as such.
-fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
-    let local = SocketAddr::try_from(getsockname(end).ok()?).ok()?;
-    let peer = SocketAddr::try_from(getpeername(end).ok()??).ok()?;
-    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-    Some((plain(local), plain(peer)))
-}
-
-/// What the peer's segments carry.
-fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
-    let octets = |address: SocketAddr| match address {
-        SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
-        SocketAddr::V6(address) => address.ip().octets(),
-    };
-    SegmentTuple {
-        source: octets(peer),
-        destination: octets(local),
-        source_port: peer.port().to_be_bytes(),
-        destination_port: local.port().to_be_bytes(),
     }
 }

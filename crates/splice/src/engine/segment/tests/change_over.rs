@@ -8,6 +8,9 @@ fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
         namespace
             .set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" })
             .expect("sysctl");
+        namespace
+            .set_sysctl("net.ipv4.tcp_congestion_control", "reno")
+            .expect("sysctl");
     }
     let splicer = lab
         .relay()
@@ -50,6 +53,9 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
     let namespace = Namespace::new("seg").expect("a namespace");
     namespace
         .set_sysctl("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" })
+        .expect("sysctl");
+    namespace
+        .set_sysctl("net.ipv4.tcp_congestion_control", "reno")
         .expect("sysctl");
     namespace
         .enter(|| {

@@ -211,7 +211,7 @@ fn counters() -> Vec<(String, u64)> {
     found
 }
 
-const WATCHED: [&str; 14] = [
+const WATCHED: [&str; 24] = [
     "RetransSegs",
     "TCPTimeouts",
     "PAWSEstab",
@@ -226,6 +226,16 @@ const WATCHED: [&str; 14] = [
     "TCPOFOQueue",
     "TCPACKSkippedSeq",
     "TCPSpuriousRTOs",
+    "BeyondWindow",
+    "TCPRcvQDrop",
+    "TCPBacklogDrop",
+    "RcvPruned",
+    "OfoPruned",
+    "PruneCalled",
+    "TCPSACKDiscard",
+    "TCPSackFailures",
+    "TCPWantZeroWindowAdv",
+    "PAWSOldAck",
 ];
 
 fn changes(before: &[(String, u64)], after: &[(String, u64)]) -> String {

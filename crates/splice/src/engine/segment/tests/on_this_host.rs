@@ -95,7 +95,7 @@ fn relays_in_a_row() {
                     let [one, other] = [one, other].map(|end| Endpoint::new(end).expect("an end"));
                     let options = Options {
                         promote_to_segment: true,
-                        promote_after_bytes: random.next() % (bytes as u64 / 2),
+                        promote_after_bytes: random.next() % (bytes as u64 / 8),
                         ..Options::default()
                     };
                     splicer.join(one, other, &options).expect("joined")
