@@ -306,6 +306,12 @@ impl Program {
     }
 }
 
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 #[cfg(test)]
 impl Program {
     /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what

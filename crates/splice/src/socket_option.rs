@@ -153,45 +153,15 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> rustix::io::Result<()> {
     )
 }
 
-/// Lets the socket ignore everything but a reset.
-///
-/// In repair mode alone it would still acknowledge and queue what arrives.
-pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> rustix::io::Result<()> {
-    // The filter of a TCP socket sees the segment from the TCP header on (`tcp_filter`).
-    const FLAGS_OFFSET: u32 = 13;
-    const RST: u32 = 0x04;
-    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let code = [
-        instruction(
-            libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
-            0,
-            0,
-            FLAGS_OFFSET,
-        ),
-        instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, RST),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
-    ];
-    let program = libc::sock_fprog {
-        len: code.len() as u16,
-        filter: code.as_ptr().cast_mut(),
-    };
-    set(
-        fd.as_fd(),
-        libc::SOL_SOCKET,
-        libc::SO_ATTACH_FILTER,
-        &program,
-    )
+/// Has a program say what the socket gets to see (`SO_ATTACH_BPF`).
+pub(crate) fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()> {
+    let program = program.as_fd().as_raw_fd();
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
 }
 
-/// Takes [`ignore_all_but_resets`] back.
-pub(crate) fn ignore_nothing(fd: impl AsFd) -> rustix::io::Result<()> {
-    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
+/// Takes [`attach_filter`] back.
+pub(crate) fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
 /// The largest window that the socket announces from now on (`TCP_WINDOW_CLAMP`). What it has
@@ -255,7 +225,7 @@ fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> rustix::io::Result<
 
 fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> rustix::io::Result<()> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
-    // integers, or `sock_fprog`, whose pointer the caller keeps alive during the call.
+    // integers.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),

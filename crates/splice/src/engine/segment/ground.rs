@@ -28,6 +28,7 @@ pub(crate) struct Ground {
     egress: Program,
     inspect: Program,
     forget: Program,
+    asleep: Program,
     tuples: Map,
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
@@ -95,6 +96,7 @@ impl Ground {
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
+            asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
                 free: (0..flows.len() as u32).collect(),
@@ -130,6 +132,11 @@ impl Ground {
             ..SegmentInspection::default()
         })?;
         Ok(answer.forgotten)
+    }
+
+    /// The filter of sockets that sleep.
+    pub(super) fn asleep(&self) -> &Program {
+        &self.asleep
     }
 
     /// Makes sure that the program sees what comes in on a device; true when it already did.

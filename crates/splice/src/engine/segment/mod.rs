@@ -515,7 +515,7 @@ impl Segment {
         self.phase = Phase::Spliced;
         self.slept_at = Some(Instant::now());
         for end in ends {
-            put_to_sleep(end);
+            put_to_sleep(end, &self.ground);
             reached("asleep");
         }
         // What was on its way into a socket meanwhile shows at the next look.

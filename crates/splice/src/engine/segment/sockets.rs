@@ -4,25 +4,26 @@ use std::net::SocketAddr;
 
 use rustix::net::{getpeername, getsockname, sockopt};
 
+use super::ground::Ground;
 use crate::bpf_types::SegmentTuple;
 use crate::endpoint::Endpoint;
 use crate::socket_option::{self, Repair};
 
 /// The socket neither answers nor sends nor says good-bye from now on.
-pub(super) fn put_to_sleep(end: &Endpoint) {
+pub(super) fn put_to_sleep(end: &Endpoint, ground: &Ground) {
     // None of these can fail on a socket that was just in use by a process that may do all of it;
     // and should one, no segment reaches the socket as long as the program is there.
-    let _ = socket_option::ignore_all_but_resets(end);
+    let _ = socket_option::attach_filter(end, ground.asleep());
     let _ = socket_option::repair(end, Repair::On);
-    // Both fire in repair mode, too.
+    // It fires in repair mode, too. No other timer runs on a socket that has nothing to send, and
+    // none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`).
     let _ = sockopt::set_socket_keepalive(end, false);
-    let _ = sockopt::set_tcp_user_timeout(end, 0);
 }
 
-/// Takes `put_to_sleep` back, but for the timers.
+/// Takes `put_to_sleep` back, but for the keep-alive.
 pub(super) fn wake(end: &Endpoint) {
     // As there.
-    let _ = socket_option::ignore_nothing(end);
+    let _ = socket_option::detach_filter(end);
     leave_repair(end, Repair::Off);
 }
 

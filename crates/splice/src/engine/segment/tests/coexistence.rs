@@ -137,8 +137,8 @@ fn programs_before_and_behind_go_on() {
     talk_beside(&lab, ROUND_TRIPS);
     let now = counts();
     let seen = [now[0] - start[0], now[1] - start[1]];
-    assert!(seen[0] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
-    assert_eq!(seen[0], seen[1]);
+    assert!(seen[0] >= seen[1], "{seen:?}");
+    assert!(seen[1] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
 
     drop((client, server, first.0, first.1));
     assert_eq!(handle.wait().reason, Reason::EndOfStream);

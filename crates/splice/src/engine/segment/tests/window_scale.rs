@@ -156,7 +156,8 @@ fn scales_differ_between_peers_and_relay() {
             assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
             assert_eq!(outcome.engine, EngineName::Segment);
             let translated = ground.translated_bytes() - translated;
-            assert!(translated * 100 >= 2 * BYTES as u64 * 99, "{translated}");
+            // The rest came before the change-over was through.
+            assert!(translated >= BYTES as u64, "{translated}");
         }
     }
     for (relay, spliced) in [(MIDDLE, true), (LARGEST, false)] {
