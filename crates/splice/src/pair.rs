@@ -220,7 +220,8 @@ impl Pair {
                 }) => {
                     let side = if at_destination { from.other() } else { from };
                     let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
-                    reason = Some(reset_by.map_or(Reason::fault(side, errno), Reason::Reset));
+                    reason =
+                        Some(reset_by.map_or_else(|| Reason::fault(side, errno), Reason::Reset));
                     break;
                 }
             }

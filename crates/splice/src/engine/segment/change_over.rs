@@ -22,6 +22,12 @@ use crate::socket_option;
 /// How long a pair waits to be seen by the program: a round trip to a far peer, and a repetition.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How often the peers are asked for a segment, and how long after each other: a peer that does not
+/// read has answers to spare only now and then (`net.ipv4.tcp_invalid_ratelimit`, 500 ms), and the
+/// last may have gone to the socket's own question for room.
+pub(super) const PROBES: u32 = 3;
+const ANSWERED_ONCE_IN: Duration = Duration::from_millis(600);
+
 /// Which part of the receiver's largest window a socket may promise in Narrow: the rest is for
 /// what the other socket still has to deliver.
 const PROMISE_PART: u32 = 8;
@@ -49,6 +55,10 @@ impl Segment {
                 Progress::Later(_) if self.phase == Phase::Narrow => self.may_read[index],
                 _ => u64::MAX,
             };
+            if self.phase == Phase::Narrow && may_read == u64::MAX {
+                // An end of stream at the mark was passed over.
+                direction.look_again();
+            }
             direction.hold_at(direction.taken_bytes().saturating_add(may_read));
         }
         if self.phase == Phase::Narrow && !matches!(progress, Progress::Later(_)) {
@@ -75,7 +85,10 @@ impl Segment {
 
     /// Once bytes may go past the sockets there is no way back.
     pub(super) fn later_or(&mut self, why: impl Into<Cow<'static, str>>) -> Progress {
-        if self.probed_at.is_some_and(|at| at.elapsed() > PATIENCE) && !self.has_taken() {
+        if self.probes_left == 0
+            && self.probed_at.is_some_and(|at| at.elapsed() > PATIENCE)
+            && !self.has_taken()
+        {
             return Progress::Refused(why.into());
         }
         self.later()
@@ -189,25 +202,23 @@ impl Segment {
         let quiet = Side::BOTH.map(|side| self.is_quiet(flow, found, loads, side));
         let idle = quiet == [true; 2] && self.pause > IDLE;
         let mut fits = true;
-        for from in 0..2 {
+        for (from, quiet) in quiet.into_iter().enumerate() {
             let far = &found.socket[1 - from];
             let room = self.room(&plan, found, from);
             let promise = self.promise(found, from).max(self.clamp[from].into());
             let may_read = (room - i64::from(self.clamp[from])).max(0) as u32;
-            self.may_read[from] = if far.snd_una == far.write_seq {
-                // Its window is as large as it gets, and may have become smaller for good.
-                if may_read == 0 && far.snd_wnd > 0 {
-                    self.clamp(ends, found, from, far.snd_wnd);
-                }
-                may_read.max(far.snd_wnd / 2)
-            } else if may_read < far.snd_wnd / PROMISE_PART {
-                // A few bytes alone wait long for their acknowledgement.
+            self.may_read[from] = if may_read >= far.snd_wnd / PROMISE_PART {
+                may_read
+            } else if far.snd_una != far.write_seq {
+                // A few bytes alone would wait long for their acknowledgement.
                 0
             } else {
-                may_read
+                // Its window is as large as it gets, and may have become smaller for good.
+                self.clamp(ends, found, from, far.snd_wnd);
+                far.snd_wnd
             }
             .into();
-            let surprise = if quiet[from] { SURPRISE_BYTES } else { 0 };
+            let surprise = if quiet { SURPRISE_BYTES } else { 0 };
             fits &= promise <= room + surprise || idle;
         }
         if fits {
@@ -263,9 +274,14 @@ impl Segment {
 
     /// Makes both peers send a segment, so that the program sees one.
     fn probe(&mut self, ends: &[Endpoint; 2]) {
-        // Where bytes flow a segment comes by itself.
-        if self.probed_at.is_none() && self.pause > SMALLEST_PAUSE {
+        let is_due = match self.probed_at {
+            // Where bytes flow a segment comes by itself.
+            None => self.pause > SMALLEST_PAUSE,
+            Some(at) => at.elapsed() > ANSWERED_ONCE_IN && self.probes_left > 0,
+        };
+        if is_due {
             self.probed_at = Some(Instant::now());
+            self.probes_left -= 1;
             ends.iter().for_each(ask);
         }
     }

@@ -56,6 +56,7 @@ use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Task;
+use change_over::PROBES;
 use eligibility::{Obstacle, examine, refused};
 use flow::Flow;
 use ground::Ground;
@@ -135,6 +136,7 @@ pub(crate) struct Segment {
     began: Instant,
     pause: Duration,
     probed_at: Option<Instant>,
+    probes_left: u32,
     seq_delta: [u32; 2],
     /// In Narrow: the most that the sockets promise from now on, in bytes.
     clamp: [u32; 2],
@@ -157,6 +159,7 @@ impl Segment {
             began: Instant::now(),
             pause: SMALLEST_PAUSE,
             probed_at: None,
+            probes_left: PROBES,
             moved_to: [0; 2],
             seq_delta: [0; 2],
             clamp: [0; 2],

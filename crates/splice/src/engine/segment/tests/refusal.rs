@@ -27,7 +27,6 @@ fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_translated_address_is_found_and_refused() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
@@ -57,7 +56,6 @@ fn a_translated_address_is_found_and_refused() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_redirected_port_is_found_and_refused() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
@@ -116,7 +114,6 @@ fn a_redirected_port_is_found_and_refused() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_larger_mtu_is_refused_in_words() {
     if !available(Need::Root) {
         return;
