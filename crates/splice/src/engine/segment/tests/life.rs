@@ -260,8 +260,8 @@ fn connection_tracking_forgets_spliced_connections() {
             .expect("run")
     };
     assert_eq!(tracked(), 2);
-    // A look makes it forget; the next segment of a connection that is not spliced would bring
-    // it back, and these are.
+    // A look makes it forget; the next segment of a connection whose sockets are awake would bring
+    // it back, and these sleep.
     ping(&client, &server);
     assert_eq!(tracked(), 0);
     drop((client, server));
