@@ -32,9 +32,10 @@ const ANSWERED_ONCE_IN: Duration = Duration::from_millis(600);
 /// what the other socket still has to deliver.
 const PROMISE_PART: u32 = 8;
 
-/// By how much a peer that has been silent may be promised too much: a first burst of so many
-/// bytes more than the receiver's whole window does not come from one.
-const SURPRISE_BYTES: i64 = 64 << 10;
+/// A peer that has been silent may be promised a little too much, as long as it was promised no
+/// more than this: a connection's first window (`tcp_rmem[1]` has room for 64 KiB) and a half. It
+/// would have to send more than the receiver's whole window before it hears of that.
+const FIRST_WINDOW_BYTES: i64 = 96 << 10;
 
 /// Silence of this length is no gap in a transfer.
 const IDLE: Duration = Duration::from_millis(16);
@@ -136,7 +137,8 @@ impl Segment {
         let is_idle = |side: Side| {
             let from = side.index();
             self.is_quiet(flow, found, loads, side)
-                && self.promise(found, from) <= self.room(&plan, found, from) + SURPRISE_BYTES
+                && self.promise(found, from)
+                    <= self.room(&plan, found, from).max(FIRST_WINDOW_BYTES)
         };
         if Side::BOTH.into_iter().all(is_idle) {
             return self.begin_overlap(flow, ends, &plan, loads);
@@ -218,8 +220,7 @@ impl Segment {
                 far.snd_wnd
             }
             .into();
-            let surprise = if quiet { SURPRISE_BYTES } else { 0 };
-            fits &= promise <= room + surprise || idle;
+            fits &= promise <= room || quiet && promise <= FIRST_WINDOW_BYTES || idle;
         }
         if fits {
             self.begin_overlap(flow, ends, &plan, loads)

@@ -39,12 +39,12 @@ fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
             random.next(),
         );
         let after = spaces.map(counters_in);
-        (0..3).for_each(|space: usize| assert_lost_nothing(&before[space], &after[space]));
         let changes = [0, 1, 2].map(|space: usize| changes(&before[space], &after[space]));
         let changes = changes.join(" | ");
         eprintln!(
             "{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}"
         );
+        (0..3).for_each(|space: usize| assert_lost_nothing(&before[space], &after[space]));
         assert_eq!(outcome.reason, Reason::EndOfStream);
         if base == 0 {
             assert_eq!(
@@ -79,9 +79,9 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
                 let (outcome, forwarded, pause) =
                     both_ways(connect_here(ip), &splicer, place, bytes, random.next());
                 let after = counters();
-                assert_lost_nothing(&before, &after);
                 let changes = changes(&before, &after);
                 eprintln!("{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}");
+                assert_lost_nothing(&before, &after);
                 assert_eq!(outcome.reason, Reason::EndOfStream);
                 if std::env::var_os("SEGMENT_BASELINE").is_none() {
                     assert_eq!(outcome.engine, EngineName::Segment, "{}", outcome.why_engine);
