@@ -111,8 +111,9 @@ fn bytes_survive_a_path_that_loses_a_tenth() {
         // A pair with a gap is left where it is, and here there is always a gap somewhere: not
         // every one is taken before it has ended.
         const TRIES: usize = 20;
-        let taken = (0..TRIES)
-            .any(|_| through_disorder(4 << 20, disorder, 64 << 10) == EngineName::Segment);
+        let bytes = rounds(1) * (4 << 20);
+        let taken =
+            (0..TRIES).any(|_| through_disorder(bytes, disorder, 64 << 10) == EngineName::Segment);
         assert!(taken, "none of {TRIES} pairs");
     }
 }

@@ -2,13 +2,17 @@
 
 use super::*;
 
-/// No receiver dropped a segment because it looked old, or lay beyond its window.
+/// No receiver dropped a segment because it looked old, or lay beyond its window. A socket that ran
+/// out of memory takes its word back by itself (`tcp_prune_queue`), change-over or not.
 fn assert_lost_nothing(before: &[(String, u64)], after: &[(String, u64)]) {
-    for ((name, before), (_, after)) in before.iter().zip(after) {
-        if ["PAWSEstab", "BeyondWindow"].contains(&name.as_str()) {
-            assert_eq!(after, before, "{name}");
-        }
-    }
+    let grown = |wanted: &str| -> u64 {
+        let both = before.iter().zip(after);
+        both.filter(|((name, _), _)| name == wanted)
+            .map(|((_, before), (_, after))| after - before)
+            .sum()
+    };
+    assert_eq!(grown("PAWSEstab"), 0);
+    assert!(grown("BeyondWindow") == 0 || grown("PruneCalled") > 0);
 }
 
 fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
