@@ -67,6 +67,14 @@ macro_rules! test {
             });
         }
     };
+    ((apart_from_peers) $contestant:ident $rule:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            crate::support::apart::apart_from_peers(|| {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
+        }
+    };
     ((apart_without_stamps) $contestant:ident $rule:ident $test:ident) => {
         #[test]
         fn $test() {
@@ -177,6 +185,8 @@ contract!(aio, AIO, (always));
 contract!(segment, SEGMENT, (apart));
 contract!(segment_v6, SEGMENT_V6, (apart));
 contract!(segment_without_stamps, SEGMENT, (apart_without_stamps));
+contract!(segment_over_veths, SEGMENT, (apart_from_peers));
+contract!(segment_over_veths_v6, SEGMENT_V6, (apart_from_peers));
 // Not the whole contract: see the ignored tests in `sockmap.rs` for what it does not keep yet.
 mod sockmap {
     tests! { (alone) SOCKMAP;

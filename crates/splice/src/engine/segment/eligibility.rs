@@ -214,7 +214,7 @@ pub(super) fn promised(socket: &SegmentSocket) -> u32 {
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
 pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
     for socket in &found.socket {
-        if socket.state != ESTABLISHED {
+        if has_ended(socket) {
             return Err(Obstacle::Ended);
         }
         if socket.flags & has::DISORDER != 0 {
@@ -280,6 +280,11 @@ fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
     let is_this = seen.device == device(socket)
         && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
     is_this.then_some(seen)
+}
+
+/// A stream of the connection has come to its end.
+pub(super) fn has_ended(socket: &SegmentSocket) -> bool {
+    socket.state != ESTABLISHED
 }
 
 /// How far from the socket's own place a noted segment may lie, in bytes: more than a window, and

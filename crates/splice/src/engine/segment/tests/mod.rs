@@ -347,7 +347,19 @@ fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle
         "{}",
         handle.engine().1
     );
+    wait_for_sleep(lab);
     (client, server, handle)
+}
+
+/// Until no socket of the relay has a word left to say.
+fn wait_for_sleep(lab: &Lab) {
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ground.awake().load(Relaxed) > 0 {
+        assert!(Instant::now() < deadline, "{ground:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn ping(mut one: &TcpStream, mut other: &TcpStream) {

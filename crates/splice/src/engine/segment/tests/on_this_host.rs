@@ -4,7 +4,6 @@ use super::*;
 
 /// A client elsewhere, and a server in the relay's own namespace on `ip`.
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_server_on_this_host() {
     if !available(Need::Root) {
         return;
@@ -72,7 +71,6 @@ fn a_server_on_this_host() {
 
 /// The target of a relay is another relay on the same host.
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn relays_in_a_row() {
     if !available(Need::Root) {
         return;

@@ -29,7 +29,6 @@ fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_translated_address_is_found_and_refused() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
@@ -59,7 +58,6 @@ fn a_translated_address_is_found_and_refused() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_redirected_port_is_found_and_refused() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
