@@ -106,7 +106,7 @@ impl Hop {
 
     /// What its program has counted. A slot keeps its counts until it is used again, which is after
     /// all others.
-    fn translated_bytes(&self) -> u64 {
+    pub(crate) fn translated_bytes(&self) -> u64 {
         let map = self.flows();
         (0..map.max_entries())
             .filter_map(|slot| map.lookup(&slot.to_ne_bytes(), MapFlags::ANY).ok()?)

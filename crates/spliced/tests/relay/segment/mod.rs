@@ -6,6 +6,7 @@ mod size;
 
 use netlab::Namespace;
 
+use crate::patience::until;
 use crate::peer::{Peer, exchange};
 use crate::server::Server;
 use hop::Hop;
@@ -18,9 +19,15 @@ fn carry(client: &Namespace, hops: &[&Hop], server: &Server, bytes: u64) {
         let near = client.enter(|| Peer::connect(hops[0].address()));
         let near = near.expect("entered");
         let far = server.accept();
-        // Else as much as the sockets hold comes before the change-over, where others use the CPU.
-        near.write_number(number);
-        assert_eq!(far.read_number(), number);
+        // A change-over in the middle of bulk is slow where others use the CPU.
+        for hop in hops {
+            let before = hop.translated_bytes();
+            until("the pair is translated", || {
+                near.write_number(number);
+                assert_eq!(far.read_number(), number);
+                hop.translated_bytes() > before
+            });
+        }
         exchange(&near, &far, number, bytes, bytes);
     }
     for (hop, before) in hops.iter().zip(before) {

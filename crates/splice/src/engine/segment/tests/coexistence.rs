@@ -272,12 +272,9 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
     for handle in [handle, first.2] {
         assert_eq!(handle.wait().reason, Reason::EndOfStream);
     }
-    // Both ends of a spliced pair are the peers' own.
-    assert!(
-        ground.translated_bytes() >= 2 * BYTES as u64,
-        "{}",
-        ground.translated_bytes()
-    );
+    // The rest came before the change-over was through.
+    let translated = ground.translated_bytes();
+    assert!(translated >= BYTES as u64, "{translated}");
 
     drop(splicer);
     lab.relay().enter(|| drop(ground)).expect("entered");
@@ -346,5 +343,5 @@ fn a_device_makes_no_lists_of_what_is_translated() {
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
     let translated = ground.translated_bytes() - before;
-    assert!(translated >= 2 * BYTES as u64, "{translated}");
+    assert!(translated >= BYTES as u64, "{translated}");
 }
