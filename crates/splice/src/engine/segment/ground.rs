@@ -73,7 +73,7 @@ impl Ground {
     /// The ground of this thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
+    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the kernel does not take the program.
     pub(crate) fn here() -> Result<Arc<Self>> {
         let namespace = namespace()?;
         let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
