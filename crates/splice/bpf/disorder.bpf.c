@@ -39,6 +39,9 @@ int disorder_ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 		return NEXT;
 	}
+	/* A copy that a program hands to a socket here was on no wire. */
+	if (skb->mark)
+		return NEXT;
 	if (dice < wanted->lost) {
 		__sync_fetch_and_add(&wanted->losses, 1);
 		return DROP;

@@ -31,9 +31,12 @@ struct segment_place {
 
 /*
  * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ LINGER ──▶ FREE
+ *                       ▲           │
+ *                       └───────────┘
  *
  * User space makes all transitions but SPLICED to LINGER, which the program makes when it sees
- * the end, and LINGER to FREE, which a SYN on the tuple makes, too.
+ * the end, and LINGER to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
+ * a segment has reached a socket that was taken to be done.
  */
 enum segment_state {
 	SEGMENT_FREE,		/* as if there were no entry */
@@ -72,14 +75,14 @@ struct segment_side {
 	__u8 flags;
 	__u8 own_scale;		/* scale that the relay announced to this peer */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
-	/* and these while it is in OVERLAP */
+	/* and this while it is in OVERLAP */
 	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
-	__u32 stamp_floor;	/* no translated TSval may lie below */
 
 	/* the program writes these */
+	__u32 stamp_floor;	/* no translated TSval lies below; 0 while not chosen */
 	__u32 high_seq;		/* end of what the peer has sent */
 	__u32 high_ack;		/* what the peer has acknowledged */
-	__u64 stamp_delta;	/* from its TSval to the translated one, or 0 while unknown */
+	__u64 stamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
 	__u32 edge;		/* end of the window that the peer has announced */
 	__u32 fin_end;
@@ -96,14 +99,15 @@ struct segment_flow {
 	__u32 serial;
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
-	__u64 reserved2[5];
+	__u64 last_ns;		/* when the last segment came in LINGER */
+	__u64 reserved2[4];
 	struct segment_side side[2];
 };
 
 /* Shared by all flows. */
 struct segment_gate {
-	__u32 overlaps;		/* flows in OVERLAP: while there are none, what goes out is let be */
-	__u32 reserved;
+	__u32 awake;		/* flows whose sockets may still send: without one, what goes out is let be */
+	__u32 behind;		/* on lo another relay's program stands before this one */
 };
 
 /* A handshake that came by. */
@@ -111,7 +115,7 @@ struct segment_seen {
 	__u32 device;
 	__u32 seq;		/* of the SYN */
 	__u32 ack;		/* 0 in the first SYN */
-	__u32 reserved;
+	__u32 mss;		/* that the peer announces; 0 when it does not */
 };
 
 enum segment_socket_flag {
@@ -126,6 +130,7 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_URGENT = 256,
 	SEGMENT_SOCKET_MARKED = 512,	/* SO_MARK, so that policy routing may treat it apart */
 	SEGMENT_SOCKET_BOUND = 1024,	/* SO_BINDTODEVICE, a VRF */
+	SEGMENT_SOCKET_COUNTS_ECN = 2048,	/* accurate ECN: segments carry counts */
 };
 
 /* What the kernel knows of one of the relay's sockets. */
@@ -184,6 +189,8 @@ enum segment_reason {
 	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
 	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
 	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
+	SEGMENT_HUSHED,		/* dropped: a late word of a socket that sleeps */
+	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
 	SEGMENT_REASONS,
 };
 

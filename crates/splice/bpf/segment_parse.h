@@ -24,8 +24,9 @@ struct segment {
 	__u32 window;
 	__u32 payload;
 	__u32 sack_delta;
-	__u32 sack_floor;
+	__u32 sack_floor;	/* where sack_clip is set: in the receiver's numbering */
 	__u32 out_device;
+	__u16 mss;
 	__u8 flags;
 	__u8 ipv6;
 	__u8 header;		/* bytes of TCP header */
@@ -38,6 +39,7 @@ struct segment {
 	__u8 strip_sack;
 	__u8 clear_ecn;
 	__u8 local;
+	__u8 spends_hop;
 };
 
 static __always_inline bool after(__u32 a, __u32 b)
@@ -70,6 +72,7 @@ struct walk {
 	__u32 length;
 	__u32 tsval;
 	__u32 tsecr;
+	__u16 mss;
 	__u8 stamp_at;
 	__u8 sack_at;
 	__u8 has_stamp;
@@ -105,6 +108,8 @@ static long walk_option(__u32 index, struct walk *walk)
 		walk->stamp_at = at;
 		walk->tsval = at_be32(&b->old[at + 2]);
 		walk->tsecr = at_be32(&b->old[at + 6]);
+	} else if (kind == 2 && size == 4) {
+		walk->mss = b->old[at + 2] << 8 | b->old[at + 3];
 	} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
 		walk->sack_at = at;
 		walk->sacks = size >> 3;
@@ -113,10 +118,10 @@ static long walk_option(__u32 index, struct walk *walk)
 }
 
 /*
- * Finds timestamps and SACK blocks among options that are not just NOP NOP TS. False when the
+ * Finds timestamps, SACK blocks and the MSS among options that are not just NOP NOP TS. False when the
  * options make no sense.
  */
-static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
+__noinline int find_options(struct __sk_buff *skb, struct segment *s)
 {
 	struct walk walk = { .buffer = scratch() };
 	__u32 length;
@@ -139,6 +144,7 @@ static __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 	s->tsecr = walk.tsecr;
 	s->sack_at = walk.sack_at;
 	s->sacks = walk.sacks;
+	s->mss = walk.mss;
 	return !walk.nonsense;
 }
 
@@ -220,6 +226,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 
 		if (option[0] == bpf_htonl(0x0101080a)) {
 			s->has_stamp = s->plain_stamp = 1;
+			s->stamp_at = 2;
 			s->tsval = bpf_ntohl(option[1]);
 			s->tsecr = bpf_ntohl(option[2]);
 		}

@@ -21,11 +21,69 @@ static __always_inline __u16 csum_fold(__u32 sum)
 	return ~sum;
 }
 
-/* Writes timestamps and SACK blocks; the change goes into `sum`. False when it fails. */
-static __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *sum)
+/* More than a window (RFC 7323), and little enough to compare with. */
+#define SACK_REACH (1U << 30)
+
+struct sack_move {
+	__u32 at;	/* of the option, in the scratch's new bytes */
+	__u32 blocks;
+	__u32 delta;
+	__u32 low;
+	__u32 high;
+};
+
+/*
+ * Moves SACK blocks, and clips them to [low, high]. A sender discards a block that it has not sent
+ * all of (tcp_is_sackblock_valid), and with it what it says of the rest, so what is left of none
+ * goes, and the others close up.
+ */
+__noinline int move_sacks(struct sack_move *m)
 {
 	struct scratch *b = scratch();
-	__u32 length, i, at, stamp;
+	__u32 i, kept = 0, at, slot, from, to;
+
+	if (!m || !b)
+		return 0;
+	at = m->at;
+	for (i = 0; i < 4 && i < m->blocks; i++) {
+		slot = at + 2 + 8 * i;
+		OPAQUE(slot);
+		if (slot > sizeof(b->new) - 8)
+			return 0;
+		from = at_be32(&b->new[slot]) + m->delta;
+		to = at_be32(&b->new[slot + 4]) + m->delta;
+		if (after(m->low, from))
+			from = m->low;
+		if (after(to, m->high))
+			to = m->high;
+		__builtin_memset(&b->new[slot], 1, 8);
+		if (!after(to, from))
+			continue;
+		slot = at + 2 + 8 * kept;
+		OPAQUE(slot);
+		if (slot > sizeof(b->new) - 8)
+			return 0;
+		put_be32(&b->new[slot], from);
+		put_be32(&b->new[slot + 4], to);
+		kept++;
+	}
+	OPAQUE(at);
+	if (at > sizeof(b->new) - 2)
+		return 0;
+	if (kept) {
+		b->new[at + 1] = 2 + 8 * kept;
+	} else {
+		b->new[at] = 1;
+		b->new[at + 1] = 1;
+	}
+	return 1;
+}
+
+/* Writes timestamps and SACK blocks; the change goes into `sum`. False when it fails. */
+__noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *sum)
+{
+	struct scratch *b = scratch();
+	__u32 length, at, stamp;
 	__s64 change;
 
 	if (!s || !b || !sum)
@@ -47,30 +105,19 @@ static __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, 
 		put_be32(&b->new[stamp + 2], s->tsval);
 		put_be32(&b->new[stamp + 6], s->tsecr);
 	}
-	for (i = 0; i < 4; i++) {
-		__u32 block = s->sack_at + 2 + 8 * i, from, to;
-
-		OPAQUE(block);
-		if (i >= s->sacks || block < 2 || block > OPTION_BYTES - 8)
-			break;
-		if (s->strip_sack) {
-			/* kind and size of the first, and so all of it, become NOP */
-			if (i == 0) {
-				b->new[block - 2] = 1;
-				b->new[block - 1] = 1;
-			}
-			__builtin_memset(&b->new[block], 1, 8);
-			continue;
-		}
-		from = at_be32(&b->new[block]) + s->sack_delta;
-		to = at_be32(&b->new[block + 4]) + s->sack_delta;
+	if (s->sacks) {
 		/* What the relay had acknowledged would look like a duplicate's report. */
-		if (s->sack_clip && after(s->sack_floor, from))
-			from = s->sack_floor;
-		if (s->sack_clip && after(s->sack_floor, to))
-			to = s->sack_floor;
-		put_be32(&b->new[block], from);
-		put_be32(&b->new[block + 4], to);
+		struct sack_move move = {
+			.at = s->sack_at,
+			.blocks = s->sacks,
+			.delta = s->sack_delta,
+			.low = s->sack_clip ? s->sack_floor : s->ack - SACK_REACH,
+			.high = s->ack + SACK_REACH,
+		};
+
+		if (s->strip_sack)
+			move.high = move.low;
+		move_sacks(&move);
 	}
 	change = bpf_csum_diff((__be32 *)b->old, OPTION_BYTES, (__be32 *)b->new, OPTION_BYTES, *sum);
 	if (change < 0 || bpf_skb_store_bytes(skb, at, b->new, length, 0))
@@ -141,7 +188,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		/* The second byte ends with the two ECN bits, shifted by four. */
 		if (s->clear_ecn)
 			((__u8 *)ip)[1] &= ~0x30;
-		if (!s->local)
+		if (s->spends_hop)
 			ip->hop_limit--;
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
@@ -157,7 +204,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 			ip->tos &= ~3;
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
-		if (!s->local) {
+		if (s->spends_hop) {
 			word = ((__u32 *)ip)[2] & bpf_htonl(0xffff0000);
 			ip->ttl--;
 			header = csum_change(header, word,
@@ -178,7 +225,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 /*
  * Makes of a copy what the relay's own socket accepts: an acknowledgement without payload, or a
  * reset, at the place where the socket stands still. The peer has moved on, so the number that
- * it sent lies outside of the socket's window.
+ * it sent lies outside of the socket's window; and it may have got more than the socket has sent.
  */
 static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment *s,
 					  const struct segment_side *side,
@@ -187,13 +234,14 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 	const __u32 at = tcp_offset(s), own_final = other->cut + other->seq_delta;
 	struct scratch *b = scratch();
 	void *data, *end;
-	struct tcphdr *tcp;
 	__u32 header = s->header, sum = 0, i;
 	__s64 change;
 
 	skb->mark = 0;
+	if (!s->plain_stamp && !find_options(skb, s))
+		return DROP;
 	OPAQUE(header);
-	if (!b || header < sizeof(*tcp) || header > 60)
+	if (!b || header < sizeof(struct tcphdr) || header > 60)
 		return DROP;
 	if (s->payload && bpf_skb_change_tail(skb, at + header, 0)) {
 		count(SEGMENT_UNWRITABLE);
@@ -206,8 +254,7 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 	if (s->ipv6) {
 		struct ipv6hdr *ip = data + ETH_HLEN;
 
-		tcp = (void *)(ip + 1);
-		if ((void *)(tcp + 1) > end)
+		if ((void *)(ip + 1) > end)
 			return DROP;
 		ip->payload_len = bpf_htons(header);
 		for (i = 0; i < 4; i++) {
@@ -218,8 +265,7 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 		struct iphdr *ip = data + ETH_HLEN;
 		__u32 word;
 
-		tcp = (void *)(ip + 1);
-		if ((void *)(tcp + 1) > end)
+		if ((void *)(ip + 1) > end)
 			return DROP;
 		word = *(__u32 *)ip;
 		ip->tot_len = bpf_htons(sizeof(*ip) + header);
@@ -228,23 +274,38 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 		sum = csum_change(sum, 0, s->tuple.source[3]);
 		sum = csum_change(sum, 0, s->tuple.destination[3]);
 	}
-	tcp->seq = bpf_htonl(reset ? side->cut : side->own_seq);
-	if (after(s->ack, own_final))
-		tcp->ack_seq = bpf_htonl(own_final);
-	((__u8 *)tcp)[13] = reset ? RST | ACK : s->flags & ~(FIN | PSH | URG);
-	tcp->check = 0;
 	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
 	sum = csum_change(sum, 0, bpf_htonl(header));
-	__builtin_memset(b->old, 0, sizeof(b->old));
-	if (bpf_skb_load_bytes(skb, at, b->old, header))
+
+	__builtin_memset(b->new, 0, sizeof(b->new));
+	if (bpf_skb_load_bytes(skb, at, b->new, header))
 		return DROP;
-	change = bpf_csum_diff(NULL, 0, (__be32 *)b->old, sizeof(b->old), sum);
-	data = (void *)(long)skb->data;
-	end = (void *)(long)skb->data_end;
-	tcp = data + at;
-	if (change < 0 || (void *)(tcp + 1) > end)
+	put_be32(&b->new[4], reset ? side->cut : side->own_seq);
+	if (after(s->ack, own_final))
+		put_be32(&b->new[8], own_final);
+	b->new[13] = reset ? RST | ACK : s->flags & ~(FIN | PSH | URG);
+	b->new[16] = b->new[17] = 0;
+	/* The echo of a clock that stood tells nothing of a round trip. */
+	i = s->stamp_at;
+	OPAQUE(i);
+	if (s->has_stamp && i <= OPTION_BYTES - 10)
+		put_be32(&b->new[sizeof(struct tcphdr) + i + 6], 0);
+	if (s->sacks) {
+		struct sack_move move = {
+			.at = sizeof(struct tcphdr) + s->sack_at,
+			.blocks = s->sacks,
+			.low = own_final - SACK_REACH,
+			.high = own_final,
+		};
+
+		move_sacks(&move);
+	}
+	change = bpf_csum_diff(NULL, 0, (__be32 *)b->new, sizeof(b->new), sum);
+	if (change < 0)
 		return DROP;
-	tcp->check = csum_fold(change);
+	*(__u16 *)&b->new[16] = csum_fold(change);
+	if (bpf_skb_store_bytes(skb, at, b->new, header, 0))
+		return DROP;
 	count(SEGMENT_OWN_COPIES);
 	return NEXT;
 }

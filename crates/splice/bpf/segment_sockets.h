@@ -10,6 +10,9 @@
 #define bpf_ksym_exists(symbol) (!!(void *)symbol)
 #endif
 
+/* TCP_ECN_MODE_ACCECN in net/tcp.h (6.18); a bit without a meaning before */
+#define ECN_MODE_ACCECN 16
+
 static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
 				    struct segment_socket *out)
 {
@@ -20,6 +23,7 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	struct dst_entry *dst;
 	struct net_device *device;
 	__u32 flags = SEGMENT_SOCKET_FOUND;
+	__u8 ecn;
 
 	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
 		key.ipv4.saddr = tuple->source[3];
@@ -65,8 +69,11 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_TIMESTAMPS;
 	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.sack_ok))
 		flags |= SEGMENT_SOCKET_SACK;
-	if (BPF_CORE_READ(tp, ecn_flags))
+	ecn = BPF_CORE_READ(tp, ecn_flags);
+	if (ecn)
 		flags |= SEGMENT_SOCKET_ECN;
+	if (ecn & ECN_MODE_ACCECN)
+		flags |= SEGMENT_SOCKET_COUNTS_ECN;
 	if (bpf_core_field_exists(tp->tcp_usec_ts) &&
 	    BPF_CORE_READ_BITFIELD_PROBED(tp, tcp_usec_ts))
 		flags |= SEGMENT_SOCKET_MICROSECONDS;

@@ -1,4 +1,4 @@
-//! Loading BPF objects and reaching their maps and programs: the only file that names libbpf.
+//! Loading BPF objects and reaching their maps and programs: the only module that names libbpf.
 //!
 //! An engine embeds its object with [`include_bytes!`], opens it, sizes its maps, loads it, and
 //! takes the [`Map`]s and [`Program`]s that it needs; each owns a descriptor of its own, so the
@@ -8,9 +8,11 @@
     reason = "shared memory and bpf(2); see the SAFETY comments"
 )]
 
+pub(crate) mod device;
+
 use std::fmt;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -152,7 +154,7 @@ impl Object {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|error| Error::system(format!("the BPF program {name} is lost"), error))?;
-        Ok(Program { fd })
+        Ok(Program { name, fd })
     }
 
     /// Makes a program the one that runs for the members of a map of sockets. A member keeps the
@@ -276,6 +278,7 @@ impl fmt::Debug for Map {
 /// One BPF program.
 #[derive(Debug)]
 pub(crate) struct Program {
+    name: &'static str,
     fd: OwnedFd,
 }
 
@@ -331,49 +334,6 @@ impl Program {
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;
         Ok(options.retval as i32)
-    }
-}
-
-/// A program on a device; it leaves when this is dropped.
-#[derive(Debug)]
-pub(crate) struct DeviceLink {
-    _link: OwnedFd,
-}
-
-impl Program {
-    /// Attaches a tc program to what comes in on a device, behind the programs that are there.
-    pub(crate) fn attach_ingress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
-        self.attach_device(device, libbpf_sys::BPF_TCX_INGRESS)
-    }
-
-    /// The same for what goes out.
-    pub(crate) fn attach_egress(&self, device: u32) -> std::result::Result<DeviceLink, Errno> {
-        self.attach_device(device, libbpf_sys::BPF_TCX_EGRESS)
-    }
-
-    fn attach_device(
-        &self,
-        device: u32,
-        place: libbpf_sys::bpf_attach_type,
-    ) -> std::result::Result<DeviceLink, Errno> {
-        let options = libbpf_sys::bpf_link_create_opts {
-            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
-            ..Default::default()
-        };
-        // SAFETY: `options` outlives the call and tells its own size; the descriptor is a
-        // program's.
-        let result = unsafe {
-            libbpf_sys::bpf_link_create(
-                self.fd.as_raw_fd(),
-                device as i32,
-                place,
-                &raw const options,
-            )
-        };
-        checked(result)?;
-        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
-        let link = unsafe { OwnedFd::from_raw_fd(result) };
-        Ok(DeviceLink { _link: link })
     }
 }
 

@@ -105,7 +105,8 @@ pub(crate) struct SegmentFlow {
     pub(crate) serial: AtomicU32,
     pub(crate) deadline_ns: AtomicU64,
     pub(crate) moved_ns: AtomicU64,
-    reserved: [AtomicU64; 5],
+    pub(crate) last_ns: AtomicU64,
+    reserved: [AtomicU64; 4],
     pub(crate) side: [SegmentSide; 2],
 }
 
@@ -113,8 +114,8 @@ pub(crate) struct SegmentFlow {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SegmentGate {
-    pub(crate) overlaps: AtomicU32,
-    reserved: AtomicU32,
+    pub(crate) awake: AtomicU32,
+    pub(crate) behind: AtomicU32,
 }
 
 /// `enum segment_state`.
@@ -155,6 +156,7 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const URGENT: u32 = 256;
     pub(crate) const MARKED: u32 = 512;
     pub(crate) const BOUND: u32 = 1024;
+    pub(crate) const COUNTS_ECN: u32 = 2048;
 }
 
 /// `struct segment_socket`.
@@ -195,7 +197,7 @@ pub(crate) struct SegmentSeen {
     pub(crate) device: u32,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    reserved: u32,
+    pub(crate) mss: u32,
 }
 
 /// `struct segment_inspection`.

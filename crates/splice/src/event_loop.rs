@@ -21,10 +21,10 @@ use slab::Slab;
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::ends::Ends;
-use crate::engine::Carriers;
 use crate::engine::kernel::Bell;
 use crate::engine::segment::ground::Standing;
 use crate::engine::uring::{self, Ring};
+use crate::engine::{Carriers, EngineName};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -172,6 +172,21 @@ impl EventLoop {
     /// A way to reach this loop from other threads.
     pub fn remote(&self) -> Remote {
         Remote::new(Arc::clone(&self.mailbox))
+    }
+
+    /// Loads what an engine needs once, which its first pair would wait for otherwise. As long as
+    /// this loop has tasks it stays loaded.
+    ///
+    /// # Errors
+    /// As [`EngineName::probe`].
+    pub fn prepare(&mut self, engine: EngineName) -> Result<()> {
+        match engine {
+            EngineName::Segment => {
+                let prepared = self.carriers.segments.prepare();
+                prepared.map_err(|why| engine.refused(why))
+            }
+            other => other.probe(),
+        }
     }
 
     /// Turns until [`Remote::end`] is called.

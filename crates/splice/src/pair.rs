@@ -256,8 +256,10 @@ impl Pair {
                     at_destination,
                     errno,
                 }) => {
-                    let side = if at_destination { from.other() } else { from };
-                    reason = Some(Reason::fault(side, errno));
+                    let side = if at_destination { to } else { from };
+                    let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
+                    reason =
+                        Some(reset_by.map_or_else(|| Reason::fault(side, errno), Reason::Reset));
                     break;
                 }
             }

@@ -63,6 +63,36 @@ pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
     })
 }
 
+/// The most payload that a connected TCP socket puts into a segment now, in bytes, and whether it
+/// carries timestamps.
+pub(crate) fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
+    // `TCPI_OPT_TIMESTAMPS` in linux/tcp.h.
+    const TIMESTAMPS: u8 = 1;
+    // SAFETY: integers only, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(last_error());
+    }
+    Ok((info.tcpi_snd_mss, info.tcpi_options & TIMESTAMPS != 0))
+}
+
+/// Sets `TCP_MAXSEG`: what a connection to come announces at most.
+pub(crate) fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
+    let bytes = bytes.cast_signed();
+    set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, &bytes)
+}
+
 /// Has a socket poll the device for up to `time` when it finds nothing: `SO_BUSY_POLL`. What a
 /// listening TCP socket accepts has it as well.
 ///
@@ -123,54 +153,25 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
-/// Puts a BPF program (`BPF_PROG_TYPE_SOCKET_FILTER`) in front of the socket.
-pub(crate) fn filter(fd: impl AsFd, program: BorrowedFd<'_>) -> Result<(), Errno> {
-    set(
-        fd.as_fd(),
-        libc::SOL_SOCKET,
-        libc::SO_ATTACH_BPF,
-        &program.as_raw_fd(),
-    )
+/// Has a program say what the socket gets to see (`SO_ATTACH_BPF`).
+pub(crate) fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()> {
+    let program = program.as_fd().as_raw_fd();
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
 }
 
-/// Takes the program in front of the socket away, if there is one.
-pub(crate) fn unfilter(fd: impl AsFd) {
-    let _ = set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32);
+/// Takes [`attach_filter`] back.
+pub(crate) fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
-/// Lets the socket ignore everything but a reset.
-///
-/// In repair mode alone it would still acknowledge and queue what arrives.
-pub(crate) fn ignore_all_but_resets(fd: impl AsFd) -> Result<(), Errno> {
-    // The filter of a TCP socket sees the segment from the TCP header on (`tcp_filter`).
-    const FLAGS_OFFSET: u32 = 13;
-    const RST: u32 = 0x04;
-    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let code = [
-        instruction(
-            libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
-            0,
-            0,
-            FLAGS_OFFSET,
-        ),
-        instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, RST),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
-    ];
-    let program = libc::sock_fprog {
-        len: code.len() as u16,
-        filter: code.as_ptr().cast_mut(),
-    };
+/// The largest window that the socket announces from now on (`TCP_WINDOW_CLAMP`). What it has
+/// announced it keeps (`tcp_select_window`).
+pub(crate) fn clamp_window(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     set(
         fd.as_fd(),
-        libc::SOL_SOCKET,
-        libc::SO_ATTACH_FILTER,
-        &program,
+        libc::IPPROTO_TCP,
+        libc::TCP_WINDOW_CLAMP,
+        &bytes,
     )
 }
 
@@ -219,7 +220,7 @@ fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> Result<(), Errno> {
 
 fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
-    // integers, or `sock_fprog`, whose pointer the caller keeps alive during the call.
+    // integers.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),

@@ -12,6 +12,7 @@
 
 mod support {
     pub(crate) mod alone;
+    pub(crate) mod apart;
     pub(crate) mod contestant;
     pub(crate) mod descriptors;
     pub(crate) mod driven;
@@ -61,11 +62,28 @@ macro_rules! test {
             }
         }
     };
-    ((alone) $contestant:ident $rule:ident $test:ident) => {
+    ((apart) $contestant:ident $rule:ident $test:ident) => {
         #[test]
-        #[ignore = "an experimental engine, not yet steady: its page in docs/ says what is open"]
         fn $test() {
-            crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            crate::support::apart::apart(&[], || {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
+        }
+    };
+    ((apart_from_peers) $contestant:ident $rule:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            crate::support::apart::apart_from_peers(|| {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
+        }
+    };
+    ((apart_without_stamps) $contestant:ident $rule:ident $test:ident) => {
+        #[test]
+        fn $test() {
+            crate::support::apart::apart(&[("net.ipv4.tcp_timestamps", "0")], || {
+                crate::rule::$rule::$test(&crate::support::contestant::$contestant);
+            });
         }
     };
 }
@@ -162,5 +180,8 @@ contract!(uring, URING, (always));
 contract!(auto, AUTO, (always));
 contract!(aio, AIO, (always));
 contract!(sockmap, SOCKMAP, (always));
-contract!(segment, SEGMENT, (alone));
-contract!(segment_v6, SEGMENT_V6, (alone));
+contract!(segment, SEGMENT, (apart));
+contract!(segment_v6, SEGMENT_V6, (apart));
+contract!(segment_without_stamps, SEGMENT, (apart_without_stamps));
+contract!(segment_over_veths, SEGMENT, (apart_from_peers));
+contract!(segment_over_veths_v6, SEGMENT_V6, (apart_from_peers));

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice::{
-    Context, Endpoint, Interest, Kind, Outcome, Readiness, Reason, Side, Step, Task, pair_task,
+    Context, Endpoint, Interest, Kind, Outcome, Readiness, Reason, SegmentSize, Side, Step, Task,
+    pair_task,
 };
 
 use crate::access_log::Entry;
@@ -121,6 +122,9 @@ impl Connection {
                     continue;
                 }
             };
+            if self.relay.translates_segments() {
+                self.fit_segments(place.kind(), &socket);
+            }
             let connected = place.connect(&socket);
             match connected {
                 Ok(()) | Err(Errno::INPROGRESS) => {
@@ -146,6 +150,17 @@ impl Connection {
         }
         let errno = self.last_error.unwrap_or(Errno::ADDRNOTAVAIL);
         self.fail(&format!("no target: {}", words(errno.raw_os_error())))
+    }
+
+    /// Has the target send no larger segments than the client takes.
+    fn fit_segments(&self, kind: Kind, target: &OwnedFd) {
+        if let Some(client) = &self.client
+            && self.client_kind != Kind::Unix
+            && kind != Kind::Unix
+        {
+            // Should it fail, the pair says why it is not taken.
+            let _ = SegmentSize::taken_by_peer(client).and_then(|size| size.announce_on(target));
+        }
     }
 
     fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {

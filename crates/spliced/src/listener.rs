@@ -11,7 +11,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname, listen, sockopt};
-use splice::{Address, Context, Endpoint, Interest, Kind, Readiness, Step, Task, set_busy_poll};
+use splice::{
+    Address, Context, Endpoint, Interest, Kind, Readiness, SegmentSize, Step, Task, set_busy_poll,
+};
 
 use crate::connection::Connection;
 use crate::echo;
@@ -41,8 +43,9 @@ pub(crate) struct Listening {
 
 impl Listening {
     /// Binds a socket for each thread: TCP sockets of their own, over which the kernel spreads
-    /// the connections (`SO_REUSEPORT`), or one shared UNIX socket.
-    pub(crate) fn on(address: &Address, threads: usize) -> Result<Self> {
+    /// the connections (`SO_REUSEPORT`), or one shared UNIX socket. Where `fits` is given, clients
+    /// over TCP are told to send no larger segments.
+    pub(crate) fn on(address: &Address, threads: usize, fits: Option<SegmentSize>) -> Result<Self> {
         let mut listening = Self {
             by_thread: (0..threads).map(|_| Vec::new()).collect(),
             places: Vec::new(),
@@ -54,7 +57,7 @@ impl Listening {
         let mut failed = None;
         for place in places {
             let added = match &place {
-                Place::Inet(_) => listening.add_tcp(place, threads),
+                Place::Inet(_) => listening.add_tcp(place, threads, fits),
                 Place::Unix(_) => listening.add_unix(&place, address, threads),
             };
             match added.with_context(|| format!("cannot listen on {address}")) {
@@ -85,7 +88,7 @@ impl Listening {
         Ok(())
     }
 
-    fn add_tcp(&mut self, place: Place, threads: usize) -> Result<()> {
+    fn add_tcp(&mut self, place: Place, threads: usize, fits: Option<SegmentSize>) -> Result<()> {
         // The first socket is bound without SO_REUSEPORT: with it, a second relay of the same
         // user would be given the port too, and a part of this one's connections.
         let (first, place) = match bind_tcp(&place, false) {
@@ -103,11 +106,17 @@ impl Listening {
         if threads > 1 {
             sockopt::set_socket_reuseport(&first, true).context("SO_REUSEPORT cannot be set")?;
         }
-        listen(&first, BACKLOG).map_err(|errno| why_not(errno, &place))?;
+        let listen = |socket: &OwnedFd| -> Result<()> {
+            if let Some(size) = fits {
+                size.announce_on(socket)?;
+            }
+            listen(socket, BACKLOG).map_err(|errno| why_not(errno, &place))
+        };
+        listen(&first)?;
         self.by_thread[0].push(first);
         for sockets in &mut self.by_thread[1..] {
             let socket = bind_tcp(&place, true).map_err(|errno| why_not(errno, &place))?;
-            listen(&socket, BACKLOG).map_err(|errno| why_not(errno, &place))?;
+            listen(&socket)?;
             sockets.push(socket);
         }
         self.places.push(place);

@@ -93,6 +93,12 @@ impl Relay {
     pub(crate) fn writes_access_log(&self) -> bool {
         self.access_log.is_some()
     }
+
+    /// Whether the target's segments have to fit the client.
+    pub(crate) fn translates_segments(&self) -> bool {
+        self.options.engine == EngineChoice::Only(EngineName::Segment)
+            || self.options.promote_to_segment
+    }
 }
 
 /// A thread with a loop.
@@ -116,16 +122,10 @@ enum Event {
 /// What keeps it from starting, or made a loop fail.
 pub(crate) fn run(plan: Plan) -> Result<()> {
     raise_descriptor_limit(plan.life.max_connections);
-    if let EngineChoice::Only(engine) = plan.engine {
-        if plan.target.is_none() {
-            engine.can_echo()?;
-        }
-        engine.probe()?;
-        if matches!(engine, EngineName::Sockmap | EngineName::Segment) {
-            tracing::warn!(
-                "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
-            );
-        }
+    if let EngineChoice::Only(engine) = plan.engine
+        && plan.target.is_none()
+    {
+        engine.can_echo()?;
     }
     let threads = plan.life.threads.map_or_else(
         || thread::available_parallelism().map_or(1, usize::from),
@@ -145,7 +145,13 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         .transpose()?
         .unzip();
     ends_at_once.store(false, Ordering::Relaxed);
-    let mut listening = Listening::on(&plan.listen, threads)?;
+    let fits = match &goal {
+        Goal::Target(target) if plan.engine == EngineChoice::Only(EngineName::Segment) => {
+            target.segment_size()
+        }
+        _ => None,
+    };
+    let mut listening = Listening::on(&plan.listen, threads, fits)?;
     if let Some(time) = plan.busy_poll {
         listening.set_busy_poll(time)?;
     }
@@ -173,6 +179,11 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         .into_iter()
         .map(|sockets| Worker::start(sockets, listening.shared, &relay, plan.busy_poll, &sender))
         .collect::<Result<Vec<_>>>()?;
+    if let EngineChoice::Only(engine @ (EngineName::Sockmap | EngineName::Segment)) = plan.engine {
+        tracing::warn!(
+            "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
+        );
+    }
     for place in &listening.places {
         match &relay.goal {
             Goal::Target(target) => {
@@ -288,6 +299,12 @@ impl Worker {
                     .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))
                     .map(|listener| event_loop.spawn(Box::new(listener)))
                     .collect();
+                // An engine that cannot be used has the relay refuse to start.
+                if let EngineChoice::Only(engine) = relay.options.engine
+                    && let Err(error) = event_loop.prepare(engine)
+                {
+                    return drop(ready.send(Err(error)));
+                }
                 drop(relay);
                 let _ = ready.send(Ok((event_loop.remote(), listeners)));
                 // A panic is a defect, and a relay without its listeners must not look alive. What

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use splice::Address;
+use splice::{Address, SegmentSize};
 
 use crate::place::Place;
 
@@ -69,6 +69,17 @@ impl Target {
             known.sought = questions.send(()).is_ok();
         }
         Arc::clone(&known.places)
+    }
+
+    /// What fits on the way to all the places that are known now; `None` without a way there, which
+    /// the first connection is going to tell.
+    pub(crate) fn segment_size(&self) -> Option<SegmentSize> {
+        let places = Arc::clone(&self.lock().places);
+        let size = |place: &Place| match place {
+            Place::Inet(address) => SegmentSize::on_the_way_to(*address).ok(),
+            Place::Unix(_) => None,
+        };
+        places.iter().filter_map(size).min()
     }
 
     fn answer(&self) {

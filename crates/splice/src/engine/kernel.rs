@@ -36,7 +36,7 @@ use super::EngineName;
 use crate::direction::Direction;
 use crate::endpoint::Endpoint;
 use crate::mailbox::Waker;
-use crate::outcome::Reason;
+use crate::outcome::{Reason, Side};
 use crate::task::Task;
 
 /// What an engine may use of its pair during a turn. `directions[i]` reads from `ends[i]` and
@@ -112,6 +112,12 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
 
     /// When the kernel last moved a byte, if it did.
     fn moved_at(&self, now: Instant) -> Option<Instant>;
+
+    /// Which peer has reset its connection, as far as the program knows: a socket may hear of the
+    /// other peer's answer first.
+    fn reset_by(&self) -> Option<Side> {
+        None
+    }
 
     /// The pair ends: returns exactly what the kernel has given to each direction's target, and
     /// takes back everything that it has in the kernel. Both sockets are closed right after it.

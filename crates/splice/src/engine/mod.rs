@@ -84,13 +84,17 @@ impl EngineName {
             Self::Aio => aio::Context::new().map(drop),
             Self::Uring => uring::probe(),
             Self::Sockmap => sockmap::probe(),
-            Self::Segment => segment::ground::Ground::here().map(drop).map_err(|why| {
-                Error::new(
-                    ErrorKind::EngineRefused,
-                    format!("engine segment cannot be used: {why}"),
-                )
-            }),
+            Self::Segment => segment::ground::Ground::here()
+                .map(drop)
+                .map_err(|why| self.refused(why)),
         }
+    }
+
+    pub(crate) fn refused(self, why: impl fmt::Display) -> Error {
+        Error::new(
+            ErrorKind::EngineRefused,
+            format!("engine {self} cannot be used: {why}"),
+        )
     }
 }
 

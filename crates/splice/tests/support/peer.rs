@@ -1,17 +1,19 @@
 //! A program at the far end of one of the relay's sockets.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use netlab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, send, socket, sockopt,
 };
 use splice::Kind;
 
+use crate::support::apart::Surroundings;
 use crate::support::patience::PATIENCE;
 
 /// One end of a connection of any kind: `TcpStream` only reads, writes, and shuts down, which is
@@ -47,19 +49,36 @@ impl Peer {
             tune(far.as_fd());
             return (Self::new(near.into(), kind), far.into());
         }
-        let (family, loopback) = match kind {
-            Kind::Tcp6 => (AddressFamily::INET6, "[::1]:0"),
-            _ => (AddressFamily::INET, "127.0.0.1:0"),
+        let family = match kind {
+            Kind::Tcp6 => AddressFamily::INET6,
+            _ => AddressFamily::INET,
         };
+        let surroundings = Surroundings::here();
+        let side = surroundings.as_ref().map(|around| {
+            if around.is_server_next() {
+                let ip = (Lab::RELAY_FAR_V4.into(), Lab::RELAY_FAR_V6.into());
+                (around.lab.server(), ip)
+            } else {
+                let ip = (Lab::RELAY_V4.into(), Lab::RELAY_V6.into());
+                (around.lab.client(), ip)
+            }
+        });
+        let local: (IpAddr, IpAddr) = side.map_or_else(
+            || (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+            |(_, ip)| ip,
+        );
+        let local = if kind == Kind::Tcp6 { local.1 } else { local.0 };
         let protocol = (kind == Kind::Mptcp).then_some(ipproto::MPTCP);
         let made = || socket(family, SocketType::STREAM, protocol).expect("a socket");
         let listener = made();
         tune(listener.as_fd());
-        let address: SocketAddr = loopback.parse().expect("an address");
-        rustix::net::bind(&listener, &address).expect("bind");
+        rustix::net::bind(&listener, &SocketAddr::new(local, 0)).expect("bind");
         rustix::net::listen(&listener, 1).expect("listen");
         let listener = TcpListener::from(listener);
-        let near = made();
+        let near = match side {
+            Some((namespace, _)) => namespace.enter(made).expect("entered"),
+            None => made(),
+        };
         tune(near.as_fd());
         let address = listener.local_addr().expect("the listener's address");
         rustix::net::connect(&near, &address).expect("connect");

@@ -222,14 +222,21 @@ impl Relay {
         }
     }
 
-    /// How many descriptors each of its epoll instances watches.
-    pub(crate) fn watched(&self) -> Vec<usize> {
+    /// What the kernel tells of each of its descriptors.
+    pub(crate) fn descriptor_infos(&self) -> Vec<String> {
         self.entries("fdinfo")
             .iter()
             // Some may be closed meanwhile.
             .filter_map(|fd| {
                 fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.process.id())).ok()
             })
+            .collect()
+    }
+
+    /// How many descriptors each of its epoll instances watches.
+    pub(crate) fn watched(&self) -> Vec<usize> {
+        self.descriptor_infos()
+            .iter()
             .map(|info| info.lines().filter(|line| line.starts_with("tfd:")).count())
             .filter(|count| *count > 0)
             .collect()

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
+use crate::bpf_types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTuple};
 use crate::bpf_types::{segment_flag as flag, segment_socket_flag as has};
 use crate::outcome::Side;
+use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
 
 /// Why a pair is not spliced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(super) struct SidePlan {
     pub(super) flags: u8,
     pub(super) own_scale: u8,
     pub(super) clock: u32,
+    /// The end of the window that the relay's socket has announced.
+    pub(super) promised: u32,
     pub(super) cut: u32,
     pub(super) own_seq: u32,
     pub(super) high_seq: u32,
@@ -59,16 +62,13 @@ pub(super) struct Plan {
     pub(super) sides: [SidePlan; 2],
 }
 
-/// `ESTABLISHED` in `net/tcp_states.h`.
+/// From `net/tcp_states.h`.
 const ESTABLISHED: u32 = 1;
+const LISTEN: u32 = 10;
 
 /// From `linux/if_arp.h`.
 const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
-
-/// IP and TCP headers without options, in bytes.
-const HEADERS_V4_BYTES: u32 = 40;
-const HEADERS_V6_BYTES: u32 = 60;
 
 /// No peer's segments count as larger than this when windows are judged, in bytes: a jumbo
 /// frame's payload. Larger ones exist on lo only, where a sender cuts them to half a window.
@@ -99,7 +99,9 @@ pub(super) fn device(socket: &SegmentSocket) -> u32 {
 /// What cannot change any more while the pair lives.
 pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
-        if socket.flags & has::FOUND == 0 {
+        // A socket that has heard of both ends of stream is no longer found, but the listener that
+        // it came from, while there may still be bytes in it (`tcp_done`).
+        if socket.flags & has::FOUND == 0 || socket.state == LISTEN {
             return Err(Obstacle::Ended);
         }
         if socket.cookie != cookies[side.index()] {
@@ -115,6 +117,11 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
                 "carries a mark (SO_MARK), so its packets may be routed apart",
             ),
             (has::BOUND, "is bound to a device or VRF"),
+            (
+                has::COUNTS_ECN,
+                "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
+                 leaves it off)",
+            ),
         ] {
             if socket.flags & bit != 0 {
                 return refused(format!("{side:?} {what}"));
@@ -148,14 +155,19 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
     for from in Side::BOTH {
         let sender = &found.socket[from.index()];
         let receiver = &found.socket[from.other().index()];
-        let fits = receiver
-            .peer_mss
-            .min(receiver.path_mtu.saturating_sub(headers));
-        if sender.announced_mss > fits {
+        let fits = mss_of_peer(found, from.other()).min(receiver.path_mtu.saturating_sub(headers));
+        // The socket notes what it has announced without the room for timestamps
+        // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
+        let stamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
+            STAMP_BYTES
+        } else {
+            0
+        };
+        let announced = sender.announced_mss + stamp_bytes;
+        if announced > fits {
             return refused(format!(
-                "{from:?}'s peer may send segments of {} bytes and {:?}'s takes {fits}; set \
-                 TCP_MAXSEG before {from:?} is connected",
-                sender.announced_mss,
+                "{from:?}'s peer may send segments of {announced} bytes and {:?}'s takes {fits}; \
+                 set TCP_MAXSEG before {from:?} is connected",
                 from.other(),
             ));
         }
@@ -174,6 +186,13 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
     Ok(())
 }
 
+/// What a peer has announced, as it came by. The socket notes no more than its own `TCP_MAXSEG`
+/// (`tcp_parse_options`), so it may know too little.
+fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
+    let noted = found.socket[side.index()].peer_mss;
+    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss))
+}
+
 /// Which number an acknowledgement for this socket has to carry so that its window counts.
 ///
 /// A socket takes the window of a segment beyond a gap, too, and may drop its bytes for want of
@@ -187,10 +206,15 @@ pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
     socket.rcv_nxt.wrapping_add_signed(step)
 }
 
+/// The end of the window that a socket has announced to its peer.
+pub(super) fn promised(socket: &SegmentSocket) -> u32 {
+    socket.rcv_wup.wrapping_add(socket.rcv_wnd)
+}
+
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
 pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
     for socket in &found.socket {
-        if socket.state != ESTABLISHED {
+        if has_ended(socket) {
             return Err(Obstacle::Ended);
         }
         if socket.flags & has::DISORDER != 0 {
@@ -198,6 +222,11 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
         }
         if socket.flags & has::URGENT != 0 {
             return Err(Obstacle::NotNow("urgent data waits"));
+        }
+        if socket.snd_wl1.wrapping_sub(socket.rcv_nxt).cast_signed() > 0 {
+            // Until it is repeated, windows in what comes before it do not count
+            // (`tcp_may_update_window`).
+            return Err(Obstacle::NotNow("a segment beyond a gap was dropped"));
         }
     }
     let delta = |from: usize| {
@@ -231,6 +260,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
             flags,
             own_scale: near.own_scale,
             clock: far.clock,
+            promised: promised(near),
             cut: near.rcv_nxt,
             own_seq: own_seq(near),
             high_seq: near.rcv_nxt,
@@ -240,6 +270,21 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
         };
     }
     Ok(plan)
+}
+
+/// The handshake of this very connection, if it came by.
+fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
+    let (socket, seen) = (&found.socket[side], &found.seen[side]);
+    // The bytes follow the SYN's number; a FIN may follow them.
+    let begins = seen.seq.wrapping_add(1);
+    let is_this = seen.device == device(socket)
+        && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
+    is_this.then_some(seen)
+}
+
+/// A stream of the connection has come to its end.
+pub(super) fn has_ended(socket: &SegmentSocket) -> bool {
+    socket.state != ESTABLISHED
 }
 
 /// How far from the socket's own place a noted segment may lie, in bytes: more than a window, and
@@ -254,12 +299,7 @@ pub(super) fn was_seen(
     noted: Option<(u32, u32, u32)>,
 ) -> bool {
     let socket = &found.socket[side];
-    let handshake = &found.seen[side];
-    // The bytes follow the SYN's number; a FIN may follow them.
-    let begins = handshake.seq.wrapping_add(1);
-    let by_handshake = handshake.device == device(socket)
-        && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
-    by_handshake
+    handshake(found, side).is_some()
         || noted.is_some_and(|(device_seen, seq, ack)| {
             device_seen == device(socket)
                 && seq.wrapping_sub(socket.rcv_nxt).wrapping_add(NEAR) < 2 * NEAR

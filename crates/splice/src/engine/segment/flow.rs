@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ Linger ──▶ Free
+//!                       ▲           │
+//!                       └───────────┘
 //! ```
 //!
 //! The states and who changes them are in `bpf/segment.h`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -21,8 +24,8 @@ use crate::bpf_types::{segment_mark as mark, segment_state as state};
 /// owner that is alive looks at least every `LARGEST_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
-/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment.bpf.c` says why.
-pub(crate) const LINGER: Duration = Duration::from_millis(3200);
+/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
+const LINGER: Duration = Duration::from_millis(3200);
 
 /// A flow's slot. Dropping it ends the translation at once.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub(crate) struct Flow {
     slot: u32,
     serial: u32,
     tuples: [SegmentTuple; 2],
+    /// It counts among those whose sockets may still send.
+    awake: AtomicBool,
 }
 
 impl Flow {
@@ -49,6 +54,7 @@ impl Flow {
             slot,
             serial,
             tuples,
+            awake: AtomicBool::new(false),
         };
         let entry = flow.entry();
         entry.state.store(state::FREE, Relaxed);
@@ -92,20 +98,52 @@ impl Flow {
             side.ack_delta.store(plan.ack_delta, Relaxed);
             side.shape.store(plan.shape(), Relaxed);
             side.clock.store(plan.clock, Relaxed);
+            side.promised.store(plan.promised, Relaxed);
             side.cut.store(plan.cut, Relaxed);
             side.own_seq.store(plan.own_seq, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
-            // What was noted while watching may be newer than the sockets.
-            if side.marks.load(Relaxed) & mark::NOTED == 0 {
-                side.high_seq.store(plan.high_seq, Relaxed);
-                side.high_ack.store(plan.high_ack, Relaxed);
-                side.edge.store(plan.edge, Relaxed);
+            // What was noted may be newer than the sockets, or older: the first that was seen
+            // may have been a repetition.
+            let noted = side.marks.load(Relaxed) & mark::NOTED != 0;
+            for (word, known) in [
+                (&side.high_seq, plan.high_seq),
+                (&side.high_ack, plan.high_ack),
+                (&side.edge, plan.edge),
+            ] {
+                let seen = word.load(Relaxed);
+                if !noted || known.wrapping_sub(seen).cast_signed() > 0 {
+                    word.store(known, Relaxed);
+                }
             }
             side.marks.store(0, Relaxed);
         }
+        self.wake();
         self.renew();
-        self.ground.overlaps().fetch_add(1, Relaxed);
         self.entry().state.store(state::OVERLAP, Release);
+    }
+
+    /// The sockets have something to deliver once more.
+    pub(super) fn overlap_again(&self) {
+        self.wake();
+        self.renew();
+        // Should the program have ended the flow meanwhile, it stays so.
+        let _ =
+            self.entry()
+                .state
+                .compare_exchange(state::SPLICED, state::OVERLAP, Release, Relaxed);
+    }
+
+    fn wake(&self) {
+        if !self.awake.swap(true, Relaxed) {
+            self.ground.awake().fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Nothing more comes from the sockets.
+    pub(super) fn hush(&self) {
+        if self.awake.swap(false, Relaxed) {
+            self.ground.awake().fetch_sub(1, Relaxed);
+        }
     }
 
     /// Tells that the owner is alive.
@@ -117,14 +155,33 @@ impl Flow {
     /// From now on everything is translated.
     pub(super) fn splice(&self) {
         self.entry().state.store(state::SPLICED, Release);
-        self.ground.overlaps().fetch_sub(1, Relaxed);
     }
 
     /// The flow is over, but late segments are still translated for a while.
     pub(super) fn linger(&self) {
-        let deadline = now_ns() + LINGER.as_nanos() as u64;
-        self.entry().deadline_ns.store(deadline, Relaxed);
-        self.entry().state.store(state::LINGER, Release);
+        let now = now_ns();
+        let entry = self.entry();
+        entry.last_ns.store(now, Relaxed);
+        entry
+            .deadline_ns
+            .store(now + LINGER.as_nanos() as u64, Relaxed);
+        entry.state.store(state::LINGER, Release);
+    }
+
+    /// For how long late segments are still translated; `None` when a new connection has taken
+    /// the tuple.
+    pub(super) fn lingers(&self) -> Option<Duration> {
+        let entry = self.entry();
+        (entry.state.load(Acquire) == state::LINGER).then(|| {
+            let deadline = entry.deadline_ns.load(Relaxed);
+            Duration::from_nanos(deadline.saturating_sub(now_ns()))
+        })
+    }
+
+    /// Has connection tracking forget both connections.
+    pub(super) fn forget(&self) {
+        // Where the kernel cannot do it, the entries go by their own time.
+        let _ = self.ground.forget(&self.tuples);
     }
 
     /// The program, or `linger`, has found the flow to be over.
@@ -153,9 +210,8 @@ impl Flow {
 
     /// Ends the translation.
     pub(super) fn stop(&self) {
-        if self.entry().state.swap(state::FREE, AcqRel) == state::OVERLAP {
-            self.ground.overlaps().fetch_sub(1, Relaxed);
-        }
+        self.entry().state.store(state::FREE, Release);
+        self.hush();
     }
 
     /// For how long no byte has been acknowledged.

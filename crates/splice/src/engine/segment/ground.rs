@@ -2,29 +2,33 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
-use crate::bpf_object::{DeviceLink, Map, Program, SharedArray, load};
+use crate::bpf_object::device::{DeviceLink, Traffic, Way, namespace};
+use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
 /// The grounds of this process, by the inode of the namespace.
 static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
 
-/// What all spliced pairs of one network namespace share. Relays in a row on one host find each
-/// other's flows in it.
+/// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
+
+/// What all spliced pairs of one network namespace share. Relays in a row within a process find each
+/// other's flows in it; those of several processes hand segments on over lo.
 pub(crate) struct Ground {
     ingress: Program,
     egress: Program,
     inspect: Program,
     forget: Program,
+    asleep: Program,
     tuples: Map,
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
@@ -43,6 +47,15 @@ impl Standing {
             .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
             .clone()
     }
+
+    /// The same, and connections over lo have their handshakes seen from now on.
+    pub(crate) fn prepare(&mut self) -> std::result::Result<(), String> {
+        let ground = self.ground()?;
+        ground
+            .stand_on(LOOPBACK)
+            .map_err(|error| error.to_string())?;
+        Ok(())
+    }
 }
 
 /// What is in use.
@@ -53,17 +66,16 @@ struct Book {
     next_serial: u32,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, [DeviceLink; 2]>,
+    way: Way,
 }
 
 impl Ground {
     /// The ground of this thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
+    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the kernel does not take the program.
     pub(crate) fn here() -> Result<Arc<Self>> {
-        let namespace = fs::metadata("/proc/thread-self/ns/net")
-            .map_err(|error| Error::system("cannot tell the thread's network namespace", error))?
-            .ino();
+        let namespace = namespace()?;
         let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         grounds.retain(|(_, ground)| ground.strong_count() > 0);
         let known = grounds.iter().find(|(inode, _)| *inode == namespace);
@@ -84,12 +96,14 @@ impl Ground {
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
+            asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
                 free: (0..flows.len() as u32).collect(),
                 next_serial: 1,
                 owners: HashMap::new(),
                 devices: HashMap::new(),
+                way: Way::Tcx,
             }),
             flows,
         })
@@ -120,26 +134,33 @@ impl Ground {
         Ok(answer.forgotten)
     }
 
+    /// The filter of sockets that sleep.
+    pub(super) fn asleep(&self) -> &Program {
+        &self.asleep
+    }
+
     /// Makes sure that the program sees what comes in on a device; true when it already did.
     pub(crate) fn stand_on(&self, device: u32) -> Result<bool> {
         let mut book = self.book();
         if book.devices.contains_key(&device) {
             return Ok(true);
         }
-        let attached = |link: std::result::Result<DeviceLink, Errno>| {
-            link.map_err(|errno| {
-                Error::new(
-                    ErrorKind::BpfRefused,
-                    format!("the program cannot be attached to device {device}: {errno}"),
-                )
-            })
-        };
         let links = [
-            attached(self.ingress.attach_ingress(device))?,
-            attached(self.egress.attach_egress(device))?,
+            self.ingress.attach(device, Traffic::In, book.way)?,
+            self.egress.attach(device, Traffic::Out, book.way)?,
         ];
+        if device == LOOPBACK {
+            let behind = self.ingress.is_behind_its_like(device, &links[0])?;
+            self.gate.at(0).behind.store(behind.into(), Relaxed);
+        }
         book.devices.insert(device, links);
         Ok(false)
+    }
+
+    /// From now on goes to devices as on a kernel that has no tcx.
+    #[cfg(test)]
+    pub(super) fn stand_by_clsact(&self) {
+        self.book().way = Way::Clsact;
     }
 
     /// Leaves all devices, and tells which.
@@ -157,6 +178,15 @@ impl Ground {
         let book = self.book();
         assert_eq!(book.owners.len(), self.tuples.count());
         book.owners.len()
+    }
+
+    /// Payload that was translated, repetitions included, in bytes. A slot keeps its counts until
+    /// it is used again, which is after all others.
+    #[cfg(test)]
+    pub(super) fn translated_bytes(&self) -> u64 {
+        let flows = (0..self.flows.len()).map(|slot| self.flows.at(slot));
+        let sides = flows.flat_map(|flow| &flow.side);
+        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
     }
 
     #[cfg(test)]
@@ -209,9 +239,9 @@ impl Ground {
         book.free.push_back(slot);
     }
 
-    /// How many flows are in OVERLAP.
-    pub(super) fn overlaps(&self) -> &AtomicU32 {
-        &self.gate.at(0).overlaps
+    /// How many flows have sockets that may still send.
+    pub(super) fn awake(&self) -> &AtomicU32 {
+        &self.gate.at(0).awake
     }
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {

@@ -8,10 +8,19 @@
 //! How a pair gets there while bytes are under way, without a segment lost or held back:
 //!
 //! ```text
-//!             seen, plan made           queues empty, all acknowledged
-//! Watching ─────────────────▶ Overlap ─────────────────────────────────▶ Spliced ──▶ over
-//!     └──────▶ refused
+//!          seen           nothing promised that the       queues empty,
+//!                         other peer has no room for      all acknowledged
+//! Watching ────▶ Narrow ──────────────────────────▶ Overlap ────────────▶ Spliced ──▶ over
+//!     │             │                                  ▲                     │
+//!     └─────────────┴──▶ refused                       └─────────────────────┘
+//!                                                  a late segment reached a socket
 //! ```
+//!
+//! A socket of the relay has promised its peer room, and what the peer sends on the strength of
+//! that may be more than the other peer has room for: it would be dropped there. So in Narrow the
+//! socket is given a smaller window, and no more is read from it than the other peer's window has
+//! room for together with the promise, until both fit. A direction in which nothing is under way
+//! need not wait: its peer hears of the window with the first answer.
 //!
 //! The difference between the two numberings is constant from the moment on from which the relay
 //! adds nothing of its own: with `held` bytes in its hand,
@@ -20,11 +29,20 @@
 //! one hard rule is that what the relay has acknowledged it must deliver. So in Overlap new bytes
 //! go past the sockets while the pair copies what the sockets already have.
 
+mod change_over;
 pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
+mod linger;
+mod sockets;
 #[cfg(test)]
 mod tests;
+
+/// A step of the change-over is done; a test has the process die there.
+#[cfg(not(test))]
+fn reached(_step: &str) {}
+#[cfg(test)]
+use tests::crash::reached;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -33,24 +51,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::sockopt;
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::{SegmentInspection, SegmentSocket, SegmentTuple};
-use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
-use crate::context::Context;
+use crate::bpf_types::SegmentTuple;
+use crate::bpf_types::segment_mark as mark;
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
-use crate::socket_option::{self, Repair};
-use crate::task::{Readiness, Step, Task};
-use eligibility::{Obstacle, examine, own_seq, plan, refused, was_seen};
-use flow::{Flow, LINGER, now_ns};
+use crate::socket_option;
+use crate::task::Task;
+use change_over::PROBES;
+use eligibility::{Obstacle, examine, refused};
+use flow::Flow;
 use ground::Ground;
-
-/// How long a pair waits to be seen by the program: a round trip to a far peer, and a repetition.
-const PATIENCE: Duration = Duration::from_secs(1);
+use linger::Linger;
+use sockets::{address_pair, tuple_of};
 
 /// How often a pair that changes over is looked at: at first, and at last.
 const SMALLEST_PAUSE: Duration = Duration::from_millis(1);
@@ -66,6 +83,7 @@ const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
 enum Phase {
     New,
     Watching,
+    Narrow,
     Overlap,
     Spliced,
 }
@@ -88,8 +106,10 @@ enum Progress {
     Declined(&'static str),
     /// Stay with what the pair has: it is not of the right kind.
     Refused(Cow<'static, str>),
-    /// Leave the sockets alone from now on.
-    Spliced,
+    /// Leave the sockets alone, and look again after this long.
+    Spliced(Duration),
+    /// A sleeping socket has something to deliver.
+    Woken,
 }
 
 /// Where anyone can read what has gone past the sockets.
@@ -121,8 +141,16 @@ pub(crate) struct Segment {
     cookies: [u64; 2],
     began: Instant,
     pause: Duration,
-    probed: bool,
+    probed_at: Option<Instant>,
+    probes_left: u32,
     seq_delta: [u32; 2],
+    /// In Narrow: the most that the sockets promise from now on, in bytes.
+    clamp: [u32; 2],
+    /// In Narrow: how many bytes may be read from each.
+    may_read: [u64; 2],
+    slept_at: Option<Instant>,
+    /// Where the change-over stood at the last look.
+    moved_to: [u32; 2],
 }
 
 impl Segment {
@@ -136,15 +164,20 @@ impl Segment {
             cookies: [0; 2],
             began: Instant::now(),
             pause: SMALLEST_PAUSE,
-            probed: false,
+            probed_at: None,
+            probes_left: PROBES,
+            moved_to: [0; 2],
             seq_delta: [0; 2],
+            clamp: [0; 2],
+            may_read: [0; 2],
+            slept_at: None,
         }
     }
 
     /// Has the pair's segments watched, or says why not.
     fn begin(&mut self, ends: [&Endpoint; 2]) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
-        for (end, cookie) in ends.iter().zip(&mut self.cookies) {
+        for (end, cookie) in ends.into_iter().zip(&mut self.cookies) {
             match end.kind() {
                 Kind::Tcp4 | Kind::Tcp6 => {}
                 Kind::Mptcp => return refused("Multipath TCP has numbers of its own"),
@@ -177,6 +210,11 @@ impl Segment {
             .map_err(|why| Obstacle::Refused(why.into()))?;
         // It was empty: a pair begins once.
         let _ = self.gauge.flow.set(Arc::new(flow));
+        // Should this process die, the peers must not take a FIN for the end of the stream.
+        ends.into_iter().for_each(Endpoint::reset_on_close);
+        reached("watching");
+        // Getting onto a device can take longer than a pair is waited for.
+        self.began = Instant::now();
         self.phase = Phase::Watching;
         Ok(())
     }
@@ -192,135 +230,10 @@ impl Segment {
         };
         match self.phase {
             Phase::New | Phase::Watching => self.watch(&flow, ends, &found, loads),
+            Phase::Narrow => self.narrow(&flow, ends, &found, loads),
             Phase::Overlap => self.overlap(&flow, ends, &found, loads),
-            Phase::Spliced => Progress::Spliced,
+            Phase::Spliced => self.sleep(&flow, ends, &found),
         }
-    }
-
-    fn later(&mut self) -> Progress {
-        let pause = self.pause;
-        self.pause = (pause * 2).min(LARGEST_PAUSE);
-        Progress::Later(pause)
-    }
-
-    /// Once bytes may go past the sockets there is no way back.
-    fn later_or(&mut self, why: impl Into<Cow<'static, str>>) -> Progress {
-        if self.phase == Phase::Watching && self.began.elapsed() > PATIENCE {
-            return Progress::Refused(why.into());
-        }
-        self.later()
-    }
-
-    fn watch(
-        &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
-        found: &SegmentInspection,
-        loads: [Load; 2],
-    ) -> Progress {
-        match examine(found, &self.cookies) {
-            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
-            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
-            Err(Obstacle::NotNow(_)) | Ok(()) => {}
-        }
-        for side in Side::BOTH {
-            let entry = flow.side(side.index());
-            let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {
-                (
-                    entry.seen_device.load(Relaxed),
-                    entry.high_seq.load(Relaxed),
-                    entry.high_ack.load(Relaxed),
-                )
-            });
-            if !was_seen(found, side.index(), noted) {
-                self.probe(ends);
-                return self.later_or(format!(
-                    "no segment of {side:?}'s was seen on device {}: NAT, policy routing or \
-                     another tc program stands between",
-                    eligibility::device(&found.socket[side.index()])
-                ));
-            }
-        }
-        let plan = match plan(found, loads.map(|load| load.held)) {
-            Ok(plan) => plan,
-            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
-            Err(Obstacle::NotNow(why)) => {
-                // It passes; should it not, the pair is well where it is.
-                return if self.began.elapsed() > PATIENCE {
-                    Progress::Declined(why)
-                } else {
-                    Progress::Later(SMALLEST_PAUSE * 2)
-                };
-            }
-            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
-        };
-        // Should this process die, the peers must not take a FIN for the end of the stream.
-        ends.into_iter().for_each(Endpoint::reset_on_close);
-        for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
-            next_byte.store(side.next_byte, Relaxed);
-        }
-        self.seq_delta = plan.sides.map(|side| side.seq_delta);
-        flow.overlap(&plan);
-        self.phase = Phase::Overlap;
-        self.pause = SMALLEST_PAUSE;
-        // Often there is nothing to empty.
-        self.look(ends, loads)
-    }
-
-    /// Makes both peers send a segment, so that the program sees one.
-    fn probe(&mut self, ends: [&Endpoint; 2]) {
-        if std::mem::replace(&mut self.probed, true) {
-            return;
-        }
-        for end in ends {
-            // Should it fail, the pair waits for what the peer sends by itself.
-            let _ = socket_option::repair(end, Repair::On);
-            let _ = socket_option::repair(end, Repair::OffWithProbe);
-            let _ = sockopt::set_socket_reuseaddr(end, true);
-        }
-    }
-
-    fn overlap(
-        &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
-        found: &SegmentInspection,
-        loads: [Load; 2],
-    ) -> Progress {
-        flow.renew();
-        let mut settled = true;
-        for (from, load) in loads.iter().enumerate() {
-            let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-            if near.flags & has::FOUND == 0 {
-                // It was reset; the pair hears of it by its socket.
-                return self.later();
-            }
-            flow.side(from).own_seq.store(own_seq(near), Relaxed);
-            flow.side(from).cut.store(near.rcv_nxt, Relaxed);
-            settled &= near.copied_seq == near.rcv_nxt
-                && load.held == 0
-                && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
-                && far.snd_una == far.write_seq;
-        }
-        if !settled {
-            return self.later();
-        }
-        for (from, load) in loads.iter().enumerate() {
-            let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-            let side = flow.side(from);
-            let promised = near.rcv_wup.wrapping_add(near.rcv_wnd);
-            side.promised.store(promised, Relaxed);
-            side.stamp_floor.store(stamp_now(far), Relaxed);
-            if load.ended {
-                // It went through the sockets, and was acknowledged with the rest.
-                side.fin_end.store(near.rcv_nxt, Relaxed);
-                side.marks.fetch_or(mark::FIN | mark::FIN_ACKED, Relaxed);
-            }
-        }
-        flow.splice();
-        self.phase = Phase::Spliced;
-        ends.into_iter().for_each(put_to_sleep);
-        Progress::Spliced
     }
 
     /// Why the flow is over, once it is.
@@ -329,12 +242,10 @@ impl Segment {
         if self.phase != Phase::Spliced {
             return None;
         }
-        let marks = [0, 1].map(|side| flow.marks(side));
-        for side in Side::BOTH {
-            if marks[side.index()] & mark::RST != 0 {
-                return Some(Reason::Reset(side));
-            }
+        if let Some(side) = self.reset_by() {
+            return Some(Reason::Reset(side));
         }
+        let marks = [0, 1].map(|side| flow.marks(side));
         let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
         if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
@@ -359,18 +270,9 @@ impl Segment {
             let _ = socket_option::reset(local, peer, seq, ack);
         }
     }
-}
 
-impl KernelEngine for Segment {
-    fn name(&self) -> EngineName {
-        EngineName::Segment
-    }
-
-    fn has_taken(&self) -> bool {
-        matches!(self.phase, Phase::Overlap | Phase::Spliced)
-    }
-
-    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+    /// A turn, whatever it comes to.
+    fn step(&mut self, grip: &mut Grip<'_>) -> Turn {
         let loads = [0, 1].map(|index: usize| {
             let direction = &grip.directions[index];
             Load {
@@ -395,34 +297,54 @@ impl KernelEngine for Segment {
                 }
             }
         }
+        if let Some(reason) = self.end() {
+            return Turn::Ends(reason);
+        }
         let mut next = Next {
             watch: Watch::Stream,
             look_at: None,
             again: false,
         };
-        if self.phase != Phase::Spliced {
-            match self.look(grip.ends, loads) {
-                Progress::Later(pause) => {
-                    next.look_at = Some(grip.now + pause);
-                    return Turn::Holds(next);
-                }
-                Progress::Declined(why) => return Turn::Declined(why.into()),
-                Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
-                Progress::Spliced => {
-                    for direction in &mut *grip.directions {
-                        direction.hold_at(direction.taken_bytes());
-                    }
-                    // A segment may have been on its way through the program meanwhile.
-                    next.look_at = Some(grip.now + SMALLEST_PAUSE);
-                }
+        let progress = self.look(grip.ends, loads);
+        self.hold(grip, &progress);
+        match progress {
+            Progress::Later(pause) => {
+                next.look_at = Some(grip.now + pause);
+                // What it may read has grown.
+                next.again =
+                    self.phase == Phase::Narrow && grip.directions.iter().any(Direction::can_move);
             }
+            Progress::Declined(why) => return Turn::Declined(why.into()),
+            Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
+            Progress::Spliced(pause) => {
+                next.watch = Watch::Ends;
+                next.look_at = Some(grip.now + pause);
+            }
+            Progress::Woken => next.again = true,
         }
-        next.watch = Watch::Ends;
-        next.look_at = next.look_at.or(Some(grip.now + SLEEPING_PAUSE));
+        // The last of it may have come while the pair changed over.
         match self.end() {
             Some(reason) => Turn::Ends(reason),
             None => Turn::Holds(next),
         }
+    }
+}
+
+impl KernelEngine for Segment {
+    fn name(&self) -> EngineName {
+        EngineName::Segment
+    }
+
+    fn has_taken(&self) -> bool {
+        matches!(self.phase, Phase::Overlap | Phase::Spliced)
+    }
+
+    fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
+        let turn = self.step(grip);
+        if matches!(turn, Turn::Declined(_) | Turn::Refused(_)) && self.phase != Phase::New {
+            grip.ends.into_iter().for_each(Endpoint::end_on_close);
+        }
+        turn
     }
 
     fn gauge(&self) -> Arc<dyn Gauge> {
@@ -439,8 +361,15 @@ impl KernelEngine for Segment {
         now.checked_sub(flow.idle_for())
     }
 
+    fn reset_by(&self) -> Option<Side> {
+        let flow = self.gauge.flow.get().filter(|_| self.has_taken())?;
+        Side::BOTH
+            .into_iter()
+            .find(|side| flow.marks(side.index()) & mark::RST != 0)
+    }
+
     fn release(&mut self, ends: [&Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
-        if self.phase == Phase::Overlap {
+        if !matches!(self.phase, Phase::New | Phase::Spliced) {
             // Where both streams have come to their ends through the sockets, these end them.
             ends.into_iter().for_each(Endpoint::end_on_close);
         }
@@ -449,12 +378,12 @@ impl KernelEngine for Segment {
 
     fn closed(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let flow = Arc::clone(self.gauge.flow.get()?);
+        flow.hush();
         if self.has_taken() {
-            // Where the kernel cannot do it, the entries go by their own time.
-            let _ = self.ground.forget(&self.tuples);
+            flow.forget();
         }
         if self.end() == Some(reason) {
-            return Some(Box::new(Linger { _flow: flow }));
+            return Some(Box::new(Linger::new(flow)));
         }
         flow.stop();
         if self.has_taken() && reason.cuts() {
@@ -467,73 +396,5 @@ impl KernelEngine for Segment {
     fn carried_bytes(&self) -> u64 {
         let flow = self.gauge.flow.get();
         flow.map_or(0, |flow| flow.payload_bytes())
-    }
-}
-
-/// What remains of a pair whose segments were translated: late ones still are.
-#[derive(Debug)]
-struct Linger {
-    _flow: Arc<Flow>,
-}
-
-impl Task for Linger {
-    fn start(&mut self, cx: &mut Context<'_>) -> Step {
-        cx.set_deadline(Some(cx.now() + LINGER));
-        Step::Wait
-    }
-
-    fn ready(&mut self, _cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
-        Step::Wait
-    }
-
-    fn deadline_passed(&mut self, _cx: &mut Context<'_>) -> Step {
-        Step::Done
-    }
-
-    fn is_aftermath(&self) -> bool {
-        true
-    }
-}
-
-/// What the relay's socket would stamp a segment with now.
-fn stamp_now(socket: &SegmentSocket) -> u32 {
-    let tick_ns = if socket.flags & has::MICROSECONDS != 0 {
-        1_000
-    } else {
-        1_000_000
-    };
-    ((now_ns() / tick_ns) as u32).wrapping_add(socket.clock)
-}
-
-/// The socket neither answers nor sends nor says good-bye from now on.
-fn put_to_sleep(end: &Endpoint) {
-    // None of these can fail on a socket that was just in use by a process that may do all of it;
-    // and should one, no segment reaches the socket as long as the program is there.
-    let _ = socket_option::ignore_all_but_resets(end);
-    let _ = socket_option::repair(end, Repair::On);
-    // Both fire in repair mode, too.
-    let _ = sockopt::set_socket_keepalive(end, false);
-    let _ = sockopt::set_tcp_user_timeout(end, 0);
-}
-
-/// The relay's address and the peer's, an IPv4 one as such.
-fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
-    let local = SocketAddr::try_from(getsockname(end).ok()?).ok()?;
-    let peer = SocketAddr::try_from(getpeername(end).ok()??).ok()?;
-    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-    Some((plain(local), plain(peer)))
-}
-
-/// What the peer's segments carry.
-fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
-    let octets = |address: SocketAddr| match address {
-        SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
-        SocketAddr::V6(address) => address.ip().octets(),
-    };
-    SegmentTuple {
-        source: octets(peer),
-        destination: octets(local),
-        source_port: peer.port().to_be_bytes(),
-        destination_port: local.port().to_be_bytes(),
     }
 }

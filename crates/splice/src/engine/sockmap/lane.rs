@@ -232,7 +232,7 @@ impl Lane {
         let gated = shared
             .indices
             .update(&self.cookie, &index)
-            .and_then(|()| socket_option::filter(grip.ends[number], shared.gate.as_fd()));
+            .and_then(|()| socket_option::attach_filter(grip.ends[number], shared.gate.as_fd()));
         let opened = gated.and_then(|()| self.open(shared, grip, number, entry, source));
         if let Err(errno) = opened {
             shared.indices.remove(&self.cookie);
@@ -484,7 +484,7 @@ impl Lane {
         if source.is_shared() {
             // Somebody may hold a duplicate, so that the close will not take it out.
             shared.sources.remove(&self.cookie);
-            socket_option::unfilter(source);
+            let _ = socket_option::detach_filter(source);
         }
         shared.give_back(index);
     }

@@ -4,10 +4,15 @@ mod haproxy;
 mod iperf3;
 mod nginx;
 mod postgresql;
+mod segment;
+mod ssh;
 
 use std::fs;
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use netlab::{Namespace, Process};
 
 use crate::patience::until;
 use crate::peer::Peer;
@@ -32,7 +37,37 @@ fn of_postgresql(program: &str) -> Option<PathBuf> {
 }
 
 fn wait_listening(address: &str) {
-    until("the program listens", || Peer::try_connect(address).is_ok());
+    Host::HERE.wait_listening(address);
+}
+
+/// Where a program runs.
+#[derive(Clone, Copy)]
+struct Host<'a> {
+    /// `None`: where the tests run.
+    namespace: Option<&'a Namespace>,
+    ip: IpAddr,
+}
+
+impl Host<'_> {
+    const HERE: Self = Self {
+        namespace: None,
+        ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+
+    fn command(&self, program: impl AsRef<Path>) -> Command {
+        match self.namespace {
+            None => Process::command(program),
+            Some(namespace) => namespace.command(program.as_ref().to_str().expect("a path")),
+        }
+    }
+
+    fn wait_listening(&self, address: &str) {
+        let listens = || Peer::try_connect(address).is_ok();
+        until("the program listens", || match self.namespace {
+            None => listens(),
+            Some(namespace) => namespace.enter(listens).expect("entered"),
+        });
+    }
 }
 
 /// Runs a program to its end, which has to be a good one; returns what it has printed.

@@ -1,11 +1,12 @@
 //! nginx: files, and connections that are kept alive.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use netlab::{Process, Scratch};
 
-use super::{ENGINES, installed, run, wait_listening};
+use super::{ENGINES, Host, installed, run};
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
 use crate::relay::Relay;
@@ -15,8 +16,8 @@ const FILE_BYTES: u64 = 64 << 20;
 const SMALL_BYTES: u64 = 1234;
 
 /// A running nginx that serves the files `large` and `small` on a port and on a UNIX socket.
-struct Nginx {
-    tcp: String,
+pub(super) struct Nginx {
+    pub(super) tcp: String,
     unix: String,
     // In this order: the process ends before its directory goes.
     _process: Process,
@@ -24,14 +25,14 @@ struct Nginx {
 }
 
 impl Nginx {
-    fn start() -> Option<Self> {
+    pub(super) fn start(host: &Host<'_>) -> Option<Self> {
         let nginx = installed("nginx", "nginx-light")?;
         let scratch = Scratch::new("nginx").expect("a directory");
         let root = scratch.path().display().to_string();
         let whole = Payload::new(50).bytes(FILE_BYTES as usize);
         fs::write(scratch.path().join("large"), &whole).expect("a file");
         fs::write(scratch.path().join("small"), &whole[..SMALL_BYTES as usize]).expect("a file");
-        let tcp = format!("127.0.0.1:{}", free_port());
+        let tcp = format!("{}:{}", host.ip, free_port());
         let configuration = format!(
             "daemon off; master_process off; pid {root}/pid; error_log {root}/error.log;
              events {{ worker_connections 512; }}
@@ -45,10 +46,10 @@ impl Nginx {
         );
         let path = scratch.write("nginx.conf", &configuration).expect("a file");
         let log = scratch.path().join("error.log");
-        let mut command = Process::command(nginx);
+        let mut command = host.command(nginx);
         command.arg("-e").arg(log).arg("-c").arg(path);
         let process = Process::spawn(&mut command).expect("nginx");
-        wait_listening(&tcp);
+        host.wait_listening(&tcp);
         Some(Self {
             tcp,
             unix: format!("unix:{root}/socket"),
@@ -71,7 +72,7 @@ fn fetch(address: &str, name: &str, bytes: u64) {
 
 #[test]
 fn nginx_serves_a_large_file_through_it() {
-    let Some(nginx) = Nginx::start() else {
+    let Some(nginx) = Nginx::start(&Host::HERE) else {
         return;
     };
     for engine in ENGINES {
@@ -83,38 +84,44 @@ fn nginx_serves_a_large_file_through_it() {
     }
 }
 
+/// Has wrk ask for the small file over connections that are kept alive; no answer may be wrong.
+pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usize) {
+    const TIME: Duration = Duration::from_secs(1);
+    let mut load = host.command(wrk);
+    load.args(["--connections", &connections.to_string()])
+        .args(["--threads", "2", "--timeout", "20s"])
+        .args(["--duration", &format!("{}s", TIME.as_secs())])
+        .arg(format!("http://{address}/small"));
+    let report = run(&mut load);
+    // It mentions errors only when there are any.
+    for error in ["Socket errors", "Non-2xx"] {
+        assert!(!report.contains(error), "{report}");
+    }
+    let requests = report.lines().find_map(|line| {
+        line.trim()
+            .split_once(" requests in ")?
+            .0
+            .parse::<usize>()
+            .ok()
+    });
+    assert!(
+        requests.is_some_and(|count| count > connections),
+        "{report}"
+    );
+}
+
 #[test]
 fn wrk_sees_no_error_through_it() {
-    const TIME: Duration = Duration::from_secs(1);
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
     };
-    let Some(nginx) = Nginx::start() else {
+    let Some(nginx) = Nginx::start(&Host::HERE) else {
         return;
     };
     for engine in ENGINES {
         let relay = Relay::to(&nginx.tcp, &["--engine", engine]);
         let before = relay.descriptors();
-        let mut load = Process::command(&wrk);
-        load.args(["--connections", "32", "--threads", "2", "--timeout", "20s"])
-            .args(["--duration", &format!("{}s", TIME.as_secs())])
-            .arg(format!("http://{}/small", relay.address));
-        let report = run(&mut load);
-        // It mentions errors only when there are any.
-        for error in ["Socket errors", "Non-2xx"] {
-            assert!(!report.contains(error), "{engine}: {report}");
-        }
-        let requests = report.lines().find_map(|line| {
-            line.trim()
-                .split_once(" requests in ")?
-                .0
-                .parse::<u64>()
-                .ok()
-        });
-        assert!(
-            requests.is_some_and(|count| count > 32),
-            "{engine}: {report}"
-        );
+        load(&wrk, &Host::HERE, &relay.address, 32);
         relay.wait_descriptors(before);
     }
 }

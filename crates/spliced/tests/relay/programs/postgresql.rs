@@ -1,5 +1,7 @@
 //! PostgreSQL: questions and answers in step, over TCP and to a UNIX socket.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +9,7 @@ use std::process::{Command, Stdio};
 use netlab::{Process, Scratch};
 use rustix::process::{Signal, geteuid};
 
-use super::{ENGINES, installed, run};
+use super::{ENGINES, Host, installed, run};
 use crate::patience::{PATIENCE, until};
 use crate::relay::Relay;
 use crate::server::free_port;
@@ -15,19 +17,19 @@ use crate::server::free_port;
 const USER: &str = "postgres";
 
 /// A running server with a new, empty cluster.
-struct Cluster {
+pub(super) struct Cluster {
     process: Process,
-    port: u16,
+    pub(super) port: u16,
     directory: String,
     _scratch: Scratch,
 }
 
 /// A command of the server's, which refuses to run as root.
-fn unprivileged(program: &Path) -> Command {
+fn unprivileged(host: &Host<'_>, program: &Path) -> Command {
     if !geteuid().is_root() {
-        return Process::command(program);
+        return host.command(program);
     }
-    let mut command = Process::command("setpriv");
+    let mut command = host.command("setpriv");
     command
         .args(["--reuid", USER, "--regid", USER, "--clear-groups"])
         // It would be cleared by the change of user.
@@ -37,7 +39,7 @@ fn unprivileged(program: &Path) -> Command {
 }
 
 impl Cluster {
-    fn start() -> Option<Self> {
+    pub(super) fn start(host: &Host<'_>) -> Option<Self> {
         let postgres = installed("postgres", "postgresql")?;
         let initdb = installed("initdb", "postgresql")?;
         let scratch = Scratch::new("postgres").expect("a directory");
@@ -48,7 +50,7 @@ impl Cluster {
             chown(scratch.path(), Some(id), None).expect("chown");
         }
         let data = format!("{directory}/data");
-        run(unprivileged(&initdb)
+        run(unprivileged(host, &initdb)
             .args([
                 "--no-sync",
                 "--auth",
@@ -59,11 +61,15 @@ impl Cluster {
                 &data,
             ])
             .current_dir("/"));
+        let clients = OpenOptions::new()
+            .append(true)
+            .open(format!("{data}/pg_hba.conf"));
+        writeln!(clients.expect("a file"), "host all all 0.0.0.0/0 trust").expect("written");
         let port = free_port();
-        let mut server = unprivileged(&postgres);
+        let mut server = unprivileged(host, &postgres);
         server
             .args(["-D", &data, "-k", &directory, "-p", &port.to_string(), "-F"])
-            .args(["-c", "listen_addresses=127.0.0.1"])
+            .args(["-c", &format!("listen_addresses={}", host.ip)])
             .args(["-c", "logging_collector=off", "-c", "max_connections=60"])
             .current_dir("/")
             .stderr(Stdio::null());
@@ -94,28 +100,53 @@ impl Drop for Cluster {
     }
 }
 
+/// What pgbench is told beside the options of a run.
+pub(super) fn bench(pgbench: &Path, host: &Host<'_>, address: &str, options: &[&str]) -> String {
+    let (ip, port) = address.rsplit_once(':').expect("a port");
+    run(host
+        .command(pgbench)
+        .args(["--host", ip, "--port", port])
+        .args(["--username", USER])
+        .args(options)
+        .arg("postgres")
+        .env_remove("PGOPTIONS"))
+}
+
+/// As many transactions by each of the clients; all must have been processed.
+pub(super) fn transact(
+    pgbench: &Path,
+    host: &Host<'_>,
+    address: &str,
+    [clients, transactions]: [u64; 2],
+    more: &[&str],
+) {
+    let (each, count) = (clients.to_string(), transactions.to_string());
+    let whole = ["--client", &each, "--jobs", "2", "--transactions", &count];
+    let options = [&whole[..], &["--protocol", "prepared", "--no-vacuum"], more];
+    let report = bench(pgbench, host, address, &options.concat());
+    let all = clients * transactions;
+    for line in [
+        format!("number of transactions actually processed: {all}/{all}"),
+        "number of failed transactions: 0 (0.000%)".into(),
+    ] {
+        assert!(report.contains(&line), "no {line:?} in {report}");
+    }
+}
+
 #[test]
 fn pgbench_gets_every_answer_through_it() {
-    const CLIENTS: u64 = 6;
-    const TRANSACTIONS: u64 = 60;
     let Some(pgbench) = installed("pgbench", "postgresql-contrib") else {
         return;
     };
-    let Some(cluster) = Cluster::start() else {
+    let Some(cluster) = Cluster::start(&Host::HERE) else {
         return;
     };
     let tcp = format!("127.0.0.1:{}", cluster.port);
     let unix = format!("unix:{}/.s.PGSQL.{}", cluster.directory, cluster.port);
-    let bench = |relay: &Relay, options: &[&str]| {
-        run(Process::command(&pgbench)
-            .args(["--host", "127.0.0.1", "--port", relay.port()])
-            .args(["--username", USER])
-            .args(options)
-            .arg("postgres")
-            .env_remove("PGOPTIONS"))
-    };
     bench(
-        &Relay::to(&unix, &[]),
+        &pgbench,
+        &Host::HERE,
+        &Relay::to(&unix, &[]).address,
         &["--initialize", "--scale", "1", "--quiet"],
     );
     for engine in ENGINES {
@@ -124,24 +155,7 @@ fn pgbench_gets_every_answer_through_it() {
             let before = relay.descriptors();
             // With and without a connection for each transaction.
             for more in [&[][..], &["--connect"]] {
-                let (clients, count) = (CLIENTS.to_string(), TRANSACTIONS.to_string());
-                let whole = [
-                    "--client",
-                    &clients,
-                    "--jobs",
-                    "2",
-                    "--transactions",
-                    &count,
-                ];
-                let options = [&whole[..], &["--protocol", "prepared", "--no-vacuum"], more];
-                let report = bench(&relay, &options.concat());
-                let all = CLIENTS * TRANSACTIONS;
-                for line in [
-                    format!("number of transactions actually processed: {all}/{all}"),
-                    "number of failed transactions: 0 (0.000%)".into(),
-                ] {
-                    assert!(report.contains(&line), "{engine}: no {line:?} in {report}");
-                }
+                transact(&pgbench, &Host::HERE, &relay.address, [6, 60], more);
             }
             relay.wait_descriptors(before);
         }

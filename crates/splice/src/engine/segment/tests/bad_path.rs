@@ -45,7 +45,7 @@ impl BadPath {
         for namespace in [lab.client(), lab.relay(), lab.server()] {
             for device in devices(namespace) {
                 let link = namespace
-                    .enter(|| program.attach_ingress(device))
+                    .enter(|| program.attach(device, Traffic::In, Way::Tcx))
                     .expect("entered");
                 links.push(link.expect("attached"));
             }
@@ -76,12 +76,8 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) -> EngineName 
     let losses = path.entry.at(0).losses.load(Relaxed);
     eprintln!("{outcome:?}, forwarded {forwarded}, losses {losses}, pause {pause:?}; {changes}");
     // A segment that comes late or twice to a socket which has closed by then is answered with a
-    // reset, relay or not. What counts is that all bytes had arrived, which have been compared.
-    assert!(
-        matches!(outcome.reason, Reason::EndOfStream | Reason::Reset(_)),
-        "{:?}",
-        outcome.reason
-    );
+    // reset, relay or not; both streams were complete before.
+    assert_eq!(outcome.reason, Reason::EndOfStream);
     assert_eq!(
         [outcome.moved.a_to_b, outcome.moved.b_to_a],
         [bytes as u64; 2]
@@ -91,7 +87,6 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) -> EngineName 
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn bytes_survive_a_path_that_loses_and_reorders() {
     if available(Need::Root) {
         let bytes = rounds(1) * (64 << 20);
@@ -106,7 +101,6 @@ fn bytes_survive_a_path_that_loses_and_reorders() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn bytes_survive_a_path_that_loses_a_tenth() {
     if available(Need::Root) {
         let disorder = Disorder {
@@ -117,8 +111,9 @@ fn bytes_survive_a_path_that_loses_a_tenth() {
         // A pair with a gap is left where it is, and here there is always a gap somewhere: not
         // every one is taken before it has ended.
         const TRIES: usize = 20;
-        let taken = (0..TRIES)
-            .any(|_| through_disorder(4 << 20, disorder, 64 << 10) == EngineName::Segment);
+        let bytes = rounds(1) * (4 << 20);
+        let taken =
+            (0..TRIES).any(|_| through_disorder(bytes, disorder, 64 << 10) == EngineName::Segment);
         assert!(taken, "none of {TRIES} pairs");
     }
 }

@@ -4,7 +4,6 @@ use super::*;
 
 /// Packets of every kind, through the program: it neither fails nor touches what is not its own.
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn the_parser_survives_anything() {
     if !available(Need::Root) {
         return;
@@ -85,7 +84,6 @@ fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn forged_resets_and_handshakes_end_nothing() {
     const NEXT: i32 = -1;
     const REDIRECT: i32 = 7;
@@ -145,5 +143,5 @@ fn forged_resets_and_handshakes_end_nothing() {
     let outcome = handle
         .wait_timeout(Duration::from_secs(5))
         .expect("it ends");
-    assert_eq!(outcome.reason, Reason::Reset(crate::Side::A));
+    assert_eq!(outcome.reason, Reason::Reset(Side::A));
 }

@@ -3,7 +3,6 @@
 use super::*;
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn idle_pairs_are_reset_at_both_ends() {
     if !available(Need::Root) {
         return;
@@ -22,7 +21,6 @@ fn idle_pairs_are_reset_at_both_ends() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_sleeping_pair_is_silent_and_lives_on() {
     if !available(Need::Root) {
         return;
@@ -66,7 +64,6 @@ fn a_sleeping_pair_is_silent_and_lives_on() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn many_short_connections_over_few_ports() {
     if !available(Need::Root) {
         return;
@@ -142,7 +139,6 @@ fn many_short_connections_over_few_ports() {
 
 /// The program is gone for a while: the flow stalls, and goes on when it is back.
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn a_flow_outlives_a_detached_program() {
     if !available(Need::Root) {
         return;
@@ -196,7 +192,6 @@ fn a_flow_outlives_a_detached_program() {
 
 /// Nothing stays: neither entries nor the program.
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn what_lingers_goes() {
     if !available(Need::Root) {
         return;
@@ -230,7 +225,6 @@ fn what_lingers_goes() {
 }
 
 #[test]
-#[ignore = "not yet steady enough to hold up others: docs/segment.md"]
 fn connection_tracking_forgets_spliced_connections() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
@@ -266,8 +260,8 @@ fn connection_tracking_forgets_spliced_connections() {
             .expect("run")
     };
     assert_eq!(tracked(), 2);
-    // A look makes it forget; the next segment of a connection that is not spliced would bring
-    // it back, and these are.
+    // A look makes it forget; the next segment of a connection whose sockets are awake would bring
+    // it back, and these sleep.
     ping(&client, &server);
     assert_eq!(tracked(), 0);
     drop((client, server));

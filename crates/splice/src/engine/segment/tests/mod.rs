@@ -2,10 +2,16 @@
 
 mod bad_path;
 mod change_over;
+mod coexistence;
+pub(super) mod crash;
+mod ends;
 mod forgery;
 mod life;
 mod on_this_host;
 mod refusal;
+mod size;
+mod window_scale;
+mod wrap;
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -23,13 +29,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::ground::Ground;
 
-use crate::bpf_object::{DeviceLink, SharedArray, load};
+use crate::bpf_object::device::{DeviceLink, Traffic, Way};
+
+use crate::bpf_object::{SharedArray, load};
 
 use crate::bpf_types::Plain;
 
 use netlab::{Lab, Namespace, Need, available};
 
-use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Splicer};
+use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Side, Splicer};
+
+/// After this a test fails. A busy machine may need seconds to load the program.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How many change-overs a test does; more in a hunt.
 fn rounds(few: usize) -> usize {
@@ -200,7 +211,7 @@ fn counters() -> Vec<(String, u64)> {
     found
 }
 
-const WATCHED: [&str; 14] = [
+const WATCHED: [&str; 24] = [
     "RetransSegs",
     "TCPTimeouts",
     "PAWSEstab",
@@ -215,6 +226,16 @@ const WATCHED: [&str; 14] = [
     "TCPOFOQueue",
     "TCPACKSkippedSeq",
     "TCPSpuriousRTOs",
+    "BeyondWindow",
+    "TCPRcvQDrop",
+    "TCPBacklogDrop",
+    "RcvPruned",
+    "OfoPruned",
+    "PruneCalled",
+    "TCPSACKDiscard",
+    "TCPSackFailures",
+    "TCPWantZeroWindowAdv",
+    "PAWSOldAck",
 ];
 
 fn changes(before: &[(String, u64)], after: &[(String, u64)]) -> String {
@@ -317,9 +338,7 @@ fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle
     };
     let handle = splicer.join(a, b, &options).expect("joined");
     for stream in [&client, &server] {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .expect("a timeout");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     }
     ping(&client, &server);
     assert_eq!(
@@ -328,7 +347,19 @@ fn spliced_across(lab: &Lab, splicer: &Splicer) -> (TcpStream, TcpStream, Handle
         "{}",
         handle.engine().1
     );
+    wait_for_sleep(lab);
     (client, server, handle)
+}
+
+/// Until no socket of the relay has a word left to say.
+fn wait_for_sleep(lab: &Lab) {
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ground.awake().load(Relaxed) > 0 {
+        assert!(Instant::now() < deadline, "{ground:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn ping(mut one: &TcpStream, mut other: &TcpStream) {

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What becomes of a segment's numbers, window and stamps, and what the flow learns from it. */
+#ifndef SEGMENT_TRANSLATE_H
+#define SEGMENT_TRANSLATE_H
+
+#include "segment_parse.h"
+
+/* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
+#define COPY_ACK 0x53504c41
+#define COPY_RST 0x53504c52
+
+/*
+ * How long a flow that is over still translates after its last segment: four repetitions of a FIN
+ * that get lost before they come here (0.2, 0.6, 1.4, 3 s). Each repetition waits twice as long as
+ * the one before, so a late one prolongs it; TIME_WAIT's length is the most (TCP_TIMEWAIT_LEN).
+ */
+#define LINGER_NS (3200ULL * 1000 * 1000)
+#define LONGEST_LINGER_NS (60ULL * 1000 * 1000 * 1000)
+#define REPETITION_GROWTH 3
+
+/*
+ * What lies further below stamp_floor than this is an old duplicate, which the peer has to be
+ * able to tell by its stamp: no segment waits longer than this on its way through the relay.
+ */
+#define FLOOR_REACH_NS (1000ULL * 1000 * 1000)
+
+/*
+ * Segments of one peer come in on several CPUs. A mark that fell back would never be passed again:
+ * what is acknowledged beyond it counts as untrue.
+ */
+static __always_inline void raise(__u32 *mark, __u32 to)
+{
+	__u32 old = *(volatile __u32 *)mark;
+	int i;
+
+	for (i = 0; i < 16 && after(to, old); i++) {
+		__u32 found = __sync_val_compare_and_swap(mark, old, to);
+
+		if (found == old)
+			return;
+		old = found;
+	}
+}
+
+/*
+ * The other peer has acknowledged up to `ack` (in this side's numbering). Many CPUs may say so
+ * at once; who loses the race says nothing new, or says it again with the next segment.
+ */
+static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
+{
+	__u64 old = *(volatile __u64 *)&side->acked;
+	__u32 step = ack - (__u32)old;
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		__u64 found;
+
+		if (step == 0 || step >> 31)
+			return;
+		found = __sync_val_compare_and_swap(&side->acked, old, old + step);
+		if (found == old) {
+			*moved_ns = bpf_ktime_get_coarse_ns();
+			return;
+		}
+		old = found;
+		step = ack - (__u32)old;
+	}
+}
+
+/*
+ * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
+ * expects next, or, where its sender's window has shrunk, at the end of that (tcp_acceptable_seq),
+ * which it was told in steps. Everything else is for the endpoint to judge, which asks back
+ * (RFC 5961).
+ */
+static __always_inline bool is_accepted_reset(const struct segment *s,
+					      const struct segment_side *side,
+					      const struct segment_side *other)
+{
+	return s->seq == side->high_seq || s->seq == other->high_ack + other->ack_delta ||
+	       other->edge - (s->seq + side->seq_delta) < 1U << (side->own_scale & 15);
+}
+
+/*
+ * The time that all segments are stamped with until the relay's own socket has nothing left to
+ * send: that of the first after OVERLAP has begun. What the socket sends and what goes past it
+ * take different ways, and a peer takes the one for an old duplicate when a later stamp with a
+ * lower number has overtaken it (PAWS). Two equal stamps cannot overtake each other.
+ */
+static __always_inline __u32 stamp_floor(struct segment_side *side)
+{
+	__u32 known = *(volatile __u32 *)&side->stamp_floor;
+	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
+	__u32 now;
+
+	if (known)
+		return known;
+	now = (__u32)(bpf_ktime_get_ns() / tick_ns) + side->clock;
+	now = now ?: 1;
+	return __sync_val_compare_and_swap(&side->stamp_floor, 0, now) ?: now;
+}
+
+/* From then on the sender's own clock goes on from there; the difference is chosen once. */
+static __always_inline void translate_stamp(struct segment *s, struct segment_side *side,
+					    const struct segment_side *other, __u32 state)
+{
+	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
+	__u64 delta = *(volatile __u64 *)&side->stamp_delta;
+	__u64 back = *(volatile __u64 *)&other->stamp_delta;
+	__u32 floor = stamp_floor(side), stamp = floor;
+
+	if (!delta && state != SEGMENT_OVERLAP) {
+		__u64 choice = SEGMENT_STAMP_KNOWN | (__u32)(floor - s->tsval);
+
+		delta = __sync_val_compare_and_swap(&side->stamp_delta, 0, choice) ?: choice;
+	}
+	if (delta)
+		stamp = s->tsval + (__u32)delta;
+	/* What was sent before the clock went on. */
+	if (after(floor, stamp) && floor - stamp < FLOOR_REACH_NS / tick_ns)
+		stamp = floor;
+	s->tsval = stamp;
+	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
+	s->tsecr = back ? s->tsecr - (__u32)back : 0;
+}
+
+/* A segment came in LINGER, or began it. */
+static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
+{
+	__u64 now = bpf_ktime_get_ns(), most = LONGEST_LINGER_NS;
+	__u64 linger = since_ns && now > since_ns ? (now - since_ns) * REPETITION_GROWTH : 0;
+
+	linger = linger < LINGER_NS ? LINGER_NS : linger;
+	flow->last_ns = now;
+	flow->deadline_ns = now + (linger < most ? linger : most);
+}
+
+/*
+ * Turns the segment into what the other peer expects. Returns 0, or COPY_ACK or COPY_RST when
+ * the relay's own socket has to hear of it, too.
+ */
+__noinline int translate(struct segment *s, struct segment_flow *flow, __u32 from, __u32 state)
+{
+	struct segment_side *side, *other;
+	__u32 end, copy = 0, heard, seq, ack, scaled, own_final;
+	bool bare;
+
+	if (!s || !flow)
+		return 0;
+	side = &flow->side[from & 1];
+	other = &flow->side[!(from & 1)];
+	heard = side->high_ack;
+	end = end_of(s);
+	seq = s->seq + side->seq_delta;
+	ack = s->ack + side->ack_delta;
+	scaled = s->window << (side->window_left & 15);
+	/* end of what the relay's own socket has to deliver to this peer */
+	own_final = other->cut + other->seq_delta;
+	bare = !s->payload && !(s->flags & (SYN | FIN | RST));
+
+	if (state == SEGMENT_LINGER)
+		prolong(flow, flow->last_ns);
+	if (s->flags & RST) {
+		/* A peer that has closed answers a repetition so; both streams were complete. */
+		if (side->marks & other->marks & SEGMENT_FIN_ACKED) {
+			copy = 0;
+		} else if (is_accepted_reset(s, side, other)) {
+			/* The other peer's answer to it is none of its own. */
+			if (!(other->marks & SEGMENT_RST))
+				__sync_fetch_and_or(&side->marks, SEGMENT_RST);
+			copy = COPY_RST;
+			if (state == SEGMENT_SPLICED) {
+				prolong(flow, 0);
+				flow->state = SEGMENT_LINGER;
+			}
+		} else {
+			count(SEGMENT_RST_REFUSED);
+		}
+	} else if (s->flags & ACK) {
+		/* Only what can be true may move the marks: a forger has to hit the window. */
+		if (!after(ack, other->high_seq)) {
+			__u32 edge = s->ack + scaled;
+
+			raise(&side->high_ack, s->ack);
+			raise(&side->edge, edge);
+			advance_acked(other, ack, &flow->moved_ns);
+			if ((other->marks & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
+			    !after(other->fin_end, ack)) {
+				/*
+				 * The other end of stream may be acknowledged on another CPU at this
+				 * moment: a full barrier each lets one of the two see both.
+				 */
+				__sync_fetch_and_or(&other->marks, SEGMENT_FIN_ACKED);
+				if (state == SEGMENT_SPLICED &&
+				    (__sync_fetch_and_or(&side->marks, 0) & SEGMENT_FIN_ACKED)) {
+					prolong(flow, 0);
+					flow->state = SEGMENT_LINGER;
+					copy = COPY_RST;
+				}
+			}
+		}
+		/*
+		 * Within the window that the other peer, or before it the relay, has announced; an end
+		 * of stream may lie one beyond. While the relay still announces, nobody knows.
+		 */
+		if (after(end, side->high_seq) &&
+		    (state == SEGMENT_OVERLAP || !after(end, side->promised + 1) ||
+		     !after(end + side->seq_delta, other->edge + 1)))
+			raise(&side->high_seq, end);
+		if ((s->flags & FIN) && end == side->high_seq) {
+			side->fin_end = end;
+			__sync_fetch_and_or(&side->marks, SEGMENT_FIN);
+		}
+		/*
+		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
+		 * Should a copy get lost, the answer to the repetition is bare.
+		 */
+		if (state == SEGMENT_OVERLAP && (bare || !after(heard, own_final)))
+			copy = COPY_ACK;
+	}
+
+	if (state == SEGMENT_OVERLAP && after(other->cut, ack)) {
+		/*
+		 * What the relay has acknowledged stays acknowledged. An older acknowledgement would
+		 * make the receiver discard the whole segment. The window ends where it ended.
+		 */
+		__u32 raised = other->cut - ack;
+
+		scaled = scaled > raised ? scaled - raised : 0;
+		ack = other->cut;
+	}
+	if (s->sack_clip) {
+		s->sack_floor += side->ack_delta;
+	} else if (state == SEGMENT_OVERLAP) {
+		s->sack_clip = 1;
+		s->sack_floor = other->cut;
+	}
+	/*
+	 * The relay may have accepted more from this peer than the other one has room for, so the
+	 * peer's next number can lie outside of the other's window; there an acknowledgement
+	 * would be ignored.
+	 */
+	if (bare && after(seq, other->edge))
+		seq = other->edge;
+
+	if (s->payload && after(seq + s->payload, other->edge))
+		count(SEGMENT_NO_ROOM);
+	s->sack_delta += side->ack_delta;
+	s->seq = seq;
+	s->ack = ack;
+	scaled >>= side->window_right & 15;
+	s->window = scaled < 0xffff ? scaled : 0xffff;
+	if (s->has_stamp)
+		translate_stamp(s, side, other, state);
+	if (side->flags & SEGMENT_STRIP_SACK)
+		s->strip_sack = 1;
+	if (side->flags & SEGMENT_CLEAR_ECN)
+		s->clear_ecn = 1;
+	s->local = side->flags & SEGMENT_LOCAL;
+	s->out_device = side->out_device;
+	s->tuple = side->out;
+	__sync_fetch_and_add(&side->segments, 1);
+	if (s->payload)
+		__sync_fetch_and_add(&side->payload_bytes, s->payload);
+	return copy;
+}
+
+#endif

@@ -1,0 +1,267 @@
+//! Programs on network devices.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::PoisonError;
+
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHook, libbpf_sys};
+use rustix::io::Errno;
+
+use super::{LOADING, Map, Program, Quiet, checked, load, refused};
+use crate::error::{Context, Error, ErrorKind, Result};
+
+/// How many programs on one device are looked at; the kernel allows as many (`BPF_MPROG_MAX`,
+/// kernel 6.6).
+const MOST_PROGRAMS: usize = 64;
+
+/// How a program gets to stand on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A link: since kernel 6.6.
+    Tcx,
+    /// A filter on the device's clsact qdisc, which may hold those of others as well.
+    Clsact,
+}
+
+/// What of a device's traffic a program sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    In,
+    Out,
+}
+
+/// A program on a device; it leaves when this is dropped.
+#[derive(Debug)]
+pub(crate) enum DeviceLink {
+    Tcx(#[expect(dead_code, reason = "open, it keeps the program there")] OwnedFd),
+    Clsact(Filter),
+}
+
+impl Program {
+    /// Attaches a tc program to a device of this thread's network namespace, behind the programs
+    /// that are there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`].
+    pub(crate) fn attach(&self, device: u32, traffic: Traffic, way: Way) -> Result<DeviceLink> {
+        if way == Way::Clsact {
+            return Filter::attach(self, device, traffic).map(DeviceLink::Clsact);
+        }
+        let place = match traffic {
+            Traffic::In => libbpf_sys::BPF_TCX_INGRESS,
+            Traffic::Out => libbpf_sys::BPF_TCX_EGRESS,
+        };
+        match self.attach_tcx(device, place) {
+            Ok(link) => Ok(DeviceLink::Tcx(link)),
+            // A kernel before 6.6 knows no such place (`link_create`).
+            Err(Errno::INVAL) => Filter::attach(self, device, traffic).map(DeviceLink::Clsact),
+            Err(errno) => Err(not_attached(device, errno)),
+        }
+    }
+
+    fn attach_tcx(
+        &self,
+        device: u32,
+        place: libbpf_sys::bpf_attach_type,
+    ) -> std::result::Result<OwnedFd, Errno> {
+        let options = libbpf_sys::bpf_link_create_opts {
+            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+            ..Default::default()
+        };
+        // SAFETY: `options` outlives the call and tells its own size; the descriptor is a
+        // program's.
+        let result = unsafe {
+            libbpf_sys::bpf_link_create(
+                self.fd.as_raw_fd(),
+                device as i32,
+                place,
+                &raw const options,
+            )
+        };
+        checked(result)?;
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(result) })
+    }
+
+    /// Whether a program of the same name sees what comes in on a device before this one, which is
+    /// attached there by `link`. One that may not be looked at counts as one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] when the kernel does not tell.
+    pub(crate) fn is_behind_its_like(&self, device: u32, link: &DeviceLink) -> Result<bool> {
+        match link {
+            DeviceLink::Tcx(_) => self
+                .is_behind_its_like_by_tcx(device)
+                .map_err(|errno| not_attached(device, errno)),
+            DeviceLink::Clsact(filter) => Ok(filter.is_behind_its_like()),
+        }
+    }
+
+    fn is_behind_its_like_by_tcx(&self, device: u32) -> std::result::Result<bool, Errno> {
+        let own = self.id()?;
+        let mut ids = [0; MOST_PROGRAMS];
+        let mut options = libbpf_sys::bpf_prog_query_opts {
+            sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as _,
+            prog_ids: ids.as_mut_ptr(),
+            __bindgen_anon_1: libbpf_sys::bpf_prog_query_opts__bindgen_ty_1 {
+                count: MOST_PROGRAMS as u32,
+            },
+            ..Default::default()
+        };
+        // SAFETY: `options` and `ids` outlive the call; `count` is the length of `ids`.
+        let result = unsafe {
+            libbpf_sys::bpf_prog_query_opts(
+                device as i32,
+                libbpf_sys::BPF_TCX_INGRESS,
+                &raw mut options,
+            )
+        };
+        checked(result)?;
+        let before = ids.into_iter().take_while(|id| *id != own && *id != 0);
+        let is_like = |id| {
+            let other = ProgInfoIter::default().find(|program| program.id == id);
+            other.is_none_or(|other| other.name == self.name)
+        };
+        Ok(before.into_iter().any(is_like))
+    }
+
+    /// What the kernel calls it.
+    fn id(&self) -> std::result::Result<u32, Errno> {
+        let mut info = libbpf_sys::bpf_prog_info::default();
+        let mut length = size_of_val(&info) as u32;
+        // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
+        // pointers are null.
+        let result = unsafe {
+            libbpf_sys::bpf_prog_get_info_by_fd(self.fd.as_raw_fd(), &raw mut info, &raw mut length)
+        };
+        checked(result)?;
+        Ok(info.id)
+    }
+}
+
+static CALLER: &[u8] = include_bytes!("../../bpf/prebuilt/caller.bpf.o");
+
+/// The first and the last priority that a filter of ours takes: behind the first that the kernel
+/// gives to one without (49152, `tcf_auto_prio`), a number each.
+const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
+
+/// Any number: a filter has its priority for itself.
+const HANDLE: u32 = 1;
+
+/// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c says why.
+///
+/// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
+/// and nothing tells whether there are any of others.
+pub(crate) struct Filter {
+    device: u32,
+    traffic: Traffic,
+    priority: u32,
+    caller: Program,
+    callees: Map,
+    namespace: u64,
+}
+
+impl Filter {
+    fn attach(program: &Program, device: u32, traffic: Traffic) -> Result<Self> {
+        let object = load("caller", CALLER, |_| Ok(()))?;
+        let mut filter = Self {
+            device,
+            traffic,
+            priority: 0,
+            caller: object.program("caller")?,
+            callees: object.map("callees")?,
+            namespace: namespace()?,
+        };
+        let callee = program.fd.as_raw_fd().cast_unsigned();
+        filter
+            .callees
+            .update(&0u32, &callee)
+            .map_err(|errno| not_attached(device, errno))?;
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
+        filter.hook().create().map_err(failed)?;
+        for priority in PRIORITIES {
+            filter.priority = priority;
+            let mut hook = filter.hook();
+            hook.replace(is_orphan(hook));
+            match hook.attach() {
+                Ok(_) => return Ok(filter),
+                Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(not_attached(device, Errno::NOSPC))
+    }
+
+    fn hook(&self) -> TcHook {
+        let mut hook = TcHook::new(self.caller.fd.as_fd());
+        hook.ifindex(self.device as i32)
+            .attach_point(match self.traffic {
+                Traffic::In => TC_INGRESS,
+                Traffic::Out => TC_EGRESS,
+            })
+            .handle(HANDLE)
+            .priority(self.priority);
+        hook
+    }
+
+    fn is_behind_its_like(&self) -> bool {
+        self.priority > PRIORITIES.start
+    }
+}
+
+/// Whether a filter of ours is left here whose process has died.
+fn is_orphan(mut hook: TcHook) -> bool {
+    let Ok(id) = hook.query() else {
+        return false;
+    };
+    let with_maps = ProgInfoQueryOptions::default().include_map_ids(true);
+    let found = ProgInfoIter::with_query_opts(with_maps)
+        .find(|program| program.id == id && program.name == "caller");
+    let callees = found.and_then(|program| MapHandle::from_map_id(*program.map_ids.first()?).ok());
+    let called = callees.map(|callees| callees.lookup(&0u32.to_ne_bytes(), MapFlags::ANY));
+    matches!(called, Some(Ok(None)))
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // Elsewhere the numbers stand for somebody else's. Where it stays, the table is closed with
+        // this, and the filter lets everything go on.
+        if namespace().is_ok_and(|here| here == self.namespace) {
+            let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+            let _quiet = Quiet::begin();
+            let _ = self.hook().detach();
+        }
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filter")
+            .field("device", &self.device)
+            .field("traffic", &self.traffic)
+            .field("priority", &self.priority)
+            .finish_non_exhaustive()
+    }
+}
+
+/// This thread's network namespace: its inode.
+///
+/// # Errors
+/// [`ErrorKind::System`] without /proc.
+pub(crate) fn namespace() -> Result<u64> {
+    let found = fs::metadata("/proc/thread-self/ns/net");
+    let found = found.context("cannot tell the thread's network namespace")?;
+    Ok(found.ino())
+}
+
+fn not_attached(device: u32, errno: Errno) -> Error {
+    Error::new(
+        ErrorKind::BpfRefused,
+        format!("the program cannot be attached to device {device}: {errno}"),
+    )
+}

@@ -1,0 +1,62 @@
+//! What is done to the relay's own two sockets.
+
+use std::net::SocketAddr;
+
+use rustix::net::{getpeername, getsockname, sockopt};
+
+use super::ground::Ground;
+use crate::bpf_types::SegmentTuple;
+use crate::endpoint::Endpoint;
+use crate::socket_option::{self, Repair};
+
+/// The socket neither answers nor sends nor says good-bye from now on.
+pub(super) fn put_to_sleep(end: &Endpoint, ground: &Ground) {
+    // None of these can fail on a socket that was just in use by a process that may do all of it;
+    // and should one, no segment reaches the socket as long as the program is there.
+    let _ = socket_option::attach_filter(end, ground.asleep());
+    let _ = socket_option::repair(end, Repair::On);
+    // It fires in repair mode, too. No other timer runs on a socket that has nothing to send, and
+    // none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`).
+    let _ = sockopt::set_socket_keepalive(end, false);
+}
+
+/// Takes `put_to_sleep` back, but for the keep-alive.
+pub(super) fn wake(end: &Endpoint) {
+    // As there.
+    let _ = socket_option::detach_filter(end);
+    leave_repair(end, Repair::Off);
+}
+
+/// Makes the peer send a segment, which carries its acknowledgement and its window.
+pub(super) fn ask(end: &Endpoint) {
+    // Should it fail, there is what the peer sends by itself.
+    let _ = socket_option::repair(end, Repair::On);
+    leave_repair(end, Repair::OffWithProbe);
+}
+
+fn leave_repair(end: &Endpoint, how: Repair) {
+    let _ = socket_option::repair(end, how);
+    let _ = sockopt::set_socket_reuseaddr(end, true);
+}
+
+/// The relay's address and the peer's, an IPv4 one as such.
+pub(super) fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
+    let local = SocketAddr::try_from(getsockname(end).ok()?).ok()?;
+    let peer = SocketAddr::try_from(getpeername(end).ok()??).ok()?;
+    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    Some((plain(local), plain(peer)))
+}
+
+/// What the peer's segments carry.
+pub(super) fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
+    let octets = |address: SocketAddr| match address {
+        SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
+        SocketAddr::V6(address) => address.ip().octets(),
+    };
+    SegmentTuple {
+        source: octets(peer),
+        destination: octets(local),
+        source_port: peer.port().to_be_bytes(),
+        destination_port: local.port().to_be_bytes(),
+    }
+}

@@ -1,0 +1,347 @@
+//! Programs of others on the same device.
+
+use super::*;
+use crate::bpf_object::Object;
+
+/// `struct bystander` in bpf/bystander.h.
+#[derive(Debug)]
+#[repr(C)]
+struct BystanderEntry {
+    verdict: AtomicU32,
+    /// `outer_port` and `inner_port`.
+    ports: AtomicU32,
+    packets: AtomicU64,
+    rewritten: AtomicU64,
+}
+
+#[allow(unsafe_code, reason = "atomic integers without padding")]
+// SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
+unsafe impl Plain for BystanderEntry {}
+
+static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
+
+/// What the program returns, plus one.
+const NEXT: u32 = 0;
+/// Up the stack, past all who stand behind (`TC_ACT_OK`).
+const OK: u32 = 1;
+const SHOT: u32 = 3;
+
+/// Somebody else's program.
+struct Bystander {
+    object: Object,
+    entry: SharedArray<BystanderEntry>,
+    _links: Vec<DeviceLink>,
+}
+
+impl Bystander {
+    fn new(verdict: u32) -> Self {
+        let object = load("bystander", BYSTANDER, |_| Ok(())).expect("loaded");
+        let entry: SharedArray<BystanderEntry> = object
+            .map("bystanders")
+            .and_then(|map| map.share_values())
+            .expect("a map");
+        entry.at(0).verdict.store(verdict, Relaxed);
+        Self {
+            object,
+            entry,
+            _links: Vec::new(),
+        }
+    }
+
+    /// Others know the port `inner` by `outer`.
+    fn renaming(self, outer: u16, inner: u16) -> Self {
+        let ports = [outer.to_be_bytes(), inner.to_be_bytes()].concat();
+        let ports = u32::from_ne_bytes(ports.try_into().expect("four bytes"));
+        self.entry.at(0).ports.store(ports, Relaxed);
+        self
+    }
+
+    fn standing(mut self, lab: &Lab, device: &str, traffic: &[Traffic]) -> Self {
+        let program = self.object.program("bystander").expect("a program");
+        let index = index_of(lab.relay(), device);
+        for traffic in traffic {
+            let link = lab
+                .relay()
+                .enter(|| program.attach(index, *traffic, Way::Tcx));
+            self._links.push(link.expect("entered").expect("attached"));
+        }
+        self
+    }
+
+    fn packets(&self) -> u64 {
+        self.entry.at(0).packets.load(Relaxed)
+    }
+}
+
+fn index_of(namespace: &Namespace, device: &str) -> u32 {
+    let listed = namespace
+        .command("ip")
+        .args(["-o", "link", "show", device])
+        .output()
+        .expect("ip");
+    let text = String::from_utf8(listed.stdout).expect("text");
+    let index = text.split(':').next().and_then(|text| text.parse().ok());
+    index.unwrap_or_else(|| panic!("no {device}: {text}"))
+}
+
+fn splicer_in(lab: &Lab) -> Splicer {
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
+    splicer.expect("entered")
+}
+
+/// A connection of the client's with the relay's namespace that is nobody's business.
+fn talk_beside(lab: &Lab, round_trips: usize) {
+    let (listener, address) = lab
+        .relay()
+        .enter(|| listen(&format!("{}:0", Lab::RELAY_V4)))
+        .expect("entered");
+    let client = lab.client().enter(|| TcpStream::connect(address));
+    let client = client.expect("entered").expect("connect");
+    let here = listener.accept().expect("accept").0;
+    for _ in 0..round_trips {
+        ping(&client, &here);
+    }
+}
+
+#[test]
+fn programs_before_and_behind_go_on() {
+    const ROUND_TRIPS: usize = 500;
+    if !available(Need::Root) {
+        return;
+    }
+    let both = [Traffic::In, Traffic::Out];
+    let lab = Lab::new().expect("a lab");
+    let before = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let splicer = splicer_in(&lab);
+    // With this pair ours comes to stand there.
+    let first = spliced_across(&lab, &splicer);
+    let behind = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let counts = || [before.packets(), behind.packets()];
+
+    // What is translated comes by the first and ends with ours; on its way out it comes by both.
+    let start = counts();
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    for _ in 0..ROUND_TRIPS {
+        ping(&client, &server);
+    }
+    let now = counts();
+    let seen = [now[0] - start[0], now[1] - start[1]];
+    assert!(seen[0] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
+    assert!(
+        (ROUND_TRIPS as u64..seen[0] * 6 / 10).contains(&seen[1]),
+        "{seen:?}"
+    );
+
+    // What is not comes by both.
+    let start = counts();
+    talk_beside(&lab, ROUND_TRIPS);
+    let now = counts();
+    let seen = [now[0] - start[0], now[1] - start[1]];
+    assert!(seen[0] >= seen[1], "{seen:?}");
+    assert!(seen[1] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
+
+    drop((client, server, first.0, first.1));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    assert_eq!(first.2.wait().reason, Reason::EndOfStream);
+    drop(splicer);
+    let start = counts();
+    talk_beside(&lab, ROUND_TRIPS);
+    let now = counts();
+    assert!(now[0] - start[0] >= 2 * ROUND_TRIPS as u64);
+    assert_eq!(now[0] - start[0], now[1] - start[1]);
+}
+
+/// Asks for the engine by name; says why it was refused.
+fn why_refused(lab: &Lab, splicer: &Splicer, connect: impl Fn() -> Joined) -> String {
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect();
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    let outcome = handle.wait_timeout(PATIENCE);
+    let outcome = outcome.unwrap_or_else(|| panic!("{handle:?} in {lab:?}"));
+    drop((client, server));
+    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
+    outcome.why_engine.into_owned()
+}
+
+#[test]
+fn a_program_that_keeps_segments_to_itself_is_found() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let thief = Bystander::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
+    let splicer = splicer_in(&lab);
+    let why = why_refused(&lab, &splicer, || connect_across(&lab, false));
+    assert!(why.contains("another tc program stands between"), "{why}");
+    assert!(thief.packets() > 0);
+}
+
+/// It gives the port its right number only behind ours.
+#[test]
+fn a_program_that_rewrites_segments_is_found() {
+    const OUTER: u16 = 81;
+    if !available(Need::Root) {
+        return;
+    }
+    let both = [Traffic::In, Traffic::Out];
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(&lab);
+    let _first = spliced_across(&lab, &splicer);
+    let (front, address) = lab
+        .relay()
+        .enter(|| listen(&format!("{}:0", Lab::RELAY_V4)))
+        .expect("entered");
+    let balancer = Bystander::new(NEXT)
+        .renaming(OUTER, address.port())
+        .standing(&lab, Lab::TO_CLIENT, &both);
+    let why = why_refused(&lab, &splicer, || {
+        let client = lab
+            .client()
+            .enter(|| TcpStream::connect((Lab::RELAY_V4, OUTER)));
+        let client = client.expect("entered").expect("connect");
+        let a = front.accept().expect("accept").0;
+        let other = connect_across(&lab, false);
+        Joined {
+            client,
+            a: Endpoint::new(a).expect("an end"),
+            ..other
+        }
+    });
+    assert!(why.contains("another tc program stands between"), "{why}");
+    assert!(balancer.entry.at(0).rewritten.load(Relaxed) > 0);
+}
+
+fn filters(lab: &Lab, device: &str, place: &str) -> String {
+    let listed = lab
+        .relay()
+        .command("tc")
+        .args(["-s", "filter", "show", "dev", device, place])
+        .output()
+        .expect("tc");
+    String::from_utf8(listed.stdout).expect("text")
+}
+
+/// As on a kernel without tcx: filters on a clsact qdisc, on which somebody else has his own.
+#[test]
+fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
+    const BYTES: usize = 16 << 20;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    run(
+        lab.relay(),
+        "tc",
+        &format!("qdisc add dev {} clsact", Lab::TO_CLIENT),
+    );
+    run(
+        lab.relay(),
+        "tc",
+        &format!(
+            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+            Lab::TO_CLIENT,
+            env!("CARGO_MANIFEST_DIR")
+        ),
+    );
+    let places = [Lab::TO_CLIENT, Lab::TO_SERVER]
+        .map(|device| [(device, "ingress"), (device, "egress")])
+        .concat();
+    let ours = || {
+        let standing = places
+            .iter()
+            .map(|(device, place)| filters(&lab, device, place).matches("name caller").count());
+        standing.sum::<usize>()
+    };
+    let splicer = splicer_in(&lab);
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    ground.stand_by_clsact();
+    let first = spliced_across(&lab, &splicer);
+    assert_eq!(ours(), places.len());
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    exchange(&client, &server, BYTES, seed());
+    drop((client, server, first.0, first.1));
+    for handle in [handle, first.2] {
+        assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    }
+    // The rest came before the change-over was through.
+    let translated = ground.translated_bytes();
+    assert!(translated >= BYTES as u64, "{translated}");
+
+    drop(splicer);
+    lab.relay().enter(|| drop(ground)).expect("entered");
+    assert_eq!(ours(), 0);
+    let other = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(other.contains("bystander"), "{other}");
+    talk_beside(&lab, 10);
+}
+
+/// What a process that was killed leaves on a clsact qdisc lets everything go on, and the next one
+/// takes its place.
+#[test]
+fn a_filter_that_was_left_behind_is_idle_and_replaced() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let thief = Bystander::new(SHOT);
+    let program = thief.object.program("bystander").expect("a program");
+    let index = index_of(lab.relay(), Lab::TO_CLIENT);
+    let attach = || {
+        let link = lab
+            .relay()
+            .enter(|| program.attach(index, Traffic::In, Way::Clsact));
+        link.expect("entered").expect("attached")
+    };
+    let link = attach();
+    // In this thread's namespace there is nothing to detach.
+    drop(link);
+    let left = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(left.contains("caller"), "{left}");
+    talk_beside(&lab, 10);
+    assert_eq!(thief.packets(), 0);
+
+    let link = attach();
+    let both = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert_eq!(both.matches("name caller").count(), 1, "{both}");
+    lab.relay().enter(|| drop(link)).expect("entered");
+    let none = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(!none.contains("caller"), "{none}");
+}
+
+/// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on
+/// as they are. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`,
+/// kernel 6.10), and the sleeping one counts.
+#[test]
+fn a_device_makes_no_lists_of_what_is_translated() {
+    const BYTES: usize = 16 << 20;
+    let missing = netlab::program("ethtool").is_none();
+    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
+    if !available(Need::Root) || !netlab::present("ethtool", missing) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    for device in [Lab::TO_CLIENT, Lab::TO_SERVER] {
+        let on = format!("-K {device} gro on rx-gro-list on");
+        run(lab.relay(), "ethtool", &on);
+    }
+    let splicer = splicer_in(&lab);
+    let _first = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let before = ground.translated_bytes();
+    exchange(&client, &server, BYTES, seed());
+    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
+    let translated = ground.translated_bytes() - before;
+    assert!(translated >= BYTES as u64, "{translated}");
+}

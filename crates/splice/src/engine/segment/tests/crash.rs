@@ -1,0 +1,214 @@
+//! The process is killed in the middle of the change-over: both peers must see a reset, and nothing
+//! may be left that swallows segments.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::sync::atomic::AtomicBool;
+
+use netlab::Process;
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::*;
+
+const STEP: &str = "SEGMENT_CRASH_STEP";
+const TARGET: &str = "SEGMENT_CRASH_TARGET";
+const CLSACT: &str = "SEGMENT_CRASH_CLSACT";
+
+/// All that `reached` is told.
+const STEPS: [&str; 7] = [
+    "watching", "planned", "overlap", "emptying", "settled", "spliced", "asleep",
+];
+
+/// The pair that is not to survive has begun.
+static ARMED: AtomicBool = AtomicBool::new(false);
+
+pub(in super::super) fn reached(step: &str) {
+    assert!(STEPS.contains(&step), "{step}");
+    if ARMED.load(Relaxed) && std::env::var(STEP).is_ok_and(|wanted| wanted == step) {
+        kill_process(getpid(), Signal::KILL).expect("killed");
+        unreachable!("it was killed");
+    }
+}
+
+/// Relays two connections, of which the second kills it.
+#[test]
+#[ignore = "the process that the test below starts"]
+fn a_relay_that_dies() {
+    let Ok(target) = std::env::var(TARGET) else {
+        return;
+    };
+    let target: SocketAddr = target.parse().expect("an address");
+    let ground = Ground::here().expect("a ground");
+    if std::env::var_os(CLSACT).is_some() {
+        ground.stand_by_clsact();
+    }
+    let splicer = Splicer::new(1).expect("a splicer");
+    let (front, address) = listen(&format!("{}:0", Lab::RELAY_V4));
+    println!("\nlistening on {address}");
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let join = || {
+        let a = front.accept().expect("accept").0;
+        let b = TcpStream::connect(target).expect("connect");
+        let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
+        splicer.join(a, b, &options).expect("joined")
+    };
+    let first = join();
+    while first.counters().total() < 10 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    ARMED.store(true, Relaxed);
+    // Where nothing kills it, its parent does.
+    let _ = join().wait();
+    thread::sleep(PATIENCE);
+}
+
+/// A running one, and where it listens.
+fn relay_that_dies(
+    lab: &Lab,
+    step: &str,
+    target: SocketAddr,
+    clsact: bool,
+) -> (Process, SocketAddr) {
+    let own = std::env::current_exe().expect("this program");
+    let mut command = lab.relay().command(own.to_str().expect("a path"));
+    command
+        .args([
+            "--exact",
+            "engine::segment::tests::crash::a_relay_that_dies",
+        ])
+        .args(["--ignored", "--nocapture"])
+        .env(STEP, step)
+        .env(TARGET, target.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    if clsact {
+        command.env(CLSACT, "");
+    }
+    let mut process = Process::spawn(&mut command).expect("started");
+    let stdout = process.child_mut().stdout.take().expect("its output");
+    let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()));
+    let address = address.expect("it listens").parse().expect("an address");
+    (process, address)
+}
+
+/// Sends until it cannot.
+fn send_for_ever(mut stream: &TcpStream, seed: u64) {
+    let mut random = Random(seed | 1);
+    let mut piece = [0; 4096];
+    loop {
+        for chunk in piece.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&random.next().to_ne_bytes());
+        }
+        if let Err(error) = stream.write_all(&piece) {
+            use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+            assert!(
+                matches!(error.kind(), BrokenPipe | ConnectionReset),
+                "{error}"
+            );
+            return;
+        }
+    }
+}
+
+/// Reads what [`send_for_ever`] sends; it must end with a reset.
+fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
+    let mut random = Random(seed | 1);
+    let mut word = [0; 8];
+    let mut buffer = [0; 4096];
+    let mut total = 0;
+    loop {
+        match stream.read(&mut buffer) {
+            // The error of a reset is told once, here to the writer; the connection is gone.
+            Ok(0) if stream.peer_addr().is_err() => return total,
+            Ok(0) => panic!("an end of stream after {total} bytes"),
+            Ok(count) => {
+                for byte in &buffer[..count] {
+                    if total % 8 == 0 {
+                        word = random.next().to_ne_bytes();
+                    }
+                    assert_eq!(*byte, word[total % 8], "the byte at {total}");
+                    total += 1;
+                }
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{total}");
+                return total;
+            }
+        }
+    }
+}
+
+fn die_at(step: &str, clsact: bool) {
+    let lab = Lab::new().expect("a lab");
+    let (back, target) = lab
+        .server()
+        .enter(|| listen(&format!("{}:0", Lab::SERVER_V4)))
+        .expect("entered");
+    let (mut process, address) = relay_that_dies(&lab, step, target, clsact);
+    let connect = || {
+        let client = lab.client().enter(|| TcpStream::connect(address));
+        let client = client.expect("entered").expect("connect");
+        let server = back.accept().expect("accept").0;
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+            stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        }
+        (client, server)
+    };
+    let first = connect();
+    ping(&first.0, &first.1);
+    let (client, server) = connect();
+    let from = client.local_addr().expect("an address");
+    let came = thread::scope(|scope| {
+        scope.spawn(|| send_for_ever(&client, 1));
+        scope.spawn(|| send_for_ever(&server, 2));
+        let at_server = scope.spawn(|| read_until_reset(&server, 1));
+        let at_client = scope.spawn(|| read_until_reset(&client, 2));
+        [at_server, at_client].map(|reader| reader.join().expect("a reset"))
+    });
+    let ended = process.wait_at_most(PATIENCE).expect("wait");
+    let ended = ended.expect("it has died");
+    assert!(!ended.success(), "{step}: {ended}");
+    eprintln!("{step}: {came:?} bytes");
+    // Whoever is asked for these addresses and ports again gets them, and is heard.
+    drop((client, server, first));
+    let (front, _) = lab
+        .relay()
+        .enter(|| listen(&address.to_string()))
+        .expect("entered");
+    let client = lab.client().enter(|| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&from.into())?;
+        socket.connect(&address.into())?;
+        Ok::<_, std::io::Error>(TcpStream::from(socket))
+    });
+    let client = client.expect("entered").expect("the same ports");
+    let here = front.accept().expect("accept").0;
+    ping(&client, &here);
+}
+
+#[test]
+fn peers_of_a_relay_that_is_killed_see_a_reset() {
+    if !available(Need::Root) {
+        return;
+    }
+    for step in STEPS {
+        die_at(step, false);
+    }
+}
+
+/// What stands on a clsact qdisc outlives the process.
+#[test]
+fn peers_see_it_where_a_filter_stays() {
+    if !available(Need::Root) {
+        return;
+    }
+    for step in ["overlap", "asleep"] {
+        die_at(step, true);
+    }
+}

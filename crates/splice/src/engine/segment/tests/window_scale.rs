@@ -1,0 +1,201 @@
+//! Window scales: each end of each connection has announced its own.
+
+use std::net::IpAddr;
+
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+use crate::engine::segment::{address_pair, tuple_of};
+
+/// How a host comes to announce a scale (`tcp_select_initial_window`): by the largest buffer that
+/// tuning may reach, or by one that is set before the connection is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scale {
+    scale: u8,
+    largest_buffer_bytes: u32,
+    buffer_bytes: Option<usize>,
+}
+
+const NONE: Scale = Scale {
+    scale: 0,
+    largest_buffer_bytes: 4 << 20,
+    // The kernel doubles it, and half of that becomes the window.
+    buffer_bytes: Some(60_000),
+};
+/// Less than a step of the largest scale.
+const TINY: Scale = Scale {
+    buffer_bytes: Some(12_000),
+    ..NONE
+};
+const MIDDLE: Scale = Scale {
+    scale: 7,
+    largest_buffer_bytes: 4 << 20,
+    buffer_bytes: None,
+};
+const LARGEST: Scale = Scale {
+    scale: 14,
+    largest_buffer_bytes: 1 << 29,
+    buffer_bytes: None,
+};
+
+impl Scale {
+    fn announced_in(self, namespace: &Namespace) {
+        let sizes = format!("4096 131072 {}", self.largest_buffer_bytes);
+        namespace
+            .set_sysctl("net.ipv4.tcp_rmem", &sizes)
+            .expect("sysctl");
+    }
+
+    fn socket(self) -> Socket {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        if let Some(bytes) = self.buffer_bytes {
+            socket.set_recv_buffer_size(bytes).expect("SO_RCVBUF");
+        }
+        socket
+    }
+
+    fn listen(self, namespace: &Namespace, ip: impl Into<IpAddr> + Send) -> TcpListener {
+        let listening = namespace.enter(|| {
+            let socket = self.socket();
+            socket
+                .bind(&SocketAddr::new(ip.into(), 0).into())
+                .expect("bind");
+            socket.listen(8).expect("listen");
+            socket.into()
+        });
+        listening.expect("entered")
+    }
+
+    fn connect(self, namespace: &Namespace, to: &TcpListener) -> TcpStream {
+        let address = to.local_addr().expect("an address");
+        let connected = namespace.enter(|| {
+            let socket = self.socket();
+            socket.connect(&address.into()).expect("connect");
+            socket.into()
+        });
+        connected.expect("entered")
+    }
+}
+
+/// Both peers announce one scale, both of the relay's sockets the other.
+fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Joined {
+    for (namespace, scale) in [
+        (lab.client(), peers),
+        (lab.relay(), relay),
+        (lab.server(), peers),
+    ] {
+        scale.announced_in(namespace);
+    }
+    let front = relay.listen(lab.relay(), Lab::RELAY_V4);
+    let back = peers.listen(lab.server(), Lab::SERVER_V4);
+    let client = peers.connect(lab.client(), &front);
+    let a = front.accept().expect("accept").0;
+    let b = relay.connect(lab.relay(), &back);
+    let server = back.accept().expect("accept").0;
+    let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let tuples = [&a, &b].map(|end| {
+        let (local, peer) = address_pair(end).expect("connected");
+        tuple_of(local, peer)
+    });
+    let found = lab
+        .relay()
+        .enter(|| ground.expect("a ground").inspect(&tuples))
+        .expect("entered")
+        .expect("found");
+    for socket in &found.socket {
+        assert_eq!(
+            (socket.peer_scale, socket.own_scale),
+            (peers.scale, relay.scale)
+        );
+    }
+    Joined {
+        client,
+        server,
+        a,
+        b,
+    }
+}
+
+/// Scales that differ are translated; where that would leave no window, the pair is refused.
+#[test]
+fn scales_differ_between_peers_and_relay() {
+    const BYTES: usize = 4 << 20;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
+    let splicer = splicer.expect("entered");
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    // The first pair makes the program stand where the others are seen from the start.
+    let _first = spliced_across(&lab, &splicer);
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    for peers in [NONE, MIDDLE, LARGEST] {
+        for relay in [NONE, MIDDLE, LARGEST] {
+            let Joined {
+                client,
+                server,
+                a,
+                b,
+            } = connect_scaled(&lab, peers, relay);
+            let translated = ground.translated_bytes();
+            let handle = splicer.join(a, b, &options).expect("joined");
+            ping(&client, &server);
+            if peers == NONE {
+                // Only what a window has room for is on its way while the reader pauses.
+                read_with_pauses(&client, &server);
+            }
+            exchange(&client, &server, BYTES, seed());
+            let outcome = handle.wait_timeout(PATIENCE);
+            let outcome = outcome.unwrap_or_else(|| panic!("{peers:?} by {relay:?}"));
+            assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
+            assert_eq!(outcome.engine, EngineName::Segment);
+            let translated = ground.translated_bytes() - translated;
+            // The rest came before the change-over was through.
+            assert!(translated >= BYTES as u64, "{translated}");
+        }
+    }
+    for (relay, spliced) in [(MIDDLE, true), (LARGEST, false)] {
+        let Joined {
+            client,
+            server,
+            a,
+            b,
+        } = connect_scaled(&lab, TINY, relay);
+        let handle = splicer.join(a, b, &options).expect("joined");
+        if spliced {
+            ping(&client, &server);
+            read_with_pauses(&client, &server);
+            assert_eq!(handle.engine().0, EngineName::Segment, "{handle:?}");
+            continue;
+        }
+        let outcome = handle.wait_timeout(PATIENCE);
+        let outcome = outcome.expect("it ends");
+        assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
+        let why = outcome.why_engine;
+        assert!(why.contains("in steps of 16384"), "{why}");
+    }
+}
+
+/// The window closes again and again.
+fn read_with_pauses(mut reader: &TcpStream, mut writer: &TcpStream) {
+    const PIECE: usize = 64 << 10;
+    const PIECES: usize = 4;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let piece = vec![7; PIECE];
+            (0..PIECES).for_each(|_| writer.write_all(&piece).expect("write"));
+        });
+        for _ in 0..PIECES {
+            thread::sleep(Duration::from_millis(50));
+            let mut piece = vec![0; PIECE];
+            reader.read_exact(&mut piece).expect("read");
+            assert!(piece.iter().all(|byte| *byte == 7));
+        }
+    });
+}

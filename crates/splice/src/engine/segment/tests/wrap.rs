@@ -1,0 +1,78 @@
+//! Sequence numbers that come past 2^32.
+
+use super::*;
+use crate::bpf_types::SegmentSocket;
+use crate::engine::segment::{address_pair, tuple_of};
+
+/// Bytes each way; every number that is asked for wraps on the way.
+const BYTES: u32 = 48 << 20;
+
+/// A connection over lo whose number, as `of` finds it at the relay's end, wraps within `BYTES`. The
+/// kernel chooses at random, so one in some ninety will do.
+fn wrapping(ground: &Ground, of: impl Fn(&SegmentSocket) -> u32) -> (TcpStream, Endpoint) {
+    let (listener, address) = listen("127.0.0.1:0");
+    loop {
+        let near = TcpStream::connect(address).expect("connect");
+        let far = Endpoint::new(listener.accept().expect("accept").0).expect("an end");
+        let (local, peer) = address_pair(&far).expect("connected");
+        let tuple = tuple_of(local, peer);
+        let found = ground.inspect(&[tuple, tuple]).expect("found");
+        let left = 0u32.wrapping_sub(of(&found.socket[0]));
+        if (BYTES / 8..BYTES * 7 / 8).contains(&left) {
+            return (near, far);
+        }
+        // Else thousands would wait for late segments.
+        socket2::SockRef::from(&near)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+    }
+}
+
+fn received(socket: &SegmentSocket) -> u32 {
+    socket.rcv_nxt
+}
+
+fn sent(socket: &SegmentSocket) -> u32 {
+    socket.write_seq
+}
+
+/// Either what a peer sends or what is sent to it, in its own numbering; the relay changes over
+/// before, behind and in the middle of it.
+#[test]
+fn numbers_wrap_while_a_pair_is_translated() {
+    if !available(Need::Root) {
+        return;
+    }
+    let namespace = Namespace::new("wrap").expect("a namespace");
+    namespace
+        .enter(|| {
+            let splicer = Splicer::new(1).expect("a splicer");
+            let ground = Ground::here().expect("a ground");
+            let mut random = Random(seed());
+            for a_of in [received, sent] {
+                for b_of in [received, sent] {
+                    let (client, a) = wrapping(&ground, a_of);
+                    let (server, b) = wrapping(&ground, b_of);
+                    let joined = Joined {
+                        client,
+                        server,
+                        a,
+                        b,
+                    };
+                    let place = random.next() % u64::from(BYTES / 8);
+                    let translated = ground.translated_bytes();
+                    let bytes = BYTES as usize;
+                    let (outcome, _, _) = both_ways(joined, &splicer, place, bytes, random.next());
+                    assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
+                    assert_eq!(outcome.engine, EngineName::Segment, "{outcome:?}");
+                    assert_eq!(
+                        [outcome.moved.a_to_b, outcome.moved.b_to_a],
+                        [bytes as u64; 2]
+                    );
+                    let translated = ground.translated_bytes() - translated;
+                    assert!(translated > u64::from(BYTES), "{translated}");
+                }
+            }
+        })
+        .expect("entered");
+}

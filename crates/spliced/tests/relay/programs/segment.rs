@@ -1,0 +1,109 @@
+//! The same, between network namespaces, with `--engine segment`: the program in the kernel carries
+//! their bytes.
+
+use std::net::IpAddr;
+
+use netlab::{Lab, Need, available};
+
+use super::iperf3::{measure, serve};
+use super::nginx::{Nginx, load};
+use super::postgresql::{Cluster, bench, transact};
+use super::ssh::Sshd;
+use super::{Host, installed};
+use crate::segment::hop::Hop;
+
+fn client(lab: &Lab) -> Host<'_> {
+    Host {
+        namespace: Some(lab.client()),
+        ip: IpAddr::V4(Lab::CLIENT_V4),
+    }
+}
+
+fn server(lab: &Lab) -> Host<'_> {
+    Host {
+        namespace: Some(lab.server()),
+        ip: IpAddr::V4(Lab::SERVER_V4),
+    }
+}
+
+fn hop(lab: &Lab, target: &str) -> Hop {
+    Hop::in_namespace(lab.relay(), &format!("{}:0", Lab::RELAY_V4), target)
+}
+
+#[test]
+fn iperf3_is_translated_in_both_directions() {
+    let Some(iperf3) = installed("iperf3", "iperf3") else {
+        return;
+    };
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let (_server, target) = serve(&iperf3, &server(&lab));
+    let hop = hop(&lab, &target);
+    for direction in [&[][..], &["--reverse"]] {
+        measure(&iperf3, &client(&lab), hop.address(), direction);
+    }
+    // To talk and to measure, each way.
+    hop.expect_translated(4);
+}
+
+#[test]
+fn http_that_is_kept_alive_is_translated() {
+    const CONNECTIONS: usize = 32;
+    let Some(wrk) = installed("wrk", "wrk") else {
+        return;
+    };
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let Some(nginx) = Nginx::start(&server(&lab)) else {
+        return;
+    };
+    let hop = hop(&lab, &nginx.tcp);
+    load(&wrk, &client(&lab), hop.address(), CONNECTIONS);
+    // With the first, wrk only looks whether somebody listens.
+    hop.expect_translated(1 + CONNECTIONS);
+}
+
+#[test]
+fn pgbench_is_translated() {
+    const CLIENTS: usize = 6;
+    let Some(pgbench) = installed("pgbench", "postgresql-contrib") else {
+        return;
+    };
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let Some(cluster) = Cluster::start(&server(&lab)) else {
+        return;
+    };
+    let hop = hop(&lab, &format!("{}:{}", Lab::SERVER_V4, cluster.port));
+    let client = client(&lab);
+    let initialize = ["--initialize", "--scale", "1", "--quiet"];
+    bench(&pgbench, &client, hop.address(), &initialize);
+    transact(&pgbench, &client, hop.address(), [CLIENTS as u64, 300], &[]);
+    // Before it begins, pgbench asks how large the tables are.
+    hop.expect_translated(1 + 1 + CLIENTS);
+    // With a connection for each transaction.
+    transact(&pgbench, &client, hop.address(), [6, 30], &["--connect"]);
+}
+
+#[test]
+fn a_copy_by_ssh_is_translated() {
+    let Some(scp) = installed("scp", "openssh-client") else {
+        return;
+    };
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let Some(sshd) = Sshd::start(&server(&lab)) else {
+        return;
+    };
+    let hop = hop(&lab, &sshd.address);
+    sshd.copy(&scp, &client(&lab), hop.address());
+    hop.expect_translated(2);
+}

@@ -1,0 +1,147 @@
+//! A running `spliced relay --engine segment` in a network namespace, and the proof that the kernel
+//! did the work.
+
+use std::thread;
+
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use netlab::{Namespace, Scratch};
+
+use crate::log::Log;
+use crate::patience::until_found;
+use crate::peer::{Peer, exchange};
+use crate::relay::{BINARY, Relay};
+use crate::server::Server;
+
+/// What of all payload must have been translated: the rest came before the change-over was through.
+const LEAST_TRANSLATED_IN_100: u64 = 99;
+
+/// `struct segment_flow` and, in its two sides, `payload_bytes`, in bytes: bpf/segment.h.
+const FLOW_BYTES: usize = 320;
+const PAYLOAD_BYTES_AT: [usize; 2] = [64 + 112, 64 + 128 + 112];
+
+pub(crate) struct Hop {
+    pub(crate) relay: Relay,
+    log: Log,
+    _scratch: Scratch,
+}
+
+/// What went through a hop.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    pub(crate) bytes: u64,
+    /// What the program has translated, repetitions included.
+    pub(crate) translated_bytes: u64,
+}
+
+impl Hop {
+    pub(crate) fn in_namespace(namespace: &Namespace, listen: &str, target: &str) -> Self {
+        let scratch = Scratch::new("hop").expect("a directory");
+        let log = Log::below(&scratch);
+        let mut command = namespace.command(BINARY);
+        command
+            .args(["relay", listen, target, "--engine", "segment"])
+            .args(["--access-log", &log.path])
+            .env_remove("SPLICED_LOG");
+        Self {
+            relay: Relay::spawn(&mut command),
+            log,
+            _scratch: scratch,
+        }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.relay.address
+    }
+
+    /// How many connections have ended.
+    pub(crate) fn connections(&self) -> usize {
+        self.log.entries().len()
+    }
+
+    /// Has it serve a connection to its target, with which its program comes to stand on lo.
+    pub(crate) fn stand(&self, namespace: &Namespace, server: &Server) {
+        let near = namespace.enter(|| Peer::connect(self.address()));
+        let near = near.expect("entered");
+        let far = server.accept();
+        exchange(&near, &far, 0, 1000, 1000);
+        drop((near, far));
+        self.passed(1);
+    }
+
+    /// Waits until `connections` have ended; all of them must have been translated from end to end.
+    pub(crate) fn passed(&self, connections: usize) -> Passed {
+        let entries = until_found("all connections are in the log", || {
+            let entries = self.log.entries();
+            (entries.len() >= connections).then_some(entries)
+        });
+        assert_eq!(entries.len(), connections, "{entries:#?}");
+        for entry in &entries {
+            assert_eq!(entry["engine"], "segment", "{entry}");
+            assert_ne!(entry["outcome"], "refused", "{entry}");
+        }
+        let bytes = entries
+            .iter()
+            .flat_map(|entry| {
+                ["client_to_target_bytes", "target_to_client_bytes"]
+                    .map(|name| entry[name].as_u64())
+            })
+            .map(|bytes| bytes.expect("a count"))
+            .sum();
+        Passed {
+            bytes,
+            translated_bytes: self.translated_bytes(),
+        }
+    }
+
+    /// As [`passed`](Self::passed), and nearly all payload was translated by the program.
+    pub(crate) fn expect_translated(&self, connections: usize) -> Passed {
+        let passed = self.passed(connections);
+        assert!(
+            passed.translated_bytes * 100 >= passed.bytes * LEAST_TRANSLATED_IN_100,
+            "{passed:?}"
+        );
+        passed
+    }
+
+    /// What its program has counted. A slot keeps its counts until it is used again, which is after
+    /// all others.
+    pub(crate) fn translated_bytes(&self) -> u64 {
+        let map = self.flows();
+        (0..map.max_entries())
+            .filter_map(|slot| map.lookup(&slot.to_ne_bytes(), MapFlags::ANY).ok()?)
+            .flat_map(|flow| {
+                PAYLOAD_BYTES_AT.map(|at| {
+                    let bytes = flow[at..at + 8].try_into().expect("eight bytes");
+                    u64::from_ne_bytes(bytes)
+                })
+            })
+            .sum()
+    }
+
+    /// Its table of flows: of the maps of its programs, which the kernel tells with the process's
+    /// descriptors, the one with values of that size.
+    fn flows(&self) -> MapHandle {
+        let infos = self.relay.descriptor_infos();
+        let ids: Vec<u32> = infos
+            .iter()
+            .filter_map(|info| info.lines().find_map(|line| line.strip_prefix("prog_id:")))
+            .filter_map(|id| id.trim().parse().ok())
+            .collect();
+        let with_maps = ProgInfoQueryOptions::default().include_map_ids(true);
+        ProgInfoIter::with_query_opts(with_maps)
+            .filter(|program| ids.contains(&program.id))
+            .flat_map(|program| program.map_ids)
+            .filter_map(|id| MapHandle::from_map_id(id).ok())
+            .find(|map| map.value_size() as usize == FLOW_BYTES)
+            .expect("the relay has a table of flows")
+    }
+}
+
+impl Drop for Hop {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("its log: {:#?}", self.log.entries());
+        }
+    }
+}
