@@ -87,12 +87,12 @@ fn relays_in_a_row() {
                     (near, listener.accept().expect("accept").0)
                 });
                 let [(client, a), (b, c), (d, server)] = ends;
-                let bytes = 16 << 20;
+                let bytes = 48 << 20;
                 let mut join = |one: TcpStream, other: TcpStream| {
                     let [one, other] = [one, other].map(|end| Endpoint::new(end).expect("an end"));
                     let options = Options {
                         promote_to_segment: true,
-                        promote_after_bytes: random.next() % (bytes as u64 / 8),
+                        promote_after_bytes: random.next() % (bytes as u64 / 24),
                         ..Options::default()
                     };
                     splicer.join(one, other, &options).expect("joined")
