@@ -251,9 +251,11 @@ int segment_egress(struct __sk_buff *skb)
 		room = 0xffff;
 	if (!s.plain_stamp && !find_options(skb, &s))
 		return NEXT;
-	/* As long as the clock stands; afterwards the peer's is as good as the socket's. */
+	/* As long as the clock stands; afterwards the socket's goes as fast as the peer's. */
 	if (!other->stamp_delta)
 		s.tsval = stamp_floor(other);
+	else
+		s.tsval += LEAD_NS / (other->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000);
 	s.strip_sack = 1;
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);

@@ -4,9 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::eligibility::{
-    self, Obstacle, Plan, examine, has_ended, own_seq, plan, promised, was_seen,
-};
+use super::eligibility::{self, Obstacle, Plan, examine, has_ended, own_seq, promised, was_seen};
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
@@ -20,7 +18,8 @@ use crate::engine::kernel::{Grip, KernelEngine};
 use crate::outcome::Side;
 use crate::socket_option;
 
-/// How long a pair waits to be seen by the program: a round trip to a far peer, and a repetition.
+/// How long a pair waits to be seen by the program, or for a gap to close: a round trip to a far
+/// peer, and a repetition.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often the peers are asked for a segment, and how long after each other: a peer that does not
@@ -153,13 +152,23 @@ impl Segment {
     }
 
     fn plan(&mut self, found: &SegmentInspection, loads: [Load; 2]) -> Result<Plan, Progress> {
-        plan(found, loads.map(|load| load.held)).map_err(|obstacle| match obstacle {
-            Obstacle::Refused(why) => Progress::Refused(why),
-            // It passes; should it not, the pair is well where it is.
-            Obstacle::NotNow(why) if self.began.elapsed() > PATIENCE => Progress::Declined(why),
-            Obstacle::NotNow(_) => Progress::Later(SMALLEST_PAUSE * 2),
-            Obstacle::Ended => Progress::Declined(ENDED_BEFORE),
-        })
+        match eligibility::plan(found, loads.map(|load| load.held)) {
+            Ok(plan) => {
+                self.not_now_since = None;
+                Ok(plan)
+            }
+            Err(Obstacle::Refused(why)) => Err(Progress::Refused(why)),
+            Err(Obstacle::NotNow(why)) => {
+                // It passes; should it not, the pair is well where it is.
+                let since = *self.not_now_since.get_or_insert_with(Instant::now);
+                Err(if since.elapsed() > PATIENCE {
+                    Progress::Declined(why)
+                } else {
+                    Progress::Later(SMALLEST_PAUSE * 2)
+                })
+            }
+            Err(Obstacle::Ended) => Err(Progress::Declined(ENDED_BEFORE)),
+        }
     }
 
     /// Nothing of this side's stream is under way as far as anybody here knows.
@@ -200,7 +209,11 @@ impl Segment {
         }
         let plan = match self.plan(found, loads) {
             Ok(plan) => plan,
-            Err(progress) => return progress,
+            Err(progress) => {
+                // What stands in the way may have to be read first.
+                self.may_read = [u64::MAX; 2];
+                return progress;
+            }
         };
         let quiet = Side::BOTH.map(|side| self.is_quiet(flow, found, loads, side));
         let idle = quiet == [true; 2] && self.pause > IDLE;

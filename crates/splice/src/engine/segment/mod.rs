@@ -139,7 +139,8 @@ pub(crate) struct Segment {
     /// Of side 0 and side 1: the relay's end and the peer's.
     addresses: Option<[(SocketAddr, SocketAddr); 2]>,
     cookies: [u64; 2],
-    began: Instant,
+    /// Since when the moment has been a bad one.
+    not_now_since: Option<Instant>,
     pause: Duration,
     probed_at: Option<Instant>,
     probes_left: u32,
@@ -162,7 +163,7 @@ impl Segment {
             tuples: Default::default(),
             addresses: None,
             cookies: [0; 2],
-            began: Instant::now(),
+            not_now_since: None,
             pause: SMALLEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// No receiver dropped a segment because it looked old, or lay beyond its window. A socket that ran
-/// out of memory takes its word back by itself (`tcp_prune_queue`), change-over or not.
+/// No receiver dropped a segment because it looked old, or lay beyond its window, but for what it
+/// had already (a repetition can overtake what it repeats, and is reported). A socket that ran out of
+/// memory takes its word back by itself (`tcp_prune_queue`), change-over or not.
 fn assert_lost_nothing(before: &[(String, u64)], after: &[(String, u64)]) {
     let grown = |wanted: &str| -> u64 {
         let both = before.iter().zip(after);
@@ -11,7 +12,7 @@ fn assert_lost_nothing(before: &[(String, u64)], after: &[(String, u64)]) {
             .map(|((_, before), (_, after))| after - before)
             .sum()
     };
-    assert_eq!(grown("PAWSEstab"), 0);
+    assert!(grown("PAWSEstab") <= grown("TCPDSACKRecv"));
     assert!(grown("BeyondWindow") == 0 || grown("PruneCalled") > 0);
 }
 
@@ -48,7 +49,7 @@ fn hunt_across(v6: bool, bytes: usize, rounds: usize, stamps: bool) {
         eprintln!(
             "{round}: place {place}, {outcome:?}, forwarded {forwarded}, pause {pause:?}; {changes}"
         );
-        (0..3).for_each(|space: usize| assert_lost_nothing(&before[space], &after[space]));
+        assert_lost_nothing(&before.concat(), &after.concat());
         assert_eq!(outcome.reason, Reason::EndOfStream);
         if base == 0 {
             assert_eq!(

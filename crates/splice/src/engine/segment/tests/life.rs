@@ -2,6 +2,11 @@
 
 use super::*;
 
+use std::os::fd::AsFd;
+
+use crate::bpf_types::segment_state as state;
+use crate::socket_option;
+
 #[test]
 fn idle_pairs_are_reset_at_both_ends() {
     if !available(Need::Root) {
@@ -135,6 +140,69 @@ fn many_short_connections_over_few_ports() {
             );
         }
     });
+}
+
+/// A segment that the program had let pass reaches its socket when that sleeps already.
+#[test]
+fn what_reaches_a_sleeping_socket_is_delivered() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect_across(&lab, false);
+    let near = a.as_fd().try_clone_to_owned().expect("a second descriptor");
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    for stream in [&client, &server] {
+        let patience = Some(Duration::from_secs(60));
+        stream.set_read_timeout(patience).expect("a timeout");
+    }
+    // An answer would be acknowledged with what follows, and the socket has not sent it.
+    (&client).write_all(b"hello").expect("write");
+    let mut hello = [0; 5];
+    (&server).read_exact(&mut hello).expect("read");
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    let state = &ground.flow(0).state;
+    while state.load(Relaxed) != state::SPLICED {
+        thread::sleep(Duration::from_micros(100));
+    }
+    state.store(state::WATCH, Relaxed);
+    socket_option::ignore_nothing(&near).expect("no filter");
+    (&client).write_all(b"late!").expect("write");
+    while rustix::io::ioctl_fionread(&near).expect("FIONREAD") < 5 {
+        thread::sleep(Duration::from_micros(100));
+    }
+    socket_option::ignore_all_but_resets(&near).expect("a filter");
+    state.store(state::SPLICED, Relaxed);
+    drop(near);
+    let mut late = [0; 5];
+    (&server).read_exact(&mut late).expect("read");
+    assert_eq!(&late, b"late!");
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+    drop((client, server));
+    let outcome = handle
+        .wait_timeout(Duration::from_secs(5))
+        .expect("it ends");
+    assert_eq!(outcome.reason, Reason::EndOfStream);
+    assert_eq!(
+        [outcome.moved.a_to_b, outcome.moved.b_to_a],
+        [5 * 102, 5 * 100]
+    );
 }
 
 /// The program is gone for a while: the flow stalls, and goes on when it is back.
