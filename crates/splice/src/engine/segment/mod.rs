@@ -214,8 +214,6 @@ impl Segment {
         // Should this process die, the peers must not take a FIN for the end of the stream.
         ends.into_iter().for_each(Endpoint::reset_on_close);
         reached("watching");
-        // Getting onto a device can take longer than a pair is waited for.
-        self.began = Instant::now();
         self.phase = Phase::Watching;
         Ok(())
     }

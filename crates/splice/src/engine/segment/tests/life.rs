@@ -180,12 +180,12 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
         thread::sleep(Duration::from_micros(100));
     }
     state.store(state::WATCH, Relaxed);
-    socket_option::ignore_nothing(&near).expect("no filter");
+    socket_option::detach_filter(&near).expect("no filter");
     (&client).write_all(b"late!").expect("write");
     while rustix::io::ioctl_fionread(&near).expect("FIONREAD") < 5 {
         thread::sleep(Duration::from_micros(100));
     }
-    socket_option::ignore_all_but_resets(&near).expect("a filter");
+    socket_option::attach_filter(&near, ground.asleep()).expect("a filter");
     state.store(state::SPLICED, Relaxed);
     drop(near);
     let mut late = [0; 5];
