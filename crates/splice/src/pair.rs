@@ -228,7 +228,9 @@ impl Pair {
         let mut reason = None;
         for from in Side::BOTH {
             let to = ends.across(from);
-            let closing = self.directions[from.other().index()].has_ended();
+            // A duplicate that somebody holds keeps the close from saying it.
+            let closing =
+                self.directions[from.other().index()].has_ended() && !sides[to.index()].is_shared();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
             // What the kernel moves is not out before its engine says so.

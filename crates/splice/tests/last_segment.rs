@@ -61,7 +61,10 @@ fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
     sender.write_all(message).unwrap();
     sender.shutdown(Shutdown::Write).unwrap();
     let mut end = [PollFd::new(&source, PollFlags::RDHUP)];
-    poll(&mut end, None).unwrap();
+    assert_eq!(
+        poll(&mut end, Some(&PATIENCE.try_into().unwrap())).unwrap(),
+        1
+    );
 
     let options = Options {
         engine,

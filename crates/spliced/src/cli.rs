@@ -83,8 +83,8 @@ pub(crate) struct RelayArgs {
     pub(crate) target: Address,
 
     /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
-    /// comparison), uring (io_uring(7)), or, experimental, by BPF programs in the kernel: sockmap
-    /// (redirect) or segment (translate TCP segments).
+    /// comparison), uring (io_uring(7)), or by BPF programs in the kernel: sockmap (redirect) or,
+    /// experimental, segment (translate TCP segments).
     ///
     /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
@@ -124,7 +124,7 @@ pub(crate) struct EchoArgs {
     pub(crate) listen: Address,
 
     /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (one io_submit(2)
-    /// reads and writes), uring (io_uring(7)), or, experimental, sockmap (a BPF program redirects what comes). An engine
+    /// reads and writes), uring (io_uring(7)), or sockmap (a BPF program redirects what comes). An engine
     /// that needs two sockets is refused.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,

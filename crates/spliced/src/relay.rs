@@ -179,10 +179,8 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         .into_iter()
         .map(|sockets| Worker::start(sockets, listening.shared, &relay, plan.busy_poll, &sender))
         .collect::<Result<Vec<_>>>()?;
-    if let EngineChoice::Only(engine @ (EngineName::Sockmap | EngineName::Segment)) = plan.engine {
-        tracing::warn!(
-            "engine {engine} is experimental; docs/{engine}.md says what it does not keep yet"
-        );
+    if plan.engine == EngineChoice::Only(EngineName::Segment) {
+        tracing::warn!("engine segment is experimental; docs/segment.md says what is open");
     }
     for place in &listening.places {
         match &relay.goal {

@@ -41,8 +41,8 @@ pub enum EngineName {
     /// [`EventLoop`](crate::EventLoop) with such pairs can have one system call interrupted
     /// (`EINTR`) after the last of them has ended.
     Uring,
-    /// A BPF program sends what arrives on: the process sleeps. For small messages over any mix
-    /// of TCP and UNIX streams; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+    /// A BPF program sends what arrives on: the process sleeps. For small messages between
+    /// TCP sockets; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
     /// A tc program translates the segments of one TCP connection into those of the other; the
     /// relay's sockets sleep.

@@ -368,9 +368,13 @@ impl KernelEngine for Segment {
     }
 
     fn release(&mut self, ends: [&Endpoint; 2], _directions: &[Direction; 2]) -> [u64; 2] {
-        if !matches!(self.phase, Phase::New | Phase::Spliced) {
+        match self.phase {
+            Phase::New => {}
+            // A process that is being started may hold duplicates until its exec; the tuples have
+            // to be free for `reset_both` all the same. Sleeping sockets say nothing at it.
+            Phase::Spliced => ends.into_iter().for_each(sockets::disconnect),
             // Where both streams have come to their ends through the sockets, these end them.
-            ends.into_iter().for_each(Endpoint::end_on_close);
+            _ => ends.into_iter().for_each(Endpoint::end_on_close),
         }
         self.gauge.moved_bytes()
     }

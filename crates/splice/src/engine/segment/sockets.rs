@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::{connect_unspec, getpeername, getsockname, sockopt};
 
 use super::ground::Ground;
 use crate::bpf_types::SegmentTuple;
@@ -25,6 +25,13 @@ pub(super) fn wake(end: &Endpoint) {
     // As there.
     let _ = socket_option::detach_filter(end);
     leave_repair(end, Repair::Off);
+}
+
+/// Takes the connection from the socket, whoever else has a descriptor of it. In repair mode its peer
+/// hears nothing of that (`tcp_disconnect`).
+pub(super) fn disconnect(end: &Endpoint) {
+    // Should it fail, the close takes it.
+    let _ = connect_unspec(end);
 }
 
 /// Makes the peer send a segment, which carries its acknowledgement and its window.

@@ -235,6 +235,8 @@ impl Lane {
             .and_then(|()| socket_option::attach_filter(grip.ends[number], shared.gate.as_fd()));
         let opened = gated.and_then(|()| self.open(shared, grip, number, entry, source));
         if let Err(errno) = opened {
+            // Where it was not attached there is nothing to detach.
+            let _ = socket_option::detach_filter(grip.ends[number]);
             shared.indices.remove(&self.cookie);
             shared.give_back(index);
             self.leave(refusal(errno));
@@ -363,14 +365,17 @@ impl Lane {
         self.account(entry, taken);
         let source = self.source(shared, number)?;
         // A read that comes to the end of stream counts it.
-        let ended = match source.copied_seq.wrapping_sub(expected(entry)) {
-            0 => self.open(shared, grip, number, entry, source).is_err(),
-            1 => true,
+        let why_not = match source.copied_seq.wrapping_sub(expected(entry)) {
+            0 => self
+                .open(shared, grip, number, entry, source)
+                .err()
+                .map(refusal),
+            1 => Some("its stream has ended".into()),
             // Something was taken out of it that we do not know of.
             _ => return Err(failed(number, Errno::IO)),
         };
-        if ended {
-            self.leave("its stream has ended".into());
+        if let Some(why_not) = why_not {
+            self.leave(why_not);
             return Ok(by_hand);
         }
         kick(grip, number)?;
@@ -460,19 +465,19 @@ impl Lane {
     pub(super) fn pushed(&self, shared: &Shared, direction: &Direction) -> u64 {
         let Some(index) = self.index else { return 0 };
         let entry = shared.entry(index);
+        let seen = shared.inspect(self.cookie);
+        // Read once, and behind the look: the program may go on counting.
         let redirected = entry.redirected.load(Ordering::Acquire);
         // By hand nothing goes before the target has taken all, nor does an end of stream.
         if direction.has_ended() || matches!(self.state, State::Left | State::ByHand) {
             return redirected;
         }
-        let Ok(seen) = shared.inspect(self.cookie) else {
+        let Ok(seen) = seen else {
             return redirected;
         };
         // Behind an end of stream the target is one ahead.
-        match pending(entry, &seen) as i32 {
-            pending @ 1.. => redirected - pending as u64,
-            _ => redirected,
-        }
+        let pending = pending_of(redirected, entry, &seen) as i32;
+        redirected.saturating_sub(pending.max(0) as u64)
     }
 
     /// Takes everything of the direction out of the kernel but its target.
@@ -509,9 +514,14 @@ fn expected(entry: &DirectionEntry) -> u32 {
 /// How many bytes wait in the target's backlog. Sequence numbers wrap at 32 bits, and so do the
 /// counts here.
 fn pending(entry: &DirectionEntry, target: &Inspection) -> u32 {
-    let redirected = entry.redirected.load(Ordering::Acquire) as u32;
+    pending_of(entry.redirected.load(Ordering::Acquire), entry, target)
+}
+
+fn pending_of(redirected: u64, entry: &DirectionEntry, target: &Inspection) -> u32 {
     let sent = entry.target_seq.load(Ordering::Relaxed);
-    sent.wrapping_add(redirected).wrapping_sub(target.write_seq)
+    // Sequence numbers wrap at 32 bits.
+    sent.wrapping_add(redirected as u32)
+        .wrapping_sub(target.write_seq)
 }
 
 /// A look at the queue makes TCP run the program on what waits there

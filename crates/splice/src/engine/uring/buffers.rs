@@ -27,9 +27,6 @@ struct Memory {
     bytes: u32,
 }
 
-// SAFETY: it is owned, and nothing in it depends on the thread.
-unsafe impl Send for Memory {}
-
 impl Memory {
     fn new(bytes: u32) -> Self {
         let memory = Box::<[u8]>::new_uninit_slice(bytes as usize);
@@ -141,6 +138,11 @@ impl Group {
 
     pub(super) fn buffer_bytes(&self) -> usize {
         self.buffer_bytes as usize
+    }
+
+    /// Leaves what is provided to the kernel for good.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.provided));
     }
 
     /// What the kernel can fill before the next [`refill`](Self::refill), in bytes.

@@ -100,8 +100,8 @@ impl Ring {
             error if error < 0 => match Errno::from_raw_os_error(-error) {
                 // There is to be another try, if any.
                 Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
-                // Linux before 6.0, and bundles before 6.10 where nothing else tells.
-                Errno::INVAL if was == Receive::Multishot && self.features.multishot => {
+                // Linux before 6.0; every receive that was asked for meanwhile says so.
+                Errno::INVAL if was == Receive::Multishot => {
                     self.features.multishot = false;
                 }
                 errno => flow.behind = Some(Behind::Fault(errno)),

@@ -555,10 +555,13 @@ impl Drop for Ring {
         let cancelled = self.uring.submitter().register_sync_cancel(None, all);
         let nothing_left = matches!(cancelled.map_err(errno_of), Ok(()) | Err(Errno::NOENT));
         if !nothing_left {
-            // The kernel may still write into what the lanes hold: it is not given back.
+            // The kernel may still read what the lanes hold and write into what was provided: it is
+            // not given back.
             for place in self.places.0.drain() {
                 std::mem::forget(place);
             }
+            self.message_buffers.leak();
+            self.bulk_buffers.leak();
         }
     }
 }
