@@ -1,4 +1,4 @@
-//! What a person gets who types `compare` and `check`: results, a sentence, or both after Ctrl-C.
+//! What a person gets who types `compare`: results, a sentence, or both after Ctrl-C.
 
 #[path = "support/left_behind.rs"]
 mod left_behind;
@@ -261,24 +261,4 @@ fn contestants_that_cannot_take_part_are_named_and_no_error() {
     let results = results(&directory);
     let missing = found(&results["missing"], "what", "spliced copy");
     assert_eq!(missing["why"], "this kernel has no such engine");
-}
-
-#[test]
-fn the_bench_measures_what_it_says() {
-    let without = |name: &str| {
-        let missing = netlab::program(name).is_none();
-        !present(
-            name,
-            missing.then(|| format!("no {name} (apt install {name})")),
-        )
-    };
-    if !available(Need::Netns) || without("sockperf") || without("iperf3") {
-        return;
-    }
-    let output = output(&["check"]);
-    let text = [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat();
-    assert!(output.status.success(), "{text}");
-    assert_eq!(text.matches(" holds\n").count(), 6, "{text}");
 }

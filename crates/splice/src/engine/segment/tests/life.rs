@@ -205,6 +205,45 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     );
 }
 
+/// A process that is being started has a duplicate of every descriptor until its exec.
+#[test]
+fn a_duplicate_does_not_hold_a_reset_back() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab
+        .relay()
+        .enter(|| Splicer::new(1).expect("a splicer"))
+        .expect("entered");
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect_across(&lab, false);
+    let near = a.as_fd().try_clone_to_owned().expect("a second descriptor");
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Segment),
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    ping(&client, &server);
+    let ground = lab.relay().enter(Ground::here).expect("entered");
+    let ground = ground.expect("a ground");
+    while ground.flow(0).state.load(Relaxed) != state::SPLICED {
+        thread::sleep(Duration::from_micros(100));
+    }
+    drop(handle);
+    for mut stream in [&client, &server] {
+        let patience = Some(Duration::from_secs(20));
+        stream.set_read_timeout(patience).expect("a timeout");
+        let error = stream.read(&mut [0]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+    drop(near);
+}
+
 /// The program is gone for a while: the flow stalls, and goes on when it is back.
 #[test]
 fn a_flow_outlives_a_detached_program() {
