@@ -337,7 +337,15 @@ impl Record {
     }
 
     fn write(self, outcome: Option<&Outcome>, why: &str) {
-        tracing::debug!("connection {} ended: {why}", self.id);
+        match outcome {
+            Some(Outcome {
+                engine, why_engine, ..
+            }) => tracing::debug!(
+                "connection {} ended: {why}; engine {engine}: {why_engine}",
+                self.id
+            ),
+            None => tracing::debug!("connection {} ended: {why}", self.id),
+        }
         let Some(log) = &self.relay.access_log else {
             return;
         };

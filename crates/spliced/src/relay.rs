@@ -116,6 +116,17 @@ enum Event {
     LoopFailed(anyhow::Error),
 }
 
+/// What the doctor would say, to who asks for details: `auto` goes on without.
+fn tell_what_does_not_work() {
+    // Some need tens of milliseconds for the answer.
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        let refusals = EngineName::ALL.iter().map(|engine| engine.probe());
+        for refusal in refusals.filter_map(Result::err) {
+            tracing::debug!("{refusal}");
+        }
+    }
+}
+
 /// Runs a relay until a signal ends it.
 ///
 /// # Errors
@@ -126,6 +137,9 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         && plan.target.is_none()
     {
         engine.can_echo()?;
+    }
+    if plan.engine == EngineChoice::Auto {
+        tell_what_does_not_work();
     }
     let threads = plan.life.threads.map_or_else(
         || thread::available_parallelism().map_or(1, usize::from),

@@ -8,7 +8,9 @@ use netlab::{Namespace, Need, Process, Scratch, available, present, program};
 use rustix::io::Errno;
 use serde_json::Value;
 
-use crate::relay::{BINARY, command, output};
+use crate::peer::Peer;
+use crate::relay::{BINARY, Relay, command, output};
+use crate::server::{Server, ask};
 
 /// The user `nobody`, who owns nothing (Debian's `base-passwd`; kernel.overflowuid).
 const NOBODY: &str = "65534";
@@ -256,6 +258,31 @@ fn a_relay_without_the_capabilities_says_the_same() {
     ] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
+}
+
+/// Without the capabilities `auto` serves all the same.
+#[test]
+fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
+    if !available(Need::Root) {
+        return;
+    }
+    let server = Server::new().answering();
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--bounding-set=-all", "--", BINARY, "relay"])
+        .args(["127.0.0.1:0", &server.address, "--log", "debug"])
+        .env_remove("SPLICED_LOG");
+    let mut relay = Relay::spawn(&mut command);
+    let refusal = relay.wait_told("engine sockmap cannot be used");
+    let missing = "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON";
+    assert!(refusal.contains(missing), "{refusal}");
+    ask(&Peer::connect(&relay.address), 0, 10, 10);
+    let end = relay.wait_told("connection 1 ended");
+    assert!(
+        end.contains("engine copy: no direction moved bulk"),
+        "{end}"
+    );
+    relay.terminate();
 }
 
 #[test]

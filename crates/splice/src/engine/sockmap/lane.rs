@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
+use super::calm::{CALM, Calm, FIRST_CALM};
 use super::shared::Shared;
+use super::step::Step;
 use super::{failed, refusal};
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::direction::Direction;
@@ -21,23 +22,8 @@ use crate::task::Readiness;
 /// its way has its verdict in some 20 µs, a look takes 2.
 const LOOKS_AT_HELD: u32 = 16;
 
-/// How soon to look again at what has no event: one tick of the loop's timer, in which the worker
-/// sends some megabytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
-
 /// So far before a byte limit the rest goes by hand: `LIMIT_MARGIN` in `bpf/redirect.h`.
 const LIMIT_MARGIN_BYTES: u64 = 8 << 20;
-
-/// This many bytes by hand within this time are bulk: a tenth of a Gb/s.
-const BULK_BYTES: u64 = 256 << 10;
-const BULK_WITHIN: Duration = Duration::from_millis(20);
-
-/// How long a direction goes by hand at first.
-const FIRST_CALM: Duration = Duration::from_millis(20);
-
-/// How long a direction goes by hand behind a spell of bulk: longer than the silence of a sender
-/// that has lost the end of a burst (`TCP_RTO_MIN`, 200 ms, and one repetition).
-const CALM: Duration = Duration::from_millis(700);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -46,49 +32,6 @@ pub(super) enum State {
     Draining,
     Left,
     Over,
-}
-
-/// What a lane asks of the pair.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) watch: Watch,
-    pub(super) again: bool,
-    pub(super) look_at: Option<Instant>,
-}
-
-impl Step {
-    /// Nothing: the kernel moves the bytes, or the direction is over.
-    pub(super) const ASLEEP: Self = Self::watching(Watch::Ends);
-    const PUMP: Self = Self {
-        again: true,
-        ..Self::watching(Watch::Stream)
-    };
-
-    const fn watching(watch: Watch) -> Self {
-        Self {
-            watch,
-            again: false,
-            look_at: None,
-        }
-    }
-
-    fn until(self, look_at: Instant) -> Self {
-        Self {
-            look_at: Some(look_at),
-            ..self
-        }
-    }
-
-    /// There is no event for "the worker has sent it".
-    fn look_again(grip: &Grip<'_>) -> Self {
-        Self::ASLEEP.until(grip.now + LOOK_AGAIN)
-    }
-
-    pub(super) fn join(&mut self, other: Self) {
-        self.watch = self.watch.max(other.watch);
-        self.again |= other.again;
-        self.look_at = [self.look_at, other.look_at].into_iter().flatten().min();
-    }
 }
 
 #[derive(Debug)]
@@ -103,10 +46,8 @@ pub(super) struct Lane {
     openings: u32,
     /// What user space had taken when the accounts were set up or closed last.
     taken_before: u64,
-    /// While it goes by hand: when a portion began, and how much had been taken by then.
-    portion: Option<(Instant, u64)>,
-    /// While it goes by hand: since when there was no bulk.
-    calm_since: Option<Instant>,
+    /// While it goes by hand.
+    calm: Calm,
 }
 
 impl Lane {
@@ -119,8 +60,7 @@ impl Lane {
             index: None,
             openings: 0,
             taken_before: 0,
-            portion: None,
-            calm_since: None,
+            calm: Calm::default(),
         }
     }
 
@@ -179,7 +119,7 @@ impl Lane {
         if self.state == State::ByHand && self.index.is_none() {
             // Many a connection begins with the bulk that it was made for.
             let taken = grip.directions[number].taken_bytes();
-            let calm_until = self.calm_until(grip.now, taken, FIRST_CALM);
+            let calm_until = self.calm.until(grip.now, taken, FIRST_CALM);
             if grip.now < calm_until && !grip.directions[number].is_ending() {
                 return Ok(Step::watching(Watch::Stream).until(calm_until));
             }
@@ -355,7 +295,7 @@ impl Lane {
             return Ok(by_hand);
         }
         let taken = direction.taken_bytes();
-        let calm_until = self.calm_until(now, taken, CALM);
+        let calm_until = self.calm.until(now, taken, CALM);
         if now < calm_until {
             return Ok(by_hand.until(calm_until));
         }
@@ -382,18 +322,6 @@ impl Lane {
         Ok(Step::ASLEEP)
     }
 
-    /// When there will have been no bulk for so long, as it looks now.
-    fn calm_until(&mut self, now: Instant, taken: u64, calm: Duration) -> Instant {
-        let (since, before) = *self.portion.get_or_insert((now, taken));
-        if taken - before >= BULK_BYTES {
-            if now - since < BULK_WITHIN {
-                self.calm_since = None;
-            }
-            self.portion = Some((now, taken));
-        }
-        *self.calm_since.get_or_insert(now) + calm
-    }
-
     /// What went by hand is left out of the account.
     fn account(&mut self, entry: &DirectionEntry, taken: u64) {
         let by_hand = (taken - self.taken_before) as u32;
@@ -417,7 +345,7 @@ impl Lane {
             return Ok(Step::look_again(grip));
         }
         self.state = State::ByHand;
-        (self.portion, self.calm_since) = (None, None);
+        self.calm = Calm::default();
         let direction = &mut grip.directions[number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);

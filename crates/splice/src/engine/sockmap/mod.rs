@@ -42,8 +42,12 @@
 //! Memory: on the way to a target is at most one and a half of its send buffer. The program calls
 //! at half; where user space is late, the gate lets nothing more in, which the sender repeats.
 
+mod calm;
 mod lane;
 mod shared;
+mod step;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -54,8 +58,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::time::{ClockId, clock_gettime};
 
-use self::lane::{Lane, State, Step};
+use self::lane::{Lane, State};
 use self::shared::Shared;
+use self::step::Step;
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn};
 use crate::direction::Direction;

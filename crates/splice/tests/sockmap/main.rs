@@ -3,185 +3,28 @@
 //! Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; without them each test says that it is left out.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
-#[path = "support/alone.rs"]
+#[path = "../support/alone.rs"]
 mod alone;
+mod kernel_log;
+mod stage;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::OnceLock;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use splice::{
-    Endpoint, EngineChoice, EngineName, Handle, Limits, Options, Outcome, Reason, Splicer,
+use netlab::{Namespace, Need, available};
+use socket2::{Domain, Socket, Type};
+use splice::{Endpoint, EngineChoice, ErrorKind, Limits, Options, Reason, Splicer};
+
+use crate::kernel_log::KernelLog;
+use crate::stage::{
+    Joined, PATIENCE, Payload, Random, SOCKMAP, connection, join, missing, options, outcome,
+    receive_all, send_all, until, until_redirected,
 };
-
-/// After this a test fails. It is never the time that a test takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const SOCKMAP: EngineChoice = EngineChoice::Only(EngineName::Sockmap);
-
-fn missing() -> bool {
-    let Err(error) = EngineName::Sockmap.probe() else {
-        return false;
-    };
-    eprintln!("left out: {error}");
-    true
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-/// An endless stream of which no part looks like another; it repeats after a prime, so that a
-/// piece lost or doubled by any buffer's size shifts what follows.
-#[derive(Clone, Copy)]
-struct Payload(usize);
-
-impl Payload {
-    const PERIOD_BYTES: usize = 4_194_319;
-
-    fn new(seed: u64) -> Self {
-        Self(Random(seed).below(Self::PERIOD_BYTES as u64) as usize)
-    }
-
-    fn piece(self, position: u64, at_most: usize) -> &'static [u8] {
-        static BLOCK: OnceLock<Vec<u8>> = OnceLock::new();
-        let block = BLOCK.get_or_init(|| {
-            let mut random = Random(7);
-            (0..Self::PERIOD_BYTES / 8 + 1)
-                .flat_map(|_| random.next().to_ne_bytes())
-                .take(Self::PERIOD_BYTES)
-                .collect()
-        });
-        let from = (self.0 as u64 + position) as usize % Self::PERIOD_BYTES;
-        &block[from..(from + at_most).min(Self::PERIOD_BYTES)]
-    }
-
-    fn check(self, mut position: u64, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let right = self.piece(position, bytes.len());
-            assert!(
-                bytes[..right.len()] == *right,
-                "wrong bytes behind {position}"
-            );
-            position += right.len() as u64;
-            bytes = &bytes[right.len()..];
-        }
-    }
-}
-
-fn connection() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nodelay(true).unwrap();
-    near.set_read_timeout(Some(PATIENCE)).unwrap();
-    near.set_write_timeout(Some(PATIENCE)).unwrap();
-    (near, far)
-}
-
-struct Joined {
-    a: TcpStream,
-    b: TcpStream,
-    handle: Handle,
-}
-
-fn join(splicer: &Splicer, options: &Options) -> Joined {
-    let (a, near) = connection();
-    let (b, far) = connection();
-    let ends = [near, far].map(|end| Endpoint::new(end).unwrap());
-    let [near, far] = ends;
-    let handle = splicer.join(near, far, options).unwrap();
-    Joined { a, b, handle }
-}
-
-fn options(engine: EngineChoice) -> Options {
-    Options {
-        engine,
-        ..Options::default()
-    }
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Sends bytes there and back until the kernel has moved one each way; tells how many.
-fn until_redirected(Joined { a, b, handle }: &mut Joined) -> u64 {
-    let mut count = 0;
-    let mut byte = [0; 1];
-    let start = handle.redirected();
-    until("a byte is redirected both ways", || {
-        a.write_all(&[1]).unwrap();
-        b.read_exact(&mut byte).unwrap();
-        b.write_all(&[1]).unwrap();
-        a.read_exact(&mut byte).unwrap();
-        count += 1;
-        let now = handle.redirected();
-        now.a_to_b > start.a_to_b && now.b_to_a > start.b_to_a
-    });
-    count
-}
-
-fn outcome(handle: &Handle) -> Outcome {
-    handle
-        .wait_timeout(PATIENCE)
-        .unwrap_or_else(|| panic!("the pair has not ended: {handle:?}"))
-}
-
-/// Sends the payload in random pieces, then the end of the stream.
-fn send_all(mut stream: &TcpStream, bytes: u64, seed: u64) {
-    let payload = Payload::new(seed);
-    let mut random = Random(seed);
-    let mut sent = 0;
-    while sent < bytes {
-        let size = (1 + random.below(64 << 10)).min(bytes - sent) as usize;
-        let piece = payload.piece(sent, size);
-        stream.write_all(piece).unwrap();
-        sent += piece.len() as u64;
-    }
-    stream.shutdown(Shutdown::Write).unwrap();
-}
-
-/// Reads to the end, with random pauses, and checks every byte; returns how many came.
-fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> u64 {
-    let payload = Payload::new(seed);
-    let mut random = Random(seed);
-    let mut count = 0;
-    let mut block = vec![0u8; 256 << 10];
-    loop {
-        if pauses && random.below(16) == 0 {
-            thread::sleep(Duration::from_millis(random.below(30)));
-        }
-        let size = 1 + random.below(block.len() as u64) as usize;
-        match stream.read(&mut block[..size]).unwrap() {
-            0 => return count,
-            read => {
-                payload.check(count, &block[..read]);
-                count += read as u64;
-            }
-        }
-    }
-}
 
 /// How often the threads of the splicer were given a CPU because something woke them.
 fn wake_ups() -> u64 {
@@ -201,6 +44,35 @@ fn wake_ups() -> u64 {
         }
     }
     sum
+}
+
+/// A UNIX socket loses its backlog when its peer half-closes (`engine/sockmap/tests.rs` shows it).
+#[test]
+fn a_unix_end_is_refused_in_words() {
+    if missing() {
+        return;
+    }
+    let splicer = Splicer::new(1).unwrap();
+    for unix in [[true, true], [true, false], [false, true]] {
+        let mut peers = Vec::new();
+        let [a, b] = unix.map(|unix| {
+            let (peer, end): (OwnedFd, OwnedFd) = if unix {
+                let (peer, end) = UnixStream::pair().unwrap();
+                (peer.into(), end.into())
+            } else {
+                let (peer, end) = connection();
+                (peer.into(), end.into())
+            };
+            peers.push(peer);
+            Endpoint::new(end).unwrap()
+        });
+        let error = splicer.join(a, b, &options(SOCKMAP)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::EngineRefused);
+        let text = error.to_string();
+        for part in ["engine sockmap", "UNIX", "half-closes", "use copy or pipe"] {
+            assert!(text.contains(part), "no {part:?} in {text:?}");
+        }
+    }
 }
 
 #[test]
@@ -246,6 +118,7 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
     }
     const PAIRS: u64 = 200;
     const BYTES: u64 = 8 << 20;
+    let log = KernelLog::from_here();
     let splicer = Splicer::new(2).unwrap();
     let done = AtomicBool::new(false);
     let seed = std::time::SystemTime::now()
@@ -298,8 +171,51 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
         done.store(true, Ordering::Relaxed);
     });
     eprintln!("engines at the end: {engines:?}");
+    assert_eq!(log.warnings(), [""; 0]);
     // A pair whose source is never found empty is not taken.
     assert!(engines.get("sockmap") > Some(&10), "{engines:?}");
+}
+
+/// Addresses tell connections apart in one namespace only; a program of a process that has
+/// sockets of several cannot ask in which it is.
+#[test]
+fn pairs_with_the_same_addresses_in_two_namespaces_are_told_apart() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    let bound = |port| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        socket.bind(&address.into()).unwrap();
+        (socket, address)
+    };
+    let connected = |port| {
+        let ((listener, address), (peer, _)) = (bound(port), bound(port + 1));
+        listener.listen(1).unwrap();
+        peer.connect(&address.into()).unwrap();
+        let (end, _) = listener.accept().unwrap();
+        peer.set_tcp_nodelay(true).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        (TcpStream::from(peer), Endpoint::new(end).unwrap())
+    };
+    let splicer = Splicer::new(1).unwrap();
+    let namespaces = ["one", "other"].map(|role| Namespace::new(role).unwrap());
+    let mut pairs = namespaces.each_ref().map(|namespace| {
+        let sockets = namespace.enter(|| [connected(7001), connected(7003)]);
+        let [(a, near), (b, far)] = sockets.unwrap();
+        let handle = splicer.join(near, far, &options(SOCKMAP)).unwrap();
+        Joined { a, b, handle }
+    });
+    pairs.iter_mut().for_each(|pair| {
+        until_redirected(pair);
+    });
+    for (seed, Joined { a, b, .. }) in (0..).zip(&mut pairs) {
+        let payload = Payload::new(seed);
+        let (sent, mut received) = (payload.piece(0, 1000), [0; 1000]);
+        a.write_all(sent).unwrap();
+        b.read_exact(&mut received[..sent.len()]).unwrap();
+        payload.check(0, &received[..sent.len()]);
+    }
 }
 
 /// The kernel hands a partly read skb over whole.

@@ -1,0 +1,51 @@
+//! What the kernel complains of meanwhile.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::OFlags;
+
+/// The kernel's log from here on, where it may be read.
+pub(crate) struct KernelLog(Option<File>);
+
+impl KernelLog {
+    pub(crate) fn from_here() -> Self {
+        let log = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open("/dev/kmsg")
+            .and_then(|mut log| log.seek(SeekFrom::End(0)).map(|_| log));
+        let why = log.as_ref().err().map(|error| error.to_string());
+        netlab::present("kmsg", why);
+        Self(log.ok())
+    }
+
+    /// What a `WARN` or `BUG` of the network prints: the log is that of the whole machine.
+    pub(crate) fn warnings(self) -> Vec<String> {
+        let Some(mut log) = self.0 else {
+            return Vec::new();
+        };
+        let (mut warnings, mut record) = (Vec::new(), vec![0; 8192]);
+        loop {
+            // A read is one record (`devkmsg_read`).
+            match log.read(&mut record) {
+                Ok(count) => {
+                    let text = String::from_utf8_lossy(&record[..count]);
+                    let is_bad = ["WARNING:", "BUG:"].iter().any(|word| text.contains(word));
+                    if is_bad
+                        && ["net/", "tcp", "sk_"]
+                            .iter()
+                            .any(|word| text.contains(word))
+                    {
+                        warnings.push(text.into_owned());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return warnings,
+                // It was overwritten before it was read (EPIPE): what comes next is there.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                Err(error) => panic!("/dev/kmsg: {error}"),
+            }
+        }
+    }
+}
