@@ -16,6 +16,7 @@
 #include <bpf/bpf_core_read.h>
 #include "segment_maps.h"
 #include "segment_parse.h"
+#include "segment_overlap.h"
 #include "segment_rewrite.h"
 #include "segment_translate.h"
 #include "segment_sockets.h"
@@ -79,6 +80,19 @@ static __always_inline bool goes_round(void)
 	return gate && *(volatile __u32 *)&gate->behind;
 }
 
+/*
+ * Has the packet come in a second time. Over lo it has to leave once more, which keeps its route:
+ * without one a segment from an address of this host is a martian.
+ */
+static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
+{
+	__u32 mark = skb->mark;
+
+	skb->mark = kind;
+	bpf_clone_redirect(skb, skb->ifindex, skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
+	skb->mark = mark;
+}
+
 SEC("tc")
 int segment_ingress(struct __sk_buff *skb)
 {
@@ -104,6 +118,8 @@ int segment_ingress(struct __sk_buff *skb)
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	state = *(volatile __u32 *)&flow->state;
+	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
+		skb->mark = 0;
 	if (mark == COPY_ACK || mark == COPY_RST)
 		return give_to_socket(skb, &s, side, other, mark == COPY_RST);
 	if (state == SEGMENT_FREE) {
@@ -134,7 +150,23 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 
+	if (mark == COPY_PAST && !keep_ack(skb, &s)) {
+		count(SEGMENT_UNWRITABLE);
+		return DROP;
+	}
 	copy = translate(&s, flow, place->side, state);
+	if (copy == WAY_SOCKET_ACK)
+		return give_to_socket(skb, &s, side, other, false);
+	if (copy == WAY_SOCKET || copy == WAY_BOTH) {
+		if (copy == WAY_BOTH)
+			send_copy(skb, COPY_PAST);
+		if (copy == WAY_BOTH && !limit_ack(skb, &s, socket_end(other) + other->seq_delta)) {
+			count(SEGMENT_UNWRITABLE);
+			return DROP;
+		}
+		count(SEGMENT_BY_SOCKET);
+		return NEXT;
+	}
 	for (hop = 1; hop < MAX_HOPS && s.local; hop++) {
 		place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 		if (!place)
@@ -150,16 +182,8 @@ int segment_ingress(struct __sk_buff *skb)
 		translate(&s, flow, place->side, SEGMENT_SPLICED);
 	}
 
-	if (copy) {
-		/*
-		 * Over lo it has to leave once more, which keeps its route: without one a segment from
-		 * an address of this host is a martian.
-		 */
-		skb->mark = copy;
-		bpf_clone_redirect(skb, skb->ifindex,
-				   skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS);
-		skb->mark = mark;
-	}
+	if (copy && mark != COPY_PAST)
+		send_copy(skb, copy);
 	by_lo = by_lo || (s.local && goes_round());
 	/* Hops bound the way round lo, should connections form a ring. */
 	s.spends_hop = !s.local || (by_lo && skb->ifindex == LOOPBACK);
@@ -190,10 +214,10 @@ int segment_ingress(struct __sk_buff *skb)
 }
 
 /*
- * What the relay's own sockets send in OVERLAP. They acknowledge what they have received and announce their own window, but the peer
- * has moved on: an acknowledgement that is too old makes it discard the segment, payload included,
- * and the window is now the other peer's. What waits in them beyond a gap stays there, so a report
- * of it would make the peer wait for ever.
+ * What the relay's own sockets send in OVERLAP. A peer whose stream still goes by the socket is
+ * promised no more room than before. One whose stream goes past it has moved on: an
+ * acknowledgement that is too old makes it discard the segment, payload included, and the window is
+ * now the other peer's.
  */
 SEC("tc")
 int segment_egress(struct __sk_buff *skb)
@@ -238,11 +262,19 @@ int segment_egress(struct __sk_buff *skb)
 	if (state != SEGMENT_OVERLAP)
 		return NEXT;
 
-	/* What the other peer says, in the numbering of this connection */
-	ack = other->high_ack + other->ack_delta;
-	edge = other->edge + other->ack_delta;
-	if (after(s.ack, ack))
+	raise(&side->cut, s.ack);
+	raise(&side->sent, end_of(&s));
+	if (is_past(side)) {
+		/* What the other peer says, in the numbering of this connection */
+		ack = other->high_ack + other->ack_delta;
+		edge = other->edge + other->ack_delta;
+		if (after(s.ack, ack))
+			ack = s.ack;
+		s.strip_sack = 1;
+	} else {
 		ack = s.ack;
+		edge = side->promised;
+	}
 	room = after(edge, ack) ? (edge - ack) >> (side->own_scale & 15) : 0;
 	/* Before the other peer is ahead of it, the socket's own window may be the smaller one. */
 	if (ack == s.ack && s.window < room)
@@ -256,7 +288,6 @@ int segment_egress(struct __sk_buff *skb)
 		s.tsval = stamp_floor(other);
 	else
 		s.tsval += LEAD_NS / (other->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000);
-	s.strip_sack = 1;
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;

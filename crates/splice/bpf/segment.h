@@ -37,11 +37,20 @@ struct segment_place {
  * User space makes all transitions but SPLICED to LINGER, which the program makes when it sees
  * the end, and LINGER to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
  * a segment has reached a socket that was taken to be done.
+ *
+ * In OVERLAP each of the two streams has a state of its own, SEGMENT_PAST or not:
+ *
+ * by the sockets ──▶ past them
+ *
+ * By the sockets: its bytes and the acknowledgements of them go from socket to socket, and its
+ * sender is promised no more room than the socket had promised before. So it comes to a stop, or
+ * to a pause of its own before that, and the receiver acknowledges the last of it: then nothing is
+ * under way any more, and the program has it go past.
  */
 enum segment_state {
 	SEGMENT_FREE,		/* as if there were no entry */
 	SEGMENT_WATCH,		/* segments are noted and go on as they are */
-	SEGMENT_OVERLAP,	/* translated, while the sockets empty their queues */
+	SEGMENT_OVERLAP,	/* each stream by the sockets, until they have emptied it; then translated */
 	SEGMENT_SPLICED,	/* translated, and the sockets sleep */
 	SEGMENT_LINGER,		/* over; late and repeated segments are still translated */
 };
@@ -51,6 +60,7 @@ enum segment_mark {
 	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, at `fin_end` */
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
+	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
 };
 
 enum segment_flag {
@@ -75,7 +85,8 @@ struct segment_side {
 	__u8 flags;
 	__u8 own_scale;		/* scale that the relay announced to this peer */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
-	/* and this while it is in OVERLAP */
+
+	/* both write these, in OVERLAP */
 	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
 
 	/* the program writes these */
@@ -88,10 +99,11 @@ struct segment_side {
 	__u32 fin_end;
 	__u32 marks;
 	__u32 seen_device;
-	__u64 segments;		/* translated */
-	__u64 payload_bytes;	/* in them */
+	__u64 payload_bytes;	/* translated */
 	__u32 promised;		/* end of the window that the relay's socket announced to this peer */
-	__u32 own_seq;		/* where the relay's socket takes an acknowledgement for a new one */
+	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
+	__u32 sent;		/* end of what the relay's socket has sent to this peer */
+	__u32 reserved;
 };
 
 struct segment_flow {
@@ -126,11 +138,9 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_MICROSECONDS = 16,
 	SEGMENT_SOCKET_SIGNED = 32,	/* TCP-MD5 or TCP-AO */
 	SEGMENT_SOCKET_LAYERED = 64,	/* ULP, sockmap or MPTCP */
-	SEGMENT_SOCKET_DISORDER = 128,	/* holds segments beyond a gap */
-	SEGMENT_SOCKET_URGENT = 256,
-	SEGMENT_SOCKET_MARKED = 512,	/* SO_MARK, so that policy routing may treat it apart */
-	SEGMENT_SOCKET_BOUND = 1024,	/* SO_BINDTODEVICE, a VRF */
-	SEGMENT_SOCKET_COUNTS_ECN = 2048,	/* accurate ECN: segments carry counts */
+	SEGMENT_SOCKET_MARKED = 128,	/* SO_MARK, so that policy routing may treat it apart */
+	SEGMENT_SOCKET_BOUND = 256,	/* SO_BINDTODEVICE, a VRF */
+	SEGMENT_SOCKET_COUNTS_ECN = 512,	/* accurate ECN: segments carry counts */
 };
 
 /* What the kernel knows of one of the relay's sockets. */
@@ -155,17 +165,15 @@ struct segment_socket {
 	__u32 out_type;		/* ARPHRD_* */
 	__u32 largest_window;	/* that the peer has announced */
 	__u32 received_bytes;	/* modulo 2^32 */
-	__u32 snd_wl1;
 	__u8 peer_scale;
 	__u8 own_scale;
 	__u16 reserved;
-	__u32 reserved3;
 };
 
 _Static_assert(sizeof(struct segment_tuple) == 36, "src/bpf_types.rs");
 _Static_assert(sizeof(struct segment_side) == 128, "src/bpf_types.rs");
 _Static_assert(sizeof(struct segment_flow) == 320, "src/bpf_types.rs");
-_Static_assert(sizeof(struct segment_socket) == 96, "src/bpf_types.rs");
+_Static_assert(sizeof(struct segment_socket) == 88, "src/bpf_types.rs");
 
 /* The packet that the program segment_inspect is run on. */
 struct segment_inspection {
@@ -181,7 +189,8 @@ struct segment_inspection {
 /* Why a segment went which way. */
 enum segment_reason {
 	SEGMENT_TRANSLATED,
-	SEGMENT_OWN_COPIES,	/* copies for the relay's own socket */
+	SEGMENT_OWN_COPIES,	/* without payload, for the relay's own socket */
+	SEGMENT_BY_SOCKET,	/* left to the relay's own socket, which still receives that stream */
 	SEGMENT_OTHER_DEVICE,	/* left to the stack: a known tuple on another device */
 	SEGMENT_EXPIRED,	/* left to the stack: the owner is gone */
 	SEGMENT_REUSED,		/* left to the stack: a SYN on a tuple that lingered */

@@ -39,12 +39,6 @@ struct inet_connection_sock {
 	const void *icsk_ulp_ops;
 };
 
-struct rb_node;
-
-struct rb_root {
-	struct rb_node *rb_node;
-};
-
 struct tcp_options_received {
 	__u16 tstamp_ok : 1, sack_ok : 3, snd_wscale : 4, rcv_wscale : 4;
 	__u16 mss_clamp;
@@ -56,7 +50,6 @@ struct tcp_sock {
 	__u32 snd_una;
 	__u32 snd_nxt;
 	__u32 snd_wnd;
-	__u32 snd_wl1;
 	__u32 copied_seq;
 	__u32 rcv_nxt;
 	__u32 rcv_wup;
@@ -65,11 +58,9 @@ struct tcp_sock {
 	__u64 bytes_received;
 	__u32 tsoffset;
 	__u16 advmss;
-	__u16 urg_data;
 	__u8 ecn_flags;
 	__u8 tcp_usec_ts : 1;
 	struct tcp_options_received rx_opt;
-	struct rb_root out_of_order_queue;
 	bool is_mptcp;
 	void *md5sig_info;
 	void *ao_info;

@@ -3,7 +3,7 @@
 #ifndef SEGMENT_REWRITE_H
 #define SEGMENT_REWRITE_H
 
-#include "segment_parse.h"
+#include "segment_overlap.h"
 
 /* One's complement sums, as bpf_csum_diff gives them. */
 static __always_inline __u32 csum_change(__u32 sum, __u32 from, __u32 to)
@@ -222,69 +222,141 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 				    BPF_F_PSEUDO_HDR | (ipv6 ? BPF_F_IPV6 : 0));
 }
 
-/*
- * Makes of a copy what the relay's own socket accepts: an acknowledgement without payload, or a
- * reset, at the place where the socket stands still. The peer has moved on, so the number that
- * it sent lies outside of the socket's window; and it may have got more than the socket has sent.
- */
-static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment *s,
-					  const struct segment_side *side,
-					  const struct segment_side *other, bool reset)
+/* The socket may have sent less than its peer has got meanwhile, and would discard the segment. */
+static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
 {
-	const __u32 at = tcp_offset(s), own_final = other->cut + other->seq_delta;
-	struct scratch *b = scratch();
-	void *data, *end;
-	__u32 header = s->header, sum = 0, i;
-	__s64 change;
+	const __u32 at = tcp_offset(s);
+	__be32 old = bpf_htonl(s->ack), new = bpf_htonl(limit);
 
-	skb->mark = 0;
-	if (!s->plain_stamp && !find_options(skb, s))
-		return DROP;
+	if (!after(s->ack, limit))
+		return true;
+	return !bpf_skb_store_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &new, sizeof(new), 0) &&
+	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
+}
+
+/* The sum of the pseudo-header, and the protocol's length in it. */
+static __always_inline __u32 pseudo_sum(const struct segment *s, __u32 length)
+{
+	__u32 sum = 0, i;
+
+	for (i = s->ipv6 ? 0 : 3; i < 4; i++) {
+		sum = csum_change(sum, 0, s->tuple.source[i]);
+		sum = csum_change(sum, 0, s->tuple.destination[i]);
+	}
+	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
+	return csum_change(sum, 0, bpf_htonl(length));
+}
+
+/*
+ * Takes the payload and the end of stream from a segment; its header is then in the scratch's new
+ * bytes, for `seal` to write. False when it fails.
+ */
+static __noinline int strip(struct __sk_buff *skb, struct segment *s)
+{
+	const __u32 at = tcp_offset(s);
+	struct scratch *b = scratch();
+	__u32 header = s->header;
+	void *data, *end;
+
 	OPAQUE(header);
 	if (!b || header < sizeof(struct tcphdr) || header > 60)
-		return DROP;
-	if (s->payload && bpf_skb_change_tail(skb, at + header, 0)) {
-		count(SEGMENT_UNWRITABLE);
-		return DROP;
-	}
+		return 0;
+	if (s->payload && bpf_skb_change_tail(skb, at + header, 0))
+		return 0;
 	if (bpf_skb_pull_data(skb, at + header))
-		return DROP;
-	data = (void *)(long)skb->data;
-	end = (void *)(long)skb->data_end;
+		return 0;
 	if (s->ipv6) {
-		struct ipv6hdr *ip = data + ETH_HLEN;
+		__be16 length = bpf_htons(header);
 
-		if ((void *)(ip + 1) > end)
-			return DROP;
-		ip->payload_len = bpf_htons(header);
-		for (i = 0; i < 4; i++) {
-			sum = csum_change(sum, 0, s->tuple.source[i]);
-			sum = csum_change(sum, 0, s->tuple.destination[i]);
-		}
+		if (bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, payload_len),
+					&length, sizeof(length), BPF_F_RECOMPUTE_CSUM))
+			return 0;
 	} else {
-		struct iphdr *ip = data + ETH_HLEN;
+		struct iphdr *ip;
 		__u32 word;
 
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+		ip = data + ETH_HLEN;
 		if ((void *)(ip + 1) > end)
-			return DROP;
+			return 0;
 		word = *(__u32 *)ip;
 		ip->tot_len = bpf_htons(sizeof(*ip) + header);
 		ip->check = csum_fold(csum_change(csum_change(0, word, *(__u32 *)ip), 0,
 						  (__u16)~ip->check));
-		sum = csum_change(sum, 0, s->tuple.source[3]);
-		sum = csum_change(sum, 0, s->tuple.destination[3]);
 	}
-	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
-	sum = csum_change(sum, 0, bpf_htonl(header));
-
 	__builtin_memset(b->new, 0, sizeof(b->new));
 	if (bpf_skb_load_bytes(skb, at, b->new, header))
+		return 0;
+	s->flags &= ~(FIN | PSH | URG);
+	b->new[13] = s->flags;
+	return 1;
+}
+
+/*
+ * Writes the header of a segment without payload. A packet whose checksum is still to be computed
+ * carries the sum of the pseudo-header alone (`partial`). False when it fails.
+ */
+static __always_inline bool seal(struct __sk_buff *skb, const struct segment *s, bool partial)
+{
+	struct scratch *b = scratch();
+	__u32 header = s->header, sum = pseudo_sum(s, header);
+	__s64 change = sum;
+
+	OPAQUE(header);
+	if (!b || header < sizeof(struct tcphdr) || header > 60)
+		return false;
+	b->new[16] = b->new[17] = 0;
+	if (!partial)
+		change = bpf_csum_diff(NULL, 0, (__be32 *)b->new, sizeof(b->new), sum);
+	if (change < 0)
+		return false;
+	*(__u16 *)&b->new[16] = partial ? ~csum_fold(change) : csum_fold(change);
+	return !bpf_skb_store_bytes(skb, tcp_offset(s), b->new, header, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Leaves of a segment what it acknowledges. False when it fails. */
+static __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
+{
+	const __u16 carried = ~csum_fold(pseudo_sum(s, s->header + s->payload));
+	struct scratch *b = scratch();
+	bool partial;
+
+	if (!strip(skb, s) || !b)
+		return 0;
+	/* Else the two are equal once in 65,536 times, and an acknowledgement gets lost. */
+	partial = *(__u16 *)&b->new[16] == carried;
+	s->payload = 0;
+	return seal(skb, s, partial);
+}
+
+/*
+ * Makes of a segment what the relay's own socket accepts: an acknowledgement without payload, or a
+ * reset. Where the peer's stream goes past the socket the number that it has sent lies outside of
+ * the socket's window, so it gets that at which the socket stands still.
+ */
+static __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s,
+				     const struct segment_side *side,
+				     const struct segment_side *other, bool reset)
+{
+	/* of what the socket sends, or far away */
+	const __u32 own_final = is_past(other) ? socket_end(other) + other->seq_delta :
+						 s->ack + SACK_REACH;
+	struct scratch *b = scratch();
+	__u32 i;
+
+	if (!b || (!s->plain_stamp && !find_options(skb, s)))
 		return DROP;
-	put_be32(&b->new[4], reset ? side->cut : side->own_seq);
+	if (!strip(skb, s)) {
+		count(SEGMENT_UNWRITABLE);
+		return DROP;
+	}
+	if (is_past(side))
+		put_be32(&b->new[4], socket_end(side));
 	if (after(s->ack, own_final))
 		put_be32(&b->new[8], own_final);
-	b->new[13] = reset ? RST | ACK : s->flags & ~(FIN | PSH | URG);
-	b->new[16] = b->new[17] = 0;
+	if (reset)
+		b->new[13] = RST | ACK;
 	/* The echo of a clock that stood tells nothing of a round trip. */
 	i = s->stamp_at;
 	OPAQUE(i);
@@ -300,12 +372,11 @@ static __always_inline int give_to_socket(struct __sk_buff *skb, struct segment 
 
 		move_sacks(&move);
 	}
-	change = bpf_csum_diff(NULL, 0, (__be32 *)b->new, sizeof(b->new), sum);
-	if (change < 0)
+	/* It stays on this host, where a checksum that is still to be computed is not looked at. */
+	if (!seal(skb, s, false)) {
+		count(SEGMENT_UNWRITABLE);
 		return DROP;
-	*(__u16 *)&b->new[16] = csum_fold(change);
-	if (bpf_skb_store_bytes(skb, at, b->new, header, 0))
-		return DROP;
+	}
 	count(SEGMENT_OWN_COPIES);
 	return NEXT;
 }

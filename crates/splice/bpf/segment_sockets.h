@@ -61,7 +61,6 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	out->peer_mss = BPF_CORE_READ(tp, rx_opt.mss_clamp);
 	out->path_mtu = BPF_CORE_READ(tp, inet_conn.icsk_pmtu_cookie);
 	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
-	out->snd_wl1 = BPF_CORE_READ(tp, snd_wl1);
 	out->largest_window = BPF_CORE_READ(tp, max_window);
 	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
@@ -85,10 +84,6 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_LAYERED;
 	if (BPF_CORE_READ(tp, inet_conn.icsk_ulp_ops))
 		flags |= SEGMENT_SOCKET_LAYERED;
-	if (BPF_CORE_READ(tp, out_of_order_queue.rb_node))
-		flags |= SEGMENT_SOCKET_DISORDER;
-	if (BPF_CORE_READ(tp, urg_data))
-		flags |= SEGMENT_SOCKET_URGENT;
 	if (BPF_CORE_READ(sk, sk_mark))
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))

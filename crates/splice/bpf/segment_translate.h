@@ -3,11 +3,13 @@
 #ifndef SEGMENT_TRANSLATE_H
 #define SEGMENT_TRANSLATE_H
 
-#include "segment_parse.h"
+#include "segment_overlap.h"
 
 /* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
 #define COPY_ACK 0x53504c41
 #define COPY_RST 0x53504c52
+/* and of one whose acknowledgement goes past that socket */
+#define COPY_PAST 0x53504c50
 
 /*
  * How long a flow that is over still translates after its last segment: four repetitions of a FIN
@@ -30,49 +32,6 @@
  * dropped for as long as the clock stands. Two segments at 12 kB/s.
  */
 #define LEAD_NS (250ULL * 1000 * 1000)
-
-/*
- * Segments of one peer come in on several CPUs. A mark that fell back would never be passed again:
- * what is acknowledged beyond it counts as untrue.
- */
-static __always_inline void raise(__u32 *mark, __u32 to)
-{
-	__u32 old = *(volatile __u32 *)mark;
-	int i;
-
-	for (i = 0; i < 16 && after(to, old); i++) {
-		__u32 found = __sync_val_compare_and_swap(mark, old, to);
-
-		if (found == old)
-			return;
-		old = found;
-	}
-}
-
-/*
- * The other peer has acknowledged up to `ack` (in this side's numbering). Many CPUs may say so
- * at once; who loses the race says nothing new, or says it again with the next segment.
- */
-static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
-{
-	__u64 old = *(volatile __u64 *)&side->acked;
-	__u32 step = ack - (__u32)old;
-	int i;
-
-	for (i = 0; i < 4; i++) {
-		__u64 found;
-
-		if (step == 0 || step >> 31)
-			return;
-		found = __sync_val_compare_and_swap(&side->acked, old, old + step);
-		if (found == old) {
-			*moved_ns = bpf_ktime_get_coarse_ns();
-			return;
-		}
-		old = found;
-		step = ack - (__u32)old;
-	}
-}
 
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
@@ -144,13 +103,13 @@ static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 
 /*
  * Turns the segment into what the other peer expects. Returns 0, or COPY_ACK or COPY_RST when
- * the relay's own socket has to hear of it, too.
+ * the relay's own socket has to hear of it, too, or a way that leads there alone.
  */
 __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 from, __u32 state)
 {
 	struct segment_side *side, *other;
 	__u32 end, copy = 0, heard, seq, ack, scaled, own_final;
-	bool bare;
+	bool overlaps = state == SEGMENT_OVERLAP;
 
 	if (!s || !flow)
 		return 0;
@@ -161,12 +120,23 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	seq = s->seq + side->seq_delta;
 	ack = s->ack + side->ack_delta;
 	scaled = s->window << (side->window_left & 15);
-	/* end of what the relay's own socket has to deliver to this peer */
-	own_final = other->cut + other->seq_delta;
-	bare = !s->payload && !(s->flags & (SYN | FIN | RST));
 
 	if (state == SEGMENT_LINGER)
 		prolong(flow, flow->last_ns);
+	if ((s->flags & (ACK | RST)) == ACK)
+		learn(s, flow, side, other);
+	if (overlaps) {
+		enum segment_way way;
+
+		if ((s->flags & (ACK | RST | SYN)) == ACK)
+			let_past(s, side, other);
+		way = choose_way(s, side, other);
+		if (way != WAY_PAST)
+			return way;
+	}
+	/* end of what the relay's own socket delivers to this peer */
+	own_final = socket_end(other) + other->seq_delta;
+
 	if (s->flags & RST) {
 		/* A peer that has closed answers a repetition so; both streams were complete. */
 		if (side->marks & other->marks & SEGMENT_FIN_ACKED) {
@@ -184,36 +154,20 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 			count(SEGMENT_RST_REFUSED);
 		}
 	} else if (s->flags & ACK) {
-		/* Only what can be true may move the marks: a forger has to hit the window. */
-		if (!after(ack, other->high_seq)) {
-			__u32 edge = s->ack + scaled;
-
-			raise(&side->high_ack, s->ack);
-			raise(&side->edge, edge);
-			advance_acked(other, ack, &flow->moved_ns);
-			if ((other->marks & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
-			    !after(other->fin_end, ack)) {
-				/*
-				 * The other end of stream may be acknowledged on another CPU at this
-				 * moment: a full barrier each lets one of the two see both.
-				 */
-				__sync_fetch_and_or(&other->marks, SEGMENT_FIN_ACKED);
-				if (state == SEGMENT_SPLICED &&
-				    (__sync_fetch_and_or(&side->marks, 0) & SEGMENT_FIN_ACKED)) {
-					prolong(flow, 0);
-					flow->state = SEGMENT_LINGER;
-					copy = COPY_RST;
-				}
+		if ((other->marks & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
+		    !after(ack, other->high_seq) && !after(other->fin_end, ack)) {
+			/*
+			 * The other end of stream may be acknowledged on another CPU at this moment: a
+			 * full barrier each lets one of the two see both.
+			 */
+			__sync_fetch_and_or(&other->marks, SEGMENT_FIN_ACKED);
+			if (state == SEGMENT_SPLICED &&
+			    (__sync_fetch_and_or(&side->marks, 0) & SEGMENT_FIN_ACKED)) {
+				prolong(flow, 0);
+				flow->state = SEGMENT_LINGER;
+				copy = COPY_RST;
 			}
 		}
-		/*
-		 * Within the window that the other peer, or before it the relay, has announced; an end
-		 * of stream may lie one beyond. While the relay still announces, nobody knows.
-		 */
-		if (after(end, side->high_seq) &&
-		    (state == SEGMENT_OVERLAP || !after(end, side->promised + 1) ||
-		     !after(end + side->seq_delta, other->edge + 1)))
-			raise(&side->high_seq, end);
 		if ((s->flags & FIN) && end == side->high_seq) {
 			side->fin_end = end;
 			__sync_fetch_and_or(&side->marks, SEGMENT_FIN);
@@ -222,11 +176,16 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.
 		 */
-		if (state == SEGMENT_OVERLAP && (bare || !after(heard, own_final)))
+		if (overlaps && (is_bare(s) || !is_past(other) || !after(heard, own_final)))
 			copy = COPY_ACK;
 	}
 
-	if (state == SEGMENT_OVERLAP && after(other->cut, ack)) {
+	if (overlaps && !is_past(other)) {
+		/* The relay's socket receives that stream, and has to say what of it. */
+		ack = other->cut;
+		scaled = after(other->promised, ack) ? other->promised - ack : 0;
+		s->strip_sack = 1;
+	} else if (overlaps && after(other->cut, ack)) {
 		/*
 		 * What the relay has acknowledged stays acknowledged. An older acknowledgement would
 		 * make the receiver discard the whole segment. The window ends where it ended.
@@ -238,17 +197,21 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	}
 	if (s->sack_clip) {
 		s->sack_floor += side->ack_delta;
-	} else if (state == SEGMENT_OVERLAP) {
+	} else if (overlaps) {
 		s->sack_clip = 1;
 		s->sack_floor = other->cut;
 	}
-	/*
-	 * The relay may have accepted more from this peer than the other one has room for, so the
-	 * peer's next number can lie outside of the other's window; there an acknowledgement
-	 * would be ignored.
-	 */
-	if (bare && after(seq, other->edge))
+	if (overlaps && !is_past(side)) {
+		/* It stands where the relay's socket is, not where its peer is. */
+		seq = other->sent;
+	} else if (is_bare(s) && after(seq, other->edge)) {
+		/*
+		 * The relay may have accepted more from this peer than the other one has room for, so
+		 * the peer's next number can lie outside of the other's window; there an
+		 * acknowledgement would be ignored.
+		 */
 		seq = other->edge;
+	}
 
 	if (s->payload && after(seq + s->payload, other->edge))
 		count(SEGMENT_NO_ROOM);
@@ -266,7 +229,6 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	s->local = side->flags & SEGMENT_LOCAL;
 	s->out_device = side->out_device;
 	s->tuple = side->out;
-	__sync_fetch_and_add(&side->segments, 1);
 	if (s->payload)
 		__sync_fetch_and_add(&side->payload_bytes, s->payload);
 	return copy;

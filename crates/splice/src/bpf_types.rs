@@ -91,10 +91,11 @@ pub(crate) struct SegmentSide {
     pub(crate) fin_end: AtomicU32,
     pub(crate) marks: AtomicU32,
     pub(crate) seen_device: AtomicU32,
-    pub(crate) segments: AtomicU64,
     pub(crate) payload_bytes: AtomicU64,
     pub(crate) promised: AtomicU32,
-    pub(crate) own_seq: AtomicU32,
+    pub(crate) border: AtomicU32,
+    pub(crate) sent: AtomicU32,
+    reserved: AtomicU32,
 }
 
 /// `struct segment_flow`.
@@ -133,6 +134,7 @@ pub(crate) mod segment_mark {
     pub(crate) const FIN: u32 = 2;
     pub(crate) const FIN_ACKED: u32 = 4;
     pub(crate) const RST: u32 = 8;
+    pub(crate) const PAST: u32 = 16;
 }
 
 /// `enum segment_flag`.
@@ -152,11 +154,9 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const MICROSECONDS: u32 = 16;
     pub(crate) const SIGNED: u32 = 32;
     pub(crate) const LAYERED: u32 = 64;
-    pub(crate) const DISORDER: u32 = 128;
-    pub(crate) const URGENT: u32 = 256;
-    pub(crate) const MARKED: u32 = 512;
-    pub(crate) const BOUND: u32 = 1024;
-    pub(crate) const COUNTS_ECN: u32 = 2048;
+    pub(crate) const MARKED: u32 = 128;
+    pub(crate) const BOUND: u32 = 256;
+    pub(crate) const COUNTS_ECN: u32 = 512;
 }
 
 /// `struct segment_socket`.
@@ -183,11 +183,9 @@ pub(crate) struct SegmentSocket {
     pub(crate) out_type: u32,
     pub(crate) largest_window: u32,
     pub(crate) received_bytes: u32,
-    pub(crate) snd_wl1: u32,
     pub(crate) peer_scale: u8,
     pub(crate) own_scale: u8,
     reserved: u16,
-    reserved3: u32,
 }
 
 /// `struct segment_seen`.
@@ -222,10 +220,10 @@ const _: () = {
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);
     assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
-    assert!(std::mem::offset_of!(SegmentSide, segments) == 104);
+    assert!(std::mem::offset_of!(SegmentSide, payload_bytes) == 104);
     assert!(size_of::<SegmentFlow>() == 320);
-    assert!(size_of::<SegmentSocket>() == 96);
-    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 96 + 2 * 16 + 8);
+    assert!(size_of::<SegmentSocket>() == 88);
+    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 88 + 2 * 16 + 8);
     // Shared memory is read with plain loads of the program's size.
     assert!(align_of::<AtomicU64>() == 8);
 };

@@ -263,11 +263,6 @@ impl Direction {
         self.mark_bytes = mark_bytes;
     }
 
-    /// Has the next pump read the source, whatever was found there before.
-    pub(crate) fn look_again(&mut self) {
-        self.source_ready = true;
-    }
-
     /// A pump would move bytes, or find out that it cannot.
     pub(crate) fn can_move(&self) -> bool {
         if self.hand.held() > 0 {

@@ -164,17 +164,6 @@ pub(crate) fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
-/// The largest window that the socket announces from now on (`TCP_WINDOW_CLAMP`). What it has
-/// announced it keeps (`tcp_select_window`).
-pub(crate) fn clamp_window(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
-    set(
-        fd.as_fd(),
-        libc::IPPROTO_TCP,
-        libc::TCP_WINDOW_CLAMP,
-        &bytes,
-    )
-}
-
 /// Resets a connection of which no socket is left: makes one at the given place in the numbering
 /// and closes it the hard way. `seq` is what the peer expects next.
 pub(crate) fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {

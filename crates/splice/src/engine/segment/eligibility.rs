@@ -12,8 +12,6 @@ use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
 pub(crate) enum Obstacle {
     /// It never will be.
     Refused(Cow<'static, str>),
-    /// The moment is a bad one.
-    NotNow(&'static str),
     /// A stream has come to its end.
     Ended,
 }
@@ -38,7 +36,8 @@ pub(super) struct SidePlan {
     /// The end of the window that the relay's socket has announced.
     pub(super) promised: u32,
     pub(super) cut: u32,
-    pub(super) own_seq: u32,
+    /// The end of what the relay's socket has sent.
+    pub(super) sent: u32,
     pub(super) high_seq: u32,
     pub(super) high_ack: u32,
     pub(super) edge: u32,
@@ -193,42 +192,13 @@ fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
     handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss))
 }
 
-/// Which number an acknowledgement for this socket has to carry so that its window counts.
-///
-/// A socket takes the window of a segment beyond a gap, too, and may drop its bytes for want of
-/// room; from then on it ignores the windows of all that come with lower numbers
-/// (`tcp_may_update_window`), and beyond its own window, which want of room may have shrunk, it
-/// ignores the whole segment (`tcp_sequence`).
-pub(super) fn own_seq(socket: &SegmentSocket) -> u32 {
-    let ahead = |seq: u32| seq.wrapping_sub(socket.rcv_nxt).cast_signed().max(0);
-    let edge = socket.rcv_wup.wrapping_add(socket.rcv_wnd);
-    let step = ahead(socket.snd_wl1).min(ahead(edge));
-    socket.rcv_nxt.wrapping_add_signed(step)
-}
-
 /// The end of the window that a socket has announced to its peer.
 pub(super) fn promised(socket: &SegmentSocket) -> u32 {
     socket.rcv_wup.wrapping_add(socket.rcv_wnd)
 }
 
 /// How to translate from this moment on, with `held` bytes of each direction in the relay's hand.
-pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, Obstacle> {
-    for socket in &found.socket {
-        if has_ended(socket) {
-            return Err(Obstacle::Ended);
-        }
-        if socket.flags & has::DISORDER != 0 {
-            return Err(Obstacle::NotNow("segments wait behind a gap"));
-        }
-        if socket.flags & has::URGENT != 0 {
-            return Err(Obstacle::NotNow("urgent data waits"));
-        }
-        if socket.snd_wl1.wrapping_sub(socket.rcv_nxt).cast_signed() > 0 {
-            // Until it is repeated, windows in what comes before it do not count
-            // (`tcp_may_update_window`).
-            return Err(Obstacle::NotNow("a segment beyond a gap was dropped"));
-        }
-    }
+pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Plan {
     let delta = |from: usize| {
         let (source, destination) = (&found.socket[from], &found.socket[1 - from]);
         destination
@@ -262,14 +232,14 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Result<Plan, 
             clock: far.clock,
             promised: promised(near),
             cut: near.rcv_nxt,
-            own_seq: own_seq(near),
+            sent: near.snd_nxt,
             high_seq: near.rcv_nxt,
             high_ack: near.snd_una,
             edge: near.snd_una.wrapping_add(near.snd_wnd),
             next_byte: near.copied_seq.wrapping_sub(held[from] as u32),
         };
     }
-    Ok(plan)
+    plan
 }
 
 /// The handshake of this very connection, if it came by.

@@ -9,15 +9,15 @@
 //! The states and who changes them are in `bpf/segment.h`.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
 use super::eligibility::Plan;
 use super::ground::Ground;
-use crate::bpf_types::{SegmentFlow, SegmentPlace, SegmentSide, SegmentTuple};
+use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
@@ -87,9 +87,10 @@ impl Flow {
         &self.entry().side[index]
     }
 
-    /// From now on segments with payload are translated.
-    pub(super) fn overlap(&self, plan: &Plan) {
-        for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
+    /// From now on each stream goes by the sockets only until they have emptied it; those in `past`
+    /// at once past them.
+    pub(super) fn overlap(&self, plan: &Plan, past: [bool; 2]) {
+        for ((side, plan), past) in self.entry().side.iter().zip(&plan.sides).zip(past) {
             for (word, value) in side.out.iter().zip(words(&plan.out)) {
                 word.store(value, Relaxed);
             }
@@ -100,7 +101,8 @@ impl Flow {
             side.clock.store(plan.clock, Relaxed);
             side.promised.store(plan.promised, Relaxed);
             side.cut.store(plan.cut, Relaxed);
-            side.own_seq.store(plan.own_seq, Relaxed);
+            side.border.store(plan.cut, Relaxed);
+            side.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted may be newer than the sockets, or older: the first that was seen
             // may have been a repetition.
@@ -115,11 +117,40 @@ impl Flow {
                     word.store(known, Relaxed);
                 }
             }
-            side.marks.store(0, Relaxed);
+            side.marks.store(if past { mark::PAST } else { 0 }, Relaxed);
         }
         self.wake();
         self.renew();
         self.entry().state.store(state::OVERLAP, Release);
+    }
+
+    /// Takes in what the sockets have come to; what the program has seen may be newer.
+    pub(super) fn catch_up(&self, found: &SegmentInspection) {
+        for (side, socket) in self.entry().side.iter().zip(&found.socket) {
+            raise(&side.high_seq, socket.rcv_nxt);
+            raise(&side.sent, socket.snd_nxt);
+        }
+    }
+
+    /// The window that the socket has announced ends there, or later.
+    pub(super) fn promise(&self, side: usize, end: u32) {
+        raise(&self.side(side).promised, end);
+    }
+
+    /// This side's stream goes past the sockets.
+    pub(super) fn is_past(&self, side: usize) -> bool {
+        self.marks(side) & mark::PAST != 0
+    }
+
+    /// From `border` on this side's stream goes past the sockets.
+    pub(super) fn let_past(&self, side: usize, border: u32) {
+        raise(&self.side(side).border, border);
+        self.side(side).marks.fetch_or(mark::PAST, Release);
+    }
+
+    /// The sockets have delivered this side's stream up to there.
+    pub(super) fn cut(&self, side: usize, end: u32) {
+        raise(&self.side(side).cut, end);
     }
 
     /// The sockets have something to deliver once more.
@@ -199,9 +230,14 @@ impl Flow {
     /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
     /// which was at `next_byte` when the flow began.
     pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
+        if !self.is_past(side) {
+            return 0;
+        }
         let entry = self.side(side);
         let acked = entry.acked.load(Relaxed);
-        let by_hand = entry.cut.load(Relaxed).wrapping_sub(next_byte);
+        let [cut, border] =
+            [&entry.cut, &entry.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
+        let by_hand = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
         let end_of_stream =
             self.marks(side) & mark::FIN_ACKED != 0 && acked as u32 == entry.fin_end.load(Relaxed);
@@ -236,10 +272,16 @@ impl Drop for Flow {
     }
 }
 
+/// The program raises the same words (`raise` in `bpf/segment_overlap.h`).
+fn raise(mark: &AtomicU32, to: u32) {
+    let is_behind = |mark: u32| to.wrapping_sub(mark).cast_signed() > 0;
+    // It fails where nothing is to be done.
+    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark).then_some(to));
+}
+
 fn clear(side: &SegmentSide) {
     side.stamp_delta.store(0, Relaxed);
     side.acked.store(0, Relaxed);
-    side.segments.store(0, Relaxed);
     side.payload_bytes.store(0, Relaxed);
     for word in [
         &side.out_device,
@@ -255,6 +297,8 @@ fn clear(side: &SegmentSide) {
         &side.marks,
         &side.seen_device,
         &side.promised,
+        &side.border,
+        &side.sent,
     ] {
         word.store(0, Relaxed);
     }

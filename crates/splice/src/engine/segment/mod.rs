@@ -8,26 +8,24 @@
 //! How a pair gets there while bytes are under way, without a segment lost or held back:
 //!
 //! ```text
-//!          seen           nothing promised that the       queues empty,
-//!                         other peer has no room for      all acknowledged
-//! Watching ────▶ Narrow ──────────────────────────▶ Overlap ────────────▶ Spliced ──▶ over
-//!     │             │                                  ▲                     │
-//!     └─────────────┴──▶ refused                       └─────────────────────┘
-//!                                                  a late segment reached a socket
+//!          seen              both streams past the sockets,
+//!                            which are empty
+//! Watching ────▶ Overlap ──────────────────────────────────▶ Spliced ──▶ over
+//!     │             ▲                                           │
+//!     ▼             └───────────────────────────────────────────┘
+//!  refused             a late segment reached a socket
 //! ```
-//!
-//! A socket of the relay has promised its peer room, and what the peer sends on the strength of
-//! that may be more than the other peer has room for: it would be dropped there. So in Narrow the
-//! socket is given a smaller window, and no more is read from it than the other peer's window has
-//! room for together with the promise, until both fit. A direction in which nothing is under way
-//! need not wait: its peer hears of the window with the first answer.
 //!
 //! The difference between the two numberings is constant from the moment on from which the relay
 //! adds nothing of its own: with `held` bytes in its hand,
 //! `D = b.write_seq + held - a.copied_seq`. So every byte has one place in the receiver's
-//! numbering, and it does no harm when some travel through the sockets and others past them. The
-//! one hard rule is that what the relay has acknowledged it must deliver. So in Overlap new bytes
-//! go past the sockets while the pair copies what the sockets already have.
+//! numbering, whichever way it travels.
+//!
+//! In Overlap a stream goes by the sockets until nothing of it is under way; then it goes past them.
+//! A sender in full flow is brought there by its window: the program lets the sockets promise no
+//! more than they had promised before, so it gets to the end of that, the relay delivers what it
+//! has, and with the acknowledgement of the last of it the window is that of the other peer. What it
+//! was promised before may be more than that, and would be dropped there; it went by the sockets.
 
 mod change_over;
 pub(crate) mod eligibility;
@@ -83,7 +81,6 @@ const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
 enum Phase {
     New,
     Watching,
-    Narrow,
     Overlap,
     Spliced,
 }
@@ -139,16 +136,12 @@ pub(crate) struct Segment {
     /// Of side 0 and side 1: the relay's end and the peer's.
     addresses: Option<[(SocketAddr, SocketAddr); 2]>,
     cookies: [u64; 2],
-    /// Since when the moment has been a bad one.
-    not_now_since: Option<Instant>,
     pause: Duration,
     probed_at: Option<Instant>,
     probes_left: u32,
     seq_delta: [u32; 2],
-    /// In Narrow: the most that the sockets promise from now on, in bytes.
-    clamp: [u32; 2],
-    /// In Narrow: how many bytes may be read from each.
-    may_read: [u64; 2],
+    /// In Overlap: where each stream was last seen to be empty, and since when it has been.
+    silent: [Option<(u32, Instant)>; 2],
     slept_at: Option<Instant>,
     /// Where the change-over stood at the last look.
     moved_to: [u32; 2],
@@ -163,14 +156,12 @@ impl Segment {
             tuples: Default::default(),
             addresses: None,
             cookies: [0; 2],
-            not_now_since: None,
             pause: SMALLEST_PAUSE,
             probed_at: None,
             probes_left: PROBES,
             moved_to: [0; 2],
             seq_delta: [0; 2],
-            clamp: [0; 2],
-            may_read: [0; 2],
+            silent: [None; 2],
             slept_at: None,
         }
     }
@@ -229,7 +220,6 @@ impl Segment {
         };
         match self.phase {
             Phase::New | Phase::Watching => self.watch(&flow, ends, &found, loads),
-            Phase::Narrow => self.narrow(&flow, ends, &found, loads),
             Phase::Overlap => self.overlap(&flow, ends, &found, loads),
             Phase::Spliced => self.sleep(&flow, ends, &found),
         }
@@ -257,10 +247,12 @@ impl Segment {
     fn reset_both(&self, flow: &Flow) {
         let numbers = [0, 1].map(|side| {
             let (near, far) = (flow.side(side), flow.side(1 - side));
-            let seq = far
-                .high_seq
-                .load(Relaxed)
-                .wrapping_add(far.seq_delta.load(Relaxed));
+            let seq = if flow.is_past(1 - side) {
+                let past = far.high_seq.load(Relaxed);
+                past.wrapping_add(far.seq_delta.load(Relaxed))
+            } else {
+                near.sent.load(Relaxed)
+            };
             (seq, near.high_seq.load(Relaxed))
         });
         for ((local, peer), (seq, ack)) in self.addresses.into_iter().flatten().zip(numbers) {
@@ -290,7 +282,6 @@ impl Segment {
             match begun {
                 Ok(()) => {}
                 Err(Obstacle::Ended) => return Turn::Declined(ENDED_BEFORE.into()),
-                Err(Obstacle::NotNow(why)) => return Turn::Declined(why.into()),
                 Err(Obstacle::Refused(why)) => {
                     return Turn::Refused(format!("segment: {why}").into());
                 }
@@ -305,13 +296,15 @@ impl Segment {
             again: false,
         };
         let progress = self.look(grip.ends, loads);
-        self.hold(grip, &progress);
+        for direction in grip.directions.iter_mut() {
+            direction.hold_at(match progress {
+                Progress::Spliced(_) => direction.taken_bytes(),
+                _ => u64::MAX,
+            });
+        }
         match progress {
             Progress::Later(pause) => {
                 next.look_at = Some(grip.now + pause);
-                // What it may read has grown.
-                next.again =
-                    self.phase == Phase::Narrow && grip.directions.iter().any(Direction::can_move);
             }
             Progress::Declined(why) => return Turn::Declined(why.into()),
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),

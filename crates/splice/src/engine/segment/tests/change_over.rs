@@ -99,7 +99,6 @@ fn hunt(ip: &str, bytes: usize, rounds: usize, stamps: bool) {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_lo() {
     if available(Need::Root) {
         hunt("127.0.0.1:0", 64 << 20, rounds(2), true);
@@ -107,7 +106,6 @@ fn change_overs_at_random_places_over_lo() {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_lo_without_stamps() {
     if available(Need::Root) {
         hunt("127.0.0.1:0", 64 << 20, rounds(2), false);
@@ -115,7 +113,6 @@ fn change_overs_at_random_places_over_lo_without_stamps() {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_lo_v6() {
     if available(Need::Root) {
         hunt("[::1]:0", 64 << 20, rounds(2), true);
@@ -123,7 +120,6 @@ fn change_overs_at_random_places_over_lo_v6() {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_veths() {
     if available(Need::Root) {
         hunt_across(false, 64 << 20, rounds(2), true);
@@ -131,7 +127,6 @@ fn change_overs_at_random_places_over_veths() {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_veths_without_stamps() {
     if available(Need::Root) {
         hunt_across(false, 64 << 20, rounds(2), false);
@@ -139,7 +134,6 @@ fn change_overs_at_random_places_over_veths_without_stamps() {
 }
 
 #[test]
-#[ignore = "under load a pair may not come to its change-over within 64 MiB: docs/segment.md"]
 fn change_overs_at_random_places_over_veths_v6() {
     if available(Need::Root) {
         hunt_across(true, 64 << 20, rounds(2), true);

@@ -71,7 +71,6 @@ fn a_server_on_this_host() {
 
 /// The target of a relay is another relay on the same host.
 #[test]
-#[ignore = "under load not every one of the two is spliced in time: docs/segment.md"]
 fn relays_in_a_row() {
     if !available(Need::Root) {
         return;

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * OVERLAP: which way a segment goes while one stream may still go by the relay's sockets and the
+ * other past them. A segment has two halves: what its peer sends, and what it acknowledges of the
+ * other peer's stream. Each belongs where that stream goes.
+ */
+#ifndef SEGMENT_OVERLAP_H
+#define SEGMENT_OVERLAP_H
+
+#include "segment_parse.h"
+
+enum segment_way {
+	WAY_PAST,		/* translated */
+	WAY_SOCKET,		/* to the relay's own socket, as it is */
+	WAY_SOCKET_ACK,		/* the same, and only what it acknowledges counts there */
+	WAY_BOTH,		/* what it carries to the socket, what it acknowledges past it */
+};
+
+static __always_inline bool is_past(const struct segment_side *side)
+{
+	return *(volatile __u32 *)&side->marks & SEGMENT_PAST;
+}
+
+/* The end of what has come from this peer by the sockets, or will. */
+static __always_inline __u32 socket_end(const struct segment_side *side)
+{
+	return after(side->cut, side->border) ? side->cut : side->border;
+}
+
+static __always_inline bool is_bare(const struct segment *s)
+{
+	return !s->payload && !(s->flags & (SYN | FIN | RST));
+}
+
+/*
+ * Segments of one peer come in on several CPUs. A mark that fell back would never be passed again:
+ * what is acknowledged beyond it counts as untrue.
+ */
+static __always_inline void raise(__u32 *mark, __u32 to)
+{
+	__u32 old = *(volatile __u32 *)mark;
+	int i;
+
+	for (i = 0; i < 16 && after(to, old); i++) {
+		__u32 found = __sync_val_compare_and_swap(mark, old, to);
+
+		if (found == old)
+			return;
+		old = found;
+	}
+}
+
+/*
+ * The other peer has acknowledged up to `ack` (in this side's numbering). Many CPUs may say so
+ * at once; who loses the race says nothing new, or says it again with the next segment.
+ */
+static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
+{
+	__u64 old = *(volatile __u64 *)&side->acked;
+	__u32 step = ack - (__u32)old;
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		__u64 found;
+
+		if (step == 0 || step >> 31)
+			return;
+		found = __sync_val_compare_and_swap(&side->acked, old, old + step);
+		if (found == old) {
+			*moved_ns = bpf_ktime_get_coarse_ns();
+			return;
+		}
+		old = found;
+		step = ack - (__u32)old;
+	}
+}
+
+/* Only what can be true may move the marks: a forger has to hit the window. */
+static __always_inline void learn(const struct segment *s, struct segment_flow *flow,
+				  struct segment_side *side, struct segment_side *other)
+{
+	__u32 ack = s->ack + side->ack_delta, end = end_of(s);
+
+	if (!after(ack, other->high_seq)) {
+		raise(&side->high_ack, s->ack);
+		raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
+		advance_acked(other, ack, &flow->moved_ns);
+	}
+	/*
+	 * Within the window that the other peer, or before it the relay, has announced; an end of
+	 * stream may lie one beyond.
+	 */
+	if (!after(end, side->promised + 1) || !after(end + side->seq_delta, other->edge + 1))
+		raise(&side->high_seq, end);
+}
+
+/*
+ * With this acknowledgement the stream of `other` may go past the sockets: nothing of it is under
+ * way, and its sender has been promised no more than there is room for. What another CPU has in
+ * hand at this moment reaches the socket, which delivers it as before.
+ */
+static __always_inline void let_past(const struct segment *s, const struct segment_side *side,
+				     struct segment_side *other)
+{
+	__u32 ack = s->ack + side->ack_delta;
+	__u32 edge = ack + (s->window << (side->window_left & 15));
+
+	if (is_past(other) || ack != *(volatile __u32 *)&other->high_seq ||
+	    after(other->promised, edge))
+		return;
+	other->border = ack;
+	__sync_fetch_and_or(&other->marks, SEGMENT_PAST);
+}
+
+static __always_inline enum segment_way choose_way(const struct segment *s,
+						   const struct segment_side *side,
+						   const struct segment_side *other)
+{
+	if (!is_past(side)) {
+		if (!is_past(other) || (s->flags & (SYN | RST)))
+			return WAY_SOCKET;
+		return is_bare(s) ? WAY_PAST : WAY_BOTH;
+	}
+	/* But what comes before all that was sent asks the other peer for an answer. */
+	if (!is_past(other) && is_bare(s) && !after(side->high_seq, s->seq))
+		return WAY_SOCKET_ACK;
+	return WAY_PAST;
+}
+
+#endif
