@@ -29,6 +29,7 @@ struct segment {
 	__u16 mss;
 	__u8 flags;
 	__u8 ipv6;
+	__u8 jumbo;		/* a super-packet of more than 64 KiB over IPv6: an option tells its length */
 	__u8 header;		/* bytes of TCP header */
 	__u8 has_stamp;
 	__u8 plain_stamp;	/* NOP NOP TS and nothing else */
@@ -60,9 +61,23 @@ static __always_inline void put_be32(__u8 *p, __u32 v)
 	p[3] = v;
 }
 
+/* The hop-by-hop header of such a super-packet (struct hop_jumbo_hdr in net/ipv6.h, BIG TCP). */
+struct jumbo_option {
+	__u8 next;
+	__u8 length;		/* in units of eight bytes, without the first */
+	__u8 type;
+	__u8 option_length;
+	__be32 payload;
+};
+
+#define OPTION_JUMBO 0xc2
+#define OPTION_PAD 1
+
 static __always_inline __u32 tcp_offset(const struct segment *s)
 {
-	return ETH_HLEN + (s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	if (!s->ipv6)
+		return ETH_HLEN + sizeof(struct iphdr);
+	return ETH_HLEN + sizeof(struct ipv6hdr) + (s->jumbo ? sizeof(struct jumbo_option) : 0);
 }
 
 /* A walk over the options. */
@@ -197,17 +212,39 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 			if ((void *)ip + sizeof(*ip) + sizeof(*tcp) > end)
 				return false;
 		}
-		if (ip->version != 6 || ip->nexthdr != IPPROTO_TCP)
+		if (ip->version != 6)
 			return false;
-		__builtin_memcpy(s->tuple.source, &ip->saddr, 16);
-		__builtin_memcpy(s->tuple.destination, &ip->daddr, 16);
 		s->ipv6 = 1;
 		tcp = (void *)(ip + 1);
 		total = bpf_ntohs(ip->payload_len);
-		if (!total)
-			total = skb->len - ETH_HLEN - sizeof(*ip);
-		if (total > skb->len - ETH_HLEN - sizeof(*ip))
-			return false;
+		if (ip->nexthdr == IPPROTO_HOPOPTS && !total) {
+			struct jumbo_option *option = (void *)(ip + 1);
+
+			if (bpf_skb_pull_data(skb, ETH_HLEN + sizeof(*ip) + sizeof(*option) +
+						   sizeof(*tcp)))
+				return false;
+			data = (void *)(long)skb->data;
+			end = (void *)(long)skb->data_end;
+			ip = data + ETH_HLEN;
+			option = (void *)(ip + 1);
+			tcp = (void *)(option + 1);
+			if ((void *)(tcp + 1) > end || option->next != IPPROTO_TCP ||
+			    option->length || option->type != OPTION_JUMBO)
+				return false;
+			s->jumbo = 1;
+			total = bpf_ntohl(option->payload);
+			if (total > skb->len - ETH_HLEN - sizeof(*ip) || total < sizeof(*option))
+				return false;
+			total -= sizeof(*option);
+		} else {
+			if (!total)
+				total = skb->len - ETH_HLEN - sizeof(*ip);
+			if (ip->nexthdr != IPPROTO_TCP ||
+			    total > skb->len - ETH_HLEN - sizeof(*ip))
+				return false;
+		}
+		__builtin_memcpy(s->tuple.source, &ip->saddr, 16);
+		__builtin_memcpy(s->tuple.destination, &ip->daddr, 16);
 	} else {
 		return false;
 	}

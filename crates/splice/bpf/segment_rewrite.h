@@ -129,7 +129,7 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 /* Writes the translated segment into the packet. False when it fails. */
 static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bool ipv6)
 {
-	const __u32 at = ETH_HLEN + (ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	__u32 at = ETH_HLEN + (ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	void *data, *end;
 	struct tcphdr *tcp;
 	__u32 sum = 0, pseudo = 0, word;
@@ -137,6 +137,8 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 	/* An urgent byte stays in its place, as it does when the relay's sockets pass it on. */
 	__u8 flags = s->flags & ~URG;
 
+	if (ipv6 && s->jumbo)
+		at += sizeof(struct jumbo_option);
 	if (!s->plain_stamp && !rewrite_options(skb, s, &sum))
 		return false;
 	data = (void *)(long)skb->data;
@@ -266,8 +268,14 @@ static __noinline int strip(struct __sk_buff *skb, struct segment *s)
 	if (bpf_skb_pull_data(skb, at + header))
 		return 0;
 	if (s->ipv6) {
-		__be16 length = bpf_htons(header);
+		__be16 length = bpf_htons(header + (s->jumbo ? sizeof(struct jumbo_option) : 0));
+		const __u8 pad[6] = { OPTION_PAD, sizeof(__be32) };
 
+		if (s->jumbo &&
+		    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(struct ipv6hdr) +
+					     offsetof(struct jumbo_option, type),
+					pad, sizeof(pad), BPF_F_RECOMPUTE_CSUM))
+			return 0;
 		if (bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, payload_len),
 					&length, sizeof(length), BPF_F_RECOMPUTE_CSUM))
 			return 0;

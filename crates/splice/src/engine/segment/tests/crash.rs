@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::sync::atomic::AtomicBool;
 
 use netlab::Process;
 use rustix::process::{Signal, getpid, kill_process};

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use super::ground::Ground;
 
