@@ -228,8 +228,9 @@ int segment_egress(struct __sk_buff *skb)
 	struct segment_flow *flow;
 	struct segment_side *side, *other;
 	struct segment_gate *gate;
-	__u32 zero = 0, ack, edge, room, sum = 0, at, state;
+	__u32 zero = 0, seq, ack, edge, room, sum = 0, at, state;
 	struct {
+		__be32 seq;
 		__be32 ack;
 		__u8 offset;
 		__u8 flags;
@@ -281,6 +282,8 @@ int segment_egress(struct __sk_buff *skb)
 		room = s.window;
 	if (room > 0xffff)
 		room = 0xffff;
+	if (!is_past(side))
+		side->room_end = ack + (room << (side->own_scale & 15));
 	if (!s.plain_stamp && !find_options(skb, &s))
 		return NEXT;
 	/* As long as the clock stands; afterwards the socket's goes as fast as the peer's. */
@@ -293,14 +296,20 @@ int segment_egress(struct __sk_buff *skb)
 		return DROP;
 	}
 
-	at = tcp_offset(&s) + offsetof(struct tcphdr, ack_seq);
+	at = tcp_offset(&s) + offsetof(struct tcphdr, seq);
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
+	if (is_bare(&s) && is_past(other)) {
+		/* This peer has got more from the other one than the socket has sent. */
+		seq = other->high_seq + other->seq_delta;
+		new.seq = bpf_htonl(after(seq, side->edge) ? side->edge : seq);
+		sum = csum_change(sum, old.seq, new.seq);
+	}
 	new.ack = bpf_htonl(ack);
 	new.window = bpf_htons(room);
 	sum = csum_change(sum, old.ack, new.ack);
-	sum = csum_change(sum, ((__u32 *)&old)[1], ((__u32 *)&new)[1]);
+	sum = csum_change(sum, ((__u32 *)&old)[2], ((__u32 *)&new)[2]);
 	if (bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0) ||
 	    bpf_l4_csum_replace(skb, tcp_offset(&s) + offsetof(struct tcphdr, check), 0, sum, 0)) {
 		count(SEGMENT_UNWRITABLE);

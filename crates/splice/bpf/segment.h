@@ -100,10 +100,10 @@ struct segment_side {
 	__u32 marks;
 	__u32 seen_device;
 	__u64 payload_bytes;	/* translated */
-	__u32 promised;		/* end of the window that the relay's socket announced to this peer */
+	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
 	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
 	__u32 sent;		/* end of what the relay's socket has sent to this peer */
-	__u32 reserved;
+	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
 };
 
 struct segment_flow {

@@ -183,7 +183,7 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	if (overlaps && !is_past(other)) {
 		/* The relay's socket receives that stream, and has to say what of it. */
 		ack = other->cut;
-		scaled = after(other->promised, ack) ? other->promised - ack : 0;
+		scaled = after(other->room_end, ack) ? other->room_end - ack : 0;
 		s->strip_sack = 1;
 	} else if (overlaps && after(other->cut, ack)) {
 		/*

@@ -95,7 +95,7 @@ pub(crate) struct SegmentSide {
     pub(crate) promised: AtomicU32,
     pub(crate) border: AtomicU32,
     pub(crate) sent: AtomicU32,
-    reserved: AtomicU32,
+    pub(crate) room_end: AtomicU32,
 }
 
 /// `struct segment_flow`.

@@ -100,6 +100,7 @@ impl Flow {
             side.shape.store(plan.shape(), Relaxed);
             side.clock.store(plan.clock, Relaxed);
             side.promised.store(plan.promised, Relaxed);
+            side.room_end.store(plan.promised, Relaxed);
             side.cut.store(plan.cut, Relaxed);
             side.border.store(plan.cut, Relaxed);
             side.sent.store(plan.sent, Relaxed);
@@ -299,6 +300,7 @@ fn clear(side: &SegmentSide) {
         &side.promised,
         &side.border,
         &side.sent,
+        &side.room_end,
     ] {
         word.store(0, Relaxed);
     }
