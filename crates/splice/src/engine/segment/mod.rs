@@ -150,6 +150,8 @@ pub(crate) struct Segment {
     /// In Narrow: how many bytes may be read from each.
     may_read: [u64; 2],
     slept_at: Option<Instant>,
+    /// The sockets have had their last words.
+    settled: bool,
     /// Where the change-over stood at the last look.
     moved_to: [u32; 2],
 }
@@ -172,6 +174,7 @@ impl Segment {
             clamp: [0; 2],
             may_read: [0; 2],
             slept_at: None,
+            settled: false,
         }
     }
 
@@ -317,6 +320,9 @@ impl Segment {
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
             Progress::Spliced(pause) => {
                 next.watch = Watch::Ends;
+                if pause == SLEEPING_PAUSE && !std::mem::replace(&mut self.settled, true) {
+                    grip.ends.into_iter().for_each(sockets::end_keep_alive);
+                }
                 next.look_at = Some(grip.now + pause);
             }
             Progress::Woken => next.again = true,
@@ -372,7 +378,11 @@ impl KernelEngine for Segment {
             Phase::New => {}
             // A process that is being started may hold duplicates until its exec; the tuples have
             // to be free for `reset_both` all the same. Sleeping sockets say nothing at it.
-            Phase::Spliced => ends.into_iter().for_each(sockets::disconnect),
+            Phase::Spliced => {
+                let all_over = self.end().is_some();
+                let held = ends.into_iter().filter(|end| !all_over || end.is_shared());
+                held.for_each(sockets::disconnect);
+            }
             // Where both streams have come to their ends through the sockets, these end them.
             _ => ends.into_iter().for_each(Endpoint::end_on_close),
         }
