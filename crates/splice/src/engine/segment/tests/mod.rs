@@ -8,10 +8,15 @@ mod ends;
 mod forgery;
 mod life;
 mod on_this_host;
+mod proof;
 mod refusal;
 mod size;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../../tests/support/system_calls.rs"]
+mod system_calls;
 mod window_scale;
 mod wrap;
+mod zero_window;
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -25,7 +30,11 @@ use std::time::{Duration, Instant};
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use std::sync::Arc;
+
 use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use proof::Proof;
 
 use super::ground::Ground;
 
@@ -76,7 +85,14 @@ fn seed() -> u64 {
 }
 
 /// Writes pseudo-random bytes and the end of the stream; gives their hash.
-fn write_all(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+fn write_all(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    let hash = write_some(stream, bytes, seed);
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hash
+}
+
+/// Writes pseudo-random bytes; gives their hash.
+fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
     let mut random = Random(seed | 1);
     let mut hasher = DefaultHasher::new();
     let mut buffer = vec![0u8; 128 << 10];
@@ -90,7 +106,20 @@ fn write_all(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
         stream.write_all(&buffer[..length]).expect("write");
         left -= length;
     }
-    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hasher.finish()
+}
+
+/// Reads what [`write_some`] has written; gives the hash.
+fn read_some(mut stream: &TcpStream, bytes: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(buffer.len());
+        stream.read_exact(&mut buffer[..length]).expect("read");
+        hasher.write(&buffer[..length]);
+        left -= length;
+    }
     hasher.finish()
 }
 
