@@ -3,6 +3,7 @@
 mod bad_path;
 mod change_over;
 mod coexistence;
+mod cost;
 pub(super) mod crash;
 mod ends;
 mod forgery;

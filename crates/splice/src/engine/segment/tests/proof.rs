@@ -31,12 +31,7 @@ impl<'a> Proof<'a> {
         wait_for_sleep(lab);
         let ground = lab.relay().enter(Ground::here).expect("entered");
         let ground = ground.expect("a ground");
-        let (sender, receiver) = mpsc::channel();
-        let count = move |_: &mut crate::EventLoop| {
-            sender.send(SystemCalls::of_this_thread()).expect("awaited");
-        };
-        splicer.remote().run(count).expect("a loop");
-        let mut calls = receiver.recv().expect("counters");
+        let mut calls = calls_of(splicer);
         Self {
             handle,
             carried: carried(&mut calls),
@@ -68,6 +63,16 @@ impl<'a> Proof<'a> {
             "{CARRYING:?}, splice"
         );
     }
+}
+
+/// What the splicer's loop calls from now on.
+pub(super) fn calls_of(splicer: &Splicer) -> SystemCalls {
+    let (sender, receiver) = mpsc::channel();
+    let count = move |_: &mut crate::EventLoop| {
+        sender.send(SystemCalls::of_this_thread()).expect("awaited");
+    };
+    splicer.remote().run(count).expect("a loop");
+    receiver.recv().expect("counters")
 }
 
 /// How often the loop has made each call that can carry bytes.
