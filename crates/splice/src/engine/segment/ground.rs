@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
 
@@ -35,17 +36,55 @@ pub(crate) struct Ground {
     book: Mutex<Book>,
 }
 
+/// The ground, or why there is none.
+type Found = std::result::Result<Arc<Ground>, String>;
+
 /// A loop's hold on the ground, taken when the first pair wants it. As long as the loop has
 /// tasks, the program stays where it is attached.
 #[derive(Debug, Default)]
-pub(crate) struct Standing(Option<std::result::Result<Arc<Ground>, String>>);
+pub(crate) struct Standing {
+    found: Option<Found>,
+    loading: Option<JoinHandle<Found>>,
+}
 
 impl Standing {
-    /// The ground, or why there is none.
-    pub(crate) fn ground(&mut self) -> std::result::Result<Arc<Ground>, String> {
-        self.0
-            .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
-            .clone()
+    pub(crate) fn ground(&mut self) -> Found {
+        self.found.get_or_insert_with(Ground::found).clone()
+    }
+
+    /// The same without a wait, which would be one for all pairs of the loop: `None` while another
+    /// thread loads the program.
+    pub(crate) fn ground_at_hand(&mut self) -> Option<Found> {
+        if self.found.is_none() {
+            self.found = match self.loading.take() {
+                Some(loading) if loading.is_finished() => {
+                    let found = loading.join();
+                    Some(found.unwrap_or_else(|_| Err("loading the program failed".into())))
+                }
+                Some(loading) => {
+                    self.loading = Some(loading);
+                    None
+                }
+                // It begins in this thread's network namespace.
+                None => match thread::Builder::new()
+                    .name("load".into())
+                    .spawn(Ground::found)
+                {
+                    Ok(loading) => {
+                        self.loading = Some(loading);
+                        None
+                    }
+                    Err(error) => Some(Err(format!("no thread can load the program: {error}"))),
+                },
+            };
+        }
+        self.found.clone()
+    }
+
+    /// The loop has no tasks left. Who was refused is not going to be let in.
+    pub(crate) fn leave(&mut self) {
+        self.found.take_if(|found| found.is_ok());
+        self.loading = None;
     }
 
     /// The same, and connections over lo have their handshakes seen from now on.
@@ -85,6 +124,10 @@ impl Ground {
         let ground = Arc::new(Self::new()?);
         grounds.push((namespace, Arc::downgrade(&ground)));
         Ok(ground)
+    }
+
+    fn found() -> Found {
+        Self::here().map_err(|error| error.to_string())
     }
 
     fn new() -> Result<Self> {

@@ -1,7 +1,5 @@
 //! What a change-over costs.
 
-use std::sync::mpsc;
-
 use rustix::time::{ClockId, clock_gettime};
 
 use super::proof::calls_of;
@@ -17,7 +15,7 @@ const MOST_CALLS: u64 = 26;
 /// What the splicer's loop has spent: system calls, and CPU time in nanoseconds.
 fn spent(splicer: &Splicer, calls: &mut SystemCalls) -> [u64; 2] {
     let (sender, receiver) = mpsc::channel();
-    let ask = move |_: &mut crate::EventLoop| {
+    let ask = move |_: &mut EventLoop| {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let nanoseconds = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         sender.send(nanoseconds).expect("awaited");

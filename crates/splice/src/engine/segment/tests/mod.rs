@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -47,7 +47,9 @@ use crate::bpf_types::Plain;
 
 use netlab::{Lab, Namespace, Need, available};
 
-use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Side, Splicer};
+use crate::{
+    Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
+};
 
 /// After this a test fails. A busy machine may need seconds to load the program.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -196,6 +198,7 @@ fn both_ways(
         a,
         b,
     } = joined;
+    prepare(splicer);
     let handle: Handle = splicer.join(a, b, &options).expect("joined");
     let pause = exchange(&client, &server, bytes, seed);
     let outcome = handle.wait_timeout(Duration::from_secs(5));
@@ -204,6 +207,17 @@ fn both_ways(
     }
     let outcome = outcome.expect("it ends");
     (outcome, handle.forwarded_bytes(), pause)
+}
+
+/// Has the program loaded, which `auto` does not wait for.
+fn prepare(splicer: &Splicer) {
+    let (sender, receiver) = mpsc::channel();
+    let prepare = move |event_loop: &mut EventLoop| {
+        let prepared = event_loop.prepare(EngineChoice::Auto);
+        sender.send(prepared).expect("awaited");
+    };
+    splicer.remote().run(prepare).expect("a loop");
+    receiver.recv().expect("an answer").expect("loaded");
 }
 
 /// As many bytes each way at once; the longest pause.

@@ -1,7 +1,5 @@
 //! That the bytes of a pair pass by its relay.
 
-use std::sync::mpsc;
-
 use super::system_calls::{CARRYING, SystemCalls};
 use super::*;
 
@@ -68,7 +66,7 @@ impl<'a> Proof<'a> {
 /// What the splicer's loop calls from now on.
 pub(super) fn calls_of(splicer: &Splicer) -> SystemCalls {
     let (sender, receiver) = mpsc::channel();
-    let count = move |_: &mut crate::EventLoop| {
+    let count = move |_: &mut EventLoop| {
         sender.send(SystemCalls::of_this_thread()).expect("awaited");
     };
     splicer.remote().run(count).expect("a loop");
