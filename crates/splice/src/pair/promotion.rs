@@ -159,7 +159,10 @@ impl Pair {
         };
         self.segment_tried = true;
         match found {
-            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
+            Ok(ground) => {
+                let waits = self.choice != EngineChoice::Auto;
+                self.kernel = Some(Box::new(Segment::new(ground, waits)));
+            }
             Err(why) => self.declined = Some(Box::new(why.into())),
         }
     }

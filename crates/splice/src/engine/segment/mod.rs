@@ -133,6 +133,8 @@ impl Gauge for PastSockets {
 #[derive(Debug)]
 pub(crate) struct Segment {
     ground: Arc<Ground>,
+    /// The loop waits for the program to be attached to a device.
+    waits: bool,
     phase: Phase,
     gauge: Arc<PastSockets>,
     tuples: [SegmentTuple; 2],
@@ -157,9 +159,12 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn new(ground: Arc<Ground>) -> Self {
+    /// The first pair on a device that `waits` has its loop wait for the program to get there;
+    /// another goes on as it was until then.
+    pub(crate) fn new(ground: Arc<Ground>, waits: bool) -> Self {
         Self {
             ground,
+            waits,
             phase: Phase::New,
             gauge: Arc::default(),
             tuples: Default::default(),
@@ -205,9 +210,16 @@ impl Segment {
         examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
-            self.ground
-                .stand_on(device)
-                .map_err(|error| Obstacle::Refused(error.to_string().into()))?;
+            let stands = if self.waits {
+                let stood = self.ground.stand_on(device);
+                Some(stood.map(drop).map_err(|error| error.to_string()))
+            } else {
+                self.ground.stand_on_beside(device)
+            };
+            match stands {
+                Some(stands) => stands.map_err(|why| Obstacle::Refused(why.into()))?,
+                None => return Err(Obstacle::NotNow("its device has no program yet")),
+            }
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)
@@ -293,7 +305,13 @@ impl Segment {
             match begun {
                 Ok(()) => {}
                 Err(Obstacle::Ended) => return Turn::Declined(ENDED_BEFORE.into()),
-                Err(Obstacle::NotNow(why)) => return Turn::Declined(why.into()),
+                Err(Obstacle::NotNow(_)) => {
+                    return Turn::Holds(Next {
+                        watch: Watch::Stream,
+                        look_at: Some(grip.now + LARGEST_PAUSE),
+                        again: false,
+                    });
+                }
                 Err(Obstacle::Refused(why)) => {
                     return Turn::Refused(format!("segment: {why}").into());
                 }
