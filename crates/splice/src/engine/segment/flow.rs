@@ -203,6 +203,11 @@ impl Flow {
         self.side(side).marks.load(Acquire)
     }
 
+    /// Each peer has acknowledged the other's stream and its end.
+    pub(super) fn is_all_acknowledged(&self) -> bool {
+        (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
+    }
+
     /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
     /// which was at `next_byte` when the flow began.
     pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {

@@ -56,7 +56,7 @@ use rustix::net::sockopt;
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
 use crate::bpf_types::SegmentTuple;
-use crate::bpf_types::segment_mark as mark;
+use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
@@ -259,13 +259,38 @@ impl Segment {
         if let Some(side) = self.reset_by() {
             return Some(Reason::Reset(side));
         }
-        let marks = [0, 1].map(|side| flow.marks(side));
-        let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
+        let all_over = flow.is_all_acknowledged();
         if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
             flow.linger();
         }
         all_over.then_some(Reason::EndOfStream)
+    }
+
+    /// Both peers have both streams to their ends. What the sockets still hold in Overlap has
+    /// arrived past them as well, and nobody is left to acknowledge it: they would repeat it for
+    /// ever.
+    fn settle_at_the_end(&mut self, ends: [&Endpoint; 2], loads: [Load; 2]) {
+        let Some(flow) = self.gauge.flow.get() else {
+            return;
+        };
+        if self.phase != Phase::Overlap || !flow.is_all_acknowledged() {
+            return;
+        }
+        if let Ok(found) = self.ground.inspect(&self.tuples) {
+            for (from, load) in loads.iter().enumerate() {
+                let socket = &found.socket[from];
+                if socket.flags & has::FOUND != 0 {
+                    // What has not been given on by hand went past the sockets.
+                    let given = socket.copied_seq.wrapping_sub(load.held as u32);
+                    flow.side(from).cut.store(given, Relaxed);
+                }
+            }
+        }
+        self.phase = Phase::Spliced;
+        for end in ends {
+            sockets::put_to_sleep(end, &self.ground);
+        }
     }
 
     /// Ends the flow before its end, when both sockets are closed.
@@ -326,6 +351,7 @@ impl Segment {
             again: false,
         };
         let progress = self.look(grip.ends, loads);
+        self.settle_at_the_end(grip.ends, loads);
         self.hold(grip, &progress);
         match progress {
             Progress::Later(pause) => {
