@@ -44,6 +44,11 @@ impl Meter {
         *self.lock() = Some(gauge);
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_gauge(&self) -> bool {
+        self.lock().is_some()
+    }
+
     /// Puts the last figures in place of the gauge.
     pub(crate) fn settle(&self, bytes: [u64; 2]) {
         let mut gauge = self.lock();

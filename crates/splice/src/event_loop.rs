@@ -22,9 +22,8 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::ends::Ends;
 use crate::engine::kernel::Bell;
-use crate::engine::segment::ground::Standing;
 use crate::engine::uring::{self, Ring};
-use crate::engine::{Carriers, EngineName};
+use crate::engine::{Carriers, EngineChoice, EngineName};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -174,19 +173,20 @@ impl EventLoop {
         Remote::new(Arc::clone(&self.mailbox))
     }
 
-    /// Loads what an engine needs once, which its first pair would wait for otherwise. As long as
-    /// this loop has tasks it stays loaded.
+    /// Loads what an engine needs once, which its first pair would wait for otherwise, or, with
+    /// [`EngineChoice::Auto`], go without for a while. As long as this loop has tasks it stays
+    /// loaded.
     ///
     /// # Errors
-    /// As [`EngineName::probe`].
-    pub fn prepare(&mut self, engine: EngineName) -> Result<()> {
-        match engine {
-            EngineName::Segment => {
-                let prepared = self.carriers.segments.prepare();
-                prepared.map_err(|why| engine.refused(why))
-            }
-            other => other.probe(),
-        }
+    /// As [`EngineName::probe`]. Without what could not be had, `auto` picks other engines.
+    pub fn prepare(&mut self, engine: EngineChoice) -> Result<()> {
+        let segments = &mut self.carriers.segments;
+        let prepared = match engine {
+            EngineChoice::Only(EngineName::Segment) => segments.prepare(),
+            EngineChoice::Auto => segments.ground().map(drop),
+            EngineChoice::Only(other) => return other.probe(),
+        };
+        prepared.map_err(|why| EngineName::Segment.refused(why))
     }
 
     /// Turns until [`Remote::end`] is called.
@@ -504,7 +504,7 @@ impl EventLoop {
         self.wheel.cancel(key.index as usize);
         self.slots.remove(key.index as usize);
         if self.slots.is_empty() {
-            self.carriers.segments = Standing::default();
+            self.carriers.segments.leave();
         }
     }
 

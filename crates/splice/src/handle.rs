@@ -87,6 +87,12 @@ impl Handle {
         self.status.meter.read()
     }
 
+    /// An engine in the kernel has begun to move its bytes.
+    #[cfg(test)]
+    pub(crate) fn is_taken(&self) -> bool {
+        self.status.meter.has_gauge()
+    }
+
     #[cfg(test)]
     pub(crate) fn forwarded_bytes(&self) -> u64 {
         let carried = &self.status.meter.carried_bytes;

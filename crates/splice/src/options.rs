@@ -19,8 +19,7 @@ pub struct Options {
     /// turns to bulk there can have to repeat segments once, which may take it 200 ms.
     pub promote_after: Option<Duration>,
     /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
-    /// `segment`, where that can be used. `false`, the default, because the engine is not yet held
-    /// to everything that production traffic needs; docs/segment.md says what is open.
+    /// `segment`, where that can be used. `true` is the default; docs/segment.md says what is open.
     pub promote_to_segment: bool,
 }
 
@@ -29,14 +28,14 @@ pub struct Options {
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 impl Default for Options {
-    /// Engine `auto`, the default [`Limits`], promotion to `pipe` after 64 KiB.
+    /// Engine `auto`, the default [`Limits`], promotion to `pipe` and `segment` after 64 KiB.
     fn default() -> Self {
         Self {
             engine: EngineChoice::Auto,
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
             promote_after: None,
-            promote_to_segment: false,
+            promote_to_segment: true,
         }
     }
 }

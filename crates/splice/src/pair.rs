@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Kind};
 use crate::ends::Ends;
 use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
@@ -166,6 +166,11 @@ impl Pair {
             _ => None,
         };
         let is_echo = ends.is_echo();
+        let is_tcp = |end: &Endpoint| matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
+        let to_segment = options.engine == EngineChoice::Auto
+            && options.promote_to_segment
+            && !is_echo
+            && ends.each().iter().all(is_tcp);
         let now = Instant::now();
         let pair = Self {
             ends: Some(ends),
@@ -181,7 +186,7 @@ impl Pair {
             room_watched: [false; 2],
             promote_after_bytes: options.promote_after_bytes,
             // Tried already, as far as a pair is concerned that must not go there.
-            segment_tried: !options.promote_to_segment || is_echo,
+            segment_tried: !to_segment,
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
@@ -192,9 +197,7 @@ impl Pair {
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
                 _ if is_echo => None,
-                EngineChoice::Auto if options.promote_to_segment => {
-                    now.checked_add(promotion::PROMOTE_AFTER)
-                }
+                EngineChoice::Auto if to_segment => now.checked_add(promotion::PROMOTE_AFTER),
                 EngineChoice::Auto => options
                     .promote_after
                     .and_then(|after| now.checked_add(after)),
@@ -282,10 +285,7 @@ impl Pair {
             reason = Some(Reason::EndOfStream);
         }
         let reason = reason.or_else(|| self.watch_room(cx));
-        if reason.is_none()
-            && self.choice == EngineChoice::Auto
-            && !self.segment_tried
-            && self.status.meter.read().total() >= self.promote_after_bytes
+        if reason.is_none() && !self.segment_tried && self.given_bytes() >= self.promote_after_bytes
         {
             self.try_segment(cx);
         }
@@ -296,6 +296,10 @@ impl Pair {
             None if turn_over => Step::Again,
             None => Step::Wait,
         }
+    }
+
+    fn given_bytes(&self) -> u64 {
+        self.directions.iter().map(Direction::given_bytes).sum()
     }
 
     fn engine(&self) -> Chosen {

@@ -73,6 +73,12 @@ impl Splicer {
         self.run(Ends::Echo(endpoint), options)
     }
 
+    /// The first loop.
+    #[cfg(test)]
+    pub(crate) fn remote(&self) -> &Remote {
+        &self.loops[0].0
+    }
+
     fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
         let pair = Pair::new(ends, options, None, Arc::clone(&status), None)?;

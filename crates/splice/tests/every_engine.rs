@@ -88,9 +88,25 @@ macro_rules! test {
     };
 }
 
+/// The last argument is held to what the engine itself does, at what cost.
 macro_rules! contract {
     ($engine:ident, $contestant:ident, $run:tt) => {
+        contract!($engine, $contestant, $run, $contestant);
+    };
+    ($engine:ident, $contestant:ident, $run:tt, $itself:ident) => {
         mod $engine {
+            tests! { $run $itself;
+                engine_choice:
+                    is_visible
+                    refuses_what_cannot_be_joined;
+                proof:
+                    small_messages_cost_one_read_and_one_write
+                    bulk_goes_by_this_engine
+                    an_idle_pair_wakes_nobody;
+                scarce_pipes:
+                    more_stalled_pairs_than_pipes
+                    no_descriptor_for_a_pipe;
+            }
             tests! { $run $contestant;
                 every_byte:
                     both_ways_at_once
@@ -142,13 +158,6 @@ macro_rules! contract {
                 nothing_left:
                     of_pairs_that_ended_in_every_way
                     of_five_hundred_pairs_at_once;
-                engine_choice:
-                    is_visible
-                    refuses_what_cannot_be_joined;
-                proof:
-                    small_messages_cost_one_read_and_one_write
-                    bulk_goes_by_this_engine
-                    an_idle_pair_wakes_nobody;
                 event_loop:
                     driven_by_the_caller
                     idle_timeout_through_the_descriptor
@@ -158,9 +167,6 @@ macro_rules! contract {
                     stays_in_its_place
                     holds_nothing_up
                     before_the_end_of_the_stream;
-                scarce_pipes:
-                    more_stalled_pairs_than_pipes
-                    no_descriptor_for_a_pipe;
                 echo:
                     every_byte
                     what_was_there_before
@@ -177,7 +183,7 @@ macro_rules! contract {
 contract!(copy, COPY, (always));
 contract!(pipe, PIPE, (always));
 contract!(uring, URING, (always));
-contract!(auto, AUTO, (always));
+contract!(auto, AUTO, (always), AUTO_BY_HAND);
 contract!(aio, AIO, (always));
 contract!(sockmap, SOCKMAP, (always));
 contract!(segment, SEGMENT, (apart));

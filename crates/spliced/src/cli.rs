@@ -86,7 +86,8 @@ pub(crate) struct RelayArgs {
     /// comparison), uring (io_uring(7)), or by BPF programs in the kernel: sockmap (redirect) or,
     /// experimental, segment (translate TCP segments).
     ///
-    /// auto begins with copy and takes pipe for a flow that moves bulk. An engine asked for by
+    /// auto begins with copy, takes pipe for a flow that moves bulk, and tries segment for a pair
+    /// that has moved 64 KiB or lives for 50 ms, where its program can be loaded. An engine asked for by
     /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
     /// can be had for a moment are copied, and the access log says so.
     ///
@@ -95,8 +96,8 @@ pub(crate) struct RelayArgs {
     /// pick it.
     ///
     /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
-    /// never picks them: sockmap is for small messages, and the start of bulk can cost it a
-    /// repetition of the sender; with segment a pair that cannot be translated is reset. 'spliced
+    /// never picks sockmap, which is for small messages: the start of bulk can cost it a repetition
+    /// of the sender. Asked for by name, segment resets a pair that cannot be translated. 'spliced
     /// doctor' tells which engines work here.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,

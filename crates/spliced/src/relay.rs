@@ -94,10 +94,17 @@ impl Relay {
         self.access_log.is_some()
     }
 
-    /// Whether the target's segments have to fit the client.
+    /// Whether `auto` may have pairs that go to the kernel.
+    fn may_promote(&self) -> bool {
+        self.options.promote_to_segment
+            && self.client_kind != Kind::Unix
+            && matches!(self.goal, Goal::Target(_))
+    }
+
+    /// Whether the target's segments have to fit the client: asking costs each connection a system
+    /// call or two, which `auto` leaves to those who want the engine.
     pub(crate) fn translates_segments(&self) -> bool {
         self.options.engine == EngineChoice::Only(EngineName::Segment)
-            || self.options.promote_to_segment
     }
 }
 
@@ -311,9 +318,13 @@ impl Worker {
                     .map(|socket| Listener::new(socket, shared, Arc::clone(&relay)))
                     .map(|listener| event_loop.spawn(Box::new(listener)))
                     .collect();
-                // An engine that cannot be used has the relay refuse to start.
-                if let EngineChoice::Only(engine) = relay.options.engine
-                    && let Err(error) = event_loop.prepare(engine)
+                let prepared = match relay.options.engine {
+                    EngineChoice::Auto if !relay.may_promote() => Ok(()),
+                    engine => event_loop.prepare(engine),
+                };
+                // An engine that cannot be used has the relay refuse to start; `auto` does without.
+                if let Err(error) = prepared
+                    && relay.options.engine != EngineChoice::Auto
                 {
                     return drop(ready.send(Err(error)));
                 }

@@ -156,49 +156,24 @@ const HANDLE: u32 = 1;
 /// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
 /// and nothing tells whether there are any of others.
 pub(crate) struct Filter {
-    device: u32,
-    traffic: Traffic,
-    priority: u32,
+    place: Place,
     caller: Program,
+    #[expect(dead_code, reason = "open, it has the filter call the program")]
     callees: Map,
     namespace: u64,
 }
 
-impl Filter {
-    fn attach(program: &Program, device: u32, traffic: Traffic) -> Result<Self> {
-        let object = load("caller", CALLER, |_| Ok(()))?;
-        let mut filter = Self {
-            device,
-            traffic,
-            priority: 0,
-            caller: object.program("caller")?,
-            callees: object.map("callees")?,
-            namespace: namespace()?,
-        };
-        let callee = program.fd.as_raw_fd().cast_unsigned();
-        filter
-            .callees
-            .update(&0u32, &callee)
-            .map_err(|errno| not_attached(device, errno))?;
-        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-        let _quiet = Quiet::begin();
-        let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
-        filter.hook().create().map_err(failed)?;
-        for priority in PRIORITIES {
-            filter.priority = priority;
-            let mut hook = filter.hook();
-            hook.replace(is_orphan(hook));
-            match hook.attach() {
-                Ok(_) => return Ok(filter),
-                Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Err(not_attached(device, Errno::NOSPC))
-    }
+/// Where a filter stands.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    device: u32,
+    traffic: Traffic,
+    priority: u32,
+}
 
-    fn hook(&self) -> TcHook {
-        let mut hook = TcHook::new(self.caller.fd.as_fd());
+impl Place {
+    fn hook(self, caller: &Program) -> TcHook {
+        let mut hook = TcHook::new(caller.fd.as_fd());
         hook.ifindex(self.device as i32)
             .attach_point(match self.traffic {
                 Traffic::In => TC_INGRESS,
@@ -208,9 +183,50 @@ impl Filter {
             .priority(self.priority);
         hook
     }
+}
+
+impl Filter {
+    fn attach(program: &Program, device: u32, traffic: Traffic) -> Result<Self> {
+        let object = load("caller", CALLER, |_| Ok(()))?;
+        let caller = object.program("caller")?;
+        let callees = object.map("callees")?;
+        let namespace = namespace()?;
+        let callee = program.fd.as_raw_fd().cast_unsigned();
+        callees
+            .update(&0u32, &callee)
+            .map_err(|errno| not_attached(device, errno))?;
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
+        let mut place = Place {
+            device,
+            traffic,
+            priority: PRIORITIES.start,
+        };
+        place.hook(&caller).create().map_err(failed)?;
+        for priority in PRIORITIES {
+            place.priority = priority;
+            let mut hook = place.hook(&caller);
+            hook.replace(is_orphan(hook));
+            match hook.attach() {
+                // Only now is there something to take away.
+                Ok(_) => {
+                    return Ok(Self {
+                        place,
+                        caller,
+                        callees,
+                        namespace,
+                    });
+                }
+                Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(not_attached(device, Errno::NOSPC))
+    }
 
     fn is_behind_its_like(&self) -> bool {
-        self.priority > PRIORITIES.start
+        self.place.priority > PRIORITIES.start
     }
 }
 
@@ -234,7 +250,12 @@ impl Drop for Filter {
         if namespace().is_ok_and(|here| here == self.namespace) {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();
-            let _ = self.hook().detach();
+            let mut hook = self.place.hook(&self.caller);
+            // Somebody may have put another in its place.
+            let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
+            if hook.query().is_ok_and(is_own) {
+                let _ = hook.detach();
+            }
         }
     }
 }
@@ -242,9 +263,7 @@ impl Drop for Filter {
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Filter")
-            .field("device", &self.device)
-            .field("traffic", &self.traffic)
-            .field("priority", &self.priority)
+            .field("place", &self.place)
             .finish_non_exhaustive()
     }
 }

@@ -111,11 +111,14 @@ impl Pair {
     pub(super) fn promote(&mut self, cx: &mut Context<'_>) -> Step {
         if !self.segment_tried {
             self.try_segment(cx);
-            // Where it does not go there, it is looked at once more.
-            self.promote_at = self
-                .sockmap_after
-                .and_then(|after| self.joined_at.checked_add(after))
-                .map(|at| at.max(cx.now() + SECOND_TRY));
+            self.promote_at = if self.segment_tried {
+                // Where it does not go there, it is looked at once more.
+                self.sockmap_after
+                    .and_then(|after| self.joined_at.checked_add(after))
+                    .map(|at| at.max(cx.now() + SECOND_TRY))
+            } else {
+                cx.now().checked_add(PROMOTE_AFTER)
+            };
             return self.pump(cx);
         }
         if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
@@ -137,16 +140,29 @@ impl Pair {
         }
     }
 
+    /// Has the engine try to take the pair, if its program is loaded: a pair that asked for it by
+    /// name waits for that.
     pub(super) fn try_segment(&mut self, cx: &mut Context<'_>) {
-        self.segment_tried = true;
-        // Loading the program takes its time, which the other pairs of the loop wait for.
         let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
         if self.each_end().iter().any(unfit) {
+            self.segment_tried = true;
             self.declined = Some(Box::new("segment: an end is not a TCP connection".into()));
             return;
         }
-        match cx.carriers().segments.ground() {
-            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground))),
+        let segments = &mut cx.carriers().segments;
+        let found = match self.choice {
+            EngineChoice::Auto => segments.ground_at_hand(),
+            EngineChoice::Only(_) => Some(segments.ground()),
+        };
+        let Some(found) = found else {
+            return;
+        };
+        self.segment_tried = true;
+        match found {
+            Ok(ground) => {
+                let waits = self.choice != EngineChoice::Auto;
+                self.kernel = Some(Box::new(Segment::new(ground, waits)));
+            }
             Err(why) => self.declined = Some(Box::new(why.into())),
         }
     }

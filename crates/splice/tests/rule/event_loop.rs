@@ -27,13 +27,6 @@ const IDLE: Duration = Duration::from_millis(250);
 /// A timer wheel looks a few times before a deadline; a loop that spins looks thousands of times.
 const MOST_TURNS_WHILE_IDLE: usize = 20;
 
-fn options(engine: &Contestant) -> Options {
-    Options {
-        engine: engine.choice,
-        ..Options::default()
-    }
-}
-
 /// Waits as somebody else's loop does: on the descriptor only.
 fn poll_and_turn(event_loop: &mut EventLoop) {
     let patience = Timespec::try_from(PATIENCE).unwrap();
@@ -54,7 +47,7 @@ pub(crate) fn driven_by_the_caller(engine: &Contestant) {
         let (b, far) = Peer::connected(mix.b);
         let mut event_loop = EventLoop::new().unwrap();
         let [near, far] = [near, far].map(|fd| Endpoint::new(fd).unwrap());
-        let handle = event_loop.join(near, far, &options(engine)).unwrap();
+        let handle = event_loop.join(near, far, &engine.options()).unwrap();
         thread::scope(|scope| {
             for (from, to, payload) in [(&a, &b, from_a), (&b, &a, from_b)] {
                 scope.spawn(move || {
@@ -78,7 +71,7 @@ pub(crate) fn idle_timeout_through_the_descriptor(engine: &Contestant) {
             idle_timeout: Some(IDLE),
             ..Limits::default()
         },
-        ..options(engine)
+        ..engine.options()
     };
     engine.with_each_kind(|mix| {
         let (_a, near) = Peer::connected(mix.a);
@@ -141,7 +134,7 @@ pub(crate) fn a_listening_task(engine: &Contestant) {
     let waker = event_loop.spawn(Box::new(Listening {
         listener,
         target: target.local_addr().unwrap(),
-        options: options(engine),
+        options: engine.options(),
         outcomes: sender,
     }));
     thread::scope(|scope| {
@@ -206,7 +199,7 @@ pub(crate) fn a_deadline_set_between_turns(engine: &Contestant) {
     let (a, near) = Peer::connected(Mix::TCP4.a);
     let (b, far) = Peer::connected(Mix::TCP4.b);
     let [near, far] = [near, far].map(|fd| Endpoint::new(fd).unwrap());
-    let mut options = options(engine);
+    let mut options = engine.options();
     options.limits.idle_timeout = Some(IDLE);
     let handle = event_loop.join(near, far, &options).unwrap();
     while handle.outcome().is_none() {

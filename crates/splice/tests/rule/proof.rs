@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use netlab::{Need, available};
-use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind, Options};
+use splice::{Endpoint, EngineChoice, EngineName, Handle, Kind};
 
 use crate::support::alone::alone;
 use crate::support::contestant::{AIO, COPY, Contestant, PIPE, SEGMENT, SOCKMAP, URING};
@@ -32,10 +32,7 @@ const CHANGED_OVER: Duration = Duration::from_millis(500);
 fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
     let (a, near) = Peer::connected(mix.a);
     let (b, far) = Peer::connected(mix.b);
-    let options = Options {
-        engine: engine.choice,
-        ..Options::default()
-    };
+    let options = engine.options();
     let (sender, receiver) = mpsc::channel::<Handle>();
     driven
         .remote

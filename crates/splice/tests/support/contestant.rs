@@ -1,6 +1,6 @@
 //! An engine under test, and what the rules have to know about it.
 
-use splice::{EngineChoice, EngineName, Kind};
+use splice::{EngineChoice, EngineName, Kind, Options};
 
 use crate::support::mix::Mix;
 
@@ -13,6 +13,8 @@ pub(crate) struct Contestant {
     /// The kinds of socket that it takes.
     pub(crate) kinds: &'static [Kind],
     pub(crate) takes_byte_limit: bool,
+    /// With `auto`: [`Options::promote_to_segment`](splice::Options::promote_to_segment).
+    pub(crate) promote_to_segment: bool,
 }
 
 const EVERY_KIND: &[Kind] = &[Kind::Tcp4, Kind::Tcp6, Kind::Unix, Kind::Mptcp];
@@ -22,6 +24,7 @@ pub(crate) const COPY: Contestant = Contestant {
     in_hand_bytes: 256 << 10,
     kinds: EVERY_KIND,
     takes_byte_limit: true,
+    promote_to_segment: true,
 };
 
 pub(crate) const PIPE: Contestant = Contestant {
@@ -52,6 +55,12 @@ pub(crate) const AUTO: Contestant = Contestant {
     ..PIPE
 };
 
+/// What it does with pairs that stay in user space, at what cost.
+pub(crate) const AUTO_BY_HAND: Contestant = Contestant {
+    promote_to_segment: false,
+    ..AUTO
+};
+
 pub(crate) const SEGMENT: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Segment),
     kinds: &[Kind::Tcp4],
@@ -65,6 +74,14 @@ pub(crate) const SEGMENT_V6: Contestant = Contestant {
 };
 
 impl Contestant {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            engine: self.choice,
+            promote_to_segment: self.promote_to_segment,
+            ..Options::default()
+        }
+    }
+
     /// Whether this machine allows it; `SPLICED_REQUIRE` calls it `uring`.
     pub(crate) fn is_available(&self) -> bool {
         match self.choice {

@@ -39,9 +39,8 @@ impl Relay {
         Self {
             splicer: Splicer::new(1).expect("an event loop"),
             options: Options {
-                engine: engine.choice,
                 limits,
-                ..Options::default()
+                ..engine.options()
             },
         }
     }

@@ -201,9 +201,16 @@ impl Relay {
             .collect()
     }
 
-    /// How many descriptors it has.
+    /// How many descriptors it has beside those of its BPF programs, which it keeps once a
+    /// connection has needed them.
     pub(crate) fn descriptors(&self) -> usize {
-        self.entries("fd").len()
+        let is_bpf = |number: &String| {
+            let path = format!("/proc/{}/fd/{number}", self.process.id());
+            let found = fs::read_link(path).unwrap_or_default();
+            found.to_string_lossy().starts_with("anon_inode:bpf")
+        };
+        let all = self.entries("fd");
+        all.iter().filter(|number| !is_bpf(number)).count()
     }
 
     /// Waits until it has as many descriptors as it had `before`.

@@ -75,7 +75,7 @@ impl Segment {
         match examine(found, &self.cookies) {
             Err(Obstacle::Refused(why)) => return Progress::Refused(why),
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
-            Ok(()) => {}
+            Err(Obstacle::NotNow) | Ok(()) => {}
         }
         // Its peer has nothing left to say that could be seen.
         if found.socket.iter().any(has_ended) {

@@ -12,6 +12,8 @@ use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
 pub(crate) enum Obstacle {
     /// It never will be.
     Refused(Cow<'static, str>),
+    /// The moment is a bad one: a device has no program yet.
+    NotNow,
     /// A stream has come to its end.
     Ended,
 }

@@ -36,6 +36,8 @@ pub(crate) struct Flow {
     tuples: [SegmentTuple; 2],
     /// It counts among those whose sockets may still send.
     awake: AtomicBool,
+    /// Connection tracking knew of it when it was last asked, or has not been asked.
+    tracked: AtomicBool,
 }
 
 impl Flow {
@@ -55,6 +57,7 @@ impl Flow {
             serial,
             tuples,
             awake: AtomicBool::new(false),
+            tracked: AtomicBool::new(true),
         };
         let entry = flow.entry();
         entry.state.store(state::FREE, Relaxed);
@@ -210,10 +213,14 @@ impl Flow {
         })
     }
 
-    /// Has connection tracking forget both connections.
+    /// Has connection tracking forget both connections. Who did not know them when they had just
+    /// been in use is not asked again.
     pub(super) fn forget(&self) {
-        // Where the kernel cannot do it, the entries go by their own time.
-        let _ = self.ground.forget(&self.tuples);
+        if self.tracked.load(Relaxed) {
+            // Where the kernel cannot do it, the entries go by their own time.
+            let known = self.ground.forget(&self.tuples).unwrap_or_default();
+            self.tracked.store(known > 0, Relaxed);
+        }
     }
 
     /// The program, or `linger`, has found the flow to be over.
@@ -226,6 +233,11 @@ impl Flow {
 
     pub(super) fn marks(&self, side: usize) -> u32 {
         self.side(side).marks.load(Acquire)
+    }
+
+    /// Each peer has acknowledged the other's stream and its end.
+    pub(super) fn is_all_acknowledged(&self) -> bool {
+        (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
     }
 
     /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,

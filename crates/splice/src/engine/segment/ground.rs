@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
 
@@ -33,19 +34,59 @@ pub(crate) struct Ground {
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
     book: Mutex<Book>,
+    /// Held while the program is attached to a device.
+    attaching: Mutex<()>,
 }
+
+/// The ground, or why there is none.
+type Found = std::result::Result<Arc<Ground>, String>;
 
 /// A loop's hold on the ground, taken when the first pair wants it. As long as the loop has
 /// tasks, the program stays where it is attached.
 #[derive(Debug, Default)]
-pub(crate) struct Standing(Option<std::result::Result<Arc<Ground>, String>>);
+pub(crate) struct Standing {
+    found: Option<Found>,
+    loading: Option<JoinHandle<Found>>,
+}
 
 impl Standing {
-    /// The ground, or why there is none.
-    pub(crate) fn ground(&mut self) -> std::result::Result<Arc<Ground>, String> {
-        self.0
-            .get_or_insert_with(|| Ground::here().map_err(|error| error.to_string()))
-            .clone()
+    pub(crate) fn ground(&mut self) -> Found {
+        self.found.get_or_insert_with(Ground::found).clone()
+    }
+
+    /// The same without a wait, which would be one for all pairs of the loop: `None` while another
+    /// thread loads the program.
+    pub(crate) fn ground_at_hand(&mut self) -> Option<Found> {
+        if self.found.is_none() {
+            self.found = match self.loading.take() {
+                Some(loading) if loading.is_finished() => {
+                    let found = loading.join();
+                    Some(found.unwrap_or_else(|_| Err("loading the program failed".into())))
+                }
+                Some(loading) => {
+                    self.loading = Some(loading);
+                    None
+                }
+                // It begins in this thread's network namespace.
+                None => match thread::Builder::new()
+                    .name("load".into())
+                    .spawn(Ground::found)
+                {
+                    Ok(loading) => {
+                        self.loading = Some(loading);
+                        None
+                    }
+                    Err(error) => Some(Err(format!("no thread can load the program: {error}"))),
+                },
+            };
+        }
+        self.found.clone()
+    }
+
+    /// The loop has no tasks left. Who was refused is not going to be let in.
+    pub(crate) fn leave(&mut self) {
+        self.found.take_if(|found| found.is_ok());
+        self.loading = None;
     }
 
     /// The same, and connections over lo have their handshakes seen from now on.
@@ -66,7 +107,15 @@ struct Book {
     next_serial: u32,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, [DeviceLink; 2]>,
+    /// Devices that another thread was to attach the program to.
+    approaches: HashMap<u32, Approach>,
     way: Way,
+}
+
+/// How another thread gets on with a device.
+enum Approach {
+    UnderWay,
+    Refused(String),
 }
 
 impl Ground {
@@ -87,6 +136,10 @@ impl Ground {
         Ok(ground)
     }
 
+    fn found() -> Found {
+        Self::here().map_err(|error| error.to_string())
+    }
+
     fn new() -> Result<Self> {
         let object = load("segment", OBJECT, |_| Ok(()))?;
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
@@ -103,8 +156,10 @@ impl Ground {
                 next_serial: 1,
                 owners: HashMap::new(),
                 devices: HashMap::new(),
+                approaches: HashMap::new(),
                 way: Way::Tcx,
             }),
+            attaching: Mutex::new(()),
             flows,
         })
     }
@@ -141,20 +196,61 @@ impl Ground {
 
     /// Makes sure that the program sees what comes in on a device; true when it already did.
     pub(crate) fn stand_on(&self, device: u32) -> Result<bool> {
-        let mut book = self.book();
-        if book.devices.contains_key(&device) {
-            return Ok(true);
-        }
+        let _one = self
+            .attaching
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Pairs have to get at the book meanwhile.
+        let way = {
+            let book = self.book();
+            if book.devices.contains_key(&device) {
+                return Ok(true);
+            }
+            book.way
+        };
         let links = [
-            self.ingress.attach(device, Traffic::In, book.way)?,
-            self.egress.attach(device, Traffic::Out, book.way)?,
+            self.ingress.attach(device, Traffic::In, way)?,
+            self.egress.attach(device, Traffic::Out, way)?,
         ];
         if device == LOOPBACK {
             let behind = self.ingress.is_behind_its_like(device, &links[0])?;
             self.gate.at(0).behind.store(behind.into(), Relaxed);
         }
-        book.devices.insert(device, links);
+        self.book().devices.insert(device, links);
         Ok(false)
+    }
+
+    /// The same by another thread, since the kernel waits for all its CPUs (`tcx_entry_sync`), tens
+    /// of milliseconds on a busy machine: `None` while that is under way, else why it cannot be.
+    pub(super) fn stand_on_beside(
+        self: &Arc<Self>,
+        device: u32,
+    ) -> Option<std::result::Result<(), String>> {
+        let mut book = self.book();
+        if book.devices.contains_key(&device) {
+            return Some(Ok(()));
+        }
+        match book.approaches.get(&device) {
+            Some(Approach::UnderWay) => return None,
+            Some(Approach::Refused(why)) => return Some(Err(why.clone())),
+            None => {}
+        }
+        let ground = Arc::clone(self);
+        let approach = move || {
+            let refused = ground.stand_on(device).err();
+            let approaches = &mut ground.book().approaches;
+            match refused {
+                Some(error) => approaches.insert(device, Approach::Refused(error.to_string())),
+                None => approaches.remove(&device),
+            };
+        };
+        match thread::Builder::new().name("attach".into()).spawn(approach) {
+            Ok(_) => {
+                book.approaches.insert(device, Approach::UnderWay);
+                None
+            }
+            Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
+        }
     }
 
     /// From now on goes to devices as on a kernel that has no tcx.

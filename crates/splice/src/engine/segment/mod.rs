@@ -54,7 +54,7 @@ use rustix::net::sockopt;
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
 use crate::bpf_types::SegmentTuple;
-use crate::bpf_types::segment_mark as mark;
+use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
@@ -130,6 +130,8 @@ impl Gauge for PastSockets {
 #[derive(Debug)]
 pub(crate) struct Segment {
     ground: Arc<Ground>,
+    /// The loop waits for the program to be attached to a device.
+    waits: bool,
     phase: Phase,
     gauge: Arc<PastSockets>,
     tuples: [SegmentTuple; 2],
@@ -143,14 +145,19 @@ pub(crate) struct Segment {
     /// In Overlap: where each stream was last seen to be empty, and since when it has been.
     silent: [Option<(u32, Instant)>; 2],
     slept_at: Option<Instant>,
+    /// The sockets have had their last words.
+    settled: bool,
     /// Where the change-over stood at the last look.
     moved_to: [u32; 2],
 }
 
 impl Segment {
-    pub(crate) fn new(ground: Arc<Ground>) -> Self {
+    /// The first pair on a device that `waits` has its loop wait for the program to get there;
+    /// another goes on as it was until then.
+    pub(crate) fn new(ground: Arc<Ground>, waits: bool) -> Self {
         Self {
             ground,
+            waits,
             phase: Phase::New,
             gauge: Arc::default(),
             tuples: Default::default(),
@@ -163,6 +170,7 @@ impl Segment {
             seq_delta: [0; 2],
             silent: [None; 2],
             slept_at: None,
+            settled: false,
         }
     }
 
@@ -193,9 +201,16 @@ impl Segment {
         examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
-            self.ground
-                .stand_on(device)
-                .map_err(|error| Obstacle::Refused(error.to_string().into()))?;
+            let stands = if self.waits {
+                let stood = self.ground.stand_on(device);
+                Some(stood.map(drop).map_err(|error| error.to_string()))
+            } else {
+                self.ground.stand_on_beside(device)
+            };
+            match stands {
+                Some(stands) => stands.map_err(|why| Obstacle::Refused(why.into()))?,
+                None => return Err(Obstacle::NotNow),
+            }
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)
@@ -234,13 +249,38 @@ impl Segment {
         if let Some(side) = self.reset_by() {
             return Some(Reason::Reset(side));
         }
-        let marks = [0, 1].map(|side| flow.marks(side));
-        let all_over = marks.iter().all(|marks| marks & mark::FIN_ACKED != 0);
+        let all_over = flow.is_all_acknowledged();
         if all_over && !flow.is_over() {
             // The last of it was seen in OVERLAP, where the program leaves the end to us.
             flow.linger();
         }
         all_over.then_some(Reason::EndOfStream)
+    }
+
+    /// Both peers have both streams to their ends. What the sockets still hold in Overlap has
+    /// arrived past them as well, and nobody is left to acknowledge it: they would repeat it for
+    /// ever.
+    fn settle_at_the_end(&mut self, ends: [&Endpoint; 2], loads: [Load; 2]) {
+        let Some(flow) = self.gauge.flow.get() else {
+            return;
+        };
+        if self.phase != Phase::Overlap || !flow.is_all_acknowledged() {
+            return;
+        }
+        if let Ok(found) = self.ground.inspect(&self.tuples) {
+            for (from, load) in loads.iter().enumerate() {
+                let socket = &found.socket[from];
+                if socket.flags & has::FOUND != 0 {
+                    // What has not been given on by hand went past the sockets.
+                    let given = socket.copied_seq.wrapping_sub(load.held as u32);
+                    flow.side(from).cut.store(given, Relaxed);
+                }
+            }
+        }
+        self.phase = Phase::Spliced;
+        for end in ends {
+            sockets::put_to_sleep(end, &self.ground);
+        }
     }
 
     /// Ends the flow before its end, when both sockets are closed.
@@ -282,6 +322,13 @@ impl Segment {
             match begun {
                 Ok(()) => {}
                 Err(Obstacle::Ended) => return Turn::Declined(ENDED_BEFORE.into()),
+                Err(Obstacle::NotNow) => {
+                    return Turn::Holds(Next {
+                        watch: Watch::Stream,
+                        look_at: Some(grip.now + LARGEST_PAUSE),
+                        again: false,
+                    });
+                }
                 Err(Obstacle::Refused(why)) => {
                     return Turn::Refused(format!("segment: {why}").into());
                 }
@@ -296,6 +343,7 @@ impl Segment {
             again: false,
         };
         let progress = self.look(grip.ends, loads);
+        self.settle_at_the_end(grip.ends, loads);
         for direction in grip.directions.iter_mut() {
             direction.hold_at(match progress {
                 Progress::Spliced(_) => direction.taken_bytes(),
@@ -310,6 +358,9 @@ impl Segment {
             Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
             Progress::Spliced(pause) => {
                 next.watch = Watch::Ends;
+                if pause == SLEEPING_PAUSE && !std::mem::replace(&mut self.settled, true) {
+                    grip.ends.into_iter().for_each(sockets::end_keep_alive);
+                }
                 next.look_at = Some(grip.now + pause);
             }
             Progress::Woken => next.again = true,
@@ -365,7 +416,11 @@ impl KernelEngine for Segment {
             Phase::New => {}
             // A process that is being started may hold duplicates until its exec; the tuples have
             // to be free for `reset_both` all the same. Sleeping sockets say nothing at it.
-            Phase::Spliced => ends.into_iter().for_each(sockets::disconnect),
+            Phase::Spliced => {
+                let all_over = self.end().is_some();
+                let held = ends.into_iter().filter(|end| !all_over || end.is_shared());
+                held.for_each(sockets::disconnect);
+            }
             // Where both streams have come to their ends through the sockets, these end them.
             _ => ends.into_iter().for_each(Endpoint::end_on_close),
         }

@@ -15,8 +15,13 @@ pub(super) fn put_to_sleep(end: &Endpoint, ground: &Ground) {
     // and should one, no segment reaches the socket as long as the program is there.
     let _ = socket_option::attach_filter(end, ground.asleep());
     let _ = socket_option::repair(end, Repair::On);
-    // It fires in repair mode, too. No other timer runs on a socket that has nothing to send, and
-    // none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`).
+}
+
+/// Silences the timer that fires in repair mode, too. No other runs on a socket that has nothing to
+/// send, and none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`). Until a
+/// pair has slept for a while the program drops what its sockets say, so a short one goes without.
+pub(super) fn end_keep_alive(end: &Endpoint) {
+    // As above.
     let _ = sockopt::set_socket_keepalive(end, false);
 }
 

@@ -267,14 +267,13 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
     let first = spliced_across(&lab, &splicer);
     assert_eq!(ours(), places.len());
     let (client, server, handle) = spliced_across(&lab, &splicer);
+    let proof = Proof::begin(&lab, &splicer, &handle);
     exchange(&client, &server, BYTES, seed());
+    proof.end(2 * BYTES as u64);
     drop((client, server, first.0, first.1));
     for handle in [handle, first.2] {
         assert_eq!(handle.wait().reason, Reason::EndOfStream);
     }
-    // The rest came before the change-over was through.
-    let translated = ground.translated_bytes();
-    assert!(translated >= BYTES as u64, "{translated}");
 
     drop(splicer);
     lab.relay().enter(|| drop(ground)).expect("entered");
@@ -317,6 +316,51 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
     assert!(!none.contains("caller"), "{none}");
 }
 
+/// Where all places are taken there is none for one more, which leaves the others alone.
+#[test]
+fn a_filter_that_finds_no_place_takes_none_away() {
+    /// Priorities that `bpf_object/device.rs` has.
+    const PLACES: usize = 64;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let other = Bystander::new(NEXT);
+    let program = other.object.program("bystander").expect("a program");
+    let index = index_of(lab.relay(), Lab::TO_CLIENT);
+    let standing = || {
+        filters(&lab, Lab::TO_CLIENT, "ingress")
+            .matches("name caller")
+            .count()
+    };
+    let links: Vec<_> = (0..PLACES)
+        .map(|_| {
+            let link = lab
+                .relay()
+                .enter(|| program.attach(index, Traffic::In, Way::Clsact));
+            link.expect("entered").expect("attached")
+        })
+        .collect();
+    assert_eq!(standing(), PLACES);
+    let refused = lab
+        .relay()
+        .enter(|| program.attach(index, Traffic::In, Way::Clsact).map(drop));
+    let why = refused.expect("entered").expect_err("no place").to_string();
+    assert!(why.contains("cannot be attached"), "{why}");
+    assert_eq!(standing(), PLACES);
+    // One whose place somebody else has taken leaves it to him.
+    let last = format!(
+        "filter replace dev {} ingress prio 50063 handle 1 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+        Lab::TO_CLIENT,
+        env!("CARGO_MANIFEST_DIR")
+    );
+    run(lab.relay(), "tc", &last);
+    lab.relay().enter(|| drop(links)).expect("entered");
+    let left = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(!left.contains("name caller"), "{left}");
+    assert!(left.contains("name bystander"), "{left}");
+}
+
 /// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on
 /// as they are. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`,
 /// kernel 6.10), and the sleeping one counts.
@@ -335,13 +379,10 @@ fn a_device_makes_no_lists_of_what_is_translated() {
     }
     let splicer = splicer_in(&lab);
     let _first = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered");
-    let ground = ground.expect("a ground");
     let (client, server, handle) = spliced_across(&lab, &splicer);
-    let before = ground.translated_bytes();
+    let proof = Proof::begin(&lab, &splicer, &handle);
     exchange(&client, &server, BYTES, seed());
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
-    let translated = ground.translated_bytes() - before;
-    assert!(translated >= BYTES as u64, "{translated}");
+    proof.end(2 * BYTES as u64);
 }

@@ -76,3 +76,35 @@ fn a_reset_of_one_side_resets_the_other() {
         }
     });
 }
+
+/// The loop does not wait for the program: a pair is tried when that is loaded.
+#[test]
+fn auto_takes_a_pair_that_lives_long() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
+    let splicer = splicer.expect("entered");
+    let Joined {
+        client,
+        server,
+        a,
+        b,
+    } = connect_across(&lab, false);
+    let options = Options {
+        promote_to_segment: true,
+        ..Options::default()
+    };
+    let handle = splicer.join(a, b, &options).expect("joined");
+    let deadline = Instant::now() + PATIENCE;
+    while !handle.is_taken() {
+        assert!(Instant::now() < deadline, "{handle:?}");
+        ping(&client, &server);
+    }
+    assert_eq!(handle.engine().0, EngineName::Segment, "{handle:?}");
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    exchange(&client, &server, 1 << 20, seed());
+    proof.end(2 << 20);
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+}

@@ -261,6 +261,7 @@ fn a_flow_outlives_a_detached_program() {
         .enter(Ground::here)
         .expect("entered")
         .expect("a ground");
+    let proof = Proof::begin(&lab, &splicer, &handle);
     let bytes = 32 << 20;
     let seed = seed();
     thread::scope(|scope| {
@@ -295,6 +296,7 @@ fn a_flow_outlives_a_detached_program() {
     assert_eq!(outcome.reason, Reason::EndOfStream);
     let moved = bytes as u64 + 5;
     assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [moved; 2]);
+    proof.end(2 * bytes as u64);
 }
 
 /// Nothing stays: neither entries nor the program.

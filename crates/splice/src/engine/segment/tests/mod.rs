@@ -3,15 +3,21 @@
 mod bad_path;
 mod change_over;
 mod coexistence;
+mod cost;
 pub(super) mod crash;
 mod ends;
 mod forgery;
 mod life;
 mod on_this_host;
+mod proof;
 mod refusal;
 mod size;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../../tests/support/system_calls.rs"]
+mod system_calls;
 mod window_scale;
 mod wrap;
+mod zero_window;
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -25,7 +31,11 @@ use std::time::{Duration, Instant};
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use std::sync::{Arc, mpsc};
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use proof::Proof;
 
 use super::ground::Ground;
 
@@ -37,7 +47,9 @@ use crate::bpf_types::Plain;
 
 use netlab::{Lab, Namespace, Need, available};
 
-use crate::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Reason, Side, Splicer};
+use crate::{
+    Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
+};
 
 /// After this a test fails. A busy machine may need seconds to load the program.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -76,7 +88,14 @@ fn seed() -> u64 {
 }
 
 /// Writes pseudo-random bytes and the end of the stream; gives their hash.
-fn write_all(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+fn write_all(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    let hash = write_some(stream, bytes, seed);
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hash
+}
+
+/// Writes pseudo-random bytes; gives their hash.
+fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
     let mut random = Random(seed | 1);
     let mut hasher = DefaultHasher::new();
     let mut buffer = vec![0u8; 128 << 10];
@@ -90,7 +109,20 @@ fn write_all(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
         stream.write_all(&buffer[..length]).expect("write");
         left -= length;
     }
-    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hasher.finish()
+}
+
+/// Reads what [`write_some`] has written; gives the hash.
+fn read_some(mut stream: &TcpStream, bytes: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(buffer.len());
+        stream.read_exact(&mut buffer[..length]).expect("read");
+        hasher.write(&buffer[..length]);
+        left -= length;
+    }
     hasher.finish()
 }
 
@@ -166,6 +198,7 @@ fn both_ways(
         a,
         b,
     } = joined;
+    prepare(splicer);
     let handle: Handle = splicer.join(a, b, &options).expect("joined");
     let pause = exchange(&client, &server, bytes, seed);
     let outcome = handle.wait_timeout(Duration::from_secs(5));
@@ -174,6 +207,17 @@ fn both_ways(
     }
     let outcome = outcome.expect("it ends");
     (outcome, handle.forwarded_bytes(), pause)
+}
+
+/// Has the program loaded, which `auto` does not wait for.
+fn prepare(splicer: &Splicer) {
+    let (sender, receiver) = mpsc::channel();
+    let prepare = move |event_loop: &mut EventLoop| {
+        let prepared = event_loop.prepare(EngineChoice::Auto);
+        sender.send(prepared).expect("awaited");
+    };
+    splicer.remote().run(prepare).expect("a loop");
+    receiver.recv().expect("an answer").expect("loaded");
 }
 
 /// As many bytes each way at once; the longest pause.

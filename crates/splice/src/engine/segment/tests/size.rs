@@ -90,6 +90,7 @@ fn a_listener_that_announces_what_fits_gets_its_pairs_spliced() {
         let fits = SegmentSize::on_the_way_to(target).expect("a route");
         fits.announce_on(listener).expect("TCP_MAXSEG");
     });
+    let proof = Proof::begin(&lab, &splicer, &handle);
     exchange(&client, &server, BYTES, seed());
     let outcome = handle.wait_timeout(PATIENCE);
     let outcome = outcome.expect("it ends");
@@ -99,4 +100,5 @@ fn a_listener_that_announces_what_fits_gets_its_pairs_spliced() {
         [outcome.moved.a_to_b, outcome.moved.b_to_a],
         [BYTES as u64; 2]
     );
+    proof.end(2 * BYTES as u64);
 }

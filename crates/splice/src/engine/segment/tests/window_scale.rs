@@ -10,13 +10,13 @@ use crate::engine::segment::{address_pair, tuple_of};
 /// How a host comes to announce a scale (`tcp_select_initial_window`): by the largest buffer that
 /// tuning may reach, or by one that is set before the connection is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Scale {
+pub(super) struct Scale {
     scale: u8,
     largest_buffer_bytes: u32,
     buffer_bytes: Option<usize>,
 }
 
-const NONE: Scale = Scale {
+pub(super) const NONE: Scale = Scale {
     scale: 0,
     largest_buffer_bytes: 4 << 20,
     // The kernel doubles it, and half of that becomes the window.
@@ -27,7 +27,7 @@ const TINY: Scale = Scale {
     buffer_bytes: Some(12_000),
     ..NONE
 };
-const MIDDLE: Scale = Scale {
+pub(super) const MIDDLE: Scale = Scale {
     scale: 7,
     largest_buffer_bytes: 4 << 20,
     buffer_bytes: None,
@@ -78,7 +78,7 @@ impl Scale {
 }
 
 /// Both peers announce one scale, both of the relay's sockets the other.
-fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Joined {
+pub(super) fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Joined {
     for (namespace, scale) in [
         (lab.client(), peers),
         (lab.relay(), relay),
@@ -133,8 +133,6 @@ fn scales_differ_between_peers_and_relay() {
     };
     // The first pair makes the program stand where the others are seen from the start.
     let _first = spliced_across(&lab, &splicer);
-    let ground = lab.relay().enter(Ground::here).expect("entered");
-    let ground = ground.expect("a ground");
     for peers in [NONE, MIDDLE, LARGEST] {
         for relay in [NONE, MIDDLE, LARGEST] {
             let Joined {
@@ -143,21 +141,21 @@ fn scales_differ_between_peers_and_relay() {
                 a,
                 b,
             } = connect_scaled(&lab, peers, relay);
-            let translated = ground.translated_bytes();
             let handle = splicer.join(a, b, &options).expect("joined");
             ping(&client, &server);
+            let proof = Proof::begin(&lab, &splicer, &handle);
+            let mut bytes = 2 * BYTES;
             if peers == NONE {
                 // Only what a window has room for is on its way while the reader pauses.
                 read_with_pauses(&client, &server);
+                bytes += PIECES * PIECE;
             }
             exchange(&client, &server, BYTES, seed());
             let outcome = handle.wait_timeout(PATIENCE);
             let outcome = outcome.unwrap_or_else(|| panic!("{peers:?} by {relay:?}"));
             assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
             assert_eq!(outcome.engine, EngineName::Segment);
-            let translated = ground.translated_bytes() - translated;
-            // The rest came before the change-over was through.
-            assert!(translated >= BYTES as u64, "{translated}");
+            proof.end(bytes as u64);
         }
     }
     for (relay, spliced) in [(MIDDLE, true), (LARGEST, false)] {
@@ -182,10 +180,11 @@ fn scales_differ_between_peers_and_relay() {
     }
 }
 
+const PIECE: usize = 64 << 10;
+const PIECES: usize = 4;
+
 /// The window closes again and again.
 fn read_with_pauses(mut reader: &TcpStream, mut writer: &TcpStream) {
-    const PIECE: usize = 64 << 10;
-    const PIECES: usize = 4;
     thread::scope(|scope| {
         scope.spawn(move || {
             let piece = vec![7; PIECE];

@@ -1,0 +1,79 @@
+//! What a change-over costs.
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::proof::calls_of;
+use super::system_calls::SystemCalls;
+use super::*;
+
+const PAIRS: usize = 100;
+
+/// System calls of the loop for a pair at rest that is spliced, beyond those of one by `copy`:
+/// docs/segment.md names them.
+const MOST_CALLS: u64 = 26;
+
+/// What the splicer's loop has spent: system calls, and CPU time in nanoseconds.
+fn spent(splicer: &Splicer, calls: &mut SystemCalls) -> [u64; 2] {
+    let (sender, receiver) = mpsc::channel();
+    let ask = move |_: &mut EventLoop| {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        let nanoseconds = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        sender.send(nanoseconds).expect("awaited");
+    };
+    splicer.remote().run(ask).expect("a loop");
+    [calls.all_begun(), receiver.recv().expect("a time")]
+}
+
+/// Joins pairs and lets them come to rest; tells what one of them took.
+fn cost_of_a_pair(
+    lab: &Lab,
+    splicer: &Splicer,
+    engine: EngineName,
+    calls: &mut SystemCalls,
+) -> [u64; 2] {
+    let options = Options {
+        engine: EngineChoice::Only(engine),
+        ..Options::default()
+    };
+    let joined: Vec<_> = (0..PAIRS).map(|_| connect_across(lab, false)).collect();
+    let before = spent(splicer, calls);
+    let pairs: Vec<_> = joined
+        .into_iter()
+        .map(|joined| {
+            let handle = splicer.join(joined.a, joined.b, &options).expect("joined");
+            (joined.client, joined.server, handle)
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    for (_, _, handle) in &pairs {
+        while engine == EngineName::Segment && !handle.is_taken() {
+            assert!(Instant::now() < deadline, "{handle:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    wait_for_sleep(lab);
+    let after = spent(splicer, calls);
+    [0, 1].map(|index: usize| (after[index] - before[index]) / PAIRS as u64)
+}
+
+#[test]
+fn a_change_over_takes_few_system_calls() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
+    let splicer = splicer.expect("entered");
+    // The first pair makes the program stand where the others are seen from the start.
+    let _first = spliced_across(&lab, &splicer);
+    let mut calls = calls_of(&splicer);
+    let [copied, spliced] = [EngineName::Copy, EngineName::Segment]
+        .map(|engine| cost_of_a_pair(&lab, &splicer, engine, &mut calls));
+    let [more_calls, more_ns] = [0, 1].map(|index: usize| spliced[index].abs_diff(copied[index]));
+    eprintln!(
+        "a change-over at rest: {more_calls} system calls, {:.1} us of CPU time",
+        more_ns as f64 / 1000.0
+    );
+    assert!(spliced[0] > copied[0], "{spliced:?} and {copied:?}");
+    assert!(more_calls <= MOST_CALLS, "{more_calls}");
+}
