@@ -7,11 +7,16 @@
  * the kernel drops what has its verdict in the moment in which a source leaves its map
  * (sk_psock_stop_verdict takes the program away before it puts the old callback back). And when
  * user space is so late with that that the bound on what is under way would be broken.
+ *
+ * What lies behind the window is refused, too. TCP would drop it, and noting it as let in would
+ * make everything up to there look like a repetition.
  */
 #include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "kernel_fields.h"
 #include "redirect_maps.h"
 
 #define ACCEPT 0xffffffff
@@ -32,17 +37,34 @@ struct numbers {
 /* Several CPUs can have segments of one source; more than this many at once do not. */
 #define ATTEMPTS 4
 
-/* A window is smaller than this by far: what lies beyond is not taken anyway. */
-#define FARTHEST (1 << 28)
+/*
+ * Whether a segment begins behind the window. No lock is held here, so the window is read first: TCP
+ * writes it after rcv_nxt (tcp_select_window). Then this edge is at TCP's own, rcv_wup + rcv_wnd,
+ * or up to a window behind it, never before it.
+ */
+static __always_inline int is_beyond(struct __sk_buff *skb, __u32 seq)
+{
+	struct bpf_sock *source = skb->sk;
+	struct tcp_sock *tcp;
+	__u32 window;
+
+	if (!source)
+		return 1;
+	tcp = bpf_skc_to_tcp_sock(source);
+	if (!tcp)
+		return 1;
+	window = *(volatile __u32 *)&tcp->rcv_wnd;
+	return (__s32)(seq - (*(volatile __u32 *)&tcp->rcv_nxt + window)) > 0;
+}
 
 SEC("socket")
 int gate(struct __sk_buff *skb)
 {
 	struct direction *direction;
 	struct numbers numbers;
-	__u32 *index, end, before = 0, content, header;
-	int noted = -1, full;
+	__u32 *index, seq, end, content, header;
 	__u64 cookie;
+	int full;
 
 	if (bpf_skb_load_bytes(skb, 4, &numbers, sizeof(numbers)))
 		return ACCEPT;
@@ -60,32 +82,28 @@ int gate(struct __sk_buff *skb)
 	if (!direction)
 		return ACCEPT;
 
-	full = direction->opened && direction->over == direction->opened;
-	/*
-	 * First noted, then held is read: user space first writes held, then reads what was
-	 * noted. One of the two sees the other.
-	 */
-	end = bpf_ntohl(numbers.seq) + content + !!(numbers.flags & FIN);
-	for (int i = 0; i < ATTEMPTS && noted < 0; i++) {
-		__s32 ahead;
-
-		before = *(volatile __u32 *)&direction->accepted;
-		ahead = end - before;
-		if (ahead <= 0 || ahead > FARTHEST)
-			noted = 0;
-		/* What fills a gap is let in: user space waits for it. */
-		else if (full && content)
-			break;
-		else if (__sync_val_compare_and_swap(&direction->accepted, before, end) == before)
-			noted = 1;
-	}
-	if (noted < 0 || *(volatile __u32 *)&direction->held) {
-		if (noted > 0)
-			__sync_val_compare_and_swap(&direction->accepted, end, before);
-		__sync_fetch_and_add(&direction->refused, 1);
+	seq = bpf_ntohl(numbers.seq);
+	if (is_beyond(skb, seq)) {
+		__sync_fetch_and_add(&direction->beyond, 1);
 		return REFUSE;
 	}
-	return ACCEPT;
+	full = direction->opened && direction->over == direction->opened;
+	end = seq + content + !!(numbers.flags & FIN);
+	for (int i = 0; i < ATTEMPTS; i++) {
+		__u64 noted = *(volatile __u64 *)&direction->let_in;
+
+		if (noted & HELD)
+			break;
+		/* A repetition; or it fills a gap, which user space waits for. */
+		if ((__s32)(end - (__u32)noted) <= 0)
+			return ACCEPT;
+		if (full && content)
+			break;
+		if (__sync_val_compare_and_swap(&direction->let_in, noted, (__u64)end) == noted)
+			return ACCEPT;
+	}
+	__sync_fetch_and_add(&direction->refused, 1);
+	return REFUSE;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

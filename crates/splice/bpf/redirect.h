@@ -9,9 +9,12 @@
  */
 #define LIMIT_MARGIN (8 << 20)
 
+/* The bit above the sequence number in `let_in`. */
+#define HELD (1ULL << 32)
+
 /*
  * One direction of a pair, in an array that user space has mapped. Each field has one writer, so
- * nobody can overwrite what another counted.
+ * nobody can overwrite what another counted; `let_in` has two, and changes by atomic operations.
  *
  * A direction is open while its source is a member of sources, and closed while it is not: then
  * the source is a plain TCP socket, and its bytes wait in its receive queue. User space opens and
@@ -35,11 +38,17 @@ struct direction {
 	__u32 base_seq;		/* sequence number of the source's first byte */
 	__u32 target_seq;	/* where that byte went in the target's numbering */
 	__u32 opened;		/* number of this opening; 0 while closed */
-	__u32 held;		/* gate lets nothing in: user space is about to close */
 
 	/* Written by gate. */
-	__u32 accepted;		/* sequence number behind everything that was let in */
 	__u32 refused;		/* segments that were not let in; the sender repeats them */
+	__u32 beyond;		/* segments behind the window, which TCP would not take */
+
+	/*
+	 * Written by both: the sequence number behind everything that gate let in, and HELD while
+	 * it lets nothing in, since user space is about to close. In one word, so that what was let
+	 * in before that is noted, and nothing is noted behind it.
+	 */
+	__u64 let_in;
 } __attribute__((aligned(64)));
 
 /* What inspect tells of a target, which is a source of the other direction too. */

@@ -28,11 +28,14 @@ pub(crate) struct DirectionEntry {
     pub(crate) base_seq: AtomicU32,
     pub(crate) target_seq: AtomicU32,
     pub(crate) opened: AtomicU32,
-    pub(crate) held: AtomicU32,
-    pub(crate) accepted: AtomicU32,
     pub(crate) refused: AtomicU32,
-    rest_of_line: [AtomicU64; 4],
+    pub(crate) beyond: AtomicU32,
+    pub(crate) let_in: AtomicU64,
+    rest_of_line: [AtomicU64; 3],
 }
+
+/// `HELD` in `bpf/redirect.h`: the bit above the sequence number in `let_in`.
+pub(crate) const HELD: u64 = 1 << 32;
 
 /// `struct inspection` in `bpf/redirect.h`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -217,7 +220,7 @@ const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
-    assert!(std::mem::offset_of!(DirectionEntry, refused) == 92);
+    assert!(std::mem::offset_of!(DirectionEntry, let_in) == 96);
     assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);

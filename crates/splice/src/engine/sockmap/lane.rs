@@ -1,7 +1,7 @@
 //! One direction of a sockmap pair: opened and closed by user space, moved by the program.
 
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -10,7 +10,7 @@ use super::calm::{CALM, Calm, FIRST_CALM};
 use super::shared::Shared;
 use super::step::Step;
 use super::{failed, refusal};
-use crate::bpf_types::{DirectionEntry, Inspection};
+use crate::bpf_types::{DirectionEntry, HELD, Inspection};
 use crate::direction::Direction;
 use crate::endpoint::Endpoint;
 use crate::engine::kernel::{Grip, Watch};
@@ -168,7 +168,9 @@ impl Lane {
         let entry = shared.entry(index);
         self.taken_before = direction.taken_bytes();
         entry.target_seq.store(target.write_seq, Ordering::Relaxed);
-        entry.accepted.store(source.rcv_nxt, Ordering::Release);
+        entry
+            .let_in
+            .store(source.rcv_nxt.into(), Ordering::Release);
         let gated = shared
             .indices
             .update(&self.cookie, &index)
@@ -243,35 +245,37 @@ impl Lane {
     ///
     /// The kernel drops what has its verdict in that moment. So first the gate is shut, and then
     /// it has to show that everything which was let in before is through. False: not yet.
-    fn close(
+    pub(super) fn close(
         &self,
         shared: &Shared,
         entry: &DirectionEntry,
         number: usize,
     ) -> Result<bool, Reason> {
-        entry.held.store(1, Ordering::Relaxed);
-        // Against the gate's own barrier between noting a segment and reading this.
-        fence(Ordering::SeqCst);
-        let mut quiet = false;
+        // From here on nothing is let in, and what was is in the half below.
+        let let_in = entry.let_in.fetch_or(HELD, Ordering::SeqCst) as u32;
+        let closed = self.close_once_quiet(shared, entry, number, let_in);
+        entry.let_in.fetch_and(!HELD, Ordering::Release);
+        closed
+    }
+
+    /// With the gate shut behind `let_in`.
+    fn close_once_quiet(
+        &self,
+        shared: &Shared,
+        entry: &DirectionEntry,
+        number: usize,
+        let_in: u32,
+    ) -> Result<bool, Reason> {
         for _ in 0..LOOKS_AT_HELD {
-            let accepted = entry.accepted.load(Ordering::SeqCst);
-            let seen = match self.source(shared, number) {
-                Ok(seen) => seen,
-                Err(reason) => {
-                    entry.held.store(0, Ordering::Release);
-                    return Err(reason);
-                }
-            };
-            let behind = accepted.wrapping_sub(seen.rcv_nxt) as i32;
-            quiet = behind <= 0 && seen.copied_seq == seen.rcv_nxt;
-            if quiet {
+            let seen = self.source(shared, number)?;
+            let behind = let_in.wrapping_sub(seen.rcv_nxt) as i32;
+            if behind <= 0 && seen.copied_seq == seen.rcv_nxt {
                 shared.sources.remove(&self.cookie);
                 entry.opened.store(0, Ordering::Release);
-                break;
+                return Ok(true);
             }
         }
-        entry.held.store(0, Ordering::Release);
-        Ok(quiet)
+        Ok(false)
     }
 
     /// A spell of bulk, and a while behind it: a sender that was refused something may be silent

@@ -215,18 +215,17 @@ impl DirectionEntry {
             base_seq,
             target_seq,
             opened,
-            held,
-            accepted,
             refused,
+            beyond,
+            let_in,
             ..
         } = self;
         credit.store(0, Ordering::Relaxed);
-        for field in [redirected, last_ns, limit] {
+        for field in [redirected, last_ns, limit, let_in] {
             field.store(0, Ordering::Relaxed);
         }
         for field in [
-            rang, over, missed, trimmed, fins, most, base_seq, target_seq, opened, held, accepted,
-            refused,
+            rang, over, missed, trimmed, fins, most, base_seq, target_seq, opened, refused, beyond,
         ] {
             field.store(0, Ordering::Relaxed);
         }

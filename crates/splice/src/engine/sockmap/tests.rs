@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -10,13 +10,15 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::present;
+use netlab::{Namespace, Need, available, present};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_cookie;
+use rustix::net::sockopt::{self, socket_cookie};
 use rustix::net::{RecvFlags, recv};
+use socket2::{Domain, Protocol, Socket, Type};
 
+use super::lane::Lane;
 use super::shared::{self, Shared};
-use crate::bpf_types::DirectionEntry;
+use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::socket_option;
 use crate::{
     Context, Endpoint, EngineChoice, EngineName, EventLoop, Options, Outcome, Readiness, Reason,
@@ -67,6 +69,7 @@ impl Task for Nobody {
 /// A direction without a pair: everything goes to the program, and nobody answers its calls.
 struct Opened {
     shared: Arc<Shared>,
+    lane: Lane,
     cookie: u64,
     back_cookie: u64,
     index: u32,
@@ -89,19 +92,22 @@ impl Opened {
             .insert_socket(&back_cookie, source.as_fd())
             .unwrap();
         let seen = shared.inspect(back_cookie).unwrap();
+        let target_seq = shared.inspect(cookie).unwrap().write_seq;
         let this = Self {
             shared,
+            lane: Lane::new(cookie, back_cookie),
             cookie,
             back_cookie,
             index,
         };
         let entry = this.entry();
         entry.limit.store(u64::MAX, Ordering::Relaxed);
+        entry.target_seq.store(target_seq, Ordering::Relaxed);
         entry.base_seq.store(seen.copied_seq, Ordering::Relaxed);
-        entry.accepted.store(seen.rcv_nxt, Ordering::Release);
+        entry.let_in.store(seen.rcv_nxt.into(), Ordering::Release);
         this.shared.indices.update(&cookie, &index).unwrap();
         socket_option::attach_filter(source, this.shared.gate.as_fd()).unwrap();
-        this.open(source);
+        this.open(source, 1);
         this
     }
 
@@ -109,8 +115,8 @@ impl Opened {
         self.shared.entry(self.index)
     }
 
-    fn open(&self, source: &TcpStream) {
-        self.entry().opened.store(1, Ordering::Release);
+    fn open(&self, source: &TcpStream, number: u32) {
+        self.entry().opened.store(number, Ordering::Release);
         self.shared
             .sources
             .insert_socket(&self.cookie, source.as_fd())
@@ -125,6 +131,15 @@ impl Opened {
 
     fn redirected(&self) -> u64 {
         self.entry().redirected.load(Ordering::Acquire)
+    }
+
+    /// Whether the source could be taken out of its map.
+    fn close(&self) -> bool {
+        self.lane.close(&self.shared, self.entry(), 0).unwrap()
+    }
+
+    fn seen(&self) -> Inspection {
+        self.shared.inspect(self.back_cookie).unwrap()
     }
 }
 
@@ -170,6 +185,99 @@ fn a_unix_target_loses_its_backlog_when_its_peer_half_closes() {
         eprintln!("{} of {BYTES} bytes arrived", received.len());
         assert!(received.len() < BYTES);
     }
+}
+
+/// A segment that nobody sent, as if it were from `from`.
+fn forge(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32, content: &[u8]) {
+    const ACK_PUSH: u8 = 0x18;
+    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else {
+        panic!("IPv4 only");
+    };
+    let addresses = [from.ip().octets(), to.ip().octets()].concat();
+    let mut segment = Vec::new();
+    segment.extend(from.port().to_be_bytes());
+    segment.extend(to.port().to_be_bytes());
+    segment.extend(seq.to_be_bytes());
+    segment.extend(ack.to_be_bytes());
+    segment.extend([5 << 4, ACK_PUSH, 0xff, 0xff, 0, 0, 0, 0]);
+    segment.extend(content);
+    // RFC 9293, 3.1, over the pseudo-header, too.
+    let mut sum = 6 + segment.len() as u32;
+    for pair in addresses.chunks(2).chain(segment.chunks(2)) {
+        let low = pair.get(1).copied().unwrap_or(0);
+        sum += u32::from(u16::from_be_bytes([pair[0], low]));
+    }
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    // The kernel puts in what is left zero (raw(7)).
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0];
+    packet.extend(addresses);
+    packet.extend(segment);
+    let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).unwrap();
+    raw.send_to(&packet, &SocketAddr::from((*to.ip(), 0)).into())
+        .unwrap();
+}
+
+/// Writes until nothing more goes: tells how much.
+fn write_all_that_goes(peer: &TcpStream, at_most: u64) -> u64 {
+    let (mut sent, mut last) = (0, Instant::now());
+    peer.set_nonblocking(true).unwrap();
+    while last.elapsed() < Duration::from_millis(500) && sent < at_most {
+        match (&mut &*peer).write(&[7; 64 << 10]) {
+            Ok(count) => {
+                sent += count as u64;
+                last = Instant::now();
+            }
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    sent
+}
+
+/// TCP drops what lies behind the window. Noted as let in, it would make all that follows look like
+/// repetitions, which the gate lets in, however much is under way.
+#[test]
+fn a_segment_behind_the_window_does_not_open_the_gate() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    /// What a target that nobody reads from may be brought: a window and one and a half buffers.
+    const BOUND: u64 = 8 << 20;
+    let namespace = Namespace::new("forgery").unwrap();
+    let ((peer, source), (target, _far)) = namespace
+        .enter(|| (connection(), connection()))
+        .unwrap();
+    sockopt::set_socket_send_buffer_size_force(&target, 2 << 20).unwrap();
+    let opened = Opened::new(&source, &target);
+    let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let before = opened.seen();
+    for ahead in [1 << 24, 1 << 27, (1 << 30) + 5] {
+        let seq = before.rcv_nxt.wrapping_add(ahead);
+        namespace
+            .enter(|| forge(from, to, seq, before.write_seq, &[0; 10]))
+            .unwrap();
+    }
+    until("all three came", || {
+        opened.entry().beyond.load(Ordering::Relaxed) == 3
+    });
+    let let_in = opened.entry().let_in.load(Ordering::Relaxed);
+    assert_eq!(let_in, u64::from(before.rcv_nxt));
+    // What is forged but lies in the window is noted: TCP keeps it, and waits for the gap.
+    let seq = before.rcv_nxt.wrapping_add(1000);
+    namespace
+        .enter(|| forge(from, to, seq, before.write_seq, &[7; 10]))
+        .unwrap();
+    until("it is noted", || {
+        opened.entry().let_in.load(Ordering::Relaxed) as u32 == seq.wrapping_add(10)
+    });
+    assert!(!opened.close(), "taken out while a segment is under way");
+    // Nobody answers the program's calls: the gate alone holds the bound.
+    let sent = write_all_that_goes(&peer, 64 << 20);
+    let redirected = opened.redirected();
+    eprintln!("{sent} sent, {redirected} redirected");
+    assert!(sent < 64 << 20 && redirected < BOUND);
+    until("it can be closed", || opened.close());
 }
 
 /// Rule 4: the redirect helper's answer to a miss is `SK_DROP`, which is acknowledged and lost.
