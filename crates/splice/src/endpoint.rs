@@ -188,6 +188,15 @@ impl Endpoint {
             .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, send));
     }
 
+    /// Takes [`fix_buffers`](Self::fix_buffers) back, where the kernel can: it tunes both from the
+    /// sizes that they have now.
+    pub(crate) fn tune_buffers(&self) {
+        if socket_option::tune_buffers(&self.fd).is_ok() {
+            self.receive_bounded.store(false, Ordering::Relaxed);
+            self.send_bounded.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Stops the growth of the send buffer at `most_bytes`; see
     /// [`bound_receive_buffer`](Self::bound_receive_buffer).
     pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {

@@ -24,7 +24,7 @@ use crate::ends::Ends;
 use crate::engine::kernel::Bell;
 use crate::engine::segment::ground::Standing;
 use crate::engine::uring::{self, Ring};
-use crate::engine::{Carriers, EngineName};
+use crate::engine::{Carriers, EngineName, sockmap};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -185,6 +185,7 @@ impl EventLoop {
                 let prepared = self.carriers.segments.prepare();
                 prepared.map_err(|why| engine.refused(why))
             }
+            EngineName::Sockmap => self.hear(sockmap::bell()?),
             other => other.probe(),
         }
     }

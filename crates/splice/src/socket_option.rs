@@ -164,6 +164,20 @@ pub(crate) fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
+/// Has the kernel tune the sizes of both buffers again, which setting one ends (`SO_BUF_LOCK`, Linux
+/// 5.16 on).
+pub(crate) fn tune_buffers(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUF_LOCK, &0i32)
+}
+
+/// Which of the two sizes the kernel leaves alone, as bits.
+#[cfg(test)]
+pub(crate) fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
+    let mut fixed = [0];
+    get(fd.as_fd(), libc::SO_BUF_LOCK, &mut fixed)?;
+    Ok(fixed[0])
+}
+
 /// The largest window that the socket announces from now on (`TCP_WINDOW_CLAMP`). What it has
 /// announced it keeps (`tcp_select_window`).
 pub(crate) fn clamp_window(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {

@@ -168,9 +168,7 @@ impl Lane {
         let entry = shared.entry(index);
         self.taken_before = direction.taken_bytes();
         entry.target_seq.store(target.write_seq, Ordering::Relaxed);
-        entry
-            .let_in
-            .store(source.rcv_nxt.into(), Ordering::Release);
+        entry.let_in.store(source.rcv_nxt.into(), Ordering::Release);
         let gated = shared
             .indices
             .update(&self.cookie, &index)
@@ -185,6 +183,7 @@ impl Lane {
             return Ok(());
         }
         self.index = Some(index);
+        grip.directions[number].copy_only();
         kick(grip, number)
     }
 

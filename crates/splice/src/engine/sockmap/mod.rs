@@ -73,6 +73,14 @@ pub(crate) fn probe() -> Result<()> {
     shared::probe().map(drop)
 }
 
+/// What the programs call with; as long as somebody has it, they stay loaded.
+///
+/// # Errors
+/// [`ErrorKind::EngineRefused`] with the reason.
+pub(crate) fn bell() -> Result<Arc<dyn Bell>> {
+    Ok(shared::probe()?)
+}
+
 /// How many entries the maps hold: sources, targets, indices.
 pub(crate) fn entries() -> Result<[usize; 3]> {
     Ok(shared::probe()?.counts())
@@ -190,9 +198,8 @@ impl Sockmap {
                 return Err(refusal(errno));
             }
         }
-        for (end, direction) in grip.ends.iter().zip(&mut *grip.directions) {
+        for end in grip.ends {
             end.fix_buffers(grip.buffer_bytes);
-            direction.copy_only();
         }
         self.lanes = lanes;
         Ok(())
@@ -234,6 +241,9 @@ impl KernelEngine for Sockmap {
             self.lanes
                 .iter()
                 .for_each(|lane| lane.remove_target(&self.shared));
+            for end in grip.ends {
+                end.tune_buffers();
+            }
             let why = self.lanes.iter().find_map(Lane::why_left);
             return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
         }

@@ -21,8 +21,8 @@ use super::shared::{self, Shared};
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::socket_option;
 use crate::{
-    Context, Endpoint, EngineChoice, EngineName, EventLoop, Options, Outcome, Readiness, Reason,
-    Splicer, Step, Task,
+    Context, Endpoint, EngineChoice, EngineName, EventLoop, Limits, Options, Outcome, Readiness,
+    Reason, Splicer, Step, Task,
 };
 
 /// After this a test fails.
@@ -245,9 +245,8 @@ fn a_segment_behind_the_window_does_not_open_the_gate() {
     /// What a target that nobody reads from may be brought: a window and one and a half buffers.
     const BOUND: u64 = 8 << 20;
     let namespace = Namespace::new("forgery").unwrap();
-    let ((peer, source), (target, _far)) = namespace
-        .enter(|| (connection(), connection()))
-        .unwrap();
+    let ((peer, source), (target, _far)) =
+        namespace.enter(|| (connection(), connection())).unwrap();
     sockopt::set_socket_send_buffer_size_force(&target, 2 << 20).unwrap();
     let opened = Opened::new(&source, &target);
     let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
@@ -315,4 +314,42 @@ fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
         let end = peer.read(&mut byte).map_err(|error| error.kind());
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     }
+}
+
+/// `auto` goes on as if it had not been tried: with buffers that the kernel tunes, and by pipe.
+#[test]
+fn a_pair_that_is_declined_goes_on_as_before() {
+    if missing() {
+        return;
+    }
+    const BYTES: usize = 1 << 20;
+    let (mut a, near) = connection();
+    let (mut b, far) = connection();
+    let watched = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        promote_after: Some(Duration::from_millis(1)),
+        limits: Limits {
+            // Too near for the engine.
+            byte_limit: Some(4 << 20),
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let splicer = Splicer::new(1).unwrap();
+    let handle = splicer.join(near, far, &options).unwrap();
+    until("it is declined", || {
+        handle.engine().1 == "sockmap: its byte limit is near"
+    });
+    let fixed = || {
+        watched
+            .each_ref()
+            .map(|socket| socket_option::fixed_buffers(socket).unwrap())
+    };
+    assert_eq!(fixed(), [0, 0]);
+    thread::scope(|scope| {
+        scope.spawn(|| a.write_all(&vec![7; BYTES]).unwrap());
+        b.read_exact(&mut vec![0; BYTES]).unwrap();
+    });
+    assert_eq!(handle.engine().0, EngineName::Pipe);
 }
