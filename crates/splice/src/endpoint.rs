@@ -174,14 +174,14 @@ impl Endpoint {
         }
     }
 
-    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: five
-    /// quarters of `bytes` for the send buffer, three eighths for the other, as far as
+    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: three
+    /// halves of `bytes` for the send buffer, three eighths for the other, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&self, bytes: usize) {
         self.receive_bounded.store(true, Ordering::Relaxed);
         self.send_bounded.store(true, Ordering::Relaxed);
         // The kernel doubles the values; see below.
-        let (receive, send) = (bytes * 3 / 16, bytes * 5 / 8);
+        let (receive, send) = (bytes * 3 / 16, bytes * 3 / 4);
         let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, receive)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, receive));
         let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, send)

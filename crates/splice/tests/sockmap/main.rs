@@ -127,7 +127,15 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
         .as_nanos() as u64;
     eprintln!("seed {seed}");
     let mut engines = std::collections::BTreeMap::new();
+    /// Also after a failure.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     thread::scope(|scope| {
+        let _done = Done(&done);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -168,7 +176,6 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
             assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [BYTES; 2]);
             *engines.entry(outcome.engine.as_str()).or_insert(0) += 1;
         }
-        done.store(true, Ordering::Relaxed);
     });
     eprintln!("engines at the end: {engines:?}");
     assert_eq!(log.warnings(), [""; 0]);
