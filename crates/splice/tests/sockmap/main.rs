@@ -6,6 +6,7 @@
 #[path = "../support/alone.rs"]
 mod alone;
 mod kernel_log;
+mod rate;
 mod stage;
 
 use std::io::{Read, Write};
@@ -367,6 +368,12 @@ fn peers_that_send_without_ever_reading_are_held_back() {
     if missing() {
         return;
     }
+    for sends in [[true, false], [false, true], [true, true]] {
+        hold_back(sends);
+    }
+}
+
+fn hold_back(sends: [bool; 2]) {
     let limits = Limits::default();
     let splicer = Splicer::new(1).unwrap();
     let (a, near) = connection();
@@ -382,8 +389,11 @@ fn peers_that_send_without_ever_reading_are_held_back() {
     let mut sent = [0u64; 2];
     let mut most_held = 0;
     thread::scope(|scope| {
-        let senders = [&a, &b].map(|peer| {
+        let senders = [(&a, sends[0]), (&b, sends[1])].map(|(peer, sends)| {
             scope.spawn(move || {
+                if !sends {
+                    return 0;
+                }
                 peer.set_nonblocking(true).unwrap();
                 let payload = Payload::new(1);
                 let mut sent = 0u64;

@@ -1,6 +1,6 @@
 //! One direction of a sockmap pair: opened by user space, moved and closed by the programs.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -262,7 +262,7 @@ impl Lane {
             if grip.now < opened_at + LOOK_AGAIN {
                 return Ok(Step::ASLEEP.until(opened_at + LOOK_AGAIN));
             }
-            kick(grip, number)?;
+            kick(grip.ends[number], Side::BOTH[number])?;
         }
         self.kick_at = None;
         Ok(Step::ASLEEP)
@@ -360,7 +360,7 @@ impl Lane {
         if seen.rcv_nxt.wrapping_sub(1) != expected(entry) {
             // Where skbs wait for their verdict this gives it to them; it also takes the error of
             // a connection that was reset.
-            kick(grip, number)?;
+            kick(grip.ends[number], Side::BOTH[number])?;
             return Ok(Step::look_again(grip));
         }
         if !self.is_drained(shared, entry, number)? {
@@ -448,11 +448,11 @@ fn pending_of(redirected: u64, entry: &DirectionEntry, target: &Inspection) -> u
 
 /// A look at the queue makes TCP run the program on what waits there
 /// (`tcp_bpf_recvmsg_parser`).
-fn kick(grip: &mut Grip<'_>, number: usize) -> Result<(), Reason> {
+pub(super) fn kick(source: impl AsFd, side: Side) -> Result<(), Reason> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    match recv(grip.ends[number], &mut [0u8; 1], flags) {
+    match recv(source, &mut [0u8; 1], flags) {
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         // It has taken the error from the socket: the next read would see an end.
-        Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
+        Err(errno) => Err(Reason::fault(side, errno)),
     }
 }
