@@ -8,10 +8,12 @@
 /* The bookkeeping of one skb, in bytes (SKB_TRUESIZE of an empty TCP skb is 1280 on 64 bits). */
 #define SKB_COST 1536
 
-/* User space is called at half of the target's send buffer... */
-#define CALL_SHIFT 1
-/* ...and gate steps in at half of it beyond it. */
-#define GATE_SHIFT 1
+/*
+ * A target's share is its send buffer but for an eighth: the worker that finds it full comes again
+ * after a jiffy only (sk_psock_backlog). Gate refuses what is new at a quarter beyond it.
+ */
+#define SPARE_SHIFT 3
+#define REFUSE_SHIFT 2
 
 /* skbs that wait on the socket's psock for the worker that sends them. */
 static __always_inline __u32 backlog_skbs(void *user_data)

@@ -3,15 +3,22 @@
  * Stands in front of a source: a socket filter, which TCP asks before a segment counts as come
  * (tcp_filter). What it refuses was never acknowledged, so the sender repeats it.
  *
- * It refuses in two cases. While user space closes a direction, which takes some microseconds:
- * the kernel drops what has its verdict in the moment in which a source leaves its map
- * (sk_psock_stop_verdict takes the program away before it puts the old callback back). And when
- * user space is so late with that that the bound on what is under way would be broken.
+ * It closes a direction whose target has its share: it takes the source out of its map, so that
+ * the segment at hand and what follows wait in the source's queue, and its window closes. The kernel
+ * drops what has its verdict in that moment (sk_psock_stop_verdict takes the program away before it
+ * puts the old callback back). So gate closes only when everything that it ever let in is through,
+ * and for the moment that it takes lets nothing in. Where something is under way, it refuses what is
+ * new once the bound on it would be broken.
+ *
+ * What lies behind the window is refused, too. TCP would drop it, and noting it as let in would
+ * make everything up to there look like a repetition.
  */
 #include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "kernel_fields.h"
 #include "redirect_maps.h"
 
 #define ACCEPT 0xffffffff
@@ -32,17 +39,56 @@ struct numbers {
 /* Several CPUs can have segments of one source; more than this many at once do not. */
 #define ATTEMPTS 4
 
-/* A window is smaller than this by far: what lies beyond is not taken anyway. */
-#define FARTHEST (1 << 28)
+/*
+ * Whether a segment begins behind the window. No lock is held here, so the window is read first: TCP
+ * writes it after rcv_nxt (tcp_select_window). Then this edge is at TCP's own, rcv_wup + rcv_wnd,
+ * or up to a window behind it, never before it.
+ */
+static __always_inline int is_beyond(struct tcp_sock *tcp, __u32 seq)
+{
+	__u32 window = *(volatile __u32 *)&tcp->rcv_wnd;
+
+	return (__s32)(seq - (*(volatile __u32 *)&tcp->rcv_nxt + window)) > 0;
+}
+
+/*
+ * Whether all that was let in has had its verdict. The verdict counts an skb as taken when the program
+ * has run (tcp_eat_skb).
+ */
+static __always_inline int is_through(struct tcp_sock *tcp, __u32 let_in)
+{
+	__u32 taken = *(volatile __u32 *)&tcp->copied_seq;
+	__u32 come = *(volatile __u32 *)&tcp->rcv_nxt;
+
+	return taken == come && (__s32)(let_in - come) <= 0;
+}
+
+static __always_inline void close(struct direction *direction, __u64 cookie, __u32 index,
+				  struct tcp_sock *tcp)
+{
+	__u64 noted = *(volatile __u64 *)&direction->let_in;
+
+	if (noted & HELD || !is_through(tcp, noted))
+		return;
+	/* Nothing was let in since, and nothing is from here on. */
+	if (__sync_val_compare_and_swap(&direction->let_in, noted, noted | HELD) != noted)
+		return;
+	bpf_map_delete_elem(&sources, &cookie);
+	direction->closed = direction->opened;
+	__sync_fetch_and_and(&direction->let_in, ~HELD);
+	call(index);
+}
 
 SEC("socket")
 int gate(struct __sk_buff *skb)
 {
 	struct direction *direction;
 	struct numbers numbers;
-	__u32 *index, end, before = 0, content, header;
-	int noted = -1, full;
+	__u32 *index, seq, end, opened, content, header;
+	struct bpf_sock *source;
+	struct tcp_sock *tcp;
 	__u64 cookie;
+	int over;
 
 	if (bpf_skb_load_bytes(skb, 4, &numbers, sizeof(numbers)))
 		return ACCEPT;
@@ -60,32 +106,33 @@ int gate(struct __sk_buff *skb)
 	if (!direction)
 		return ACCEPT;
 
-	full = direction->opened && direction->over == direction->opened;
-	/*
-	 * First noted, then held is read: user space first writes held, then reads what was
-	 * noted. One of the two sees the other.
-	 */
-	end = bpf_ntohl(numbers.seq) + content + !!(numbers.flags & FIN);
-	for (int i = 0; i < ATTEMPTS && noted < 0; i++) {
-		__s32 ahead;
-
-		before = *(volatile __u32 *)&direction->accepted;
-		ahead = end - before;
-		if (ahead <= 0 || ahead > FARTHEST)
-			noted = 0;
-		/* What fills a gap is let in: user space waits for it. */
-		else if (full && content)
-			break;
-		else if (__sync_val_compare_and_swap(&direction->accepted, before, end) == before)
-			noted = 1;
-	}
-	if (noted < 0 || *(volatile __u32 *)&direction->held) {
-		if (noted > 0)
-			__sync_val_compare_and_swap(&direction->accepted, end, before);
-		__sync_fetch_and_add(&direction->refused, 1);
+	source = skb->sk;
+	tcp = source ? bpf_skc_to_tcp_sock(source) : NULL;
+	seq = bpf_ntohl(numbers.seq);
+	if (!tcp || is_beyond(tcp, seq)) {
+		__sync_fetch_and_add(&direction->beyond, 1);
 		return REFUSE;
 	}
-	return ACCEPT;
+	opened = direction->opened;
+	if (direction->full == opened && direction->closed != opened)
+		close(direction, cookie, *index, tcp);
+	over = direction->over == opened && direction->closed != opened;
+	end = seq + content + !!(numbers.flags & FIN);
+	for (int i = 0; i < ATTEMPTS; i++) {
+		__u64 noted = *(volatile __u64 *)&direction->let_in;
+
+		if (noted & HELD)
+			break;
+		/* A repetition; or it fills a gap, which the closing waits for. */
+		if ((__s32)(end - (__u32)noted) <= 0)
+			return ACCEPT;
+		if (over && content)
+			break;
+		if (__sync_val_compare_and_swap(&direction->let_in, noted, (__u64)end) == noted)
+			return ACCEPT;
+	}
+	__sync_fetch_and_add(&direction->refused, 1);
+	return REFUSE;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -33,7 +33,7 @@ int inspect(struct __sk_buff *skb)
 		answer->write_seq = tcp->write_seq;
 		answer->copied_seq = tcp->copied_seq;
 		answer->rcv_nxt = tcp->rcv_nxt;
-		answer->send_bytes = tcp->inet_conn.icsk_inet.sk.sk_wmem_queued;
+		answer->on_the_way_bytes = on_the_way(tcp, 0);
 		answer->send_limit_bytes = tcp->inet_conn.icsk_inet.sk.sk_sndbuf;
 	}
 	bpf_sk_release(target);

@@ -27,6 +27,7 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 copied_seq;
 	__u32 rcv_nxt;
+	__u32 rcv_wnd;
 };
 
 struct sk_buff {

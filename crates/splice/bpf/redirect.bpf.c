@@ -4,8 +4,8 @@
  *
  * Attached as a verdict to the map of sources, with no parser: it runs once per skb, under the
  * source's socket lock. What it redirects is acknowledged to the sender at once and charged to
- * nobody until the kernel's worker gives it to the target. So it counts what is under way, and
- * calls user space to close the direction when the target has got its share.
+ * nobody until the kernel's worker gives it to the target. So it counts what is under way, and has
+ * gate close the direction when the target has got its share.
  *
  * It never says SK_PASS. Bytes that are passed wait on the source's psock, and where that has a
  * backlog of the other direction, the kernel's worker charges them without the socket's lock
@@ -21,20 +21,6 @@
 #include "backlog.h"
 #include "maps.h"
 
-/* Sources; this program is attached here. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SOCKHASH);
-	__type(key, __u64);
-	__type(value, __u64);
-	__uint(max_entries, 1);
-} sources SEC(".maps");
-
-/* Indices of directions that need user space. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
-} calls SEC(".maps");
-
 /* skbs of sources that have no direction; only a pair that is over can make one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -46,22 +32,8 @@ struct {
 /* The most that is granted at once: the sooner the next look, the closer to the bound. */
 #define MOST_CREDIT (128 << 10)
 
-static __always_inline void call(__u32 index)
-{
-	bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
-}
-
-/* Asks user space to close the direction, once in an opening. */
-static __always_inline void ring(struct direction *direction, __u32 index)
-{
-	if (direction->rang != direction->opened) {
-		direction->rang = direction->opened;
-		call(index);
-	}
-}
-
 /* Looks at the target, and draws the conclusions from what is on its way there. */
-static __always_inline void look(__u64 cookie, struct direction *direction, __u32 index)
+static __always_inline void look(__u64 cookie, struct direction *direction)
 {
 	struct bpf_sock *target = bpf_map_lookup_elem(&targets, &cookie);
 	__u32 opened = direction->opened;
@@ -84,14 +56,14 @@ static __always_inline void look(__u64 cookie, struct direction *direction, __u3
 
 	if ((used >> 10) > direction->most)
 		direction->most = used >> 10;
-	room = (size >> CALL_SHIFT) - used;
+	room = size - (size >> SPARE_SHIFT) - used;
 	if (room > 0) {
 		direction->credit = room < MOST_CREDIT ? room : MOST_CREDIT;
 		return;
 	}
-	ring(direction, index);
-	/* User space is late: the sender has to repeat what comes now. */
-	if (used > size + (size >> GATE_SHIFT))
+	direction->full = opened;
+	/* Gate could not close so far: the sender has to repeat what comes now. */
+	if (used > size + (size >> REFUSE_SHIFT))
 		direction->over = opened;
 }
 
@@ -173,13 +145,11 @@ int redirect(struct __sk_buff *skb)
 	direction->last_ns = bpf_ktime_get_coarse_ns();
 	cost = skb->len + SKB_COST;
 	if (direction->credit < cost)
-		look(cookie, direction, *index);
+		look(cookie, direction);
 	direction->credit -= cost;
 	/* Only user space can stop at a byte. What gate has let in already fits in between. */
-	if (direction->limit - direction->redirected < LIMIT_MARGIN && direction->over != opened) {
-		direction->over = opened;
-		ring(direction, *index);
-	}
+	if (direction->limit - direction->redirected < LIMIT_MARGIN)
+		direction->full = direction->over = opened;
 
 	/*
 	 * Counted before it is queued, so that user space never takes the target for drained

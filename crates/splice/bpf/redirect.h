@@ -9,12 +9,15 @@
  */
 #define LIMIT_MARGIN (8 << 20)
 
+/* The bit above the sequence number in `let_in`. */
+#define HELD (1ULL << 32)
+
 /*
  * One direction of a pair, in an array that user space has mapped. Each field has one writer, so
- * nobody can overwrite what another counted.
+ * nobody can overwrite what another counted; `let_in` changes by atomic operations.
  *
  * A direction is open while its source is a member of sources, and closed while it is not: then
- * the source is a plain TCP socket, and its bytes wait in its receive queue. User space opens and
+ * the source is a plain TCP socket, and its bytes wait in its receive queue. User space opens, gate
  * closes; every byte that passes is redirected.
  */
 struct direction {
@@ -22,8 +25,8 @@ struct direction {
 	__u64 redirected;	/* bytes handed to the target */
 	__u64 last_ns;		/* CLOCK_MONOTONIC_COARSE when bytes last came */
 	__s64 credit;		/* cost that fits the target without another look */
-	__u32 rang;		/* the opening in which user space was asked to close */
-	__u32 over;		/* the opening in which gate had to step in */
+	__u32 full;		/* the opening in which the target had its share: gate closes */
+	__u32 over;		/* the opening in which gate has to refuse what is new */
 	__u32 missed;		/* skbs that could not be redirected: the pair is lost */
 	__u32 trimmed;		/* skbs that began with bytes which had come before */
 	__u32 fins;		/* bare ends of stream, dropped; the socket knows of them */
@@ -34,12 +37,19 @@ struct direction {
 	__u64 limit __attribute__((aligned(64))); /* byte limit, as `redirected` counts */
 	__u32 base_seq;		/* sequence number of the source's first byte */
 	__u32 target_seq;	/* where that byte went in the target's numbering */
-	__u32 opened;		/* number of this opening; 0 while closed */
-	__u32 held;		/* gate lets nothing in: user space is about to close */
+	__u32 opened;		/* number of this opening, from 1 */
 
 	/* Written by gate. */
-	__u32 accepted;		/* sequence number behind everything that was let in */
+	__u32 closed;		/* number of the opening that it ended last */
 	__u32 refused;		/* segments that were not let in; the sender repeats them */
+	__u32 beyond;		/* segments behind the window, which TCP would not take */
+
+	/*
+	 * The sequence number behind everything that gate let in, and HELD for the moment in which
+	 * it closes. In one word, so that nothing is let in that is not noted, or meanwhile. Set by
+	 * user space before there is a gate.
+	 */
+	__u64 let_in;
 } __attribute__((aligned(64)));
 
 /* What inspect tells of a target, which is a source of the other direction too. */
@@ -50,7 +60,7 @@ struct inspection {
 	__u32 write_seq;	/* out: behind the last byte given to its send function */
 	__u32 copied_seq;	/* out: behind the last byte that was taken out of it */
 	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
-	__u32 send_bytes;	/* out: memory of what it has not yet got acknowledged */
+	__u32 on_the_way_bytes;	/* out: memory behind it that no peer has yet, but for the bytes of its backlog */
 	__u32 send_limit_bytes;	/* out: the most of that */
 	__u32 unused;
 };

@@ -5,6 +5,20 @@
 
 #include "redirect.h"
 
+/* Sources; redirect is attached here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__type(key, __u64);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} sources SEC(".maps");
+
+/* Indices of directions that need user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} calls SEC(".maps");
+
 /* Cookie of a source -> its index in directions. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -21,5 +35,10 @@ struct {
 	__type(value, struct direction);
 	__uint(max_entries, 1);
 } directions SEC(".maps");
+
+static __always_inline void call(__u32 index)
+{
+	bpf_ringbuf_output(&calls, &index, sizeof(index), BPF_RB_FORCE_WAKEUP);
+}
 
 #endif

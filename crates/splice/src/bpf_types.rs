@@ -17,7 +17,7 @@ pub(crate) struct DirectionEntry {
     pub(crate) redirected: AtomicU64,
     pub(crate) last_ns: AtomicU64,
     pub(crate) credit: AtomicI64,
-    pub(crate) rang: AtomicU32,
+    pub(crate) full: AtomicU32,
     pub(crate) over: AtomicU32,
     pub(crate) missed: AtomicU32,
     pub(crate) trimmed: AtomicU32,
@@ -28,10 +28,11 @@ pub(crate) struct DirectionEntry {
     pub(crate) base_seq: AtomicU32,
     pub(crate) target_seq: AtomicU32,
     pub(crate) opened: AtomicU32,
-    pub(crate) held: AtomicU32,
-    pub(crate) accepted: AtomicU32,
+    pub(crate) closed: AtomicU32,
     pub(crate) refused: AtomicU32,
-    rest_of_line: [AtomicU64; 4],
+    pub(crate) beyond: AtomicU32,
+    pub(crate) let_in: AtomicU64,
+    rest_of_line: [AtomicU64; 3],
 }
 
 /// `struct inspection` in `bpf/redirect.h`.
@@ -44,7 +45,7 @@ pub(crate) struct Inspection {
     pub(crate) write_seq: u32,
     pub(crate) copied_seq: u32,
     pub(crate) rcv_nxt: u32,
-    pub(crate) send_bytes: u32,
+    pub(crate) on_the_way_bytes: u32,
     pub(crate) send_limit_bytes: u32,
     pub(crate) unused: u32,
 }
@@ -215,7 +216,8 @@ const _: () = {
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
-    assert!(std::mem::offset_of!(DirectionEntry, refused) == 92);
+    assert!(std::mem::offset_of!(DirectionEntry, let_in) == 96);
+    assert!(std::mem::offset_of!(DirectionEntry, closed) == 84);
     assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);

@@ -174,18 +174,27 @@ impl Endpoint {
         }
     }
 
-    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: five
-    /// quarters of `bytes` for the send buffer, three eighths for the other, as far as
+    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: three
+    /// halves of `bytes` for the send buffer, three eighths for the other, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&self, bytes: usize) {
         self.receive_bounded.store(true, Ordering::Relaxed);
         self.send_bounded.store(true, Ordering::Relaxed);
         // The kernel doubles the values; see below.
-        let (receive, send) = (bytes * 3 / 16, bytes * 5 / 8);
+        let (receive, send) = (bytes * 3 / 16, bytes * 3 / 4);
         let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, receive)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, receive));
         let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, send)
             .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, send));
+    }
+
+    /// Takes [`fix_buffers`](Self::fix_buffers) back, where the kernel can: it tunes both from the
+    /// sizes that they have now.
+    pub(crate) fn tune_buffers(&self) {
+        if socket_option::tune_buffers(&self.fd).is_ok() {
+            self.receive_bounded.store(false, Ordering::Relaxed);
+            self.send_bounded.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Stops the growth of the send buffer at `most_bytes`; see

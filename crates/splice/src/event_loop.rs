@@ -23,7 +23,7 @@ use crate::endpoint::Endpoint;
 use crate::ends::Ends;
 use crate::engine::kernel::Bell;
 use crate::engine::uring::{self, Ring};
-use crate::engine::{Carriers, EngineChoice, EngineName};
+use crate::engine::{Carriers, EngineChoice, EngineName, sockmap};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
 use crate::mailbox::{Letter, Mailbox, Remote, Waker};
@@ -184,6 +184,7 @@ impl EventLoop {
         let prepared = match engine {
             EngineChoice::Only(EngineName::Segment) => segments.prepare(),
             EngineChoice::Auto => segments.ground().map(drop),
+            EngineChoice::Only(EngineName::Sockmap) => return self.hear(sockmap::bell()?),
             EngineChoice::Only(other) => return other.probe(),
         };
         prepared.map_err(|why| EngineName::Segment.refused(why))

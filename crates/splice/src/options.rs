@@ -15,8 +15,8 @@ pub struct Options {
     /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
     /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
-    /// to `sockmap`, where that can be used. `None`, the default: never, because a sender that
-    /// turns to bulk there can have to repeat segments once, which may take it 200 ms.
+    /// to `sockmap`, where that can be used. `None`, the default: never, because a pair that
+    /// turns to bulk there goes by `copy`, not by `pipe`.
     pub promote_after: Option<Duration>,
     /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
     /// `segment`, where that can be used. `true` is the default; docs/segment.md says what is open.

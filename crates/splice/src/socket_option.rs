@@ -164,6 +164,20 @@ pub(crate) fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
+/// Has the kernel tune the sizes of both buffers again, which setting one ends (`SO_BUF_LOCK`, Linux
+/// 5.16 on).
+pub(crate) fn tune_buffers(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUF_LOCK, &0i32)
+}
+
+/// Which of the two sizes the kernel leaves alone, as bits.
+#[cfg(test)]
+pub(crate) fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
+    let mut fixed = [0];
+    get(fd.as_fd(), libc::SO_BUF_LOCK, &mut fixed)?;
+    Ok(fixed[0])
+}
+
 /// Resets a connection of which no socket is left: makes one at the given place in the numbering
 /// and closes it the hard way. `seq` is what the peer expects next.
 pub(crate) fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {

@@ -6,6 +6,7 @@
 #[path = "../support/alone.rs"]
 mod alone;
 mod kernel_log;
+mod rate;
 mod stage;
 
 use std::io::{Read, Write};
@@ -127,7 +128,15 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
         .as_nanos() as u64;
     eprintln!("seed {seed}");
     let mut engines = std::collections::BTreeMap::new();
+    /// Also after a failure.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     thread::scope(|scope| {
+        let _done = Done(&done);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -168,7 +177,6 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
             assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], [BYTES; 2]);
             *engines.entry(outcome.engine.as_str()).or_insert(0) += 1;
         }
-        done.store(true, Ordering::Relaxed);
     });
     eprintln!("engines at the end: {engines:?}");
     assert_eq!(log.warnings(), [""; 0]);
@@ -360,6 +368,12 @@ fn peers_that_send_without_ever_reading_are_held_back() {
     if missing() {
         return;
     }
+    for sends in [[true, false], [false, true], [true, true]] {
+        hold_back(sends);
+    }
+}
+
+fn hold_back(sends: [bool; 2]) {
     let limits = Limits::default();
     let splicer = Splicer::new(1).unwrap();
     let (a, near) = connection();
@@ -375,8 +389,11 @@ fn peers_that_send_without_ever_reading_are_held_back() {
     let mut sent = [0u64; 2];
     let mut most_held = 0;
     thread::scope(|scope| {
-        let senders = [&a, &b].map(|peer| {
+        let senders = [(&a, sends[0]), (&b, sends[1])].map(|(peer, sends)| {
             scope.spawn(move || {
+                if !sends {
+                    return 0;
+                }
                 peer.set_nonblocking(true).unwrap();
                 let payload = Payload::new(1);
                 let mut sent = 0u64;

@@ -1,14 +1,15 @@
-//! One direction of a sockmap pair: opened and closed by user space, moved by the program.
+//! One direction of a sockmap pair: opened by user space, moved and closed by the programs.
 
-use std::os::fd::AsFd as _;
-use std::sync::atomic::{Ordering, fence};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::calm::{CALM, Calm, FIRST_CALM};
 use super::shared::Shared;
-use super::step::Step;
+use super::spell::Spell;
+use super::step::{LOOK_AGAIN, Step};
 use super::{failed, refusal};
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::direction::Direction;
@@ -18,9 +19,9 @@ use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Readiness;
 
-/// How often to look whether the source is quiet before it is let in again: a segment that was on
-/// its way has its verdict in some 20 µs, a look takes 2.
-const LOOKS_AT_HELD: u32 = 16;
+/// How long a direction goes by hand at first: many a connection is over by then, or begins with the
+/// bulk that it was made for.
+const FIRST_BY_HAND: Duration = Duration::from_millis(20);
 
 /// So far before a byte limit the rest goes by hand: `LIMIT_MARGIN` in `bpf/redirect.h`.
 const LIMIT_MARGIN_BYTES: u64 = 8 << 20;
@@ -46,8 +47,9 @@ pub(super) struct Lane {
     openings: u32,
     /// What user space had taken when the accounts were set up or closed last.
     taken_before: u64,
-    /// While it goes by hand.
-    calm: Calm,
+    spell: Spell,
+    /// What waits in the source gets its verdict then, if nothing comes that brings it about.
+    kick_at: Option<Instant>,
 }
 
 impl Lane {
@@ -60,7 +62,8 @@ impl Lane {
             index: None,
             openings: 0,
             taken_before: 0,
-            calm: Calm::default(),
+            spell: Spell::default(),
+            kick_at: None,
         }
     }
 
@@ -116,12 +119,10 @@ impl Lane {
         if grip.directions[number].has_ended() && self.state != State::Left {
             self.state = State::Over;
         }
-        if self.state == State::ByHand && self.index.is_none() {
-            // Many a connection begins with the bulk that it was made for.
-            let taken = grip.directions[number].taken_bytes();
-            let calm_until = self.calm.until(grip.now, taken, FIRST_CALM);
-            if grip.now < calm_until && !grip.directions[number].is_ending() {
-                return Ok(Step::watching(Watch::Stream).until(calm_until));
+        if self.is_waiting() {
+            let until = self.spell.since(grip.now) + FIRST_BY_HAND;
+            if grip.now < until && !grip.directions[number].is_ending() {
+                return Ok(Step::watching(Watch::Stream).until(until));
             }
             self.begin(shared, grip, number)?;
         }
@@ -136,8 +137,8 @@ impl Lane {
             return Err(failed(1 - number, Errno::IO));
         }
         match self.state {
-            State::ByHand => self.while_by_hand(shared, grip, number, entry),
             State::Open => self.while_open(shared, grip, number, entry),
+            State::ByHand => self.while_by_hand(shared, grip, number, entry),
             State::Draining => self.drain(shared, grip, number, entry),
             State::Left if grip.directions[number].has_ended() => Ok(Step::ASLEEP),
             State::Left => Ok(Step::watching(Watch::Stream)),
@@ -168,7 +169,7 @@ impl Lane {
         let entry = shared.entry(index);
         self.taken_before = direction.taken_bytes();
         entry.target_seq.store(target.write_seq, Ordering::Relaxed);
-        entry.accepted.store(source.rcv_nxt, Ordering::Release);
+        entry.let_in.store(source.rcv_nxt.into(), Ordering::Release);
         let gated = shared
             .indices
             .update(&self.cookie, &index)
@@ -183,7 +184,8 @@ impl Lane {
             return Ok(());
         }
         self.index = Some(index);
-        kick(grip, number)
+        grip.directions[number].copy_only();
+        Ok(())
     }
 
     /// From the insertion into `sources` on the program runs.
@@ -210,12 +212,16 @@ impl Lane {
         let socket = grip.ends[number].as_fd();
         let inserted = shared.sources.insert_socket(&self.cookie, socket);
         if inserted.is_err() {
-            entry.opened.store(0, Ordering::Release);
+            // As it was: closed.
+            self.openings -= 1;
+            entry.opened.store(self.openings, Ordering::Release);
             return inserted;
         }
         let direction = &mut grip.directions[number];
         direction.hold_at(direction.taken_bytes());
         self.state = State::Open;
+        self.spell.ends(grip.now);
+        self.kick_at = Some(grip.now);
         Ok(())
     }
 
@@ -226,56 +232,63 @@ impl Lane {
         number: usize,
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
+        // What came behind the closing waits in the source, and its end of stream behind that.
+        if entry.closed.load(Ordering::Acquire) == self.openings {
+            self.spell.begins(grip.now);
+            return self.drain(shared, grip, number, entry);
+        }
         if grip.directions[number].end_seen() {
             return self.finish(shared, grip, number, entry);
         }
-        if entry.rang.load(Ordering::Relaxed) != self.openings {
-            return Ok(Step::ASLEEP);
-        }
-        match self.close(shared, entry, number)? {
-            true => self.drain(shared, grip, number, entry),
-            false => Ok(Step::look_again(grip)),
-        }
+        self.kick_if_due(shared, grip, number)
     }
 
-    /// Takes the source out of the map, which makes it a plain socket: what arrives from now on
-    /// waits in its queue, and closes its window.
+    /// Gives what waited in the source when it was put in to the program.
     ///
-    /// The kernel drops what has its verdict in that moment. So first the gate is shut, and then
-    /// it has to show that everything which was let in before is through. False: not yet.
-    fn close(
-        &self,
+    /// The next segment does that, and better: while a process holds the socket, what comes waits
+    /// in its backlog, and that counts against the window until all of it is through (`__release_sock`).
+    /// A fast sender is left with a closed window, which nobody opens.
+    fn kick_if_due(
+        &mut self,
         shared: &Shared,
-        entry: &DirectionEntry,
+        grip: &mut Grip<'_>,
         number: usize,
-    ) -> Result<bool, Reason> {
-        entry.held.store(1, Ordering::Relaxed);
-        // Against the gate's own barrier between noting a segment and reading this.
-        fence(Ordering::SeqCst);
-        let mut quiet = false;
-        for _ in 0..LOOKS_AT_HELD {
-            let accepted = entry.accepted.load(Ordering::SeqCst);
-            let seen = match self.source(shared, number) {
-                Ok(seen) => seen,
-                Err(reason) => {
-                    entry.held.store(0, Ordering::Release);
-                    return Err(reason);
-                }
-            };
-            let behind = accepted.wrapping_sub(seen.rcv_nxt) as i32;
-            quiet = behind <= 0 && seen.copied_seq == seen.rcv_nxt;
-            if quiet {
-                shared.sources.remove(&self.cookie);
-                entry.opened.store(0, Ordering::Release);
-                break;
+    ) -> Result<Step, Reason> {
+        let Some(opened_at) = self.kick_at else {
+            return Ok(Step::ASLEEP);
+        };
+        let seen = self.source(shared, number)?;
+        if seen.copied_seq != seen.rcv_nxt {
+            if grip.now < opened_at + LOOK_AGAIN {
+                return Ok(Step::ASLEEP.until(opened_at + LOOK_AGAIN));
             }
+            kick(grip.ends[number], Side::BOTH[number])?;
         }
-        entry.held.store(0, Ordering::Release);
-        Ok(quiet)
+        self.kick_at = None;
+        Ok(Step::ASLEEP)
     }
 
-    /// A spell of bulk, and a while behind it: a sender that was refused something may be silent
-    /// and then send all at once.
+    /// It goes on by hand, behind everything that was redirected.
+    fn drain(
+        &mut self,
+        shared: &Shared,
+        grip: &mut Grip<'_>,
+        number: usize,
+        entry: &DirectionEntry,
+    ) -> Result<Step, Reason> {
+        self.state = State::Draining;
+        let pending = pending(entry, &self.target(shared, number)?);
+        if pending > 0 {
+            return Ok(Step::ASLEEP.until(grip.now + self.spell.look_after(pending)));
+        }
+        self.state = State::ByHand;
+        let direction = &mut grip.directions[number];
+        direction.source_became(Readiness::READABLE);
+        direction.hold_at(u64::MAX);
+        Ok(Step::PUMP)
+    }
+
+    /// Until the source's queue is found empty, and longer where the kernel's worker was outrun.
     fn while_by_hand(
         &mut self,
         shared: &Shared,
@@ -284,7 +297,7 @@ impl Lane {
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
         let by_hand = Step::watching(Watch::Stream);
-        let (now, direction) = (grip.now, &grip.directions[number]);
+        let direction = &grip.directions[number];
         if direction.is_ending() || direction.end_seen() {
             self.leave("its stream has ended".into());
             return Ok(by_hand);
@@ -294,18 +307,20 @@ impl Lane {
             self.leave("its byte limit is near".into());
             return Ok(by_hand);
         }
-        let taken = direction.taken_bytes();
-        let calm_until = self.calm.until(now, taken, CALM);
-        if now < calm_until {
-            return Ok(by_hand.until(calm_until));
+        let until = self.spell.until();
+        if grip.now < until {
+            return Ok(by_hand.until(until));
         }
-        if !direction.is_empty_handed() {
+        if !direction.is_empty_handed() || direction.can_move() {
             return Ok(by_hand);
         }
+        let taken = direction.taken_bytes();
         self.account(entry, taken);
         let source = self.source(shared, number)?;
         // A read that comes to the end of stream counts it.
         let why_not = match source.copied_seq.wrapping_sub(expected(entry)) {
+            // The next event comes with what has arrived meanwhile.
+            0 if source.rcv_nxt != source.copied_seq => return Ok(by_hand),
             0 => self
                 .open(shared, grip, number, entry, source)
                 .err()
@@ -318,8 +333,7 @@ impl Lane {
             self.leave(why_not);
             return Ok(by_hand);
         }
-        kick(grip, number)?;
-        Ok(Step::ASLEEP)
+        self.kick_if_due(shared, grip, number)
     }
 
     /// What went by hand is left out of the account.
@@ -330,26 +344,6 @@ impl Lane {
             let before = seq.load(Ordering::Relaxed);
             seq.store(before.wrapping_add(by_hand), Ordering::Relaxed);
         }
-    }
-
-    /// It goes on by hand, behind everything that was redirected.
-    fn drain(
-        &mut self,
-        shared: &Shared,
-        grip: &mut Grip<'_>,
-        number: usize,
-        entry: &DirectionEntry,
-    ) -> Result<Step, Reason> {
-        self.state = State::Draining;
-        if !self.is_drained(shared, entry, number)? {
-            return Ok(Step::look_again(grip));
-        }
-        self.state = State::ByHand;
-        self.calm = Calm::default();
-        let direction = &mut grip.directions[number];
-        direction.source_became(Readiness::READABLE);
-        direction.hold_at(u64::MAX);
-        Ok(Step::PUMP)
     }
 
     /// The source has told of its end: once all that came has had its verdict and was taken by the
@@ -366,7 +360,7 @@ impl Lane {
         if seen.rcv_nxt.wrapping_sub(1) != expected(entry) {
             // Where skbs wait for their verdict this gives it to them; it also takes the error of
             // a connection that was reset.
-            kick(grip, number)?;
+            kick(grip.ends[number], Side::BOTH[number])?;
             return Ok(Step::look_again(grip));
         }
         if !self.is_drained(shared, entry, number)? {
@@ -454,11 +448,11 @@ fn pending_of(redirected: u64, entry: &DirectionEntry, target: &Inspection) -> u
 
 /// A look at the queue makes TCP run the program on what waits there
 /// (`tcp_bpf_recvmsg_parser`).
-fn kick(grip: &mut Grip<'_>, number: usize) -> Result<(), Reason> {
+pub(super) fn kick(source: impl AsFd, side: Side) -> Result<(), Reason> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    match recv(grip.ends[number], &mut [0u8; 1], flags) {
+    match recv(source, &mut [0u8; 1], flags) {
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         // It has taken the error from the socket: the next read would see an end.
-        Err(errno) => Err(Reason::fault(Side::BOTH[number], errno)),
+        Err(errno) => Err(Reason::fault(side, errno)),
     }
 }

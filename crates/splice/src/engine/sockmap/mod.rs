@@ -5,17 +5,17 @@
 //! ```
 //!
 //! The kernel has no flow control here: what is redirected is acknowledged at once and waits in the
-//! target's backlog, charged to nobody. So user space has a tap in its hand, for each direction: a
-//! source that is taken out of the map of sources is a plain TCP socket, whose bytes wait in its
-//! queue and whose window closes, and user space moves them.
+//! target's backlog, charged to nobody. So each direction has a tap: a source that is taken out of
+//! the map of sources is a plain TCP socket, whose bytes wait in its queue and whose window closes,
+//! and user space moves them.
 //!
 //! ```text
-//!        nothing in hand          the program has called: target half full
-//! ByHand ───────────────▶ Open ────────────────────────────────────────▶ Draining
-//!  │  ▲                     │                                               │
-//!  │  │ no bulk for a while │ end of stream seen, all of it is out          │
-//!  │  └──────────(by hand)──│───────────────────────────────────────────────┘
-//!  │ cannot be taken        │                      target has taken all
+//!        nothing in hand          the gate has closed: the target has its share
+//! ByHand ───────────────▶ Open ──────────────────────────────────────────────▶ Draining
+//!  │  ▲                     │                                                     │
+//!  │  │ the spell is over   │ end of stream seen, all of it is out                │
+//!  │  └──────────(by hand)──│─────────────────────────────────────────────────────┘
+//!  │ cannot be taken        │                            target has taken all
 //!  ▼                        ▼
 //! Left                     Over
 //! ```
@@ -26,7 +26,7 @@
 //! The rules that keep the bytes whole, with the place that keeps each:
 //!
 //! - A source is taken out of the map only while nothing can have its verdict, since the kernel
-//!   drops what has ([`Lane::close`], `bpf/gate.bpf.c`).
+//!   drops what has. The gate does it, before it lets the next segment in (`bpf/gate.bpf.c`).
 //! - The program never passes a byte to user space (`bpf/redirect.bpf.c` says why).
 //! - User space gives bytes to a target only after all that was redirected to it has been taken
 //!   by it ([`Lane::drain`]).
@@ -39,12 +39,12 @@
 //!   been pushed ([`Lane::finish`]).
 //! - Near its byte limit a direction goes by hand: only user space can stop at a byte.
 //!
-//! Memory: on the way to a target is at most one and a half of its send buffer. The program calls
-//! at half; where user space is late, the gate lets nothing more in, which the sender repeats.
+//! Memory: on the way to a target is its send buffer at most. Where the gate cannot close, since a
+//! segment before has not come, it lets nothing new in at a quarter beyond that; the sender repeats it.
 
-mod calm;
 mod lane;
 mod shared;
+mod spell;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -71,6 +71,14 @@ use crate::outcome::{Reason, Side};
 /// Whether the engine can be used in this process.
 pub(crate) fn probe() -> Result<()> {
     shared::probe().map(drop)
+}
+
+/// What the programs call with; as long as somebody has it, they stay loaded.
+///
+/// # Errors
+/// [`ErrorKind::EngineRefused`] with the reason.
+pub(crate) fn bell() -> Result<Arc<dyn Bell>> {
+    Ok(shared::probe()?)
 }
 
 /// How many entries the maps hold: sources, targets, indices.
@@ -190,9 +198,8 @@ impl Sockmap {
                 return Err(refusal(errno));
             }
         }
-        for (end, direction) in grip.ends.iter().zip(&mut *grip.directions) {
+        for end in grip.ends {
             end.fix_buffers(grip.buffer_bytes);
-            direction.copy_only();
         }
         self.lanes = lanes;
         Ok(())
@@ -234,6 +241,9 @@ impl KernelEngine for Sockmap {
             self.lanes
                 .iter()
                 .for_each(|lane| lane.remove_target(&self.shared));
+            for end in grip.ends {
+                end.tune_buffers();
+            }
             let why = self.lanes.iter().find_map(Lane::why_left);
             return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
         }

@@ -105,13 +105,19 @@ impl Shared {
             opened.share("targets", &targets)
         })?;
         let (indices, entries) = (object.map("indices")?, object.map("directions")?);
-        let gate = load("gate", GATE_OBJECT, |opened| {
-            opened.resize("indices", directions)?;
-            opened.resize("directions", directions)?;
-            opened.share("indices", &indices)?;
-            opened.share("directions", &entries)
-        })?;
         let calls = object.map("calls")?;
+        let gate = load("gate", GATE_OBJECT, |opened| {
+            for (name, map, entries) in [
+                ("sources", &sources, directions),
+                ("indices", &indices, directions),
+                ("directions", &entries, directions),
+                ("calls", &calls, ring_bytes),
+            ] {
+                opened.resize(name, entries)?;
+                opened.share(name, map)?;
+            }
+            Ok(())
+        })?;
         Ok(Self {
             sources,
             targets,
@@ -205,7 +211,7 @@ impl DirectionEntry {
             redirected,
             last_ns,
             credit,
-            rang,
+            full,
             over,
             missed,
             trimmed,
@@ -215,18 +221,19 @@ impl DirectionEntry {
             base_seq,
             target_seq,
             opened,
-            held,
-            accepted,
+            closed,
             refused,
+            beyond,
+            let_in,
             ..
         } = self;
         credit.store(0, Ordering::Relaxed);
-        for field in [redirected, last_ns, limit] {
+        for field in [redirected, last_ns, limit, let_in] {
             field.store(0, Ordering::Relaxed);
         }
         for field in [
-            rang, over, missed, trimmed, fins, most, base_seq, target_seq, opened, held, accepted,
-            refused,
+            full, over, missed, trimmed, fins, most, base_seq, target_seq, opened, closed, refused,
+            beyond,
         ] {
             field.store(0, Ordering::Relaxed);
         }

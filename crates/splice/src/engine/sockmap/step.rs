@@ -6,7 +6,7 @@ use crate::engine::kernel::{Grip, Watch};
 
 /// How soon to look again at what has no event: one tick of the loop's timer, in which the worker
 /// sends some megabytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What a lane asks of the pair.
 #[derive(Clone, Copy, Debug)]

@@ -2,25 +2,25 @@
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::present;
-use rustix::io::Errno;
-use rustix::net::sockopt::socket_cookie;
-use rustix::net::{RecvFlags, recv};
+use netlab::{Namespace, Need, available, present};
+use rustix::net::sockopt::{self, socket_cookie};
+use socket2::{Domain, Protocol, Socket, Type};
 
+use super::lane::kick;
 use super::shared::{self, Shared};
-use crate::bpf_types::DirectionEntry;
+use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::socket_option;
 use crate::{
-    Context, Endpoint, EngineChoice, EngineName, EventLoop, Options, Outcome, Readiness, Reason,
-    Splicer, Step, Task,
+    Context, Endpoint, EngineChoice, EngineName, EventLoop, Limits, Options, Outcome, Readiness,
+    Reason, Side, Splicer, Step, Task,
 };
 
 /// After this a test fails.
@@ -89,6 +89,7 @@ impl Opened {
             .insert_socket(&back_cookie, source.as_fd())
             .unwrap();
         let seen = shared.inspect(back_cookie).unwrap();
+        let target_seq = shared.inspect(cookie).unwrap().write_seq;
         let this = Self {
             shared,
             cookie,
@@ -97,11 +98,12 @@ impl Opened {
         };
         let entry = this.entry();
         entry.limit.store(u64::MAX, Ordering::Relaxed);
+        entry.target_seq.store(target_seq, Ordering::Relaxed);
         entry.base_seq.store(seen.copied_seq, Ordering::Relaxed);
-        entry.accepted.store(seen.rcv_nxt, Ordering::Release);
+        entry.let_in.store(seen.rcv_nxt.into(), Ordering::Release);
         this.shared.indices.update(&cookie, &index).unwrap();
         socket_option::attach_filter(source, this.shared.gate.as_fd()).unwrap();
-        this.open(source);
+        this.open(source, 1);
         this
     }
 
@@ -109,14 +111,18 @@ impl Opened {
         self.shared.entry(self.index)
     }
 
-    fn open(&self, source: &TcpStream) {
-        self.entry().opened.store(1, Ordering::Release);
+    fn open(&self, source: &TcpStream, number: u32) {
+        self.entry().opened.store(number, Ordering::Release);
         self.shared
             .sources
             .insert_socket(&self.cookie, source.as_fd())
             .unwrap();
-        let looked = recv(source, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        assert!(matches!(looked, Err(Errno::AGAIN)), "{looked:?}");
+        kick(source, Side::A).unwrap();
+    }
+
+    /// In the target's backlog.
+    fn waiting_skbs(&self) -> u32 {
+        self.shared.inspect(self.cookie).unwrap().queued_skbs
     }
 
     fn is_target_there(&self) -> bool {
@@ -125,6 +131,25 @@ impl Opened {
 
     fn redirected(&self) -> u64 {
         self.entry().redirected.load(Ordering::Acquire)
+    }
+
+    /// Asks the gate to close, as the program does; it takes the next segment to do so.
+    fn ask_to_close(&self) {
+        let opened = self.entry().opened.load(Ordering::Relaxed);
+        self.entry().full.store(opened, Ordering::Release);
+    }
+
+    fn is_closed(&self) -> bool {
+        let entry = self.entry();
+        entry.closed.load(Ordering::Acquire) == entry.opened.load(Ordering::Relaxed)
+    }
+
+    fn let_in(&self) -> u32 {
+        self.entry().let_in.load(Ordering::Acquire) as u32
+    }
+
+    fn seen(&self) -> Inspection {
+        self.shared.inspect(self.back_cookie).unwrap()
     }
 }
 
@@ -172,6 +197,197 @@ fn a_unix_target_loses_its_backlog_when_its_peer_half_closes() {
     }
 }
 
+/// A segment that nobody sent, as if it were from `from`.
+fn forge(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32, content: &[u8]) {
+    const ACK_PUSH: u8 = 0x18;
+    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else {
+        panic!("IPv4 only");
+    };
+    let addresses = [from.ip().octets(), to.ip().octets()].concat();
+    let mut segment = Vec::new();
+    segment.extend(from.port().to_be_bytes());
+    segment.extend(to.port().to_be_bytes());
+    segment.extend(seq.to_be_bytes());
+    segment.extend(ack.to_be_bytes());
+    segment.extend([5 << 4, ACK_PUSH, 0xff, 0xff, 0, 0, 0, 0]);
+    segment.extend(content);
+    // RFC 9293, 3.1, over the pseudo-header, too.
+    let mut sum = 6 + segment.len() as u32;
+    for pair in addresses.chunks(2).chain(segment.chunks(2)) {
+        let low = pair.get(1).copied().unwrap_or(0);
+        sum += u32::from(u16::from_be_bytes([pair[0], low]));
+    }
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    // The kernel puts in what is left zero (raw(7)).
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0];
+    packet.extend(addresses);
+    packet.extend(segment);
+    let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).unwrap();
+    raw.send_to(&packet, &SocketAddr::from((*to.ip(), 0)).into())
+        .unwrap();
+}
+
+/// Writes until nothing more goes: tells how much.
+fn write_all_that_goes(peer: &TcpStream, at_most: u64) -> u64 {
+    let (mut sent, mut last) = (0, Instant::now());
+    peer.set_nonblocking(true).unwrap();
+    while last.elapsed() < Duration::from_millis(500) && sent < at_most {
+        match (&mut &*peer).write(&[7; 64 << 10]) {
+            Ok(count) => {
+                sent += count as u64;
+                last = Instant::now();
+            }
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    sent
+}
+
+/// Rule 5: what waited in a source that is put in is nobody's before the kick.
+#[test]
+fn what_waited_in_a_source_gets_its_verdict() {
+    if missing() {
+        return;
+    }
+    let (mut peer, source) = connection();
+    let (target, mut far) = connection();
+    peer.write_all(&[7; 1000]).unwrap();
+    source.peek(&mut [0]).unwrap();
+    let opened = Opened::new(&source, &target);
+    far.read_exact(&mut [0; 1000]).unwrap();
+    assert_eq!(opened.redirected(), 1000);
+}
+
+/// TCP drops what lies behind the window. Noted as let in, it would make all that follows look like
+/// repetitions, which the gate lets in, however much is under way.
+#[test]
+fn a_segment_behind_the_window_does_not_open_the_gate() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    /// What a target that nobody reads from may be brought.
+    const BOUND: u64 = 8 << 20;
+    let namespace = Namespace::new("forgery").unwrap();
+    let ((peer, source), (target, _far)) =
+        namespace.enter(|| (connection(), connection())).unwrap();
+    sockopt::set_socket_send_buffer_size_force(&target, 2 << 20).unwrap();
+    let opened = Opened::new(&source, &target);
+    let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let before = opened.seen();
+    for ahead in [1 << 24, 1 << 27, (1 << 30) + 5] {
+        let seq = before.rcv_nxt.wrapping_add(ahead);
+        namespace
+            .enter(|| forge(from, to, seq, before.write_seq, &[0; 10]))
+            .unwrap();
+    }
+    until("all three came", || {
+        opened.entry().beyond.load(Ordering::Relaxed) == 3
+    });
+    assert_eq!(opened.let_in(), before.rcv_nxt);
+    let sent = write_all_that_goes(&peer, 64 << 20);
+    let redirected = opened.redirected();
+    eprintln!("{sent} sent, {redirected} redirected");
+    assert!(sent < 64 << 20 && redirected < BOUND);
+    assert!(opened.is_closed());
+}
+
+/// Rule 7: what is under way has its verdict first. A segment that waits for the one before it
+/// is under way.
+#[test]
+fn a_source_stays_in_its_map_while_something_is_under_way() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("gap").unwrap();
+    let ((mut peer, mut source), (target, mut far)) =
+        namespace.enter(|| (connection(), connection())).unwrap();
+    let opened = Opened::new(&source, &target);
+    let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let before = opened.seen();
+    let ahead = |bytes| before.rcv_nxt.wrapping_add(bytes);
+    namespace
+        .enter(|| forge(from, to, ahead(1000), before.write_seq, &[7; 10]))
+        .unwrap();
+    until("it is noted", || opened.let_in() == ahead(1010));
+    opened.ask_to_close();
+    peer.write_all(&[7; 1000]).unwrap();
+    far.read_exact(&mut [0; 1010]).unwrap();
+    assert!(!opened.is_closed(), "taken out beside a segment under way");
+    assert_eq!(opened.redirected(), 1010);
+    // Nothing is under way now: the next one finds the source taken out, and waits in it. The peer
+    // does not know that its first ten bytes have come.
+    let mut behind = [0; 90];
+    peer.write_all(&[7; 100]).unwrap();
+    source.read_exact(&mut behind).unwrap();
+    assert!(opened.is_closed());
+    assert_eq!((opened.redirected(), behind), (1010, [7; 90]));
+}
+
+/// Rule 7: a source that is taken out of its map in mid-stream loses nothing.
+#[test]
+fn a_live_source_is_taken_out_and_put_in_again_many_times() {
+    if missing() {
+        return;
+    }
+    const TIMES: u32 = 1_000;
+    const MESSAGE_BYTES: usize = 1024;
+    let (peer, source) = connection();
+    let (target, far) = connection();
+    sockopt::set_socket_send_buffer_size_force(&target, 4 << 20).unwrap();
+    let opened = Opened::new(&source, &target);
+    let done = AtomicBool::new(false);
+    let missed = || opened.entry().missed.load(Ordering::Relaxed);
+    let mut closings = 0;
+    let (sent, received) = thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut sent = 0u64;
+            while !done.load(Ordering::Relaxed) {
+                (&peer).write_all(&[7; MESSAGE_BYTES]).unwrap();
+                sent += MESSAGE_BYTES as u64;
+            }
+            sent
+        });
+        let receiver = scope.spawn(|| {
+            let (mut received, mut block) = (0, vec![0; 256 << 10]);
+            loop {
+                match (&far).read(&mut block).unwrap() {
+                    0 => return received,
+                    count => received += count as u64,
+                }
+            }
+        });
+        let start = Instant::now();
+        while closings < TIMES && missed() == 0 && start.elapsed() < PATIENCE {
+            opened.ask_to_close();
+            // A target that lags behind would have the gate refuse.
+            if opened.is_closed() && opened.waiting_skbs() == 0 {
+                closings += 1;
+                opened.open(&source, closings + 1);
+            } else {
+                thread::yield_now();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        let sent = sender.join().unwrap();
+        if opened.is_closed() {
+            opened.open(&source, closings + 2);
+        }
+        let start = Instant::now();
+        while opened.redirected() < sent && start.elapsed() < PATIENCE / 4 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        until("the target has taken all", || opened.waiting_skbs() == 0);
+        target.shutdown(Shutdown::Write).unwrap();
+        (sent, receiver.join().unwrap())
+    });
+    let refused = opened.entry().refused.load(Ordering::Relaxed);
+    eprintln!("{closings} closings, {sent} bytes, {refused} segments refused");
+    assert_eq!((missed(), received), (0, sent), "missed, received");
+    assert_eq!(closings, TIMES);
+}
+
 /// Rule 4: the redirect helper's answer to a miss is `SK_DROP`, which is acknowledged and lost.
 #[test]
 fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
@@ -207,4 +423,45 @@ fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
         let end = peer.read(&mut byte).map_err(|error| error.kind());
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     }
+}
+
+/// `auto` goes on as if it had not been tried: with buffers that the kernel tunes, and by pipe.
+#[test]
+fn a_pair_that_is_declined_goes_on_as_before() {
+    if missing() {
+        return;
+    }
+    const BYTES: usize = 3 << 20;
+    let (mut a, near) = connection();
+    let (mut b, far) = connection();
+    let watched = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        promote_after: Some(Duration::from_millis(1)),
+        limits: Limits {
+            // Too near for the engine.
+            byte_limit: Some(4 << 20),
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let splicer = Splicer::new(1).unwrap();
+    let handle = splicer.join(near, far, &options).unwrap();
+    until("it is declined", || {
+        handle.engine().1 == "sockmap: its byte limit is near"
+    });
+    let fixed = || {
+        watched
+            .each_ref()
+            .map(|socket| socket_option::fixed_buffers(socket).unwrap())
+    };
+    assert_eq!(fixed(), [0, 0]);
+    thread::scope(|scope| {
+        scope.spawn(|| a.write_all(&vec![7; BYTES]).unwrap());
+        b.read_exact(&mut vec![0; BYTES]).unwrap();
+    });
+    // The loop tells behind the turn that moved the bytes.
+    until("a pipe has carried some", || {
+        handle.engine().0 == EngineName::Pipe
+    });
 }
