@@ -1,11 +1,10 @@
 //! A receiver that does not read blocks its sender, and what lies in between is bounded.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use splice::{Endpoint, EngineName, Limits, Reason};
+use splice::{Endpoint, EngineName, Limits, Reason, SocketMemory};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
@@ -58,6 +57,10 @@ pub(crate) fn every_kind(engine: &Contestant) {
     engine.with_each_kind(|mix| stall(engine, mix, &[true, true], limits, SHORT_WARM_UP_BYTES));
 }
 
+fn held_bytes(sockets: &[SocketMemory; 2]) -> usize {
+    sockets.iter().map(SocketMemory::held_bytes).sum()
+}
+
 /// The relay's two sockets, seen through duplicates.
 struct Probe([Endpoint; 2]);
 
@@ -70,9 +73,8 @@ impl Probe {
         }))
     }
 
-    fn held_bytes(&self) -> usize {
-        let held = |end: &Endpoint| end.memory().expect("SO_MEMINFO").held_bytes();
-        self.0.iter().map(held).sum()
+    fn look(&self) -> [SocketMemory; 2] {
+        [0, 1].map(|end: usize| self.0[end].memory().expect("SO_MEMINFO"))
     }
 }
 
@@ -99,8 +101,13 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
         }
     });
 
-    let most_held = AtomicUsize::new(0);
-    let sample = || most_held.fetch_max(probe.held_bytes(), Ordering::Relaxed);
+    let mut fullest = [SocketMemory::default(); 2];
+    let mut sample = || {
+        let now = probe.look();
+        if held_bytes(&now) > held_bytes(&fullest) {
+            fullest = now;
+        }
+    };
     let sent: Vec<u64> = thread::scope(|scope| {
         let senders: Vec<_> = flows
             .iter()
@@ -118,7 +125,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
             .map(|sender| sender.join().unwrap())
             .collect()
     });
-    let held = most_held.into_inner();
+    let held = held_bytes(&fullest);
     let total = held
         + engine
             .in_hand_bytes
@@ -130,7 +137,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
     assert!(held > 0 || translated, "nothing was held up");
     assert!(
         total <= limits.memory_bytes,
-        "{total} bytes held of {} allowed, {held} of them in sockets",
+        "{total} bytes held of {} allowed, {held} of them in sockets: {fullest:?}",
         limits.memory_bytes
     );
 
