@@ -174,6 +174,24 @@ impl Endpoint {
         }
     }
 
+    /// Gives the receive buffer a fixed size of `bytes`, unless that takes a privilege which this
+    /// process has not: then [`bound_receive_buffer`](Self::bound_receive_buffer) is left to do what
+    /// it can.
+    pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
+        // What a UNIX stream receives counts with its sender.
+        if self.kind == Kind::Unix || self.receive_bounded.load(Ordering::Relaxed) {
+            return;
+        }
+        // The kernel doubles the value; see below.
+        let set = sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2);
+        if set.is_ok()
+            || bytes / 2 <= socket_option::receive_buffer_most()
+                && sockopt::set_socket_recv_buffer_size(&self.fd, bytes / 2).is_ok()
+        {
+            self.receive_bounded.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: five
     /// quarters of `bytes` for the send buffer, three eighths for the other, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.

@@ -119,6 +119,7 @@ macro_rules! contract {
                     one_direction
                     both_directions
                     a_small_bound
+                    a_small_bound_while_the_loop_pauses
                     every_kind;
                 idle:
                     ends_a_silent_pair
