@@ -14,14 +14,17 @@
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
-use std::os::fd::{AsFd, BorrowedFd};
+mod hand;
+
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
+use self::hand::Hand;
 use crate::endpoint::{Endpoint, Kind};
-use crate::engine::buffer::{Buffer, Size};
+use crate::engine::buffer::Size;
 use crate::engine::uring::{self, Manner};
-use crate::engine::{Carrier, Carriers, Filled, aio, pipe};
+use crate::engine::{Carriers, Filled, aio};
 use crate::limits::Shares;
 use crate::task::Readiness;
 
@@ -59,60 +62,6 @@ pub(crate) enum Carriage {
     Ring,
     /// By pipe as long as reads bring bulk, once this many bytes have moved.
     Adaptive { after_bytes: u64 },
-}
-
-#[derive(Debug)]
-enum Hand {
-    Empty,
-    Buffer(Buffer),
-    Pipe(pipe::Pipe),
-    Aio(aio::Block),
-    /// Kept from the start of the pair to its end.
-    Lane(uring::Lane),
-}
-
-impl Hand {
-    /// Takes bytes, and, where `onward` takes them, may give them at once.
-    fn fill(
-        &mut self,
-        source: BorrowedFd<'_>,
-        onward: Option<BorrowedFd<'_>>,
-        carriers: &mut Carriers,
-        manner: Manner,
-    ) -> Result<Filled, Errno> {
-        let at_most = manner.at_most();
-        match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
-            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
-            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
-            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
-        }
-    }
-
-    fn drain(
-        &mut self,
-        destination: BorrowedFd<'_>,
-        carriers: &mut Carriers,
-    ) -> Result<usize, Errno> {
-        match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.drain(destination),
-            (Self::Pipe(pipe), ..) => pipe.drain(destination),
-            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
-            (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
-        }
-    }
-
-    fn held(&self) -> usize {
-        match self {
-            Self::Empty => 0,
-            Self::Buffer(buffer) => buffer.held(),
-            Self::Pipe(pipe) => pipe.held(),
-            Self::Aio(block) => block.held(),
-            Self::Lane(lane) => lane.held(),
-        }
-    }
 }
 
 /// What a direction needs from its pair and loop to move.
