@@ -79,6 +79,8 @@ pub struct EventLoop {
     ended: bool,
     turned: bool,
     pub(crate) carriers: Carriers,
+    /// When a ring that has no pairs was first seen without.
+    ring_unused_since: Option<Instant>,
     /// What the engines in the kernel call user space with.
     bells: Vec<Arc<dyn Bell>>,
 }
@@ -114,6 +116,7 @@ impl EventLoop {
             ended: false,
             turned: false,
             carriers: Carriers::default(),
+            ring_unused_since: None,
             bells: Vec::new(),
         })
     }

@@ -38,6 +38,16 @@ impl EventLoop {
             return Ok(Called::Unknown);
         }
         let unused = ring.is_unused();
+        if unused {
+            let since = *self.ring_unused_since.get_or_insert(self.now);
+            if self.now.saturating_duration_since(since) >= RING_KEPT {
+                self.carriers.ring = None;
+                self.ring_unused_since = None;
+                return Ok(Called::Unknown);
+            }
+        } else {
+            self.ring_unused_since = None;
+        }
         let timeout = match timeout {
             Some(timeout) if unused => Some(timeout.min(RING_KEPT)),
             None if unused => Some(RING_KEPT),
@@ -46,13 +56,11 @@ impl EventLoop {
         let called = ring
             .wait(self.epoll.as_fd(), timeout)
             .context("cannot wait on the event loop's io_uring")?;
-        if called {
-            return Ok(Called::ByEpoll);
-        }
-        if unused && timeout == Some(RING_KEPT) {
-            self.carriers.ring = None;
-        }
-        Ok(Called::ByNobody)
+        Ok(if called {
+            Called::ByEpoll
+        } else {
+            Called::ByNobody
+        })
     }
 
     /// The loop's ring, which the first pair that asks for it makes.

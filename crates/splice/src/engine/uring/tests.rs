@@ -4,17 +4,19 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
 use super::setup::Features;
+use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::{EngineChoice, EngineName};
 use crate::event_loop::EventLoop;
 use crate::options::Options;
 use crate::outcome::Reason;
+use crate::task::{Readiness, Step, Task};
 
 /// More than all buffers that are provided.
 const BULK_BYTES: usize = 3 << 20;
@@ -23,6 +25,7 @@ const ROUND_TRIPS: usize = 200;
 const PIECE_BYTES: usize = 3000;
 const STALLS: usize = 50;
 const SOON: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Pseudo-random (Knuth's MMIX generator).
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -66,6 +69,48 @@ fn talk(mut peer: UnixStream, says: Vec<u8>, hears: &[u8], begins: bool) {
     peer.read_to_end(&mut heard).unwrap();
     assert!(heard == hears[said..], "{} bytes of bulk", heard.len());
     writes.join().unwrap();
+}
+
+/// A task that always has something to do.
+struct Busy;
+
+impl Task for Busy {
+    fn start(&mut self, _: &mut Context<'_>) -> Step {
+        Step::Again
+    }
+
+    fn ready(&mut self, _: &mut Context<'_>, _: u8, _: Readiness) -> Step {
+        Step::Again
+    }
+
+    fn resume(&mut self, _: &mut Context<'_>) -> Step {
+        Step::Again
+    }
+}
+
+#[test]
+fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
+    if !is_available() {
+        return;
+    }
+    let mut event_loop = EventLoop::new().unwrap();
+    let (_a, near) = UnixStream::pair().unwrap();
+    let (far, _b) = UnixStream::pair().unwrap();
+    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    let handle = event_loop.join(near, far, &options).unwrap();
+    event_loop.spawn(Box::new(Busy));
+    event_loop.turn(Some(SOON)).unwrap();
+    assert!(event_loop.carriers.ring.is_some());
+    drop(handle);
+    let start = Instant::now();
+    while event_loop.carriers.ring.is_some() {
+        assert!(start.elapsed() < PATIENCE, "it is kept");
+        event_loop.turn(Some(SOON)).unwrap();
+    }
 }
 
 fn carries_all(features: Features, turn: Duration) {
