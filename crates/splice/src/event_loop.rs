@@ -79,6 +79,8 @@ pub struct EventLoop {
     ended: bool,
     turned: bool,
     pub(crate) carriers: Carriers,
+    /// What a ring is told, too.
+    busy_poll: Option<Duration>,
     /// When a ring that has no pairs was first seen without.
     ring_unused_since: Option<Instant>,
     /// What the engines in the kernel call user space with.
@@ -116,18 +118,26 @@ impl EventLoop {
             ended: false,
             turned: false,
             carriers: Carriers::default(),
+            busy_poll: None,
             ring_unused_since: None,
             bells: Vec::new(),
         })
     }
 
     /// Has the loop poll the device of its sockets for up to `time` before it sleeps, where the
-    /// device's driver can be polled.
+    /// device's driver can be polled. A loop with an io_uring polls for 10 ms at most.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) on kernels before 6.9.
-    pub fn set_busy_poll(&self, time: Duration) -> Result<()> {
-        set_epoll_busy_poll(self.epoll.as_fd(), time)
+    pub fn set_busy_poll(&mut self, time: Duration) -> Result<()> {
+        set_epoll_busy_poll(self.epoll.as_fd(), time)?;
+        self.busy_poll = Some(time);
+        match &self.carriers.ring {
+            Some(ring) => ring
+                .set_busy_poll(time)
+                .context("io_uring cannot be made to poll the device"),
+            None => Ok(()),
+        }
     }
 
     /// A way to reach this loop from other threads.

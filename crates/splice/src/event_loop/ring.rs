@@ -66,7 +66,13 @@ impl EventLoop {
     /// The loop's ring, which the first pair that asks for it makes.
     pub(crate) fn ring(&mut self) -> Result<&mut Ring> {
         if self.carriers.ring.is_none() {
-            self.carriers.ring = Some(Ring::new().map_err(uring::refusal)?);
+            let ring = Ring::new().map_err(uring::refusal)?;
+            if let Some(time) = self.busy_poll {
+                // Epoll could be told, so the kernel knows how (both are of Linux 6.9); and a ring that
+                // does not poll still waits.
+                let _ = ring.set_busy_poll(time);
+            }
+            self.carriers.ring = Some(ring);
             if self.timer.is_some() {
                 self.watch_ring()?;
             }

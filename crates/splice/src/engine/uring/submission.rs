@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::squeue::Entry;
-use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::types::{Fd, Napi, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, opcode};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -48,6 +48,15 @@ impl Ring {
         self.enter(want, timeout.filter(|_| want > 0))?;
         self.take_completions();
         Ok(std::mem::take(&mut self.epoll_called))
+    }
+
+    /// Has the ring poll the devices of its sockets for up to `time` before it sleeps
+    /// (`io_napi_busy_loop`, Linux 6.9 on).
+    pub(crate) fn set_busy_poll(&self, time: Duration) -> Result<(), Errno> {
+        let microseconds = time.as_micros().try_into().unwrap_or(u32::MAX);
+        let mut napi = Napi::new().set_busy_poll_timeout(microseconds);
+        let registered = self.uring.submitter().register_napi(&mut napi);
+        registered.map_err(errno_of)
     }
 
     /// A descriptor on which every edge says that [`turn`](Self::turn) has something to take. The

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use io_uring::types::Napi;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
@@ -25,6 +26,8 @@ const ROUND_TRIPS: usize = 200;
 const PIECE_BYTES: usize = 3000;
 const STALLS: usize = 50;
 const SOON: Duration = Duration::from_millis(20);
+/// The kernel allows 10 ms (seen on 6.18).
+const POLLED: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Pseudo-random (Knuth's MMIX generator).
@@ -111,6 +114,26 @@ fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
         assert!(start.elapsed() < PATIENCE, "it is kept");
         event_loop.turn(Some(SOON)).unwrap();
     }
+}
+
+#[test]
+fn a_ring_polls_the_device_where_its_loop_does() {
+    if !is_available() {
+        return;
+    }
+    let mut event_loop = EventLoop::new().unwrap();
+    let polls = event_loop.set_busy_poll(POLLED);
+    if !netlab::present("napi", polls.err().map(|error| error.to_string())) {
+        return;
+    }
+    let polled = |ring: &Ring| {
+        let mut napi = Napi::new();
+        ring.uring.submitter().unregister_napi(&mut napi).unwrap();
+        Duration::from_micros(napi.busy_poll_timeout().into())
+    };
+    assert_eq!(polled(event_loop.ring().unwrap()), POLLED);
+    event_loop.set_busy_poll(2 * POLLED).unwrap();
+    assert_eq!(polled(event_loop.ring().unwrap()), 2 * POLLED);
 }
 
 fn carries_all(features: Features, turn: Duration) {
