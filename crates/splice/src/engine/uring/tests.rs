@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use io_uring::types::Napi;
+use netlab::PATIENCE;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
@@ -28,7 +29,6 @@ const STALLS: usize = 50;
 const SOON: Duration = Duration::from_millis(20);
 /// The kernel allows 10 ms (seen on 6.18).
 const POLLED: Duration = Duration::from_millis(5);
-const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Pseudo-random (Knuth's MMIX generator).
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -46,6 +46,19 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 fn is_available() -> bool {
     let forbidden = super::probe().err().map(|error| error.to_string());
     netlab::present("uring", forbidden)
+}
+
+/// Turns until `condition` holds.
+fn turn_until(
+    event_loop: &mut EventLoop,
+    turn: Duration,
+    mut condition: impl FnMut(&EventLoop) -> bool,
+) {
+    let start = Instant::now();
+    while !condition(event_loop) {
+        assert!(start.elapsed() < PATIENCE, "turned in vain");
+        event_loop.turn(Some(turn)).unwrap();
+    }
 }
 
 /// Messages there and back, then bulk both ways at once.
@@ -109,11 +122,9 @@ fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
     event_loop.turn(Some(SOON)).unwrap();
     assert!(event_loop.carriers.ring.is_some());
     drop(handle);
-    let start = Instant::now();
-    while event_loop.carriers.ring.is_some() {
-        assert!(start.elapsed() < PATIENCE, "it is kept");
-        event_loop.turn(Some(SOON)).unwrap();
-    }
+    turn_until(&mut event_loop, SOON, |event_loop| {
+        event_loop.carriers.ring.is_none()
+    });
 }
 
 #[test]
@@ -155,9 +166,7 @@ fn carries_all(features: Features, turn: Duration) {
         thread::spawn(move || talk(a, from_a, &a_hears, true)),
         thread::spawn(move || talk(b, from_b, &b_hears, false)),
     ];
-    while handle.outcome().is_none() {
-        event_loop.turn(Some(turn)).unwrap();
-    }
+    turn_until(&mut event_loop, turn, |_| handle.outcome().is_some());
     for peer in peers {
         peer.join().unwrap();
     }
@@ -255,9 +264,7 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
             b.read_to_end(&mut heard).unwrap();
             heard.len()
         });
-        while handle.outcome().is_none() {
-            event_loop.turn(Some(SOON)).unwrap();
-        }
+        turn_until(&mut event_loop, SOON, |_| handle.outcome().is_some());
         assert_eq!(reader.join().unwrap(), before + sent);
     }
 }
