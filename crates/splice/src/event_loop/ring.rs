@@ -1,8 +1,8 @@
 //! The loop's io_uring: who waits in it, and how long it is kept.
 //!
 //! ```text
-//! the loop waits by itself        in the ring, on which a request watches the epoll instance
-//! another loop waits for this one in the epoll instance, which watches an eventfd of the ring
+//! turned by run():        it waits in the ring, where a request watches the epoll instance
+//! driven by another loop: that one waits for the epoll instance, which watches an eventfd of the ring
 //! ```
 
 use std::os::fd::AsFd;
