@@ -36,6 +36,7 @@
 mod ip;
 mod lab;
 mod namespace;
+mod patience;
 mod pinned;
 mod process;
 mod program;
@@ -45,6 +46,7 @@ mod scratch;
 
 pub use lab::Lab;
 pub use namespace::Namespace;
+pub use patience::{PATIENCE, until, until_at_rest, until_found};
 pub use pinned::{Spinner, pin_thread};
 pub use process::Process;
 pub use program::program;

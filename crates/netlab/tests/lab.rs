@@ -12,11 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use netlab::{Lab, Namespace, Need, Process, Scratch, Spinner, available};
+use netlab::{Lab, Namespace, Need, PATIENCE, Process, Scratch, Spinner, available, until};
 use rustix::process::Signal;
-
-/// Far more than anything here takes, little enough to notice a hang.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Set for the copy of this program that a test starts, to tell it what to do.
 const ROLE: &str = "NETLAB_TEST_ROLE";
@@ -219,7 +216,7 @@ fn a_signal_leaves_nothing() {
             "after {signal:?}"
         );
         assert!(!Path::new(&scratch).exists(), "after {signal:?}");
-        wait_until(|| gone(sleeper));
+        until("the sleeper is gone", || gone(sleeper));
     }
 }
 
@@ -234,10 +231,12 @@ fn what_a_killed_process_left_is_swept() {
         .wait_at_most(PATIENCE)
         .unwrap()
         .expect("the holder ends");
-    wait_until(|| gone(sleeper));
+    until("the sleeper is gone", || gone(sleeper));
     netlab::sweep();
     // Other processes sweep as well, and a name may be on its way out.
-    wait_until(|| !namespaces.iter().any(|name| exists(name)) && !Path::new(&scratch).exists());
+    until("nothing is left", || {
+        !namespaces.iter().any(|name| exists(name)) && !Path::new(&scratch).exists()
+    });
 }
 
 #[test]
@@ -246,17 +245,9 @@ fn a_spinner_takes_what_is_left_and_stops() {
         return;
     }
     let spinner = Spinner::start(0).unwrap();
-    wait_until(|| {
+    until("it takes CPU time", || {
         spinner
             .cpu_time()
             .is_ok_and(|time| time > Duration::from_millis(20))
     });
-}
-
-fn wait_until(condition: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(std::time::Instant::now() < deadline, "waited in vain");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

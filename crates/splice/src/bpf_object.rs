@@ -9,12 +9,10 @@
 )]
 
 pub(crate) mod device;
+mod map;
+mod shared_memory;
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{
@@ -22,9 +20,9 @@ use libbpf_rs::{
     libbpf_sys, set_print,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags as MmapFlags, ProtFlags, mmap, munmap};
-use rustix::param::page_size;
 
+pub(crate) use self::map::Map;
+pub(crate) use self::shared_memory::{Ring, SharedArray};
 use crate::bpf_types::Plain;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -174,107 +172,6 @@ impl Object {
     }
 }
 
-/// One BPF map.
-pub(crate) struct Map {
-    name: &'static str,
-    fd: MapHandle,
-    key_bytes: usize,
-    value_bytes: usize,
-    entries: u32,
-}
-
-impl Map {
-    pub(crate) fn update<K: Plain, V: Plain>(
-        &self,
-        key: &K,
-        value: &V,
-    ) -> std::result::Result<(), Errno> {
-        self.update_bytes(key, bytes_of(value), libbpf_sys::BPF_ANY.into())
-    }
-
-    /// Puts a socket into a map of sockets. The caller keeps its own descriptor.
-    pub(crate) fn insert_socket<K: Plain>(
-        &self,
-        key: &K,
-        socket: BorrowedFd<'_>,
-    ) -> std::result::Result<(), Errno> {
-        // Maps of sockets take a descriptor as a u64 (`sock_map_update_elem`).
-        let value = socket.as_raw_fd() as u64;
-        self.update_bytes(key, bytes_of(&value), libbpf_sys::BPF_NOEXIST.into())
-    }
-
-    fn update_bytes<K: Plain>(
-        &self,
-        key: &K,
-        value: &[u8],
-        flags: u64,
-    ) -> std::result::Result<(), Errno> {
-        assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
-        assert_eq!(self.value_bytes, value.len(), "{}", self.name);
-        // SAFETY: the kernel reads as many bytes as the map's keys and values have, which both
-        // slices were checked to be.
-        let result = unsafe {
-            libbpf_sys::bpf_map_update_elem(
-                self.fd.as_fd().as_raw_fd(),
-                bytes_of(key).as_ptr().cast(),
-                value.as_ptr().cast(),
-                flags,
-            )
-        };
-        checked(result)
-    }
-
-    /// Removes an entry; one that is not there is removed.
-    pub(crate) fn remove<K: Plain>(&self, key: &K) {
-        debug_assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
-        let _ = self.fd.delete(bytes_of(key));
-    }
-
-    /// How many keys it holds. For tests and the doctor: it walks the map.
-    pub(crate) fn count(&self) -> usize {
-        self.fd.keys().count()
-    }
-
-    /// Maps the values of a `BPF_F_MMAPABLE` array into this process.
-    pub(crate) fn share_values<T: Plain>(&self) -> Result<SharedArray<T>> {
-        // The kernel rounds a value up to 8 bytes; ours are multiples of it.
-        debug_assert_eq!(self.value_bytes, size_of::<T>(), "{}", self.name);
-        debug_assert_eq!(size_of::<T>() % 8, 0, "{}", self.name);
-        let count = self.entries as usize;
-        let mapping = Mapping::new(self, 0, count * size_of::<T>(), true)?;
-        Ok(SharedArray {
-            mapping,
-            count,
-            of: PhantomData,
-        })
-    }
-
-    /// The consuming end of a ring. There must be one only.
-    pub(crate) fn consume(&self) -> Result<Ring> {
-        let page = page_size();
-        let size = self.entries as usize;
-        // One page that we write, one that the kernel writes, and the data twice in a row, so
-        // that a record at the end can be read in one piece (kernel/bpf/ringbuf.c).
-        Ok(Ring {
-            consumer: Mapping::new(self, 0, page, true)?,
-            producer: Mapping::new(self, page, page + 2 * size, false)?,
-            mask: size - 1,
-        })
-    }
-}
-
-impl AsFd for Map {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl fmt::Debug for Map {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Map").field(&self.name).finish()
-    }
-}
-
 /// One BPF program.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -337,138 +234,6 @@ impl Program {
     }
 }
 
-/// A piece of a map in this process's memory.
-struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the memory is the kernel's, and everything that is reached through it is atomic.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(map: &Map, offset: usize, bytes: usize, writable: bool) -> Result<Self> {
-        let protection = if writable {
-            ProtFlags::READ | ProtFlags::WRITE
-        } else {
-            ProtFlags::READ
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                bytes,
-                protection,
-                MmapFlags::SHARED,
-                map.fd.as_fd(),
-                offset as u64,
-            )
-        };
-        let start = start.map_err(|errno| {
-            Error::system(format!("cannot map the BPF map {}", map.name), errno)
-        })?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| absent(map.name))?;
-        Ok(Self { start, bytes })
-    }
-
-    fn at<T: Plain>(&self, offset: usize) -> &T {
-        assert!(offset + size_of::<T>() <= self.bytes && offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: the assertion keeps it inside the mapping.
-        let start = unsafe { self.start.add(offset) };
-        // SAFETY: the mapping begins at a page and lives as long as `self`; the assertion keeps
-        // the reference inside and aligned; `Plain` makes any bytes a valid value.
-        unsafe { start.cast().as_ref() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `start` and `bytes` are those of a mapping of our own, and every reference
-        // into it borrowed `self`.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
-}
-
-/// The values of an array, shared with the kernel.
-pub(crate) struct SharedArray<T> {
-    mapping: Mapping,
-    count: usize,
-    of: PhantomData<T>,
-}
-
-impl<T: Plain> SharedArray<T> {
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
-
-    /// `T` is made of atomics, since the kernel writes it at any time.
-    pub(crate) fn at(&self, index: usize) -> &T {
-        self.mapping.at(index * size_of::<T>())
-    }
-}
-
-impl<T> fmt::Debug for SharedArray<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedArray").field(&self.count).finish()
-    }
-}
-
-/// The consuming end of a `BPF_MAP_TYPE_RINGBUF`.
-pub(crate) struct Ring {
-    consumer: Mapping,
-    producer: Mapping,
-    mask: usize,
-}
-
-/// Bits of a record's length word, from `linux/bpf.h`.
-const RINGBUF_BUSY_BIT: u32 = 1 << 31;
-const RINGBUF_DISCARD_BIT: u32 = 1 << 30;
-const RINGBUF_HEADER_BYTES: usize = 8;
-
-impl Ring {
-    /// Takes the records that are there, each of which begins with a `u32`.
-    pub(crate) fn take(&mut self, mut record: impl FnMut(u32)) {
-        let data_begins = page_size();
-        let consumed = self.consumer.at::<AtomicPosition>(0);
-        let produced = self.producer.at::<AtomicPosition>(0);
-        let mut position = consumed.0.load(Ordering::Relaxed);
-        while position != produced.0.load(Ordering::Acquire) {
-            let offset = data_begins + (position & self.mask);
-            let header = self.producer.at::<AtomicWord>(offset);
-            let length = header.0.load(Ordering::Acquire);
-            if length & RINGBUF_BUSY_BIT != 0 {
-                break;
-            }
-            let bytes = (length & !RINGBUF_DISCARD_BIT) as usize;
-            if length & RINGBUF_DISCARD_BIT == 0 && bytes >= size_of::<u32>() {
-                let word = self
-                    .producer
-                    .at::<AtomicWord>(offset + RINGBUF_HEADER_BYTES);
-                record(word.0.load(Ordering::Relaxed));
-            }
-            position += (RINGBUF_HEADER_BYTES + bytes).next_multiple_of(8);
-            consumed.0.store(position, Ordering::Release);
-        }
-    }
-}
-
-impl fmt::Debug for Ring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").finish_non_exhaustive()
-    }
-}
-
-#[repr(transparent)]
-struct AtomicPosition(AtomicUsize);
-#[repr(transparent)]
-struct AtomicWord(AtomicU32);
-// SAFETY: an integer.
-unsafe impl Plain for AtomicPosition {}
-// SAFETY: an integer.
-unsafe impl Plain for AtomicWord {}
-
 fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: `Plain` has no padding, so all `size_of` bytes are initialised, and they live as
     // long as the reference.
@@ -511,6 +276,8 @@ fn absent(name: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use crate::bpf_types::{DirectionEntry, Inspection};
 

@@ -14,14 +14,17 @@
 //! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
 //! said, and only a system call that would have blocked takes it back.
 
-use std::os::fd::{AsFd, BorrowedFd};
+mod hand;
+
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
+use self::hand::Hand;
 use crate::endpoint::{Endpoint, Kind};
-use crate::engine::buffer::{Buffer, Size};
+use crate::engine::buffer::Size;
 use crate::engine::uring::{self, Manner};
-use crate::engine::{Carrier, Carriers, Filled, aio, pipe};
+use crate::engine::{Carriers, Filled, aio};
 use crate::limits::Shares;
 use crate::task::Readiness;
 
@@ -29,10 +32,7 @@ use crate::task::Readiness;
 /// largest reads, some 100 µs.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// How often a direction looks at the size of its sockets' buffers, in bytes read. One read can
-/// make TCP's tuning take a buffer from 128 KiB to its maximum (`tcp_rcvbuf_grow`), and the sender
-/// is told of the room as soon as more segments come: so the look follows the read, before what
-/// was read is passed on, except by `aio`, which does both in one.
+/// How often a direction looks at the size of its sockets' buffers, in bytes read.
 const LOOK_AT_BUFFERS_BYTES: u64 = 256 << 10;
 
 /// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in
@@ -64,60 +64,6 @@ pub(crate) enum Carriage {
     Adaptive { after_bytes: u64 },
 }
 
-#[derive(Debug)]
-enum Hand {
-    Empty,
-    Buffer(Buffer),
-    Pipe(pipe::Pipe),
-    Aio(aio::Block),
-    /// Kept from the start of the pair to its end.
-    Lane(uring::Lane),
-}
-
-impl Hand {
-    /// Takes bytes, and, where `onward` takes them, may give them at once.
-    fn fill(
-        &mut self,
-        source: BorrowedFd<'_>,
-        onward: Option<BorrowedFd<'_>>,
-        carriers: &mut Carriers,
-        manner: Manner,
-    ) -> Result<Filled, Errno> {
-        let at_most = manner.at_most();
-        match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
-            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
-            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
-            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
-        }
-    }
-
-    fn drain(
-        &mut self,
-        destination: BorrowedFd<'_>,
-        carriers: &mut Carriers,
-    ) -> Result<usize, Errno> {
-        match (self, &mut carriers.aio, &mut carriers.ring) {
-            (Self::Buffer(buffer), ..) => buffer.drain(destination),
-            (Self::Pipe(pipe), ..) => pipe.drain(destination),
-            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
-            (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
-        }
-    }
-
-    fn held(&self) -> usize {
-        match self {
-            Self::Empty => 0,
-            Self::Buffer(buffer) => buffer.held(),
-            Self::Pipe(pipe) => pipe.held(),
-            Self::Aio(block) => block.held(),
-            Self::Lane(lane) => lane.held(),
-        }
-    }
-}
-
 /// What a direction needs from its pair and loop to move.
 pub(crate) struct Way<'a> {
     pub(crate) source: &'a Endpoint,
@@ -126,6 +72,8 @@ pub(crate) struct Way<'a> {
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
+    /// Its buffers may have to suit an engine in the kernel.
+    pub(crate) may_be_taken: bool,
     /// The other direction has ended: the close that follows says the end of stream by itself.
     pub(crate) closing: bool,
 }
@@ -177,6 +125,8 @@ pub(crate) struct Direction {
     /// Nothing is read beyond this many bytes, not even an end of stream.
     mark_bytes: u64,
     next_look_bytes: u64,
+    /// The source's receive buffer was fixed, as far as it could be.
+    source_fixed: bool,
     /// The last read brought bulk.
     bulk: bool,
     way_taken: WayTaken,
@@ -200,6 +150,7 @@ impl Direction {
             given_bytes: 0,
             mark_bytes: u64::MAX,
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
+            source_fixed: false,
             bulk: false,
             way_taken: WayTaken::default(),
         }
@@ -390,6 +341,10 @@ impl Direction {
             outlasts: self.source_outlasts,
         };
         self.pick_up(way.carriers);
+        // These take what is there, however much.
+        if matches!(self.hand, Hand::Pipe(_) | Hand::Lane(_)) {
+            self.fix_source(way);
+        }
         let source = way.source.as_fd();
         let onward = self.destination_ready.then(|| way.destination.as_fd());
         match self.hand.fill(source, onward, way.carriers, manner) {
@@ -430,8 +385,20 @@ impl Direction {
         }
         if count >= BULK_READ_BYTES {
             self.bulk = true;
+            self.fix_source(way);
         } else if count < SMALL_READ_BYTES {
             self.bulk = false;
+        }
+    }
+
+    /// Fixes the source's receive buffer before the kernel's tuning enlarges it, which it does by a
+    /// read that brings more than the ones before: from 128 KiB to any size in one step
+    /// (`tcp_rcvbuf_grow`, 6.18). Its sender hears of the room within that read, and may fill it
+    /// before a look at the size can follow.
+    fn fix_source(&mut self, way: &Way<'_>) {
+        if !self.source_fixed && !way.may_be_taken {
+            self.source_fixed = true;
+            way.source.fix_receive_buffer(way.shares.buffer_bytes);
         }
     }
 

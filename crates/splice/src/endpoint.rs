@@ -152,25 +152,43 @@ impl Endpoint {
         }
     }
 
-    /// Stops the growth of the receive buffer at `most_bytes`.
+    /// Stops the growth of the receive buffer at `most_bytes`, once it has come near that.
     ///
     /// TCP's own tuning takes a receive buffer to `tcp_rmem[2]` (32 MiB on 6.18), which a
     /// receiver that stops reading would leave full. Setting a size ends the tuning
-    /// (`SOCK_RCVBUF_LOCK`), so it is set only on a flow that has come near the bound.
+    /// (`SOCK_RCVBUF_LOCK`).
     pub(crate) fn bound_receive_buffer(&self, most_bytes: usize) {
         if self.receive_bounded.load(Ordering::Relaxed) {
             return;
         }
-        let Ok(size) = sockopt::socket_recv_buffer_size(&self.fd) else {
+        // Half, since the buffer goes on growing until the next look.
+        if sockopt::socket_recv_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {
+            self.set_receive_buffer(most_bytes);
+        }
+    }
+
+    /// The same for the send buffer.
+    pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
+        if self.send_bounded.load(Ordering::Relaxed) {
             return;
-        };
-        // Half, since one step of the tuning can double the buffer before the next look.
-        if size > most_bytes / 2 {
+        }
+        if sockopt::socket_send_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {
+            self.set_send_buffer(most_bytes);
+        }
+    }
+
+    /// Gives the receive buffer a fixed size of `bytes`, unless that takes a privilege which this
+    /// process has not: then [`bound_receive_buffer`](Self::bound_receive_buffer) is left to do what
+    /// it can.
+    pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
+        // What a UNIX stream receives counts with its sender.
+        if self.kind == Kind::Unix || self.receive_bounded.load(Ordering::Relaxed) {
+            return;
+        }
+        if sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2).is_ok() {
             self.receive_bounded.store(true, Ordering::Relaxed);
-            // The kernel doubles the value to make room for its own bookkeeping (socket(7)).
-            // Only the forced form may exceed rmem_max, which older kernels set to 208 KiB.
-            let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, most_bytes / 2)
-                .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, most_bytes / 2));
+        } else if bytes / 2 <= socket_option::receive_buffer_most() {
+            self.set_receive_buffer(bytes);
         }
     }
 
@@ -178,14 +196,8 @@ impl Endpoint {
     /// halves of `bytes` for the send buffer, three eighths for the other, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&self, bytes: usize) {
-        self.receive_bounded.store(true, Ordering::Relaxed);
-        self.send_bounded.store(true, Ordering::Relaxed);
-        // The kernel doubles the values; see below.
-        let (receive, send) = (bytes * 3 / 16, bytes * 3 / 4);
-        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, receive)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, receive));
-        let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, send)
-            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, send));
+        self.set_receive_buffer(bytes * 3 / 8);
+        self.set_send_buffer(bytes * 3 / 2);
     }
 
     /// Takes [`fix_buffers`](Self::fix_buffers) back, where the kernel can: it tunes both from the
@@ -197,20 +209,19 @@ impl Endpoint {
         }
     }
 
-    /// Stops the growth of the send buffer at `most_bytes`; see
-    /// [`bound_receive_buffer`](Self::bound_receive_buffer).
-    pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
-        if self.send_bounded.load(Ordering::Relaxed) {
-            return;
-        }
-        let Ok(size) = sockopt::socket_send_buffer_size(&self.fd) else {
-            return;
-        };
-        if size > most_bytes / 2 {
-            self.send_bounded.store(true, Ordering::Relaxed);
-            let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, most_bytes / 2)
-                .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, most_bytes / 2));
-        }
+    /// The kernel doubles the value to make room for its own bookkeeping (socket(7)). Only the
+    /// forced form may exceed `rmem_max`, which older kernels set to 208 KiB.
+    fn set_receive_buffer(&self, bytes: usize) {
+        self.receive_bounded.store(true, Ordering::Relaxed);
+        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, bytes / 2));
+    }
+
+    /// As [`set_receive_buffer`](Self::set_receive_buffer).
+    fn set_send_buffer(&self, bytes: usize) {
+        self.send_bounded.store(true, Ordering::Relaxed);
+        let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, bytes / 2)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, bytes / 2));
     }
 }
 

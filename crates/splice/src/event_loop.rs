@@ -4,6 +4,10 @@
 //! event of a finished task cannot reach the next one in the same slot) and the number under
 //! which the task registered the descriptor.
 
+mod ring;
+mod timer;
+mod token;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,17 +16,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use slab::Slab;
 
+use self::ring::Called;
+use self::timer::timespec;
+pub(crate) use self::token::Key;
+use self::token::{BELL_TOKEN, BELLS, GENERATION_BITS, MAILBOX_TOKEN, RING_TOKEN, TIMER_TOKEN};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::ends::Ends;
 use crate::engine::kernel::Bell;
-use crate::engine::uring::{self, Ring};
+use crate::engine::uring::Ring;
 use crate::engine::{Carriers, EngineChoice, EngineName, sockmap};
 use crate::error::{Context as _, Result};
 use crate::handle::{Handle, Status};
@@ -37,55 +41,9 @@ use crate::timer_wheel::TimerWheel;
 /// until the next look at timers and letters short.
 const EVENTS_PER_TURN: usize = 256;
 
-/// Which task on its loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    pub(crate) index: u32,
-    generation: u32,
-}
-
-/// Who an epoll event is for: the source in the low 8 bits, then 24 bits of generation, then the
-/// slot's index.
-const GENERATION_BITS: u32 = 24;
-const MAILBOX_TOKEN: u64 = u64::MAX;
-const TIMER_TOKEN: u64 = u64::MAX - 1;
-/// The ring of the engine `uring`, where somebody else's loop waits for ours.
-const RING_TOKEN: u64 = u64::MAX - 2;
-/// How long a ring without pairs is kept: connections that come one by one would each make one,
-/// which takes some 100 µs.
-const RING_KEPT: Duration = Duration::from_millis(100);
-/// The first bell; each further one is one lower.
-const BELL_TOKEN: u64 = u64::MAX - 3;
 /// How long a loop without tasks keeps the kernel side of engines loaded: loading it anew takes
 /// some 40 ms, most of it for reading the kernel's type information.
 const BELLS_KEPT: Duration = Duration::from_secs(3);
-/// More bells than there are engines in the kernel.
-const BELLS: u64 = 16;
-
-impl Key {
-    pub(crate) fn token(self, source: u8) -> u64 {
-        u64::from(self.index) << 32 | u64::from(self.generation) << 8 | u64::from(source)
-    }
-
-    fn from_token(token: u64) -> (Self, u8) {
-        let generation = (token >> 8) as u32 & ((1 << GENERATION_BITS) - 1);
-        (
-            Self {
-                index: (token >> 32) as u32,
-                generation,
-            },
-            token as u8,
-        )
-    }
-}
-
-/// What a wait on the ring has found out about the epoll instance.
-enum Called {
-    ByNobody,
-    ByEpoll,
-    /// There was no such wait.
-    Unknown,
-}
 
 struct Slot {
     generation: u32,
@@ -120,6 +78,10 @@ pub struct EventLoop {
     ended: bool,
     turned: bool,
     pub(crate) carriers: Carriers,
+    /// What a ring is told, too.
+    busy_poll: Option<Duration>,
+    /// When a ring that has no pairs was first seen without.
+    ring_unused_since: Option<Instant>,
     /// What the engines in the kernel call user space with.
     bells: Vec<Arc<dyn Bell>>,
 }
@@ -155,17 +117,26 @@ impl EventLoop {
             ended: false,
             turned: false,
             carriers: Carriers::default(),
+            busy_poll: None,
+            ring_unused_since: None,
             bells: Vec::new(),
         })
     }
 
     /// Has the loop poll the device of its sockets for up to `time` before it sleeps, where the
-    /// device's driver can be polled.
+    /// device's driver can be polled. A loop with an io_uring polls for 10 ms at most.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) on kernels before 6.9.
-    pub fn set_busy_poll(&self, time: Duration) -> Result<()> {
-        set_epoll_busy_poll(self.epoll.as_fd(), time)
+    pub fn set_busy_poll(&mut self, time: Duration) -> Result<()> {
+        set_epoll_busy_poll(self.epoll.as_fd(), time)?;
+        self.busy_poll = Some(time);
+        match &self.carriers.ring {
+            Some(ring) => ring
+                .set_busy_poll(time)
+                .context("io_uring cannot be made to poll the device"),
+            None => Ok(()),
+        }
     }
 
     /// A way to reach this loop from other threads.
@@ -307,47 +278,6 @@ impl EventLoop {
                 .context("cannot use the event loop's io_uring")?;
         }
         Ok(())
-    }
-
-    /// A loop that has a ring waits in it, unless it is driven by another one: that one waits for
-    /// the epoll instance, which then watches the ring.
-    fn wait_on_ring(&mut self, timeout: Option<Duration>) -> Result<Called> {
-        let Some(ring) = &mut self.carriers.ring else {
-            return Ok(Called::Unknown);
-        };
-        if self.timer.is_some() {
-            return Ok(Called::Unknown);
-        }
-        let unused = ring.is_unused();
-        let timeout = match timeout {
-            Some(timeout) if unused => Some(timeout.min(RING_KEPT)),
-            None if unused => Some(RING_KEPT),
-            other => other,
-        };
-        let called = ring
-            .wait(self.epoll.as_fd(), timeout)
-            .context("cannot wait on the event loop's io_uring")?;
-        if called {
-            return Ok(Called::ByEpoll);
-        }
-        if unused && timeout == Some(RING_KEPT) {
-            self.carriers.ring = None;
-        }
-        Ok(Called::ByNobody)
-    }
-
-    /// The loop's ring, which the first pair that asks for it makes.
-    pub(crate) fn ring(&mut self) -> Result<&mut Ring> {
-        if self.carriers.ring.is_none() {
-            self.carriers.ring = Some(Ring::new().map_err(uring::refusal)?);
-            if self.timer.is_some() {
-                self.watch_ring()?;
-            }
-        }
-        match &mut self.carriers.ring {
-            Some(ring) => Ok(ring),
-            None => unreachable!("it was made above"),
-        }
     }
 
     fn read_letters(&mut self) {
@@ -520,18 +450,6 @@ impl EventLoop {
         Ok(())
     }
 
-    /// From now on the epoll instance tells of the ring.
-    fn watch_ring(&mut self) -> Result<()> {
-        let Some(ring) = &mut self.carriers.ring else {
-            return Ok(());
-        };
-        let data = EventData::new_u64(RING_TOKEN);
-        let flags = EventFlags::IN | EventFlags::ET;
-        ring.caller()
-            .and_then(|caller| epoll::add(&self.epoll, caller, data, flags))
-            .context("cannot watch the event loop's io_uring")
-    }
-
     /// Leaves nothing undone that the descriptor would not tell of.
     fn settle(&mut self) -> Result<()> {
         if self.timer.is_some() {
@@ -544,58 +462,6 @@ impl EventLoop {
             }
         }
         self.arm_timer()
-    }
-
-    fn create_timer(&mut self) -> Result<()> {
-        let timer = timerfd_create(
-            TimerfdClockId::Monotonic,
-            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-        )
-        .context("cannot create the event loop's timerfd")?;
-        epoll::add(
-            &self.epoll,
-            &timer,
-            EventData::new_u64(TIMER_TOKEN),
-            EventFlags::IN,
-        )
-        .context("cannot watch the event loop's timerfd")?;
-        self.timer = Some(timer);
-        self.watch_ring()
-    }
-
-    /// Lets the next deadline, or work that waits for its turn, make the descriptor readable.
-    fn arm_timer(&mut self) -> Result<()> {
-        let Some(timer) = &self.timer else {
-            return Ok(());
-        };
-        let next = if self.again.is_empty() && !self.carriers.has_news() {
-            self.wheel.next()
-        } else {
-            Some(self.now)
-        };
-        if next == self.armed {
-            return Ok(());
-        }
-        // Zero would disarm it.
-        let ahead = next.map(|next| {
-            next.saturating_duration_since(Instant::now())
-                .max(Duration::from_nanos(1))
-        });
-        let value = Itimerspec {
-            it_interval: timespec(Duration::ZERO),
-            it_value: timespec(ahead.unwrap_or_default()),
-        };
-        timerfd_settime(timer, TimerfdTimerFlags::empty(), &value)
-            .context("cannot set the event loop's timerfd")?;
-        self.armed = next;
-        Ok(())
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
     }
 }
 

@@ -14,8 +14,9 @@ pub struct Limits {
     /// its two sockets' buffers (as `SO_MEMINFO` counts them), pipes and the process's memory.
     ///
     /// Each of the four socket buffers gets a fifth of it, so a larger value lets a flow over a
-    /// long fat path go faster. TCP's own tuning may stay far below it. Less than 256 KiB counts
-    /// as that much.
+    /// long fat path go faster. A receive buffer has its fifth as soon as bulk comes; a send
+    /// buffer grows by TCP's own tuning, which may stay far below. Less than 256 KiB counts as
+    /// that much.
     pub memory_bytes: usize,
 }
 

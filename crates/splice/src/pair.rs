@@ -11,7 +11,10 @@
 //! closed. Then it tells the reason and closes both ends: in order where the streams came to
 //! their ends, with a reset where they were cut.
 
+mod chosen;
+mod ending;
 mod promotion;
+mod ring;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,27 +22,20 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::chosen::BY_NAME;
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::{Endpoint, Kind};
 use crate::ends::Ends;
 use crate::engine::kernel::{KernelEngine, Watch};
 use crate::engine::sockmap::Sockmap;
-use crate::engine::{Chosen, EngineChoice, EngineName, aio};
+use crate::engine::{EngineChoice, EngineName, aio};
 use crate::error::{Error, Result};
 use crate::handle::Status;
 use crate::limits::Shares;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason, Side};
 use crate::task::{Interest, Readiness, Step, Task};
-
-/// Why a pair has the engine that it was to have, and no byte went another way.
-pub(crate) const BY_NAME: &str = "asked for by name";
-
-/// How long a pair that has reached its byte limit waits for slow peers. There is no event for
-/// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
-const PARTING_MOST: Duration = Duration::from_secs(10);
-const PARTING_LOOK: Duration = Duration::from_millis(5);
 
 /// What is called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
@@ -247,6 +243,7 @@ impl Pair {
                 carriers: cx.carriers(),
                 shares: self.shares,
                 byte_limit: limit,
+                may_be_taken: self.kernel.is_some() || !self.segment_tried,
                 closing,
             });
             let after = direction.given_bytes();
@@ -302,196 +299,8 @@ impl Pair {
         self.directions.iter().map(Direction::given_bytes).sum()
     }
 
-    fn engine(&self) -> Chosen {
-        let piped = self
-            .directions
-            .iter()
-            .any(|direction| direction.way_taken().piped);
-        let missed = self
-            .directions
-            .iter()
-            .find_map(|direction| direction.way_taken().no_pipe);
-        let by_name = matches!(self.choice, EngineChoice::Only(_));
-        if self.taken
-            && let Some(kernel) = &self.kernel
-        {
-            let why = if by_name {
-                BY_NAME
-            } else if kernel.name() == EngineName::Segment {
-                "the program can translate its segments"
-            } else {
-                "it lives long and moves little at a time"
-            };
-            return Chosen::new(kernel.name(), why);
-        }
-        if let EngineChoice::Only(
-            name @ (EngineName::Segment | EngineName::Aio | EngineName::Uring),
-        ) = self.choice
-            && let Some(why) = self.declined.as_deref().cloned()
-        {
-            return Chosen { name, why };
-        }
-        let name = match self.choice {
-            EngineChoice::Only(EngineName::Sockmap) => EngineName::Copy,
-            EngineChoice::Only(name) => name,
-            EngineChoice::Auto if piped => EngineName::Pipe,
-            EngineChoice::Auto => EngineName::Copy,
-        };
-        match missed {
-            Some(errno) => Chosen {
-                name,
-                why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
-            },
-            None if !piped && self.declined.is_some() => Chosen {
-                name,
-                why: self.declined.as_deref().cloned().unwrap_or_default(),
-            },
-            None if self.kernel.is_some() => {
-                Chosen::new(name, "no engine in the kernel has taken it yet")
-            }
-            None if by_name => Chosen::new(name, BY_NAME),
-            None if piped => Chosen::new(name, "a direction moved bulk"),
-            None => Chosen::new(name, "no direction moved bulk"),
-        }
-    }
-
-    /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
-    ///
-    /// A peer may still talk, and a TCP socket that is closed with bytes unread sends a reset and
-    /// drops what it has not sent yet (`__tcp_close`). Behind the end of stream it does no harm.
-    fn part(&mut self, cx: &mut Context<'_>) -> Step {
-        let Some(ends) = &self.ends else {
-            return Step::Done;
-        };
-        let sides = ends.sides();
-        let in_kernel = self.in_kernel_bytes();
-        let moved =
-            |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
-        let receivers: Vec<_> = Side::BOTH
-            .into_iter()
-            .filter(|from| self.kernel.is_none() || Some(moved(from)) == self.byte_limit)
-            .map(|from| sides[from.other().index()])
-            .collect();
-        let until = *self.parting_until.get_or_insert_with(|| {
-            for end in &receivers {
-                // It fails where the peer is gone, and then there is nobody to wait for.
-                let _ = end.end_stream();
-            }
-            cx.now() + PARTING_MOST
-        });
-        let has_all = receivers.iter().all(|end| end.has_delivered_all());
-        for direction in &mut self.directions {
-            direction.release(cx.carriers());
-        }
-        if has_all || cx.now() >= until {
-            return self.end(cx, Reason::ByteLimit);
-        }
-        cx.set_deadline(Some(cx.now() + PARTING_LOOK));
-        Step::Wait
-    }
-
-    fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
-        // Closing the last descriptor of a socket takes it out of epoll by itself.
-        let shared = self.each_end().iter().filter(|end| end.is_shared());
-        shared.for_each(|end| cx.deregister(end));
-        for (index, direction) in self.directions.iter_mut().enumerate() {
-            direction.release(cx.carriers());
-            self.status.meter.set(index, direction.given_bytes());
-        }
-        cx.carriers().leave();
-        match self.finish(reason) {
-            Some(task) => Step::Become(task),
-            None => Step::Done,
-        }
-    }
-
-    /// Closes both ends and tells why. Only the first reason counts.
-    fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
-        let ends = self.ends.take()?;
-        let reason = if ends.is_echo() {
-            reason.of_echo()
-        } else {
-            reason
-        };
-        if let Some(kernel) = &mut self.kernel {
-            #[cfg(test)]
-            let carried = kernel.carried_bytes();
-            #[cfg(test)]
-            self.status
-                .meter
-                .carried_bytes
-                .store(carried, std::sync::atomic::Ordering::Relaxed);
-            let in_kernel = kernel.release(ends.sides(), &self.directions);
-            let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
-            self.status
-                .meter
-                .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
-        }
-        if reason.cuts() {
-            ends.each().iter().for_each(Endpoint::reset_on_close);
-        }
-        drop(ends);
-        let Chosen { name, why } = self.engine();
-        let remains = self
-            .kernel
-            .take()
-            .and_then(|mut kernel| kernel.closed(reason));
-        let outcome = Outcome {
-            reason,
-            moved: self.status.meter.read(),
-            engine: name,
-            why_engine: why,
-            duration: self.joined_at.elapsed(),
-        };
-        if let Some(on_end) = self.on_end.take() {
-            on_end(outcome.clone());
-        }
-        self.status.finish(outcome);
-        remains
-    }
-
     fn each_end(&self) -> &[Endpoint] {
         self.ends.as_ref().map_or(&[], Ends::each)
-    }
-
-    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
-    fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
-        match cx.lanes() {
-            Ok(lanes) => {
-                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
-                    direction.enter(lane);
-                }
-            }
-            Err(error) => {
-                self.declined = Some(Box::new(error.to_string().into()));
-                return Some(Reason::Refused);
-            }
-        }
-        if self.registered {
-            return self.rewatch(cx, Watch::Ends);
-        }
-        None
-    }
-
-    /// The ring does not wait for room, epoll does: from the first time on that there is none, so
-    /// that a UNIX stream's reader does not wake a relay that needs no room.
-    fn watch_room(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
-        let Some(ends) = &self.ends else {
-            return None;
-        };
-        for from in Side::BOTH {
-            let to = ends.across(from);
-            let watched = &mut self.room_watched[to.index()];
-            if self.directions[from.index()].is_blocked_on_ring() && !*watched {
-                *watched = true;
-                let end = ends.sides()[to.index()].as_fd();
-                if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {
-                    let errno = errno_of(&error);
-                    return Some(Reason::Failed { side: to, errno });
-                }
-            }
-        }
-        None
     }
 
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
@@ -611,13 +420,6 @@ impl Task for Pair {
             None => Reason::Shutdown,
         };
         self.end(cx, reason);
-    }
-}
-
-/// A pair that was on its way to a loop which ended has to tell its handle, too.
-impl Drop for Pair {
-    fn drop(&mut self) {
-        drop(self.finish(Reason::Shutdown));
     }
 }
 

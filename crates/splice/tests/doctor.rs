@@ -6,11 +6,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
-use netlab::{Need, available};
+use netlab::{Need, available, until};
 use splice::EngineName;
 use splice::doctor::{Report, Verdict, examine};
 
@@ -68,11 +66,9 @@ fn the_defect_of_fionread_is_what_a_map_made_here_shows() {
     let fd = far.as_raw_fd().to_ne_bytes();
     map.update(&0u32.to_ne_bytes(), &fd, MapFlags::ANY).unwrap();
     near.write_all(b"12345").unwrap();
-    let start = Instant::now();
-    while far.peek(&mut [0; 8]).unwrap() < 5 {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("all bytes are there", || {
+        far.peek(&mut [0; 8]).unwrap() == 5
+    });
     let told = rustix::io::ioctl_fionread(&far).unwrap();
     far.read_exact(&mut [0; 5]).unwrap();
 

@@ -397,3 +397,41 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
 
 /// Descriptors that a relay has beside those of its connections: loops, listeners, pipes, logs.
 const DESCRIPTORS_BESIDE: u64 = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(40);
+
+    /// `run` ends the program with the error then.
+    #[test]
+    fn a_panic_in_a_loop_is_told_to_the_relay() {
+        let relay = Arc::new(Relay {
+            goal: Goal::Client,
+            client_kind: Kind::Tcp4,
+            options: Options::default(),
+            connect_timeout: Duration::ZERO,
+            access_log: None,
+            live: Live::new(None),
+            next_id: AtomicU64::new(0),
+            cut_short: AtomicU64::new(0),
+            shortage: Complaint::default(),
+            target_unreachable: Complaint::default(),
+            engine_refused: Complaint::default(),
+        });
+        let (sender, events) = mpsc::channel();
+        let worker = Worker::start(Vec::new(), false, &relay, None, &sender).expect("a worker");
+        worker
+            .remote
+            .run(|_| panic!("the defect of this test"))
+            .expect("it runs");
+        match events.recv_timeout(PATIENCE) {
+            Ok(Event::LoopFailed(error)) => {
+                assert!(error.to_string().contains("defect"), "{error}");
+            }
+            _ => panic!("the relay does not hear of it"),
+        }
+        worker.thread.join().expect("the panic was caught");
+    }
+}

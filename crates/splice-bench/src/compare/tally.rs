@@ -8,8 +8,8 @@ use super::question::{Answer, Extents, Question};
 use crate::contestant::Contestant;
 use crate::output::Output;
 use crate::results::{
-    Better, Distribution, Interval, Latencies, Line, Measured, Missing, Quantity, Ratio, Results,
-    Series, Unit, Verdict, Workload,
+    Better, Distribution, Interval, Latencies, Line, Measured, Missing, Quantity, Results, Series,
+    Unit, Workload,
 };
 use crate::statistics::{self, Sample};
 use crate::table::Table;
@@ -137,24 +137,9 @@ impl Tally {
                     .collect(),
                 None => entry.samples[quantity].clone(),
             };
-            let ratio = direct
-                .filter(|_| self.question.in_rounds() && entry.contestant != Contestant::Direct)
-                .map(|direct| sample.ratio_to(direct))
-                .and_then(|ratios| {
-                    let interval = ratios.interval();
-                    Some(Ratio {
-                        median: ratios.median().filter(|ratio| ratio.is_finite())?,
-                        interval,
-                        verdict: Verdict::of(interval, better),
-                    })
-                });
-            Some(Measured {
-                contestant: entry.contestant.name(),
-                rounds: sample.values().to_vec(),
-                median: sample.median()?,
-                interval: sample.interval(),
-                ratio,
-            })
+            let reference = direct
+                .filter(|_| self.question.in_rounds() && entry.contestant != Contestant::Direct);
+            Measured::of(entry.contestant.name(), &sample, reference, better)
         };
         self.entries.iter().filter_map(one).collect()
     }

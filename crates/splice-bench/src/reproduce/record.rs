@@ -9,8 +9,8 @@ use anyhow::Result;
 use super::arguments::Shared;
 use crate::output::Output;
 use crate::results::{
-    self, Better, Contestant, Machine, Measured, Missing, Parameter, Placement, Quantity, Ratio,
-    Results, Run, Schema, Unit, Verdict, Workload,
+    self, Better, Contestant, Machine, Measured, Missing, Parameter, Placement, Quantity, Results,
+    Run, Schema, Unit, Workload,
 };
 use crate::site::Site;
 use crate::statistics::{CONFIDENCE, DRAWS, Sample};
@@ -125,24 +125,10 @@ pub(crate) struct Told<'a> {
 pub(crate) fn quantity(told: Told<'_>, reference: &str, samples: &[(String, Sample)]) -> Quantity {
     let held_against = samples.iter().find(|(name, _)| name == reference);
     let one = |(name, sample): &(String, Sample)| {
-        let ratio = held_against
+        let reference = held_against
             .filter(|_| name != reference)
-            .map(|(_, reference)| sample.ratio_to(reference))
-            .and_then(|ratio| {
-                let interval = ratio.interval();
-                Some(Ratio {
-                    median: ratio.median().filter(|median| median.is_finite())?,
-                    interval,
-                    verdict: Verdict::of(interval, told.better),
-                })
-            });
-        Some(Measured {
-            contestant: name.clone(),
-            rounds: sample.values().to_vec(),
-            median: sample.median()?,
-            interval: sample.interval(),
-            ratio,
-        })
+            .map(|(_, sample)| sample);
+        Measured::of(name.clone(), sample, reference, told.better)
     };
     Quantity {
         id: told.id.into(),

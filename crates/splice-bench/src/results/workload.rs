@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Latencies, Missing, Unit};
+use crate::statistics::Sample;
 
 /// One experiment, and what everybody did in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,6 +76,33 @@ pub(crate) struct Measured {
     pub(crate) interval: Option<Interval>,
     /// `None` for the reference itself, and when the reference was not measured or is zero.
     pub(crate) ratio: Option<Ratio>,
+}
+
+impl Measured {
+    /// What `sample` says, held against that of the reference; `None` when it is empty.
+    pub(crate) fn of(
+        contestant: String,
+        sample: &Sample,
+        reference: Option<&Sample>,
+        better: Better,
+    ) -> Option<Self> {
+        let ratio = reference.and_then(|reference| {
+            let ratios = sample.ratio_to(reference);
+            let interval = ratios.interval();
+            Some(Ratio {
+                median: ratios.median().filter(|ratio| ratio.is_finite())?,
+                interval,
+                verdict: Verdict::of(interval, better),
+            })
+        });
+        Some(Self {
+            contestant,
+            rounds: sample.values().to_vec(),
+            median: sample.median()?,
+            interval: sample.interval(),
+            ratio,
+        })
+    }
 }
 
 /// Where a value lies with the run's confidence.

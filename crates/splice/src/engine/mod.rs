@@ -2,8 +2,8 @@
 //!
 //! `copy`, `pipe` and `aio` move them in user space's hands: each has a carrier, and
 //! [`Direction`](crate::direction::Direction) drives whichever a direction uses, and `uring`'s
-//! [`Lane`](uring::Lane)s in the same way. `sockmap` moves
-//! them in the kernel: it is a [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
+//! [`Lane`](uring::Lane)s in the same way. `sockmap` and `segment` move them in the kernel: each is a
+//! [`KernelEngine`](kernel::KernelEngine), which takes a pair over.
 
 pub(crate) mod aio;
 pub(crate) mod buffer;
@@ -45,7 +45,7 @@ pub enum EngineName {
     /// TCP sockets; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
     /// A tc program translates the segments of one TCP connection into those of the other; the
-    /// relay's sockets sleep.
+    /// relay's sockets sleep. For root, and experimental: docs/segment.md says what is open.
     Segment,
 }
 

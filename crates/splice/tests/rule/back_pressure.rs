@@ -1,16 +1,18 @@
 //! A receiver that does not read blocks its sender, and what lies in between is bounded.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use splice::{Endpoint, EngineName, Limits, Reason};
+use splice::{Endpoint, EngineName, EventLoop, Limits, Options, Reason, SocketMemory};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
+use crate::support::patience::PATIENCE;
+use crate::support::payload::Payload;
 use crate::support::peer::Peer;
-use crate::support::relay::{Relay, outcome, payloads};
+use crate::support::random::Random;
+use crate::support::relay::{FROM_A, FROM_B, Relay, outcome, payloads};
 use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_blocked};
 
 /// Long enough for TCP's own tuning to make the buffers as large as it likes.
@@ -23,6 +25,14 @@ const PEER_BUFFER_BYTES: usize = 4 << 20;
 const MOST_SENT_BYTES: u64 = 96 << 20;
 /// What part of the bound one direction may have in hand, whatever its engine could take.
 const IN_HAND_SHARE: usize = 16;
+/// What the kernel takes beyond a buffer's limit, at most: it looks before it adds a packet, which is
+/// 64 KiB and its bookkeeping (`tcp_can_ingest`).
+const PACKET_BYTES: usize = 128 << 10;
+const PAUSED_BYTES: u64 = 12 << 20;
+/// Enough for the peers to fill what has room.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Between two pauses.
+const MOST_TURNS: u64 = 16;
 const SAMPLE_EVERY: Duration = Duration::from_millis(2);
 
 pub(crate) fn one_direction(engine: &Contestant) {
@@ -58,6 +68,64 @@ pub(crate) fn every_kind(engine: &Contestant) {
     engine.with_each_kind(|mix| stall(engine, mix, &[true, true], limits, SHORT_WARM_UP_BYTES));
 }
 
+/// A relay's thread may be kept from running at any moment. What its peers send meanwhile comes into
+/// its sockets, as far as the kernel has made room there by then.
+pub(crate) fn a_small_bound_while_the_loop_pauses(engine: &Contestant) {
+    let limits = Limits {
+        memory_bytes: SMALL_BOUND_BYTES,
+        ..Limits::default()
+    };
+    let options = Options {
+        engine: engine.choice,
+        limits,
+        ..Options::default()
+    };
+    let mut random = Random::of_run(3);
+    engine.with_each_kind(|mix| {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        for peer in [&a, &b] {
+            peer.widen(PEER_BUFFER_BYTES);
+        }
+        let probe = Probe::of([&near, &far], mix);
+        let mut event_loop = EventLoop::new().unwrap();
+        let [near, far] = [near, far].map(|fd| Endpoint::new(fd).unwrap());
+        let handle = event_loop.join(near, far, &options).unwrap();
+        let mut fullest = SocketMemory::default();
+        thread::scope(|scope| {
+            for (from, to, payload) in [(&a, &b, FROM_A), (&b, &a, FROM_B)] {
+                let payload = Payload::new(payload);
+                scope.spawn(move || {
+                    send(from, payload, 0..PAUSED_BYTES, Pace::Steady);
+                    from.end_stream();
+                });
+                scope.spawn(move || receive_to_end(to, payload, 0..PAUSED_BYTES, Pace::Steady));
+            }
+            // Peers that give up leave their sockets to the loop.
+            let start = Instant::now();
+            while handle.outcome().is_none() && start.elapsed() < PATIENCE {
+                for _ in 0..random.below(MOST_TURNS) {
+                    event_loop.turn(Some(PAUSE)).unwrap();
+                }
+                thread::sleep(PAUSE);
+                for socket in probe.look() {
+                    if socket.receive_bytes > fullest.receive_bytes {
+                        fullest = socket;
+                    }
+                }
+            }
+        });
+        assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
+        // One of the pair's four buffers.
+        let most = SMALL_BOUND_BYTES / 5 + PACKET_BYTES;
+        assert!(fullest.receive_bytes <= most, "over {most}: {fullest:?}");
+    });
+}
+
+fn held_bytes(sockets: &[SocketMemory; 2]) -> usize {
+    sockets.iter().map(SocketMemory::held_bytes).sum()
+}
+
 /// The relay's two sockets, seen through duplicates.
 struct Probe([Endpoint; 2]);
 
@@ -70,9 +138,8 @@ impl Probe {
         }))
     }
 
-    fn held_bytes(&self) -> usize {
-        let held = |end: &Endpoint| end.memory().expect("SO_MEMINFO").held_bytes();
-        self.0.iter().map(held).sum()
+    fn look(&self) -> [SocketMemory; 2] {
+        [0, 1].map(|end: usize| self.0[end].memory().expect("SO_MEMINFO"))
     }
 }
 
@@ -99,8 +166,13 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
         }
     });
 
-    let most_held = AtomicUsize::new(0);
-    let sample = || most_held.fetch_max(probe.held_bytes(), Ordering::Relaxed);
+    let mut fullest = [SocketMemory::default(); 2];
+    let mut sample = || {
+        let now = probe.look();
+        if held_bytes(&now) > held_bytes(&fullest) {
+            fullest = now;
+        }
+    };
     let sent: Vec<u64> = thread::scope(|scope| {
         let senders: Vec<_> = flows
             .iter()
@@ -118,7 +190,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
             .map(|sender| sender.join().unwrap())
             .collect()
     });
-    let held = most_held.into_inner();
+    let held = held_bytes(&fullest);
     let total = held
         + engine
             .in_hand_bytes
@@ -130,7 +202,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
     assert!(held > 0 || translated, "nothing was held up");
     assert!(
         total <= limits.memory_bytes,
-        "{total} bytes held of {} allowed, {held} of them in sockets",
+        "{total} bytes held of {} allowed, {held} of them in sockets: {fullest:?}",
         limits.memory_bytes
     );
 

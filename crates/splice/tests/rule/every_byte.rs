@@ -116,16 +116,7 @@ pub(crate) fn peers_that_ended_before_the_join(engine: &Contestant) {
         a.end_stream();
         b.end_stream();
         let handle = relay.join_sockets(near, far);
-        thread::scope(|scope| {
-            scope.spawn(|| receive_to_end(&b, from_a, 0..a_sent, Pace::Steady));
-            receive_to_end(&a, from_b, 0..b_sent, Pace::Steady);
-        });
-        let outcome = outcome(&handle);
-        assert_eq!(outcome.reason, Reason::EndOfStream);
-        assert_eq!(
-            [outcome.moved.a_to_b, outcome.moved.b_to_a],
-            [a_sent, b_sent]
-        );
+        Joined { a, b, handle }.end_with([a_sent, b_sent]);
     });
 }
 

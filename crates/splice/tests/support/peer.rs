@@ -147,21 +147,26 @@ impl Peer {
     }
 }
 
-impl Read for &Peer {
-    /// Goes on after an interruption, such as of a thread that has had an io_uring.
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match (&self.stream).read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
-            }
+/// Goes on after an interruption, such as of a thread that has had an io_uring: a call with a timeout
+/// does not begin anew by itself (`sock_intr_errno`).
+fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
         }
+    }
+}
+
+impl Read for &Peer {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        uninterrupted(|| (&self.stream).read(buffer))
     }
 }
 
 impl Write for &Peer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (&self.stream).write(bytes)
+        uninterrupted(|| (&self.stream).write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

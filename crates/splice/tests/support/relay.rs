@@ -1,14 +1,18 @@
 //! A relay with its own thread, and pairs on it.
 
 use std::os::fd::OwnedFd;
+use std::thread;
 
-use splice::{Endpoint, EngineChoice, EngineName, Handle, Limits, Options, Outcome, Splicer};
+use splice::{
+    Endpoint, EngineChoice, EngineName, Handle, Limits, Options, Outcome, Reason, Splicer,
+};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
 use crate::support::patience::{PATIENCE, until};
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
+use crate::support::transfer::{Pace, receive_to_end};
 
 pub(crate) struct Relay {
     pub(crate) splicer: Splicer,
@@ -20,6 +24,21 @@ pub(crate) struct Joined {
     pub(crate) a: Peer,
     pub(crate) b: Peer,
     pub(crate) handle: Handle,
+}
+
+impl Joined {
+    /// Both peers have sent so many bytes and an end of stream: each gets the other's, and the pair
+    /// ends.
+    pub(crate) fn end_with(&self, sent: [u64; 2]) {
+        let [from_a, from_b] = payloads();
+        thread::scope(|scope| {
+            scope.spawn(|| receive_to_end(&self.b, from_a, 0..sent[0], Pace::Steady));
+            receive_to_end(&self.a, from_b, 0..sent[1], Pace::Steady);
+        });
+        let outcome = outcome(&self.handle);
+        assert_eq!(outcome.reason, Reason::EndOfStream);
+        assert_eq!([outcome.moved.a_to_b, outcome.moved.b_to_a], sent);
+    }
 }
 
 /// What `a` sends, and what `b` sends.

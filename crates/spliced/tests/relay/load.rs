@@ -10,7 +10,7 @@ use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
 use crate::relay::{BINARY, Relay};
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, call};
 
 /// What a crowd of this size may leave in a process by the way in which memory is handed out. What
 /// each connection left behind would be more: a single page of each is twice this.
@@ -114,13 +114,7 @@ fn a_shortage_of_descriptors_keeps_clients_waiting_and_loses_none() {
             let before = relay.descriptors();
             let started = Instant::now();
             let clients: Vec<_> = (0..CLIENTS as u64)
-                .map(|number| {
-                    let client = Peer::connect(&relay.address);
-                    client.write_number(number);
-                    client.send(Payload::new(number), 0, SOME_BYTES);
-                    client.end_stream();
-                    client
-                })
+                .map(|number| call(&relay.address, number, SOME_BYTES))
                 .collect();
             relay.wait_told("no connection can be accepted for now");
             let cpu_before = relay.cpu_time();

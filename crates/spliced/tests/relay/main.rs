@@ -19,6 +19,7 @@ mod log;
 mod options;
 mod programs;
 mod reset;
+mod resolver;
 mod segment;
 mod shutdown;
 mod target;

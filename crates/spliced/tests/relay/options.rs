@@ -17,7 +17,7 @@ use crate::patience::{PATIENCE, until, until_at_rest};
 use crate::payload::Payload;
 use crate::peer::{End, Peer, exchange};
 use crate::relay::{Relay, command};
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, call};
 
 const SOME_BYTES: u64 = 50_000;
 
@@ -32,13 +32,7 @@ fn no_more_than_max_connections_are_let_in_and_the_others_later() {
         let relay = Relay::between(listen, &server.address, &options);
         let before = relay.descriptors();
         let clients: Vec<_> = (0..CLIENTS as u64)
-            .map(|number| {
-                let client = Peer::connect(&relay.address);
-                client.write_number(number);
-                client.send(Payload::new(number), 0, SOME_BYTES);
-                client.end_stream();
-                client
-            })
+            .map(|number| call(&relay.address, number, SOME_BYTES))
             .collect();
         let mut inside = Vec::new();
         let mut served = Vec::new();

@@ -149,6 +149,15 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
+/// A client that has said its number and sent so many bytes, and an end of stream.
+pub(crate) fn call(address: &str, number: u64, bytes: u64) -> Peer {
+    let client = Peer::connect(address);
+    client.write_number(number);
+    client.send(Payload::new(number), 0, bytes);
+    client.end_stream();
+    client
+}
+
 /// Asks for `back` bytes with `there` bytes. The order is strict, so the smaller of both should
 /// fit into the buffers.
 pub(crate) fn ask(peer: &Peer, number: u64, there: u64, back: u64) {

@@ -14,7 +14,7 @@ use crate::server::{Server, ask, free_port};
 const SOME_BYTES: u64 = 100_000;
 
 /// Longer than the relay goes on with what a resolver has told it.
-const ANSWER_TOO_OLD: Duration = Duration::from_millis(5200);
+pub(crate) const ANSWER_TOO_OLD: Duration = Duration::from_millis(5200);
 
 /// An address of this host where nobody listens.
 fn deserted() -> String {

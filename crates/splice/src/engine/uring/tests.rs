@@ -4,17 +4,21 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use io_uring::types::Napi;
+use netlab::PATIENCE;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
 use super::setup::Features;
+use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::{EngineChoice, EngineName};
 use crate::event_loop::EventLoop;
 use crate::options::Options;
 use crate::outcome::Reason;
+use crate::task::{Readiness, Step, Task};
 
 /// More than all buffers that are provided.
 const BULK_BYTES: usize = 3 << 20;
@@ -23,6 +27,8 @@ const ROUND_TRIPS: usize = 200;
 const PIECE_BYTES: usize = 3000;
 const STALLS: usize = 50;
 const SOON: Duration = Duration::from_millis(20);
+/// The kernel allows 10 ms (seen on 6.18).
+const POLLED: Duration = Duration::from_millis(5);
 
 /// Pseudo-random (Knuth's MMIX generator).
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -40,6 +46,19 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 fn is_available() -> bool {
     let forbidden = super::probe().err().map(|error| error.to_string());
     netlab::present("uring", forbidden)
+}
+
+/// Turns until `condition` holds.
+fn turn_until(
+    event_loop: &mut EventLoop,
+    turn: Duration,
+    mut condition: impl FnMut(&EventLoop) -> bool,
+) {
+    let start = Instant::now();
+    while !condition(event_loop) {
+        assert!(start.elapsed() < PATIENCE, "turned in vain");
+        event_loop.turn(Some(turn)).unwrap();
+    }
 }
 
 /// Messages there and back, then bulk both ways at once.
@@ -68,6 +87,66 @@ fn talk(mut peer: UnixStream, says: Vec<u8>, hears: &[u8], begins: bool) {
     writes.join().unwrap();
 }
 
+/// A task that always has something to do.
+struct Busy;
+
+impl Task for Busy {
+    fn start(&mut self, _: &mut Context<'_>) -> Step {
+        Step::Again
+    }
+
+    fn ready(&mut self, _: &mut Context<'_>, _: u8, _: Readiness) -> Step {
+        Step::Again
+    }
+
+    fn resume(&mut self, _: &mut Context<'_>) -> Step {
+        Step::Again
+    }
+}
+
+#[test]
+fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
+    if !is_available() {
+        return;
+    }
+    let mut event_loop = EventLoop::new().unwrap();
+    let (_a, near) = UnixStream::pair().unwrap();
+    let (far, _b) = UnixStream::pair().unwrap();
+    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    let handle = event_loop.join(near, far, &options).unwrap();
+    event_loop.spawn(Box::new(Busy));
+    event_loop.turn(Some(SOON)).unwrap();
+    assert!(event_loop.carriers.ring.is_some());
+    drop(handle);
+    turn_until(&mut event_loop, SOON, |event_loop| {
+        event_loop.carriers.ring.is_none()
+    });
+}
+
+#[test]
+fn a_ring_polls_the_device_where_its_loop_does() {
+    if !is_available() {
+        return;
+    }
+    let mut event_loop = EventLoop::new().unwrap();
+    let polls = event_loop.set_busy_poll(POLLED);
+    if !netlab::present("napi", polls.err().map(|error| error.to_string())) {
+        return;
+    }
+    let polled = |ring: &Ring| {
+        let mut napi = Napi::new();
+        ring.uring.submitter().unregister_napi(&mut napi).unwrap();
+        Duration::from_micros(napi.busy_poll_timeout().into())
+    };
+    assert_eq!(polled(event_loop.ring().unwrap()), POLLED);
+    event_loop.set_busy_poll(2 * POLLED).unwrap();
+    assert_eq!(polled(event_loop.ring().unwrap()), 2 * POLLED);
+}
+
 fn carries_all(features: Features, turn: Duration) {
     let ring = Ring::with(features).expect("a ring");
     assert_eq!(ring.features, features, "this kernel lacks a feature");
@@ -87,9 +166,7 @@ fn carries_all(features: Features, turn: Duration) {
         thread::spawn(move || talk(a, from_a, &a_hears, true)),
         thread::spawn(move || talk(b, from_b, &b_hears, false)),
     ];
-    while handle.outcome().is_none() {
-        event_loop.turn(Some(turn)).unwrap();
-    }
+    turn_until(&mut event_loop, turn, |_| handle.outcome().is_some());
     for peer in peers {
         peer.join().unwrap();
     }
@@ -187,9 +264,7 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
             b.read_to_end(&mut heard).unwrap();
             heard.len()
         });
-        while handle.outcome().is_none() {
-            event_loop.turn(Some(SOON)).unwrap();
-        }
+        turn_until(&mut event_loop, SOON, |_| handle.outcome().is_some());
         assert_eq!(reader.join().unwrap(), before + sent);
     }
 }

@@ -30,16 +30,21 @@
     reason = "system calls without a wrapper and a ring that the kernel maps; see the SAFETY comments"
 )]
 
+mod ring;
+#[cfg(test)]
+mod tests;
+
 use std::ffi::c_long;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
+use self::ring::{Completion, Ring};
 use super::Filled;
 use super::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
@@ -61,41 +66,6 @@ const IOCB_CMD_PWRITEV: u16 = 8;
 const RWF_NOWAIT: u32 = 0x08;
 const RWF_NOSIGNAL: u32 = 0x100;
 
-/// What the mapped ring begins with, `struct aio_ring`.
-#[repr(C)]
-struct RingHeader {
-    _id: u32,
-    slots: u32,
-    head: AtomicU32,
-    tail: AtomicU32,
-    magic: u32,
-    _compatible: u32,
-    incompatible: u32,
-    header_bytes: u32,
-}
-
-const RING_MAGIC: u32 = 0xa10a_10a1;
-
-impl RingHeader {
-    fn is_known(&self) -> bool {
-        self.magic == RING_MAGIC
-            && self.incompatible == 0
-            && self.header_bytes as usize == size_of::<Self>()
-    }
-}
-
-/// What a request came to, `struct io_event`; the ring's header is followed by them.
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Completion {
-    data: AtomicU64,
-    obj: AtomicU64,
-    res: AtomicI64,
-    _res2: AtomicI64,
-}
-
-const _: () = assert!(size_of::<RingHeader>() == 32 && size_of::<Completion>() == 32);
-
 /// What a read or write came to, in bytes: a single one moves less than 2 GiB (`MAX_RW_COUNT`).
 type Moved = Result<u32, Errno>;
 
@@ -105,8 +75,7 @@ type Moved = Result<u32, Errno>;
 /// some 30 ms.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// What the kernel knows the context by: the address of its ring.
-    id: usize,
+    ring: Ring,
     /// The ring has the shape that is known here.
     known_ring: bool,
     /// A write can be told by the ring how much there is.
@@ -156,13 +125,14 @@ impl Context {
         let most = REQUESTS as c_long;
         // SAFETY: the kernel writes the context's id, a `long`, into `id`.
         called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
+        // SAFETY: the context is destroyed when it is dropped, and its ring with it.
+        let ring = unsafe { Ring::of(id) };
         let mut context = Self {
-            id,
-            known_ring: false,
+            known_ring: ring.is_known(),
+            ring,
             chained: false,
             flags: 0,
         };
-        context.known_ring = context.header().is_known();
         context.try_out()?;
         Ok(context)
     }
@@ -216,7 +186,7 @@ impl Context {
             return Ok((read.unwrap_or(Err(Errno::IO)), None));
         };
         // Nothing is under way, so the next completion is that of the read.
-        let slot = self.slot(self.header().tail.load(Ordering::Acquire));
+        let slot = self.ring.next_slot();
         // A write that does not find the read's completion there must not take an old one for it.
         slot.res.store(-1, Ordering::Release);
         let iovec = (&raw const slot.obj).expose_provenance();
@@ -271,8 +241,14 @@ impl Context {
     unsafe fn submit(&mut self, requests: &mut [*mut u8]) -> Result<[Option<Moved>; 2], Errno> {
         let count = requests.len() as c_long;
         // SAFETY: the caller's promise; the array of pointers outlives the call.
-        let result =
-            unsafe { libc::syscall(libc::SYS_io_submit, self.id, count, requests.as_mut_ptr()) };
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_submit,
+                self.ring.id(),
+                count,
+                requests.as_mut_ptr(),
+            )
+        };
         let submitted = match called(result) {
             // Not a socket that is empty, but no memory for a request (`aio_get_req`).
             Err(Errno::AGAIN) => return Err(Errno::NOMEM),
@@ -290,18 +266,10 @@ impl Context {
 
     /// The next completion: which request, and its result.
     fn completion(&mut self) -> Result<(u64, i64), Errno> {
-        if self.known_ring {
-            let header = self.header();
-            let head = header.head.load(Ordering::Relaxed);
-            if head != header.tail.load(Ordering::Acquire) {
-                let slot = self.slot(head);
-                let completion = (
-                    slot.data.load(Ordering::Relaxed),
-                    slot.res.load(Ordering::Relaxed),
-                );
-                header.head.store(self.behind(head), Ordering::Release);
-                return Ok(completion);
-            }
+        if self.known_ring
+            && let Some(completion) = self.ring.take()
+        {
+            return Ok(completion);
         }
         let mut completion = Completion::default();
         let (one, timeout): (c_long, _) = (1, ptr::null_mut::<libc::timespec>());
@@ -310,7 +278,7 @@ impl Context {
             let result = unsafe {
                 libc::syscall(
                     libc::SYS_io_getevents,
-                    self.id,
+                    self.ring.id(),
                     one,
                     one,
                     &raw mut completion,
@@ -326,33 +294,12 @@ impl Context {
             }
         }
     }
-
-    fn behind(&self, slot: u32) -> u32 {
-        let next = slot + 1;
-        if next < self.header().slots { next } else { 0 }
-    }
-
-    fn header(&self) -> &RingHeader {
-        // SAFETY: the id is the address of the ring (`ioctx_alloc`), which is mapped, a page at
-        // least, until the context is destroyed, that is as long as `self`. What the kernel
-        // changes in the header is atomic here.
-        unsafe { &*ptr::with_exposed_provenance(self.id) }
-    }
-
-    fn slot(&self, index: u32) -> &Completion {
-        assert!(index < self.header().slots);
-        let behind_header = self.id + size_of::<RingHeader>();
-        let address = behind_header + index as usize * size_of::<Completion>();
-        // SAFETY: the ring has `slots` completions behind its header, and all of it is mapped as
-        // long as `self`. Every field is atomic.
-        unsafe { &*ptr::with_exposed_provenance(address) }
-    }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.ring.id()) };
     }
 }
 
@@ -432,173 +379,5 @@ impl Block {
 
     pub(crate) fn held(&self) -> usize {
         self.buffer.bytes().len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-    use crate::engine::buffer::{Buffers, Size};
-
-    fn pair() -> (UnixStream, UnixStream) {
-        let (near, far) = UnixStream::pair().unwrap();
-        far.set_nonblocking(true).unwrap();
-        (near, far)
-    }
-
-    fn block() -> Block {
-        Block::new(Buffers::default().take(Size::default()))
-    }
-
-    /// What `block` does with what it finds in a socket and one that takes it.
-    fn carries(context: &mut Context) {
-        let mut block = block();
-        let (mut sender, source) = pair();
-        let (mut receiver, destination) = pair();
-        let onward = Some(destination.as_fd());
-        let mut came = [0; 16];
-        // More often than a ring has slots.
-        for round in 0..1000 {
-            assert_eq!(
-                block.fill(context, source.as_fd(), 16, onward),
-                Ok(Filled::Empty)
-            );
-            assert_eq!(block.held(), 0);
-            let message = &b"0123456789abcdef"[..1 + round % 16];
-            sender.write_all(message).unwrap();
-            let filled = block.fill(context, source.as_fd(), 16, onward).unwrap();
-            assert_eq!(filled, Filled::by_read(message.len(), 16));
-            assert_eq!(block.held(), message.len());
-            assert_eq!(block.drain(context, destination.as_fd()), Ok(message.len()));
-            assert_eq!(block.held(), 0);
-            let count = receiver.read(&mut came).unwrap();
-            assert_eq!(&came[..count], message);
-        }
-        sender.write_all(b"abc").unwrap();
-        // Not beyond what is allowed, and not onward unless it is told to.
-        assert_eq!(
-            block.fill(context, source.as_fd(), 2, None),
-            Ok(Filled::Some(2))
-        );
-        assert_eq!(block.drain(context, destination.as_fd()), Ok(2));
-        assert_eq!(
-            block.fill(context, source.as_fd(), 2, onward),
-            Ok(Filled::Last(1))
-        );
-        assert_eq!(block.drain(context, destination.as_fd()), Ok(1));
-        let count = receiver.read(&mut came).unwrap();
-        assert_eq!(&came[..count], b"abc");
-
-        sender.write_all(b"lost").unwrap();
-        drop(receiver);
-        assert_eq!(
-            block.fill(context, source.as_fd(), 16, onward),
-            Ok(Filled::Last(4))
-        );
-        assert_eq!(block.drain(context, destination.as_fd()), Err(Errno::PIPE));
-        assert_eq!(block.held(), 4, "not given");
-        let mut block = Block::new(Buffers::default().take(Size::default()));
-        drop(sender);
-        assert_eq!(
-            block.fill(context, source.as_fd(), 16, onward),
-            Ok(Filled::End)
-        );
-    }
-
-    #[test]
-    fn reads_and_writes_in_one_call() {
-        let mut context = Context::new().unwrap();
-        assert!(context.known_ring && context.chained);
-        carries(&mut context);
-    }
-
-    #[test]
-    fn goes_on_where_the_ring_is_not_known() {
-        let mut context = Context::new().unwrap();
-        (context.known_ring, context.chained) = (false, false);
-        carries(&mut context);
-    }
-
-    #[test]
-    fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
-        let context = &mut Context::new().unwrap();
-        let (mut sender, source) = pair();
-        let (mut receiver, destination) = pair();
-        let mut block = block();
-        let mut given = 0;
-        let mut full = false;
-        while !full {
-            sender.write_all(&[7; 4096]).unwrap();
-            let filled = block.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
-            assert_eq!(filled, Ok(Filled::Some(4096)));
-            while block.held() > 0 && !full {
-                match block.drain(context, destination.as_fd()) {
-                    Ok(count) => given += count,
-                    Err(errno) => {
-                        assert_eq!(errno, Errno::AGAIN);
-                        full = true;
-                    }
-                }
-            }
-        }
-        let left = block.held();
-        assert!(left > 0);
-        receiver.read_exact(&mut vec![0; given]).unwrap();
-        assert_eq!(block.drain(context, destination.as_fd()), Ok(left));
-    }
-
-    #[test]
-    fn a_ring_of_another_shape_is_not_read() {
-        let header = || RingHeader {
-            _id: 0,
-            slots: 127,
-            head: AtomicU32::new(0),
-            tail: AtomicU32::new(0),
-            magic: RING_MAGIC,
-            _compatible: 1,
-            incompatible: 0,
-            header_bytes: 32,
-        };
-        assert!(header().is_known());
-        assert!(
-            !RingHeader {
-                magic: 1,
-                ..header()
-            }
-            .is_known()
-        );
-        assert!(
-            !RingHeader {
-                incompatible: 1,
-                ..header()
-            }
-            .is_known()
-        );
-        assert!(
-            !RingHeader {
-                header_bytes: 40,
-                ..header()
-            }
-            .is_known()
-        );
-    }
-
-    #[test]
-    fn a_refusal_says_why_and_what_to_do() {
-        for (errno, why) in [
-            (Errno::NOSYS, "no Linux AIO"),
-            (Errno::AGAIN, "fs.aio-max-nr"),
-            (Errno::PERM, "Operation not permitted"),
-        ] {
-            let error = refused(errno);
-            assert_eq!(error.kind(), ErrorKind::EngineRefused);
-            assert!(
-                error.to_string().contains(why) && error.remedy().is_some(),
-                "{error}"
-            );
-        }
     }
 }

@@ -1,0 +1,51 @@
+//! How long a test waits for what has to happen.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// After this a test fails. It is never the time that a test takes: a shared, busy machine may
+/// need seconds for what takes a millisecond.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Waits until `look` finds something.
+///
+/// # Panics
+/// After [`PATIENCE`].
+pub fn until_found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// After [`PATIENCE`].
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    until_found(what, || condition().then_some(()));
+}
+
+/// Waits until `measure` gives the same for `time`: what it measures has come to rest. Under load
+/// it may rest only seemingly, so a test may conclude from it that something *has* happened, or
+/// that a bound held until then, and nothing else.
+///
+/// # Panics
+/// After [`PATIENCE`].
+pub fn until_at_rest<T: PartialEq>(time: Duration, mut measure: impl FnMut() -> T) -> T {
+    let (mut value, mut since) = (measure(), Instant::now());
+    until_found("it comes to rest", || {
+        let now = measure();
+        if now != value {
+            (value, since) = (now, Instant::now());
+        }
+        (since.elapsed() >= time).then_some(())
+    });
+    value
+}

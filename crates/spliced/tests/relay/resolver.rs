@@ -1,0 +1,163 @@
+//! A name server that does not answer.
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use netlab::{Namespace, Need, Process, Scratch, available};
+use rustix::process::Signal;
+
+use crate::patience::until;
+use crate::peer::Peer;
+use crate::relay::{BINARY, Relay};
+use crate::server::{Server, ask};
+use crate::target::ANSWER_TOO_OLD;
+
+const NAME: &str = "target.test";
+const CLIENTS: u64 = 10;
+
+/// Between two looks whether the answering is over.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The most that glibc allows (`RES_MAXRETRANS`, `RES_MAXRETRY` of `resolv.h`): it gives up after
+/// two and a half minutes, long after a test does.
+const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
+
+/// Says that each name is at 127.0.0.1, as long as it says anything.
+struct NameServer {
+    asked: Arc<AtomicUsize>,
+    silent: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NameServer {
+    fn new() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:53").expect("a name server's port");
+        socket
+            .set_read_timeout(Some(LOOK_EVERY))
+            .expect("a timeout");
+        let asked = Arc::new(AtomicUsize::new(0));
+        let [silent, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let thread = thread::spawn({
+            let (asked, silent, ended) = (asked.clone(), silent.clone(), ended.clone());
+            move || {
+                let mut question = [0; 512];
+                while !ended.load(Ordering::Relaxed) {
+                    let Ok((length, from)) = socket.recv_from(&mut question) else {
+                        continue;
+                    };
+                    if !silent.load(Ordering::Relaxed) {
+                        let answer = answer(&question[..length]);
+                        socket.send_to(&answer, from).expect("an answer");
+                    }
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        Self {
+            asked,
+            silent,
+            ended,
+            thread: Some(thread),
+        }
+    }
+
+    fn fall_silent(&self) {
+        self.silent.store(true, Ordering::Relaxed);
+    }
+
+    fn wait_asked_beyond(&self, before: usize) {
+        until("the name server is asked", || {
+            self.asked.load(Ordering::Relaxed) > before
+        });
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || thread::panicking());
+    }
+}
+
+/// What RFC 1035 wants: the header, the question again, and one record if an IPv4 address is asked
+/// for.
+fn answer(question: &[u8]) -> Vec<u8> {
+    const HEADER_BYTES: usize = 12;
+    let name = question[HEADER_BYTES..].iter().position(|byte| *byte == 0);
+    let type_at = HEADER_BYTES + name.expect("a name") + 1;
+    let asks_for_ipv4 = question[type_at..type_at + 2] == [0, 1];
+    let mut answer = question[..2].to_vec();
+    // A response, recursion available, no error; one question, the record, nothing else.
+    answer.extend([0x81, 0x80, 0, 1, 0, u8::from(asks_for_ipv4), 0, 0, 0, 0]);
+    answer.extend(&question[HEADER_BYTES..type_at + 4]);
+    if asks_for_ipv4 {
+        // The name of the question; type A, class IN, a second to live, four bytes.
+        answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
+        answer.extend([127, 0, 0, 1]);
+    }
+    answer
+}
+
+/// `spliced relay` to `target`, which asks the name server of its own network only.
+fn relay(scratch: &Scratch, target: &str) -> Command {
+    let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
+    let settings = scratch.write("resolv.conf", SETTINGS).expect("a file");
+    let mut command = Process::command("unshare");
+    command
+        .args(["--mount", "sh", "-c", script])
+        .arg(settings)
+        .args([BINARY, "relay", "127.0.0.1:0", target])
+        .env_remove("SPLICED_LOG");
+    command
+}
+
+/// Runs `body` where the port of a name server is free.
+fn with_name_server(body: impl FnOnce(&NameServer, &Scratch) + Send) {
+    if !available(Need::Netns) {
+        return;
+    }
+    let scratch = Scratch::new("resolver").expect("a directory");
+    let namespace = Namespace::new("resolver").expect("a namespace");
+    namespace
+        .enter(|| body(&NameServer::new(), &scratch))
+        .expect("entered");
+}
+
+#[test]
+fn one_that_falls_silent_holds_up_neither_clients_nor_the_end() {
+    with_name_server(|names, scratch| {
+        let server = Server::new().answering();
+        let port = server.address.rsplit_once(':').expect("a port").1;
+        let mut relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        names.fall_silent();
+        let before = names.asked.load(Ordering::Relaxed);
+        assert!(before > 0);
+        thread::sleep(ANSWER_TOO_OLD);
+        ask(&Peer::connect(&relay.address), 1, 1000, 1000);
+        names.wait_asked_beyond(before);
+        for number in 2..CLIENTS {
+            ask(&Peer::connect(&relay.address), number, 1000, 1000);
+        }
+        assert_eq!(server.finish(), (0..CLIENTS).collect::<Vec<_>>());
+        relay.terminate();
+    });
+}
+
+#[test]
+fn a_signal_ends_a_relay_that_has_never_had_an_answer() {
+    with_name_server(|names, scratch| {
+        names.fall_silent();
+        let mut relay = Relay::spawn_silent(&mut relay(scratch, &format!("{NAME}:1")));
+        names.wait_asked_beyond(0);
+        relay.signal(Signal::TERM);
+        assert_eq!(relay.wait_end().code(), Some(1));
+        assert_eq!(relay.lines_told("listening on"), 0);
+    });
+}
