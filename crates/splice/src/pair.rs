@@ -243,7 +243,6 @@ impl Pair {
                 carriers: cx.carriers(),
                 shares: self.shares,
                 byte_limit: limit,
-                may_be_taken: self.kernel.is_some() || !self.segment_tried,
                 closing,
             });
             let after = direction.given_bytes();

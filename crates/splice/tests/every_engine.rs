@@ -135,6 +135,7 @@ macro_rules! contract {
                     one_direction
                     both_directions
                     a_small_bound
+                    a_small_bound_while_the_loop_pauses
                     every_kind;
                 idle:
                     ends_a_silent_pair
@@ -191,25 +192,3 @@ contract!(segment_v6, SEGMENT_V6, (apart));
 contract!(segment_without_stamps, SEGMENT, (apart_without_stamps));
 contract!(segment_over_veths, SEGMENT, (apart_from_peers));
 contract!(segment_over_veths_v6, SEGMENT_V6, (apart_from_peers));
-
-/// Held to by engines whose pairs `segment` does not take: the receive buffers of those that it may
-/// take are left to the kernel's tuning.
-mod with_fixed_buffers {
-    macro_rules! fixed {
-        ($engine:ident, $contestant:ident) => {
-            mod $engine {
-                tests! { (always) $contestant;
-                    back_pressure:
-                        a_small_bound_while_the_loop_pauses;
-                }
-            }
-        };
-    }
-
-    fixed!(copy, COPY);
-    fixed!(pipe, PIPE);
-    fixed!(uring, URING);
-    fixed!(auto, AUTO);
-    fixed!(aio, AIO);
-    fixed!(sockmap, SOCKMAP);
-}

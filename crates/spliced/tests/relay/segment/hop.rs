@@ -18,7 +18,7 @@ const LEAST_TRANSLATED_IN_100: u64 = 99;
 
 /// `struct segment_flow` and, in its two sides, `payload_bytes`, in bytes: bpf/segment.h.
 const FLOW_BYTES: usize = 320;
-const PAYLOAD_BYTES_AT: [usize; 2] = [64 + 112, 64 + 128 + 112];
+const PAYLOAD_BYTES_AT: [usize; 2] = [64 + 104, 64 + 128 + 104];
 
 pub(crate) struct Hop {
     pub(crate) relay: Relay,
