@@ -30,12 +30,12 @@ use crate::engine::{EngineName, pipe, sockmap};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 
-/// How long one engine may take over one kind of socket. Loopback answers within milliseconds,
-/// also on a machine that is busy.
-const TRIAL_MOST: Duration = Duration::from_millis(1500);
+/// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
+/// a program is attached under a lock (`rtnl_lock`) that a busy machine can hold for a second.
+const TRIAL_MOST: Duration = Duration::from_secs(4);
 
 /// How long all trials together may take; what is not tried by then is not waited for.
-const EXAMINATION_MOST: Duration = Duration::from_secs(5);
+const EXAMINATION_MOST: Duration = Duration::from_secs(10);
 
 /// Whether an engine works here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

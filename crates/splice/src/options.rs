@@ -18,14 +18,19 @@ pub struct Options {
     /// to `sockmap`, where that can be used. `None`, the default: never, because a pair that
     /// turns to bulk there goes by `copy`, not by `pipe`.
     pub promote_after: Option<Duration>,
-    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives for 50 ms goes to
-    /// `segment`, where that can be used. `true` is the default; docs/segment.md says what is open.
-    pub promote_to_segment: bool,
+    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives this long goes to
+    /// `segment`, where that can be used. The default is 50 ms; `None`: never. docs/segment.md says
+    /// what is open.
+    pub segment_after: Option<Duration>,
 }
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
 /// ARCHITECTURE.md.
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
+
+/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs: as
+/// there.
+const SEGMENT_AFTER: Duration = Duration::from_millis(50);
 
 impl Default for Options {
     /// Engine `auto`, the default [`Limits`], promotion to `pipe` and `segment` after 64 KiB.
@@ -35,7 +40,7 @@ impl Default for Options {
             limits: Limits::default(),
             promote_after_bytes: PROMOTE_AFTER_BYTES,
             promote_after: None,
-            promote_to_segment: true,
+            segment_after: Some(SEGMENT_AFTER),
         }
     }
 }

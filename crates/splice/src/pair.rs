@@ -164,7 +164,7 @@ impl Pair {
         let is_echo = ends.is_echo();
         let is_tcp = |end: &Endpoint| matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
         let to_segment = options.engine == EngineChoice::Auto
-            && options.promote_to_segment
+            && options.segment_after.is_some()
             && !is_echo
             && ends.each().iter().all(is_tcp);
         let now = Instant::now();
@@ -193,7 +193,9 @@ impl Pair {
                 .and_then(|idle| now.checked_add(idle)),
             promote_at: match options.engine {
                 _ if is_echo => None,
-                EngineChoice::Auto if to_segment => now.checked_add(promotion::PROMOTE_AFTER),
+                EngineChoice::Auto if to_segment => options
+                    .segment_after
+                    .and_then(|after| now.checked_add(after)),
                 EngineChoice::Auto => options
                     .promote_after
                     .and_then(|after| now.checked_add(after)),

@@ -96,7 +96,7 @@ impl Relay {
 
     /// Whether `auto` may have pairs that go to the kernel.
     fn may_promote(&self) -> bool {
-        self.options.promote_to_segment
+        self.options.segment_after.is_some()
             && self.client_kind != Kind::Unix
             && matches!(self.goal, Goal::Target(_))
     }

@@ -14,9 +14,9 @@ use crate::engine::sockmap::Sockmap;
 use crate::outcome::{Reason, Side};
 use crate::task::{Interest, Step};
 
-/// When a pair has proved to live long enough to earn the cost of taking it over, some 50 µs:
-/// "Choosing an engine" in ARCHITECTURE.md.
-pub(super) const PROMOTE_AFTER: Duration = Duration::from_millis(50);
+/// How long a pair goes on before it asks again for a program that is still being loaded: as long as
+/// that takes on a machine that is not busy.
+const LOAD_LOOK: Duration = Duration::from_millis(50);
 
 /// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
 /// decline.
@@ -117,7 +117,7 @@ impl Pair {
                     .and_then(|after| self.joined_at.checked_add(after))
                     .map(|at| at.max(cx.now() + SECOND_TRY))
             } else {
-                cx.now().checked_add(PROMOTE_AFTER)
+                cx.now().checked_add(LOAD_LOOK)
             };
             return self.pump(cx);
         }

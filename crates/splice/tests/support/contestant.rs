@@ -13,7 +13,7 @@ pub(crate) struct Contestant {
     /// The kinds of socket that it takes.
     pub(crate) kinds: &'static [Kind],
     pub(crate) takes_byte_limit: bool,
-    /// With `auto`: [`Options::promote_to_segment`](splice::Options::promote_to_segment).
+    /// With `auto`: [`Options::segment_after`](splice::Options::segment_after) is not `None`.
     pub(crate) promote_to_segment: bool,
 }
 
@@ -77,7 +77,9 @@ impl Contestant {
     pub(crate) fn options(&self) -> Options {
         Options {
             engine: self.choice,
-            promote_to_segment: self.promote_to_segment,
+            segment_after: Options::default()
+                .segment_after
+                .filter(|_| self.promote_to_segment),
             ..Options::default()
         }
     }

@@ -70,9 +70,8 @@ impl Path<'_> {
     /// Bytes both ways at once; with a `place` the pair changes over once that many have passed.
     fn transfer(&self, splicer: &Splicer, place: Option<u64>, seed: u64) -> Losses {
         let before = self.counters();
-        let never = 4 * BYTES as u64;
         let joined = (self.connect)();
-        let (outcome, _, pause) = both_ways(joined, splicer, place.unwrap_or(never), BYTES, seed);
+        let (outcome, _, pause) = both_ways(joined, splicer, place, BYTES, seed);
         let after = self.counters();
         eprintln!(
             "{place:?}: {outcome:?}, pause {pause:?}; {}",
@@ -222,7 +221,7 @@ fn a_conversation_hardly_notices() {
         let before = counters_across(&lab);
         let joined = connect_across(&lab, false);
         let options = Options {
-            promote_to_segment: true,
+            segment_after: Some(NOT_BY_TIME),
             promote_after_bytes: random.next() % (ROUND_TRIPS as u64 * 10),
             ..Options::default()
         };

@@ -93,7 +93,6 @@ fn auto_takes_a_pair_that_lives_long() {
         b,
     } = connect_across(&lab, false);
     let options = Options {
-        promote_to_segment: true,
         ..Options::default()
     };
     let handle = splicer.join(a, b, &options).expect("joined");

@@ -54,6 +54,9 @@ use crate::{
 /// After this a test fails. A busy machine may need seconds to load the program.
 const PATIENCE: Duration = Duration::from_secs(40);
 
+/// Longer than any test: a pair is to change over by what it has moved.
+const NOT_BY_TIME: Duration = Duration::from_secs(3600);
+
 /// How many change-overs a test does; more in a hunt.
 fn rounds(few: usize) -> usize {
     std::env::var("SEGMENT_ROUNDS")
@@ -178,18 +181,18 @@ fn connect_here(ip: &str) -> Joined {
     }
 }
 
-/// 64 MiB each way at once, the change-over after `place` bytes.
+/// As many bytes each way at once; with a `place` the pair changes over once so many have passed.
 fn both_ways(
     joined: Joined,
     splicer: &Splicer,
-    place: u64,
+    place: Option<u64>,
     bytes: usize,
     seed: u64,
 ) -> (Outcome, u64, Duration) {
     let options = Options {
         engine: EngineChoice::Auto,
-        promote_to_segment: true,
-        promote_after_bytes: place,
+        segment_after: place.map(|_| NOT_BY_TIME),
+        promote_after_bytes: place.unwrap_or(u64::MAX),
         ..Options::default()
     };
     let Joined {

@@ -52,7 +52,7 @@ fn a_server_on_this_host() {
             let bytes = 16 << 20;
             let place = random.next() % (bytes as u64 / 2);
             let (outcome, forwarded, pause) =
-                both_ways(joined, &splicer, place, bytes, random.next());
+                both_ways(joined, &splicer, Some(place), bytes, random.next());
             eprintln!("{back_ip} {round}: {outcome:?}, forwarded {forwarded}, pause {pause:?}");
             assert_eq!(outcome.reason, Reason::EndOfStream);
             assert_eq!(
@@ -92,7 +92,7 @@ fn relays_in_a_row() {
                 let mut join = |one: TcpStream, other: TcpStream| {
                     let [one, other] = [one, other].map(|end| Endpoint::new(end).expect("an end"));
                     let options = Options {
-                        promote_to_segment: true,
+                        segment_after: Some(NOT_BY_TIME),
                         promote_after_bytes: random.next() % (bytes as u64 / 24),
                         ..Options::default()
                     };

@@ -100,7 +100,6 @@ fn a_redirected_port_is_found_and_refused() {
     let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
     // Not by name: the pair goes on by another engine, and no byte is lost.
     let options = Options {
-        promote_to_segment: true,
         promote_after_bytes: 1,
         ..Options::default()
     };

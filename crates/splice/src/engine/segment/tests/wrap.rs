@@ -62,7 +62,8 @@ fn numbers_wrap_while_a_pair_is_translated() {
                     let place = random.next() % u64::from(BYTES / 8);
                     let translated = ground.translated_bytes();
                     let bytes = BYTES as usize;
-                    let (outcome, _, _) = both_ways(joined, &splicer, place, bytes, random.next());
+                    let (outcome, _, _) =
+                        both_ways(joined, &splicer, Some(place), bytes, random.next());
                     assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
                     assert_eq!(outcome.engine, EngineName::Segment, "{outcome:?}");
                     assert_eq!(

@@ -196,7 +196,6 @@ fn a_change_over_waits_for_a_receiver_without_room() {
         } = connect_scaled(&lab, NONE, MIDDLE);
         let options = Options {
             engine: EngineChoice::Auto,
-            promote_to_segment: true,
             ..Options::default()
         };
         let handle = splicer.join(a, b, &options).expect("joined");
