@@ -83,8 +83,8 @@ pub(crate) struct RelayArgs {
     pub(crate) target: Address,
 
     /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
-    /// comparison), uring (io_uring(7)), or by BPF programs in the kernel: sockmap (redirect) or,
-    /// experimental, segment (translate TCP segments).
+    /// comparison), uring (io_uring(7)), or by BPF programs in the kernel: sockmap (redirect) or
+    /// segment (translate TCP segments).
     ///
     /// auto begins with copy, takes pipe for a flow that moves bulk, and tries segment for a pair
     /// that has moved 64 KiB or lives for 50 ms, where its program can be loaded. An engine asked for by

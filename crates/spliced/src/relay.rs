@@ -200,9 +200,6 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         .into_iter()
         .map(|sockets| Worker::start(sockets, listening.shared, &relay, plan.busy_poll, &sender))
         .collect::<Result<Vec<_>>>()?;
-    if plan.engine == EngineChoice::Only(EngineName::Segment) {
-        tracing::warn!("engine segment is experimental; docs/segment.md says what is open");
-    }
     for place in &listening.places {
         match &relay.goal {
             Goal::Target(target) => {

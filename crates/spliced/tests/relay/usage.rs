@@ -179,7 +179,7 @@ fn help_is_enough_to_use_it() {
             "uring",
             "kernel.io_uring_disabled",
             "sockmap",
-            "experimental",
+            "segment",
             "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
             "spliced doctor",
             "--threads",
