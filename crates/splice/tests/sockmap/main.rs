@@ -150,6 +150,7 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
                 let options = Options {
                     // Time decides: never by volume.
                     promote_after_bytes: u64::MAX,
+                    segment_after: None,
                     promote_after: Some(Duration::from_millis(random.below(1500))),
                     ..options(EngineChoice::Auto)
                 };
