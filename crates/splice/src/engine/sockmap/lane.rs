@@ -1,5 +1,8 @@
 //! One direction of a sockmap pair: opened by user space, moved and closed by the programs.
 
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -26,12 +26,12 @@ use crate::{
 /// After this a test fails.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-fn missing() -> bool {
+pub(super) fn missing() -> bool {
     let why = EngineName::Sockmap.probe().err();
     !present("sockmap", why.map(|error| error.to_string()))
 }
 
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
@@ -39,7 +39,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn connection() -> (TcpStream, TcpStream) {
+pub(super) fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (socket, _) = listener.accept().unwrap();
@@ -52,7 +52,7 @@ fn connection() -> (TcpStream, TcpStream) {
 }
 
 /// A task whose waker goes nowhere.
-struct Nobody;
+pub(super) struct Nobody;
 
 impl Task for Nobody {
     fn start(&mut self, _: &mut Context<'_>) -> Step {
