@@ -300,8 +300,11 @@ int segment_egress(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
-	if (is_bare(&s) && is_past(other)) {
-		/* This peer has got more from the other one than the socket has sent. */
+	if (is_bare(&s) && is_past(other) && !after(side->sent, s.seq)) {
+		/*
+		 * This peer has got more from the other one than the socket has sent. What stands before
+		 * that is a question (keep-alive, zero window), and has to look like one.
+		 */
 		seq = other->high_seq + other->seq_delta;
 		new.seq = bpf_htonl(after(seq, side->edge) ? side->edge : seq);
 		sum = csum_change(sum, old.seq, new.seq);

@@ -86,10 +86,9 @@ struct segment_side {
 	__u8 own_scale;		/* scale that the relay announced to this peer */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
 
-	/* both write these, in OVERLAP */
-	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
 
-	/* the program writes these */
+	/* the program writes these; in OVERLAP user space raises some */
+	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
 	__u32 stamp_floor;	/* no translated TSval lies below; 0 while not chosen */
 	__u32 high_seq;		/* end of what the peer has sent */
 	__u32 high_ack;		/* what the peer has acknowledged */

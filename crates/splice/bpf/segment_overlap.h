@@ -16,6 +16,9 @@ enum segment_way {
 	WAY_BOTH,		/* what it carries to the socket, what it acknowledges past it */
 };
 
+/* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
+#define PROMISE_REACH (1U << 30)
+
 static __always_inline bool is_past(const struct segment_side *side)
 {
 	return *(volatile __u32 *)&side->marks & SEGMENT_PAST;
@@ -83,15 +86,22 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 
 	if (!after(ack, other->high_seq)) {
 		raise(&side->high_ack, s->ack);
-		raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
+		if (!after(side->high_ack, s->ack))
+			raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
 		advance_acked(other, ack, &flow->moved_ns);
 	}
 	/*
 	 * Within the window that the other peer, or before it the relay, has announced; an end of
 	 * stream may lie one beyond.
 	 */
-	if (!after(end, side->promised + 1) || !after(end + side->seq_delta, other->edge + 1))
+	if (!after(end + side->seq_delta, other->edge + 1)) {
 		raise(&side->high_seq, end);
+		/* Else it would lie ahead again once two gigabytes have passed. */
+		if (is_past(side) && after(end, side->promised + PROMISE_REACH))
+			raise(&side->promised, other->edge - side->seq_delta);
+	} else if (!after(end, side->promised + 1)) {
+		raise(&side->high_seq, end);
+	}
 }
 
 /*

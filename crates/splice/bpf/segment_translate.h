@@ -87,7 +87,7 @@ static __always_inline void translate_stamp(struct segment *s, struct segment_si
 		stamp = floor;
 	s->tsval = stamp;
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
-	s->tsecr = back ? s->tsecr - (__u32)back : 0;
+	s->tsecr = back && s->tsecr ? s->tsecr - (__u32)back : 0;
 }
 
 /* A segment came in LINGER, or began it. */

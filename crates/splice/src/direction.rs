@@ -72,6 +72,8 @@ pub(crate) struct Way<'a> {
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
+    /// It may go to `sockmap`, which has sizes of its own for the buffers.
+    pub(crate) may_be_redirected: bool,
     /// The other direction has ended: the close that follows says the end of stream by itself.
     pub(crate) closing: bool,
 }
@@ -394,7 +396,7 @@ impl Direction {
     /// (`tcp_rcvbuf_grow`, 6.18). Its sender hears of the room within that read, and may fill it
     /// before a look at the size can follow.
     fn fix_source(&mut self, way: &Way<'_>) {
-        if !self.source_fixed {
+        if !self.source_fixed && !way.may_be_redirected {
             self.source_fixed = true;
             way.source.fix_receive_buffer(way.shares.buffer_bytes);
         }

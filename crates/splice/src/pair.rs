@@ -245,6 +245,7 @@ impl Pair {
                 carriers: cx.carriers(),
                 shares: self.shares,
                 byte_limit: limit,
+                may_be_redirected: self.sockmap_after.is_some(),
                 closing,
             });
             let after = direction.given_bytes();

@@ -170,8 +170,13 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
             .collect();
         for (forth, back, handle) in pairs {
             for (sent, received) in [forth, back] {
-                sent.join().unwrap();
-                assert_eq!(received.join().unwrap(), BYTES);
+                let (sent, received) = (sent.join(), received.join());
+                assert!(
+                    sent.is_ok() && received.is_ok(),
+                    "{:?}",
+                    handle.wait_timeout(Duration::from_secs(5))
+                );
+                assert_eq!(received.unwrap(), BYTES);
             }
             let outcome = outcome(&handle);
             assert_eq!(outcome.reason, Reason::EndOfStream);

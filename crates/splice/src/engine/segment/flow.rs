@@ -121,7 +121,7 @@ impl Flow {
                     word.store(known, Relaxed);
                 }
             }
-            side.marks.store(if past { mark::PAST } else { 0 }, Relaxed);
+            side.marks.store(if past { mark::PAST } else { 0 }, Release);
         }
         self.wake();
         self.renew();
@@ -133,6 +133,8 @@ impl Flow {
         for (side, socket) in self.entry().side.iter().zip(&found.socket) {
             raise(&side.high_seq, socket.rcv_nxt);
             raise(&side.sent, socket.snd_nxt);
+            // The last acknowledgement that the socket has sent, should the program have missed it.
+            raise(&side.cut, socket.rcv_wup);
         }
     }
 
