@@ -209,6 +209,7 @@ impl Segment {
         reached("spliced");
         self.phase = Phase::Spliced;
         self.slept_at = Some(Instant::now());
+        self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
         for end in ends {
             put_to_sleep(end, &self.ground);
             reached("asleep");
@@ -239,7 +240,7 @@ impl Segment {
     ) -> Progress {
         let is_late = |from: usize| {
             let near = &found.socket[from];
-            near.flags & has::FOUND != 0 && near.rcv_nxt != flow.side(from).cut.load(Relaxed)
+            near.flags & has::FOUND != 0 && near.rcv_nxt != self.slept_with[from]
         };
         if (0..2).any(is_late) && !flow.is_over() {
             ends.into_iter().for_each(wake);

@@ -145,6 +145,9 @@ pub(crate) struct Segment {
     /// In Overlap: where each stream was last seen to be empty, and since when it has been.
     silent: [Option<(u32, Instant)>; 2],
     slept_at: Option<Instant>,
+    /// What the sockets had received when they were put to sleep. Not what they have acknowledged: a
+    /// segment that came in between was acknowledged, and still has to be delivered.
+    slept_with: [u32; 2],
     /// The sockets have had their last words.
     settled: bool,
     /// Where the change-over stood at the last look.
@@ -170,6 +173,7 @@ impl Segment {
             seq_delta: [0; 2],
             silent: [None; 2],
             slept_at: None,
+            slept_with: [0; 2],
             settled: false,
         }
     }
@@ -268,6 +272,7 @@ impl Segment {
             return;
         }
         if let Ok(found) = self.ground.inspect(&self.tuples) {
+            self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
             for (from, load) in loads.iter().enumerate() {
                 let socket = &found.socket[from];
                 if socket.flags & has::FOUND != 0 {

@@ -212,15 +212,31 @@ fn both_ways(
     (outcome, handle.forwarded_bytes(), pause)
 }
 
-/// Has the program loaded, which `auto` does not wait for.
+/// Has the program loaded and attached to every device, which `auto` does not wait for.
 fn prepare(splicer: &Splicer) {
     let (sender, receiver) = mpsc::channel();
     let prepare = move |event_loop: &mut EventLoop| {
-        let prepared = event_loop.prepare(EngineChoice::Auto);
-        sender.send(prepared).expect("awaited");
+        event_loop.prepare(EngineChoice::Auto).expect("loaded");
+        let ground = Ground::here().expect("the loop's");
+        for device in devices_here() {
+            ground.stand_on(device).expect("attached");
+        }
+        sender.send(()).expect("awaited");
     };
     splicer.remote().run(prepare).expect("a loop");
-    receiver.recv().expect("an answer").expect("loaded");
+    receiver.recv().expect("attached");
+}
+
+/// The indices of this thread's devices.
+fn devices_here() -> Vec<u32> {
+    let listed = std::fs::read_to_string("/proc/thread-self/net/igmp").expect("devices");
+    let indices = listed
+        .lines()
+        .skip(1)
+        .filter(|line| !line.starts_with('\t'));
+    indices
+        .filter_map(|line| line.split_whitespace().next()?.parse().ok())
+        .collect()
 }
 
 /// As many bytes each way at once; the longest pause.

@@ -98,6 +98,7 @@ fn relays_in_a_row() {
                     };
                     splicer.join(one, other, &options).expect("joined")
                 };
+                prepare(&splicer);
                 let handles = [join(a, b), join(c, d)];
                 let pause = exchange(&client, &server, bytes, random.next());
                 for handle in handles {
