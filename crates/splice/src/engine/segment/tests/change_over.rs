@@ -179,7 +179,7 @@ fn change_overs_lose_no_more_than_transfers_without() {
         return;
     }
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    let compared = thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
@@ -187,18 +187,20 @@ fn change_overs_lose_no_more_than_transfers_without() {
                 }
             });
         }
-        over_veths(false, |path| {
-            let [with, without] = path.compare(rounds(100));
-            eprintln!("over veths: with {with:?}, without {without:?}");
-            assert!(with.paws <= without.paws && with.timeouts <= without.timeouts);
-        });
-        over_lo("127.0.0.1:0", |path| {
-            let [with, without] = path.compare(rounds(100));
-            eprintln!("over lo: with {with:?}, without {without:?}");
-            assert!(with.paws <= without.paws && with.timeouts <= without.timeouts);
+        let compared = std::panic::catch_unwind(|| {
+            let mut both = Vec::new();
+            over_veths(false, |path| both.push(path.compare(rounds(100))));
+            over_lo("127.0.0.1:0", |path| both.push(path.compare(rounds(100))));
+            both
         });
         done.store(true, Relaxed);
+        compared
     });
+    let compared = compared.expect("every byte arrived");
+    eprintln!("with and without, over veths and over lo: {compared:?}");
+    for [with, without] in compared {
+        assert!(with.paws <= without.paws && with.timeouts <= without.timeouts);
+    }
 }
 
 /// Requests and their responses, over and over, while pairs change over one after the other; the
