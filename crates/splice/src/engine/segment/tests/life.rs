@@ -176,15 +176,15 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     let ground = lab.relay().enter(Ground::here).expect("entered");
     let ground = ground.expect("a ground");
     let state = &ground.flow(0).state;
-    while state.load(Relaxed) != state::SPLICED {
-        thread::sleep(Duration::from_micros(100));
-    }
+    netlab::until("the pair is spliced", || {
+        state.load(Relaxed) == state::SPLICED
+    });
     state.store(state::WATCH, Relaxed);
     socket_option::detach_filter(&near).expect("no filter");
     (&client).write_all(b"late!").expect("write");
-    while rustix::io::ioctl_fionread(&near).expect("FIONREAD") < 5 {
-        thread::sleep(Duration::from_micros(100));
-    }
+    netlab::until("the socket has what is late", || {
+        rustix::io::ioctl_fionread(&near).expect("FIONREAD") == 5
+    });
     socket_option::attach_filter(&near, ground.asleep()).expect("a filter");
     state.store(state::SPLICED, Relaxed);
     drop(near);
