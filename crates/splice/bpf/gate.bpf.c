@@ -3,6 +3,12 @@
  * Stands in front of a source: a socket filter, which TCP asks before a segment counts as come
  * (tcp_filter). What it refuses was never acknowledged, so the sender repeats it.
  *
+ * It opens a direction for which user space has asked: it puts the source into its map and lets the
+ * segment at hand in behind that, which brings about the verdict of what waits there, too. A process
+ * could (a look at the queue does), but it holds the socket meanwhile: what comes then counts against
+ * the window until all of it is through (__release_sock), and a sender that has more than the window
+ * is left with none, which nobody opens before it asks after 200 ms.
+ *
  * It closes a direction whose target has its share: it takes the source out of its map, so that
  * the segment at hand and what follows wait in the source's queue, and its window closes. The kernel
  * drops what has its verdict in that moment (sk_psock_stop_verdict takes the program away before it
@@ -79,6 +85,22 @@ static __always_inline void close(struct direction *direction, __u64 cookie, __u
 	call(index);
 }
 
+static __always_inline void open(struct direction *direction, __u64 cookie, __u32 index,
+				 struct bpf_sock *source)
+{
+	__u32 asked = *(volatile __u32 *)&direction->asked;
+	long error;
+
+	if (!asked || __sync_val_compare_and_swap(&direction->asked, asked, 0) != asked)
+		return;
+	error = bpf_map_update_elem(&sources, &cookie, source, BPF_ANY);
+	if (!error)
+		return;
+	direction->error = -error;
+	direction->closed = direction->opened;
+	call(index);
+}
+
 SEC("socket")
 int gate(struct __sk_buff *skb)
 {
@@ -128,8 +150,15 @@ int gate(struct __sk_buff *skb)
 			return ACCEPT;
 		if (over && content)
 			break;
-		if (__sync_val_compare_and_swap(&direction->let_in, noted, (__u64)end) == noted)
+		if (__sync_val_compare_and_swap(&direction->let_in, noted, (__u64)end) == noted) {
+			/*
+			 * Noted first: who asks looks at the note behind that. A probe of a closed
+			 * window brings no verdict about.
+			 */
+			if (!is_beyond(tcp, end))
+				open(direction, cookie, *index, source);
 			return ACCEPT;
+		}
 	}
 	__sync_fetch_and_add(&direction->refused, 1);
 	return REFUSE;

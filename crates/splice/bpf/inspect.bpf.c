@@ -27,6 +27,7 @@ int inspect(struct __sk_buff *skb)
 	if (!target)
 		return 0;
 	answer->found = 1;
+	answer->state = target->state;
 	tcp = bpf_skc_to_tcp_sock(target);
 	if (tcp) {
 		answer->queued_skbs = backlog_skbs(tcp->inet_conn.icsk_inet.sk.sk_user_data);

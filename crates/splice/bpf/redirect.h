@@ -17,8 +17,8 @@
  * nobody can overwrite what another counted; `let_in` changes by atomic operations.
  *
  * A direction is open while its source is a member of sources, and closed while it is not: then
- * the source is a plain TCP socket, and its bytes wait in its receive queue. User space opens, gate
- * closes; every byte that passes is redirected.
+ * the source is a plain TCP socket, and its bytes wait in its receive queue. User space asks, gate
+ * opens and closes; every byte that passes is redirected.
  */
 struct direction {
 	/* Written by redirect, under the source's socket lock. */
@@ -50,6 +50,15 @@ struct direction {
 	 * user space before there is a gate.
 	 */
 	__u64 let_in;
+
+	/*
+	 * The number of an opening that user space asks for, else 0. Gate takes it when the next
+	 * segment comes, or user space takes it back: whoever makes it 0 goes on.
+	 */
+	__u32 asked;
+
+	/* Written by gate. */
+	__u32 error;		/* errno of the kernel where it did not take the source */
 } __attribute__((aligned(64)));
 
 /* What inspect tells of a target, which is a source of the other direction too. */
@@ -62,7 +71,7 @@ struct inspection {
 	__u32 rcv_nxt;		/* out: behind the last byte (or end of stream) that came */
 	__u32 on_the_way_bytes;	/* out: memory behind it that no peer has yet, but for the bytes of its backlog */
 	__u32 send_limit_bytes;	/* out: the most of that */
-	__u32 unused;
+	__u32 state;		/* out: BPF_TCP_ESTABLISHED and so on */
 };
 
 #endif

@@ -43,20 +43,21 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 
 	if (!(s->flags & ACK) || (s->flags & (SYN | RST)))
 		return;
-	if (!(side->marks & SEGMENT_NOTED)) {
-		side->high_seq = end;
+	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
+	if (!*(volatile __u64 *)&side->reach) {
 		side->high_ack = s->ack;
 		side->edge = edge;
+		side->seen_device = skb->ifindex;
+		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
 	side->seen_device = skb->ifindex;
-	raise(&side->high_seq, end);
+	raise_high_seq(side, end);
 	raise(&side->high_ack, s->ack);
 	raise(&side->edge, edge);
 	if (s->flags & FIN) {
 		side->fin_end = end;
-		side->marks |= SEGMENT_FIN;
+		add_marks(side, SEGMENT_FIN);
 	}
-	side->marks |= SEGMENT_NOTED;
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
@@ -65,7 +66,7 @@ static __always_inline bool is_steady(const struct segment *s, const struct segm
 {
 	return flow->state == SEGMENT_SPLICED && place->device == LOOPBACK &&
 	       !(s->flags & (SYN | FIN | RST)) &&
-	       !((flow->side[0].marks | flow->side[1].marks) & SEGMENT_FIN);
+	       !((marks(&flow->side[0]) | marks(&flow->side[1])) & SEGMENT_FIN);
 }
 
 /*
@@ -101,6 +102,7 @@ int segment_ingress(struct __sk_buff *skb)
 	struct segment_flow *flow;
 	struct segment_side *side, *other;
 	__u32 state, copy, mark = skb->mark, hop;
+	enum segment_way way;
 	bool by_lo = skb->ifindex != LOOPBACK, ok;
 	__u8 ttl_left = 2;
 
@@ -129,7 +131,10 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
-		return NEXT;
+		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
+		state = *(volatile __u32 *)&flow->state;
+		if (state != SEGMENT_OVERLAP)
+			return NEXT;
 	}
 	if (place->device != skb->ifindex) {
 		count(SEGMENT_OTHER_DEVICE);
@@ -154,19 +159,20 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
-	copy = translate(&s, flow, place->side, state);
-	if (copy == WAY_SOCKET_ACK)
+	way = translate(&s, flow, place->side, state);
+	if (way == WAY_SOCKET_ACK)
 		return give_to_socket(skb, &s, side, other, false);
-	if (copy == WAY_SOCKET || copy == WAY_BOTH) {
-		if (copy == WAY_BOTH)
+	if (way == WAY_SOCKET || way == WAY_BOTH) {
+		if (way == WAY_BOTH)
 			send_copy(skb, COPY_PAST);
-		if (copy == WAY_BOTH && !limit_ack(skb, &s, socket_end(other) + other->seq_delta)) {
+		if (way == WAY_BOTH && !limit_ack(skb, &s, socket_end(other) + other->seq_delta)) {
 			count(SEGMENT_UNWRITABLE);
 			return DROP;
 		}
 		count(SEGMENT_BY_SOCKET);
 		return NEXT;
 	}
+	copy = s.copy;
 	for (hop = 1; hop < MAX_HOPS && s.local; hop++) {
 		place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 		if (!place)
@@ -241,7 +247,7 @@ int segment_egress(struct __sk_buff *skb)
 	if (!gate || !*(volatile __u32 *)&gate->awake)
 		return NEXT;
 	/* What was translated came in on a device. */
-	if (skb->ingress_ifindex || !parse(skb, &s) || !(s.flags & ACK) || (s.flags & (SYN | RST)))
+	if (skb->ingress_ifindex || !parse(skb, &s) || !(s.flags & ACK) || (s.flags & SYN))
 		return NEXT;
 	__builtin_memcpy(key.source, s.tuple.destination, 16);
 	__builtin_memcpy(key.destination, s.tuple.source, 16);
@@ -256,11 +262,11 @@ int segment_egress(struct __sk_buff *skb)
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	state = *(volatile __u32 *)&flow->state;
-	if (state == SEGMENT_SPLICED) {
+	if (state == SEGMENT_SPLICED && !(s.flags & RST)) {
 		count(SEGMENT_HUSHED);
 		return DROP;
 	}
-	if (state != SEGMENT_OVERLAP)
+	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns)
 		return NEXT;
 
 	raise(&side->cut, s.ack);
@@ -286,11 +292,7 @@ int segment_egress(struct __sk_buff *skb)
 		side->room_end = ack + (room << (side->own_scale & 15));
 	if (!s.plain_stamp && !find_options(skb, &s))
 		return NEXT;
-	/* As long as the clock stands; afterwards the socket's goes as fast as the peer's. */
-	if (!other->stamp_delta)
-		s.tsval = stamp_floor(other);
-	else
-		s.tsval += LEAD_NS / (other->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000);
+	s.tsval = stamp_floor(other);
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
@@ -300,12 +302,13 @@ int segment_egress(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
-	if (is_bare(&s) && is_past(other) && !after(side->sent, s.seq)) {
+	if (is_past(other) && ((s.flags & RST) || (is_bare(&s) && !after(side->sent, s.seq)))) {
 		/*
 		 * This peer has got more from the other one than the socket has sent. What stands before
-		 * that is a question (keep-alive, zero window), and has to look like one.
+		 * that is a question (keep-alive, zero window), and has to look like one. A reset is heard
+		 * only at the end of it.
 		 */
-		seq = other->high_seq + other->seq_delta;
+		seq = high_seq(other) + other->seq_delta;
 		new.seq = bpf_htonl(after(seq, side->edge) ? side->edge : seq);
 		sum = csum_change(sum, old.seq, new.seq);
 	}

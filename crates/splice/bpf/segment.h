@@ -89,14 +89,16 @@ struct segment_side {
 
 	/* the program writes these; in OVERLAP user space raises some */
 	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
-	__u32 stamp_floor;	/* no translated TSval lies below; 0 while not chosen */
-	__u32 high_seq;		/* end of what the peer has sent */
-	__u32 high_ack;		/* what the peer has acknowledged */
+	__u32 stamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
+				   not chosen */
+	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream goes past only
+	   if nothing more has come at that very moment */
+	__u64 reach;
 	__u64 stamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
 	__u32 edge;		/* end of the window that the peer has announced */
 	__u32 fin_end;
-	__u32 marks;
+	__u32 high_ack;		/* what the peer has acknowledged */
 	__u32 seen_device;
 	__u64 payload_bytes;	/* translated */
 	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
@@ -111,7 +113,8 @@ struct segment_flow {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in LINGER */
-	__u64 reserved2[4];
+	__u32 latest_stamp[2];	/* of a side's segments, since the clock goes on; else 0 */
+	__u64 reserved2[3];
 	struct segment_side side[2];
 };
 

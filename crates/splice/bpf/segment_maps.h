@@ -61,12 +61,30 @@ struct scratch {
 /* Keeps the compiler from proving a bound by means that the verifier does not follow. */
 #define OPAQUE(x) asm volatile("" : "+r"(x))
 
+/* The compiler would compare `x - low` alone, of which the verifiers of 6.1 and 6.12 learn nothing about `x`. */
+#define IS_WITHIN(x, low, high)	\
+	({ bool fits = (x) >= (low); OPAQUE(x); fits && (x) <= (high); })
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct scratch);
 } segment_scratch SEC(".maps");
+
+/* So much payload is summed up at a time: bpf_csum_diff takes no more (MAX_BPF_STACK, Linux 6.12). */
+#define CHUNK_BYTES 512
+
+struct chunk {
+	__be32 words[CHUNK_BYTES / 4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct chunk);
+} segment_chunks SEC(".maps");
 
 static __always_inline void count(__u32 reason)
 {

@@ -19,9 +19,25 @@ enum segment_way {
 /* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
 #define PROMISE_REACH (1U << 30)
 
+static __always_inline __u32 high_seq(const struct segment_side *side)
+{
+	return *(volatile __u64 *)&side->reach;
+}
+
+static __always_inline __u32 marks(const struct segment_side *side)
+{
+	return *(volatile __u64 *)&side->reach >> 32;
+}
+
+/* Tells the marks before; a full barrier. */
+static __always_inline __u32 add_marks(struct segment_side *side, __u32 added)
+{
+	return __sync_fetch_and_or(&side->reach, (__u64)added << 32) >> 32;
+}
+
 static __always_inline bool is_past(const struct segment_side *side)
 {
-	return *(volatile __u32 *)&side->marks & SEGMENT_PAST;
+	return marks(side) & SEGMENT_PAST;
 }
 
 /* The end of what has come from this peer by the sockets, or will. */
@@ -46,6 +62,21 @@ static __always_inline void raise(__u32 *mark, __u32 to)
 
 	for (i = 0; i < 16 && after(to, old); i++) {
 		__u32 found = __sync_val_compare_and_swap(mark, old, to);
+
+		if (found == old)
+			return;
+		old = found;
+	}
+}
+
+/* The peer has sent up to there. */
+static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
+{
+	__u64 old = *(volatile __u64 *)&side->reach;
+	int i;
+
+	for (i = 0; i < 16 && after(to, old); i++) {
+		__u64 found = __sync_val_compare_and_swap(&side->reach, old, (old >> 32) << 32 | to);
 
 		if (found == old)
 			return;
@@ -84,7 +115,7 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 {
 	__u32 ack = s->ack + side->ack_delta, end = end_of(s);
 
-	if (!after(ack, other->high_seq)) {
+	if (!after(ack, high_seq(other))) {
 		raise(&side->high_ack, s->ack);
 		if (!after(side->high_ack, s->ack))
 			raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
@@ -95,31 +126,32 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 	 * stream may lie one beyond.
 	 */
 	if (!after(end + side->seq_delta, other->edge + 1)) {
-		raise(&side->high_seq, end);
+		raise_high_seq(side, end);
 		/* Else it would lie ahead again once two gigabytes have passed. */
 		if (is_past(side) && after(end, side->promised + PROMISE_REACH))
 			raise(&side->promised, other->edge - side->seq_delta);
 	} else if (!after(end, side->promised + 1)) {
-		raise(&side->high_seq, end);
+		raise_high_seq(side, end);
 	}
 }
 
 /*
  * With this acknowledgement the stream of `other` may go past the sockets: nothing of it is under
  * way, and its sender has been promised no more than there is room for. What another CPU has in
- * hand at this moment reaches the socket, which delivers it as before.
+ * hand at this moment has raised high_seq before it looks which way to go. So either it finds the
+ * stream past the sockets, or this finds that there is more; else the next would overtake it.
  */
 static __always_inline void let_past(const struct segment *s, const struct segment_side *side,
 				     struct segment_side *other)
 {
 	__u32 ack = s->ack + side->ack_delta;
 	__u32 edge = ack + (s->window << (side->window_left & 15));
+	__u64 reach = *(volatile __u64 *)&other->reach, past = (__u64)SEGMENT_PAST << 32;
 
-	if (is_past(other) || ack != *(volatile __u32 *)&other->high_seq ||
-	    after(other->promised, edge))
+	if (reach & past || ack != (__u32)reach || after(other->promised, edge))
 		return;
-	other->border = ack;
-	__sync_fetch_and_or(&other->marks, SEGMENT_PAST);
+	raise(&other->border, ack);
+	__sync_val_compare_and_swap(&other->reach, reach, reach | past);
 }
 
 static __always_inline enum segment_way choose_way(const struct segment *s,
@@ -132,7 +164,7 @@ static __always_inline enum segment_way choose_way(const struct segment *s,
 		return is_bare(s) ? WAY_PAST : WAY_BOTH;
 	}
 	/* But what comes before all that was sent asks the other peer for an answer. */
-	if (!is_past(other) && is_bare(s) && !after(side->high_seq, s->seq))
+	if (!is_past(other) && is_bare(s) && !after(high_seq(side), s->seq))
 		return WAY_SOCKET_ACK;
 	return WAY_PAST;
 }

@@ -41,6 +41,7 @@ struct segment {
 	__u8 clear_ecn;
 	__u8 local;
 	__u8 spends_hop;
+	__u32 copy;		/* what the relay's own socket has to get of it: COPY_ACK, COPY_RST */
 };
 
 static __always_inline bool after(__u32 a, __u32 b)
@@ -145,7 +146,7 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 		return 0;
 	length = s->header - sizeof(struct tcphdr);
 	OPAQUE(length);
-	if (length == 0)
+	if (length < 4)
 		return 1;
 	if (length > OPTION_BYTES)
 		return 0;

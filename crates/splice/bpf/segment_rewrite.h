@@ -40,7 +40,8 @@ struct sack_move {
 __noinline int move_sacks(struct sack_move *m)
 {
 	struct scratch *b = scratch();
-	__u32 i, kept = 0, at, slot, from, to;
+	__u32 i, kept = 0, slot, from, to;
+	__u64 at;
 
 	if (!m || !b)
 		return 0;
@@ -90,7 +91,7 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 		return 0;
 	length = s->header - sizeof(struct tcphdr);
 	OPAQUE(length);
-	if (length == 0)
+	if (length < 4)
 		return 1;
 	if (length > OPTION_BYTES)
 		return 0;
@@ -132,7 +133,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 	__u32 at = ETH_HLEN + (ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	void *data, *end;
 	struct tcphdr *tcp;
-	__u32 sum = 0, pseudo = 0, word;
+	__u32 sum = 0, pseudo = 0, header, word;
 	__be32 value;
 	/* An urgent byte stays in its place, as it does when the relay's sockets pass it on. */
 	__u8 flags = s->flags & ~URG;
@@ -187,14 +188,20 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 			source[i] = s->tuple.source[i];
 			destination[i] = s->tuple.destination[i];
 		}
-		/* The second byte ends with the two ECN bits, shifted by four. */
-		if (s->clear_ecn)
+		header = pseudo;
+		if (s->clear_ecn) {
+			word = *(__u32 *)ip;
+			/* The second byte ends with the two ECN bits, shifted by four. */
 			((__u8 *)ip)[1] &= ~0x30;
-		if (s->spends_hop)
+			header = csum_change(header, word, *(__u32 *)ip);
+		}
+		if (s->spends_hop) {
+			word = ((__u32 *)ip)[1];
 			ip->hop_limit--;
+			header = csum_change(header, word, ((__u32 *)ip)[1]);
+		}
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
-		__u32 header = 0;
 
 		pseudo = csum_change(pseudo, ip->saddr, s->tuple.source[3]);
 		pseudo = csum_change(pseudo, ip->daddr, s->tuple.destination[3]);
@@ -220,8 +227,17 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 	 * Apart, because a packet whose checksum is still to be computed carries the sum of the
 	 * addresses alone.
 	 */
-	return !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), 0, pseudo,
-				    BPF_F_PSEUDO_HDR | (ipv6 ? BPF_F_IPV6 : 0));
+	if (bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), 0, pseudo, BPF_F_PSEUDO_HDR))
+		return false;
+	/*
+	 * Where a device has summed up the whole packet (CHECKSUM_COMPLETE), that took the pseudo-header's
+	 * change from its sum, as if a header checksum made up for the addresses. IPv6 has none, so all
+	 * that has changed in its header goes to the sum; BPF_F_IPV6 would do it for the addresses, since
+	 * 6.16. A packet without such a sum refuses it.
+	 */
+	if (ipv6)
+		bpf_csum_update(skb, header);
+	return true;
 }
 
 /* The socket may have sent less than its peer has got meanwhile, and would discard the segment. */
@@ -249,21 +265,103 @@ static __always_inline __u32 pseudo_sum(const struct segment *s, __u32 length)
 	return csum_change(sum, 0, bpf_htonl(length));
 }
 
+/* A walk over a part of a packet that is summed up. */
+struct sum_walk {
+	struct __sk_buff *skb;
+	struct chunk *chunk;
+	__u32 at;
+	__u32 end;
+	__u32 sum;
+};
+
+static long sum_chunk(__u32 index, struct sum_walk *walk)
+{
+	/* Of the last byte: of the length itself the verifier of 6.1 does not learn that there is some. */
+	__u64 last = walk->end - walk->at - 1, length, size;
+	struct chunk *chunk = walk->chunk;
+	__s64 sum;
+
+	(void)index;
+	if (last >= CHUNK_BYTES)
+		last = CHUNK_BYTES - 1;
+	length = last + 1;
+	/* What does not fill its last word counts as zero. */
+	chunk->words[last / 4] = 0;
+	if (bpf_skb_load_bytes(walk->skb, walk->at, chunk, length))
+		return 1;
+	size = (length + 3) / 4 * 4;
+	OPAQUE(size);
+	if (size > CHUNK_BYTES)
+		return 1;
+	sum = bpf_csum_diff(NULL, 0, chunk->words, size, walk->sum);
+	if (sum < 0)
+		return 1;
+	walk->sum = sum;
+	walk->at += length;
+	return 0;
+}
+
 /*
- * Takes the payload and the end of stream from a segment; its header is then in the scratch's new
- * bytes, for `seal` to write. False when it fails.
+ * Tells by how much the sum of a packet changes when its payload is taken off. False when it fails.
+ *
+ * Where a device has verified the checksum (CHECKSUM_UNNECESSARY) what the payload adds is what the rest
+ * lacks, so it need not be read. Neither need that of a super-packet: its checksum is still to be
+ * computed, so the payload is not in it, or a device has made it (LRO), has verified its segments, and
+ * left it the checksum of the first.
+ */
+static __noinline int payload_change(struct __sk_buff *skb, const struct segment *s, __u32 *change)
+{
+	__u32 zero = 0, header = s->header, start = tcp_offset(s) + header;
+	struct sum_walk walk = {
+		.skb = skb,
+		.chunk = bpf_map_lookup_elem(&segment_chunks, &zero),
+		.at = start,
+		.end = start + s->payload,
+	};
+
+	if (!walk.chunk)
+		return 0;
+	if (skb->gso_size || bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0) {
+		walk.at = tcp_offset(s);
+		walk.end = start;
+		walk.sum = pseudo_sum(s, header + s->payload);
+	}
+	bpf_loop((walk.end - walk.at + CHUNK_BYTES - 1) / CHUNK_BYTES, sum_chunk, &walk, 0);
+	*change = walk.end == start ? walk.sum : ~walk.sum;
+	return walk.at == walk.end;
+}
+
+/*
+ * Takes the payload from a packet, and its share from the checksum. That is not computed anew, since
+ * nobody may have looked at it yet: what was wrong has to stay so. False when it fails.
+ */
+static __always_inline bool drop_payload(struct __sk_buff *skb, const struct segment *s)
+{
+	const __u32 start = tcp_offset(s) + s->header;
+	const __u32 check = tcp_offset(s) + offsetof(struct tcphdr, check);
+	__u32 change;
+
+	/* A device's sum of the whole packet (CHECKSUM_COMPLETE) goes with its end (__skb_trim_rcsum). */
+	return payload_change(skb, s, &change) && !bpf_skb_change_tail(skb, start, 0) &&
+	       !bpf_l4_csum_replace(skb, check, 0, change, 0) &&
+	       !bpf_l4_csum_replace(skb, check, bpf_htonl(s->header + s->payload),
+				    bpf_htonl(s->header), BPF_F_PSEUDO_HDR | sizeof(__be32));
+}
+
+/*
+ * Takes the payload and the end of stream from a segment; its header is then in the scratch, as it is in
+ * the packet and as it will be, for `seal` to write. False when it fails.
  */
 static __noinline int strip(struct __sk_buff *skb, struct segment *s)
 {
 	const __u32 at = tcp_offset(s);
 	struct scratch *b = scratch();
-	__u32 header = s->header;
+	__u64 header = s->header;
 	void *data, *end;
 
-	OPAQUE(header);
-	if (!b || header < sizeof(struct tcphdr) || header > 60)
+	if (!b || !IS_WITHIN(header, sizeof(struct tcphdr), 60))
 		return 0;
-	if (s->payload && bpf_skb_change_tail(skb, at + header, 0))
+	if (s->payload && !drop_payload(skb, s))
 		return 0;
 	if (bpf_skb_pull_data(skb, at + header))
 		return 0;
@@ -293,49 +391,35 @@ static __noinline int strip(struct __sk_buff *skb, struct segment *s)
 		ip->check = csum_fold(csum_change(csum_change(0, word, *(__u32 *)ip), 0,
 						  (__u16)~ip->check));
 	}
-	__builtin_memset(b->new, 0, sizeof(b->new));
-	if (bpf_skb_load_bytes(skb, at, b->new, header))
+	__builtin_memset(b, 0, sizeof(*b));
+	if (bpf_skb_load_bytes(skb, at, b->old, header))
 		return 0;
+	__builtin_memcpy(b->new, b->old, sizeof(b->new));
+	s->payload = 0;
 	s->flags &= ~(FIN | PSH | URG);
 	b->new[13] = s->flags;
 	return 1;
 }
 
-/*
- * Writes the header of a segment without payload. A packet whose checksum is still to be computed
- * carries the sum of the pseudo-header alone (`partial`). False when it fails.
- */
-static __always_inline bool seal(struct __sk_buff *skb, const struct segment *s, bool partial)
+/* Writes the header of a segment without payload, its checksum by difference. False when it fails. */
+static __always_inline bool seal(struct __sk_buff *skb, const struct segment *s)
 {
+	const __u32 at = tcp_offset(s);
 	struct scratch *b = scratch();
-	__u32 header = s->header, sum = pseudo_sum(s, header);
-	__s64 change = sum;
+	__u64 header = s->header;
+	__s64 change;
 
-	OPAQUE(header);
-	if (!b || header < sizeof(struct tcphdr) || header > 60)
+	if (!b || !IS_WITHIN(header, sizeof(struct tcphdr), 60))
 		return false;
-	b->new[16] = b->new[17] = 0;
-	if (!partial)
-		change = bpf_csum_diff(NULL, 0, (__be32 *)b->new, sizeof(b->new), sum);
-	if (change < 0)
-		return false;
-	*(__u16 *)&b->new[16] = partial ? ~csum_fold(change) : csum_fold(change);
-	return !bpf_skb_store_bytes(skb, tcp_offset(s), b->new, header, BPF_F_RECOMPUTE_CSUM);
+	change = bpf_csum_diff((__be32 *)b->old, sizeof(b->old), (__be32 *)b->new, sizeof(b->new), 0);
+	return change >= 0 && !bpf_skb_store_bytes(skb, at, b->new, header, 0) &&
+	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), 0, change, 0);
 }
 
 /* Leaves of a segment what it acknowledges. False when it fails. */
 static __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
 {
-	const __u16 carried = ~csum_fold(pseudo_sum(s, s->header + s->payload));
-	struct scratch *b = scratch();
-	bool partial;
-
-	if (!strip(skb, s) || !b)
-		return 0;
-	/* Else the two are equal once in 65,536 times, and an acknowledgement gets lost. */
-	partial = *(__u16 *)&b->new[16] == carried;
-	s->payload = 0;
-	return seal(skb, s, partial);
+	return strip(skb, s) && seal(skb, s);
 }
 
 /*
@@ -380,8 +464,7 @@ static __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s,
 
 		move_sacks(&move);
 	}
-	/* It stays on this host, where a checksum that is still to be computed is not looked at. */
-	if (!seal(skb, s, false)) {
+	if (!seal(skb, s)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}

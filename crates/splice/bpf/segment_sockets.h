@@ -6,10 +6,6 @@
 #include "segment.h"
 #include "segment_core.h"
 
-#ifndef bpf_ksym_exists
-#define bpf_ksym_exists(symbol) (!!(void *)symbol)
-#endif
-
 /* TCP_ECN_MODE_ACCECN in net/tcp.h (6.18); a bit without a meaning before */
 #define ECN_MODE_ACCECN 16
 
@@ -127,8 +123,8 @@ static __always_inline __u32 forget(struct __sk_buff *skb, const struct segment_
 	struct bpf_sock_tuple key = {};
 	struct nf_conn *ct;
 
-	if (!bpf_ksym_exists(bpf_skb_ct_lookup) || !bpf_ksym_exists(bpf_ct_change_timeout) ||
-	    !bpf_ksym_exists(bpf_ct_release))
+	/* The type is where the functions are (nf_conntrack_bpf.c); their own addresses only since 6.4. */
+	if (!bpf_core_type_exists(struct bpf_ct_opts___local))
 		return 0;
 	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
 		key.ipv4.saddr = tuple->source[3];

@@ -43,15 +43,31 @@ static __always_inline bool is_accepted_reset(const struct segment *s,
 					      const struct segment_side *side,
 					      const struct segment_side *other)
 {
-	return s->seq == side->high_seq || s->seq == other->high_ack + other->ack_delta ||
+	return s->seq == high_seq(side) || s->seq == other->high_ack + other->ack_delta ||
 	       other->edge - (s->seq + side->seq_delta) < 1U << (side->own_scale & 15);
+}
+
+/*
+ * Who takes a reset at the end of all that was sent has received all of it, and who sends one says
+ * what it has received: acknowledgements that were still due (40 ms and more) never come now.
+ */
+static __always_inline void learn_from_reset(const struct segment *s, struct segment_flow *flow,
+					     struct segment_side *side, struct segment_side *other)
+{
+	__u32 ack = s->ack + side->ack_delta;
+
+	if (is_past(side) && s->seq == high_seq(side))
+		advance_acked(side, s->seq, &flow->moved_ns);
+	if (is_past(other) && (s->flags & ACK) && !after(ack, high_seq(other)))
+		advance_acked(other, ack, &flow->moved_ns);
 }
 
 /*
  * The time that all segments are stamped with until the relay's own socket has nothing left to
  * send: that of the first after OVERLAP has begun. What the socket sends and what goes past it
  * take different ways, and a peer takes the one for an old duplicate when a later stamp with a
- * lower number has overtaken it (PAWS). Two equal stamps cannot overtake each other.
+ * lower number has overtaken it (PAWS). Two equal stamps cannot overtake each other. Should the
+ * sockets be woken, user space has it stand again, where it has come to.
  */
 static __always_inline __u32 stamp_floor(struct segment_side *side)
 {
@@ -66,6 +82,13 @@ static __always_inline __u32 stamp_floor(struct segment_side *side)
 	return __sync_val_compare_and_swap(&side->stamp_floor, 0, now) ?: now;
 }
 
+static __always_inline void note_stamp(__u32 *latest, __u32 stamp)
+{
+	if (!*(volatile __u32 *)latest && !__sync_val_compare_and_swap(latest, 0, stamp))
+		return;
+	raise(latest, stamp);
+}
+
 /* From then on the sender's own clock goes on from there; the difference is chosen once. */
 static __always_inline void translate_stamp(struct segment *s, struct segment_side *side,
 					    const struct segment_side *other, __u32 state)
@@ -73,15 +96,19 @@ static __always_inline void translate_stamp(struct segment *s, struct segment_si
 	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
 	__u64 delta = *(volatile __u64 *)&side->stamp_delta;
 	__u64 back = *(volatile __u64 *)&other->stamp_delta;
-	__u32 floor = stamp_floor(side), stamp = floor;
+	__u32 floor = stamp_floor(side), stamp;
 
-	if (!delta && state != SEGMENT_OVERLAP) {
+	if (state == SEGMENT_OVERLAP) {
+		s->tsval = floor;
+		s->tsecr = 0;
+		return;
+	}
+	if (!delta) {
 		__u64 choice = SEGMENT_STAMP_KNOWN | (__u32)(floor - s->tsval);
 
 		delta = __sync_val_compare_and_swap(&side->stamp_delta, 0, choice) ?: choice;
 	}
-	if (delta)
-		stamp = s->tsval + (__u32)delta;
+	stamp = s->tsval + (__u32)delta;
 	/* What was sent before the clock went on. */
 	if (after(floor, stamp) && floor - stamp < FLOOR_REACH_NS / tick_ns)
 		stamp = floor;
@@ -101,18 +128,16 @@ static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 	flow->deadline_ns = now + (linger < most ? linger : most);
 }
 
-/*
- * Turns the segment into what the other peer expects. Returns 0, or COPY_ACK or COPY_RST when
- * the relay's own socket has to hear of it, too, or a way that leads there alone.
- */
-__noinline int translate(struct segment *s, struct segment_flow *flow, __u32 from, __u32 state)
+/* Turns the segment into what the other peer expects, if that is the way it goes. */
+__noinline enum segment_way translate(struct segment *s, struct segment_flow *flow, __u32 from, __u32 state)
 {
 	struct segment_side *side, *other;
-	__u32 end, copy = 0, heard, seq, ack, scaled, own_final;
+	__u32 end, heard, seq, ack, scaled, own_final;
 	bool overlaps = state == SEGMENT_OVERLAP;
 
 	if (!s || !flow)
-		return 0;
+		return WAY_PAST;
+	s->copy = 0;
 	side = &flow->side[from & 1];
 	other = &flow->side[!(from & 1)];
 	heard = side->high_ack;
@@ -131,21 +156,25 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 		if ((s->flags & (ACK | RST | SYN)) == ACK)
 			let_past(s, side, other);
 		way = choose_way(s, side, other);
-		if (way != WAY_PAST)
+		if (way != WAY_PAST) {
+			if ((s->flags & RST) && is_accepted_reset(s, side, other))
+				learn_from_reset(s, flow, side, other);
 			return way;
+		}
 	}
 	/* end of what the relay's own socket delivers to this peer */
 	own_final = socket_end(other) + other->seq_delta;
 
 	if (s->flags & RST) {
 		/* A peer that has closed answers a repetition so; both streams were complete. */
-		if (side->marks & other->marks & SEGMENT_FIN_ACKED) {
-			copy = 0;
+		if (marks(side) & marks(other) & SEGMENT_FIN_ACKED) {
+			/* nothing that anybody waits for */
 		} else if (is_accepted_reset(s, side, other)) {
+			learn_from_reset(s, flow, side, other);
 			/* The other peer's answer to it is none of its own. */
-			if (!(other->marks & SEGMENT_RST))
-				__sync_fetch_and_or(&side->marks, SEGMENT_RST);
-			copy = COPY_RST;
+			if (!(marks(other) & SEGMENT_RST))
+				add_marks(side, SEGMENT_RST);
+			s->copy = COPY_RST;
 			if (state == SEGMENT_SPLICED) {
 				prolong(flow, 0);
 				flow->state = SEGMENT_LINGER;
@@ -154,30 +183,30 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 			count(SEGMENT_RST_REFUSED);
 		}
 	} else if (s->flags & ACK) {
-		if ((other->marks & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
-		    !after(ack, other->high_seq) && !after(other->fin_end, ack)) {
+		if ((marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
+		    !after(ack, high_seq(other)) && !after(other->fin_end, ack)) {
 			/*
 			 * The other end of stream may be acknowledged on another CPU at this moment: a
 			 * full barrier each lets one of the two see both.
 			 */
-			__sync_fetch_and_or(&other->marks, SEGMENT_FIN_ACKED);
+			add_marks(other, SEGMENT_FIN_ACKED);
 			if (state == SEGMENT_SPLICED &&
-			    (__sync_fetch_and_or(&side->marks, 0) & SEGMENT_FIN_ACKED)) {
+			    (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
 				prolong(flow, 0);
 				flow->state = SEGMENT_LINGER;
-				copy = COPY_RST;
+				s->copy = COPY_RST;
 			}
 		}
-		if ((s->flags & FIN) && end == side->high_seq) {
+		if ((s->flags & FIN) && end == high_seq(side)) {
 			side->fin_end = end;
-			__sync_fetch_and_or(&side->marks, SEGMENT_FIN);
+			add_marks(side, SEGMENT_FIN);
 		}
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.
 		 */
 		if (overlaps && (is_bare(s) || !is_past(other) || !after(heard, own_final)))
-			copy = COPY_ACK;
+			s->copy = COPY_ACK;
 	}
 
 	if (overlaps && !is_past(other)) {
@@ -220,8 +249,12 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	s->ack = ack;
 	scaled >>= side->window_right & 15;
 	s->window = scaled < 0xffff ? scaled : 0xffff;
-	if (s->has_stamp)
+	if (s->has_stamp) {
 		translate_stamp(s, side, other, state);
+		/* A forger's stamp could lie anywhere; who hits the very end of the stream is believed. */
+		if (!overlaps && end == high_seq(side))
+			note_stamp(&flow->latest_stamp[from & 1], s->tsval);
+	}
 	if (side->flags & SEGMENT_STRIP_SACK)
 		s->strip_sack = 1;
 	if (side->flags & SEGMENT_CLEAR_ECN)
@@ -231,7 +264,7 @@ __noinline int translate(struct segment *s, struct segment_flow *flow, __u32 fro
 	s->tuple = side->out;
 	if (s->payload)
 		__sync_fetch_and_add(&side->payload_bytes, s->payload);
-	return copy;
+	return WAY_PAST;
 }
 
 #endif

@@ -212,8 +212,16 @@ impl AsFd for Program {
 #[cfg(test)]
 impl Program {
     /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
-    /// it returned.
-    pub(crate) fn run_on(&self, packet: &[u8], device: u32) -> std::result::Result<i32, Errno> {
+    /// it returned and what it made of the packet. When the device shall have summed it up, the kernel
+    /// does so itself, and answers `EBADMSG` when the sum is no longer that of the packet, or `EINVAL`
+    /// where it cannot do that.
+    pub(crate) fn run_on(
+        &self,
+        packet: &[u8],
+        device: u32,
+        summed_up: bool,
+    ) -> std::result::Result<(i32, Vec<u8>), Errno> {
+        let mut output = packet.to_vec();
         // The beginning of `struct __sk_buff` up to its `ifindex`, as 32-bit words.
         let mut context = [0u32; 11];
         context[10] = device;
@@ -221,16 +229,25 @@ impl Program {
             sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
             data_in: packet.as_ptr().cast(),
             data_size_in: packet.len() as u32,
+            data_out: output.as_mut_ptr().cast(),
+            data_size_out: output.len() as u32,
             ctx_in: (&raw const context).cast(),
             ctx_size_in: size_of_val(&context) as u32,
+            flags: if summed_up {
+                libbpf_sys::BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+            } else {
+                0
+            },
             repeat: 1,
             ..Default::default()
         };
-        // SAFETY: packet and context outlive the call and their lengths are given with them.
+        // SAFETY: both packets and the context outlive the call, their lengths are given with them, and
+        // any bytes may be written to the second packet.
         let result =
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;
-        Ok(options.retval as i32)
+        output.truncate(options.data_size_out as usize);
+        Ok((options.retval as i32, output))
     }
 }
 

@@ -32,7 +32,9 @@ pub(crate) struct DirectionEntry {
     pub(crate) refused: AtomicU32,
     pub(crate) beyond: AtomicU32,
     pub(crate) let_in: AtomicU64,
-    rest_of_line: [AtomicU64; 3],
+    pub(crate) asked: AtomicU32,
+    pub(crate) error: AtomicU32,
+    rest_of_line: [AtomicU64; 2],
 }
 
 /// `struct inspection` in `bpf/redirect.h`.
@@ -47,7 +49,7 @@ pub(crate) struct Inspection {
     pub(crate) rcv_nxt: u32,
     pub(crate) on_the_way_bytes: u32,
     pub(crate) send_limit_bytes: u32,
-    pub(crate) unused: u32,
+    pub(crate) state: u32,
 }
 
 /// `struct segment_tuple` in `bpf/segment.h`: a connection as a segment from its peer carries it.
@@ -84,13 +86,12 @@ pub(crate) struct SegmentSide {
     pub(crate) clock: AtomicU32,
     pub(crate) cut: AtomicU32,
     pub(crate) stamp_floor: AtomicU32,
-    pub(crate) high_seq: AtomicU32,
-    pub(crate) high_ack: AtomicU32,
+    pub(crate) reach: AtomicU64,
     pub(crate) stamp_delta: AtomicU64,
     pub(crate) acked: AtomicU64,
     pub(crate) edge: AtomicU32,
     pub(crate) fin_end: AtomicU32,
-    pub(crate) marks: AtomicU32,
+    pub(crate) high_ack: AtomicU32,
     pub(crate) seen_device: AtomicU32,
     pub(crate) payload_bytes: AtomicU64,
     pub(crate) promised: AtomicU32,
@@ -108,7 +109,8 @@ pub(crate) struct SegmentFlow {
     pub(crate) deadline_ns: AtomicU64,
     pub(crate) moved_ns: AtomicU64,
     pub(crate) last_ns: AtomicU64,
-    reserved: [AtomicU64; 4],
+    pub(crate) latest_stamp: [AtomicU32; 2],
+    reserved: [AtomicU64; 3],
     pub(crate) side: [SegmentSide; 2],
 }
 
@@ -217,6 +219,7 @@ const _: () = {
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
     assert!(std::mem::offset_of!(DirectionEntry, let_in) == 96);
+    assert!(std::mem::offset_of!(DirectionEntry, asked) == 104);
     assert!(std::mem::offset_of!(DirectionEntry, closed) == 84);
     assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);

@@ -49,6 +49,13 @@ impl Meter {
         self.lock().is_some()
     }
 
+    /// The part that user space has moved, while the pair runs.
+    #[cfg(test)]
+    pub(crate) fn by_hand(&self) -> u64 {
+        let each = self.moved_bytes.iter();
+        each.map(|moved| moved.load(Ordering::Relaxed)).sum()
+    }
+
     /// Puts the last figures in place of the gauge.
     pub(crate) fn settle(&self, bytes: [u64; 2]) {
         let mut gauge = self.lock();

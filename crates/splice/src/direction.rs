@@ -72,8 +72,8 @@ pub(crate) struct Way<'a> {
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) byte_limit: Option<u64>,
-    /// It may go to `sockmap`, which has sizes of its own for the buffers.
-    pub(crate) may_be_redirected: bool,
+    /// What the source's receive buffer is fixed at, in bytes.
+    pub(crate) receive_bytes: usize,
     /// The other direction has ended: the close that follows says the end of stream by itself.
     pub(crate) closing: bool,
 }
@@ -125,8 +125,8 @@ pub(crate) struct Direction {
     /// Nothing is read beyond this many bytes, not even an end of stream.
     mark_bytes: u64,
     next_look_bytes: u64,
-    /// The source's receive buffer was fixed, as far as it could be.
-    source_fixed: bool,
+    /// What the source's receive buffer was fixed at, in bytes, as far as it could be; 0 before.
+    source_fixed_bytes: usize,
     /// The last read brought bulk.
     bulk: bool,
     way_taken: WayTaken,
@@ -150,7 +150,7 @@ impl Direction {
             given_bytes: 0,
             mark_bytes: u64::MAX,
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
-            source_fixed: false,
+            source_fixed_bytes: 0,
             bulk: false,
             way_taken: WayTaken::default(),
         }
@@ -396,9 +396,9 @@ impl Direction {
     /// (`tcp_rcvbuf_grow`, 6.18). Its sender hears of the room within that read, and may fill it
     /// before a look at the size can follow.
     fn fix_source(&mut self, way: &Way<'_>) {
-        if !self.source_fixed && !way.may_be_redirected {
-            self.source_fixed = true;
-            way.source.fix_receive_buffer(way.shares.buffer_bytes);
+        if self.source_fixed_bytes < way.receive_bytes {
+            self.source_fixed_bytes = way.receive_bytes;
+            way.source.fix_receive_buffer(way.receive_bytes);
         }
     }
 

@@ -179,10 +179,16 @@ impl Endpoint {
 
     /// Gives the receive buffer a fixed size of `bytes`, unless that takes a privilege which this
     /// process has not: then [`bound_receive_buffer`](Self::bound_receive_buffer) is left to do what
-    /// it can.
+    /// it can. A buffer that has a fixed size is never made smaller: see
+    /// [`redirected_receive_bytes`].
     pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
         // What a UNIX stream receives counts with its sender.
-        if self.kind == Kind::Unix || self.receive_bounded.load(Ordering::Relaxed) {
+        if self.kind == Kind::Unix {
+            return;
+        }
+        if self.receive_bounded.load(Ordering::Relaxed)
+            && sockopt::socket_recv_buffer_size(&self.fd).is_ok_and(|size| size >= bytes / 2 * 2)
+        {
             return;
         }
         if sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2).is_ok() {
@@ -193,10 +199,10 @@ impl Endpoint {
     }
 
     /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: three
-    /// halves of `bytes` for the send buffer, three eighths for the other, as far as
+    /// halves of `bytes` for the send buffer, [`redirected_receive_bytes`] for the other, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&self, bytes: usize) {
-        self.set_receive_buffer(bytes * 3 / 8);
+        self.set_receive_buffer(redirected_receive_bytes(bytes));
         self.set_send_buffer(bytes * 3 / 2);
     }
 
@@ -229,6 +235,18 @@ impl AsFd for Endpoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// What of a buffer's share an engine in the kernel leaves to the receive buffer, in bytes: three
+/// eighths. A pair that may come to such an engine has no more before.
+///
+/// A receive buffer must not become smaller than what is in it. What the window has promised goes on
+/// coming, and, by the kernel's source, TCP makes room by copying the queue into packets of a page (`tcp_collapse`, 6.18), which
+/// charges the copies without having reserved memory for them. `sk_forward_alloc` becomes negative so,
+/// and a send that finds TCP's memory short takes it for the size of a copy (`tcp_wmem_schedule`):
+/// `EFAULT`.
+pub(crate) fn redirected_receive_bytes(share_bytes: usize) -> usize {
+    share_bytes * 3 / 8
 }
 
 /// Whether an error waits on the socket: it was connected, or about to be, and no longer is.

@@ -1,14 +1,13 @@
 //! One epoll loop, for one thread.
 //!
-//! Each task has a slot; an epoll event carries the slot's index, its generation (so that an
-//! event of a finished task cannot reach the next one in the same slot) and the number under
-//! which the task registered the descriptor.
+//! An epoll event carries the slot of a task, the slot's generation and the number under which the
+//! task registered the descriptor.
 
 mod ring;
+mod slots;
 mod timer;
 mod token;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use slab::Slab;
 
 use self::ring::Called;
+use self::slots::Slots;
 use self::timer::timespec;
 pub(crate) use self::token::Key;
-use self::token::{BELL_TOKEN, BELLS, GENERATION_BITS, MAILBOX_TOKEN, RING_TOKEN, TIMER_TOKEN};
+use self::token::{BELL_TOKEN, BELLS, MAILBOX_TOKEN, RING_TOKEN, TIMER_TOKEN};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::ends::Ends;
@@ -45,14 +44,6 @@ const EVENTS_PER_TURN: usize = 256;
 /// some 40 ms, most of it for reading the kernel's type information.
 const BELLS_KEPT: Duration = Duration::from_secs(3);
 
-struct Slot {
-    generation: u32,
-    /// In `again` already.
-    queued: bool,
-    /// `None` while the task runs.
-    task: Option<Box<dyn Task>>,
-}
-
 /// One epoll loop. It runs pairs and the other [`Task`]s placed on it, on the thread that turns
 /// it.
 ///
@@ -65,14 +56,13 @@ struct Slot {
 pub struct EventLoop {
     pub(crate) epoll: OwnedFd,
     events: Vec<epoll::Event>,
-    slots: Slab<Slot>,
-    next_generation: u32,
+    slots: Slots,
     pub(crate) wheel: TimerWheel,
-    /// Exists once the loop is turned by a loop of somebody else's, which cannot know our
-    /// deadlines.
-    timer: Option<OwnedFd>,
+    timer: OwnedFd,
+    /// When the timer goes off, or went off last.
     armed: Option<Instant>,
-    again: VecDeque<Key>,
+    /// The loop is turned by a loop of somebody else's.
+    driven: bool,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) now: Instant,
     ended: bool,
@@ -102,16 +92,16 @@ impl EventLoop {
             EventFlags::IN,
         )
         .context("cannot watch the event loop's eventfd")?;
+        let timer = timer::create(epoll.as_fd())?;
         let now = Instant::now();
         Ok(Self {
             epoll,
             events: Vec::with_capacity(EVENTS_PER_TURN),
-            slots: Slab::new(),
-            next_generation: 0,
+            slots: Slots::default(),
             wheel: TimerWheel::new(now),
-            timer: None,
+            timer,
             armed: None,
-            again: VecDeque::new(),
+            driven: false,
             mailbox,
             now,
             ended: false,
@@ -174,15 +164,16 @@ impl EventLoop {
 
     /// Waits for something to do, at most for `timeout` (for ever when `None`), and does it.
     ///
-    /// With a zero timeout the loop takes itself to be driven by another one: from then on its
-    /// deadlines too make its descriptor readable (through a timerfd).
+    /// With a zero timeout the loop takes itself to be driven by another one: from then on work
+    /// that waits for its turn makes its descriptor readable, too.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when `epoll_wait` or the timerfd fails.
     pub fn turn(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.turned = true;
-        if timeout == Some(Duration::ZERO) && self.timer.is_none() {
-            self.create_timer()?;
+        if timeout == Some(Duration::ZERO) && !self.driven {
+            self.driven = true;
+            self.watch_ring()?;
         }
         self.wait(timeout)?;
         self.now = Instant::now();
@@ -194,12 +185,7 @@ impl EventLoop {
         for event in &events {
             match event.data.u64() {
                 MAILBOX_TOKEN => self.read_letters(),
-                TIMER_TOKEN => {
-                    if let Some(timer) = &self.timer {
-                        let _ = rustix::io::read(timer, &mut [0u8; 8]);
-                    }
-                }
-                RING_TOKEN => {}
+                TIMER_TOKEN | RING_TOKEN => {}
                 token if token > BELL_TOKEN - BELLS => {
                     let bell = self.bells.get((BELL_TOKEN - token) as usize);
                     if let Some(bell) = bell.map(Arc::clone) {
@@ -218,15 +204,10 @@ impl EventLoop {
         self.events = events;
         self.expire_deadlines();
         // Only those that waited before this turn, so that a busy task cannot keep the loop.
-        for _ in 0..self.again.len() {
-            let Some(key) = self.again.pop_front() else {
+        for _ in 0..self.slots.waiting() {
+            let Some(key) = self.slots.next_waiting() else {
                 break;
             };
-            if let Some(slot) = self.slots.get_mut(key.index as usize)
-                && slot.generation == key.generation
-            {
-                slot.queued = false;
-            }
             self.with_task(key, |task, cx| task.resume(cx));
         }
         self.settle()
@@ -238,17 +219,10 @@ impl EventLoop {
             None if unused => Some(BELLS_KEPT),
             other => other,
         };
-        let timeout = if self.again.is_empty() && !self.carriers.has_news() {
-            let until_deadline = self
-                .wheel
-                .next()
-                .map(|next| next.saturating_duration_since(Instant::now()));
-            match (timeout, until_deadline) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            }
-        } else {
+        let timeout = if self.has_work() {
             Some(Duration::ZERO)
+        } else {
+            timeout
         };
         self.events.clear();
         let timeout = match self.wait_on_ring(timeout)? {
@@ -272,12 +246,17 @@ impl EventLoop {
             }
         }
         if let Some(ring) = &mut self.carriers.ring
-            && self.timer.is_some()
+            && self.driven
         {
             ring.turn()
                 .context("cannot use the event loop's io_uring")?;
         }
         Ok(())
+    }
+
+    /// Somebody waits for the next turn, and for nothing else.
+    fn has_work(&self) -> bool {
+        self.slots.waiting() > 0 || self.carriers.has_news()
     }
 
     fn read_letters(&mut self) {
@@ -295,11 +274,7 @@ impl EventLoop {
         let mut passed = Vec::new();
         self.wheel.expire(self.now, |index| passed.push(index));
         for index in passed {
-            if let Some(slot) = self.slots.get(index) {
-                let key = Key {
-                    index: index as u32,
-                    generation: slot.generation,
-                };
+            if let Some(key) = self.slots.key_at(index) {
                 self.with_task(key, |task, cx| task.deadline_passed(cx));
             }
         }
@@ -327,19 +302,23 @@ impl EventLoop {
         let status = Arc::new(Status::new());
         let pair = Pair::new(ends, options, None, Arc::clone(&status), None)?;
         self.place(pair, &status);
-        if !self.turned {
-            // A caller that only waits for the descriptor has to come in once, to show how it
-            // turns the loop; a pair that the kernel took at once may bring no event.
-            let _ = self.mailbox.post(Letter::Run(Box::new(|_| ())));
-        }
+        self.be_turned_once();
         let handle = Handle::new(status, self.remote());
         // The caller may be between two turns and wait for the descriptor next.
         self.settle()?;
         Ok(handle)
     }
 
+    /// A caller that only waits for the descriptor has to come in once, to show how it turns the loop;
+    /// a pair that the kernel took at once may bring no event.
+    fn be_turned_once(&self) {
+        if !self.turned {
+            let _ = self.mailbox.post(Letter::Run(Box::new(|_| ())));
+        }
+    }
+
     pub(crate) fn place(&mut self, pair: Pair, status: &Status) {
-        let key = self.insert(Box::new(pair));
+        let key = self.slots.insert(Box::new(pair));
         status.set_key(key);
         self.with_task(key, |task, cx| task.start(cx));
     }
@@ -347,40 +326,27 @@ impl EventLoop {
     /// Places a task on the loop and starts it.
     pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
         let waker = self.spawn_in_turn(task);
-        // As in `join`. A timerfd that exists takes any time, and a ring what it is given.
+        self.be_turned_once();
+        // As in `join`. A timerfd takes any time, and a ring what it is given.
         let _ = self.settle();
         waker
     }
 
     /// Within a turn, which arms the timer at its end.
     pub(crate) fn spawn_in_turn(&mut self, task: Box<dyn Task>) -> Waker {
-        let key = self.insert(task);
+        let key = self.slots.insert(task);
         self.with_task(key, |task, cx| task.start(cx));
         Waker::new(Arc::clone(&self.mailbox), key)
     }
 
-    fn insert(&mut self, task: Box<dyn Task>) -> Key {
-        let generation = self.next_generation;
-        self.next_generation = (generation + 1) % (1 << GENERATION_BITS);
-        let index = self.slots.insert(Slot {
-            generation,
-            queued: false,
-            task: Some(task),
-        });
-        Key {
-            index: index as u32,
-            generation,
-        }
-    }
-
     /// How many tasks are on the loop.
     pub fn tasks(&self) -> usize {
-        let tasks = self.slots.iter().filter_map(|(_, slot)| slot.task.as_ref());
+        let tasks = self.slots.tasks();
         tasks.filter(|task| !task.is_aftermath()).count()
     }
 
     fn with_task(&mut self, key: Key, call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> Step) {
-        let Some(mut task) = self.take_task(key) else {
+        let Some(mut task) = self.slots.take(key) else {
             return;
         };
         let mut step = call(
@@ -402,18 +368,11 @@ impl EventLoop {
             self.remove(key);
             return;
         }
-        // The slot is there: only this function and `close` remove a slot, and both take the
-        // task out first, which can be done once.
-        let slot = &mut self.slots[key.index as usize];
-        slot.task = Some(task);
-        if matches!(step, Step::Again) && !slot.queued {
-            slot.queued = true;
-            self.again.push_back(key);
-        }
+        self.slots.put_back(key, task, matches!(step, Step::Again));
     }
 
     pub(crate) fn close(&mut self, key: Key) {
-        if let Some(mut task) = self.take_task(key) {
+        if let Some(mut task) = self.slots.take(key) {
             task.close(&mut Context {
                 event_loop: self,
                 key,
@@ -422,18 +381,9 @@ impl EventLoop {
         }
     }
 
-    fn take_task(&mut self, key: Key) -> Option<Box<dyn Task>> {
-        let slot = self.slots.get_mut(key.index as usize)?;
-        if slot.generation == key.generation {
-            slot.task.take()
-        } else {
-            None
-        }
-    }
-
     fn remove(&mut self, key: Key) {
         self.wheel.cancel(key.index as usize);
-        self.slots.remove(key.index as usize);
+        self.slots.remove(key);
         if self.slots.is_empty() {
             self.carriers.segments.leave();
         }
@@ -452,7 +402,7 @@ impl EventLoop {
 
     /// Leaves nothing undone that the descriptor would not tell of.
     fn settle(&mut self) -> Result<()> {
-        if self.timer.is_some() {
+        if self.driven {
             if self.carriers.ring.as_ref().is_some_and(Ring::is_unused) {
                 self.carriers.ring = None;
             }
@@ -474,15 +424,7 @@ impl AsFd for EventLoop {
 impl Drop for EventLoop {
     fn drop(&mut self) {
         let letters = self.mailbox.shut();
-        let keys: Vec<_> = self
-            .slots
-            .iter()
-            .map(|(index, slot)| Key {
-                index: index as u32,
-                generation: slot.generation,
-            })
-            .collect();
-        for key in keys {
+        for key in self.slots.keys() {
             self.close(key);
         }
         // Dropped only now: an action that brings a pair ends it, which may look at the mailbox.

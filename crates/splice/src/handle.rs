@@ -93,6 +93,14 @@ impl Handle {
         self.status.meter.has_gauge()
     }
 
+    /// Tells what this process itself has moved of it until then, in bytes, while the pair runs.
+    #[cfg(test)]
+    pub(crate) fn by_hand(&self) -> impl Fn() -> u64 + Send + 'static {
+        let status = Arc::clone(&self.status);
+        move || status.meter.by_hand()
+    }
+
+    /// What an engine in the kernel had carried at the end, repetitions included, in bytes.
     #[cfg(test)]
     pub(crate) fn forwarded_bytes(&self) -> u64 {
         let carried = &self.status.meter.carried_bytes;

@@ -18,6 +18,10 @@ const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 /// `Seccomp:` in `/proc/PID/status` when a filter decides (`SECCOMP_MODE_FILTER`).
 const FILTERED: &str = "2";
 
+/// Ends what the verifier says of a program that it refuses, with the same error numbers as a lack of
+/// rights (`libbpf_prog_load`); one that is never asked says nothing.
+const VERIFIED: &str = "-- END PROG LOAD LOG --";
+
 /// Why an engine cannot be had, and the remedy.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Obstacle {
@@ -37,6 +41,7 @@ impl Obstacle {
     pub(crate) fn of_bpf(text: &str) -> Self {
         match errno_in(text) {
             Some(Errno::PERM | Errno::ACCESS) => Self::of_refusal(text, &Process::this()),
+            _ if text.contains(VERIFIED) => Self::of_refusal(text, &Process::this()),
             Some(Errno::MFILE) => Self::too_many_files(),
             Some(Errno::NOMEM) => Self::new(
                 "the kernel has no memory for its tables",
@@ -55,7 +60,7 @@ impl Obstacle {
             ),
             _ => Self::new(
                 text.to_owned(),
-                "run a kernel of 6.2 or later, built with CONFIG_BPF_SYSCALL, \
+                "run a kernel of 6.1 or later, built with CONFIG_BPF_SYSCALL, \
                  CONFIG_BPF_STREAM_PARSER and CONFIG_BPF_JIT",
             ),
         }
@@ -140,6 +145,13 @@ impl Obstacle {
                 "its capabilities count in a user namespace only, and bpf(2) asks for those of \
                  the machine",
                 "run it outside of the user namespace (a rootless container is one)",
+            );
+        }
+        // It takes less from those who may do less, so this is no answer to them.
+        if text.contains(VERIFIED) {
+            return Self::new(
+                format!("this kernel's verifier does not take the program: {text}"),
+                "run a kernel of 6.1 or later, and report it with this kernel's release if it is one",
             );
         }
         if process.filtered {
@@ -333,6 +345,17 @@ mod tests {
         assert!(of(noisy).contains("RLIMIT_NOFILE"));
         assert!(of("Cannot allocate memory (os error 12)").contains("RLIMIT_MEMLOCK"));
         assert!(of("Function not implemented (os error 38)").contains("CONFIG_BPF_SYSCALL"));
+        let verified =
+            "Permission denied (os error 13) (R4 invalid; -- END PROG LOAD LOG --; libbpf)";
+        let Obstacle { reason, remedy } = Obstacle::of_refusal(verified, &ALL_HELD);
+        assert!(reason.starts_with("this kernel's verifier"), "{reason}");
+        assert!(remedy.contains("6.1 or later"), "{remedy}");
+        let unprivileged = Process {
+            held: CapabilitySet::BPF,
+            ..ALL_HELD
+        };
+        let Obstacle { reason, .. } = Obstacle::of_refusal(verified, &unprivileged);
+        assert_eq!(reason, "this process lacks CAP_NET_ADMIN and CAP_PERFMON");
         let unknown = "Invalid argument (os error 22)";
         if Path::new(KERNEL_TYPES).exists() {
             assert_eq!(Obstacle::of_bpf(unknown).reason, unknown);

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::chosen::BY_NAME;
+use self::promotion::Trial;
 use crate::context::Context;
 use crate::direction::{Carriage, Direction, Fault, Progress, Way};
 use crate::endpoint::{Endpoint, Kind};
@@ -113,8 +114,7 @@ pub(crate) struct Pair {
     /// What goes by the ring has once found no room there.
     room_watched: [bool; 2],
     promote_after_bytes: u64,
-    /// The engine `segment` was tried.
-    segment_tried: bool,
+    trial: Trial,
     idle_timeout: Option<Duration>,
     byte_limit: Option<u64>,
     joined_at: Instant,
@@ -122,7 +122,7 @@ pub(crate) struct Pair {
     /// The three things that the pair's one deadline may stand for.
     idle_look_at: Option<Instant>,
     promote_at: Option<Instant>,
-    /// [`Options::promote_after`].
+    /// [`Options::promote_after`], until it is clear that `sockmap` does not take the pair.
     sockmap_after: Option<Duration>,
     kernel_look_at: Option<Instant>,
     status: Arc<Status>,
@@ -182,7 +182,7 @@ impl Pair {
             room_watched: [false; 2],
             promote_after_bytes: options.promote_after_bytes,
             // Tried already, as far as a pair is concerned that must not go there.
-            segment_tried: !to_segment,
+            trial: if to_segment { Trial::Open } else { Trial::Over },
             idle_timeout: options.limits.idle_timeout,
             byte_limit: options.limits.byte_limit,
             joined_at: now,
@@ -201,7 +201,10 @@ impl Pair {
                     .and_then(|after| now.checked_add(after)),
                 EngineChoice::Only(_) => None,
             },
-            sockmap_after: options.promote_after,
+            sockmap_after: match options.engine {
+                EngineChoice::Auto if !is_echo => options.promote_after,
+                _ => None,
+            },
             kernel_look_at: None,
             status,
             on_end,
@@ -217,6 +220,7 @@ impl Pair {
             return self.part(cx);
         }
         let in_kernel = self.in_kernel_bytes();
+        let receive_bytes = self.receive_bytes();
         let Some(ends) = &self.ends else {
             return Step::Done;
         };
@@ -245,7 +249,7 @@ impl Pair {
                 carriers: cx.carriers(),
                 shares: self.shares,
                 byte_limit: limit,
-                may_be_redirected: self.sockmap_after.is_some(),
+                receive_bytes,
                 closing,
             });
             let after = direction.given_bytes();
@@ -284,7 +288,9 @@ impl Pair {
             reason = Some(Reason::EndOfStream);
         }
         let reason = reason.or_else(|| self.watch_room(cx));
-        if reason.is_none() && !self.segment_tried && self.given_bytes() >= self.promote_after_bytes
+        if reason.is_none()
+            && self.trial != Trial::Over
+            && self.given_bytes() >= self.promote_after_bytes
         {
             self.try_segment(cx);
         }

@@ -57,7 +57,7 @@ pub(crate) fn receive_buffer_most() -> usize {
 
 pub(crate) fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
     let mut values = [0i32; MEMINFO_VALUES];
-    get(fd.as_fd(), libc::SO_MEMINFO, &mut values)?;
+    get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, &mut values)?;
     let [
         rmem_alloc,
         rcvbuf,
@@ -126,8 +126,13 @@ pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> crate::Result<()> {
 /// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not a socket.
 pub fn busy_poll(socket: impl AsFd) -> crate::Result<Duration> {
     let mut microseconds = [0i32];
-    get(socket.as_fd(), libc::SO_BUSY_POLL, &mut microseconds)
-        .context("SO_BUSY_POLL cannot be read")?;
+    get(
+        socket.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_BUSY_POLL,
+        &mut microseconds,
+    )
+    .context("SO_BUSY_POLL cannot be read")?;
     Ok(Duration::from_micros(microseconds[0].max(0) as u64))
 }
 
@@ -168,6 +173,24 @@ pub(crate) fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
+/// Has a socket stamp its segments with `stamp` from now on, unless it is beyond that. In repair mode
+/// only.
+pub(crate) fn advance_stamps(
+    fd: impl AsFd,
+    stamp: u32,
+    in_microseconds: bool,
+) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    let mut now = [0];
+    get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
+    if (now[0] as u32).wrapping_sub(stamp).cast_signed() > 0 {
+        return Ok(());
+    }
+    // In place of the clock's lowest bit it is told the unit (`do_tcp_setsockopt`, 6.7 on).
+    let ahead = (stamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
+    set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
+}
+
 /// Has a program say what the socket gets to see (`SO_ATTACH_BPF`).
 pub(crate) fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()> {
     let program = program.as_fd().as_raw_fd();
@@ -189,7 +212,7 @@ pub(crate) fn tune_buffers(fd: impl AsFd) -> rustix::io::Result<()> {
 #[cfg(test)]
 pub(crate) fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
     let mut fixed = [0];
-    get(fd.as_fd(), libc::SO_BUF_LOCK, &mut fixed)?;
+    get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUF_LOCK, &mut fixed)?;
     Ok(fixed[0])
 }
 
@@ -216,14 +239,14 @@ pub(crate) fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> 
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
 
-/// Reads an option of `SOL_SOCKET` that is made of integers.
-fn get(fd: BorrowedFd<'_>, name: i32, values: &mut [i32]) -> Result<(), Errno> {
+/// Reads an option that is made of integers.
+fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;
     // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
-            libc::SOL_SOCKET,
+            level,
             name,
             values.as_mut_ptr().cast(),
             &raw mut length,

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-/// One tick: what `epoll_wait` can tell apart.
+/// One tick: fine enough for what is looked at again and again, and few enough to walk.
 const TICK_MS: u64 = 1;
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;

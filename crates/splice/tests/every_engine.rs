@@ -24,6 +24,7 @@ mod support {
     pub(crate) mod relay;
     pub(crate) mod system_calls;
     pub(crate) mod transfer;
+    pub(crate) mod witness;
 }
 
 mod rule {
@@ -148,7 +149,8 @@ macro_rules! contract {
                     delivers_all_though_the_receiver_talks;
                 counters:
                     follow_a_running_transfer
-                    are_exact_after_a_reset;
+                    are_exact_after_a_reset
+                    are_exact_with_an_acknowledgement_due;
                 shutdown:
                     dropping_the_handle
                     dropping_the_handle_of_a_stalled_pair

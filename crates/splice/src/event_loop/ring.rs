@@ -34,7 +34,7 @@ impl EventLoop {
         let Some(ring) = &mut self.carriers.ring else {
             return Ok(Called::Unknown);
         };
-        if self.timer.is_some() {
+        if self.driven {
             return Ok(Called::Unknown);
         }
         let unused = ring.is_unused();
@@ -73,7 +73,7 @@ impl EventLoop {
                 let _ = ring.set_busy_poll(time);
             }
             self.carriers.ring = Some(ring);
-            if self.timer.is_some() {
+            if self.driven {
                 self.watch_ring()?;
             }
         }

@@ -51,11 +51,12 @@ impl Pair {
                 name,
                 why: self.declined.as_deref().cloned().unwrap_or_default(),
             },
-            None if self.kernel.is_some() => {
+            None if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
+            // One that is to be translated has a program to wait for first.
+            None if self.kernel.is_some() || (by_name && name == EngineName::Segment) => {
                 Chosen::new(name, "no engine in the kernel has taken it yet")
             }
             None if by_name => Chosen::new(name, BY_NAME),
-            None if piped => Chosen::new(name, "a direction moved bulk"),
             None => Chosen::new(name, "no direction moved bulk"),
         }
     }

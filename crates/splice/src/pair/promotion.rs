@@ -1,16 +1,16 @@
 //! A pair's way into the kernel and back: the turns of a kernel engine, and when `auto` tries one.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Pair, errno_of};
 use crate::context::Context;
 use crate::direction::Direction;
-use crate::endpoint::{Endpoint, Kind};
-use crate::engine::EngineChoice;
+use crate::endpoint::{Endpoint, Kind, redirected_receive_bytes};
 use crate::engine::kernel::{Grip, Next, Turn, Watch};
 use crate::engine::segment::Segment;
 use crate::engine::sockmap::Sockmap;
+use crate::engine::{EngineChoice, EngineName};
 use crate::outcome::{Reason, Side};
 use crate::task::{Interest, Step};
 
@@ -21,6 +21,15 @@ const LOAD_LOOK: Duration = Duration::from_millis(50);
 /// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
 /// decline.
 const SECOND_TRY: Duration = Duration::from_millis(1200);
+
+/// Where a pair stands with `segment`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trial {
+    Open,
+    /// It is tried then.
+    Booked(Instant),
+    Over,
+}
 
 impl Pair {
     pub(super) fn in_kernel_bytes(&self) -> [u64; 2] {
@@ -65,6 +74,9 @@ impl Pair {
                 return self.end(cx, Reason::Refused);
             }
             Turn::Declined(why) | Turn::Refused(why) => {
+                if kernel.name() == EngineName::Sockmap {
+                    self.sockmap_after = None;
+                }
                 self.kernel = None;
                 self.heard = false;
                 self.declined = Some(Box::new(why));
@@ -106,22 +118,32 @@ impl Pair {
         None
     }
 
+    /// What a receive buffer of this pair is fixed at.
+    pub(super) fn receive_bytes(&self) -> usize {
+        let held_by = self.kernel.as_ref().map(|kernel| kernel.name());
+        if self.sockmap_after.is_some() || held_by == Some(EngineName::Sockmap) {
+            redirected_receive_bytes(self.shares.buffer_bytes)
+        } else {
+            self.shares.buffer_bytes
+        }
+    }
+
     /// The time for promotion has come: a pair that moves bulk is well served by `pipe`, any
     /// other goes to the kernel.
     pub(super) fn promote(&mut self, cx: &mut Context<'_>) -> Step {
-        if !self.segment_tried {
+        if self.trial != Trial::Over {
             self.try_segment(cx);
-            self.promote_at = if self.segment_tried {
+            if self.trial == Trial::Over {
                 // Where it does not go there, it is looked at once more.
-                self.sockmap_after
+                self.promote_at = self
+                    .sockmap_after
                     .and_then(|after| self.joined_at.checked_add(after))
-                    .map(|at| at.max(cx.now() + SECOND_TRY))
-            } else {
-                cx.now().checked_add(LOAD_LOOK)
-            };
+                    .map(|at| at.max(cx.now() + SECOND_TRY));
+            }
             return self.pump(cx);
         }
         if self.kernel.is_some() || self.status.meter.read().total() >= self.promote_after_bytes {
+            self.sockmap_after = None;
             return Step::Wait;
         }
         let Some(ends) = &self.ends else {
@@ -133,6 +155,7 @@ impl Pair {
                 self.pump(cx)
             }
             Err(error) => {
+                self.sockmap_after = None;
                 self.declined = Some(Box::new(error.to_string().into()));
                 self.status.set_engine(self.engine());
                 Step::Wait
@@ -140,30 +163,45 @@ impl Pair {
         }
     }
 
-    /// Has the engine try to take the pair, if its program is loaded: a pair that asked for it by
-    /// name waits for that.
+    /// Has the engine try to take the pair, if its program is loaded and it is the pair's turn: one
+    /// that asked for it by name waits for nothing.
     pub(super) fn try_segment(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        if matches!(self.trial, Trial::Booked(at) if at > now) {
+            return;
+        }
         let unfit = |end: &Endpoint| !matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
         if self.each_end().iter().any(unfit) {
-            self.segment_tried = true;
+            self.trial = Trial::Over;
             self.declined = Some(Box::new("segment: an end is not a TCP connection".into()));
             return;
         }
         let segments = &mut cx.carriers().segments;
-        let found = match self.choice {
-            EngineChoice::Auto => segments.ground_at_hand(),
-            EngineChoice::Only(_) => Some(segments.ground()),
+        let may_wait = self.choice == EngineChoice::Auto;
+        let found = if may_wait {
+            segments.ground_at_hand()
+        } else {
+            Some(segments.ground())
         };
         let Some(found) = found else {
-            return;
+            return self.wait_for_trial(cx, now + LOAD_LOOK);
         };
-        self.segment_tried = true;
+        if may_wait
+            && found.is_ok()
+            && let Err(at) = segments.admit(now, self.trial != Trial::Open)
+        {
+            self.trial = Trial::Booked(at);
+            return self.wait_for_trial(cx, at);
+        }
+        self.trial = Trial::Over;
         match found {
-            Ok(ground) => {
-                let waits = self.choice != EngineChoice::Auto;
-                self.kernel = Some(Box::new(Segment::new(ground, waits)));
-            }
+            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground, !may_wait))),
             Err(why) => self.declined = Some(Box::new(why.into())),
         }
+    }
+
+    fn wait_for_trial(&mut self, cx: &mut Context<'_>, until: Instant) {
+        self.promote_at = Some(until);
+        self.set_deadline(cx);
     }
 }

@@ -152,6 +152,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
     }
     let probe = Probe::of([&near, &far], mix);
     let handle = relay.join_sockets(near, far);
+    relay.wait_for_kernel(&handle);
     let [from_a, from_b] = payloads();
     let flows: Vec<_> = [(&a, &b, from_a), (&b, &a, from_b)]
         .into_iter()

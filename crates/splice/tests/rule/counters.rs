@@ -18,6 +18,9 @@ const TURNS: u64 = 40;
 const BETWEEN_TURNS: Duration = Duration::from_millis(10);
 const LARGEST_TURN_BYTES: usize = 100_000;
 const LOOK_EVERY: Duration = Duration::from_millis(3);
+/// More than a new connection acknowledges at once (`TCP_MAX_QUICKACKS`, net/tcp.h: 16).
+const ANSWERS: u64 = 20;
+const UNANSWERED_BYTES: u64 = 100;
 
 pub(crate) fn follow_a_running_transfer(engine: &Contestant) {
     let relay = Relay::new(engine);
@@ -106,4 +109,37 @@ pub(crate) fn are_exact_after_a_reset(engine: &Contestant) {
             [a_sends, b_sends]
         );
     }
+}
+
+/// A receiver acknowledges what it has got by its answer, or tens of milliseconds later: a reset that
+/// comes before that, from either side, takes nothing away from what has arrived.
+pub(crate) fn are_exact_with_an_acknowledgement_due(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        for side in [Side::A, Side::B] {
+            let Joined { a, b, handle } = relay.join(mix);
+            for byte in 0..ANSWERS {
+                send(&a, from_a, byte..byte + 1, Pace::Steady);
+                receive(&b, from_a, byte..byte + 1, Pace::Steady);
+                send(&b, from_b, byte..byte + 1, Pace::Steady);
+                // One stays unread, for a reset by any kind.
+                a.wait_unread(1);
+                receive(&a, from_b, byte..(byte + 1).min(ANSWERS - 1), Pace::Steady);
+            }
+            let sent = ANSWERS + UNANSWERED_BYTES;
+            send(&a, from_a, ANSWERS..sent, Pace::Steady);
+            b.wait_unread(UNANSWERED_BYTES as usize);
+            match side {
+                Side::A => a.reset(),
+                Side::B => b.reset(),
+            }
+            let outcome = outcome(&handle);
+            assert_eq!(outcome.reason, Reason::Reset(side));
+            assert_eq!(
+                [outcome.moved.a_to_b, outcome.moved.b_to_a],
+                [sent, ANSWERS]
+            );
+        }
+    });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use netlab::{Need, available};
 use splice::{Endpoint, EngineChoice, ErrorKind, Handle, Kind, Limits, Outcome, Reason, Side};
 
-use crate::rule::proof::{counted, looks, wait_asleep};
+use crate::rule::proof::{counted, looks, wait_asleep, wait_until_free};
 use crate::support::alone::alone;
 use crate::support::contestant::{AIO, Contestant, PIPE, SOCKMAP, URING};
 use crate::support::descriptors;
@@ -270,19 +270,12 @@ pub(crate) fn costs_what_the_engine_promises(engine: &Contestant) {
     };
     round_trips(0..1);
     let calls = &mut driven.calls;
-    wait_asleep(calls);
     let asleep = engine.choice == SOCKMAP.choice;
     let mut warm = 1;
-    if asleep {
-        // The kernel has the socket when messages cost nothing.
-        until("the kernel has it", || {
-            let before = counted(calls);
-            round_trips(warm..warm + 1);
-            warm += 1;
-            wait_asleep(calls);
-            counted(calls) == before
-        });
-    }
+    wait_until_free(engine, calls, || {
+        round_trips(warm..warm + 1);
+        warm += 1;
+    });
     let since = Instant::now();
     let before = counted(calls);
     round_trips(warm..warm + MESSAGES);

@@ -29,8 +29,8 @@ const SOCKMAP_ROUND_BYTES: u64 = 1 << 20;
 /// For this long an idle pair has to leave its loop asleep. A clock that ticks in it shows.
 const SLEEPS_ON: Duration = Duration::from_millis(500);
 
-/// Longer than `segment` waits for the last word of a socket.
-const CHANGED_OVER: Duration = Duration::from_millis(500);
+/// Longer than an engine in the kernel waits for anything.
+const AT_REST: Duration = Duration::from_millis(500);
 
 fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
     let (a, near) = Peer::connected(mix.a);
@@ -69,44 +69,59 @@ pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     });
 }
 
-/// The change-over of a pair is over when both sockets have been looked at a last time: after a
-/// quarter of a second in which nothing else happened.
+/// An engine in the kernel looks at its pairs for a while: `segment` a last time after a quarter of a
+/// second in which nothing else happened, `sockmap` after 64 ms at most. And what has woken the loop
+/// shows only when it gets the CPU.
 fn wait_at_rest(engine: &Contestant, calls: &mut SystemCalls) {
-    if engine.choice == SEGMENT.choice {
+    if is_in_kernel(engine) {
         let mut last = (0, Instant::now());
         until("the loop has been asleep for long", || {
             let waits = calls.sum_begun(&WAITING);
             if waits != last.0 {
                 last = (waits, Instant::now());
             }
-            last.1.elapsed() > CHANGED_OVER
+            last.1.elapsed() > AT_REST
         });
     }
     wait_asleep(calls);
+}
+
+fn is_in_kernel(engine: &Contestant) -> bool {
+    [SEGMENT.choice, SOCKMAP.choice].contains(&engine.choice)
+}
+
+/// Waits for what is left to do after the first message. An engine in the kernel has the pair when a
+/// message, sent after a rest, costs the loop nothing: none of its clocks can run any more then.
+pub(crate) fn wait_until_free(
+    engine: &Contestant,
+    calls: &mut SystemCalls,
+    mut message: impl FnMut(),
+) {
+    wait_at_rest(engine, calls);
+    if is_in_kernel(engine) {
+        until("the kernel has the pair", || {
+            let before = counted(calls);
+            message();
+            wait_at_rest(engine, calls);
+            counted(calls) == before
+        });
+    }
 }
 
 pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
     if !available(Need::Root) {
         return;
     }
-    let kernel = [SEGMENT.choice, SOCKMAP.choice].contains(&engine.choice);
     engine.with_each_kind(|mix| {
         let mut driven = DrivenLoop::counted();
         let joined = join_on(&driven, engine, mix);
         round_trips(&joined, 0..1);
         let calls = &mut driven.calls;
-        wait_at_rest(engine, calls);
         let mut warm = 1;
-        if engine.choice == SOCKMAP.choice {
-            // It has taken the pair when messages cost nothing.
-            until("the kernel has the pair", || {
-                let before = counted(calls);
-                round_trips(&joined, warm..warm + 1);
-                warm += 1;
-                wait_asleep(calls);
-                counted(calls) == before
-            });
-        }
+        wait_until_free(engine, calls, || {
+            round_trips(&joined, warm..warm + 1);
+            warm += 1;
+        });
         let since = Instant::now();
         let before = counted(calls);
         round_trips(&joined, warm..warm + ROUND_TRIPS);
@@ -118,7 +133,7 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         if engine.choice == PIPE.choice {
             // In, out, and in again to see that there is no more.
             assert_eq!([reads, writes, splices], [0, 0, 3 * messages]);
-        } else if kernel {
+        } else if is_in_kernel(engine) {
             assert_eq!([reads, writes, splices, waits], [0; 4]);
         } else if engine.choice == URING.choice {
             assert_eq!([reads, writes, splices], [0; 3]);

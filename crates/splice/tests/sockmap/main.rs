@@ -3,11 +3,18 @@
 //! Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; without them each test says that it is left out.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
-#[path = "../support/alone.rs"]
-mod alone;
+mod bulk;
 mod kernel_log;
 mod rate;
 mod stage;
+
+#[path = "../support"]
+mod support {
+    pub(crate) mod alone;
+    pub(crate) mod payload;
+    #[allow(dead_code, reason = "the rules of every engine ask for more")]
+    pub(crate) mod random;
+}
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -17,15 +24,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Namespace, Need, available};
+use netlab::{Namespace, Need, PATIENCE, available, until};
 use socket2::{Domain, Socket, Type};
 use splice::{Endpoint, EngineChoice, ErrorKind, Limits, Options, Reason, Splicer};
 
 use crate::kernel_log::KernelLog;
 use crate::stage::{
-    Joined, PATIENCE, Payload, Random, SOCKMAP, connection, join, missing, options, outcome,
-    receive_all, send_all, until, until_redirected,
+    Joined, SOCKMAP, connection, join, join_ends, missing, options, outcome, receive_all, send_all,
+    send_through, until_redirected,
 };
+use crate::support::alone;
+use crate::support::payload::Payload;
+use crate::support::random::{Random, run_seed};
 
 /// How often the threads of the splicer were given a CPU because something woke them.
 fn wake_ups() -> u64 {
@@ -47,7 +57,7 @@ fn wake_ups() -> u64 {
     sum
 }
 
-/// A UNIX socket loses its backlog when its peer half-closes (`engine/sockmap/tests.rs` shows it).
+/// A UNIX socket loses its backlog when its peer half-closes (`engine/sockmap/tests/unix.rs` shows it).
 #[test]
 fn a_unix_end_is_refused_in_words() {
     if missing() {
@@ -122,11 +132,7 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
     let log = KernelLog::from_here();
     let splicer = Splicer::new(2).unwrap();
     let done = AtomicBool::new(false);
-    let seed = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_nanos() as u64;
-    eprintln!("seed {seed}");
+    eprintln!("SPLICED_SEED={}", run_seed());
     let mut engines = std::collections::BTreeMap::new();
     /// Also after a failure.
     struct Done<'a>(&'a AtomicBool);
@@ -146,7 +152,7 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
         }
         let pairs: Vec<_> = (0..PAIRS)
             .map(|number| {
-                let mut random = Random(seed + number);
+                let mut random = Random::of_run(number);
                 let options = Options {
                     // Time decides: never by volume.
                     promote_after_bytes: u64::MAX,
@@ -163,8 +169,8 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
                         let received = scope.spawn(move || receive_all(&to, salt, true));
                         (sent, received)
                     };
-                let forth = run(&a, &b, seed ^ (number << 8));
-                let back = run(&b, &a, seed ^ (number << 8) ^ 77);
+                let forth = run(&a, &b, 2 * number);
+                let back = run(&b, &a, 2 * number + 1);
                 (forth, back, handle)
             })
             .collect();
@@ -225,10 +231,10 @@ fn pairs_with_the_same_addresses_in_two_namespaces_are_told_apart() {
     });
     for (seed, Joined { a, b, .. }) in (0..).zip(&mut pairs) {
         let payload = Payload::new(seed);
-        let (sent, mut received) = (payload.piece(0, 1000), [0; 1000]);
-        a.write_all(sent).unwrap();
-        b.read_exact(&mut received[..sent.len()]).unwrap();
-        payload.check(0, &received[..sent.len()]);
+        a.write_all(payload.piece(0, 1000)).unwrap();
+        let mut received = [0; 1000];
+        b.read_exact(&mut received).unwrap();
+        payload.check(0, &received);
     }
 }
 
@@ -246,8 +252,7 @@ fn what_was_read_before_the_join_does_not_come_again() {
         a.write_all(bytes).unwrap();
         let mut taken = vec![0; read];
         near.read_exact(&mut taken).unwrap();
-        let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
-        let handle = splicer.join(near, far, &options(SOCKMAP)).unwrap();
+        let handle = join_ends(&splicer, [near, far], &options(SOCKMAP));
         a.write_all(bytes).unwrap();
         let mut rest = vec![0; 20_000 - read];
         b.read_exact(&mut rest).unwrap();
@@ -301,29 +306,9 @@ fn a_reading_receiver_gets_its_bytes_from_the_kernel() {
     let mut joined = join(&splicer, &options(SOCKMAP));
     until_redirected(&mut joined);
     let Joined { a, b, handle } = joined;
-    let payload = Payload::new(5);
-    let mut block = vec![0; 256 << 10];
-    thread::scope(|scope| {
-        for start in (0..BYTES).step_by(MESSAGE_BYTES as usize) {
-            let a = &a;
-            let sender = scope.spawn(move || {
-                let mut sent = start;
-                while sent < start + MESSAGE_BYTES {
-                    let piece = payload.piece(sent, (start + MESSAGE_BYTES - sent) as usize);
-                    sent += (&mut &*a).write(piece).unwrap() as u64;
-                }
-            });
-            let mut position = start;
-            while position < start + MESSAGE_BYTES {
-                let at_most = block.len().min((start + MESSAGE_BYTES - position) as usize);
-                let count = (&mut &b).read(&mut block[..at_most]).unwrap();
-                assert!(count > 0, "an end of stream");
-                payload.check(position, &block[..count]);
-                position += count as u64;
-            }
-            sender.join().unwrap();
-        }
-    });
+    for start in (0..BYTES).step_by(MESSAGE_BYTES as usize) {
+        send_through(&a, &b, start..start + MESSAGE_BYTES);
+    }
     let share = handle.redirected().a_to_b as f64 / BYTES as f64;
     eprintln!("{share:.3} redirected");
     assert!(
@@ -344,28 +329,7 @@ fn a_spell_of_bulk_is_not_for_good() {
     let splicer = Splicer::new(1).unwrap();
     let mut joined = join(&splicer, &options(SOCKMAP));
     until_redirected(&mut joined);
-    let Joined { a, b, .. } = &joined;
-    let payload = Payload::new(5);
-    thread::scope(|scope| {
-        let (near, far) = (a, b);
-        scope.spawn(move || {
-            let mut sent = 0;
-            while sent < BYTES {
-                sent += (&mut &*near)
-                    .write(payload.piece(sent, (BYTES - sent).min(1 << 20) as usize))
-                    .unwrap() as u64;
-            }
-        });
-        let mut block = vec![0; 256 << 10];
-        let mut position = 0;
-        while position < BYTES {
-            let at_most = block.len().min((BYTES - position) as usize);
-            let count = (&mut &*far).read(&mut block[..at_most]).unwrap();
-            assert!(count > 0, "an end of stream");
-            payload.check(position, &block[..count]);
-            position += count as u64;
-        }
-    });
+    send_through(&joined.a, &joined.b, 0..BYTES);
     until_redirected(&mut joined);
 }
 
@@ -385,8 +349,7 @@ fn hold_back(sends: [bool; 2]) {
     let (a, near) = connection();
     let (b, far) = connection();
     let watched = [&near, &far].map(|end| Endpoint::new(end.try_clone().unwrap()).unwrap());
-    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
-    let handle = splicer.join(near, far, &options(SOCKMAP)).unwrap();
+    let handle = join_ends(&splicer, [near, far], &options(SOCKMAP));
     let mut joined = Joined { a, b, handle };
     until_redirected(&mut joined);
     let Joined { a, b, handle } = joined;

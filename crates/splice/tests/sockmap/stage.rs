@@ -1,76 +1,22 @@
 //! Two peers, the pair between them, and what they send.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::OnceLock;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use netlab::{Lab, Namespace, PATIENCE, until};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Splicer};
 
-/// After this a test fails. It is never the time that a test takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::payload::Payload;
+use crate::support::random::Random;
 
 pub(crate) const SOCKMAP: EngineChoice = EngineChoice::Only(EngineName::Sockmap);
 
 pub(crate) fn missing() -> bool {
     let why = EngineName::Sockmap.probe().err();
     !netlab::present("sockmap", why.map(|error| error.to_string()))
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-/// An endless stream of which no part looks like another; it repeats after a prime, so that a
-/// piece lost or doubled by any buffer's size shifts what follows.
-#[derive(Clone, Copy)]
-pub(crate) struct Payload(usize);
-
-impl Payload {
-    pub(crate) const PERIOD_BYTES: usize = 4_194_319;
-
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(Random(seed).below(Self::PERIOD_BYTES as u64) as usize)
-    }
-
-    pub(crate) fn piece(self, position: u64, at_most: usize) -> &'static [u8] {
-        static BLOCK: OnceLock<Vec<u8>> = OnceLock::new();
-        let block = BLOCK.get_or_init(|| {
-            let mut random = Random(7);
-            (0..Self::PERIOD_BYTES / 8 + 1)
-                .flat_map(|_| random.next().to_ne_bytes())
-                .take(Self::PERIOD_BYTES)
-                .collect()
-        });
-        let from = (self.0 as u64 + position) as usize % Self::PERIOD_BYTES;
-        &block[from..(from + at_most).min(Self::PERIOD_BYTES)]
-    }
-
-    pub(crate) fn check(self, mut position: u64, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let right = self.piece(position, bytes.len());
-            assert!(
-                bytes[..right.len()] == *right,
-                "wrong bytes behind {position}"
-            );
-            position += right.len() as u64;
-            bytes = &bytes[right.len()..];
-        }
-    }
 }
 
 pub(crate) fn connection() -> (TcpStream, TcpStream) {
@@ -92,24 +38,27 @@ pub(crate) struct Joined {
 pub(crate) fn join(splicer: &Splicer, options: &Options) -> Joined {
     let (a, near) = connection();
     let (b, far) = connection();
-    let ends = [near, far].map(|end| Endpoint::new(end).unwrap());
-    let [near, far] = ends;
-    let handle = splicer.join(near, far, options).unwrap();
+    let handle = join_ends(splicer, [near, far], options);
     Joined { a, b, handle }
+}
+
+/// The same between a client and a server elsewhere.
+pub(crate) fn join_across(lab: &Lab, splicer: &Splicer, options: &Options) -> Joined {
+    let [a, near] = connected(lab.client(), lab.relay(), Lab::RELAY_V4);
+    let [far, b] = connected(lab.relay(), lab.server(), Lab::SERVER_V4);
+    let handle = join_ends(splicer, [near, far], options);
+    Joined { a, b, handle }
+}
+
+pub(crate) fn join_ends(splicer: &Splicer, ends: [TcpStream; 2], options: &Options) -> Handle {
+    let [near, far] = ends.map(|end| Endpoint::new(end).unwrap());
+    splicer.join(near, far, options).unwrap()
 }
 
 pub(crate) fn options(engine: EngineChoice) -> Options {
     Options {
         engine,
         ..Options::default()
-    }
-}
-
-pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -137,9 +86,9 @@ pub(crate) fn outcome(handle: &Handle) -> Outcome {
 }
 
 /// Sends the payload in random pieces, then the end of the stream.
-pub(crate) fn send_all(mut stream: &TcpStream, bytes: u64, seed: u64) {
-    let payload = Payload::new(seed);
-    let mut random = Random(seed);
+pub(crate) fn send_all(mut stream: &TcpStream, bytes: u64, salt: u64) {
+    let payload = Payload::new(salt);
+    let mut random = Random::of_run(salt);
     let mut sent = 0;
     while sent < bytes {
         let size = (1 + random.below(64 << 10)).min(bytes - sent) as usize;
@@ -151,9 +100,9 @@ pub(crate) fn send_all(mut stream: &TcpStream, bytes: u64, seed: u64) {
 }
 
 /// Reads to the end, with random pauses, and checks every byte; returns how many came.
-pub(crate) fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> u64 {
-    let payload = Payload::new(seed);
-    let mut random = Random(seed);
+pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u64 {
+    let payload = Payload::new(salt);
+    let mut random = Random::of_run(salt);
     let mut count = 0;
     let mut block = vec![0u8; 256 << 10];
     loop {
@@ -169,4 +118,44 @@ pub(crate) fn receive_all(mut stream: &TcpStream, seed: u64, pauses: bool) -> u6
             }
         }
     }
+}
+
+/// Connections from the one namespace to the other, both ends.
+fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
+    let listener = to.enter(|| TcpListener::bind((address, 0))).unwrap();
+    let listener = listener.unwrap();
+    let address = listener.local_addr().unwrap();
+    let near = from.enter(|| TcpStream::connect(address)).unwrap().unwrap();
+    let far = listener.accept().unwrap().0;
+    for stream in [&near, &far] {
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    [near, far]
+}
+
+/// Sends and checks a part of a payload as fast as it goes.
+pub(crate) fn send_through(a: &TcpStream, b: &TcpStream, range: Range<u64>) {
+    /// Per write and read.
+    const BLOCK_BYTES: usize = 256 << 10;
+    let payload = Payload::new(5);
+    let at_most = |position: u64| (range.end - position).min(BLOCK_BYTES as u64) as usize;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut sent = range.start;
+            while sent < range.end {
+                let piece = payload.piece(sent, at_most(sent));
+                sent += (&mut &*a).write(piece).unwrap() as u64;
+            }
+        });
+        let mut block = vec![0; BLOCK_BYTES];
+        let mut position = range.start;
+        while position < range.end {
+            let at_most = at_most(position);
+            let count = (&mut &*b).read(&mut block[..at_most]).unwrap();
+            assert!(count > 0, "an end of stream");
+            payload.check(position, &block[..count]);
+            position += count as u64;
+        }
+    });
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::support::random::{Random, run_seed};
+use super::random::{Random, run_seed};
 
 /// What is written at once is never cut by the end of the block, in bytes.
 const LARGEST_PIECE_BYTES: usize = 256 << 10;
@@ -34,7 +34,7 @@ impl Payload {
     /// Payloads of different salts differ from the first byte on.
     pub(crate) fn new(salt: u64) -> Self {
         Self {
-            start: Random::of_run(salt + 1).below(PERIOD_BYTES as u64) as usize,
+            start: Random::of_run(salt.wrapping_add(1)).below(PERIOD_BYTES as u64) as usize,
         }
     }
 
@@ -44,6 +44,16 @@ impl Payload {
         let from = ((self.start as u64 + position) % PERIOD_BYTES as u64) as usize;
         let to = (from + at_most).min(PERIOD_BYTES + LARGEST_PIECE_BYTES);
         &block()[from..to]
+    }
+
+    /// The first `count` bytes.
+    #[allow(dead_code, reason = "not every program that shares it writes files")]
+    pub(crate) fn bytes(&self, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(count);
+        while bytes.len() < count {
+            bytes.extend_from_slice(self.piece(bytes.len() as u64, count - bytes.len()));
+        }
+        bytes
     }
 
     /// Fails unless `bytes` are those from `position` on.

@@ -8,10 +8,14 @@ use std::{env, sync::OnceLock};
 pub(crate) struct Random(u64);
 
 impl Random {
+    pub(crate) fn seeded(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// Seeded by the run, so that each run tries something else; `salt` tells the uses apart.
     pub(crate) fn of_run(salt: u64) -> Self {
-        let mut mixed = Self(run_seed() ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        Self(mixed.next())
+        let mut mixed = Self::seeded(run_seed() ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        Self::seeded(mixed.next())
     }
 
     pub(crate) fn next(&mut self) -> u64 {

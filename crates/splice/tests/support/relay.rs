@@ -7,16 +7,19 @@ use splice::{
     Endpoint, EngineChoice, EngineName, Handle, Limits, Options, Outcome, Reason, Splicer,
 };
 
-use crate::support::contestant::Contestant;
+use crate::support::contestant::{Contestant, SEGMENT};
 use crate::support::mix::Mix;
 use crate::support::patience::{PATIENCE, until};
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
 use crate::support::transfer::{Pace, receive_to_end};
+use crate::support::witness::Witness;
 
 pub(crate) struct Relay {
     pub(crate) splicer: Splicer,
     pub(crate) options: Options,
+    /// Of pairs that go by `segment`.
+    witness: Option<Witness>,
 }
 
 /// Two peers and the pair between them.
@@ -55,8 +58,15 @@ impl Relay {
     }
 
     pub(crate) fn with_limits(engine: &Contestant, limits: Limits) -> Self {
+        let (splicer, witness) = if engine.choice == SEGMENT.choice {
+            let (splicer, witness) = Witness::of_new_splicer();
+            (splicer, Some(witness))
+        } else {
+            (Splicer::new(1).expect("an event loop"), None)
+        };
         Self {
-            splicer: Splicer::new(1).expect("an event loop"),
+            splicer,
+            witness,
             options: Options {
                 limits,
                 ..engine.options()
@@ -68,17 +78,32 @@ impl Relay {
         let (a, near) = Peer::connected(mix.a);
         let (b, far) = Peer::connected(mix.b);
         let handle = self.join_sockets(near, far);
+        self.wait_for_kernel(&handle);
+        Joined { a, b, handle }
+    }
+
+    /// An engine in the kernel takes a pair that is calm; what a rule does then happens there. One with
+    /// a short idle timeout may have ended before, on a machine that stood still.
+    pub(crate) fn wait_for_kernel(&self, handle: &Handle) {
         let sockmap = EngineName::Sockmap;
         if self.options.engine == EngineChoice::Only(sockmap)
             && self.options.limits.byte_limit.is_none()
         {
-            // It takes a pair that is calm; what a rule does then happens in the kernel.
-            until("the kernel has the pair", || handle.engine().0 == sockmap);
+            until("the kernel has the pair", || {
+                handle.engine().0 == sockmap || handle.outcome().is_some()
+            });
         }
-        Joined { a, b, handle }
+        if let Some(witness) = &self.witness {
+            until("the kernel has the pair", || {
+                handle.engine() == (EngineName::Segment, "asked for by name".into())
+                    || handle.outcome().is_some()
+            });
+            witness.begin();
+        }
     }
 
     pub(crate) fn join_sockets(&self, a: OwnedFd, b: OwnedFd) -> Handle {
+        self.witness.iter().for_each(Witness::end);
         let a = Endpoint::new(a).expect("endpoint a");
         let b = Endpoint::new(b).expect("endpoint b");
         self.splicer.join(a, b, &self.options).expect("a pair")

@@ -31,11 +31,16 @@ pub(crate) struct SystemCalls {
 impl SystemCalls {
     /// Starts to count on the calling thread; any thread may read the counts.
     pub(crate) fn of_this_thread() -> Self {
+        Self::of_thread(0)
+    }
+
+    /// The same on a thread that is known by its number.
+    pub(crate) fn of_thread(thread: i32) -> Self {
         let counters = identifiers()
             .iter()
             .map(|(name, id)| {
                 let mut counter = Builder::new(Tracepoint::with_id(*id))
-                    .observe_self()
+                    .observe_pid(thread)
                     .any_cpu()
                     .include_kernel()
                     .build()

@@ -86,7 +86,7 @@ impl Segment {
             let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {
                 (
                     entry.seen_device.load(Relaxed),
-                    entry.high_seq.load(Relaxed),
+                    entry.high_seq(),
                     entry.high_ack.load(Relaxed),
                 )
             });
@@ -101,27 +101,26 @@ impl Segment {
         }
         let plan = eligibility::plan(found, loads.map(|load| load.held));
         self.seq_delta = plan.sides.map(|side| side.seq_delta);
-        let past = Side::BOTH.map(|side| {
-            let from = side.index();
-            let noted = flow.marks(from) & mark::NOTED != 0;
-            (!noted || flow.side(from).high_seq.load(Relaxed) == found.socket[from].rcv_nxt)
-                && self.is_empty(found, loads[from], from)
-                && self.is_safe(&plan, found, from)
-        });
         reached("planned");
         for (next_byte, side) in self.gauge.next_byte.iter().zip(&plan.sides) {
             next_byte.store(side.next_byte, Relaxed);
         }
-        flow.overlap(&plan, past);
+        flow.overlap(&plan);
         reached("overlap");
         self.phase = Phase::Overlap;
         self.pause = SMALLEST_PAUSE;
         // What the sockets have promised since `found` was asked for counts, too; from now on
         // their peers hear no more of it.
-        match self.ground.inspect(&self.tuples) {
+        match self.ground.inspect(flow.tuples()) {
             Ok(found) => {
+                flow.catch_up(&found);
                 for (from, socket) in found.socket.iter().enumerate() {
                     flow.promise(from, promised(socket));
+                    // Only from now on nothing can come unseen.
+                    if self.is_empty(&found, loads[from], from) && self.is_safe(&plan, &found, from)
+                    {
+                        flow.let_past(from, socket.rcv_nxt);
+                    }
                 }
                 self.overlap(flow, ends, &found, loads)
             }
@@ -168,25 +167,22 @@ impl Segment {
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
-        flow.renew();
         if found
             .socket
             .iter()
             .any(|socket| socket.flags & has::FOUND == 0)
         {
             // It was reset; the pair hears of it by its socket.
+            flow.renew();
             return self.later();
         }
+        flow.look(found.socket.each_ref().map(promised));
         flow.catch_up(found);
         let mut settled = true;
         for (from, load) in loads.into_iter().enumerate() {
             let end = found.socket[from].rcv_nxt;
             let is_empty = self.is_empty(found, load, from);
-            if is_empty
-                && !flow.is_past(from)
-                && flow.side(from).high_seq.load(Relaxed) == end
-                && self.silent_for(from, end) > IDLE
-            {
+            if is_empty && !flow.is_past(from) && self.silent_for(from, end) > IDLE {
                 flow.let_past(from, end);
             }
             settled &= is_empty && flow.is_past(from);
@@ -201,7 +197,7 @@ impl Segment {
                 // It went through the sockets, and was acknowledged with the rest.
                 let side = flow.side(from);
                 side.fin_end.store(found.socket[from].rcv_nxt, Relaxed);
-                side.marks.fetch_or(mark::FIN | mark::FIN_ACKED, Relaxed);
+                side.add_marks(mark::FIN | mark::FIN_ACKED);
             }
         }
         reached("settled");

@@ -9,7 +9,7 @@
 //! The states and who changes them are in `bpf/segment.h`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::eligibility::Plan;
 use super::ground::Ground;
 use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
-use crate::bpf_types::{segment_mark as mark, segment_state as state};
+use crate::bpf_types::{segment_flag as flag, segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
 /// owner that is alive looks at least every `LARGEST_PAUSE`.
@@ -26,6 +26,13 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
 const LINGER: Duration = Duration::from_millis(3200);
+
+/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
+const LEAD: Duration = Duration::from_millis(250);
+
+/// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
+/// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
+const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
 /// A flow's slot. Dropping it ends the translation at once.
 #[derive(Debug)]
@@ -65,6 +72,9 @@ impl Flow {
             clear(side);
             side.shape.store(scale.into(), Relaxed);
         }
+        for stamp in &entry.latest_stamp {
+            stamp.store(0, Relaxed);
+        }
         entry.moved_ns.store(now_ns(), Relaxed);
         entry.serial.store(serial, Relaxed);
         entry.state.store(state::WATCH, Release);
@@ -82,6 +92,11 @@ impl Flow {
         Ok(flow)
     }
 
+    /// What the segments of side 0's and side 1's peer carry.
+    pub(super) fn tuples(&self) -> &[SegmentTuple; 2] {
+        &self.tuples
+    }
+
     fn entry(&self) -> &SegmentFlow {
         self.ground.flow(self.slot)
     }
@@ -90,10 +105,9 @@ impl Flow {
         &self.entry().side[index]
     }
 
-    /// From now on each stream goes by the sockets only until they have emptied it; those in `past`
-    /// at once past them.
-    pub(super) fn overlap(&self, plan: &Plan, past: [bool; 2]) {
-        for ((side, plan), past) in self.entry().side.iter().zip(&plan.sides).zip(past) {
+    /// From now on each stream goes by the sockets only until they have emptied it.
+    pub(super) fn overlap(&self, plan: &Plan) {
+        for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
             for (word, value) in side.out.iter().zip(words(&plan.out)) {
                 word.store(value, Relaxed);
             }
@@ -110,28 +124,25 @@ impl Flow {
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted may be newer than the sockets, or older: the first that was seen
             // may have been a repetition.
-            let noted = side.marks.load(Relaxed) & mark::NOTED != 0;
-            for (word, known) in [
-                (&side.high_seq, plan.high_seq),
-                (&side.high_ack, plan.high_ack),
-                (&side.edge, plan.edge),
-            ] {
+            let noted = side.marks() & mark::NOTED != 0;
+            for (word, known) in [(&side.high_ack, plan.high_ack), (&side.edge, plan.edge)] {
                 let seen = word.load(Relaxed);
-                if !noted || known.wrapping_sub(seen).cast_signed() > 0 {
+                if !noted || is_behind(seen, known) {
                     word.store(known, Relaxed);
                 }
             }
-            side.marks.store(if past { mark::PAST } else { 0 }, Release);
+            side.begin_reach(plan.high_seq);
         }
         self.wake();
         self.renew();
-        self.entry().state.store(state::OVERLAP, Release);
+        // Who is asked what has come, after that, must not answer from before.
+        self.entry().state.store(state::OVERLAP, SeqCst);
     }
 
     /// Takes in what the sockets have come to; what the program has seen may be newer.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
         for (side, socket) in self.entry().side.iter().zip(&found.socket) {
-            raise(&side.high_seq, socket.rcv_nxt);
+            side.raise_high_seq(socket.rcv_nxt);
             raise(&side.sent, socket.snd_nxt);
             // The last acknowledgement that the socket has sent, should the program have missed it.
             raise(&side.cut, socket.rcv_wup);
@@ -148,10 +159,15 @@ impl Flow {
         self.marks(side) & mark::PAST != 0
     }
 
-    /// From `border` on this side's stream goes past the sockets.
+    /// From `border` on this side's stream goes past the sockets, unless more of it has come.
     pub(super) fn let_past(&self, side: usize, border: u32) {
-        raise(&self.side(side).border, border);
-        self.side(side).marks.fetch_or(mark::PAST, Release);
+        let side = self.side(side);
+        raise(&side.border, border);
+        let past = |reach: u64| {
+            (reach as u32 == border).then_some(reach | u64::from(mark::PAST) << u32::BITS)
+        };
+        // It fails where more has come.
+        let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
     }
 
     /// The sockets have delivered this side's stream up to there.
@@ -163,11 +179,38 @@ impl Flow {
     pub(super) fn overlap_again(&self) {
         self.wake();
         self.renew();
+        let entry = self.entry();
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            let (stood, latest) = (side.stamp_floor.load(Relaxed), latest.load(Relaxed));
+            if stood != 0 {
+                // Repetitions are stamped with a clock that goes on, too, but none of them is noted.
+                let is_newer = latest != 0 && is_behind(stood, latest);
+                let newest = if is_newer { latest } else { stood };
+                let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
+                let floor = newest.wrapping_add(ahead);
+                // 0 would have the program choose one.
+                side.stamp_floor.store(floor.max(1), Relaxed);
+            }
+        }
         // Should the program have ended the flow meanwhile, it stays so.
-        let _ =
-            self.entry()
-                .state
-                .compare_exchange(state::SPLICED, state::OVERLAP, Release, Relaxed);
+        let _ = entry
+            .state
+            .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
+        // This thread may have been kept from running for longer than that.
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            let latest = latest.load(SeqCst);
+            if latest != 0 {
+                raise(&side.stamp_floor, latest);
+            }
+        }
+    }
+
+    /// The stamp that a peer is told as long as the clock stands, if it was, and whether it counts
+    /// microseconds.
+    pub(super) fn standing_stamp(&self, peer: usize) -> Option<(u32, bool)> {
+        let from = self.side(1 - peer);
+        let stamp = from.stamp_floor.load(Relaxed);
+        (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
     }
 
     fn wake(&self) {
@@ -189,9 +232,32 @@ impl Flow {
         self.entry().deadline_ns.store(deadline, Relaxed);
     }
 
-    /// From now on everything is translated.
+    /// The owner looks. When it has been silent for too long the sockets have spoken for themselves: where the
+    /// clock stood, their peers would drop all that comes.
+    pub(super) fn look(&self, promised: [u32; 2]) {
+        let entry = self.entry();
+        let now = now_ns();
+        // Half of the time, since the deadline may pass at this moment.
+        let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
+        if entry.deadline_ns.load(Relaxed) < soon {
+            for (side, promised) in entry.side.iter().zip(promised) {
+                if side.stamp_floor.load(Relaxed) != 0 {
+                    raise(&side.stamp_floor, side.standing_at(now));
+                }
+                raise(&side.promised, promised);
+            }
+        }
+        self.renew();
+    }
+
+    /// From now on everything is translated, and the clock of stamps goes on from where it stands.
     pub(super) fn splice(&self) {
-        self.entry().state.store(state::SPLICED, Release);
+        let entry = self.entry();
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            side.stamp_delta.store(0, Relaxed);
+            latest.store(0, Relaxed);
+        }
+        entry.state.store(state::SPLICED, Release);
     }
 
     /// The flow is over, but late segments are still translated for a while.
@@ -234,7 +300,7 @@ impl Flow {
     }
 
     pub(super) fn marks(&self, side: usize) -> u32 {
-        self.side(side).marks.load(Acquire)
+        self.side(side).marks()
     }
 
     /// Each peer has acknowledged the other's stream and its end.
@@ -255,7 +321,7 @@ impl Flow {
         let by_hand = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
         let end_of_stream =
-            self.marks(side) & mark::FIN_ACKED != 0 && acked as u32 == entry.fin_end.load(Relaxed);
+            self.marks(side) & mark::FIN != 0 && acked as u32 == entry.fin_end.load(Relaxed);
         past.saturating_sub(end_of_stream.into())
     }
 
@@ -287,14 +353,81 @@ impl Drop for Flow {
     }
 }
 
+/// `reach` as the program takes it apart (`bpf/segment_overlap.h`).
+impl SegmentSide {
+    /// The stamps of its translated segments count microseconds, not milliseconds.
+    fn ticks_in_microseconds(&self) -> bool {
+        let [_, _, flags, _] = self.shape.load(Relaxed).to_ne_bytes();
+        flags & flag::MICROSECONDS != 0
+    }
+
+    /// Where the clock stands that begins to stand at `now_ns`.
+    fn standing_at(&self, now_ns: u64) -> u32 {
+        let tick_ns = if self.ticks_in_microseconds() {
+            1_000
+        } else {
+            1_000_000
+        };
+        let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
+        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
+    }
+
+    /// The end of what the peer has sent.
+    pub(super) fn high_seq(&self) -> u32 {
+        self.reach.load(Acquire) as u32
+    }
+
+    pub(super) fn marks(&self) -> u32 {
+        (self.reach.load(Acquire) >> u32::BITS) as u32
+    }
+
+    pub(super) fn add_marks(&self, marks: u32) {
+        self.reach.fetch_or(u64::from(marks) << u32::BITS, Release);
+    }
+
+    /// Nothing is marked any more; the socket knows of so much.
+    fn begin_reach(&self, known: u32) {
+        let begun = |reach: u64| {
+            let noted = (reach >> u32::BITS) as u32 & mark::NOTED != 0;
+            let is_newer = noted && !is_behind(reach as u32, known);
+            Some(u64::from(if is_newer { reach as u32 } else { known }))
+        };
+        // It cannot fail.
+        let _ = self.reach.fetch_update(SeqCst, SeqCst, begun);
+    }
+
+    fn raise_high_seq(&self, to: u32) {
+        let raised = |reach: u64| {
+            let marks = reach & !u64::from(u32::MAX);
+            is_behind(reach as u32, to).then_some(marks | u64::from(to))
+        };
+        // It fails where nothing is to be done.
+        let _ = self.reach.fetch_update(Relaxed, Relaxed, raised);
+    }
+}
+
+/// How often a clock of stamps ticks in a time.
+pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
+    let ticks = if in_microseconds {
+        time.as_micros()
+    } else {
+        time.as_millis()
+    };
+    ticks as u32
+}
+
+fn is_behind(mark: u32, to: u32) -> bool {
+    to.wrapping_sub(mark).cast_signed() > 0
+}
+
 /// The program raises the same words (`raise` in `bpf/segment_overlap.h`).
 fn raise(mark: &AtomicU32, to: u32) {
-    let is_behind = |mark: u32| to.wrapping_sub(mark).cast_signed() > 0;
     // It fails where nothing is to be done.
-    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark).then_some(to));
+    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));
 }
 
 fn clear(side: &SegmentSide) {
+    side.reach.store(0, Relaxed);
     side.stamp_delta.store(0, Relaxed);
     side.acked.store(0, Relaxed);
     side.payload_bytes.store(0, Relaxed);
@@ -305,11 +438,9 @@ fn clear(side: &SegmentSide) {
         &side.clock,
         &side.cut,
         &side.stamp_floor,
-        &side.high_seq,
         &side.high_ack,
         &side.edge,
         &side.fin_end,
-        &side.marks,
         &side.seen_device,
         &side.promised,
         &side.border,

@@ -36,14 +36,13 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
-/// A step of the change-over is done; a test has the process die there.
+/// A step of the change-over is done; tests look there, or have the process die.
 #[cfg(not(test))]
 fn reached(_step: &str) {}
 #[cfg(test)]
-use tests::crash::reached;
+use tests::step::reached;
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -53,7 +52,6 @@ use rustix::net::sockopt;
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::SegmentTuple;
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
@@ -65,11 +63,15 @@ use eligibility::{Obstacle, examine, refused};
 use flow::Flow;
 use ground::Ground;
 use linger::Linger;
-use sockets::{address_pair, tuple_of};
+use sockets::{address_pair, addresses_of, tuple_of};
 
 /// How often a pair that changes over is looked at: at first, and at last.
 const SMALLEST_PAUSE: Duration = Duration::from_millis(1);
 const LARGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// How long a pair goes on as it was while the program is attached to a device: as long as that takes
+/// on a machine that is not busy.
+const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
 
 const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
 
@@ -132,11 +134,10 @@ pub(crate) struct Segment {
     ground: Arc<Ground>,
     /// The loop waits for the program to be attached to a device.
     waits: bool,
+    /// Another thread attaches it: nothing changes before then.
+    begins_at: Option<Instant>,
     phase: Phase,
     gauge: Arc<PastSockets>,
-    tuples: [SegmentTuple; 2],
-    /// Of side 0 and side 1: the relay's end and the peer's.
-    addresses: Option<[(SocketAddr, SocketAddr); 2]>,
     cookies: [u64; 2],
     pause: Duration,
     probed_at: Option<Instant>,
@@ -161,10 +162,9 @@ impl Segment {
         Self {
             ground,
             waits,
+            begins_at: None,
             phase: Phase::New,
             gauge: Arc::default(),
-            tuples: Default::default(),
-            addresses: None,
             cookies: [0; 2],
             pause: SMALLEST_PAUSE,
             probed_at: None,
@@ -193,14 +193,13 @@ impl Segment {
                 .map_err(|errno| Obstacle::Refused(format!("no cookie: {errno}").into()))?;
         }
         let addresses = [addresses[0], addresses[1]];
-        self.addresses = Some(addresses);
-        self.tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
+        let tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
         if addresses[0].0 == addresses[1].1 && addresses[0].1 == addresses[1].0 {
             return refused("the relay is connected to itself");
         }
         let found = self
             .ground
-            .inspect(&self.tuples)
+            .inspect(&tuples)
             .map_err(|errno| Obstacle::Refused(format!("looking failed: {errno}").into()))?;
         examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
@@ -217,7 +216,7 @@ impl Segment {
             }
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
-        let flow = Flow::watch(Arc::clone(&self.ground), self.tuples, devices, scales)
+        let flow = Flow::watch(Arc::clone(&self.ground), tuples, devices, scales)
             .map_err(|why| Obstacle::Refused(why.into()))?;
         // It was empty: a pair begins once.
         let _ = self.gauge.flow.set(Arc::new(flow));
@@ -233,7 +232,7 @@ impl Segment {
         let Some(flow) = self.gauge.flow.get().map(Arc::clone) else {
             return Progress::Refused("the pair has not begun".into());
         };
-        let found = match self.ground.inspect(&self.tuples) {
+        let found = match self.ground.inspect(flow.tuples()) {
             Ok(found) => found,
             Err(errno) => return self.later_or(format!("looking failed: {errno}")),
         };
@@ -271,7 +270,7 @@ impl Segment {
         if self.phase != Phase::Overlap || !flow.is_all_acknowledged() {
             return;
         }
-        if let Ok(found) = self.ground.inspect(&self.tuples) {
+        if let Ok(found) = self.ground.inspect(flow.tuples()) {
             self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
             for (from, load) in loads.iter().enumerate() {
                 let socket = &found.socket[from];
@@ -293,18 +292,27 @@ impl Segment {
         let numbers = [0, 1].map(|side| {
             let (near, far) = (flow.side(side), flow.side(1 - side));
             let seq = if flow.is_past(1 - side) {
-                let past = far.high_seq.load(Relaxed);
+                let past = far.high_seq();
                 past.wrapping_add(far.seq_delta.load(Relaxed))
             } else {
                 near.sent.load(Relaxed)
             };
-            (seq, near.high_seq.load(Relaxed))
+            (seq, near.high_seq())
         });
-        for ((local, peer), (seq, ack)) in self.addresses.into_iter().flatten().zip(numbers) {
+        for (tuple, (seq, ack)) in flow.tuples().iter().zip(numbers) {
+            let (local, peer) = addresses_of(tuple);
             // Should it fail, the peer's next segment finds no socket and is answered with a
             // reset by the kernel.
             let _ = socket_option::reset(local, peer, seq, ack);
         }
+    }
+
+    fn begins_later(&self) -> Turn {
+        Turn::Holds(Next {
+            watch: Watch::Stream,
+            look_at: self.begins_at,
+            again: false,
+        })
     }
 
     /// A turn, whatever it comes to.
@@ -317,6 +325,9 @@ impl Segment {
             }
         });
         if self.phase == Phase::New {
+            if self.begins_at.is_some_and(|at| at > grip.now) {
+                return self.begins_later();
+            }
             if grip.directions.iter().any(Direction::is_ending) {
                 return Turn::Declined(ENDED_BEFORE.into());
             }
@@ -328,11 +339,8 @@ impl Segment {
                 Ok(()) => {}
                 Err(Obstacle::Ended) => return Turn::Declined(ENDED_BEFORE.into()),
                 Err(Obstacle::NotNow) => {
-                    return Turn::Holds(Next {
-                        watch: Watch::Stream,
-                        look_at: Some(grip.now + LARGEST_PAUSE),
-                        again: false,
-                    });
+                    self.begins_at = Some(grip.now + ATTACHING_PAUSE);
+                    return self.begins_later();
                 }
                 Err(Obstacle::Refused(why)) => {
                     return Turn::Refused(format!("segment: {why}").into());
@@ -427,7 +435,17 @@ impl KernelEngine for Segment {
                 held.for_each(sockets::disconnect);
             }
             // Where both streams have come to their ends through the sockets, these end them.
-            _ => ends.into_iter().for_each(Endpoint::end_on_close),
+            Phase::Watching => ends.into_iter().for_each(Endpoint::end_on_close),
+            Phase::Overlap => {
+                let flow = self.gauge.flow.get();
+                for (peer, end) in ends.into_iter().enumerate() {
+                    let standing = flow.and_then(|flow| flow.standing_stamp(peer));
+                    if let Some((stamp, in_microseconds)) = standing {
+                        sockets::go_on_from(end, stamp, in_microseconds);
+                    }
+                    end.end_on_close();
+                }
+            }
         }
         self.gauge.moved_bytes()
     }

@@ -1,6 +1,6 @@
 //! What is done to the relay's own two sockets.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use rustix::net::{connect_unspec, getpeername, getsockname, sockopt};
 
@@ -29,6 +29,15 @@ pub(super) fn end_keep_alive(end: &Endpoint) {
 pub(super) fn wake(end: &Endpoint) {
     // As there.
     let _ = socket_option::detach_filter(end);
+    leave_repair(end, Repair::Off);
+}
+
+/// Has the socket go on by itself after Overlap: its peer would drop what is stamped with less than it
+/// was told there.
+pub(super) fn go_on_from(end: &Endpoint, stamp: u32, in_microseconds: bool) {
+    // Should it fail, the socket says it again until its clock is there.
+    let _ = socket_option::repair(end, Repair::On);
+    let _ = socket_option::advance_stamps(end, stamp, in_microseconds);
     leave_repair(end, Repair::Off);
 }
 
@@ -70,5 +79,37 @@ pub(super) fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
         destination: octets(local),
         source_port: peer.port().to_be_bytes(),
         destination_port: local.port().to_be_bytes(),
+    }
+}
+
+/// The relay's end and the peer's.
+pub(super) fn addresses_of(tuple: &SegmentTuple) -> (SocketAddr, SocketAddr) {
+    let address = |octets: [u8; 16], port: [u8; 2]| {
+        SocketAddr::new(
+            Ipv6Addr::from(octets).to_canonical(),
+            u16::from_be_bytes(port),
+        )
+    };
+    (
+        address(tuple.destination, tuple.destination_port),
+        address(tuple.source, tuple.source_port),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::{addresses_of, tuple_of};
+
+    #[test]
+    fn a_tuple_keeps_both_addresses() {
+        for (local, peer) in [
+            ("192.0.2.1:80", "198.51.100.2:65535"),
+            ("[2001:db8::1]:443", "[::1]:1"),
+        ] {
+            let pair: (SocketAddr, SocketAddr) = (local.parse().unwrap(), peer.parse().unwrap());
+            assert_eq!(addresses_of(&tuple_of(pair.0, pair.1)), pair);
+        }
     }
 }

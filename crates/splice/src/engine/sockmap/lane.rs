@@ -1,4 +1,4 @@
-//! One direction of a sockmap pair: opened by user space, moved and closed by the programs.
+//! One direction of a sockmap pair: user space asks, the programs open, move and close it.
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +29,10 @@ const FIRST_BY_HAND: Duration = Duration::from_millis(20);
 /// So far before a byte limit the rest goes by hand: `LIMIT_MARGIN` in `bpf/redirect.h`.
 const LIMIT_MARGIN_BYTES: u64 = 8 << 20;
 
+/// `BPF_TCP_ESTABLISHED` of `linux/bpf.h`. The kernel takes no other source (`sock_map_sk_state_allowed`),
+/// and by then an end of stream may be in the sequence numbers.
+const ESTABLISHED: u32 = 1;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     ByHand,
@@ -40,6 +44,8 @@ pub(super) enum State {
 
 #[derive(Debug)]
 pub(super) struct Lane {
+    /// Which of the pair's directions it is.
+    number: usize,
     /// The source's cookie, under which the maps know the direction.
     cookie: u64,
     /// The target's cookie, under which the source is known as a target.
@@ -51,13 +57,14 @@ pub(super) struct Lane {
     /// What user space had taken when the accounts were set up or closed last.
     taken_before: u64,
     spell: Spell,
-    /// What waits in the source gets its verdict then, if nothing comes that brings it about.
-    kick_at: Option<Instant>,
+    /// Something waits in the source, and if no segment follows by then, it goes on by hand.
+    take_back_at: Option<Instant>,
 }
 
 impl Lane {
-    pub(super) fn new(cookie: u64, back_cookie: u64) -> Self {
+    pub(super) fn new(number: usize, cookie: u64, back_cookie: u64) -> Self {
         Self {
+            number,
             cookie,
             back_cookie,
             state: State::ByHand,
@@ -66,7 +73,7 @@ impl Lane {
             openings: 0,
             taken_before: 0,
             spell: Spell::default(),
-            kick_at: None,
+            take_back_at: None,
         }
     }
 
@@ -100,71 +107,69 @@ impl Lane {
         self.why_left = Some(why);
     }
 
-    fn source(&self, shared: &Shared, number: usize) -> Result<Inspection, Reason> {
+    fn source(&self, shared: &Shared) -> Result<Inspection, Reason> {
         shared
             .inspect(self.back_cookie)
-            .map_err(|errno| failed(number, errno))
+            .map_err(|errno| failed(self.number, errno))
     }
 
-    fn target(&self, shared: &Shared, number: usize) -> Result<Inspection, Reason> {
+    fn target(&self, shared: &Shared) -> Result<Inspection, Reason> {
         shared
             .inspect(self.cookie)
-            .map_err(|errno| failed(1 - number, errno))
+            .map_err(|errno| failed(1 - self.number, errno))
     }
 
     /// Does what there is to do now.
-    pub(super) fn turn(
-        &mut self,
-        shared: &Shared,
-        grip: &mut Grip<'_>,
-        number: usize,
-    ) -> Result<Step, Reason> {
-        if grip.directions[number].has_ended() && self.state != State::Left {
+    pub(super) fn turn(&mut self, shared: &Shared, grip: &mut Grip<'_>) -> Result<Step, Reason> {
+        if grip.directions[self.number].has_ended() && self.state != State::Left {
             self.state = State::Over;
         }
         if self.is_waiting() {
             let until = self.spell.since(grip.now) + FIRST_BY_HAND;
-            if grip.now < until && !grip.directions[number].is_ending() {
+            if grip.now < until && !grip.directions[self.number].is_ending() {
                 return Ok(Step::watching(Watch::Stream).until(until));
             }
-            self.begin(shared, grip, number)?;
+            self.begin(shared, grip)?;
         }
         let Some(index) = self.index else {
-            return Ok(match grip.directions[number].has_ended() {
+            return Ok(match grip.directions[self.number].has_ended() {
                 true => Step::ASLEEP,
                 false => Step::watching(Watch::Stream),
             });
         };
         let entry = shared.entry(index);
         if entry.missed.load(Ordering::Relaxed) > 0 {
-            return Err(failed(1 - number, Errno::IO));
+            return Err(failed(1 - self.number, Errno::IO));
         }
         match self.state {
-            State::Open => self.while_open(shared, grip, number, entry),
-            State::ByHand => self.while_by_hand(shared, grip, number, entry),
-            State::Draining => self.drain(shared, grip, number, entry),
-            State::Left if grip.directions[number].has_ended() => Ok(Step::ASLEEP),
+            State::Open => self.while_open(shared, grip, entry),
+            State::ByHand => self.while_by_hand(shared, grip, entry),
+            State::Draining => self.drain(shared, grip, entry),
+            State::Left if grip.directions[self.number].has_ended() => Ok(Step::ASLEEP),
             State::Left => Ok(Step::watching(Watch::Stream)),
             State::Over => Ok(Step::ASLEEP),
         }
     }
 
-    /// Takes the direction over once nothing of it is in hand. What waits in the source's queue,
-    /// partly read or not, is the program's then.
-    fn begin(&mut self, shared: &Shared, grip: &mut Grip<'_>, number: usize) -> Result<(), Reason> {
-        let direction = &grip.directions[number];
+    /// Sets the accounts up and puts the gate in front, once nothing of the direction is in hand.
+    fn begin(&mut self, shared: &Shared, grip: &mut Grip<'_>) -> Result<(), Reason> {
+        let direction = &grip.directions[self.number];
         if direction.is_ending() {
             self.leave("its stream had ended before it was taken".into());
             return Ok(());
         }
-        if left_bytes(grip, number, 0) <= LIMIT_MARGIN_BYTES {
+        if left_bytes(grip, self.number, 0) <= LIMIT_MARGIN_BYTES {
             self.leave("its byte limit is near".into());
             return Ok(());
         }
         if !direction.is_empty_handed() {
             return Ok(());
         }
-        let (source, target) = (self.source(shared, number)?, self.target(shared, number)?);
+        let (source, target) = (self.source(shared)?, self.target(shared)?);
+        if source.state != ESTABLISHED {
+            self.leave(refusal(Errno::OPNOTSUPP));
+            return Ok(());
+        }
         let Some(index) = shared.claim((grip.waker)()) else {
             self.leave("all its entries are in use".into());
             return Ok(());
@@ -173,35 +178,44 @@ impl Lane {
         self.taken_before = direction.taken_bytes();
         entry.target_seq.store(target.write_seq, Ordering::Relaxed);
         entry.let_in.store(source.rcv_nxt.into(), Ordering::Release);
-        let gated = shared
-            .indices
-            .update(&self.cookie, &index)
-            .and_then(|()| socket_option::attach_filter(grip.ends[number], shared.gate.as_fd()));
-        let opened = gated.and_then(|()| self.open(shared, grip, number, entry, source));
-        if let Err(errno) = opened {
-            // Where it was not attached there is nothing to detach.
-            let _ = socket_option::detach_filter(grip.ends[number]);
-            shared.indices.remove(&self.cookie);
-            shared.give_back(index);
-            self.leave(refusal(errno));
+        let gated = shared.indices.update(&self.cookie, &index).and_then(|()| {
+            socket_option::attach_filter(grip.ends[self.number], shared.gate.as_fd())
+        });
+        self.index = Some(index);
+        if let Err(errno) = gated {
+            self.give_up(shared, grip, errno);
             return Ok(());
         }
-        self.index = Some(index);
-        grip.directions[number].copy_only();
-        Ok(())
+        grip.directions[self.number].copy_only();
+        self.ask(shared, grip, entry, source)
     }
 
-    /// From the insertion into `sources` on the program runs.
-    fn open(
+    /// The kernel does not take the source.
+    fn give_up(&mut self, shared: &Shared, grip: &mut Grip<'_>, errno: Errno) {
+        self.leave(refusal(errno));
+        grip.directions[self.number].hold_at(u64::MAX);
+        let Some(index) = self.index else { return };
+        if shared.entry(index).redirected.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        // As if it had not been tried. Where the gate was not attached there is none to detach.
+        let _ = socket_option::detach_filter(grip.ends[self.number]);
+        shared.indices.remove(&self.cookie);
+        shared.give_back(index);
+        self.index = None;
+    }
+
+    /// Has the gate put the source in before the next segment. What waits in the source's queue then,
+    /// partly read or not, is the program's.
+    fn ask(
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
-        number: usize,
         entry: &DirectionEntry,
         source: Inspection,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Reason> {
         let redirected = entry.redirected.load(Ordering::Acquire);
-        let left = left_bytes(grip, number, redirected);
+        let left = left_bytes(grip, self.number, redirected);
         entry
             .limit
             .store(redirected.saturating_add(left), Ordering::Relaxed);
@@ -210,21 +224,19 @@ impl Lane {
             source.copied_seq.wrapping_sub(redirected),
             Ordering::Relaxed,
         );
+        note_come(entry, source.rcv_nxt);
         self.openings += 1;
         entry.opened.store(self.openings, Ordering::Release);
-        let socket = grip.ends[number].as_fd();
-        let inserted = shared.sources.insert_socket(&self.cookie, socket);
-        if inserted.is_err() {
-            // As it was: closed.
-            self.openings -= 1;
-            entry.opened.store(self.openings, Ordering::Release);
-            return inserted;
-        }
-        let direction = &mut grip.directions[number];
+        entry.asked.store(self.openings, Ordering::SeqCst);
+        // What the gate lets in from here on, it opens for.
+        let seen = self.source(shared)?;
+        let let_in = entry.let_in.load(Ordering::SeqCst) as u32;
+        let waits = [seen.rcv_nxt, let_in] != [source.copied_seq; 2];
+        self.take_back_at = waits.then(|| grip.now + LOOK_AGAIN);
+        let direction = &mut grip.directions[self.number];
         direction.hold_at(direction.taken_bytes());
         self.state = State::Open;
         self.spell.ends(grip.now);
-        self.kick_at = Some(grip.now);
         Ok(())
     }
 
@@ -232,42 +244,37 @@ impl Lane {
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
-        number: usize,
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
         // What came behind the closing waits in the source, and its end of stream behind that.
         if entry.closed.load(Ordering::Acquire) == self.openings {
-            self.spell.begins(grip.now);
-            return self.drain(shared, grip, number, entry);
-        }
-        if grip.directions[number].end_seen() {
-            return self.finish(shared, grip, number, entry);
-        }
-        self.kick_if_due(shared, grip, number)
-    }
-
-    /// Gives what waited in the source when it was put in to the program.
-    ///
-    /// The next segment does that, and better: while a process holds the socket, what comes waits
-    /// in its backlog, and that counts against the window until all of it is through (`__release_sock`).
-    /// A fast sender is left with a closed window, which nobody opens.
-    fn kick_if_due(
-        &mut self,
-        shared: &Shared,
-        grip: &mut Grip<'_>,
-        number: usize,
-    ) -> Result<Step, Reason> {
-        let Some(opened_at) = self.kick_at else {
-            return Ok(Step::ASLEEP);
-        };
-        let seen = self.source(shared, number)?;
-        if seen.copied_seq != seen.rcv_nxt {
-            if grip.now < opened_at + LOOK_AGAIN {
-                return Ok(Step::ASLEEP.until(opened_at + LOOK_AGAIN));
+            let error = entry.error.load(Ordering::Relaxed).cast_signed();
+            if error != 0 {
+                self.give_up(shared, grip, Errno::from_raw_os_error(error));
+                grip.directions[self.number].source_became(Readiness::READABLE);
+                return Ok(Step::PUMP);
             }
-            kick(grip.ends[number], Side::BOTH[number])?;
+            self.spell.begins(grip.now);
+            return self.drain(shared, grip, entry);
         }
-        self.kick_at = None;
+        if let Some(at) = self.take_back_at {
+            if grip.now < at {
+                return Ok(Step::ASLEEP.until(at));
+            }
+            self.take_back_at = None;
+            if take_back(entry) {
+                self.spell.begins(grip.now);
+                return self.drain(shared, grip, entry);
+            }
+            // TCP may have dropped the segment that the gate opened for.
+            let seen = self.source(shared)?;
+            if seen.copied_seq != seen.rcv_nxt {
+                kick(grip.ends[self.number], Side::BOTH[self.number])?;
+            }
+        }
+        if grip.directions[self.number].end_seen() {
+            return self.finish(shared, grip, entry);
+        }
         Ok(Step::ASLEEP)
     }
 
@@ -276,16 +283,15 @@ impl Lane {
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
-        number: usize,
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
         self.state = State::Draining;
-        let pending = pending(entry, &self.target(shared, number)?);
+        let pending = pending(entry, &self.target(shared)?);
         if pending > 0 {
             return Ok(Step::ASLEEP.until(grip.now + self.spell.look_after(pending)));
         }
         self.state = State::ByHand;
-        let direction = &mut grip.directions[number];
+        let direction = &mut grip.directions[self.number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);
         Ok(Step::PUMP)
@@ -296,17 +302,16 @@ impl Lane {
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
-        number: usize,
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
         let by_hand = Step::watching(Watch::Stream);
-        let direction = &grip.directions[number];
+        let direction = &grip.directions[self.number];
         if direction.is_ending() || direction.end_seen() {
             self.leave("its stream has ended".into());
             return Ok(by_hand);
         }
         let redirected = entry.redirected.load(Ordering::Acquire);
-        if left_bytes(grip, number, redirected) <= LIMIT_MARGIN_BYTES {
+        if left_bytes(grip, self.number, redirected) <= LIMIT_MARGIN_BYTES {
             self.leave("its byte limit is near".into());
             return Ok(by_hand);
         }
@@ -319,24 +324,21 @@ impl Lane {
         }
         let taken = direction.taken_bytes();
         self.account(entry, taken);
-        let source = self.source(shared, number)?;
+        let source = self.source(shared)?;
         // A read that comes to the end of stream counts it.
-        let why_not = match source.copied_seq.wrapping_sub(expected(entry)) {
+        match source.copied_seq.wrapping_sub(expected(entry)) {
             // The next event comes with what has arrived meanwhile.
             0 if source.rcv_nxt != source.copied_seq => return Ok(by_hand),
-            0 => self
-                .open(shared, grip, number, entry, source)
-                .err()
-                .map(refusal),
-            1 => Some("its stream has ended".into()),
+            0 if source.state != ESTABLISHED => self.leave(refusal(Errno::OPNOTSUPP)),
+            0 => self.ask(shared, grip, entry, source)?,
+            1 => self.leave("its stream has ended".into()),
             // Something was taken out of it that we do not know of.
-            _ => return Err(failed(number, Errno::IO)),
-        };
-        if let Some(why_not) = why_not {
-            self.leave(why_not);
-            return Ok(by_hand);
+            _ => return Err(failed(self.number, Errno::IO)),
         }
-        self.kick_if_due(shared, grip, number)
+        match self.state {
+            State::Open => self.while_open(shared, grip, entry),
+            _ => Ok(by_hand),
+        }
     }
 
     /// What went by hand is left out of the account.
@@ -355,34 +357,28 @@ impl Lane {
         &mut self,
         shared: &Shared,
         grip: &mut Grip<'_>,
-        number: usize,
         entry: &DirectionEntry,
     ) -> Result<Step, Reason> {
-        let seen = self.source(shared, number)?;
+        let seen = self.source(shared)?;
         // The end of stream counts as one byte.
         if seen.rcv_nxt.wrapping_sub(1) != expected(entry) {
             // Where skbs wait for their verdict this gives it to them; it also takes the error of
             // a connection that was reset.
-            kick(grip.ends[number], Side::BOTH[number])?;
+            kick(grip.ends[self.number], Side::BOTH[self.number])?;
             return Ok(Step::look_again(grip));
         }
-        if !self.is_drained(shared, entry, number)? {
+        if !self.is_drained(shared, entry)? {
             return Ok(Step::look_again(grip));
         }
-        let direction = &mut grip.directions[number];
+        let direction = &mut grip.directions[self.number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);
         Ok(Step::PUMP)
     }
 
     /// Everything that the program has redirected was taken by the target's send function.
-    fn is_drained(
-        &self,
-        shared: &Shared,
-        entry: &DirectionEntry,
-        number: usize,
-    ) -> Result<bool, Reason> {
-        Ok(pending(entry, &self.target(shared, number)?) == 0)
+    fn is_drained(&self, shared: &Shared, entry: &DirectionEntry) -> Result<bool, Reason> {
+        Ok(pending(entry, &self.target(shared)?) == 0)
     }
 
     /// What of the redirected bytes the target has taken: all of them but what lies in its
@@ -410,6 +406,7 @@ impl Lane {
         let Some(index) = self.index.take() else {
             return;
         };
+        take_back(shared.entry(index));
         shared.indices.remove(&self.cookie);
         if source.is_shared() {
             // Somebody may hold a duplicate, so that the close will not take it out.
@@ -418,6 +415,26 @@ impl Lane {
         }
         shared.give_back(index);
     }
+}
+
+/// What came before the gate stood, and by hand, is behind it. It would look for ever like something
+/// that is yet to come.
+fn note_come(entry: &DirectionEntry, rcv_nxt: u32) {
+    let noted = entry.let_in.load(Ordering::SeqCst);
+    if rcv_nxt.wrapping_sub(noted as u32).cast_signed() > 0 {
+        // If it fails the gate has noted what comes behind that.
+        let _ = entry.let_in.compare_exchange(
+            noted,
+            rcv_nxt.into(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// Takes back what was asked for; false when the gate has taken it.
+fn take_back(entry: &DirectionEntry) -> bool {
+    entry.asked.swap(0, Ordering::SeqCst) != 0
 }
 
 /// What the byte limit leaves.

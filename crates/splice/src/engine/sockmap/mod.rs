@@ -10,15 +10,23 @@
 //! and user space moves them.
 //!
 //! ```text
-//!        nothing in hand          the gate has closed: the target has its share
+//!     nothing in hand, the       the gate has closed: the target has its share;
+//!     gate is asked to open      or what was asked for was taken back
 //! ByHand ───────────────▶ Open ──────────────────────────────────────────────▶ Draining
-//!  │  ▲                     │                                                     │
-//!  │  │ the spell is over   │ end of stream seen, all of it is out                │
-//!  │  └──────────(by hand)──│─────────────────────────────────────────────────────┘
-//!  │ cannot be taken        │                            target has taken all
-//!  ▼                        ▼
-//! Left                     Over
+//!  │  ▲                    │ │                                                   │
+//!  │  │ the spell is over  │ │ end of stream seen, all of it is out              │
+//!  │  └─────────(by hand)──│─│───────────────────────────────────────────────────┘
+//!  │ cannot be taken       │ │                          target has taken all
+//!  ▼                       │ ▼
+//! Left ◀───────────────────┘ Over
+//!        the kernel refuses
 //! ```
+//!
+//! User space never puts a source in: it asks, and the gate does it before the next segment, which
+//! brings about the verdict of what waits. Until then user space does not read. Where something
+//! waits and no segment comes for 1 ms, it takes back what it asked for and reads on; a process that has
+//! the verdicts made would hold the socket meanwhile, and leave a fast sender with a closed window
+//! (`bpf/gate.bpf.c`).
 //!
 //! In `ByHand` and `Left` user space moves the bytes, from `Left` to the end. A sender that is
 //! faster than the kernel's worker, or a receiver that is slow, so costs what `copy` costs.
@@ -30,11 +38,12 @@
 //! - The program never passes a byte to user space (`bpf/redirect.bpf.c` says why).
 //! - User space gives bytes to a target only after all that was redirected to it has been taken
 //!   by it ([`Lane::drain`]).
-//! - A source may be put in with bytes in its queue, partly read ones too: the kernel hands over
+//! - A source may have bytes in its queue when it is put in, partly read ones too: the kernel hands over
 //!   an skb whole, and the program trims off what it knows by sequence number, as it does with a
 //!   segment that was sent again with other borders (`trim` in `bpf/redirect.bpf.c`).
-//! - A UNIX socket is refused: when its peer half-closes, the kernel takes it out of the maps and
-//!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end).
+//! - A UNIX socket is refused. When its peer half-closes, the kernel takes it out of the maps and
+//!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end). As a source it would
+//!   lag behind by what waited when it was put in (docs/sockmap.md).
 //! - An end of stream is passed on only after everything that came has had its verdict and has
 //!   been pushed ([`Lane::finish`]).
 //! - Near its byte limit a direction goes by hand: only user space can stop at a byte.
@@ -185,9 +194,9 @@ impl Sockmap {
         };
         let [a, b] = grip.ends;
         let cookies = [cookie(a)?, cookie(b)?];
-        let mut lanes = vec![Lane::new(cookies[0], cookies[1])];
+        let mut lanes = vec![Lane::new(0, cookies[0], cookies[1])];
         if !grip.is_echo() {
-            lanes.push(Lane::new(cookies[1], cookies[0]));
+            lanes.push(Lane::new(1, cookies[1], cookies[0]));
         }
         for (index, lane) in lanes.iter().enumerate() {
             let inserted = lane.insert_target(&self.shared, grip.ends[1 - index]);
@@ -228,13 +237,12 @@ impl KernelEngine for Sockmap {
         }
         let mut step = Step::ASLEEP;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            match lane.turn(&self.shared, grip, index) {
+            match lane.turn(&self.shared, grip) {
                 Ok(own) => step.join(own),
                 Err(reason) => return Turn::Ends(reason),
             }
-            if let Some(entry) = lane.index() {
-                self.gauge.indices[index].store(u64::from(entry) + 1, Ordering::Release);
-            }
+            let entry = lane.index().map_or(0, |entry| u64::from(entry) + 1);
+            self.gauge.indices[index].store(entry, Ordering::Release);
         }
         let never_taken = |lane: &Lane| lane.state() == State::Left && lane.index().is_none();
         if self.lanes.iter().all(never_taken) {

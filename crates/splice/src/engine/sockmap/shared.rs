@@ -225,6 +225,8 @@ impl DirectionEntry {
             refused,
             beyond,
             let_in,
+            asked,
+            error,
             ..
         } = self;
         credit.store(0, Ordering::Relaxed);
@@ -233,7 +235,7 @@ impl DirectionEntry {
         }
         for field in [
             full, over, missed, trimmed, fins, most, base_seq, target_seq, opened, closed, refused,
-            beyond,
+            beyond, asked, error,
         ] {
             field.store(0, Ordering::Relaxed);
         }

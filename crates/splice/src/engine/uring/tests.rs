@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::engine::{EngineChoice, EngineName};
 use crate::event_loop::EventLoop;
+use crate::handle::Handle;
 use crate::options::Options;
 use crate::outcome::Reason;
 use crate::task::{Readiness, Step, Task};
@@ -46,6 +47,15 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 fn is_available() -> bool {
     let forbidden = super::probe().err().map(|error| error.to_string());
     netlab::present("uring", forbidden)
+}
+
+fn join(event_loop: &mut EventLoop, ends: [UnixStream; 2]) -> Handle {
+    let [near, far] = ends.map(|end| Endpoint::new(end).unwrap());
+    let options = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    event_loop.join(near, far, &options).unwrap()
 }
 
 /// Turns until `condition` holds.
@@ -112,12 +122,7 @@ fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
     let mut event_loop = EventLoop::new().unwrap();
     let (_a, near) = UnixStream::pair().unwrap();
     let (far, _b) = UnixStream::pair().unwrap();
-    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
-    let options = Options {
-        engine: EngineChoice::Only(EngineName::Uring),
-        ..Options::default()
-    };
-    let handle = event_loop.join(near, far, &options).unwrap();
+    let handle = join(&mut event_loop, [near, far]);
     event_loop.spawn(Box::new(Busy));
     event_loop.turn(Some(SOON)).unwrap();
     assert!(event_loop.carriers.ring.is_some());
@@ -154,12 +159,7 @@ fn carries_all(features: Features, turn: Duration) {
     event_loop.carriers.ring = Some(ring);
     let (a, near) = UnixStream::pair().unwrap();
     let (far, b) = UnixStream::pair().unwrap();
-    let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
-    let options = Options {
-        engine: EngineChoice::Only(EngineName::Uring),
-        ..Options::default()
-    };
-    let handle = event_loop.join(near, far, &options).unwrap();
+    let handle = join(&mut event_loop, [near, far]);
     let [from_a, from_b] = [1, 2].map(|seed| noise(seed, BULK_BYTES));
     let (a_hears, b_hears) = (from_b.clone(), from_a.clone());
     let peers = [
@@ -240,13 +240,7 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
         // Nothing can be sent, and a burst is there to be received.
         let before = fill(&mut far);
         let mut sent = fill(&mut a);
-        let ends = [near, far].map(|end| Endpoint::new(end).unwrap());
-        let [near, far] = ends;
-        let options = Options {
-            engine: EngineChoice::Only(EngineName::Uring),
-            ..Options::default()
-        };
-        let handle = event_loop.join(near, far, &options).unwrap();
+        let handle = join(&mut event_loop, [near, far]);
         for _ in 0..20 {
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
             sent += fill(&mut a);

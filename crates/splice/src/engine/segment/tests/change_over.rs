@@ -1,9 +1,15 @@
-//! Change-overs at random places.
+//! Change-overs at random places, and at unlucky ones.
+
+use std::os::fd::AsFd as _;
 
 use super::*;
 
 /// Bytes each way.
 const BYTES: usize = 64 << 20;
+
+/// A pair changes over before so many have gone both ways together: then neither stream has ended, not
+/// even in the buffers between its sender and the relay, which hold less than the rest.
+const LAST_PLACE: u64 = 48 << 20;
 
 /// What receivers and senders of some namespaces have counted.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -12,27 +18,26 @@ struct Losses {
     paws: u64,
     /// Retransmission timeouts, but for those that the sender itself found to be none.
     timeouts: u64,
-    /// Dropped beyond the receiver's window; a receiver that ran out of memory takes its word back by
-    /// itself (`tcp_prune_queue`).
+    /// Dropped beyond the receiver's window.
     beyond_window: u64,
 }
 
 impl Losses {
-    fn between(before: &[(String, u64)], after: &[(String, u64)]) -> Self {
+    /// `None` where something else has lost segments.
+    fn between(before: &[(String, u64)], after: &[(String, u64)]) -> Option<Self> {
         let grown = |wanted: &str| -> u64 {
             let both = before.iter().zip(after);
             both.filter(|((name, _), _)| name == wanted)
                 .map(|((_, before), (_, after))| after - before)
                 .sum()
         };
-        Self {
+        // A receiver that runs out of memory takes its word back by itself (`tcp_prune_queue`), and
+        // all the machine's share that.
+        (grown("PruneCalled") == 0).then(|| Self {
             paws: grown("PAWSEstab"),
             timeouts: grown("TCPTimeouts").saturating_sub(grown("TCPSpuriousRTOs")),
-            beyond_window: match grown("PruneCalled") {
-                0 => grown("BeyondWindow"),
-                _ => 0,
-            },
-        }
+            beyond_window: grown("BeyondWindow"),
+        })
     }
 
     fn add(&mut self, other: &Self) {
@@ -46,7 +51,7 @@ impl Losses {
 struct Path<'a> {
     spaces: &'a [&'a Namespace],
     relay: &'a Namespace,
-    connect: &'a dyn Fn() -> Joined,
+    connect: &'a dyn Fn() -> Connected,
 }
 
 impl Path<'_> {
@@ -59,8 +64,7 @@ impl Path<'_> {
                 space.set_sysctl(name, value).expect("sysctl");
             }
         }
-        let splicer = self.relay.enter(|| Splicer::new(1).expect("a splicer"));
-        splicer.expect("entered")
+        splicer_in(self.relay)
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -68,45 +72,51 @@ impl Path<'_> {
     }
 
     /// Bytes both ways at once; with a `place` the pair changes over once that many have passed.
-    fn transfer(&self, splicer: &Splicer, place: Option<u64>, seed: u64) -> Losses {
+    fn transfer(&self, splicer: &Splicer, place: Option<u64>, seed: u64) -> Option<Losses> {
         let before = self.counters();
-        let joined = (self.connect)();
-        let (outcome, _, pause) = both_ways(joined, splicer, place, BYTES, seed);
+        let (outcome, _, pause) = both_ways((self.connect)(), splicer, place, BYTES, seed);
         let after = self.counters();
         eprintln!(
             "{place:?}: {outcome:?}, pause {pause:?}; {}",
             changes(&before, &after)
         );
-        assert_eq!(outcome.reason, Reason::EndOfStream);
         let is_spliced = outcome.engine == EngineName::Segment;
         assert_eq!(is_spliced, place.is_some(), "{}", outcome.why_engine);
-        let moved = [outcome.moved.a_to_b, outcome.moved.b_to_a];
-        assert_eq!(moved, [BYTES as u64; 2]);
         Losses::between(&before, &after)
     }
 
     fn hunt(&self, stamps: bool) {
         let splicer = self.prepare(stamps);
-        let mut random = Random(seed());
+        let mut random = Random::seeded(seed());
         for _ in 0..rounds(2) {
-            let place = random.next() % (BYTES as u64 * 3 / 2);
+            let place = random.below(LAST_PLACE);
             let losses = self.transfer(&splicer, Some(place), random.next());
-            assert_eq!(losses.beyond_window, 0);
+            assert_eq!(losses.map_or(0, |losses| losses.beyond_window), 0);
         }
     }
 
     /// As many transfers with a change-over as without, in turns.
     fn compare(&self, times: usize) -> [Losses; 2] {
         let splicer = self.prepare(true);
-        let mut random = Random(seed());
+        let mut random = Random::seeded(seed());
         let mut sums = [Losses::default(), Losses::default()];
-        for _ in 0..times {
-            let place = random.next() % (BYTES as u64 * 3 / 2);
-            for (sum, place) in sums.iter_mut().zip([Some(place), None]) {
-                sum.add(&self.transfer(&splicer, place, random.next()));
+        let mut compared = 0;
+        // A machine that is short of memory all the time says nothing.
+        for _ in 0..2 * times {
+            let place = random.below(LAST_PLACE);
+            let both =
+                [Some(place), None].map(|place| self.transfer(&splicer, place, random.next()));
+            if let [Some(with), Some(without)] = &both {
+                compared += 1;
+                for (sum, losses) in sums.iter_mut().zip([with, without]) {
+                    sum.add(losses);
+                }
+            }
+            if compared == times {
+                return sums;
             }
         }
-        sums
+        panic!("only {compared} of {times} could be compared");
     }
 }
 
@@ -115,16 +125,16 @@ fn over_lo(ip: &str, work: impl FnOnce(&Path<'_>)) {
     work(&Path {
         spaces: &[&namespace],
         relay: &namespace,
-        connect: &|| namespace.enter(|| connect_here(ip)).expect("entered"),
+        connect: &|| namespace.enter(|| Connected::here(ip)).expect("entered"),
     });
 }
 
-fn over_veths(v6: bool, work: impl FnOnce(&Path<'_>)) {
+fn over_veths(connect: fn(&Lab) -> Connected, work: impl FnOnce(&Path<'_>)) {
     let lab = Lab::new().expect("a lab");
     work(&Path {
         spaces: &[lab.client(), lab.relay(), lab.server()],
         relay: lab.relay(),
-        connect: &|| connect_across(&lab, v6),
+        connect: &|| connect(&lab),
     });
 }
 
@@ -152,22 +162,61 @@ fn change_overs_at_random_places_over_lo_v6() {
 #[test]
 fn change_overs_at_random_places_over_veths() {
     if available(Need::Root) {
-        over_veths(false, |path| path.hunt(true));
+        over_veths(Connected::across, |path| path.hunt(true));
     }
 }
 
 #[test]
 fn change_overs_at_random_places_over_veths_without_stamps() {
     if available(Need::Root) {
-        over_veths(false, |path| path.hunt(false));
+        over_veths(Connected::across, |path| path.hunt(false));
     }
 }
 
 #[test]
 fn change_overs_at_random_places_over_veths_v6() {
     if available(Need::Root) {
-        over_veths(true, |path| path.hunt(true));
+        over_veths(Connected::across_v6, |path| path.hunt(true));
     }
+}
+
+/// A segment that comes just before the change-over begins goes by the sockets, and the next one must
+/// not overtake it.
+#[test]
+fn what_comes_as_it_begins_is_not_overtaken() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let connected = Connected::across(&lab);
+    let near = connected.a.as_fd().try_clone_to_owned();
+    let near = near.expect("a second descriptor");
+    let (client, server, handle) = connected.join(&splicer, &by_volume(10));
+    let halt = Halt::at(&splicer, ["planned", "overlap"]);
+    let at_relay = || rustix::io::ioctl_fionread(&near).expect("FIONREAD");
+    let overtaken = || count(lab.server(), &["TCPOFOQueue"]);
+    let before = overtaken();
+
+    ping(&client, &server);
+    halt.wait();
+    (&client).write_all(b"first").expect("write");
+    netlab::until("it is at the relay", || at_relay() == 5);
+    halt.go_on();
+    halt.wait();
+    (&client).write_all(b"later").expect("write");
+    netlab::until("it is there, too", || {
+        at_relay() == 10 || overtaken() > before
+    });
+    halt.go_on();
+    drop(near);
+    let mut words = [0; 10];
+    (&server).read_exact(&mut words).expect("read");
+    assert_eq!((&words, overtaken()), (b"firstlater", before));
+    for _ in 0..10 {
+        ping(&client, &server);
+    }
+    drop((client, server));
+    assert_eq!(ended(&handle).engine, EngineName::Segment);
 }
 
 /// Loopback connections drop by stamps and time out under load without a relay's doing, so what a
@@ -189,7 +238,9 @@ fn change_overs_lose_no_more_than_transfers_without() {
         }
         let compared = std::panic::catch_unwind(|| {
             let mut both = Vec::new();
-            over_veths(false, |path| both.push(path.compare(rounds(100))));
+            over_veths(Connected::across, |path| {
+                both.push(path.compare(rounds(100)))
+            });
             over_lo("127.0.0.1:0", |path| both.push(path.compare(rounds(100))));
             both
         });
@@ -203,52 +254,48 @@ fn change_overs_lose_no_more_than_transfers_without() {
     }
 }
 
+/// The highest priority of those that share the CPUs (setpriority(2)).
+const FIRST: i32 = -20;
+
+/// Round trips, of 15 µs at least, until the sockets sleep and the last look is over: two looks follow
+/// the first one, a millisecond apart.
+const CHANGING_ROUND_TRIPS: usize = 300;
+
 /// Requests and their responses, over and over, while pairs change over one after the other; the
-/// longest round trip of all.
-fn longest_round_trip(pairs: usize) -> Duration {
+/// longest round trip across a change-over, and the longest elsewhere, which is the machine's doing.
+fn longest_round_trips(pairs: usize) -> [Duration; 2] {
     const ROUND_TRIPS: usize = 2000;
-    let lab = Lab::new().expect("a lab");
-    let splicer = lab
-        .relay()
-        .enter(|| Splicer::new(1).expect("a splicer"))
-        .expect("entered");
-    // The first pair has the program attached.
-    let _first = spliced_across(&lab, &splicer);
-    let mut random = Random(seed());
-    let mut worst = Duration::ZERO;
+    // What else runs on the machine is not to be measured; the loop's thread inherits it. Who may not do
+    // that measures it.
+    let _ = rustix::process::setpriority_process(None, FIRST);
+    let (lab, splicer, _first) = spliced_lab();
+    let mut random = Random::seeded(seed());
+    let mut worst = [Duration::ZERO; 2];
     for _ in 0..pairs {
         let before = counters_across(&lab);
-        let joined = connect_across(&lab, false);
-        let options = Options {
-            segment_after: Some(NOT_BY_TIME),
-            promote_after_bytes: random.next() % (ROUND_TRIPS as u64 * 10),
-            ..Options::default()
-        };
-        let Joined {
-            client,
-            server,
-            a,
-            b,
-        } = joined;
-        let handle = splicer.join(a, b, &options).expect("joined");
+        let place = 1 + random.below(ROUND_TRIPS as u64 * 10 - 1);
+        let (client, server, handle) = Connected::across(&lab).join(&splicer, &by_volume(place));
+        let witness = Witness::of(&splicer, &[&handle]);
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("TCP_NODELAY");
         }
-        let mut longest = Duration::ZERO;
-        for _ in 0..ROUND_TRIPS {
+        // Five bytes go each way.
+        let change_at = place as usize / 10;
+        let changing = change_at.saturating_sub(1)..change_at + CHANGING_ROUND_TRIPS;
+        let mut longest = [Duration::ZERO; 2];
+        for number in 0..ROUND_TRIPS {
+            let longest = &mut longest[usize::from(!changing.contains(&number))];
             let start = Instant::now();
             ping(&client, &server);
-            longest = longest.max(start.elapsed());
+            *longest = start.elapsed().max(*longest);
         }
-        assert_eq!(
-            handle.engine().0,
-            EngineName::Segment,
-            "{}",
-            handle.engine().1
-        );
+        witness.wait_for_sleep();
+        drop((client, server));
+        let outcome = ended(&handle);
+        witness.end(&[(&outcome, handle.forwarded_bytes())]);
         let changes = changes(&before, &counters_across(&lab));
-        eprintln!("longest round trip {longest:?}; {changes}");
-        worst = worst.max(longest);
+        eprintln!("longest round trip across the change-over and elsewhere {longest:?}; {changes}");
+        worst = [0, 1].map(|place: usize| worst[place].max(longest[place]));
     }
     worst
 }
@@ -256,7 +303,7 @@ fn longest_round_trip(pairs: usize) -> Duration {
 #[test]
 fn a_conversation_goes_on() {
     if available(Need::Root) {
-        let worst = longest_round_trip(rounds(5));
+        let worst = longest_round_trips(rounds(5));
         eprintln!("worst {worst:?}");
     }
 }
@@ -265,8 +312,8 @@ fn a_conversation_goes_on() {
 #[ignore = "a figure: needs a quiet machine"]
 fn a_conversation_pauses_for_five_milliseconds_at_most() {
     if available(Need::Root) {
-        let worst = longest_round_trip(rounds(200));
+        let worst = longest_round_trips(rounds(200));
         eprintln!("worst {worst:?}");
-        assert!(worst <= Duration::from_millis(5));
+        assert!(worst[0] <= Duration::from_millis(5));
     }
 }

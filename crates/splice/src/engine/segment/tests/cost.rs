@@ -14,14 +14,11 @@ const MOST_CALLS: u64 = 26;
 
 /// What the splicer's loop has spent: system calls, and CPU time in nanoseconds.
 fn spent(splicer: &Splicer, calls: &mut SystemCalls) -> [u64; 2] {
-    let (sender, receiver) = mpsc::channel();
-    let ask = move |_: &mut EventLoop| {
+    let nanoseconds = on_loop(splicer, |_| {
         let time = clock_gettime(ClockId::ThreadCPUTime);
-        let nanoseconds = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        sender.send(nanoseconds).expect("awaited");
-    };
-    splicer.remote().run(ask).expect("a loop");
-    [calls.all_begun(), receiver.recv().expect("a time")]
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    });
+    [calls.all_begun(), nanoseconds]
 }
 
 /// Joins pairs and lets them come to rest; tells what one of them took.
@@ -35,22 +32,16 @@ fn cost_of_a_pair(
         engine: EngineChoice::Only(engine),
         ..Options::default()
     };
-    let joined: Vec<_> = (0..PAIRS).map(|_| connect_across(lab, false)).collect();
+    let connected: Vec<_> = (0..PAIRS).map(|_| Connected::across(lab)).collect();
     let before = spent(splicer, calls);
-    let pairs: Vec<_> = joined
+    let pairs: Vec<_> = connected
         .into_iter()
-        .map(|joined| {
-            let handle = splicer.join(joined.a, joined.b, &options).expect("joined");
-            (joined.client, joined.server, handle)
-        })
+        .map(|connected| connected.join(splicer, &options))
         .collect();
-    let deadline = Instant::now() + PATIENCE;
-    for (_, _, handle) in &pairs {
-        while engine == EngineName::Segment && !handle.is_taken() {
-            assert!(Instant::now() < deadline, "{handle:?}");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
+    let are_taken = || pairs.iter().all(|(_, _, handle)| handle.is_taken());
+    netlab::until("the pairs are taken", || {
+        engine != EngineName::Segment || are_taken()
+    });
     wait_for_sleep(lab);
     let after = spent(splicer, calls);
     [0, 1].map(|index: usize| (after[index] - before[index]) / PAIRS as u64)
@@ -61,11 +52,7 @@ fn a_change_over_takes_few_system_calls() {
     if !available(Need::Root) {
         return;
     }
-    let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
-    let splicer = splicer.expect("entered");
-    // The first pair makes the program stand where the others are seen from the start.
-    let _first = spliced_across(&lab, &splicer);
+    let (lab, splicer, _first) = spliced_lab();
     let mut calls = calls_of(&splicer);
     let [copied, spliced] = [EngineName::Copy, EngineName::Segment]
         .map(|engine| cost_of_a_pair(&lab, &splicer, engine, &mut calls));

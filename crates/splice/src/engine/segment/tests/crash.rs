@@ -7,27 +7,12 @@ use std::process::Stdio;
 use netlab::Process;
 use rustix::process::{Signal, getpid, kill_process};
 
+use super::step::STEPS;
 use super::*;
 
 const STEP: &str = "SEGMENT_CRASH_STEP";
 const TARGET: &str = "SEGMENT_CRASH_TARGET";
 const CLSACT: &str = "SEGMENT_CRASH_CLSACT";
-
-/// All that `reached` is told.
-const STEPS: [&str; 7] = [
-    "watching", "planned", "overlap", "emptying", "settled", "spliced", "asleep",
-];
-
-/// The pair that is not to survive has begun.
-static ARMED: AtomicBool = AtomicBool::new(false);
-
-pub(in super::super) fn reached(step: &str) {
-    assert!(STEPS.contains(&step), "{step}");
-    if ARMED.load(Relaxed) && std::env::var(STEP).is_ok_and(|wanted| wanted == step) {
-        kill_process(getpid(), Signal::KILL).expect("killed");
-        unreachable!("it was killed");
-    }
-}
 
 /// Relays two connections, of which the second kills it.
 #[test]
@@ -42,23 +27,26 @@ fn a_relay_that_dies() {
         ground.stand_by_clsact();
     }
     let splicer = Splicer::new(1).expect("a splicer");
-    let (front, address) = listen(&format!("{}:0", Lab::RELAY_V4));
+    let (front, address) = listen((Lab::RELAY_V4, 0));
     println!("\nlistening on {address}");
-    let options = Options {
-        engine: EngineChoice::Only(EngineName::Segment),
-        ..Options::default()
-    };
     let join = || {
         let a = front.accept().expect("accept").0;
         let b = TcpStream::connect(target).expect("connect");
         let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
-        splicer.join(a, b, &options).expect("joined")
+        splicer.join(a, b, &by_name()).expect("joined")
     };
     let first = join();
-    while first.counters().total() < 10 {
-        thread::sleep(Duration::from_millis(1));
-    }
-    ARMED.store(true, Relaxed);
+    // Its own steps would kill it as well. None follows once its sockets have had their last words.
+    netlab::until("the first sleeps", || {
+        first.is_taken() && ground.awake().load(Relaxed) == 0
+    });
+    let wanted = std::env::var(STEP).expect("a step");
+    watch(&splicer, move |step| {
+        if step == wanted {
+            kill_process(getpid(), Signal::KILL).expect("killed");
+            unreachable!("it was killed");
+        }
+    });
     // Where nothing kills it, its parent does.
     let _ = join().wait();
     thread::sleep(PATIENCE);
@@ -96,7 +84,7 @@ fn relay_that_dies(
 
 /// Sends until it cannot.
 fn send_for_ever(mut stream: &TcpStream, seed: u64) {
-    let mut random = Random(seed | 1);
+    let mut random = Random::seeded(seed);
     let mut piece = [0; 4096];
     loop {
         for chunk in piece.chunks_exact_mut(8) {
@@ -115,7 +103,7 @@ fn send_for_ever(mut stream: &TcpStream, seed: u64) {
 
 /// Reads what [`send_for_ever`] sends; it must end with a reset.
 fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
-    let mut random = Random(seed | 1);
+    let mut random = Random::seeded(seed);
     let mut word = [0; 8];
     let mut buffer = [0; 4096];
     let mut total = 0;
@@ -143,14 +131,10 @@ fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
 
 fn die_at(step: &str, clsact: bool) {
     let lab = Lab::new().expect("a lab");
-    let (back, target) = lab
-        .server()
-        .enter(|| listen(&format!("{}:0", Lab::SERVER_V4)))
-        .expect("entered");
+    let (back, target) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
     let (mut process, address) = relay_that_dies(&lab, step, target, clsact);
     let connect = || {
-        let client = lab.client().enter(|| TcpStream::connect(address));
-        let client = client.expect("entered").expect("connect");
+        let client = connect_in(lab.client(), address);
         let server = back.accept().expect("accept").0;
         for stream in [&client, &server] {
             stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -175,10 +159,7 @@ fn die_at(step: &str, clsact: bool) {
     eprintln!("{step}: {came:?} bytes");
     // Whoever is asked for these addresses and ports again gets them, and is heard.
     drop((client, server, first));
-    let (front, _) = lab
-        .relay()
-        .enter(|| listen(&address.to_string()))
-        .expect("entered");
+    let (front, _) = listen_in(lab.relay(), address);
     let client = lab.client().enter(|| {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
         socket.set_reuse_address(true)?;

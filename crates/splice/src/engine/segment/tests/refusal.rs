@@ -4,28 +4,12 @@ use super::*;
 use crate::bpf_types::{SegmentInspection, segment_socket_flag as has};
 use crate::engine::segment::eligibility::{Obstacle, examine};
 
-/// Joins by name, where `set_up` has prepared the namespaces, and gives the outcome.
-fn refused_across(set_up: impl Fn(&Lab)) -> Outcome {
-    let lab = Lab::new().expect("a lab");
-    set_up(&lab);
-    let splicer = lab
-        .relay()
-        .enter(|| Splicer::new(1).expect("a splicer"))
-        .expect("entered");
-    let Joined {
-        client,
-        server,
-        a,
-        b,
-    } = connect_across(&lab, false);
-    let options = Options {
-        engine: EngineChoice::Only(EngineName::Segment),
-        ..Options::default()
-    };
-    let handle = splicer.join(a, b, &options).expect("joined");
-    let outcome = handle.wait_timeout(PATIENCE);
-    drop((client, server));
-    outcome.expect("it ends")
+/// A rule of address translation.
+fn nft(namespace: &Namespace, hook: &str, rule: &str) {
+    run(namespace, "nft", "add table ip t");
+    let chain = format!("add chain ip t c {{ type nat hook {hook} ; }}");
+    run(namespace, "nft", &chain);
+    run(namespace, "nft", &format!("add rule ip t c {rule}"));
 }
 
 #[test]
@@ -33,28 +17,20 @@ fn a_translated_address_is_found_and_refused() {
     if !available(Need::Root) || netlab::program("nft").is_none() {
         return;
     }
+    let lab = Lab::new().expect("a lab");
+    let [relay, server] = [lab.relay(), lab.server()];
     // The server sees another address of the relay's than the relay's own socket has.
-    let outcome = refused_across(|lab| {
-        run(lab.relay(), "ip", "addr add 198.18.2.77/32 dev lo");
-        run(
-            lab.server(),
-            "ip",
-            "route add 198.18.2.77/32 via 198.18.2.1",
-        );
-        run(lab.relay(), "nft", "add table ip t");
-        run(
-            lab.relay(),
-            "nft",
-            "add chain ip t post { type nat hook postrouting priority 100 ; }",
-        );
-        run(
-            lab.relay(),
-            "nft",
-            "add rule ip t post ip daddr 198.18.2.2 snat to 198.18.2.77",
-        );
-    });
-    assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
-    assert!(outcome.why_engine.contains("NAT"), "{}", outcome.why_engine);
+    run(relay, "ip", "addr add 198.18.2.77/32 dev lo");
+    run(server, "ip", "route add 198.18.2.77/32 via 198.18.2.1");
+    nft(
+        relay,
+        "postrouting priority 100",
+        "ip daddr 198.18.2.2 snat to 198.18.2.77",
+    );
+    let splicer = splicer_in(relay);
+    let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("NAT"), "{why}");
 }
 
 #[test]
@@ -63,49 +39,24 @@ fn a_redirected_port_is_found_and_refused() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let splicer = lab
-        .relay()
-        .enter(|| Splicer::new(1).expect("a splicer"))
-        .expect("entered");
-    let (front, front_address) = lab
-        .relay()
-        .enter(|| listen(&format!("{}:0", Lab::RELAY_V4)))
-        .expect("entered");
-    let (back, back_address) = lab
-        .server()
-        .enter(|| listen(&format!("{}:0", Lab::SERVER_V4)))
-        .expect("entered");
-    run(lab.relay(), "nft", "add table ip t");
-    run(
-        lab.relay(),
-        "nft",
-        "add chain ip t pre { type nat hook prerouting priority -100 ; }",
-    );
-    let to = format!(
-        "add rule ip t pre tcp dport 81 redirect to :{}",
-        front_address.port()
-    );
-    run(lab.relay(), "nft", &to);
-    let client = lab
-        .client()
-        .enter(|| TcpStream::connect((Lab::RELAY_V4, 81)))
-        .expect("entered");
-    let client = client.expect("connect");
+    let splicer = splicer_in(lab.relay());
+    let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let (back, back_address) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
+    let rule = format!("tcp dport 81 redirect to :{}", front_address.port());
+    nft(lab.relay(), "prerouting priority -100", &rule);
+    let client = connect_in(lab.client(), (Lab::RELAY_V4, 81));
     let a = front.accept().expect("accept").0;
-    let b = lab
-        .relay()
-        .enter(|| TcpStream::connect(back_address))
-        .expect("entered");
+    let b = connect_in(lab.relay(), back_address);
     let server = back.accept().expect("accept").0;
-    let [a, b] = [a, b.expect("connect")].map(|end| Endpoint::new(end).expect("an end"));
+    let connected = Connected::new(client, [a, b], server);
     // Not by name: the pair goes on by another engine, and no byte is lost.
     let options = Options {
         promote_after_bytes: 1,
         ..Options::default()
     };
-    let handle = splicer.join(a, b, &options).expect("joined");
+    let (client, server, handle) = connected.join(&splicer, &options);
     ping(&client, &server);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !handle.engine().1.contains("NAT") && handle.engine().0 != EngineName::Sockmap {
         assert!(Instant::now() < deadline, "{:?}", handle.engine());
         ping(&client, &server);

@@ -1,11 +1,8 @@
 //! Window scales: each end of each connection has announced its own.
 
-use std::net::IpAddr;
-
 use socket2::{Domain, Socket, Type};
 
 use super::*;
-use crate::engine::segment::{address_pair, tuple_of};
 
 /// How a host comes to announce a scale (`tcp_select_initial_window`): by the largest buffer that
 /// tuning may reach, or by one that is set before the connection is made.
@@ -23,7 +20,7 @@ pub(super) const NONE: Scale = Scale {
     buffer_bytes: Some(60_000),
 };
 /// Less than a step of the largest scale.
-const TINY: Scale = Scale {
+pub(super) const TINY: Scale = Scale {
     buffer_bytes: Some(12_000),
     ..NONE
 };
@@ -78,7 +75,7 @@ impl Scale {
 }
 
 /// Both peers announce one scale, both of the relay's sockets the other.
-pub(super) fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Joined {
+pub(super) fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Connected {
     for (namespace, scale) in [
         (lab.client(), peers),
         (lab.relay(), relay),
@@ -92,29 +89,14 @@ pub(super) fn connect_scaled(lab: &Lab, peers: Scale, relay: Scale) -> Joined {
     let a = front.accept().expect("accept").0;
     let b = relay.connect(lab.relay(), &back);
     let server = back.accept().expect("accept").0;
-    let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
-    let ground = lab.relay().enter(Ground::here).expect("entered");
-    let tuples = [&a, &b].map(|end| {
-        let (local, peer) = address_pair(end).expect("connected");
-        tuple_of(local, peer)
-    });
-    let found = lab
-        .relay()
-        .enter(|| ground.expect("a ground").inspect(&tuples))
-        .expect("entered")
-        .expect("found");
-    for socket in &found.socket {
+    let connected = Connected::new(client, [a, b], server);
+    for socket in sockets_across(lab, [&connected.a, &connected.b]) {
         assert_eq!(
             (socket.peer_scale, socket.own_scale),
             (peers.scale, relay.scale)
         );
     }
-    Joined {
-        client,
-        server,
-        a,
-        b,
-    }
+    connected
 }
 
 /// Scales that differ are translated; where that would leave no window, the pair is refused.
@@ -124,24 +106,11 @@ fn scales_differ_between_peers_and_relay() {
     if !available(Need::Root) {
         return;
     }
-    let lab = Lab::new().expect("a lab");
-    let splicer = lab.relay().enter(|| Splicer::new(1).expect("a splicer"));
-    let splicer = splicer.expect("entered");
-    let options = Options {
-        engine: EngineChoice::Only(EngineName::Segment),
-        ..Options::default()
-    };
-    // The first pair makes the program stand where the others are seen from the start.
-    let _first = spliced_across(&lab, &splicer);
+    let (lab, splicer, _first) = spliced_lab();
     for peers in [NONE, MIDDLE, LARGEST] {
         for relay in [NONE, MIDDLE, LARGEST] {
-            let Joined {
-                client,
-                server,
-                a,
-                b,
-            } = connect_scaled(&lab, peers, relay);
-            let handle = splicer.join(a, b, &options).expect("joined");
+            let connected = connect_scaled(&lab, peers, relay);
+            let (client, server, handle) = connected.join(&splicer, &by_name());
             ping(&client, &server);
             let proof = Proof::begin(&lab, &splicer, &handle);
             let mut bytes = 2 * BYTES;
@@ -151,31 +120,25 @@ fn scales_differ_between_peers_and_relay() {
                 bytes += PIECES * PIECE;
             }
             exchange(&client, &server, BYTES, seed());
-            let outcome = handle.wait_timeout(PATIENCE);
-            let outcome = outcome.unwrap_or_else(|| panic!("{peers:?} by {relay:?}"));
-            assert_eq!(outcome.reason, Reason::EndOfStream, "{outcome:?}");
-            assert_eq!(outcome.engine, EngineName::Segment);
+            let outcome = ended(&handle);
+            assert_eq!(
+                outcome.engine,
+                EngineName::Segment,
+                "{peers:?} by {relay:?}"
+            );
             proof.end(bytes as u64);
         }
     }
     for (relay, spliced) in [(MIDDLE, true), (LARGEST, false)] {
-        let Joined {
-            client,
-            server,
-            a,
-            b,
-        } = connect_scaled(&lab, TINY, relay);
-        let handle = splicer.join(a, b, &options).expect("joined");
+        let connected = connect_scaled(&lab, TINY, relay);
+        let (client, server, handle) = connected.join(&splicer, &by_name());
         if spliced {
             ping(&client, &server);
             read_with_pauses(&client, &server);
             assert_eq!(handle.engine().0, EngineName::Segment, "{handle:?}");
             continue;
         }
-        let outcome = handle.wait_timeout(PATIENCE);
-        let outcome = outcome.expect("it ends");
-        assert_eq!(outcome.reason, Reason::Refused, "{outcome:?}");
-        let why = outcome.why_engine;
+        let why = why_refused(&handle);
         assert!(why.contains("in steps of 16384"), "{why}");
     }
 }

@@ -5,10 +5,12 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
+use netlab::{Namespace, Need, available};
 use rustix::net::sockopt::socket_cookie;
+use rustix::net::{Shutdown as Half, shutdown};
 
 use super::super::shared;
-use super::super::tests::{Nobody, connection, missing, until};
+use super::super::tests::{Nobody, connection, forge, missing, until};
 use super::*;
 use crate::EventLoop;
 use crate::direction::Carriage;
@@ -34,7 +36,7 @@ impl Turned {
         let ends = [source, target].map(|end| Endpoint::new(end).unwrap());
         let [cookie, back_cookie] = ends.each_ref().map(|end| socket_cookie(end).unwrap());
         let mut this = Self {
-            lane: Lane::new(cookie, back_cookie),
+            lane: Lane::new(0, cookie, back_cookie),
             directions: [(), ()].map(|()| Direction::new(Carriage::Copy)),
             waker: EventLoop::new().unwrap().spawn(Box::new(Nobody)),
             joined_at: Instant::now(),
@@ -66,28 +68,31 @@ impl Turned {
             waker: &|| self.waker.clone(),
             now,
         };
-        self.lane.turn(&self.shared, &mut grip, 0).unwrap()
+        self.lane.turn(&self.shared, &mut grip).unwrap()
     }
 
     /// In the source's queue, its end of stream included.
     fn waiting(&self) -> u32 {
-        let seen = self.lane.source(&self.shared, 0).unwrap();
+        let seen = self.lane.source(&self.shared).unwrap();
         seen.rcv_nxt.wrapping_sub(seen.copied_seq)
     }
 
     fn redirected(&self) -> u64 {
-        let index = self.lane.index().unwrap();
-        self.shared.entry(index).redirected.load(Ordering::Acquire)
+        self.entry().redirected.load(Ordering::Acquire)
     }
 
-    /// Sends [`BYTES`], which wait in the source when it is put in.
-    fn open_behind_bytes(&mut self, mut peer: &TcpStream) {
+    fn entry(&self) -> &DirectionEntry {
+        self.shared.entry(self.lane.index().unwrap())
+    }
+
+    /// Sends [`BYTES`], which wait in the source when the gate is asked.
+    fn ask_behind_bytes(&mut self, mut peer: &TcpStream) {
         peer.write_all(&[7; BYTES]).unwrap();
         until("they came", || self.waiting() == BYTES as u32);
-        let opened = self.turn(FIRST_BY_HAND);
+        let asked = self.turn(FIRST_BY_HAND);
         assert_eq!(self.lane.state(), State::Open);
-        assert_eq!(opened.watch, Watch::Ends);
-        assert_eq!(opened.look_at, Some(self.at(FIRST_BY_HAND + LOOK_AGAIN)));
+        assert_eq!(asked.watch, Watch::Ends);
+        assert_eq!(asked.look_at, Some(self.at(FIRST_BY_HAND + LOOK_AGAIN)));
     }
 }
 
@@ -142,41 +147,158 @@ fn an_end_of_stream_before_the_insertion_goes_by_hand() {
     }
 }
 
-/// What waits at the insertion is nobody's before the kick, which nothing but the time brings about.
+/// What waits when the gate is asked is user space's again if no segment comes for which it opens.
 #[test]
-fn what_waits_at_the_insertion_is_kicked_when_nothing_follows() {
+fn what_waits_goes_by_hand_when_nothing_follows() {
     if missing() {
         return;
     }
-    let (peer, source) = connection();
-    let (target, mut far) = connection();
+    let (mut peer, source) = connection();
+    let (target, _far) = connection();
     let mut turned = Turned::new(source, target);
-    turned.open_behind_bytes(&peer);
+    turned.ask_behind_bytes(&peer);
     let due = FIRST_BY_HAND + LOOK_AGAIN;
     let step = turned.turn(due - Duration::from_nanos(1));
     assert_eq!(step.look_at, Some(turned.at(due)));
-    assert_eq!((turned.redirected(), turned.waiting()), (0, BYTES as u32));
     let step = turned.turn(due);
-    assert_eq!(step.look_at, None);
-    let mut received = [0; BYTES];
-    far.read_exact(&mut received).unwrap();
-    assert_eq!((turned.redirected(), received), (BYTES as u64, [7; BYTES]));
+    assert_eq!(turned.lane.state(), State::ByHand);
+    assert!(step.again && !turned.directions[0].is_held());
+    assert!(turned.directions[0].can_move());
+    // Nobody opens for what comes now.
+    peer.write_all(&[7]).unwrap();
+    until("it came", || turned.waiting() == BYTES as u32 + 1);
+    assert_eq!(turned.redirected(), 0);
 }
 
-/// The next segment brings about what the kick would.
+/// The gate opens for the next segment, whose verdict takes along what waited before it.
 #[test]
-fn a_segment_that_follows_spares_the_kick() {
+fn the_next_segment_opens_and_takes_along_what_waits() {
     if missing() {
         return;
     }
     let (mut peer, source) = connection();
     let (target, mut far) = connection();
     let mut turned = Turned::new(source, target);
-    turned.open_behind_bytes(&peer);
+    turned.ask_behind_bytes(&peer);
     peer.write_all(&[7]).unwrap();
     far.read_exact(&mut [0; BYTES + 1]).unwrap();
-    until("all had its verdict", || turned.waiting() == 0);
-    let step = turned.turn(FIRST_BY_HAND);
-    assert_eq!(step.look_at, None);
+    let step = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
     assert_eq!(turned.redirected(), BYTES as u64 + 1);
+}
+
+#[test]
+fn nobody_looks_again_where_nothing_waits() {
+    if missing() {
+        return;
+    }
+    let (mut peer, source) = connection();
+    let (target, mut far) = connection();
+    let mut turned = Turned::new(source, target);
+    let step = turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.lane.state(), State::Open);
+    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    peer.write_all(&[7; BYTES]).unwrap();
+    far.read_exact(&mut [0; BYTES]).unwrap();
+    assert_eq!(turned.redirected(), BYTES as u64);
+}
+
+/// A segment can come between the look at its source and the gate, which then has not noted it. Once it
+/// has been moved by hand nothing waits.
+#[test]
+fn what_came_before_the_gate_is_not_waited_for() {
+    const UNSEEN_BYTES: u32 = 5;
+    if missing() {
+        return;
+    }
+    let (mut peer, source) = connection();
+    let (target, mut far) = connection();
+    let mut turned = Turned::new(source, target);
+    turned.turn(FIRST_BY_HAND);
+    assert!(take_back(turned.entry()));
+    turned.lane.state = State::ByHand;
+    let noted = turned.entry().let_in.load(Ordering::SeqCst) as u32;
+    let unseen = noted.wrapping_sub(UNSEEN_BYTES);
+    turned.entry().let_in.store(unseen.into(), Ordering::SeqCst);
+    let step = turned.turn(2 * FIRST_BY_HAND);
+    assert_eq!(turned.lane.state(), State::Open);
+    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    peer.write_all(&[7; BYTES]).unwrap();
+    far.read_exact(&mut [0; BYTES]).unwrap();
+    assert_eq!(turned.redirected(), BYTES as u64);
+}
+
+/// TCP may drop a segment that the gate has opened for, and with a closed window none follows.
+#[test]
+fn what_waits_is_kicked_when_the_segment_behind_it_was_dropped() {
+    if missing() {
+        return;
+    }
+    let (peer, source) = connection();
+    let (target, mut far) = connection();
+    let mut turned = Turned::new(source, target);
+    turned.ask_behind_bytes(&peer);
+    // As the gate does.
+    assert_eq!(turned.entry().asked.swap(0, Ordering::SeqCst), 1);
+    let source = turned.ends[0].as_fd();
+    let inserted = turned
+        .shared
+        .sources
+        .insert_socket(&turned.lane.cookie, source);
+    inserted.unwrap();
+    assert_eq!((turned.redirected(), turned.waiting()), (0, BYTES as u32));
+    let step = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    let mut received = [0; BYTES];
+    far.read_exact(&mut received).unwrap();
+    assert_eq!((turned.redirected(), received), (BYTES as u64, [7; BYTES]));
+}
+
+/// A probe of a closed window is no reason to open: TCP does not take it, and nothing would bring
+/// about the verdict of what waits.
+#[test]
+fn what_does_not_fit_the_window_does_not_open() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("probe").unwrap();
+    let ((peer, source), (target, _far)) =
+        namespace.enter(|| (connection(), connection())).unwrap();
+    let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let mut turned = Turned::new(source, target);
+    turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.lane.state(), State::Open);
+    let seen = turned.lane.source(&turned.shared).unwrap();
+    // Across the end of the window, with which a connection begins: at most 64 KiB.
+    let first = seen.rcv_nxt.wrapping_add(60_000);
+    let noted = || turned.entry().let_in.load(Ordering::Acquire) as u32;
+    namespace
+        .enter(|| forge(from, to, first, seen.write_seq, &[7; 10_000]))
+        .unwrap();
+    until("it is noted", || noted() == first.wrapping_add(10_000));
+    assert_eq!(turned.entry().asked.load(Ordering::SeqCst), 1);
+}
+
+/// The gate says why the kernel did not take the source, and the direction goes on as before.
+#[test]
+fn a_source_that_the_kernel_does_not_take_goes_by_hand() {
+    if missing() {
+        return;
+    }
+    let (mut peer, source) = connection();
+    let (target, _far) = connection();
+    let mut turned = Turned::new(source, target);
+    turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.lane.state(), State::Open);
+    // No longer open both ways: `sock_map_sk_state_allowed`.
+    shutdown(&turned.ends[0], Half::Write).unwrap();
+    peer.write_all(&[7; BYTES]).unwrap();
+    until("it came", || turned.waiting() == BYTES as u32);
+    let step = turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.lane.state(), State::Left);
+    assert!(step.again && turned.directions[0].can_move());
+    assert_eq!(turned.lane.index(), None);
+    assert_eq!(turned.lane.why_left(), Some(refusal(Errno::OPNOTSUPP)));
+    let detached = socket_option::detach_filter(&turned.ends[0]);
+    assert_eq!(detached, Err(Errno::NOENT));
 }

@@ -1,0 +1,91 @@
+//! That a loop reads and writes nothing for pairs whose segments the kernel translates: then every
+//! byte that arrives, and every byte of the outcome, has gone past the relay.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use splice::Splicer;
+
+use crate::support::system_calls::SystemCalls;
+
+/// What can carry bytes of a socket. A loop calls read(2) for what wakes it.
+const CARRYING: [&str; 8] = [
+    "recvfrom",
+    "recvmsg",
+    "readv",
+    "sendto",
+    "sendmsg",
+    "writev",
+    "splice",
+    "io_submit",
+];
+
+pub(crate) struct Witness(Mutex<Watched>);
+
+struct Watched {
+    calls: SystemCalls,
+    /// How often each had been made when the kernel had all of the loop's pairs; `None` while it has
+    /// not.
+    begun: Option<Vec<u64>>,
+}
+
+impl Watched {
+    fn carried(&mut self) -> Vec<u64> {
+        let calls = &mut self.calls;
+        CARRYING.map(|name| calls.begun(name)).into()
+    }
+}
+
+impl Witness {
+    /// Of a splicer that begins now, with one loop, in a network namespace that only this test has.
+    pub(crate) fn of_new_splicer() -> (Splicer, Self) {
+        let others = loops_here();
+        let splicer = Splicer::new(1).expect("an event loop");
+        let mut new = &loops_here() - &others;
+        let watched = Watched {
+            calls: SystemCalls::of_thread(new.pop_first().expect("its thread")),
+            begun: None,
+        };
+        assert!(new.is_empty(), "{new:?}");
+        (splicer, Self(Mutex::new(watched)))
+    }
+
+    /// The kernel has all pairs.
+    pub(crate) fn begin(&self) {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.begun = Some(watched.carried());
+    }
+
+    /// Another pair comes, for which the loop may call what it likes.
+    pub(crate) fn end(&self) {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(begun) = watched.begun.take() {
+            assert_eq!(watched.carried(), begun, "{CARRYING:?}");
+        }
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+/// The threads of this process that turn a splicer's first loop in this thread's network namespace.
+fn loops_here() -> BTreeSet<i32> {
+    let namespace = |task: &Path| Some(fs::metadata(task.join("ns/net")).ok()?.ino());
+    let here = namespace(Path::new("/proc/thread-self"));
+    let tasks = fs::read_dir("/proc/self/task").expect("threads");
+    let tasks = tasks.map(|task| task.expect("a thread").path());
+    tasks
+        .filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "splice-0\n"))
+        .filter(|task| namespace(task) == here)
+        .filter_map(|task| task.file_name()?.to_str()?.parse().ok())
+        .collect()
+}
