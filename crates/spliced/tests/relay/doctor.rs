@@ -266,6 +266,7 @@ fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
     if !available(Need::Root) {
         return;
     }
+    const CHANCES: u32 = 20;
     let server = Server::new().answering();
     let mut command = Process::command("setpriv");
     command
@@ -276,20 +277,24 @@ fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
     let refusal = relay.wait_told("engine sockmap cannot be used");
     let missing = "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON";
     assert!(refusal.contains(missing), "{refusal}");
-    ask(&Peer::connect(&relay.address), 0, 10, 10);
-    let end = relay.wait_told("connection 1 ended");
-    assert!(
-        end.contains("engine copy: no direction moved bulk"),
-        "{end}"
-    );
+    // A connection that lived for 50 ms, on a machine at work, would be one for `segment`.
+    let young = (1..).find(|number| {
+        ask(&Peer::connect(&relay.address), 0, 10, 10);
+        let end = relay.wait_told(&format!("connection {number} ended"));
+        assert!(
+            end.contains("engine copy: no direction moved bulk") || end.contains(missing),
+            "{end}"
+        );
+        !end.contains(missing) || *number > CHANCES
+    });
+    assert!(young <= Some(CHANCES), "none of {CHANCES} was young");
     relay.terminate();
 }
 
 #[test]
 fn few_descriptors_are_blamed_on_their_limit() {
-    // Three and a listener are all that such a process can have beside its standard ones; then
-    // enough for a pair, but for no pipe.
-    for (most, copy) in [(8, "no"), (10, "yes")] {
+    // Enough for the loop and a listener, but for no connection; then for a pair, but for no pipe.
+    for (most, copy) in [(10, "no"), (12, "yes")] {
         let limit = format!("--nofile={most}:{most}");
         let report = report(&mut doctor_by("prlimit", &[&limit]));
         assert_eq!(verdict(&report, "copy"), copy, "{report}");

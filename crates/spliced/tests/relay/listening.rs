@@ -8,7 +8,7 @@ use netlab::{Namespace, Need, Scratch, available};
 
 use crate::patience::until;
 use crate::peer::{Peer, exchange};
-use crate::relay::{BINARY, Relay, command};
+use crate::relay::{BINARY, IDLE_WATCHED, Relay, command};
 use crate::server::{Server, ask, free_port};
 use crate::usage::complaint;
 
@@ -219,7 +219,7 @@ fn a_restart_gets_its_port_back_at_once() {
     let relay = Relay::between(&address, &server.address, &[]);
     ask(&Peer::connect(&relay.address), 4, 10, 10);
     until("it has closed", || {
-        relay.watched().iter().all(|count| *count <= 2)
+        relay.watched().iter().all(|count| *count <= IDLE_WATCHED)
     });
     assert_eq!(server.finish(), [0, 1, 2, 3, 4]);
 }

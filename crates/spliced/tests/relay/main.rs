@@ -4,10 +4,17 @@
 //! the part of the promise that it is about.
 
 mod patience;
+#[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
 mod peer;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../splice/tests/support/random.rs"]
+mod random;
 mod relay;
 mod server;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../splice/tests/support/system_calls.rs"]
+mod system_calls;
 
 mod access_log;
 mod doctor;

@@ -16,7 +16,7 @@ use crate::log::Log;
 use crate::patience::{PATIENCE, until, until_at_rest};
 use crate::payload::Payload;
 use crate::peer::{End, Peer, exchange};
-use crate::relay::{Relay, command};
+use crate::relay::{IDLE_WATCHED, Relay, command};
 use crate::server::{Server, ask, call};
 
 const SOME_BYTES: u64 = 50_000;
@@ -133,20 +133,24 @@ fn connections_are_spread_over_the_threads() {
     let relay = Relay::to(&server.address, &["--threads", "4"]);
     let names = relay.of_threads("comm", |name| name.trim().to_owned());
     assert_eq!(names.iter().filter(|name| *name == "loop").count(), THREADS);
-    // A mailbox and a listener each.
-    assert_eq!(relay.watched(), [2; THREADS]);
+    assert_eq!(relay.watched(), [IDLE_WATCHED; THREADS]);
     let pairs: Vec<_> = (0..CLIENTS)
         .map(|_| (Peer::connect(&relay.address), server.accept()))
         .collect();
     relay.connected_sockets(2 * CLIENTS);
     until("all are watched", || {
-        relay.watched().iter().sum::<usize>() == THREADS * 2 + CLIENTS * 2
+        relay.watched().iter().sum::<usize>() == THREADS * IDLE_WATCHED + CLIENTS * 2
     });
     let watched = relay.watched();
     assert_eq!(watched.len(), THREADS);
-    assert!(watched.iter().all(|count| *count > 2), "{watched:?}");
+    assert!(
+        watched.iter().all(|count| *count > IDLE_WATCHED),
+        "{watched:?}"
+    );
     drop(pairs);
-    until("none is left", || relay.watched() == [2; THREADS]);
+    until("none is left", || {
+        relay.watched() == [IDLE_WATCHED; THREADS]
+    });
 }
 
 #[test]

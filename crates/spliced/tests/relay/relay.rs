@@ -19,6 +19,9 @@ use crate::patience::{PATIENCE, until, until_found};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spliced");
 
+/// What the epoll instance of a thread without connections watches: a mailbox, a timer, a listener.
+pub(crate) const IDLE_WATCHED: usize = 3;
+
 /// `/proc/PID/stat` counts in hundredths of a second for every program (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
@@ -229,6 +232,12 @@ impl Relay {
         }
     }
 
+    /// The numbers of its threads.
+    pub(crate) fn threads(&self) -> Vec<i32> {
+        let tasks = self.entries("task");
+        tasks.iter().filter_map(|id| id.parse().ok()).collect()
+    }
+
     /// What the kernel tells of each of its descriptors.
     pub(crate) fn descriptor_infos(&self) -> Vec<String> {
         self.entries("fdinfo")
@@ -240,7 +249,7 @@ impl Relay {
             .collect()
     }
 
-    /// How many descriptors each of its epoll instances watches.
+    /// How many descriptors each of its epoll instances watches, [`IDLE_WATCHED`] without connections.
     pub(crate) fn watched(&self) -> Vec<usize> {
         self.descriptor_infos()
             .iter()

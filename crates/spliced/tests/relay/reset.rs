@@ -8,8 +8,9 @@ use netlab::Scratch;
 
 use crate::log::Log;
 use crate::patience::until;
-use crate::payload::{Payload, Random};
+use crate::payload::Payload;
 use crate::peer::{End, Peer, exchange};
+use crate::random::Random;
 use crate::relay::Relay;
 use crate::server::Server;
 
@@ -197,7 +198,7 @@ fn resets_at_any_moment_lose_nothing_of_the_others() {
         let server = Server::new();
         let relay = Relay::to(&server.address, &["--engine", engine, "--threads", "2"]);
         let before = relay.descriptors();
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let served = AtomicU64::new(0);
         for first in (0..CLIENTS).step_by(AT_ONCE as usize) {
             let healthy = (first + AT_ONCE) / 4;

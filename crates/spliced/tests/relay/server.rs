@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use netlab::Namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, getsockname, listen,
@@ -40,6 +41,10 @@ impl Server {
     /// Listens on an address as `spliced` writes it.
     pub(crate) fn on(address: &str) -> Self {
         Self::with_backlog(address, BACKLOG)
+    }
+
+    pub(crate) fn in_namespace(namespace: &Namespace, address: &str) -> Self {
+        namespace.enter(|| Self::on(address)).expect("entered")
     }
 
     pub(crate) fn with_backlog(address: &str, backlog: i32) -> Self {

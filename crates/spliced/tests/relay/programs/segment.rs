@@ -1,5 +1,5 @@
 //! The same, between network namespaces, with `--engine segment`: the program in the kernel carries
-//! their bytes.
+//! their bytes, and the relay makes no call for them.
 
 use std::net::IpAddr;
 
@@ -11,6 +11,10 @@ use super::postgresql::{Cluster, bench, transact};
 use super::ssh::Sshd;
 use super::{Host, installed};
 use crate::segment::hop::Hop;
+use crate::segment::witness::Witness;
+
+/// What takes iperf3 long enough for its connections to be seen to be spliced.
+const BYTES: u64 = 1 << 30;
 
 fn client(lab: &Lab) -> Host<'_> {
     Host {
@@ -42,9 +46,11 @@ fn iperf3_is_translated_in_both_directions() {
     let (_server, target) = serve(&iperf3, &server(&lab));
     let hop = hop(&lab, &target);
     for direction in [&[][..], &["--reverse"]] {
-        measure(&iperf3, &client(&lab), hop.address(), direction);
+        // One to talk and one to measure.
+        Witness::of_program(&hop, 2, || {
+            measure(&iperf3, &client(&lab), hop.address(), BYTES, direction);
+        });
     }
-    // To talk and to measure, each way.
     hop.expect_translated(4);
 }
 
@@ -62,7 +68,9 @@ fn http_that_is_kept_alive_is_translated() {
         return;
     };
     let hop = hop(&lab, &nginx.tcp);
-    load(&wrk, &client(&lab), hop.address(), CONNECTIONS);
+    Witness::of_program(&hop, CONNECTIONS, || {
+        load(&wrk, &client(&lab), hop.address(), CONNECTIONS);
+    });
     // With the first, wrk only looks whether somebody listens.
     hop.expect_translated(1 + CONNECTIONS);
 }
@@ -84,7 +92,9 @@ fn pgbench_is_translated() {
     let client = client(&lab);
     let initialize = ["--initialize", "--scale", "1", "--quiet"];
     bench(&pgbench, &client, hop.address(), &initialize);
-    transact(&pgbench, &client, hop.address(), [CLIENTS as u64, 300], &[]);
+    Witness::of_program(&hop, CLIENTS, || {
+        transact(&pgbench, &client, hop.address(), [CLIENTS as u64, 300], &[]);
+    });
     // Before it begins, pgbench asks how large the tables are.
     hop.expect_translated(1 + 1 + CLIENTS);
     // With a connection for each transaction.
@@ -104,6 +114,8 @@ fn a_copy_by_ssh_is_translated() {
         return;
     };
     let hop = hop(&lab, &sshd.address);
-    sshd.copy(&scp, &client(&lab), hop.address());
+    sshd.copy(&scp, &client(&lab), hop.address(), |copy| {
+        Witness::of_program(&hop, 1, copy);
+    });
     hop.expect_translated(2);
 }

@@ -70,8 +70,15 @@ impl Sshd {
         })
     }
 
-    /// Copies a file there and back over the connection to `address`, and compares it.
-    pub(super) fn copy(&self, scp: &Path, host: &Host<'_>, address: &str) {
+    /// Copies a file there and back over connections to `address`, each `over` one of its own, and
+    /// compares it.
+    pub(super) fn copy(
+        &self,
+        scp: &Path,
+        host: &Host<'_>,
+        address: &str,
+        over: impl Fn(&(dyn Fn() + Sync)),
+    ) {
         let (ip, port) = address.rsplit_once(':').expect("a port");
         let file = |name: &str| self.directory.join(name).display().to_string();
         let remote = |name: &str| format!("root@{ip}:{}", file(name));
@@ -81,12 +88,14 @@ impl Sshd {
             (file("first"), remote("second")),
             (remote("second"), file("third")),
         ] {
-            let mut copy = host.command(scp);
-            copy.args(["-q", "-F", "none", "-P", port, "-i", &file("user")])
-                .args(["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"])
-                .args(["-o", "UserKnownHostsFile=/dev/null"])
-                .args([from, to]);
-            run(&mut copy);
+            over(&|| {
+                let mut copy = host.command(scp);
+                copy.args(["-q", "-F", "none", "-P", port, "-i", &file("user")])
+                    .args(["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"])
+                    .args(["-o", "UserKnownHostsFile=/dev/null"])
+                    .args([&from, &to]);
+                run(&mut copy);
+            });
         }
         assert!(fs::read(file("third")).expect("a file") == whole);
         for name in ["second", "third"] {

@@ -1,6 +1,7 @@
 //! A running `spliced relay --engine segment` in a network namespace, and the proof that the kernel
 //! did the work.
 
+use std::ops::RangeInclusive;
 use std::thread;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
@@ -15,6 +16,10 @@ use crate::server::Server;
 
 /// What of all payload must have been translated: the rest came before the change-over was through.
 const LEAST_TRANSLATED_IN_100: u64 = 99;
+
+/// `enum segment_state`, with which `struct segment_flow` begins.
+const SPLICED: u32 = 3;
+const ALIVE: RangeInclusive<u32> = 1..=SPLICED;
 
 /// `struct segment_flow` and, in its two sides, `payload_bytes`, in bytes: bpf/segment.h.
 const FLOW_BYTES: usize = 320;
@@ -104,12 +109,20 @@ impl Hop {
         passed
     }
 
+    /// It has so many connections, and all of them are spliced.
+    pub(crate) fn are_spliced(&self, connections: usize) -> bool {
+        let flows = self.flows();
+        let states = flows.iter().filter_map(|flow| flow.first_chunk());
+        let states = states.map(|state| u32::from_ne_bytes(*state));
+        let alive: Vec<_> = states.filter(|state| ALIVE.contains(state)).collect();
+        alive == vec![SPLICED; connections]
+    }
+
     /// What its program has counted. A slot keeps its counts until it is used again, which is after
     /// all others.
     pub(crate) fn translated_bytes(&self) -> u64 {
-        let map = self.flows();
-        (0..map.max_entries())
-            .filter_map(|slot| map.lookup(&slot.to_ne_bytes(), MapFlags::ANY).ok()?)
+        self.flows()
+            .into_iter()
             .flat_map(|flow| {
                 PAYLOAD_BYTES_AT.map(|at| {
                     let bytes = flow[at..at + 8].try_into().expect("eight bytes");
@@ -119,9 +132,16 @@ impl Hop {
             .sum()
     }
 
+    fn flows(&self) -> Vec<Vec<u8>> {
+        let map = self.table();
+        (0..map.max_entries())
+            .filter_map(|slot| map.lookup(&slot.to_ne_bytes(), MapFlags::ANY).ok()?)
+            .collect()
+    }
+
     /// Its table of flows: of the maps of its programs, which the kernel tells with the process's
     /// descriptors, the one with values of that size.
-    fn flows(&self) -> MapHandle {
+    fn table(&self) -> MapHandle {
         let infos = self.relay.descriptor_infos();
         let ids: Vec<u32> = infos
             .iter()

@@ -3,6 +3,7 @@
 pub(crate) mod hop;
 mod row;
 mod size;
+pub(crate) mod witness;
 
 use netlab::Namespace;
 
@@ -10,9 +11,11 @@ use crate::patience::until;
 use crate::peer::{Peer, exchange};
 use crate::server::Server;
 use hop::Hop;
+use witness::Witness;
 
 /// Moves as many bytes each way at once over a connection, three times, after a short one with which
-/// the program comes to stand on the devices. The server is the last hop's target.
+/// the program comes to stand on the devices; the hops read and write none of them. The server is the
+/// last hop's target.
 fn carry(client: &Namespace, hops: &[&Hop], server: &Server, bytes: u64) {
     let before: Vec<_> = hops.iter().map(|hop| hop.connections()).collect();
     for (number, bytes) in (0..).zip([1000, bytes, bytes, bytes]) {
@@ -28,7 +31,9 @@ fn carry(client: &Namespace, hops: &[&Hop], server: &Server, bytes: u64) {
                 hop.translated_bytes() > before
             });
         }
+        let witnesses: Vec<_> = hops.iter().map(|hop| Witness::of(hop, 1)).collect();
         exchange(&near, &far, number, bytes, bytes);
+        witnesses.into_iter().for_each(Witness::end);
     }
     for (hop, before) in hops.iter().zip(before) {
         hop.expect_translated(before + 4);

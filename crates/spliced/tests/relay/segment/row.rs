@@ -18,8 +18,7 @@ fn carry_over_two(
     server_ip: &str,
 ) {
     for second_stands_first in [false, true] {
-        let server = far.enter(|| Server::on(&format!("{server_ip}:0")));
-        let server = server.expect("entered");
+        let server = Server::in_namespace(far, &format!("{server_ip}:0"));
         let second = Hop::in_namespace(host, "127.0.0.1:0", &server.address);
         let first = Hop::in_namespace(host, &format!("{ip}:0"), second.address());
         if second_stands_first {

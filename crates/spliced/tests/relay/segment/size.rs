@@ -28,8 +28,7 @@ fn a_server_on_this_host_is_spliced_with_a_client_elsewhere() {
         (Lab::RELAY_V4.to_string(), Lab::RELAY_FAR_V4.to_string()),
         (format!("[{}]", Lab::RELAY_V6), "[::1]".into()),
     ] {
-        let server = lab.relay().enter(|| Server::on(&format!("{own}:0")));
-        let server = server.expect("entered");
+        let server = Server::in_namespace(lab.relay(), &format!("{own}:0"));
         let hop = Hop::in_namespace(lab.relay(), &format!("{listen}:0"), &server.address);
         carry(lab.client(), &[&hop], &server, BYTES);
     }
@@ -42,10 +41,7 @@ fn a_client_on_this_host_is_spliced_with_a_server_elsewhere() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let server = lab
-        .server()
-        .enter(|| Server::on(&format!("{}:0", Lab::SERVER_V4)));
-    let server = server.expect("entered");
+    let server = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
     let hop = Hop::in_namespace(lab.relay(), "127.0.0.1:0", &server.address);
     carry(lab.relay(), &[&hop], &server, BYTES);
 }
@@ -56,10 +52,7 @@ fn jumbo_frames_on_one_side_are_spliced_with_usual_ones_on_the_other() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let server = lab
-        .server()
-        .enter(|| Server::on(&format!("{}:0", Lab::SERVER_V4)));
-    let server = server.expect("entered");
+    let server = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
     for (client_mtu, server_mtu) in [(9000, 1500), (1500, 9000)] {
         for (namespace, device, mtu) in [
             (lab.client(), Lab::TO_RELAY, client_mtu),
