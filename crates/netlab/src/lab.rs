@@ -173,26 +173,12 @@ impl Lab {
             (&self.server, Self::RELAY_FAR_V4, Self::RELAY_FAR_V6),
         ] {
             let name = namespace.name();
-            ip(&[
-                "-n",
-                name,
-                "route",
-                "add",
-                "default",
-                "via",
-                &v4.to_string(),
-            ])?;
+            let route = |family, via: &str| {
+                ip(&[family, "-n", name, "route", "add", "default", "via", via])
+            };
+            route("-4", &v4.to_string())?;
             if self.has_ipv6 {
-                ip(&[
-                    "-6",
-                    "-n",
-                    name,
-                    "route",
-                    "add",
-                    "default",
-                    "via",
-                    &v6.to_string(),
-                ])?;
+                route("-6", &v6.to_string())?;
             }
         }
         if self.has_ipv6 {

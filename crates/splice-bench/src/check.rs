@@ -24,7 +24,7 @@ use crate::table::Table;
 use crate::usage::{self, Usage};
 use crate::workload::ping_pong::Extent;
 use crate::workload::transfer::Ways;
-use crate::workload::{ping_pong, short_connections, transfer};
+use crate::workload::{Window, ping_pong, short_connections, transfer};
 
 /// How long one measurement counts.
 const WINDOW: Duration = Duration::from_millis(200);
@@ -188,7 +188,12 @@ pub(crate) fn run(arguments: &cli::Check) -> Result<ExitCode> {
 fn check_all(site: &Site) -> Result<Vec<Checked>> {
     let direct = Site::server();
     let one_way_at = |address, quantile| {
-        let latencies = ping_pong::play(site, address, MESSAGE_BYTES, Extent::For(WINDOW))?;
+        let latencies = ping_pong::play(
+            site,
+            address,
+            MESSAGE_BYTES,
+            Extent::For(Window::of(WINDOW)),
+        )?;
         anyhow::Ok(latencies.microseconds(quantile) / 2.0)
     };
     let one_way = |address| one_way_at(address, 0.5);

@@ -154,6 +154,12 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: u32,
 
+    /// How long messages and requests go on before they count: with 0 it is seen what a young
+    /// connection pays for, as auto's way into the kernel
+    /// [default: 100, and 0.2 for each connection]
+    #[arg(long, value_name = "MS")]
+    pub(crate) warm_up: Option<u64>,
+
     /// Leave results.json, histograms and the pages made from them in this directory
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) output: Option<PathBuf>,

@@ -76,6 +76,7 @@ impl Plan {
         }
         let extents = Extents {
             // Ten and more of the scheduler's slices, and thousands of messages.
+            warm_up: arguments.warm_up.map(Duration::from_millis),
             window: Duration::from_millis(if quick { 40 } else { 200 }),
             idle_pairs: if quick { 500 } else { 3_000 },
             // The kernel's memory is that of the whole machine: what else it did in one of three
@@ -320,7 +321,10 @@ fn told(
             },
             spinner: true,
             rounds: plan.rounds,
-            warm_up: "a tenth of each window; for bulk, until 16 MiB have arrived".into(),
+            warm_up: match plan.extents.warm_up {
+                Some(time) => format!("{} ms of the same load", time.as_millis()),
+                None => "100 ms of the same load, and 0.2 ms for each connection".into(),
+            } + "; for bulk, until 16 MiB have arrived",
             confidence: CONFIDENCE,
             resamples: DRAWS,
         },

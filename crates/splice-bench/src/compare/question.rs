@@ -12,7 +12,7 @@ use crate::workload::ping_pong::Extent;
 use crate::workload::request_response::{Load, REQUEST_BYTES, RESPONSE_BYTES};
 use crate::workload::transfer::Ways;
 use crate::workload::{
-    idle, ping_pong, request_response, short_connections, slow_reader, transfer,
+    Window, idle, ping_pong, request_response, short_connections, slow_reader, transfer,
 };
 
 /// Connections of the open load: enough that one which waits does not hold up the others.
@@ -20,6 +20,11 @@ const OPEN_CONNECTIONS: u32 = 100;
 
 /// An open load leaves the CPU time to sleep, and is asked for so many windows to be as often seen.
 const OPEN_WINDOWS: u32 = 4;
+
+/// Who moves a pair elsewhere in mid-stream has done so by then: `auto` begins with a pair that has
+/// lived for 50 ms (`Options::segment_after`), and goes on with another each 100 µs. Twice as long.
+const SETTLING: Duration = Duration::from_millis(100);
+const SETTLING_PER_CONNECTION: Duration = Duration::from_micros(200);
 
 /// For each of many connections, so that every one is answered several times: an answer takes some
 /// 10 to 50 µs of CPU time, all ends and the relay together.
@@ -30,6 +35,8 @@ const WINDOW_PER_CONNECTION: Duration = Duration::from_micros(200);
 pub(crate) struct Extents {
     /// How long one measurement counts.
     pub(crate) window: Duration,
+    /// What goes first; by itself, until everybody has settled.
+    pub(crate) warm_up: Option<Duration>,
     pub(crate) idle_pairs: u32,
     pub(crate) idle_times: u32,
     pub(crate) slow_reader: Duration,
@@ -261,13 +268,18 @@ impl Question {
     }
 
     /// For how long it is asked.
-    fn window(self, extents: &Extents) -> Duration {
-        match self {
+    fn window(self, extents: &Extents) -> Window {
+        let length = match self {
             Self::RequestResponse { connections } => {
                 extents.window.max(WINDOW_PER_CONNECTION * connections)
             }
             Self::OpenLoad => extents.window * OPEN_WINDOWS,
             _ => extents.window,
+        };
+        let settling = SETTLING + SETTLING_PER_CONNECTION * self.connections(extents);
+        Window {
+            warm_up: extents.warm_up.unwrap_or(settling),
+            length,
         }
     }
 
@@ -285,7 +297,7 @@ impl Question {
                 answer.latencies = Some(round_trips);
             }
             Self::Bulk(ways) => {
-                let flow = transfer::flow(site, address, ways, window)?;
+                let flow = transfer::flow(site, address, ways, window.length)?;
                 answer.values = vec![
                     Some(flow.gigabits_per_second()),
                     Some(flow.cpu_seconds_per_gigabyte()),
@@ -313,7 +325,7 @@ impl Question {
                 answer.latencies = Some(latencies);
             }
             Self::ShortConnections { in_flight } => {
-                let rate = short_connections::rate(site, address, in_flight, window)?;
+                let rate = short_connections::rate(site, address, in_flight, window.length)?;
                 answer.values = vec![Some(rate)];
             }
             Self::Idle => {
@@ -338,7 +350,7 @@ impl Question {
 
     /// The workload of the results, still without figures.
     pub(crate) fn workload(self, extents: &Extents) -> Workload {
-        let window = format!("{} ms", self.window(extents).as_millis());
+        let window = format!("{} ms", self.window(extents).length.as_millis());
         let (parameter, value, title, description) = match self {
             Self::PingPong { bytes } => (
                 "message",

@@ -15,7 +15,7 @@ use crate::results::{self, Kind};
 use crate::site::{Connection, PATIENCE, Site};
 use crate::statistics::Sample;
 use crate::usage::require_root;
-use crate::workload::ping_pong;
+use crate::workload::{Window, ping_pong};
 
 const PROGRAM: &[u8] = include_bytes!("../../bpf/prebuilt/bypass.bpf.o");
 
@@ -129,7 +129,7 @@ fn one_round(
     let round_trips = ping_pong::play_on(
         connection,
         MESSAGE_BYTES,
-        ping_pong::Extent::For(extent.window()),
+        ping_pong::Extent::For(Window::of(extent.window())),
     )?;
     if let Some(program) = program {
         let (went, messages) = (

@@ -12,7 +12,7 @@ use crate::cpus::Placement;
 use crate::entrant::Entrant;
 use crate::site::Site;
 use crate::usage::{program, require_root};
-use crate::workload::ping_pong;
+use crate::workload::{Window, ping_pong};
 
 /// What the ratios are to: a proxy that reads and writes, as in the talk.
 const REFERENCE: &str = "spliced copy";
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
                 }
                 // Whoever goes first may find the machine different: everybody does, in turn.
                 let index = (round + position) % count;
-                let duration = ping_pong::Extent::For(extent.window());
+                let duration = ping_pong::Extent::For(Window::of(extent.window()));
                 let address = entrants[index].address();
                 let path = &mut paths.all[index];
                 let outcome = ping_pong::play(&site, address, MESSAGE_BYTES, duration)

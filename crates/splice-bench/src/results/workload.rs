@@ -88,7 +88,8 @@ impl Measured {
     ) -> Option<Self> {
         let ratio = reference.and_then(|reference| {
             let ratios = sample.ratio_to(reference);
-            let interval = ratios.interval();
+            // The reference may be zero in a few rounds only.
+            let interval = ratios.interval().filter(Interval::is_finite);
             Some(Ratio {
                 median: ratios.median().filter(|ratio| ratio.is_finite())?,
                 interval,
@@ -113,11 +114,18 @@ pub(crate) struct Interval {
     pub(crate) high: f64,
 }
 
+impl Interval {
+    fn is_finite(&self) -> bool {
+        self.low.is_finite() && self.high.is_finite()
+    }
+}
+
 /// Own value over the reference's, taken within each round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ratio {
     pub(crate) median: f64,
+    /// `None` when there are too few rounds for one, or the reference was zero in some.
     pub(crate) interval: Option<Interval>,
     pub(crate) verdict: Verdict,
 }
@@ -259,7 +267,18 @@ impl fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use super::{Better, Interval, Verdict};
+    use super::{Better, Interval, Measured, Verdict};
+    use crate::statistics::Sample;
+
+    #[test]
+    fn a_reference_that_is_zero_in_some_rounds_makes_no_interval() {
+        let reference = Sample::from_iter([0.0, 2.0, 0.0, 2.0, 2.0]);
+        let own = Sample::from_iter([1.0; 5]);
+        let measured = Measured::of("own".into(), &own, Some(&reference), Better::Higher);
+        let ratio = measured.and_then(|measured| measured.ratio).unwrap();
+        assert_eq!((ratio.median, ratio.interval), (0.5, None));
+        assert_eq!(ratio.verdict, Verdict::NoDifference);
+    }
 
     #[test]
     fn no_difference_is_called_that_the_interval_does_not_support() {

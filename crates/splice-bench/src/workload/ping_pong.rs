@@ -10,16 +10,15 @@ use crate::server::{Server, Service};
 use crate::site::{Connection, Site};
 use crate::statistics::Latencies;
 
-/// Part of the round trips that goes first and does not count.
-const WARM_UP_PART: u32 = 10;
+use super::{WARM_UP_PART, Window};
 
 /// How long it goes on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
-    /// So many round trips that count.
+    /// So many round trips that count, behind a tenth of them that does not.
     Times(u32),
-    /// Round trips that count for so long.
-    For(Duration),
+    /// As many as come.
+    For(Window),
 }
 
 /// Plays on a new connection to `address`.
@@ -60,13 +59,13 @@ pub(crate) fn play_on(connection: Connection, bytes: usize, extent: Extent) -> R
                 latencies.record(round_trip()?);
             }
         }
-        Extent::For(duration) => {
+        Extent::For(window) => {
             let begin = Instant::now();
-            while begin.elapsed() < duration / WARM_UP_PART {
+            while begin.elapsed() < window.warm_up {
                 round_trip()?;
             }
             let begin = Instant::now();
-            while begin.elapsed() < duration {
+            while begin.elapsed() < window.length {
                 latencies.record(round_trip()?);
             }
         }

@@ -25,13 +25,12 @@ use crate::server::{Server, Service};
 use crate::site::{PATIENCE, Site};
 use crate::statistics::Latencies;
 
+use super::Window;
+
 /// A request of a small RPC.
 pub(crate) const REQUEST_BYTES: usize = 128;
 /// Its answer; fits one segment of a veth's 1500 bytes.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
-
-/// Part of the window that goes first and does not count.
-const WARM_UP_PART: u32 = 10;
 
 /// An open load that is too much is given up after so many windows; what is unanswered then, counts
 /// with the time that it has waited.
@@ -60,13 +59,13 @@ pub(crate) struct Answered {
     pub(crate) latencies: Latencies,
 }
 
-/// Asks on `connections` connections for `window`.
+/// Asks on `connections` connections for a `window`.
 pub(crate) fn play(
     site: &Site,
     address: SocketAddr,
     connections: u32,
     load: Load,
-    window: Duration,
+    window: Window,
 ) -> Result<Answered> {
     let listener = site.listener().as_fd().try_clone_to_owned()?;
     let server = Server::start(Service::Answer, 0, listener)?;
@@ -160,21 +159,21 @@ impl Client<'_> {
     }
 }
 
-fn ask(streams: &[TcpStream], load: Load, window: Duration) -> Result<Answered> {
+fn ask(streams: &[TcpStream], load: Load, window: Window) -> Result<Answered> {
     let begin = Instant::now();
     let client = Client {
         streams,
         waiting: vec![(begin, 0); streams.len()],
         latencies: Latencies::new(),
         load,
-        counts_from: begin + window / WARM_UP_PART,
+        counts_from: begin + window.warm_up,
     };
     let answered = match load {
-        Load::Closed => ask_again_and_again(client, window),
-        Load::Open { per_second } => ask_when_due(client, per_second, window),
+        Load::Closed => ask_again_and_again(client, window.length),
+        Load::Open { per_second } => ask_when_due(client, per_second, window.length),
     }?;
     let any = !answered.latencies.histogram().is_empty();
-    ensure!(any, "nothing was answered within {window:?}");
+    ensure!(any, "nothing was answered within {:?}", window.length);
     Ok(answered)
 }
 
@@ -276,6 +275,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
+    use super::super::Window;
     use super::{Load, REQUEST_BYTES, RESPONSE_BYTES, ask};
     use crate::statistics::Latencies;
 
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn an_open_load_counts_what_a_stall_did_to_all_that_fell_due() {
         let load = Load::Open { per_second: 1_000 };
-        let open = ask(&[stalling()], load, WINDOW).expect("all is answered");
+        let open = ask(&[stalling()], load, Window::of(WINDOW)).expect("all is answered");
         // Of 800 ms, requests of 100 waited for more than 100.
         let part = slow_part(&open.latencies);
         assert!((0.1..0.5).contains(&part), "{part}");
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_closed_load_sees_a_stall_once() {
-        let closed = ask(&[stalling()], Load::Closed, WINDOW).expect("all is answered");
+        let closed = ask(&[stalling()], Load::Closed, Window::of(WINDOW)).expect("all is answered");
         let part = slow_part(&closed.latencies);
         assert!(part > 0.0 && part < 0.05, "{part}");
     }
