@@ -3,7 +3,7 @@
 
 use maud::html;
 
-use super::chart::{Chart, WIDTH, anchor, fitted, legend, round};
+use super::chart::{Chart, WIDTH, anchor, fitted, legend, round, span};
 use super::scale::{Scale, tick_words};
 use crate::results::{Candlestick, Candlesticks, Results, Spread, Workload};
 
@@ -91,7 +91,9 @@ fn one(
             .fold(0.0, f64::max),
     );
     let values = sticks().map(|(_, spread)| spread.min).chain([largest]);
-    let scale = Scale::over(values, multiple.size, (1.0, WIDTH - VALUES));
+    let label = |tick: f64| tick_words(tick / multiple.size);
+    let scale = Scale::over(values, multiple.size, (1.0, WIDTH - VALUES))
+        .spaced(multiple.size, |tick, x| span(x, &label(tick)));
 
     let mut tops = Vec::new();
     let mut bottom = 0.0;
@@ -113,7 +115,7 @@ fn one(
             @let x = round(scale.at(tick));
             line class="grid" x1=(x) x2=(x) y1="0" y2=(round(bottom)) {}
             text class="muted" x=(x) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
-                (tick_words(tick / multiple.size))
+                (label(tick))
             }
         }
         @for (group, top) in groups.iter().zip(&tops) {

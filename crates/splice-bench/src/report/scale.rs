@@ -91,6 +91,32 @@ impl Scale {
         }
     }
 
+    /// Leaves out marks until the words of no two meet: of a logarithmic axis first all but `unit`
+    /// times the powers of ten, then every other one. `span` tells from where to where the words of a
+    /// mark go.
+    pub(crate) fn spaced(mut self, unit: f64, span: impl Fn(f64, f64) -> (f64, f64)) -> Self {
+        // Between words, as wide as a letter.
+        const GAP: f64 = 7.0;
+        let meet = |scale: &Self| {
+            let words = |tick: f64| span(tick, scale.at(tick));
+            let mut pairs = scale.ticks.windows(2);
+            pairs.any(|two| words(two[1]).0 - words(two[0]).1 < GAP)
+        };
+        if self.logarithmic && meet(&self) {
+            let is_power = |tick: &f64| {
+                let power = (tick / unit).log10();
+                (power - power.round()).abs() < 1e-6
+            };
+            if self.ticks.iter().any(is_power) {
+                self.ticks.retain(is_power);
+            }
+        }
+        while meet(&self) {
+            self.ticks = self.ticks.into_iter().step_by(2).collect();
+        }
+        self
+    }
+
     /// Where `value` is; what lies outside of the axis, at its end.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let part = if self.logarithmic {
@@ -165,6 +191,23 @@ mod tests {
         assert_eq!(scale.ticks.first(), Some(&2.0));
         assert_eq!(scale.ticks.last(), Some(&1000.0));
         assert!(is(scale.at(1000.0), 100.0) && is(scale.at(0.1), 0.0));
+    }
+
+    #[test]
+    fn marks_whose_words_would_meet_are_left_out() {
+        let wide = |half: f64| move |_: f64, place: f64| (place - half, place + half);
+        let scale = |half| {
+            let scale = Scale::over([3.0, 900.0].into_iter(), 1.0, (0.0, 100.0));
+            scale.spaced(1.0, wide(half))
+        };
+        assert_eq!(scale(1.0).ticks.len(), 9);
+        assert_eq!(scale(6.0).ticks, [10.0, 100.0, 1000.0]);
+        assert_eq!(scale(20.0).ticks, [10.0, 1000.0]);
+        // Nothing is left to meet.
+        assert_eq!(scale(1000.0).ticks, [10.0]);
+
+        let linear = Scale::from_zero(50.0, 1.0, 5.0, (0.0, 100.0));
+        assert_eq!(linear.spaced(1.0, wide(12.0)).ticks, [0.0, 20.0, 40.0]);
     }
 
     #[test]

@@ -2,6 +2,12 @@
 // which names what is wrong, and of the charts that were drawn.
 (() => {
   document.querySelectorAll('details').forEach(one => { one.open = true; });
+  // The widest of the usual faces, whichever this machine would take: what fits with it fits with all.
+  const face = '"DejaVu Sans"';
+  document.querySelectorAll('body, svg.chart').forEach(one => { one.style.fontFamily = face; });
+  const canvas = document.createElementNS('http://www.w3.org/1999/xhtml', 'canvas').getContext('2d');
+  canvas.font = `100px ${face}`;
+
   const rect = element => element.getBoundingClientRect();
   const short = element => (element.textContent || element.tagName).trim().slice(0, 60);
 
@@ -87,6 +93,7 @@
     .map(short);
   return {
     charts, pale, beyond, overlapping, wide, texts,
+    digit: canvas.measureText('0').width,
     overflow: root.scrollWidth - root.clientWidth,
     broken: document.querySelectorAll('parsererror').length,
     height: root.scrollHeight,

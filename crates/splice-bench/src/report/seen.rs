@@ -30,6 +30,20 @@ fn keep(browser: &mut Browser, name: &str) {
     }
 }
 
+/// A digit of DejaVu Sans is so wide, in parts of a hundred of its height (`hmtx`: 1303 of 2048).
+const DIGIT: std::ops::Range<f64> = 63.0..64.5;
+
+/// What is seen in the page that is open, with the widest of the usual faces.
+fn seen(browser: &mut Browser) -> Value {
+    let seen = browser.evaluate(SEEN).expect("it is measured");
+    let digit = seen["digit"].as_f64().expect("it is a number");
+    assert!(
+        DIGIT.contains(&digit),
+        "DejaVu Sans is missing (apt-get install fonts-dejavu-core): a digit has {digit}"
+    );
+    seen
+}
+
 fn assert_none(seen: &Value, what: &str, place: &str) {
     let all = seen[what].as_array().expect("it is a list");
     assert!(all.is_empty(), "{place}: {what}: {}", seen[what]);
@@ -49,7 +63,7 @@ fn assert_readable(browser: &mut Browser, results: &Results, name: &str) {
             browser.open(&file, width, scheme).expect("it opens");
             images.push(browser.screenshot(false).expect("an image"));
             keep(browser, &place);
-            let seen = browser.evaluate(SEEN).expect("it is measured");
+            let seen = seen(browser);
             keep(browser, &format!("{place}-unfolded"));
 
             let requests = browser.requests();
@@ -143,7 +157,7 @@ fn every_image_is_legible_on_its_own() {
                 let place = format!("{name}-{}-{scheme:?}", chart.id);
                 browser.open(&file, 400, scheme).expect("it opens");
                 images.push(browser.screenshot(false).expect("an image"));
-                let seen = browser.evaluate(SEEN).expect("it is measured");
+                let seen = seen(&mut browser);
                 assert_eq!(browser.complaints(), Vec::<String>::new(), "{place}");
                 assert_eq!(seen["broken"], 0, "{place} is not well-formed");
                 for what in ["pale", "beyond", "overlapping"] {
@@ -183,7 +197,7 @@ fn an_unreadable_page_is_noticed() {
     let file = scratch.write("report.html", page).expect("it is writable");
     let mut browser = Browser::start().expect("it starts");
     browser.open(&file, 400, Scheme::Light).expect("it opens");
-    let seen = browser.evaluate(SEEN).expect("it is measured");
+    let seen = seen(&mut browser);
     for what in ["pale", "beyond", "overlapping", "wide"] {
         let found = seen[what].as_array().expect("it is a list");
         assert!(!found.is_empty(), "{what} is not noticed: {seen}");
