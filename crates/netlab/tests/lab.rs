@@ -251,3 +251,22 @@ fn a_spinner_takes_what_is_left_and_stops() {
             .is_ok_and(|time| time > Duration::from_millis(20))
     });
 }
+
+/// What of `SCHED_IDLE` counts within a group only holds against the kernel's workers as well.
+#[test]
+fn a_spinner_has_a_group_of_the_least_weight() {
+    if !available(Need::Root) {
+        return;
+    }
+    // A kernel without autogroups has one group for all.
+    let Ok(ours) = fs::read_to_string("/proc/self/autogroup") else {
+        return;
+    };
+    let spinner = Spinner::start(0).unwrap();
+    let theirs = || fs::read_to_string(format!("/proc/{}/autogroup", spinner.id())).unwrap();
+    until("it is as nice as can be", || {
+        theirs().trim_end().ends_with("nice 19")
+    });
+    let group = |text: &str| text.split(' ').next().unwrap().to_owned();
+    assert_ne!(group(&theirs()), group(&ours));
+}
