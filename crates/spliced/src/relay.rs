@@ -397,9 +397,9 @@ const DESCRIPTORS_BESIDE: u64 = 100;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use netlab::PATIENCE;
 
-    const PATIENCE: Duration = Duration::from_secs(40);
+    use super::*;
 
     /// `run` ends the program with the error then.
     #[test]

@@ -24,13 +24,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Namespace, Need, PATIENCE, available, until, until_at_rest, until_found};
+use netlab::{Namespace, Need, PATIENCE, available, connection, until, until_at_rest, until_found};
 use socket2::{Domain, Socket, Type};
 use splice::{Endpoint, EngineChoice, ErrorKind, Limits, Options, Reason, Splicer};
 
 use crate::kernel_log::KernelLog;
 use crate::stage::{
-    Joined, SOCKMAP, connection, join, join_ends, missing, options, outcome, receive_all, send_all,
+    Joined, SOCKMAP, join, join_ends, missing, options, outcome, receive_all, send_all,
     send_through, until_redirected,
 };
 use crate::support::alone;

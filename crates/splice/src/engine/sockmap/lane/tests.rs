@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use netlab::{Namespace, Need, available};
+use netlab::{Namespace, Need, available, connection, until};
 use rustix::net::sockopt::socket_cookie;
 use rustix::net::{Shutdown as Half, shutdown};
 
 use super::super::shared;
-use super::super::tests::{Nobody, connection, forge, missing, until};
+use super::super::tests::{Nobody, forge, missing};
 use super::*;
 use crate::EventLoop;
 use crate::direction::Carriage;
