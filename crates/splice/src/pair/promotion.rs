@@ -82,9 +82,8 @@ impl Pair {
                 self.declined = Some(Box::new(why));
                 self.status.set_engine(self.engine());
                 Next {
-                    watch: Watch::Stream,
-                    look_at: None,
                     again: self.directions.iter().any(Direction::can_move),
+                    ..Next::watching(Watch::Stream)
                 }
             }
             Turn::Ends(reason) => return self.end(cx, reason),

@@ -15,8 +15,8 @@ use netlab::{Namespace, Need, PATIENCE, available, connection, present, until};
 use rustix::net::sockopt::{self, socket_cookie};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::lane::kick;
 use super::shared::{self, Shared};
+use super::tap::kick;
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::endpoint::redirected_receive_bytes;
 use crate::socket_option;
