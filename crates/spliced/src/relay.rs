@@ -1,4 +1,15 @@
 //! A relay: what the command line means, and its life from the first socket to the last.
+//!
+//! ```text
+//!           every loop runs           a signal            none left, or drain timeout
+//! starting ─────────────────▶ running ────────▶ draining ────────────────────────────▶ cutting ──▶ over
+//!    │ cannot start              │                 │ a second signal, a loop failed      ▲
+//!    ▼                           └──a loop failed──┴────────(over with a failure)────────┘
+//! over with a failure
+//! ```
+//!
+//! While it cuts, and as long as it has nothing to undo while it starts, a signal ends the process on the
+//! spot.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};

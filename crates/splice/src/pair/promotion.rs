@@ -1,4 +1,17 @@
 //! A pair's way into the kernel and back: the turns of a kernel engine, and when `auto` tries one.
+//!
+//! How it comes to be tried with `segment`, once it is old or large enough ([`Trial`]):
+//!
+//! ```text
+//! the program is still being loaded: a little later
+//!  ┌─┐
+//!  │ ▼   others of its loop are before it
+//! Open ──────────────────────────────────▶ Booked ─┐ others still are: later
+//!  │                                         │  ▲──┘
+//!  └───────────────────┬─────────────────────┘
+//!                      ▼
+//!                    Over: the engine tries to take it, or cannot be used
+//! ```
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -28,6 +41,7 @@ pub(super) enum Trial {
     Open,
     /// It is tried then.
     Booked(Instant),
+    /// Also from the start, where `auto` is not to try it.
     Over,
 }
 

@@ -1,4 +1,5 @@
-//! One direction of a sockmap pair: user space asks, the programs open, move and close it.
+//! One direction of a sockmap pair: user space asks, the programs open, move and close it. Its states
+//! are drawn at the top of `mod.rs`.
 
 #[cfg(test)]
 mod tests;
@@ -35,9 +36,13 @@ const ESTABLISHED: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     ByHand,
+    /// Also from the moment on in which user space asks.
     Open,
+    /// No longer open, and the target has not taken all that was redirected.
     Draining,
+    /// By hand for good.
     Left,
+    /// The direction has ended.
     Over,
 }
 
