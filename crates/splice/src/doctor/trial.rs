@@ -23,7 +23,9 @@ use crate::pair::BY_NAME;
 const MESSAGE_BYTES: usize = 1000;
 
 /// How many messages go each way at least, and how many an engine in the kernel is given until
-/// it has one on its own: a pair begins in user space's hands.
+/// it has one on its own: a pair begins in user space's hands. With [`PAUSE`] between them that is
+/// half a second, many times the 20 ms for which `sockmap` leaves a direction there, and an eighth of
+/// what a trial may take.
 const ROUNDS: u32 = 3;
 const ROUNDS_MOST: u32 = 50;
 
