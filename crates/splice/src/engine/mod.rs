@@ -128,7 +128,9 @@ impl fmt::Display for EngineName {
 /// Which engine a pair is to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineChoice {
-    /// Start on `copy` and move to what suits the traffic: a flow that moves much goes to `pipe`.
+    /// Start on `copy`; a direction that moves bulk goes to `pipe`; a TCP pair that lives for 50 ms or
+    /// has moved 64 KiB is tried with `segment`, where this process may load it
+    /// ([`Options::segment_after`](crate::Options::segment_after)).
     #[default]
     Auto,
     /// This one from the first byte on, or a refusal.
