@@ -31,10 +31,6 @@ use crate::task::{Interest, Step};
 /// that takes on a machine that is not busy.
 const LOAD_LOOK: Duration = Duration::from_millis(50);
 
-/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
-/// decline.
-const SECOND_TRY: Duration = Duration::from_millis(1200);
-
 /// Where a pair stands with `segment`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trial {
@@ -65,6 +61,7 @@ impl Pair {
                 return self.end(cx, Reason::Failed { side, errno });
             }
         }
+        let name = kernel.name();
         let turn = kernel.turn(&mut Grip {
             ends: ends.sides(),
             directions: &mut self.directions,
@@ -79,6 +76,9 @@ impl Pair {
                     self.taken = true;
                     self.status.meter.set_gauge(kernel.gauge());
                     self.status.set_engine(self.engine());
+                    if name == EngineName::Segment {
+                        self.sockmap_after = None;
+                    }
                 }
                 next
             }
@@ -88,9 +88,10 @@ impl Pair {
                 return self.end(cx, Reason::Refused);
             }
             Turn::Declined(why) | Turn::Refused(why) => {
-                if kernel.name() == EngineName::Sockmap {
+                if name == EngineName::Sockmap {
                     self.sockmap_after = None;
                 }
+                self.promote_at = self.sockmap_at(cx.now());
                 self.kernel = None;
                 self.heard = false;
                 self.declined = Some(Box::new(why));
@@ -146,12 +147,8 @@ impl Pair {
     pub(super) fn promote(&mut self, cx: &mut Context<'_>) -> Step {
         if self.trial != Trial::Over {
             self.try_segment(cx);
-            if self.trial == Trial::Over {
-                // Where it does not go there, it is looked at once more.
-                self.promote_at = self
-                    .sockmap_after
-                    .and_then(|after| self.joined_at.checked_add(after))
-                    .map(|at| at.max(cx.now() + SECOND_TRY));
+            if self.trial == Trial::Over && self.kernel.is_none() {
+                self.promote_at = self.sockmap_at(cx.now());
             }
             return self.pump(cx);
         }
@@ -174,6 +171,12 @@ impl Pair {
                 Step::Wait
             }
         }
+    }
+
+    /// When a pair that does not go to `segment` is looked at once more.
+    fn sockmap_at(&self, now: Instant) -> Option<Instant> {
+        let after = self.sockmap_after?;
+        self.joined_at.checked_add(after).map(|at| at.max(now))
     }
 
     /// Has the engine try to take the pair, if its program is loaded and it is the pair's turn: one

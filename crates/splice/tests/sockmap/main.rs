@@ -6,6 +6,7 @@
 mod bulk;
 mod kernel_log;
 mod rate;
+mod second;
 mod stage;
 
 #[path = "../support"]

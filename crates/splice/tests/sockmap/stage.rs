@@ -111,7 +111,7 @@ pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u6
 }
 
 /// Connections from the one namespace to the other, both ends.
-fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
+pub(crate) fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
     let listener = to.enter(|| TcpListener::bind((address, 0))).unwrap();
     let listener = listener.unwrap();
     let address = listener.local_addr().unwrap();
