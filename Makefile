@@ -8,9 +8,7 @@ DEMO ?=
 # What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
 
-.PHONY: help build test demo compare check fmt
-
-include bpf.mk
+.PHONY: help build test demo compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -37,6 +35,12 @@ compare: ## Everybody on everything, with intervals; some 20 minutes (root)
 	@$(MAKE) --no-print-directory build
 	$(TARGET)/release/splice-bench compare --spliced $(TARGET)/release/spliced $(COMPARE)
 
+bench-check: ## Hold the bench against what is known (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo "make bench-check: it makes network namespaces; run it as root" >&2; exit 1; }
+	@scripts/install check
+	@$(MAKE) --no-print-directory build
+	$(TARGET)/release/splice-bench check
+
 check: ## Formatting, lints and docs, without a warning
 	@scripts/install build lint
 	$(CARGO) fmt --all --check
@@ -45,3 +49,6 @@ check: ## Formatting, lints and docs, without a warning
 
 fmt: ## Format the code
 	$(CARGO) fmt --all
+
+# Last: the first target is what `make` alone does.
+include bpf.mk

@@ -33,6 +33,7 @@
 //!
 //! See [`available`] and `SPLICED_REQUIRE`.
 
+mod connection;
 mod ip;
 mod lab;
 mod namespace;
@@ -44,6 +45,7 @@ mod registry;
 mod requires;
 mod scratch;
 
+pub use connection::connection;
 pub use lab::Lab;
 pub use namespace::Namespace;
 pub use patience::{PATIENCE, until, until_at_rest, until_found};

@@ -1,6 +1,5 @@
 //! What a test needs beyond a plain user's rights, and what happens without it.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -24,31 +23,22 @@ pub enum Need {
     Netns,
     /// Loading BPF programs of the networking kind: CAP_BPF, CAP_NET_ADMIN and a kernel with BTF.
     Bpf,
-    /// The `perf` program and the right to count system calls.
-    Perf,
     /// The `haproxy` program.
     Haproxy,
-    /// The `nginx` program.
-    Nginx,
     /// The `ss` program of iproute2.
     Ss,
-    /// The `strace` program.
-    Strace,
     /// The `chromium` program.
     Chromium,
 }
 
 impl Need {
     /// Every need, in the order that a listing shows.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 6] = [
         Self::Root,
         Self::Netns,
         Self::Bpf,
-        Self::Perf,
         Self::Haproxy,
-        Self::Nginx,
         Self::Ss,
-        Self::Strace,
         Self::Chromium,
     ];
 
@@ -58,11 +48,8 @@ impl Need {
             Self::Root => "root",
             Self::Netns => "netns",
             Self::Bpf => "bpf",
-            Self::Perf => "perf",
             Self::Haproxy => "haproxy",
-            Self::Nginx => "nginx",
             Self::Ss => "ss",
-            Self::Strace => "strace",
             Self::Chromium => "chromium",
         }
     }
@@ -73,11 +60,8 @@ impl Need {
             Self::Root => without_root(),
             Self::Netns => without_namespaces(),
             Self::Bpf => without_bpf(),
-            Self::Perf => without_program("perf", "linux-perf").or_else(without_tracing),
             Self::Haproxy => without_program("haproxy", "haproxy"),
-            Self::Nginx => without_program("nginx", "nginx"),
             Self::Ss => without_program("ss", "iproute2"),
-            Self::Strace => without_program("strace", "strace"),
             Self::Chromium => without_program("chromium", "chromium"),
         }
     }
@@ -159,20 +143,6 @@ fn without_bpf() -> Option<String> {
     }
     let types = Path::new("/sys/kernel/btf/vmlinux");
     (!types.exists()).then(|| format!("no {}", types.display()))
-}
-
-fn without_tracing() -> Option<String> {
-    // Above 1, a user without CAP_PERFMON counts nothing that happens inside the kernel
-    // (Documentation/admin-guide/sysctl/kernel.rst).
-    const KERNEL_VISIBLE_UP_TO: i32 = 1;
-    let path = "/proc/sys/kernel/perf_event_paranoid";
-    let level = fs::read_to_string(path)
-        .ok()
-        .and_then(|text| text.trim().parse::<i32>().ok());
-    let allowed = level.is_some_and(|level| level <= KERNEL_VISIBLE_UP_TO);
-    without_root()
-        .filter(|_| !allowed)
-        .map(|why| format!("{why}, and {path} forbids counting"))
 }
 
 fn without_program(name: &str, package: &str) -> Option<String> {

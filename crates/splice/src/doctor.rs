@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::sockets::Family;
-use self::trial::{Complaint, Trial};
+use self::trial::{Refusal, Trial};
 use crate::engine::{EngineName, pipe, sockmap};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -123,7 +123,7 @@ fn examine_here() -> Report {
 fn examine_engine(engine: EngineName, deadline: impl Fn() -> Instant) -> Finding {
     let run = |family| Trial::of(engine, family, &deadline).and_then(Trial::run);
     match run(Family::Tcp) {
-        Err(Complaint { reason, remedy }) => Finding {
+        Err(Refusal { reason, remedy }) => Finding {
             engine,
             verdict: Verdict::No,
             reason,
@@ -137,7 +137,7 @@ fn examine_engine(engine: EngineName, deadline: impl Fn() -> Instant) -> Finding
             };
             let reason = match run(Family::Unix) {
                 Ok(()) => format!("{mover} between TCP and between UNIX sockets"),
-                Err(Complaint { reason, .. }) => {
+                Err(Refusal { reason, .. }) => {
                     format!("{mover} between TCP sockets; not between UNIX sockets: {reason}")
                 }
             };
@@ -178,6 +178,8 @@ fn pipes_are_short() -> Option<Obstacle> {
 ///
 /// # Errors
 /// Where the engine `sockmap` cannot be used.
+// No finding: `ten_thousand_pairs_leave_nothing` asks it, from a process of its own.
+#[doc(hidden)]
 pub fn sockmap_entries() -> Result<[usize; 3]> {
     sockmap::entries()
 }

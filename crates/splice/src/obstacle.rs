@@ -131,7 +131,7 @@ impl Obstacle {
     fn of_refusal(text: &str, process: &Process) -> Self {
         let missing = process.missing();
         if !missing.is_empty() {
-            let names = listed(&missing);
+            let names = listed(&missing, "and");
             return Self::new(
                 format!("this process lacks {names}"),
                 format!(
@@ -223,11 +223,12 @@ fn errno_in(text: &str) -> Option<Errno> {
     number.parse().ok().map(Errno::from_raw_os_error)
 }
 
-fn listed(names: &[&str]) -> String {
+/// The names as a sentence has them, `and` or `or` before the last.
+pub(crate) fn listed(names: &[&str], conjunction: &str) -> String {
     match names {
         [] => String::new(),
         [one] => (*one).into(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+        [first @ .., last] => format!("{} {conjunction} {last}", first.join(", ")),
     }
 }
 

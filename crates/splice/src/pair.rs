@@ -7,9 +7,24 @@
 //! An echo has one endpoint for both ends, and the first direction only (`ends.rs`).
 //!
 //! User space moves the bytes, until an engine in the kernel takes over (`engine/kernel.rs` says
-//! how). The pair lives until both directions have ended, a socket fails, a limit is reached, or it is
-//! closed. Then it tells the reason and closes both ends: in order where the streams came to
-//! their ends, with a reset where they were cut.
+//! how):
+//!
+//! ```text
+//!          an engine is tried           it has taken the pair
+//! by hand ───────────────────▶ trying ───────────────────────▶ in the kernel
+//!    ▲                            │                                  │
+//!    └───it declines or refuses───┴──────────────────────────────────┘
+//!
+//!       byte limit                  the receivers have all, or 10 s are over
+//! any ─────────────▶ parting ─────────────────────────────────────────────────▶ ended
+//!  │                                                                              ▲
+//!  └──both directions have ended, a fault, idle, closed, refused by name──────────┘
+//! ```
+//!
+//! An engine in the kernel that was asked for by name is tried from the start. `kernel` and `taken`
+//! tell the first three apart, `parting_until` is set while it parts, and `ends` is gone at the end.
+//! There the pair tells the reason and closes both ends: in order where the streams came to their
+//! ends, with a reset where they were cut.
 
 mod chosen;
 mod ending;
@@ -119,12 +134,12 @@ pub(crate) struct Pair {
     byte_limit: Option<u64>,
     joined_at: Instant,
     moved_at: Instant,
-    /// The three things that the pair's one deadline may stand for.
+    // What the pair's one deadline may stand for; while the pair parts, it stands for the next look.
     idle_look_at: Option<Instant>,
     promote_at: Option<Instant>,
+    kernel_look_at: Option<Instant>,
     /// [`Options::promote_after`], until it is clear that `sockmap` does not take the pair.
     sockmap_after: Option<Duration>,
-    kernel_look_at: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
     /// The byte limit was reached; the receiver is given until then to take what was written.

@@ -46,7 +46,10 @@ impl Splicer {
                     }
                 })
                 .context("cannot start a thread for an event loop")?;
-            let ended = |_| Error::new(ErrorKind::LoopEnded, "an event loop ended as it started");
+            let ended = |_| {
+                let why = "an event loop ended as it started, by a defect; please report it";
+                Error::new(ErrorKind::LoopEnded, why)
+            };
             loops.push((receiver.recv().map_err(ended)??, Some(thread)));
         }
         Ok(Self {

@@ -2,26 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::Command;
-use std::time::Duration;
 
-use netlab::{Need, available};
+use netlab::{Need, PATIENCE, available, connection};
 use rustix::event::{PollFd, PollFlags, poll};
 use splice::{Endpoint, EngineChoice, EngineName, Options};
-
-/// After this a test fails. It is never the time that a test takes.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Both ends of a connection on this host.
-fn connection() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_read_timeout(Some(PATIENCE)).unwrap();
-    (near, far)
-}
 
 fn endpoint(stream: TcpStream) -> Endpoint {
     Endpoint::new(OwnedFd::from(stream)).unwrap()

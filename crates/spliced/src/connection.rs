@@ -1,10 +1,14 @@
 //! A client's connection from being accepted to being joined with the target, and its end.
 //!
 //! ```text
-//! accepted ──▶ Connecting ──connected──▶ joined (a pair takes over)
-//!                │  ▲
-//!  refused, timed├──┤ next place, while one is left
-//!  out, ...      └──┘ no room: the same place again, a little later
+//!                            connected
+//! accepted ──▶ Connecting ─────────────▶ joined (a pair takes over)
+//!               │ ▲  │ ▲
+//!       no room │ │  └─┘ refused, or its share of the time is over: the next place
+//!               ▼ │
+//!             NoRoom     a little later: the same place
+//!
+//! either ──no place left, connect timeout, reset by client, shutdown──▶ over
 //! ```
 //!
 //! What the client sends meanwhile waits in its socket, unread, and holds the client back when

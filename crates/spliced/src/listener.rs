@@ -124,7 +124,7 @@ impl Listening {
     }
 
     fn add_unix(&mut self, place: &Place, address: &Address, threads: usize) -> Result<()> {
-        let socket = place.socket().context("a UNIX socket cannot be made")?;
+        let socket = unix_socket(place)?;
         let mut bound = place.bind(&socket);
         if let (Err(Errno::ADDRINUSE), Address::UnixPath(path)) = (bound, address) {
             remove_stale(path, place)?;
@@ -207,6 +207,15 @@ fn why_not(errno: Errno, place: &Place) -> anyhow::Error {
     }
 }
 
+fn unix_socket(place: &Place) -> Result<OwnedFd> {
+    place.socket().map_err(|errno| {
+        anyhow!(
+            "a UNIX socket cannot be made: {}; raise the limit or listen on a TCP address",
+            std::io::Error::from(errno)
+        )
+    })
+}
+
 /// Removes a socket file that nobody listens on any more, and nothing else.
 fn remove_stale(path: &Path, place: &Place) -> Result<()> {
     let metadata =
@@ -214,11 +223,14 @@ fn remove_stale(path: &Path, place: &Place) -> Result<()> {
     if !metadata.file_type().is_socket() {
         bail!("the file exists and is not a socket; remove it or choose another");
     }
-    let probe = place.socket().context("a UNIX socket cannot be made")?;
+    let probe = unix_socket(place)?;
     match place.connect(&probe) {
-        Err(Errno::CONNREFUSED) => {
-            fs::remove_file(path).context("the socket file of a dead listener cannot be removed")
-        }
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(|error| {
+            anyhow!(
+                "the socket file of a dead listener cannot be removed: {error}; remove it or \
+                     choose another"
+            )
+        }),
         _ => Err(why_not(Errno::ADDRINUSE, place)),
     }
 }

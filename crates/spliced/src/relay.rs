@@ -1,4 +1,15 @@
 //! A relay: what the command line means, and its life from the first socket to the last.
+//!
+//! ```text
+//!           every loop runs           a signal            none left, or drain timeout
+//! starting ─────────────────▶ running ────────▶ draining ────────────────────────────▶ cutting ──▶ over
+//!    │ cannot start              │                 │ a second signal, a loop failed      ▲
+//!    ▼                           └──a loop failed──┴────────(over with a failure)────────┘
+//! over with a failure
+//! ```
+//!
+//! While it cuts, and as long as it has nothing to undo while it starts, a signal ends the process on the
+//! spot.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -226,7 +237,7 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
     }
     let cut_short = relay.cut_short.load(Ordering::Relaxed);
     if cut_short > 0 {
-        tracing::warn!("ended {cut_short} connections that were still open");
+        tracing::warn!("cut {} short", connections(cut_short));
     }
     drop(relay);
     if let Some(log) = log {
@@ -269,9 +280,9 @@ fn drain(
                     // Only now is the number true: it holds who came out of the backlogs, and no
                     // listener counts somebody in who may not be there.
                     tracing::info!(
-                        "no longer accepting; {} connections have {} to end, a second signal ends \
-                         them at once",
-                        relay.live.count(),
+                        "no longer accepting; {} left with {} to end; a second signal ends the \
+                         relay at once",
+                        connections(relay.live.count() as u64),
                         humantime::format_duration(timeout)
                     );
                     let sender = sender.clone();
@@ -285,6 +296,13 @@ fn drain(
             Ok(Event::Signal) => bail!("a second signal ended the relay before its connections"),
             Err(_) => return Ok(()),
         }
+    }
+}
+
+fn connections(count: u64) -> String {
+    match count {
+        1 => "1 connection".into(),
+        count => format!("{count} connections"),
     }
 }
 
@@ -340,7 +358,7 @@ impl Worker {
             .context("cannot start the thread of an event loop")?;
         let (remote, listeners) = started
             .recv()
-            .context("an event loop ended as it started")??;
+            .context("an event loop ended as it started, by a defect; please report it")??;
         Ok(Self {
             remote,
             listeners,
@@ -397,9 +415,9 @@ const DESCRIPTORS_BESIDE: u64 = 100;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use netlab::PATIENCE;
 
-    const PATIENCE: Duration = Duration::from_secs(40);
+    use super::*;
 
     /// `run` ends the program with the error then.
     #[test]

@@ -8,7 +8,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Defect;
 use super::sockets::{Family, connection};
-use super::trial::Complaint;
+use super::trial::Refusal;
 use crate::engine::EngineName;
 use crate::engine::sockmap::Member;
 
@@ -55,7 +55,7 @@ pub(super) fn fionread(deadline: Instant) -> Defect {
 fn answer(deadline: Instant) -> Result<u64, String> {
     let (peer, socket) = connection(Family::Tcp, deadline).map_err(|error| error.to_string())?;
     let member =
-        Member::new(&socket).map_err(|error| Complaint::of(EngineName::Sockmap, &error).reason)?;
+        Member::new(&socket).map_err(|error| Refusal::of(EngineName::Sockmap, &error).reason)?;
     let words = |errno: Errno| errno.to_string();
     send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];

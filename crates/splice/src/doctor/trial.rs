@@ -23,7 +23,9 @@ use crate::pair::BY_NAME;
 const MESSAGE_BYTES: usize = 1000;
 
 /// How many messages go each way at least, and how many an engine in the kernel is given until
-/// it has one on its own: a pair begins in user space's hands.
+/// it has one on its own: a pair begins in user space's hands. With [`PAUSE`] between them that is
+/// half a second, many times the 20 ms for which `sockmap` leaves a direction there, and an eighth of
+/// what a trial may take.
 const ROUNDS: u32 = 3;
 const ROUNDS_MOST: u32 = 50;
 
@@ -35,12 +37,12 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Why an engine did not pass.
 #[derive(Clone, Debug)]
-pub(super) struct Complaint {
+pub(super) struct Refusal {
     pub(super) reason: String,
     pub(super) remedy: Option<String>,
 }
 
-impl Complaint {
+impl Refusal {
     fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -127,21 +129,21 @@ impl Trial {
         engine: EngineName,
         family: Family,
         deadline: impl Fn() -> Instant,
-    ) -> Result<Self, Complaint> {
-        let complain = |error: Error| Complaint::of(engine, &error);
-        let mut event_loop = EventLoop::new().map_err(complain)?;
-        let (peer_a, a) = connection(family, deadline()).map_err(complain)?;
-        let (peer_b, b) = connection(family, deadline()).map_err(complain)?;
+    ) -> Result<Self, Refusal> {
+        let refused = |error: Error| Refusal::of(engine, &error);
+        let mut event_loop = EventLoop::new().map_err(refused)?;
+        let (peer_a, a) = connection(family, deadline()).map_err(refused)?;
+        let (peer_b, b) = connection(family, deadline()).map_err(refused)?;
         let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
         // With all else at hand, so that what is short is the engine's own.
-        engine.probe().map_err(complain)?;
+        engine.probe().map_err(refused)?;
         let options = Options {
             engine: EngineChoice::Only(engine),
             ..Options::default()
         };
         let handle = event_loop
-            .join(a.map_err(complain)?, b.map_err(complain)?, &options)
-            .map_err(complain)?;
+            .join(a.map_err(refused)?, b.map_err(refused)?, &options)
+            .map_err(refused)?;
         Ok(Self {
             engine,
             peers: [peer_a, peer_b],
@@ -154,7 +156,7 @@ impl Trial {
     }
 
     /// Sends, checks what arrives and who moved it, ends both streams, and checks the outcome.
-    pub(super) fn run(mut self) -> Result<(), Complaint> {
+    pub(super) fn run(mut self) -> Result<(), Refusal> {
         let mut rounds = 0;
         loop {
             let before = self.handle.redirected();
@@ -171,7 +173,7 @@ impl Trial {
                 } else {
                     "the bytes went another way"
                 };
-                return Err(Complaint::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
+                return Err(Refusal::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
             }
             if !alone {
                 self.turn(PAUSE)?;
@@ -196,13 +198,13 @@ impl Trial {
     }
 
     /// One message each way, at the same time.
-    fn exchange(&mut self) -> Result<(), Complaint> {
+    fn exchange(&mut self) -> Result<(), Refusal> {
         let messages = [self.sent[0].message(), self.sent[1].message()];
         for (peer, message) in self.peers.iter().zip(&messages) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match send(peer, message, flags) {
                 Ok(MESSAGE_BYTES) => {}
-                Ok(_) => return Err(Complaint::new("a buffer is full").with_remedy(REPORT)),
+                Ok(_) => return Err(Refusal::new("a buffer is full").with_remedy(REPORT)),
                 Err(errno) => return Err(self.cut(errno)),
             }
         }
@@ -217,7 +219,7 @@ impl Trial {
             }
             if came != message {
                 return Err(
-                    Complaint::new("other bytes arrived than were sent").with_remedy(
+                    Refusal::new("other bytes arrived than were sent").with_remedy(
                         "do not use this engine on this kernel, and report it with its release",
                     ),
                 );
@@ -227,7 +229,7 @@ impl Trial {
     }
 
     /// Both peers end their streams; each has to see the other's end, and nothing before it.
-    fn end(mut self) -> Result<(), Complaint> {
+    fn end(mut self) -> Result<(), Refusal> {
         for peer in &self.peers {
             shutdown(peer, Shutdown::Write).map_err(|errno| self.cut(errno))?;
         }
@@ -236,7 +238,7 @@ impl Trial {
                 match self.receive(peer, &mut Vec::new())? {
                     Some(0) => break,
                     Some(_) => {
-                        let twice = Complaint::new("more bytes arrived than were sent");
+                        let twice = Refusal::new("more bytes arrived than were sent");
                         return Err(twice.with_remedy(REPORT));
                     }
                     None => self.wait("the end of a stream did not arrive in time")?,
@@ -257,13 +259,13 @@ impl Trial {
                 moved.total(),
                 a_to_b + b_to_a
             );
-            return Err(Complaint::new(wrong).with_remedy(REPORT));
+            return Err(Refusal::new(wrong).with_remedy(REPORT));
         }
         Ok(())
     }
 
     /// How many bytes a peer got, 0 at the end of its stream; `None` when there is nothing yet.
-    fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Complaint> {
+    fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Refusal> {
         let mut buffer = [0; MESSAGE_BYTES];
         match recv(&self.peers[peer], &mut buffer, RecvFlags::DONTWAIT) {
             Ok((count, _)) => {
@@ -276,22 +278,22 @@ impl Trial {
     }
 
     /// Lets the loop work for a moment; past the deadline that is `late`.
-    fn wait(&mut self, late: &str) -> Result<(), Complaint> {
+    fn wait(&mut self, late: &str) -> Result<(), Refusal> {
         if Instant::now() >= self.deadline {
-            return Err(Complaint::new(late).with_remedy(LOOPBACK));
+            return Err(Refusal::new(late).with_remedy(LOOPBACK));
         }
         self.turn(LOOK)
     }
 
-    fn turn(&mut self, at_most: Duration) -> Result<(), Complaint> {
+    fn turn(&mut self, at_most: Duration) -> Result<(), Refusal> {
         let turned = self.event_loop.turn(Some(at_most));
-        turned.map_err(|error| Complaint::of(self.engine, &error))
+        turned.map_err(|error| Refusal::of(self.engine, &error))
     }
 
     /// The pair is broken, and its outcome knows more than the peer that noticed.
-    fn cut(&self, errno: Errno) -> Complaint {
+    fn cut(&self, errno: Errno) -> Refusal {
         let Some(outcome) = self.handle.outcome() else {
-            return Complaint::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
+            return Refusal::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
         };
         let (reason, why) = (outcome.reason, outcome.why_engine);
         let remedy = match reason {
@@ -307,7 +309,7 @@ impl Trial {
         } else {
             format!("the pair was cut: {reason} ({why})")
         };
-        Complaint::new(words).with_remedy(remedy)
+        Refusal::new(words).with_remedy(remedy)
     }
 }
 

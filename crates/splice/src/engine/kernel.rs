@@ -79,6 +79,37 @@ pub(crate) struct Next {
     pub(crate) again: bool,
 }
 
+impl Next {
+    /// Nothing: the kernel moves the bytes, or there are none to come.
+    pub(crate) const ASLEEP: Self = Self::watching(Watch::Ends);
+    pub(crate) const PUMP: Self = Self {
+        again: true,
+        ..Self::watching(Watch::Stream)
+    };
+
+    pub(crate) const fn watching(watch: Watch) -> Self {
+        Self {
+            watch,
+            look_at: None,
+            again: false,
+        }
+    }
+
+    pub(crate) fn until(self, look_at: Instant) -> Self {
+        Self {
+            look_at: Some(look_at),
+            ..self
+        }
+    }
+
+    /// What two directions of one pair need.
+    pub(crate) fn join(&mut self, other: Self) {
+        self.watch = self.watch.max(other.watch);
+        self.look_at = [self.look_at, other.look_at].into_iter().flatten().min();
+        self.again |= other.again;
+    }
+}
+
 /// What an engine's turn came to.
 #[derive(Debug)]
 pub(crate) enum Turn {

@@ -15,14 +15,15 @@ pub(crate) mod sockmap;
 pub(crate) mod uring;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
+use std::{fmt, iter};
 
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::event_loop::Key;
+use crate::obstacle::listed;
 use crate::task::Readiness;
 
 /// One way of moving bytes.
@@ -127,7 +128,9 @@ impl fmt::Display for EngineName {
 /// Which engine a pair is to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineChoice {
-    /// Start on `copy` and move to what suits the traffic: a flow that moves much goes to `pipe`.
+    /// Start on `copy`; a direction that moves bulk goes to `pipe`; a TCP pair that lives for 50 ms or
+    /// has moved 64 KiB is tried with `segment`, where this process may load it
+    /// ([`Options::segment_after`](crate::Options::segment_after)).
     #[default]
     Auto,
     /// This one from the first byte on, or a refusal.
@@ -148,12 +151,14 @@ impl FromStr for EngineChoice {
             .find(|name| name.as_str() == text)
             .map(Self::Only)
             .ok_or_else(|| {
-                let names: Vec<_> = EngineName::ALL.iter().map(|name| name.as_str()).collect();
+                let names: Vec<_> = iter::once("auto")
+                    .chain(EngineName::ALL.map(EngineName::as_str))
+                    .collect();
                 Error::new(
                     ErrorKind::EngineRefused,
                     format!(
-                        "there is no engine {text:?}; choose auto, {}",
-                        names.join(" or ")
+                        "there is no engine {text:?}; choose {}",
+                        listed(&names, "or")
                     ),
                 )
             })
@@ -269,5 +274,19 @@ impl Chosen {
             name,
             why: Cow::Borrowed(why),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::EngineChoice;
+
+    #[test]
+    fn an_engine_that_does_not_exist_is_answered_with_those_that_do() {
+        let error = "fast".parse::<EngineChoice>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is no engine \"fast\"; choose auto, copy, pipe, aio, uring, sockmap or segment"
+        );
     }
 }

@@ -23,7 +23,7 @@ impl Pair {
             let why = if by_name {
                 BY_NAME
             } else if kernel.name() == EngineName::Segment {
-                "the program can translate its segments"
+                "it lived long or moved much, and its segments can be translated"
             } else {
                 "it lives long and moves little at a time"
             };

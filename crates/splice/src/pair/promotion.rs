@@ -1,4 +1,17 @@
 //! A pair's way into the kernel and back: the turns of a kernel engine, and when `auto` tries one.
+//!
+//! How it comes to be tried with `segment`, once it is old or large enough ([`Trial`]):
+//!
+//! ```text
+//! the program is still being loaded: a little later
+//!  ┌─┐
+//!  │ ▼   others of its loop are before it
+//! Open ──────────────────────────────────▶ Booked ─┐ others still are: later
+//!  │                                         │  ▲──┘
+//!  └───────────────────┬─────────────────────┘
+//!                      ▼
+//!                    Over: the engine tries to take it, or cannot be used
+//! ```
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -18,16 +31,13 @@ use crate::task::{Interest, Step};
 /// that takes on a machine that is not busy.
 const LOAD_LOOK: Duration = Duration::from_millis(50);
 
-/// How long after `segment` was tried `sockmap` gets its turn: longer than it takes the former to
-/// decline.
-const SECOND_TRY: Duration = Duration::from_millis(1200);
-
 /// Where a pair stands with `segment`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trial {
     Open,
     /// It is tried then.
     Booked(Instant),
+    /// Also from the start, where `auto` is not to try it.
     Over,
 }
 
@@ -51,6 +61,7 @@ impl Pair {
                 return self.end(cx, Reason::Failed { side, errno });
             }
         }
+        let name = kernel.name();
         let turn = kernel.turn(&mut Grip {
             ends: ends.sides(),
             directions: &mut self.directions,
@@ -65,6 +76,9 @@ impl Pair {
                     self.taken = true;
                     self.status.meter.set_gauge(kernel.gauge());
                     self.status.set_engine(self.engine());
+                    if name == EngineName::Segment {
+                        self.sockmap_after = None;
+                    }
                 }
                 next
             }
@@ -74,17 +88,17 @@ impl Pair {
                 return self.end(cx, Reason::Refused);
             }
             Turn::Declined(why) | Turn::Refused(why) => {
-                if kernel.name() == EngineName::Sockmap {
+                if name == EngineName::Sockmap {
                     self.sockmap_after = None;
                 }
+                self.promote_at = self.sockmap_at(cx.now());
                 self.kernel = None;
                 self.heard = false;
                 self.declined = Some(Box::new(why));
                 self.status.set_engine(self.engine());
                 Next {
-                    watch: Watch::Stream,
-                    look_at: None,
                     again: self.directions.iter().any(Direction::can_move),
+                    ..Next::watching(Watch::Stream)
                 }
             }
             Turn::Ends(reason) => return self.end(cx, reason),
@@ -133,12 +147,8 @@ impl Pair {
     pub(super) fn promote(&mut self, cx: &mut Context<'_>) -> Step {
         if self.trial != Trial::Over {
             self.try_segment(cx);
-            if self.trial == Trial::Over {
-                // Where it does not go there, it is looked at once more.
-                self.promote_at = self
-                    .sockmap_after
-                    .and_then(|after| self.joined_at.checked_add(after))
-                    .map(|at| at.max(cx.now() + SECOND_TRY));
+            if self.trial == Trial::Over && self.kernel.is_none() {
+                self.promote_at = self.sockmap_at(cx.now());
             }
             return self.pump(cx);
         }
@@ -161,6 +171,12 @@ impl Pair {
                 Step::Wait
             }
         }
+    }
+
+    /// When a pair that does not go to `segment` is looked at once more.
+    fn sockmap_at(&self, now: Instant) -> Option<Instant> {
+        let after = self.sockmap_after?;
+        self.joined_at.checked_add(after).map(|at| at.max(now))
     }
 
     /// Has the engine try to take the pair, if its program is loaded and it is the pair's turn: one

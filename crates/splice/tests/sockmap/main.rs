@@ -6,6 +6,7 @@
 mod bulk;
 mod kernel_log;
 mod rate;
+mod second;
 mod stage;
 
 #[path = "../support"]
@@ -24,22 +25,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Namespace, Need, PATIENCE, available, until};
+use netlab::{Namespace, Need, PATIENCE, available, connection, until, until_at_rest, until_found};
 use socket2::{Domain, Socket, Type};
 use splice::{Endpoint, EngineChoice, ErrorKind, Limits, Options, Reason, Splicer};
 
 use crate::kernel_log::KernelLog;
 use crate::stage::{
-    Joined, SOCKMAP, connection, join, join_ends, missing, options, outcome, receive_all, send_all,
+    Joined, SOCKMAP, join, join_ends, missing, options, outcome, receive_all, send_all,
     send_through, until_redirected,
 };
 use crate::support::alone;
 use crate::support::payload::Payload;
 use crate::support::random::{Random, run_seed};
 
-/// How often the threads of the splicer were given a CPU because something woke them.
-fn wake_ups() -> u64 {
-    let mut sum = 0;
+/// How often the splicer's threads were given a CPU because something woke them; `None` while one is awake.
+fn wake_ups() -> Option<u64> {
+    let mut counts = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let path = task.unwrap().path();
         let Ok(name) = std::fs::read_to_string(path.join("comm")) else {
@@ -47,14 +48,16 @@ fn wake_ups() -> u64 {
         };
         if name.starts_with("splice-") {
             let status = std::fs::read_to_string(path.join("status")).unwrap();
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
-                .unwrap();
-            sum += line.trim().parse::<u64>().unwrap();
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+            if !field("State:").unwrap().trim().starts_with('S') {
+                return None;
+            }
+            let count = field("voluntary_ctxt_switches:").unwrap();
+            counts.push(count.trim().parse::<u64>().unwrap());
         }
     }
-    sum
+    assert!(!counts.is_empty(), "no thread has the splicer's name");
+    Some(counts.iter().sum())
 }
 
 /// A UNIX socket loses its backlog when its peer half-closes (`engine/sockmap/tests/unix.rs` shows it).
@@ -111,13 +114,13 @@ fn the_process_sleeps_while_messages_pass_alone() {
         a.read_exact(&mut byte).unwrap();
     };
     round_trip(&mut a, &mut b);
-    // The turn in which the kernel got the pair is over.
-    thread::sleep(Duration::from_millis(50));
-    let woken = wake_ups();
+    // The turn in which the kernel got the pair is over, and the looks that it asked for.
+    let rest = Duration::from_millis(50);
+    let woken = until_found("its threads sleep", || until_at_rest(rest, wake_ups));
     for _ in 0..2000 {
         round_trip(&mut a, &mut b);
     }
-    assert_eq!(wake_ups() - woken, 0, "wake-ups over 2000 round trips");
+    assert_eq!(wake_ups(), Some(woken), "woken by 2000 round trips");
     assert_eq!(handle.counters().total(), 2001 * 128 + 2 * before);
 }
 

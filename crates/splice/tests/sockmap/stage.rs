@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use netlab::{Lab, Namespace, PATIENCE, until};
+use netlab::{Lab, Namespace, PATIENCE, connection, until};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Splicer};
 
 use crate::support::payload::Payload;
@@ -17,16 +17,6 @@ pub(crate) const SOCKMAP: EngineChoice = EngineChoice::Only(EngineName::Sockmap)
 pub(crate) fn missing() -> bool {
     let why = EngineName::Sockmap.probe().err();
     !netlab::present("sockmap", why.map(|error| error.to_string()))
-}
-
-pub(crate) fn connection() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nodelay(true).unwrap();
-    near.set_read_timeout(Some(PATIENCE)).unwrap();
-    near.set_write_timeout(Some(PATIENCE)).unwrap();
-    (near, far)
 }
 
 pub(crate) struct Joined {
@@ -121,7 +111,7 @@ pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u6
 }
 
 /// Connections from the one namespace to the other, both ends.
-fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
+pub(crate) fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
     let listener = to.enter(|| TcpListener::bind((address, 0))).unwrap();
     let listener = listener.unwrap();
     let address = listener.local_addr().unwrap();

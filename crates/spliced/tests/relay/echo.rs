@@ -139,7 +139,7 @@ fn a_reset_ends_one_connection_and_a_signal_all() {
         echo.wait_told("1000 bytes back: reset by A");
         exchange(&client, Payload::new(73), 0, 1000);
         echo.signal(Signal::TERM);
-        echo.wait_told("no longer accepting; 1 connections");
+        echo.wait_told("no longer accepting; 1 connection left");
         exchange(&client, Payload::new(73), 1000, 1000);
         echo.signal(Signal::INT);
         client.expect_reset();

@@ -122,7 +122,7 @@ fn the_drain_timeout_resets_the_rest_and_says_how_many() {
     }
     assert!(start.elapsed() >= Duration::from_millis(500));
     assert_eq!(relay.wait_end().code(), Some(0));
-    relay.wait_told("ended 4 connections that were still open");
+    relay.wait_told("cut 4 connections short");
 }
 
 #[test]
@@ -134,13 +134,13 @@ fn a_second_signal_ends_it_at_once_and_with_a_failure() {
     client.send(Payload::new(23), 0, SOME_BYTES);
     far.expect(Payload::new(23), 0, SOME_BYTES);
     relay.signal(Signal::INT);
-    relay.wait_told("1 connections have 1h to end");
+    relay.wait_told("1 connection left with 1h to end");
     assert!(relay.is_running());
     relay.signal(Signal::TERM);
     client.expect_reset();
     far.expect_reset();
     assert_eq!(relay.wait_end().code(), Some(1));
-    relay.wait_told("ended 1 connections that were still open");
+    relay.wait_told("cut 1 connection short");
     relay.wait_told("spliced: a second signal");
 }
 
@@ -185,7 +185,7 @@ fn a_pair_that_ends_one_direction_has_its_time_for_the_other() {
     client.end_stream();
     far.expect_end();
     relay.signal(Signal::TERM);
-    relay.wait_told("1 connections");
+    relay.wait_told("1 connection left");
     far.send(Payload::new(24), 0, SOME_BYTES);
     client.expect(Payload::new(24), 0, SOME_BYTES);
     assert!(relay.is_running());

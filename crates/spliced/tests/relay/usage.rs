@@ -69,7 +69,7 @@ fn wrong_usage_is_one_sentence_and_status_2() {
         (&["splice"], &["'splice'"]),
         (
             &["--engine", "smoke"],
-            &["--engine", "\"smoke\"", "auto, copy or pipe"],
+            &["--engine", "\"smoke\"", "auto, copy, pipe"],
         ),
         (&["--engine"], &["--engine"]),
         (&["--warp"], &["'--warp'"]),
@@ -78,7 +78,7 @@ fn wrong_usage_is_one_sentence_and_status_2() {
         (&["echo", "127.0.0.1:0", "127.0.0.1:1"], &["'127.0.0.1:1'"]),
         (
             &["echo", "127.0.0.1:0", "--engine", "smoke"],
-            &["--engine", "\"smoke\"", "auto, copy or pipe"],
+            &["--engine", "\"smoke\"", "auto, copy, pipe"],
         ),
         (&["--threads", "0"], &["--threads", "1..=1024"]),
         (&["--threads", "x"], &["--threads", "'x'"]),

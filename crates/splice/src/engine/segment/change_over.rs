@@ -19,7 +19,7 @@ use crate::outcome::Side;
 
 /// How long a pair waits to be seen by the program, or for a gap to close: a round trip to a far
 /// peer, and a repetition.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SEEN_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often the peers are asked for a segment, and how long after each other: a peer that does not
 /// read has answers to spare only now and then (`net.ipv4.tcp_invalid_ratelimit`, 500 ms), and the
@@ -57,7 +57,7 @@ impl Segment {
     /// Once bytes may go past the sockets there is no way back.
     pub(super) fn later_or(&mut self, why: impl Into<Cow<'static, str>>) -> Progress {
         if self.probes_left == 0
-            && self.probed_at.is_some_and(|at| at.elapsed() > PATIENCE)
+            && self.probed_at.is_some_and(|at| at.elapsed() > SEEN_WITHIN)
             && !self.has_taken()
         {
             return Progress::Refused(why.into());

@@ -37,7 +37,7 @@
 //!   drops what has. The gate does it, before it lets the next segment in (`bpf/gate.bpf.c`).
 //! - The program never passes a byte to user space (`bpf/redirect.bpf.c` says why).
 //! - User space gives bytes to a target only after all that was redirected to it has been taken
-//!   by it ([`Lane::drain`]).
+//!   by it ([`Tap::drain`]).
 //! - A source may have bytes in its queue when it is put in, partly read ones too: the kernel hands over
 //!   an skb whole, and the program trims off what it knows by sequence number, as it does with a
 //!   segment that was sent again with other borders (`trim` in `bpf/redirect.bpf.c`).
@@ -45,16 +45,15 @@
 //!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end). As a source it would
 //!   lag behind by what waited when it was put in (docs/sockmap.md).
 //! - An end of stream is passed on only after everything that came has had its verdict and has
-//!   been pushed ([`Lane::finish`]).
+//!   been pushed ([`Tap::finish`]).
 //! - Near its byte limit a direction goes by hand: only user space can stop at a byte.
 //!
 //! Memory: on the way to a target is its send buffer at most. Where the gate cannot close, since a
 //! segment before has not come, it lets nothing new in at a quarter beyond that; the sender repeats it.
 
-mod lane;
 mod shared;
 mod spell;
-mod step;
+mod tap;
 #[cfg(test)]
 mod tests;
 
@@ -67,9 +66,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::time::{ClockId, clock_gettime};
 
-use self::lane::{Lane, State};
 use self::shared::Shared;
-use self::step::Step;
+use self::tap::{State, Tap};
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn};
 use crate::direction::Direction;
@@ -130,8 +128,8 @@ impl Drop for Member {
 pub(crate) struct Sockmap {
     shared: Arc<Shared>,
     gauge: Arc<Redirected>,
-    /// Empty until the first turn; `lanes[i]` is the direction that reads from `ends[i]`.
-    lanes: Vec<Lane>,
+    /// Empty until the first turn; `taps[i]` is the direction that reads from `ends[i]`.
+    taps: Vec<Tap>,
 }
 
 /// Where anyone can read what the program has redirected.
@@ -145,7 +143,7 @@ struct Redirected {
 impl Gauge for Redirected {
     fn moved_bytes(&self) -> [u64; 2] {
         [0, 1].map(
-            |lane: usize| match self.indices[lane].load(Ordering::Acquire) {
+            |direction: usize| match self.indices[direction].load(Ordering::Acquire) {
                 0 => 0,
                 index => {
                     let entry = self.shared.entry((index - 1) as u32);
@@ -183,7 +181,7 @@ impl Sockmap {
                 indices: Default::default(),
             }),
             shared,
-            lanes: Vec::new(),
+            taps: Vec::new(),
         })
     }
 
@@ -194,23 +192,21 @@ impl Sockmap {
         };
         let [a, b] = grip.ends;
         let cookies = [cookie(a)?, cookie(b)?];
-        let mut lanes = vec![Lane::new(0, cookies[0], cookies[1])];
+        let mut taps = vec![Tap::new(0, cookies[0], cookies[1])];
         if !grip.is_echo() {
-            lanes.push(Lane::new(1, cookies[1], cookies[0]));
+            taps.push(Tap::new(1, cookies[1], cookies[0]));
         }
-        for (index, lane) in lanes.iter().enumerate() {
-            let inserted = lane.insert_target(&self.shared, grip.ends[1 - index]);
+        for (index, tap) in taps.iter().enumerate() {
+            let inserted = tap.insert_target(&self.shared, grip.ends[1 - index]);
             if let Err(errno) = inserted {
-                lanes
-                    .iter()
-                    .for_each(|lane| lane.remove_target(&self.shared));
+                taps.iter().for_each(|tap| tap.remove_target(&self.shared));
                 return Err(refusal(errno));
             }
         }
         for end in grip.ends {
             end.fix_buffers(grip.buffer_bytes);
         }
-        self.lanes = lanes;
+        self.taps = taps;
         Ok(())
     }
 }
@@ -221,12 +217,11 @@ impl KernelEngine for Sockmap {
     }
 
     fn has_taken(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.index().is_some())
-            && !self.lanes.iter().any(Lane::is_waiting)
+        self.taps.iter().any(|tap| tap.index().is_some()) && !self.taps.iter().any(Tap::is_waiting)
     }
 
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn {
-        if self.lanes.is_empty() {
+        if self.taps.is_empty() {
             let flowing = if grip.is_echo() { 1 } else { 2 };
             if grip.directions[..flowing].iter().any(Direction::is_ending) {
                 return Turn::Declined("sockmap: a stream had ended before it was taken".into());
@@ -235,31 +230,27 @@ impl KernelEngine for Sockmap {
                 return Turn::Declined(format!("sockmap: {why}").into());
             }
         }
-        let mut step = Step::ASLEEP;
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            match lane.turn(&self.shared, grip) {
-                Ok(own) => step.join(own),
+        let mut next = Next::ASLEEP;
+        for (index, tap) in self.taps.iter_mut().enumerate() {
+            match tap.turn(&self.shared, grip) {
+                Ok(own) => next.join(own),
                 Err(reason) => return Turn::Ends(reason),
             }
-            let entry = lane.index().map_or(0, |entry| u64::from(entry) + 1);
+            let entry = tap.index().map_or(0, |entry| u64::from(entry) + 1);
             self.gauge.indices[index].store(entry, Ordering::Release);
         }
-        let never_taken = |lane: &Lane| lane.state() == State::Left && lane.index().is_none();
-        if self.lanes.iter().all(never_taken) {
-            self.lanes
+        let never_taken = |tap: &Tap| tap.state() == State::Left && tap.index().is_none();
+        if self.taps.iter().all(never_taken) {
+            self.taps
                 .iter()
-                .for_each(|lane| lane.remove_target(&self.shared));
+                .for_each(|tap| tap.remove_target(&self.shared));
             for end in grip.ends {
                 end.tune_buffers();
             }
-            let why = self.lanes.iter().find_map(Lane::why_left);
+            let why = self.taps.iter().find_map(Tap::why_left);
             return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
         }
-        Turn::Holds(Next {
-            watch: step.watch,
-            look_at: step.look_at,
-            again: step.again,
-        })
+        Turn::Holds(next)
     }
 
     fn gauge(&self) -> Arc<dyn Gauge> {
@@ -271,7 +262,7 @@ impl KernelEngine for Sockmap {
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {
-        let last = self.lanes.iter().filter_map(Lane::index);
+        let last = self.taps.iter().filter_map(Tap::index);
         let last = last.map(|index| self.shared.entry(index).last_ns.load(Ordering::Relaxed));
         let last_ns = last.max().filter(|last| *last > 0)?;
         let clock = clock_gettime(ClockId::MonotonicCoarse);
@@ -281,18 +272,18 @@ impl KernelEngine for Sockmap {
 
     fn release(&mut self, ends: [&Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2] {
         let mut moved = [0, 0];
-        for (index, lane) in self.lanes.iter().enumerate() {
-            moved[index] = lane.pushed(&self.shared, &directions[index]);
+        for (index, tap) in self.taps.iter().enumerate() {
+            moved[index] = tap.pushed(&self.shared, &directions[index]);
         }
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.remove(&self.shared, ends[index]);
+        for (index, tap) in self.taps.iter_mut().enumerate() {
+            tap.remove(&self.shared, ends[index]);
             // The entry belongs to nobody now.
             self.gauge.indices[index].store(0, Ordering::Release);
         }
-        for lane in &self.lanes {
-            lane.remove_target(&self.shared);
+        for tap in &self.taps {
+            tap.remove_target(&self.shared);
         }
-        self.lanes.clear();
+        self.taps.clear();
         moved
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::step::LOOK_AGAIN;
+/// How soon to look again at what has no event: one tick of the loop's timer, in which the worker
+/// sends some megabytes.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A spell by hand lasts this long at least: some five times what it takes to come to it and back.
 const SHORTEST: Duration = Duration::from_millis(2);

@@ -4,19 +4,19 @@
 mod unix;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::{Namespace, Need, available, present};
+use netlab::{Namespace, Need, PATIENCE, available, connection, present, until};
 use rustix::net::sockopt::{self, socket_cookie};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::lane::kick;
 use super::shared::{self, Shared};
+use super::tap::kick;
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::endpoint::redirected_receive_bytes;
 use crate::socket_option;
@@ -25,32 +25,9 @@ use crate::{
     Reason, Side, Splicer, Step, Task,
 };
 
-/// After this a test fails.
-const PATIENCE: Duration = Duration::from_secs(40);
-
 pub(super) fn missing() -> bool {
     let why = EngineName::Sockmap.probe().err();
     !present("sockmap", why.map(|error| error.to_string()))
-}
-
-pub(super) fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-pub(super) fn connection() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (socket, _) = listener.accept().unwrap();
-    peer.set_nodelay(true).unwrap();
-    for socket in [&peer, &socket] {
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        socket.set_write_timeout(Some(PATIENCE)).unwrap();
-    }
-    (peer, socket)
 }
 
 /// A task whose waker goes nowhere.

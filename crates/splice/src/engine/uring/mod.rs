@@ -6,7 +6,10 @@
 //!
 //! A loop with pairs of this engine has one [`Ring`] and waits in `io_uring_enter(2)`. The ring
 //! watches the loop's epoll instance, so that a single call submits what is to be sent, sleeps, and
-//! receives: where `copy` makes three system calls for a message, this engine makes one or two.
+//! receives: where `copy` makes three system calls for a message, this engine makes one. It makes two
+//! where the send is not silent (below), since its completion ends the wait that it was submitted with:
+//! for a message that came in more than one buffer, and where the lane receives once. (In a loop that
+//! somebody else drives, each turn asks epoll once and the ring twice.)
 //!
 //! Each direction of a pair has a [`Lane`]. What completes on it is told to the pair as readiness
 //! of a socket, so that [`Direction`](crate::direction::Direction) drives it like a carrier:

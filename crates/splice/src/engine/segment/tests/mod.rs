@@ -44,6 +44,9 @@ use connected::{
     why_refused,
 };
 use counters::{changes, count, counters_across, counters_in};
+// It has room for a last acknowledgement that gets lost four times on a bad path (6 s), and for what
+// wakes a pair once (`SLEEPING_PAUSE`, 20 s).
+use netlab::PATIENCE;
 use netlab::{Lab, Namespace, Need, available};
 use proof::{Proof, Witness};
 use random::Random;
@@ -56,10 +59,6 @@ use crate::bpf_types::Plain;
 use crate::{
     Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
 };
-
-/// After this a test fails. A busy machine may need seconds to load the program; the last acknowledgement
-/// may get lost four times on a bad path (6 s), and what wakes a pair once (`SLEEPING_PAUSE`, 20 s).
-const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How many change-overs a test does; more in a hunt.
 fn rounds(few: usize) -> usize {

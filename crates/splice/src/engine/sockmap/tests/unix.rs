@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
+use netlab::{PATIENCE, connection, until};
 use rustix::net::sockopt::socket_cookie;
 
 use super::super::shared;
-use super::{Nobody, Opened, PATIENCE, connection, missing, until};
+use super::{Nobody, Opened, missing};
 use crate::EventLoop;
 
 /// Why a UNIX target is refused: `unix_shutdown` calls `sock_map_unhash` for the other end.

@@ -1,4 +1,5 @@
-//! One direction of a sockmap pair: user space asks, the programs open, move and close it.
+//! One direction of a sockmap pair: user space asks, the programs open, move and close it. Its states
+//! are drawn at the top of `mod.rs`.
 
 #[cfg(test)]
 mod tests;
@@ -11,13 +12,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::shared::Shared;
-use super::spell::Spell;
-use super::step::{LOOK_AGAIN, Step};
+use super::spell::{LOOK_AGAIN, Spell};
 use super::{failed, refusal};
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::direction::Direction;
 use crate::endpoint::Endpoint;
-use crate::engine::kernel::{Grip, Watch};
+use crate::engine::kernel::{Grip, Next, Watch};
 use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Readiness;
@@ -36,14 +36,18 @@ const ESTABLISHED: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     ByHand,
+    /// Also from the moment on in which user space asks.
     Open,
+    /// No longer open, and the target has not taken all that was redirected.
     Draining,
+    /// By hand for good.
     Left,
+    /// The direction has ended.
     Over,
 }
 
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Tap {
     /// Which of the pair's directions it is.
     number: usize,
     /// The source's cookie, under which the maps know the direction.
@@ -61,7 +65,7 @@ pub(super) struct Lane {
     take_back_at: Option<Instant>,
 }
 
-impl Lane {
+impl Tap {
     pub(super) fn new(number: usize, cookie: u64, back_cookie: u64) -> Self {
         Self {
             number,
@@ -120,21 +124,21 @@ impl Lane {
     }
 
     /// Does what there is to do now.
-    pub(super) fn turn(&mut self, shared: &Shared, grip: &mut Grip<'_>) -> Result<Step, Reason> {
+    pub(super) fn turn(&mut self, shared: &Shared, grip: &mut Grip<'_>) -> Result<Next, Reason> {
         if grip.directions[self.number].has_ended() && self.state != State::Left {
             self.state = State::Over;
         }
         if self.is_waiting() {
             let until = self.spell.since(grip.now) + FIRST_BY_HAND;
             if grip.now < until && !grip.directions[self.number].is_ending() {
-                return Ok(Step::watching(Watch::Stream).until(until));
+                return Ok(Next::watching(Watch::Stream).until(until));
             }
             self.begin(shared, grip)?;
         }
         let Some(index) = self.index else {
             return Ok(match grip.directions[self.number].has_ended() {
-                true => Step::ASLEEP,
-                false => Step::watching(Watch::Stream),
+                true => Next::ASLEEP,
+                false => Next::watching(Watch::Stream),
             });
         };
         let entry = shared.entry(index);
@@ -145,9 +149,9 @@ impl Lane {
             State::Open => self.while_open(shared, grip, entry),
             State::ByHand => self.while_by_hand(shared, grip, entry),
             State::Draining => self.drain(shared, grip, entry),
-            State::Left if grip.directions[self.number].has_ended() => Ok(Step::ASLEEP),
-            State::Left => Ok(Step::watching(Watch::Stream)),
-            State::Over => Ok(Step::ASLEEP),
+            State::Left if grip.directions[self.number].has_ended() => Ok(Next::ASLEEP),
+            State::Left => Ok(Next::watching(Watch::Stream)),
+            State::Over => Ok(Next::ASLEEP),
         }
     }
 
@@ -245,21 +249,21 @@ impl Lane {
         shared: &Shared,
         grip: &mut Grip<'_>,
         entry: &DirectionEntry,
-    ) -> Result<Step, Reason> {
+    ) -> Result<Next, Reason> {
         // What came behind the closing waits in the source, and its end of stream behind that.
         if entry.closed.load(Ordering::Acquire) == self.openings {
             let error = entry.error.load(Ordering::Relaxed).cast_signed();
             if error != 0 {
                 self.give_up(shared, grip, Errno::from_raw_os_error(error));
                 grip.directions[self.number].source_became(Readiness::READABLE);
-                return Ok(Step::PUMP);
+                return Ok(Next::PUMP);
             }
             self.spell.begins(grip.now);
             return self.drain(shared, grip, entry);
         }
         if let Some(at) = self.take_back_at {
             if grip.now < at {
-                return Ok(Step::ASLEEP.until(at));
+                return Ok(Next::ASLEEP.until(at));
             }
             self.take_back_at = None;
             if take_back(entry) {
@@ -275,7 +279,7 @@ impl Lane {
         if grip.directions[self.number].end_seen() {
             return self.finish(shared, grip, entry);
         }
-        Ok(Step::ASLEEP)
+        Ok(Next::ASLEEP)
     }
 
     /// It goes on by hand, behind everything that was redirected.
@@ -284,17 +288,17 @@ impl Lane {
         shared: &Shared,
         grip: &mut Grip<'_>,
         entry: &DirectionEntry,
-    ) -> Result<Step, Reason> {
+    ) -> Result<Next, Reason> {
         self.state = State::Draining;
         let pending = pending(entry, &self.target(shared)?);
         if pending > 0 {
-            return Ok(Step::ASLEEP.until(grip.now + self.spell.look_after(pending)));
+            return Ok(Next::ASLEEP.until(grip.now + self.spell.look_after(pending)));
         }
         self.state = State::ByHand;
         let direction = &mut grip.directions[self.number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);
-        Ok(Step::PUMP)
+        Ok(Next::PUMP)
     }
 
     /// Until the source's queue is found empty, and longer where the kernel's worker was outrun.
@@ -303,8 +307,8 @@ impl Lane {
         shared: &Shared,
         grip: &mut Grip<'_>,
         entry: &DirectionEntry,
-    ) -> Result<Step, Reason> {
-        let by_hand = Step::watching(Watch::Stream);
+    ) -> Result<Next, Reason> {
+        let by_hand = Next::watching(Watch::Stream);
         let direction = &grip.directions[self.number];
         if direction.is_ending() || direction.end_seen() {
             self.leave("its stream has ended".into());
@@ -358,22 +362,22 @@ impl Lane {
         shared: &Shared,
         grip: &mut Grip<'_>,
         entry: &DirectionEntry,
-    ) -> Result<Step, Reason> {
+    ) -> Result<Next, Reason> {
         let seen = self.source(shared)?;
         // The end of stream counts as one byte.
         if seen.rcv_nxt.wrapping_sub(1) != expected(entry) {
             // Where skbs wait for their verdict this gives it to them; it also takes the error of
             // a connection that was reset.
             kick(grip.ends[self.number], Side::BOTH[self.number])?;
-            return Ok(Step::look_again(grip));
+            return Ok(look_again(grip));
         }
         if !self.is_drained(shared, entry)? {
-            return Ok(Step::look_again(grip));
+            return Ok(look_again(grip));
         }
         let direction = &mut grip.directions[self.number];
         direction.source_became(Readiness::READABLE);
         direction.hold_at(u64::MAX);
-        Ok(Step::PUMP)
+        Ok(Next::PUMP)
     }
 
     /// Everything that the program has redirected was taken by the target's send function.
@@ -464,6 +468,11 @@ fn pending_of(redirected: u64, entry: &DirectionEntry, target: &Inspection) -> u
     // Sequence numbers wrap at 32 bits.
     sent.wrapping_add(redirected as u32)
         .wrapping_sub(target.write_seq)
+}
+
+/// There is no event for "the worker has sent it".
+fn look_again(grip: &Grip<'_>) -> Next {
+    Next::ASLEEP.until(grip.now + LOOK_AGAIN)
 }
 
 /// A look at the queue makes TCP run the program on what waits there

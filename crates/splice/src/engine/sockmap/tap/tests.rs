@@ -1,16 +1,16 @@
-//! A lane with no loop behind it: the test says what time it is.
+//! A tap with no loop behind it: the test says what time it is.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use netlab::{Namespace, Need, available};
+use netlab::{Namespace, Need, available, connection, until};
 use rustix::net::sockopt::socket_cookie;
 use rustix::net::{Shutdown as Half, shutdown};
 
 use super::super::shared;
-use super::super::tests::{Nobody, connection, forge, missing, until};
+use super::super::tests::{Nobody, forge, missing};
 use super::*;
 use crate::EventLoop;
 use crate::direction::Carriage;
@@ -22,7 +22,7 @@ const BYTES: usize = 1_009;
 /// From a source to a target, turned by hand.
 struct Turned {
     shared: Arc<Shared>,
-    lane: Lane,
+    tap: Tap,
     ends: [Endpoint; 2],
     directions: [Direction; 2],
     waker: Waker,
@@ -36,7 +36,7 @@ impl Turned {
         let ends = [source, target].map(|end| Endpoint::new(end).unwrap());
         let [cookie, back_cookie] = ends.each_ref().map(|end| socket_cookie(end).unwrap());
         let mut this = Self {
-            lane: Lane::new(0, cookie, back_cookie),
+            tap: Tap::new(0, cookie, back_cookie),
             directions: [(), ()].map(|()| Direction::new(Carriage::Copy)),
             waker: EventLoop::new().unwrap().spawn(Box::new(Nobody)),
             joined_at: Instant::now(),
@@ -44,12 +44,12 @@ impl Turned {
             ends,
         };
         let [source, target] = &this.ends;
-        this.lane.insert_target(&this.shared, target).unwrap();
+        this.tap.insert_target(&this.shared, target).unwrap();
         // So that it can be inspected.
         let targets = &this.shared.targets;
         targets.insert_socket(&back_cookie, source.as_fd()).unwrap();
         let waits = this.turn(Duration::ZERO);
-        assert_eq!(this.lane.state(), State::ByHand);
+        assert_eq!(this.tap.state(), State::ByHand);
         assert_eq!(waits.look_at, Some(this.at(FIRST_BY_HAND)));
         this
     }
@@ -58,7 +58,7 @@ impl Turned {
         self.joined_at + after
     }
 
-    fn turn(&mut self, after: Duration) -> Step {
+    fn turn(&mut self, after: Duration) -> Next {
         let now = self.at(after);
         let mut grip = Grip {
             ends: self.ends.each_ref(),
@@ -68,12 +68,12 @@ impl Turned {
             waker: &|| self.waker.clone(),
             now,
         };
-        self.lane.turn(&self.shared, &mut grip).unwrap()
+        self.tap.turn(&self.shared, &mut grip).unwrap()
     }
 
     /// In the source's queue, its end of stream included.
     fn waiting(&self) -> u32 {
-        let seen = self.lane.source(&self.shared).unwrap();
+        let seen = self.tap.source(&self.shared).unwrap();
         seen.rcv_nxt.wrapping_sub(seen.copied_seq)
     }
 
@@ -82,7 +82,7 @@ impl Turned {
     }
 
     fn entry(&self) -> &DirectionEntry {
-        self.shared.entry(self.lane.index().unwrap())
+        self.shared.entry(self.tap.index().unwrap())
     }
 
     /// Sends [`BYTES`], which wait in the source when the gate is asked.
@@ -90,7 +90,7 @@ impl Turned {
         peer.write_all(&[7; BYTES]).unwrap();
         until("they came", || self.waiting() == BYTES as u32);
         let asked = self.turn(FIRST_BY_HAND);
-        assert_eq!(self.lane.state(), State::Open);
+        assert_eq!(self.tap.state(), State::Open);
         assert_eq!(asked.watch, Watch::Ends);
         assert_eq!(asked.look_at, Some(self.at(FIRST_BY_HAND + LOOK_AGAIN)));
     }
@@ -98,10 +98,10 @@ impl Turned {
 
 impl Drop for Turned {
     fn drop(&mut self) {
-        self.shared.sources.remove(&self.lane.cookie);
-        self.lane.remove(&self.shared, &self.ends[0]);
-        self.lane.remove_target(&self.shared);
-        self.shared.targets.remove(&self.lane.back_cookie);
+        self.shared.sources.remove(&self.tap.cookie);
+        self.tap.remove(&self.shared, &self.ends[0]);
+        self.tap.remove_target(&self.shared);
+        self.shared.targets.remove(&self.tap.back_cookie);
     }
 }
 
@@ -124,18 +124,18 @@ fn an_end_of_stream_before_the_insertion_goes_by_hand() {
         let came = BYTES as u32 + u32::from(!its_own);
         until("all of it came", || turned.waiting() == came);
 
-        let cookie = turned.lane.cookie;
+        let cookie = turned.tap.cookie;
         let inserted = turned
             .shared
             .sources
             .insert_socket(&cookie, watched.as_fd());
         assert_eq!(inserted, Err(Errno::OPNOTSUPP));
 
-        let step = turned.turn(FIRST_BY_HAND);
-        assert_eq!(turned.lane.state(), State::Left);
-        assert_eq!((step.watch, step.look_at), (Watch::Stream, None));
+        let next = turned.turn(FIRST_BY_HAND);
+        assert_eq!(turned.tap.state(), State::Left);
+        assert_eq!((next.watch, next.look_at), (Watch::Stream, None));
         assert!(!turned.directions[0].is_held());
-        assert_eq!(turned.lane.index(), None);
+        assert_eq!(turned.tap.index(), None);
         // Nothing stands in front of it.
         let detached = socket_option::detach_filter(&watched);
         assert_eq!(detached, Err(Errno::NOENT));
@@ -158,11 +158,11 @@ fn what_waits_goes_by_hand_when_nothing_follows() {
     let mut turned = Turned::new(source, target);
     turned.ask_behind_bytes(&peer);
     let due = FIRST_BY_HAND + LOOK_AGAIN;
-    let step = turned.turn(due - Duration::from_nanos(1));
-    assert_eq!(step.look_at, Some(turned.at(due)));
-    let step = turned.turn(due);
-    assert_eq!(turned.lane.state(), State::ByHand);
-    assert!(step.again && !turned.directions[0].is_held());
+    let next = turned.turn(due - Duration::from_nanos(1));
+    assert_eq!(next.look_at, Some(turned.at(due)));
+    let next = turned.turn(due);
+    assert_eq!(turned.tap.state(), State::ByHand);
+    assert!(next.again && !turned.directions[0].is_held());
     assert!(turned.directions[0].can_move());
     // Nobody opens for what comes now.
     peer.write_all(&[7]).unwrap();
@@ -182,8 +182,8 @@ fn the_next_segment_opens_and_takes_along_what_waits() {
     turned.ask_behind_bytes(&peer);
     peer.write_all(&[7]).unwrap();
     far.read_exact(&mut [0; BYTES + 1]).unwrap();
-    let step = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
-    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    let next = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     assert_eq!(turned.redirected(), BYTES as u64 + 1);
 }
 
@@ -195,9 +195,9 @@ fn nobody_looks_again_where_nothing_waits() {
     let (mut peer, source) = connection();
     let (target, mut far) = connection();
     let mut turned = Turned::new(source, target);
-    let step = turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.lane.state(), State::Open);
-    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    let next = turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.tap.state(), State::Open);
+    assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     peer.write_all(&[7; BYTES]).unwrap();
     far.read_exact(&mut [0; BYTES]).unwrap();
     assert_eq!(turned.redirected(), BYTES as u64);
@@ -216,13 +216,13 @@ fn what_came_before_the_gate_is_not_waited_for() {
     let mut turned = Turned::new(source, target);
     turned.turn(FIRST_BY_HAND);
     assert!(take_back(turned.entry()));
-    turned.lane.state = State::ByHand;
+    turned.tap.state = State::ByHand;
     let noted = turned.entry().let_in.load(Ordering::SeqCst) as u32;
     let unseen = noted.wrapping_sub(UNSEEN_BYTES);
     turned.entry().let_in.store(unseen.into(), Ordering::SeqCst);
-    let step = turned.turn(2 * FIRST_BY_HAND);
-    assert_eq!(turned.lane.state(), State::Open);
-    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    let next = turned.turn(2 * FIRST_BY_HAND);
+    assert_eq!(turned.tap.state(), State::Open);
+    assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     peer.write_all(&[7; BYTES]).unwrap();
     far.read_exact(&mut [0; BYTES]).unwrap();
     assert_eq!(turned.redirected(), BYTES as u64);
@@ -244,11 +244,11 @@ fn what_waits_is_kicked_when_the_segment_behind_it_was_dropped() {
     let inserted = turned
         .shared
         .sources
-        .insert_socket(&turned.lane.cookie, source);
+        .insert_socket(&turned.tap.cookie, source);
     inserted.unwrap();
     assert_eq!((turned.redirected(), turned.waiting()), (0, BYTES as u32));
-    let step = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
-    assert_eq!((step.watch, step.look_at), (Watch::Ends, None));
+    let next = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     let mut received = [0; BYTES];
     far.read_exact(&mut received).unwrap();
     assert_eq!((turned.redirected(), received), (BYTES as u64, [7; BYTES]));
@@ -267,8 +267,8 @@ fn what_does_not_fit_the_window_does_not_open() {
     let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
     let mut turned = Turned::new(source, target);
     turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.lane.state(), State::Open);
-    let seen = turned.lane.source(&turned.shared).unwrap();
+    assert_eq!(turned.tap.state(), State::Open);
+    let seen = turned.tap.source(&turned.shared).unwrap();
     // Across the end of the window, with which a connection begins: at most 64 KiB.
     let first = seen.rcv_nxt.wrapping_add(60_000);
     let noted = || turned.entry().let_in.load(Ordering::Acquire) as u32;
@@ -289,16 +289,16 @@ fn a_source_that_the_kernel_does_not_take_goes_by_hand() {
     let (target, _far) = connection();
     let mut turned = Turned::new(source, target);
     turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.lane.state(), State::Open);
+    assert_eq!(turned.tap.state(), State::Open);
     // No longer open both ways: `sock_map_sk_state_allowed`.
     shutdown(&turned.ends[0], Half::Write).unwrap();
     peer.write_all(&[7; BYTES]).unwrap();
     until("it came", || turned.waiting() == BYTES as u32);
-    let step = turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.lane.state(), State::Left);
-    assert!(step.again && turned.directions[0].can_move());
-    assert_eq!(turned.lane.index(), None);
-    assert_eq!(turned.lane.why_left(), Some(refusal(Errno::OPNOTSUPP)));
+    let next = turned.turn(FIRST_BY_HAND);
+    assert_eq!(turned.tap.state(), State::Left);
+    assert!(next.again && turned.directions[0].can_move());
+    assert_eq!(turned.tap.index(), None);
+    assert_eq!(turned.tap.why_left(), Some(refusal(Errno::OPNOTSUPP)));
     let detached = socket_option::detach_filter(&turned.ends[0]);
     assert_eq!(detached, Err(Errno::NOENT));
 }
