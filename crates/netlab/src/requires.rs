@@ -29,17 +29,20 @@ pub enum Need {
     Ss,
     /// The `chromium` program.
     Chromium,
+    /// The `nft` program of nftables.
+    Nft,
 }
 
 impl Need {
     /// Every need, in the order that a listing shows.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Root,
         Self::Netns,
         Self::Bpf,
         Self::Haproxy,
         Self::Ss,
         Self::Chromium,
+        Self::Nft,
     ];
 
     /// What `SPLICED_REQUIRE` calls it.
@@ -51,6 +54,7 @@ impl Need {
             Self::Haproxy => "haproxy",
             Self::Ss => "ss",
             Self::Chromium => "chromium",
+            Self::Nft => "nft",
         }
     }
 
@@ -63,6 +67,7 @@ impl Need {
             Self::Haproxy => without_program("haproxy", "haproxy"),
             Self::Ss => without_program("ss", "iproute2"),
             Self::Chromium => without_program("chromium", "chromium"),
+            Self::Nft => without_program("nft", "nftables"),
         }
     }
 }

@@ -279,7 +279,7 @@ fn what_lingers_goes() {
 
 #[test]
 fn connection_tracking_forgets_spliced_connections() {
-    if !available(Need::Root) || netlab::program("nft").is_none() {
+    if !available(Need::Root) || !available(Need::Nft) {
         return;
     }
     let lab = Lab::new().expect("a lab");

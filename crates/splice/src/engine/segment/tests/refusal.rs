@@ -14,7 +14,7 @@ fn nft(namespace: &Namespace, hook: &str, rule: &str) {
 
 #[test]
 fn a_translated_address_is_found_and_refused() {
-    if !available(Need::Root) || netlab::program("nft").is_none() {
+    if !available(Need::Root) || !available(Need::Nft) {
         return;
     }
     let lab = Lab::new().expect("a lab");
@@ -35,7 +35,7 @@ fn a_translated_address_is_found_and_refused() {
 
 #[test]
 fn a_redirected_port_is_found_and_refused() {
-    if !available(Need::Root) || netlab::program("nft").is_none() {
+    if !available(Need::Root) || !available(Need::Nft) {
         return;
     }
     let lab = Lab::new().expect("a lab");
