@@ -1,6 +1,7 @@
 //! The same, between network namespaces, with `--engine segment`: the program in the kernel carries
 //! their bytes, and the relay makes no call for them.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 
 use netlab::{Lab, Need, available};
@@ -45,9 +46,9 @@ fn iperf3_is_translated_in_both_directions() {
     let lab = Lab::new().expect("a lab");
     let (_server, target) = serve(&iperf3, &server(&lab));
     let hop = hop(&lab, &target);
-    for direction in [&[][..], &["--reverse"]] {
+    for (round, direction) in [&[][..], &["--reverse"]].into_iter().enumerate() {
         // One to talk and one to measure.
-        Witness::of_program(&hop, 2, || {
+        Witness::of_program(&hop, 2 * round, 2, || {
             measure(&iperf3, &client(&lab), hop.address(), BYTES, direction);
         });
     }
@@ -68,10 +69,10 @@ fn http_that_is_kept_alive_is_translated() {
         return;
     };
     let hop = hop(&lab, &nginx.tcp);
-    Witness::of_program(&hop, CONNECTIONS, || {
+    // With the first, wrk only looks whether somebody listens.
+    Witness::of_program(&hop, 1, CONNECTIONS, || {
         load(&wrk, &client(&lab), hop.address(), CONNECTIONS);
     });
-    // With the first, wrk only looks whether somebody listens.
     hop.expect_translated(1 + CONNECTIONS);
 }
 
@@ -92,10 +93,10 @@ fn pgbench_is_translated() {
     let client = client(&lab);
     let initialize = ["--initialize", "--scale", "1", "--quiet"];
     bench(&pgbench, &client, hop.address(), &initialize);
-    Witness::of_program(&hop, CLIENTS, || {
+    // Before it begins, pgbench asks how large the tables are.
+    Witness::of_program(&hop, 1 + 1, CLIENTS, || {
         transact(&pgbench, &client, hop.address(), [CLIENTS as u64, 300], &[]);
     });
-    // Before it begins, pgbench asks how large the tables are.
     hop.expect_translated(1 + 1 + CLIENTS);
     // With a connection for each transaction.
     transact(&pgbench, &client, hop.address(), [6, 30], &["--connect"]);
@@ -114,8 +115,10 @@ fn a_copy_by_ssh_is_translated() {
         return;
     };
     let hop = hop(&lab, &sshd.address);
+    let copies = Cell::new(0);
     sshd.copy(&scp, &client(&lab), hop.address(), |copy| {
-        Witness::of_program(&hop, 1, copy);
+        Witness::of_program(&hop, copies.get(), 1, copy);
+        copies.set(copies.get() + 1);
     });
     hop.expect_translated(2);
 }

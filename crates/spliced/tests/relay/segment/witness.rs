@@ -36,10 +36,18 @@ impl Witness {
     }
 
     /// Runs what makes so many connections and uses them until it ends: from the moment on at which
-    /// all are spliced the hop carries nothing.
-    pub(crate) fn of_program(hop: &Hop, connections: usize, program: impl FnOnce() + Send) {
+    /// all are spliced the hop carries nothing. So many others have ended before, which the program may
+    /// make itself to look around.
+    pub(crate) fn of_program(
+        hop: &Hop,
+        others: usize,
+        connections: usize,
+        program: impl FnOnce() + Send,
+    ) {
         thread::scope(|scope| {
             let program = scope.spawn(program);
+            // While one of them lives it would pass for one of those that are meant.
+            until("the others have ended", || hop.connections() >= others);
             let witness = Self::of(hop, connections);
             program.join().expect("the program ends well");
             witness.end();
