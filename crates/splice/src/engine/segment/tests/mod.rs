@@ -18,6 +18,7 @@ mod proof;
 #[path = "../../../../tests/support/random.rs"]
 mod random;
 mod refusal;
+mod room;
 mod size;
 pub(super) mod step;
 mod summed_up;
