@@ -53,14 +53,14 @@ use rustix::net::sockopt;
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
+use crate::bpf_types::segment_mark as mark;
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Task;
 use change_over::PROBES;
-use eligibility::{Obstacle, examine, refused};
+use eligibility::{Obstacle, examine, is_own, refused};
 use flow::Flow;
 use ground::Ground;
 use linger::Linger;
@@ -275,7 +275,7 @@ impl Segment {
             self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
             for (from, load) in loads.iter().enumerate() {
                 let socket = &found.socket[from];
-                if socket.flags & has::FOUND != 0 {
+                if is_own(socket, self.cookies[from]) {
                     // What has not been given on by hand went past the sockets.
                     let given = socket.copied_seq.wrapping_sub(load.held as u32);
                     flow.side(from).cut.store(given, Relaxed);
