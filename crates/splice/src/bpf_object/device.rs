@@ -36,8 +36,34 @@ pub(crate) enum Traffic {
 /// A program on a device; it leaves when this is dropped.
 #[derive(Debug)]
 pub(crate) enum DeviceLink {
-    Tcx(#[expect(dead_code, reason = "open, it keeps the program there")] OwnedFd),
+    /// Open, it keeps the program there.
+    Tcx(OwnedFd),
     Clsact(Filter),
+}
+
+impl DeviceLink {
+    /// Whether the program still stands on its device, which may be gone, and its index another's. So
+    /// it is as well where the kernel does not tell.
+    pub(crate) fn stands(&self) -> bool {
+        match self {
+            Self::Tcx(link) => stands_by_tcx(link).unwrap_or(true),
+            Self::Clsact(filter) => filter.stands(),
+        }
+    }
+}
+
+/// A link outlives its device, without one (`tcx_link_fill_info`).
+fn stands_by_tcx(link: &OwnedFd) -> std::result::Result<bool, Errno> {
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, which holds no
+    // pointer for a link of this kind.
+    let result = unsafe {
+        libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut length)
+    };
+    checked(result)?;
+    // SAFETY: the kernel has filled this member, since the link is of its kind; zeroes are a value of it.
+    Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex } != 0)
 }
 
 impl Program {
@@ -228,6 +254,19 @@ impl Filter {
     fn is_behind_its_like(&self) -> bool {
         self.place.priority > PRIORITIES.start
     }
+
+    /// A qdisc goes with its device, and its filters with it.
+    fn stands(&self) -> bool {
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        self.is_at(self.place.hook(&self.caller))
+    }
+
+    /// Somebody may have put another in its place.
+    fn is_at(&self, mut hook: TcHook) -> bool {
+        let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
+        hook.query().is_ok_and(is_own)
+    }
 }
 
 /// Whether a filter of ours is left here whose process has died.
@@ -251,9 +290,7 @@ impl Drop for Filter {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();
             let mut hook = self.place.hook(&self.caller);
-            // Somebody may have put another in its place.
-            let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
-            if hook.query().is_ok_and(is_own) {
+            if self.is_at(hook) {
                 let _ = hook.detach();
             }
         }

@@ -90,11 +90,13 @@ impl Segment {
                 )
             });
             if !was_seen(found, side.index(), noted) {
-                self.probe(ends);
+                let device = eligibility::device(&found.socket[side.index()]);
+                if let Err(Obstacle::Refused(why)) = self.probe(ends, device) {
+                    return Progress::Refused(why);
+                }
                 return self.later_or(format!(
-                    "no segment of {side:?}'s was seen on device {}: NAT, policy routing or \
-                     another tc program stands between",
-                    eligibility::device(&found.socket[side.index()])
+                    "no segment of {side:?}'s was seen on device {device}: NAT, policy routing or \
+                     another tc program stands between"
                 ));
             }
         }
@@ -152,18 +154,21 @@ impl Segment {
         promised(near).wrapping_sub(near.rcv_nxt).cast_signed() <= room.max(FIRST_WINDOW_BYTES)
     }
 
-    /// Makes both peers send a segment, so that the program sees one.
-    fn probe(&mut self, ends: [&Endpoint; 2]) {
+    /// Makes both peers send a segment, so that the program sees one where it was not seen.
+    fn probe(&mut self, ends: [&Endpoint; 2], device: u32) -> Result<(), Obstacle> {
         let is_due = match self.probed_at {
             // Where bytes flow a segment comes by itself.
             None => self.pause > SMALLEST_PAUSE,
             Some(at) => at.elapsed() > ANSWERED_ONCE_IN && self.probes_left > 0,
         };
         if is_due {
+            self.ground.leave_if_gone(device);
+            self.stand_on(device)?;
             self.probed_at = Some(Instant::now());
             self.probes_left -= 1;
             ends.into_iter().for_each(ask);
         }
+        Ok(())
     }
 
     pub(super) fn overlap(

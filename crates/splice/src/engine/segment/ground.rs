@@ -148,8 +148,13 @@ struct Book {
 /// How another thread gets on with a device.
 enum Approach {
     UnderWay,
-    Refused(String),
+    Refused { why: String, at: Instant },
 }
+
+/// For how long a device that refused the program is not asked again. What was in the way may go: it
+/// was short of memory, or had 64 programs of others. A try costs a thread, and the kernel tens of
+/// milliseconds beside the loops.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 impl Ground {
     /// The ground of this thread's network namespace.
@@ -264,15 +269,20 @@ impl Ground {
         }
         match book.approaches.get(&device) {
             Some(Approach::UnderWay) => return None,
-            Some(Approach::Refused(why)) => return Some(Err(why.clone())),
-            None => {}
+            Some(Approach::Refused { why, at }) if at.elapsed() < REFUSED_FOR => {
+                return Some(Err(why.clone()));
+            }
+            Some(Approach::Refused { .. }) | None => {}
         }
         let ground = Arc::clone(self);
         let approach = move || {
             let refused = ground.stand_on(device).err();
             let approaches = &mut ground.book().approaches;
             match refused {
-                Some(error) => approaches.insert(device, Approach::Refused(error.to_string())),
+                Some(error) => {
+                    let (why, at) = (error.to_string(), Instant::now());
+                    approaches.insert(device, Approach::Refused { why, at })
+                }
                 None => approaches.remove(&device),
             };
         };
@@ -283,6 +293,16 @@ impl Ground {
             }
             Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
         }
+    }
+
+    /// A device may have been deleted, and another have got its index: then the program is not there.
+    pub(super) fn leave_if_gone(&self, device: u32) {
+        let mut book = self.book();
+        let links = book.devices.get(&device);
+        let gone = links.is_some_and(|links| !links.iter().all(DeviceLink::stands));
+        let links = gone.then(|| book.devices.remove(&device));
+        drop(book);
+        drop(links);
     }
 
     /// From now on goes to devices as on a kernel that has no tcx.

@@ -205,16 +205,7 @@ impl Segment {
         examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
-            let stands = if self.waits {
-                let stood = self.ground.stand_on(device);
-                Some(stood.map(drop).map_err(|error| error.to_string()))
-            } else {
-                self.ground.stand_on_beside(device)
-            };
-            match stands {
-                Some(stands) => stands.map_err(|why| Obstacle::Refused(why.into()))?,
-                None => return Err(Obstacle::NotNow),
-            }
+            self.stand_on(device)?;
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.ground), tuples, devices, scales)
@@ -226,6 +217,19 @@ impl Segment {
         reached("watching");
         self.phase = Phase::Watching;
         Ok(())
+    }
+
+    /// Has the program see what comes in on a device.
+    fn stand_on(&self, device: u32) -> Result<(), Obstacle> {
+        let stands = if self.waits {
+            let stood = self.ground.stand_on(device);
+            Some(stood.map(drop).map_err(|error| error.to_string()))
+        } else {
+            self.ground.stand_on_beside(device)
+        };
+        stands
+            .ok_or(Obstacle::NotNow)?
+            .map_err(|why| Obstacle::Refused(why.into()))
     }
 
     /// Sees how far the change-over has come, and takes the next step.

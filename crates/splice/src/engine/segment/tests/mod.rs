@@ -8,6 +8,7 @@ mod cost;
 mod counters;
 mod crash;
 mod damaged;
+mod device;
 mod ends;
 mod forgery;
 mod life;
