@@ -1,17 +1,17 @@
 //! Programs on network devices.
 
 use std::fmt;
-use std::fs;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::PoisonError;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHook, libbpf_sys};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{LOADING, Map, Program, Quiet, checked, load, refused};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::socket_option;
 
 /// How many programs on one device are looked at; the kernel allows as many (`BPF_MPROG_MAX`,
 /// kernel 6.6).
@@ -305,14 +305,21 @@ impl fmt::Debug for Filter {
     }
 }
 
-/// This thread's network namespace: its inode.
+/// This thread's network namespace, by a socket of it: its cookie. The inode of
+/// /proc/thread-self/ns/net is given to another namespace once this one is gone, whatever programs and
+/// maps of it are left (`ns_free_inum`).
 ///
 /// # Errors
-/// [`ErrorKind::System`] without /proc.
+/// [`ErrorKind::System`] without a socket.
 pub(crate) fn namespace() -> Result<u64> {
-    let found = fs::metadata("/proc/thread-self/ns/net");
-    let found = found.context("cannot tell the thread's network namespace")?;
-    Ok(found.ino())
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let cookie = socket.and_then(socket_option::namespace_cookie);
+    cookie.context("cannot tell the thread's network namespace")
 }
 
 fn not_attached(device: u32, errno: Errno) -> Error {

@@ -19,7 +19,7 @@ use crate::error::Result;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
-/// The grounds of this process, by the inode of the namespace.
+/// The grounds of this process, by the namespace's cookie.
 static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
@@ -165,7 +165,7 @@ impl Ground {
         let namespace = namespace()?;
         let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         grounds.retain(|(_, ground)| ground.strong_count() > 0);
-        let known = grounds.iter().find(|(inode, _)| *inode == namespace);
+        let known = grounds.iter().find(|(cookie, _)| *cookie == namespace);
         if let Some(ground) = known.and_then(|(_, ground)| ground.upgrade()) {
             return Ok(ground);
         }

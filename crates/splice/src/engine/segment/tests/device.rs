@@ -1,5 +1,7 @@
 //! Devices that come and go.
 
+use std::os::unix::fs::MetadataExt;
+
 use super::coexistence::index_of;
 use super::*;
 
@@ -69,4 +71,35 @@ fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
 #[test]
 fn neither_is_one_whose_qdisc_has_gone() {
     has_the_index_of_another(Way::Clsact);
+}
+
+/// The kernel gives the inode of a namespace to another once it is gone, however long the ground stays.
+#[test]
+fn a_ground_is_that_of_one_namespace_only() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stand = |namespace: &Namespace| {
+        let stand = || {
+            let inode = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
+            (inode.ino(), Ground::here().expect("a ground"))
+        };
+        namespace.enter(stand).expect("entered")
+    };
+    let namespace = Namespace::new("twice").expect("a namespace");
+    let [once, twice] = [stand(&namespace), stand(&namespace)];
+    assert!(Arc::ptr_eq(&once.1, &twice.1));
+    drop(namespace);
+    let mut stood_on: Vec<(u64, Arc<Ground>)> = vec![once];
+    netlab::until("a namespace has the inode of one before", || {
+        let namespace = Namespace::new("later").expect("a namespace");
+        let (inode, ground) = stand(&namespace);
+        let known = stood_on
+            .iter()
+            .any(|(_, known)| Arc::ptr_eq(known, &ground));
+        assert!(!known, "the ground of another, with the inode {inode}");
+        let has_been = stood_on.iter().any(|(before, _)| *before == inode);
+        stood_on.push((inode, ground));
+        has_been
+    });
 }
