@@ -208,6 +208,21 @@ pub(crate) fn tune_buffers(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUF_LOCK, &0i32)
 }
 
+/// The cookie of the network namespace that a socket belongs to (`SO_NETNS_COOKIE`, Linux 5.14 on). No
+/// later one gets it.
+pub(crate) fn namespace_cookie(fd: impl AsFd) -> rustix::io::Result<u64> {
+    let mut halves = [0; 2];
+    get(
+        fd.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_NETNS_COOKIE,
+        &mut halves,
+    )?;
+    // It is compared with its like only.
+    let [one, other] = halves.map(|half| u64::from(half.cast_unsigned()));
+    Ok(one | other << u32::BITS)
+}
+
 /// Which of the two sizes the kernel leaves alone, as bits.
 #[cfg(test)]
 pub(crate) fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {

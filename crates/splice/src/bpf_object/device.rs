@@ -1,17 +1,17 @@
 //! Programs on network devices.
 
 use std::fmt;
-use std::fs;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::PoisonError;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHook, libbpf_sys};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{LOADING, Map, Program, Quiet, checked, load, refused};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::socket_option;
 
 /// How many programs on one device are looked at; the kernel allows as many (`BPF_MPROG_MAX`,
 /// kernel 6.6).
@@ -36,8 +36,34 @@ pub(crate) enum Traffic {
 /// A program on a device; it leaves when this is dropped.
 #[derive(Debug)]
 pub(crate) enum DeviceLink {
-    Tcx(#[expect(dead_code, reason = "open, it keeps the program there")] OwnedFd),
+    /// Open, it keeps the program there.
+    Tcx(OwnedFd),
     Clsact(Filter),
+}
+
+impl DeviceLink {
+    /// Whether the program still stands on its device, which may be gone, and its index another's. So
+    /// it is as well where the kernel does not tell.
+    pub(crate) fn stands(&self) -> bool {
+        match self {
+            Self::Tcx(link) => stands_by_tcx(link).unwrap_or(true),
+            Self::Clsact(filter) => filter.stands(),
+        }
+    }
+}
+
+/// A link outlives its device, without one (`tcx_link_fill_info`).
+fn stands_by_tcx(link: &OwnedFd) -> std::result::Result<bool, Errno> {
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, which holds no
+    // pointer for a link of this kind.
+    let result = unsafe {
+        libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut length)
+    };
+    checked(result)?;
+    // SAFETY: the kernel has filled this member, since the link is of its kind; zeroes are a value of it.
+    Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex } != 0)
 }
 
 impl Program {
@@ -228,6 +254,19 @@ impl Filter {
     fn is_behind_its_like(&self) -> bool {
         self.place.priority > PRIORITIES.start
     }
+
+    /// A qdisc goes with its device, and its filters with it.
+    fn stands(&self) -> bool {
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        self.is_at(self.place.hook(&self.caller))
+    }
+
+    /// Somebody may have put another in its place.
+    fn is_at(&self, mut hook: TcHook) -> bool {
+        let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
+        hook.query().is_ok_and(is_own)
+    }
 }
 
 /// Whether a filter of ours is left here whose process has died.
@@ -251,9 +290,7 @@ impl Drop for Filter {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();
             let mut hook = self.place.hook(&self.caller);
-            // Somebody may have put another in its place.
-            let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
-            if hook.query().is_ok_and(is_own) {
+            if self.is_at(hook) {
                 let _ = hook.detach();
             }
         }
@@ -268,14 +305,21 @@ impl fmt::Debug for Filter {
     }
 }
 
-/// This thread's network namespace: its inode.
+/// This thread's network namespace, by a socket of it: its cookie. The inode of
+/// /proc/thread-self/ns/net is given to another namespace once this one is gone, whatever programs and
+/// maps of it are left (`ns_free_inum`).
 ///
 /// # Errors
-/// [`ErrorKind::System`] without /proc.
+/// [`ErrorKind::System`] without a socket.
 pub(crate) fn namespace() -> Result<u64> {
-    let found = fs::metadata("/proc/thread-self/ns/net");
-    let found = found.context("cannot tell the thread's network namespace")?;
-    Ok(found.ino())
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let cookie = socket.and_then(socket_option::namespace_cookie);
+    cookie.context("cannot tell the thread's network namespace")
 }
 
 fn not_attached(device: u32, errno: Errno) -> Error {

@@ -4,15 +4,14 @@ use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::eligibility::{self, Obstacle, Plan, examine, has_ended, promised, was_seen};
+use super::eligibility::{self, Obstacle, Plan, examine, has_ended, is_own, promised, was_seen};
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
     ENDED_BEFORE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE, SMALLEST_PAUSE, Segment,
     reached,
 };
-use crate::bpf_types::SegmentInspection;
-use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
+use crate::bpf_types::{SegmentInspection, segment_mark as mark};
 use crate::endpoint::Endpoint;
 use crate::engine::kernel::KernelEngine;
 use crate::outcome::Side;
@@ -72,14 +71,14 @@ impl Segment {
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
+        // Of one that has ended, the peer has nothing left to say that could be seen.
+        if !self.finds_both(found) || found.socket.iter().any(has_ended) {
+            return Progress::Declined(ENDED_BEFORE);
+        }
         match examine(found, &self.cookies) {
             Err(Obstacle::Refused(why)) => return Progress::Refused(why),
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
             Err(Obstacle::NotNow) | Ok(()) => {}
-        }
-        // Its peer has nothing left to say that could be seen.
-        if found.socket.iter().any(has_ended) {
-            return Progress::Declined(ENDED_BEFORE);
         }
         for side in Side::BOTH {
             let entry = flow.side(side.index());
@@ -91,11 +90,13 @@ impl Segment {
                 )
             });
             if !was_seen(found, side.index(), noted) {
-                self.probe(ends);
+                let device = eligibility::device(&found.socket[side.index()]);
+                if let Err(Obstacle::Refused(why)) = self.probe(ends, device) {
+                    return Progress::Refused(why);
+                }
                 return self.later_or(format!(
-                    "no segment of {side:?}'s was seen on device {}: NAT, policy routing or \
-                     another tc program stands between",
-                    eligibility::device(&found.socket[side.index()])
+                    "no segment of {side:?}'s was seen on device {device}: NAT, policy routing or \
+                     another tc program stands between"
                 ));
             }
         }
@@ -112,7 +113,7 @@ impl Segment {
         // What the sockets have promised since `found` was asked for counts, too; from now on
         // their peers hear no more of it.
         match self.ground.inspect(flow.tuples()) {
-            Ok(found) => {
+            Ok(found) if self.finds_both(&found) => {
                 flow.catch_up(&found);
                 for (from, socket) in found.socket.iter().enumerate() {
                     flow.promise(from, promised(socket));
@@ -124,8 +125,15 @@ impl Segment {
                 }
                 self.overlap(flow, ends, &found, loads)
             }
-            Err(_) => self.later(),
+            // What is gone was reset, of which the pair hears by its socket.
+            Ok(_) | Err(_) => self.later(),
         }
+    }
+
+    /// None of the pair's own sockets is gone.
+    fn finds_both(&self, found: &SegmentInspection) -> bool {
+        let mut sockets = found.socket.iter().zip(self.cookies);
+        sockets.all(|(socket, cookie)| is_own(socket, cookie))
     }
 
     /// All that the socket has of this side's stream has arrived at the other peer.
@@ -146,18 +154,21 @@ impl Segment {
         promised(near).wrapping_sub(near.rcv_nxt).cast_signed() <= room.max(FIRST_WINDOW_BYTES)
     }
 
-    /// Makes both peers send a segment, so that the program sees one.
-    fn probe(&mut self, ends: [&Endpoint; 2]) {
+    /// Makes both peers send a segment, so that the program sees one where it was not seen.
+    fn probe(&mut self, ends: [&Endpoint; 2], device: u32) -> Result<(), Obstacle> {
         let is_due = match self.probed_at {
             // Where bytes flow a segment comes by itself.
             None => self.pause > SMALLEST_PAUSE,
             Some(at) => at.elapsed() > ANSWERED_ONCE_IN && self.probes_left > 0,
         };
         if is_due {
+            self.ground.leave_if_gone(device);
+            self.stand_on(device)?;
             self.probed_at = Some(Instant::now());
             self.probes_left -= 1;
             ends.into_iter().for_each(ask);
         }
+        Ok(())
     }
 
     pub(super) fn overlap(
@@ -167,11 +178,7 @@ impl Segment {
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
-        if found
-            .socket
-            .iter()
-            .any(|socket| socket.flags & has::FOUND == 0)
-        {
+        if !self.finds_both(found) {
             // It was reset; the pair hears of it by its socket.
             flow.renew();
             return self.later();
@@ -236,7 +243,7 @@ impl Segment {
     ) -> Progress {
         let is_late = |from: usize| {
             let near = &found.socket[from];
-            near.flags & has::FOUND != 0 && near.rcv_nxt != self.slept_with[from]
+            is_own(near, self.cookies[from]) && near.rcv_nxt != self.slept_with[from]
         };
         if (0..2).any(is_late) && !flow.is_over() {
             ends.into_iter().for_each(wake);

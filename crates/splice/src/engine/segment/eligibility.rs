@@ -97,15 +97,21 @@ pub(super) fn device(socket: &SegmentSocket) -> u32 {
     }
 }
 
+/// Whether this is the pair's own socket. Where that is gone, by a reset or since it has heard of both
+/// ends of stream (`tcp_done`), the listener that it came from is found in its place, whose numbers are
+/// all 0, or a later connection.
+pub(super) fn is_own(socket: &SegmentSocket, cookie: u64) -> bool {
+    socket.flags & has::FOUND != 0 && socket.state != LISTEN && socket.cookie == cookie
+}
+
 /// What cannot change any more while the pair lives.
 pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
-        // A socket that has heard of both ends of stream is no longer found, but the listener that
-        // it came from, while there may still be bytes in it (`tcp_done`).
+        // There may still be bytes in a socket that is no longer found.
         if socket.flags & has::FOUND == 0 || socket.state == LISTEN {
             return Err(Obstacle::Ended);
         }
-        if socket.cookie != cookies[side.index()] {
+        if !is_own(socket, cookies[side.index()]) {
             return refused(format!(
                 "{side:?} belongs to another network namespace than the thread"
             ));

@@ -8,10 +8,10 @@
 //!
 //! The states and who changes them are in `bpf/segment.h`.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -45,6 +45,8 @@ pub(crate) struct Flow {
     awake: AtomicBool,
     /// Connection tracking knew of it when it was last asked, or has not been asked.
     tracked: AtomicBool,
+    /// When it was over.
+    offered_at: OnceLock<Instant>,
 }
 
 impl Flow {
@@ -57,7 +59,7 @@ impl Flow {
     ) -> Result<Self, String> {
         let (slot, serial) = ground
             .take_slot()
-            .ok_or("the table of flows is full; end some pairs")?;
+            .ok_or("no slot is left: too many pairs are at work or have just ended")?;
         let flow = Self {
             ground,
             slot,
@@ -65,6 +67,7 @@ impl Flow {
             tuples,
             awake: AtomicBool::new(false),
             tracked: AtomicBool::new(true),
+            offered_at: OnceLock::new(),
         };
         let entry = flow.entry();
         entry.state.store(state::FREE, Relaxed);
@@ -271,14 +274,26 @@ impl Flow {
         entry.state.store(state::LINGER, Release);
     }
 
+    /// Others may have the slot once it has lingered for a while.
+    pub(super) fn offer_slot(&self) {
+        self.offered_at
+            .get_or_init(|| self.ground.offer_slot(self.slot, self.serial, self.tuples));
+    }
+
+    /// It has not had to give up its slot.
+    fn has_slot(&self) -> bool {
+        self.entry().serial.load(Acquire) == self.serial
+    }
+
     /// For how long late segments are still translated; `None` when a new connection has taken
-    /// the tuple.
+    /// the tuple, or another flow the slot.
     pub(super) fn lingers(&self) -> Option<Duration> {
         let entry = self.entry();
-        (entry.state.load(Acquire) == state::LINGER).then(|| {
-            let deadline = entry.deadline_ns.load(Relaxed);
-            Duration::from_nanos(deadline.saturating_sub(now_ns()))
-        })
+        let lingers = entry.state.load(Acquire) == state::LINGER;
+        let deadline = entry.deadline_ns.load(Acquire);
+        // Asked last: what was read before is of this flow then.
+        (lingers && self.has_slot())
+            .then(|| Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
     /// Has connection tracking forget both connections. Who did not know them when they had just
@@ -347,9 +362,10 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.stop();
+        self.hush();
+        let offered_at = self.offered_at.get().copied();
         self.ground
-            .give_back_slot(self.slot, self.serial, &self.tuples);
+            .give_back_slot(self.slot, self.serial, &self.tuples, offered_at);
     }
 }
 

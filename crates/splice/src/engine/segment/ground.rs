@@ -1,23 +1,25 @@
 //! The kernel side in one network namespace: programs, maps, and the devices it stands on.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::slots::{Offer, Slots};
 use crate::bpf_object::device::{DeviceLink, Traffic, Way, namespace};
 use crate::bpf_object::{Map, Program, SharedArray, load};
+use crate::bpf_types::segment_state as state;
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use crate::error::Result;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
-/// The grounds of this process, by the inode of the namespace.
+/// The grounds of this process, by the namespace's cookie.
 static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
@@ -135,10 +137,7 @@ impl Standing {
 
 /// What is in use.
 struct Book {
-    /// The slot that was given back first is used first, so that a segment which has just found
-    /// an old flow does not meet the new one in its place.
-    free: VecDeque<u32>,
-    next_serial: u32,
+    slots: Slots,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, [DeviceLink; 2]>,
     /// Devices that another thread was to attach the program to.
@@ -149,8 +148,13 @@ struct Book {
 /// How another thread gets on with a device.
 enum Approach {
     UnderWay,
-    Refused(String),
+    Refused { why: String, at: Instant },
 }
+
+/// For how long a device that refused the program is not asked again. What was in the way may go: it
+/// was short of memory, or had 64 programs of others. A try costs a thread, and the kernel tens of
+/// milliseconds beside the loops.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 impl Ground {
     /// The ground of this thread's network namespace.
@@ -161,7 +165,7 @@ impl Ground {
         let namespace = namespace()?;
         let mut grounds = GROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         grounds.retain(|(_, ground)| ground.strong_count() > 0);
-        let known = grounds.iter().find(|(inode, _)| *inode == namespace);
+        let known = grounds.iter().find(|(cookie, _)| *cookie == namespace);
         if let Some(ground) = known.and_then(|(_, ground)| ground.upgrade()) {
             return Ok(ground);
         }
@@ -186,8 +190,7 @@ impl Ground {
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
-                free: (0..flows.len() as u32).collect(),
-                next_serial: 1,
+                slots: Slots::new(flows.len() as u32),
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 approaches: HashMap::new(),
@@ -266,15 +269,20 @@ impl Ground {
         }
         match book.approaches.get(&device) {
             Some(Approach::UnderWay) => return None,
-            Some(Approach::Refused(why)) => return Some(Err(why.clone())),
-            None => {}
+            Some(Approach::Refused { why, at }) if at.elapsed() < REFUSED_FOR => {
+                return Some(Err(why.clone()));
+            }
+            Some(Approach::Refused { .. }) | None => {}
         }
         let ground = Arc::clone(self);
         let approach = move || {
             let refused = ground.stand_on(device).err();
             let approaches = &mut ground.book().approaches;
             match refused {
-                Some(error) => approaches.insert(device, Approach::Refused(error.to_string())),
+                Some(error) => {
+                    let (why, at) = (error.to_string(), Instant::now());
+                    approaches.insert(device, Approach::Refused { why, at })
+                }
                 None => approaches.remove(&device),
             };
         };
@@ -285,6 +293,16 @@ impl Ground {
             }
             Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
         }
+    }
+
+    /// A device may have been deleted, and another have got its index: then the program is not there.
+    pub(super) fn leave_if_gone(&self, device: u32) {
+        let mut book = self.book();
+        let links = book.devices.get(&device);
+        let gone = links.is_some_and(|links| !links.iter().all(DeviceLink::stands));
+        let links = gone.then(|| book.devices.remove(&device));
+        drop(book);
+        drop(links);
     }
 
     /// From now on goes to devices as on a kernel that has no tcx.
@@ -301,6 +319,12 @@ impl Ground {
             .drain()
             .map(|(device, _)| device)
             .collect()
+    }
+
+    /// From now on has room for so many more flows only.
+    #[cfg(test)]
+    pub(super) fn keep_slots(&self, count: usize) {
+        self.book().slots.keep_free(count);
     }
 
     #[cfg(test)]
@@ -354,13 +378,30 @@ impl Ground {
         Ok(left)
     }
 
-    /// A slot for a flow, and its serial number; `None` when all are in use.
+    /// A slot for a flow, and its serial number; `None` when there is none.
     pub(super) fn take_slot(&self) -> Option<(u32, u32)> {
         let mut book = self.book();
-        let slot = book.free.pop_front()?;
-        let serial = book.next_serial;
-        book.next_serial = serial.wrapping_add(1);
-        Some((slot, serial))
+        let now = Instant::now();
+        // Two for one, so that there are more than a few again.
+        for _ in 0..2 {
+            if let Some(old) = book.slots.give_up(now) {
+                self.clear(&mut book, old.slot, old.serial, &old.tuples);
+            }
+        }
+        book.slots.take()
+    }
+
+    /// The flow is over: from now on its slot may become another's (`Flow::has_slot`).
+    pub(super) fn offer_slot(&self, slot: u32, serial: u32, tuples: [SegmentTuple; 2]) -> Instant {
+        let mut book = self.book();
+        let now = Instant::now();
+        let offer = Offer {
+            slot,
+            serial,
+            tuples,
+        };
+        book.slots.offer(now, offer);
+        now
     }
 
     /// Lets segments with this tuple find the flow.
@@ -375,16 +416,32 @@ impl Ground {
         Ok(())
     }
 
-    /// Takes a slot back. Tuples that belong to a later flow by now stay.
-    pub(super) fn give_back_slot(&self, slot: u32, serial: u32, tuples: &[SegmentTuple; 2]) {
+    /// Takes a slot back, if it is still this flow's.
+    pub(super) fn give_back_slot(
+        &self,
+        slot: u32,
+        serial: u32,
+        tuples: &[SegmentTuple; 2],
+        offered_at: Option<Instant>,
+    ) {
         let mut book = self.book();
+        if self.flow(slot).serial.load(Relaxed) == serial {
+            self.clear(&mut book, slot, serial, tuples);
+            book.slots.give_back(slot, serial, offered_at);
+        }
+    }
+
+    /// The slot is nobody's, and nothing leads to it. Tuples that belong to a later flow by now stay.
+    fn clear(&self, book: &mut Book, slot: u32, serial: u32, tuples: &[SegmentTuple; 2]) {
+        let entry = self.flow(slot);
+        entry.serial.store(0, Relaxed);
+        entry.state.store(state::FREE, Release);
         for tuple in tuples {
             if book.owners.get(tuple) == Some(&serial) {
                 book.owners.remove(tuple);
                 self.tuples.remove(tuple);
             }
         }
-        book.free.push_back(slot);
     }
 
     /// How many flows have sockets that may still send.

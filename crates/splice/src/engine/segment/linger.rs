@@ -6,7 +6,7 @@ use super::flow::Flow;
 use crate::context::Context;
 use crate::task::{Readiness, Step, Task};
 
-/// Keeps a flow until nothing more comes of it.
+/// Keeps a flow until nothing more comes of it, or until others need its slot.
 #[derive(Debug)]
 pub(super) struct Linger {
     flow: Arc<Flow>,
@@ -14,6 +14,7 @@ pub(super) struct Linger {
 
 impl Linger {
     pub(super) fn new(flow: Arc<Flow>) -> Self {
+        flow.offer_slot();
         Self { flow }
     }
 

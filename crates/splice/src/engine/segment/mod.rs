@@ -32,6 +32,7 @@ pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
 mod linger;
+mod slots;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -52,14 +53,14 @@ use rustix::net::sockopt;
 
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
-use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
+use crate::bpf_types::segment_mark as mark;
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
 use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Task;
 use change_over::PROBES;
-use eligibility::{Obstacle, examine, refused};
+use eligibility::{Obstacle, examine, is_own, refused};
 use flow::Flow;
 use ground::Ground;
 use linger::Linger;
@@ -204,16 +205,7 @@ impl Segment {
         examine(&found, &self.cookies)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
-            let stands = if self.waits {
-                let stood = self.ground.stand_on(device);
-                Some(stood.map(drop).map_err(|error| error.to_string()))
-            } else {
-                self.ground.stand_on_beside(device)
-            };
-            match stands {
-                Some(stands) => stands.map_err(|why| Obstacle::Refused(why.into()))?,
-                None => return Err(Obstacle::NotNow),
-            }
+            self.stand_on(device)?;
         }
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.ground), tuples, devices, scales)
@@ -225,6 +217,19 @@ impl Segment {
         reached("watching");
         self.phase = Phase::Watching;
         Ok(())
+    }
+
+    /// Has the program see what comes in on a device.
+    fn stand_on(&self, device: u32) -> Result<(), Obstacle> {
+        let stands = if self.waits {
+            let stood = self.ground.stand_on(device);
+            Some(stood.map(drop).map_err(|error| error.to_string()))
+        } else {
+            self.ground.stand_on_beside(device)
+        };
+        stands
+            .ok_or(Obstacle::NotNow)?
+            .map_err(|why| Obstacle::Refused(why.into()))
     }
 
     /// Sees how far the change-over has come, and takes the next step.
@@ -274,7 +279,7 @@ impl Segment {
             self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
             for (from, load) in loads.iter().enumerate() {
                 let socket = &found.socket[from];
-                if socket.flags & has::FOUND != 0 {
+                if is_own(socket, self.cookies[from]) {
                     // What has not been given on by hand went past the sockets.
                     let given = socket.copied_seq.wrapping_sub(load.held as u32);
                     flow.side(from).cut.store(given, Relaxed);

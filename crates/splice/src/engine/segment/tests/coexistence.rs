@@ -77,7 +77,7 @@ impl Bystander {
     }
 }
 
-fn index_of(namespace: &Namespace, device: &str) -> u32 {
+pub(super) fn index_of(namespace: &Namespace, device: &str) -> u32 {
     let listed = namespace
         .command("ip")
         .args(["-o", "link", "show", device])

@@ -3,6 +3,7 @@
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
 use crate::bpf_types::{SegmentSide, segment_mark as mark, segment_socket_flag as has};
+use crate::engine::segment::LARGEST_PAUSE;
 
 /// One direction ends, and the other goes on with bulk, whichever it is.
 #[test]
@@ -110,6 +111,89 @@ fn a_reset_in_overlap_tells_what_has_arrived() {
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::Reset(Side::B));
     assert_eq!(outcome.moved.a_to_b, BYTES as u64);
+}
+
+/// The pair's turn comes before the loop has heard that the client has reset its connection. In place of
+/// the socket its listener is found then, whose numbers are all 0.
+#[test]
+fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
+    const BYTES: usize = 1000;
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let (back, back_address) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
+    // To numbers of the upper half 0 is ahead, and they would be raised to it.
+    let connected = loop {
+        let client = lab.client().enter(|| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+            // Less room than the server is promised: what it sends goes by the sockets for a while.
+            socket.set_recv_buffer_size(12_000)?;
+            socket.connect(&front_address.into())?;
+            Ok::<_, std::io::Error>(TcpStream::from(socket))
+        });
+        let client = client.expect("entered").expect("connect");
+        let a = front.accept().expect("accept").0;
+        let b = connect_in(lab.relay(), back_address);
+        let server = back.accept().expect("accept").0;
+        let connected = Connected::new(client, [a, b], server);
+        let [a, _] = sockets_across(&lab, [&connected.a, &connected.b]);
+        if a.rcv_nxt > u32::MAX / 2 + BYTES as u32 && a.rcv_nxt < u32::MAX - 2 * BYTES as u32 {
+            break connected;
+        }
+    };
+    let cookie = rustix::net::sockopt::socket_cookie(&connected.a).expect("a cookie");
+    let tuples = [&connected.a, &connected.b].map(tuple);
+    // A look or two may come before the loop hears of what is to be given on by hand.
+    let mut steps = ["emptying"; 16];
+    steps[0] = "overlap";
+    let halt = Halt::at(&splicer, steps);
+    let (client, server, handle) = connected.join(&splicer, &by_name());
+    halt.wait();
+    let ground = ground_in(&lab);
+    let [from_client, from_server] = &ground.flow(1).side;
+    let begun = from_server.high_seq();
+    (&server).write_all(b"by hand").expect("write");
+    netlab::until("the program has seen it", || {
+        from_server.high_seq() != begun
+    });
+    let has_come = || rustix::io::ioctl_fionread(&client).expect("FIONREAD") == 7;
+    while !has_come() {
+        halt.go_on();
+        halt.wait();
+    }
+    (&client).read_exact(&mut [0; 7]).expect("read");
+    assert_ne!(from_client.marks() & mark::PAST, 0);
+    let (begin, begun) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    let stand_still = move |_: &mut EventLoop| {
+        begin.send(()).expect("awaited");
+        ended.recv().expect("told");
+    };
+    splicer.remote().run(stand_still).expect("a loop");
+    watch(&splicer, |_| ());
+    let halted_at = Instant::now();
+    netlab::until("the pair's next turn is due", || {
+        halted_at.elapsed() > LARGEST_PAUSE
+    });
+    halt.go_on();
+    begun.recv_timeout(PATIENCE).expect("it stands still");
+    write_some(&client, BYTES, seed());
+    read_some(&server, BYTES);
+    socket2::SockRef::from(&client)
+        .set_linger(Some(Duration::ZERO))
+        .expect("SO_LINGER");
+    drop(client);
+    netlab::until("the listener is found", || {
+        let found = lab.relay().enter(|| ground.inspect(&tuples));
+        let found = found.expect("entered").expect("run").socket[0];
+        found.flags & has::FOUND != 0 && found.cookie != cookie
+    });
+    end.send(()).expect("awaited");
+    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    assert_eq!(outcome.reason, Reason::Reset(Side::A));
+    assert_eq!(moved(&outcome), [BYTES as u64, 7]);
 }
 
 /// Both streams come to their ends through the sockets when the change-over has just begun. What the

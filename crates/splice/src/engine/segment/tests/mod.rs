@@ -8,6 +8,7 @@ mod cost;
 mod counters;
 mod crash;
 mod damaged;
+mod device;
 mod ends;
 mod forgery;
 mod life;
@@ -18,6 +19,7 @@ mod proof;
 #[path = "../../../../tests/support/random.rs"]
 mod random;
 mod refusal;
+mod room;
 mod size;
 pub(super) mod step;
 mod summed_up;

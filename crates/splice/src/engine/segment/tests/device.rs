@@ -1,0 +1,105 @@
+//! Devices that come and go.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::coexistence::index_of;
+use super::*;
+
+/// What has not been there may be there later.
+#[test]
+fn a_device_that_was_refused_is_asked_for_again() {
+    const INDEX: u32 = 77;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let ground = ground_in(&lab);
+    let stands = || {
+        let stands = lab.relay().enter(|| ground.stand_on_beside(INDEX));
+        stands.expect("entered")
+    };
+    netlab::until("it is refused", || matches!(stands(), Some(Err(_))));
+    let add = format!("link add late index {INDEX} type veth peer name other");
+    run(lab.relay(), "ip", &add);
+    netlab::until("the program stands there", || stands() == Some(Ok(())));
+}
+
+fn has_the_index_of_another(way: Way) {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let ground = ground_in(&lab);
+    if way == Way::Clsact {
+        ground.stand_by_clsact();
+    }
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    drop((client, server));
+    ended(&handle);
+    let [relay, server] = [lab.relay(), lab.server()];
+    let index = index_of(relay, Lab::TO_SERVER);
+    run(relay, "ip", &format!("link del {}", Lab::TO_SERVER));
+    let add = format!(
+        "link add {} index {index} type veth peer name {} netns {}",
+        Lab::TO_SERVER,
+        Lab::TO_RELAY,
+        server.name()
+    );
+    run(relay, "ip", &add);
+    for (namespace, device, address) in [
+        (relay, Lab::TO_SERVER, Lab::RELAY_FAR_V4),
+        (server, Lab::TO_RELAY, Lab::SERVER_V4),
+    ] {
+        let add = format!("address add {address}/24 dev {device}");
+        run(namespace, "ip", &add);
+        run(namespace, "ip", &format!("link set {device} up"));
+    }
+    assert_eq!(index_of(relay, Lab::TO_SERVER), index);
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    exchange(&client, &server, 1 << 20, seed());
+    ended(&handle);
+    proof.end(2 << 20);
+}
+
+#[test]
+fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
+    has_the_index_of_another(Way::Tcx);
+}
+
+#[test]
+fn neither_is_one_whose_qdisc_has_gone() {
+    has_the_index_of_another(Way::Clsact);
+}
+
+/// The kernel gives the inode of a namespace to another once it is gone, however long the ground stays.
+#[test]
+fn a_ground_is_that_of_one_namespace_only() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stand = |namespace: &Namespace| {
+        let stand = || {
+            let inode = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
+            (inode.ino(), Ground::here().expect("a ground"))
+        };
+        namespace.enter(stand).expect("entered")
+    };
+    let namespace = Namespace::new("twice").expect("a namespace");
+    let [once, twice] = [stand(&namespace), stand(&namespace)];
+    assert!(Arc::ptr_eq(&once.1, &twice.1));
+    drop(namespace);
+    let mut stood_on: Vec<(u64, Arc<Ground>)> = vec![once];
+    netlab::until("a namespace has the inode of one before", || {
+        let namespace = Namespace::new("later").expect("a namespace");
+        let (inode, ground) = stand(&namespace);
+        let known = stood_on
+            .iter()
+            .any(|(_, known)| Arc::ptr_eq(known, &ground));
+        assert!(!known, "the ground of another, with the inode {inode}");
+        let has_been = stood_on.iter().any(|(before, _)| *before == inode);
+        stood_on.push((inode, ground));
+        has_been
+    });
+}
