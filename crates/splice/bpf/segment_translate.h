@@ -35,16 +35,22 @@
 
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
- * expects next, or, where its sender's window has shrunk, at the end of that (tcp_acceptable_seq),
- * which it was told in steps. Everything else is for the endpoint to judge, which asks back
+ * expects next, or, where its sender has come past the end of its window, since that has shrunk,
+ * at this end (tcp_acceptable_seq). Everything else is for the endpoint to judge, which asks back
  * (RFC 5961).
  */
 static __always_inline bool is_accepted_reset(const struct segment *s,
 					      const struct segment_side *side,
 					      const struct segment_side *other)
 {
-	return s->seq == high_seq(side) || s->seq == other->high_ack + other->ack_delta ||
-	       other->edge - (s->seq + side->seq_delta) < 1U << (side->own_scale & 15);
+	__u32 next = other->high_ack + other->ack_delta;
+	/* The sender is told its window in steps, and forgives what is less than one of its own. */
+	__u32 room = other->edge - other->high_ack;
+	__u32 told = next + (room & -(1U << (side->own_scale & 15)));
+	__u32 forgiven = told + (1U << (side->window_left & 15));
+
+	return s->seq == high_seq(side) || s->seq == next ||
+	       (s->seq == told && !after(forgiven, high_seq(side)));
 }
 
 /*

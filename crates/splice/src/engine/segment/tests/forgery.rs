@@ -1,6 +1,7 @@
 //! Segments that nobody sent.
 
 use super::*;
+use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
 /// Packets of every kind, through the program: it neither fails nor touches what is not its own.
 #[test]
@@ -83,25 +84,44 @@ pub(super) fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> V
     packet
 }
 
-/// Whether this number makes a reset from side `from` of the only pair one that its receiver would take;
-/// the last are those in the last step of a window (`is_accepted_reset` in bpf/segment_translate.h).
+const NEXT: i32 = -1;
+const REDIRECT: i32 = 7;
+
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// Where the other peer expects the next byte of side `from` of the only pair, in that side's numbering.
+fn expected(ground: &Ground, from: usize) -> u32 {
+    let other = &ground.flow(0).side[1 - from];
+    let ack_delta = other.ack_delta.load(Relaxed);
+    other.high_ack.load(Relaxed).wrapping_add(ack_delta)
+}
+
+/// Whether this number makes a reset from side `from` one that its receiver would take.
 fn hits(ground: &Ground, from: usize, seq: u32) -> bool {
-    const LARGEST_STEP: u32 = 1 << 14;
-    let [side, other] = [from, 1 - from].map(|index| &ground.flow(0).side[index]);
-    let expected = other.high_ack.load(Relaxed);
-    let expected = expected.wrapping_add(other.ack_delta.load(Relaxed));
-    let edge = other.edge.load(Relaxed);
-    let place = seq.wrapping_add(side.seq_delta.load(Relaxed));
-    seq == side.high_seq() || seq == expected || edge.wrapping_sub(place) < LARGEST_STEP
+    seq == ground.flow(0).side[from].high_seq() || seq == expected(ground, from)
+}
+
+/// A number that misses: any, or one in the last step of the window (`tcp_acceptable_seq`).
+fn miss(ground: &Ground, from: usize, random: &mut Random) -> u32 {
+    const LARGEST_STEP: u64 = 1 << 14;
+    let flow = ground.flow(0);
+    let edge = flow.side[1 - from].edge.load(Relaxed);
+    let edge = edge.wrapping_sub(flow.side[from].seq_delta.load(Relaxed));
+    loop {
+        let seq = match random.below(2) {
+            0 => random.next() as u32,
+            _ => edge.wrapping_sub(random.below(LARGEST_STEP) as u32),
+        };
+        if !hits(ground, from, seq) {
+            return seq;
+        }
+    }
 }
 
 #[test]
 fn forged_resets_and_handshakes_end_nothing() {
-    const NEXT: i32 = -1;
-    const REDIRECT: i32 = 7;
-    const SYN: u8 = 2;
-    const RST: u8 = 4;
-    const ACK: u8 = 16;
     if !available(Need::Root) {
         return;
     }
@@ -118,12 +138,7 @@ fn forged_resets_and_handshakes_end_nothing() {
             for round in 0..rounds(1) * 5000 {
                 for (from, to, device) in ends {
                     let flags = [RST, RST | ACK, SYN, SYN | ACK][round % 4];
-                    let seq = loop {
-                        let seq = random.next() as u32;
-                        if !hits(&ground, usize::from(from != ends[0].0), seq) {
-                            break seq;
-                        }
-                    };
+                    let seq = miss(&ground, usize::from(from != ends[0].0), &mut random);
                     let packet = forged(from, to, seq, flags);
                     // On the device that it would come in on, and on another one.
                     assert_eq!(ground.feed_on(device, &packet), Ok(REDIRECT));
@@ -143,4 +158,46 @@ fn forged_resets_and_handshakes_end_nothing() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::Reset(Side::A));
+}
+
+/// A sender that has come past the end of its window, since that has shrunk, sends its reset there
+/// (`tcp_acceptable_seq`).
+#[test]
+fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, _splicer, (client, _server, _handle)) = spliced_lab();
+    let ground = ground_in(&lab);
+    let flow = ground.flow(0);
+    let [from_client, from_server] = &flow.side;
+    let [senders_scale, _, _, told_scale] = from_client.shape.load(Relaxed).to_ne_bytes();
+    let [least, step] = [senders_scale, told_scale].map(|scale| 1u32 << scale);
+    let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
+    let device = devices(lab.relay())[0];
+    // Twice what it is told in, and a little.
+    let room = 2 * step + step / 2;
+    let edge = from_server.high_ack.load(Relaxed).wrapping_add(room);
+    from_server.edge.store(edge, Relaxed);
+    let told = expected(&ground, 0).wrapping_add(2 * step);
+    let has_sent = |beyond: u32| {
+        let end = u64::from(told.wrapping_add(beyond));
+        from_client.reach.store(end, Relaxed);
+    };
+    let resets = |seq: u32| {
+        let packet = forged(from, to, seq, RST);
+        let fed = lab.relay().enter(|| ground.feed_on(device, &packet));
+        assert_eq!(fed.expect("entered"), Ok(REDIRECT));
+        from_client.marks() & mark::RST != 0
+    };
+    // Else it is the place of what it sends next.
+    has_sent(least - 1);
+    assert!(!resets(told));
+    has_sent(least);
+    for beside in [1, step / 2, u32::MAX] {
+        assert!(!resets(told.wrapping_add(beside)), "{beside}");
+    }
+    assert_eq!(flow.state.load(Relaxed), state::SPLICED);
+    assert!(resets(told));
+    assert_eq!(flow.state.load(Relaxed), state::LINGER);
 }
