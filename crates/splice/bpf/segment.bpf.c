@@ -54,10 +54,6 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	raise_high_seq(side, end);
 	raise(&side->high_ack, s->ack);
 	raise(&side->edge, edge);
-	if (s->flags & FIN) {
-		side->fin_end = end;
-		add_marks(side, SEGMENT_FIN);
-	}
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
@@ -129,16 +125,16 @@ int segment_ingress(struct __sk_buff *skb)
 			note_handshake(skb, &s);
 		return NEXT;
 	}
+	if (place->device != skb->ifindex) {
+		count(SEGMENT_OTHER_DEVICE);
+		return NEXT;
+	}
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
 		state = *(volatile __u32 *)&flow->state;
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
-	}
-	if (place->device != skb->ifindex) {
-		count(SEGMENT_OTHER_DEVICE);
-		return NEXT;
 	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns) {
 		count(SEGMENT_EXPIRED);

@@ -11,7 +11,7 @@ use super::{
     ENDED_BEFORE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE, SMALLEST_PAUSE, Segment,
     reached,
 };
-use crate::bpf_types::SegmentInspection;
+use crate::bpf_types::{SegmentInspection, SegmentSocket};
 use crate::bpf_types::{segment_mark as mark, segment_socket_flag as has};
 use crate::endpoint::Endpoint;
 use crate::engine::kernel::KernelEngine;
@@ -38,6 +38,10 @@ const IDLE: Duration = Duration::from_millis(16);
 /// How long a socket may still have a word to say after it was put to sleep: an acknowledgement
 /// waits 200 ms at most (`TCP_DELACK_MAX`).
 const LAST_WORD: Duration = Duration::from_millis(250);
+
+fn is_there(socket: &SegmentSocket) -> bool {
+    socket.flags & has::FOUND != 0
+}
 
 impl Segment {
     fn later(&mut self) -> Progress {
@@ -112,10 +116,12 @@ impl Segment {
         // What the sockets have promised since `found` was asked for counts, too; from now on
         // their peers hear no more of it.
         match self.ground.inspect(flow.tuples()) {
-            Ok(found) => {
-                flow.catch_up(&found);
+            Ok(found) if found.socket.iter().all(is_there) => {
                 for (from, socket) in found.socket.iter().enumerate() {
                     flow.promise(from, promised(socket));
+                }
+                flow.catch_up(&found);
+                for (from, socket) in found.socket.iter().enumerate() {
                     // Only from now on nothing can come unseen.
                     if self.is_empty(&found, loads[from], from) && self.is_safe(&plan, &found, from)
                     {
@@ -124,7 +130,7 @@ impl Segment {
                 }
                 self.overlap(flow, ends, &found, loads)
             }
-            Err(_) => self.later(),
+            _ => self.later(),
         }
     }
 
@@ -167,11 +173,7 @@ impl Segment {
         found: &SegmentInspection,
         loads: [Load; 2],
     ) -> Progress {
-        if found
-            .socket
-            .iter()
-            .any(|socket| socket.flags & has::FOUND == 0)
-        {
+        if !found.socket.iter().all(is_there) {
             // It was reset; the pair hears of it by its socket.
             flow.renew();
             return self.later();
@@ -236,7 +238,7 @@ impl Segment {
     ) -> Progress {
         let is_late = |from: usize| {
             let near = &found.socket[from];
-            near.flags & has::FOUND != 0 && near.rcv_nxt != self.slept_with[from]
+            is_there(near) && near.rcv_nxt != self.slept_with[from]
         };
         if (0..2).any(is_late) && !flow.is_over() {
             ends.into_iter().for_each(wake);

@@ -43,11 +43,18 @@ pub(super) struct SidePlan {
     pub(super) high_seq: u32,
     pub(super) high_ack: u32,
     pub(super) edge: u32,
+    /// The end of what the relay has written for this peer: nothing beyond can be acknowledged.
+    pub(super) written: u32,
     /// The first byte that the relay has not yet given to the other socket.
     pub(super) next_byte: u32,
 }
 
 impl SidePlan {
+    /// The most that this peer may have room for.
+    pub(super) fn largest_window(&self) -> u32 {
+        u32::from(u16::MAX) << self.window_left
+    }
+
     pub(super) fn shape(&self) -> u32 {
         u32::from_ne_bytes([
             self.window_left,
@@ -238,6 +245,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Plan {
             high_seq: near.rcv_nxt,
             high_ack: near.snd_una,
             edge: near.snd_una.wrapping_add(near.snd_wnd),
+            written: near.write_seq,
             next_byte: near.copied_seq.wrapping_sub(held[from] as u32),
         };
     }

@@ -123,11 +123,15 @@ impl Flow {
             side.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted may be newer than the sockets, or older: the first that was seen
-            // may have been a repetition.
+            // may have been a repetition. Or nobody has sent it.
             let noted = side.marks() & mark::NOTED != 0;
-            for (word, known) in [(&side.high_ack, plan.high_ack), (&side.edge, plan.edge)] {
+            let widest = plan.written.wrapping_add(plan.largest_window());
+            for (word, known, most) in [
+                (&side.high_ack, plan.high_ack, plan.written),
+                (&side.edge, plan.edge, widest),
+            ] {
                 let seen = word.load(Relaxed);
-                if !noted || is_behind(seen, known) {
+                if !noted || is_behind(seen, known) || is_behind(most, seen) {
                     word.store(known, Relaxed);
                 }
             }
@@ -139,10 +143,14 @@ impl Flow {
         self.entry().state.store(state::OVERLAP, SeqCst);
     }
 
-    /// Takes in what the sockets have come to; what the program has seen may be newer.
+    /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen
+    /// beyond all that a peer may send was forged or damaged: nobody would ever acknowledge it, and a
+    /// stream by the sockets, which promise no more room, would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
         for (side, socket) in self.entry().side.iter().zip(&found.socket) {
             side.raise_high_seq(socket.rcv_nxt);
+            // An end of stream may lie one beyond.
+            side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
             raise(&side.sent, socket.snd_nxt);
             // The last acknowledgement that the socket has sent, should the program have missed it.
             raise(&side.cut, socket.rcv_wup);
@@ -403,6 +411,17 @@ impl SegmentSide {
         };
         // It fails where nothing is to be done.
         let _ = self.reach.fetch_update(Relaxed, Relaxed, raised);
+    }
+
+    /// By the sockets nothing comes beyond `most`; the socket knows of so much.
+    fn bound_high_seq(&self, most: u32, known: u32) {
+        let bound = |reach: u64| {
+            let marks = reach & !u64::from(u32::MAX);
+            let is_past = (marks >> u32::BITS) as u32 & mark::PAST != 0;
+            (!is_past && is_behind(most, reach as u32)).then_some(marks | u64::from(known))
+        };
+        // It fails where nothing is to be done.
+        let _ = self.reach.fetch_update(Relaxed, Relaxed, bound);
     }
 }
 

@@ -1,7 +1,10 @@
 //! Segments that nobody sent.
 
+use std::os::fd::AsFd as _;
+
 use super::*;
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
+use crate::engine::segment::eligibility::promised;
 
 /// Packets of every kind, through the program: it neither fails nor touches what is not its own.
 #[test]
@@ -90,6 +93,15 @@ const REDIRECT: i32 = 7;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
+
+/// A bare word from a peer about itself.
+fn claim(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32) -> Vec<u8> {
+    let mut packet = forged(from, to, seq, ACK);
+    let header = packet.len() - 20;
+    packet[header + 8..header + 12].copy_from_slice(&ack.to_be_bytes());
+    packet[header + 14..header + 16].copy_from_slice(&u16::MAX.to_be_bytes());
+    packet
+}
 
 /// Where the other peer expects the next byte of side `from` of the only pair, in that side's numbering.
 fn expected(ground: &Ground, from: usize) -> u32 {
@@ -200,4 +212,108 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
     assert_eq!(flow.state.load(Relaxed), state::SPLICED);
     assert!(resets(told));
     assert_eq!(flow.state.load(Relaxed), state::LINGER);
+}
+
+/// What a segment is wrong about.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    Sent,
+    Acknowledged,
+}
+
+/// What nobody has sent is never acknowledged, and a stream that waited for that would stay by the
+/// sockets, which promise no more room.
+fn change_over_in_spite_of(lie: Lie, step: &'static str) {
+    const BYTES: usize = 4 << 20;
+    const FAR: u32 = 1 << 28;
+    let (lab, splicer, _first) = spliced_lab();
+    let ground = ground_in(&lab);
+    let connected = Connected::across(&lab);
+    let tuples = [&connected.a, &connected.b].map(tuple);
+    let near = connected.a.as_fd().try_clone_to_owned();
+    let near = near.expect("a second descriptor");
+    let (client, server, handle) = connected.join(&splicer, &by_volume(10));
+    let halt = match step {
+        "emptying" => Halt::at(&splicer, ["overlap", step]),
+        _ => Halt::at(&splicer, [step]),
+    };
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    }
+    ping(&client, &server);
+    halt.wait();
+    let mut sent = 5;
+    let in_overlap = step == "emptying";
+    if in_overlap {
+        (&client).write_all(b"to be emptied").expect("write");
+        netlab::until("it is at the relay", || {
+            rustix::io::ioctl_fionread(&near).expect("FIONREAD") == 13
+        });
+        sent += 13;
+        halt.go_on();
+        halt.wait();
+    }
+    drop(near);
+    let flow = ground.flow(1);
+    let begun = flow.state.load(Relaxed);
+    assert_eq!(begun == state::OVERLAP, in_overlap);
+    lab.relay()
+        .enter(|| {
+            let sockets = ground.inspect(&tuples).expect("run").socket;
+            let peers = [&client, &server].into_iter().zip(devices(lab.relay()));
+            let tell = |peer: usize, seq: u32, ack: u32| {
+                let (stream, device) = peers.clone().nth(peer).expect("one of two");
+                let [from, to] =
+                    [stream.local_addr(), stream.peer_addr()].map(|end| end.expect("an end"));
+                let packet = claim(from, to, seq, ack);
+                for device in [1, device] {
+                    ground.feed_on(device, &packet).expect("run");
+                }
+            };
+            for (peer, socket) in sockets.iter().enumerate() {
+                // With this the other one has room for what was not promised.
+                tell(peer, socket.rcv_nxt, socket.snd_una);
+            }
+            for (peer, socket) in sockets.iter().enumerate() {
+                let (seq, ack) = (socket.rcv_nxt, socket.snd_una);
+                let beyond = if in_overlap {
+                    promised(socket).wrapping_sub(seq) + 1000
+                } else {
+                    FAR
+                };
+                match lie {
+                    Lie::Sent => tell(peer, seq.wrapping_add(beyond), ack),
+                    Lie::Acknowledged => tell(peer, seq, ack.wrapping_add(beyond)),
+                }
+            }
+        })
+        .expect("entered");
+    halt.go_on();
+    (&server).read_exact(&mut vec![0; sent - 5]).expect("read");
+    netlab::until("the pair is spliced", || {
+        ping(&client, &server);
+        sent += 5;
+        flow.state.load(Relaxed) == state::SPLICED
+    });
+    exchange(&client, &server, BYTES, seed());
+    let outcome = ended(&handle);
+    assert_eq!(outcome.engine, EngineName::Segment);
+    assert_eq!(outcome.moved.a_to_b, (sent + BYTES) as u64);
+}
+
+#[test]
+fn a_forged_place_stops_no_change_over() {
+    if !available(Need::Root) {
+        return;
+    }
+    for (lie, step) in [
+        (Lie::Sent, "watching"),
+        (Lie::Sent, "planned"),
+        (Lie::Sent, "emptying"),
+        (Lie::Acknowledged, "watching"),
+        (Lie::Acknowledged, "planned"),
+    ] {
+        eprintln!("{lie:?} at {step}");
+        change_over_in_spite_of(lie, step);
+    }
 }
