@@ -139,7 +139,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 {
 	struct segment_side *side, *other;
 	__u32 end, heard, seq, ack, scaled, own_final;
-	bool overlaps = state == SEGMENT_OVERLAP;
+	bool overlaps = state == SEGMENT_OVERLAP, believed = false;
 
 	if (!s || !flow)
 		return WAY_PAST;
@@ -154,8 +154,8 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 
 	if (state == SEGMENT_LINGER)
 		prolong(flow, flow->last_ns);
-	if ((s->flags & (ACK | RST)) == ACK)
-		learn(s, flow, side, other);
+	if ((s->flags & (ACK | RST | SYN)) == ACK)
+		believed = learn(s, flow, side, other);
 	if (overlaps) {
 		enum segment_way way;
 
@@ -189,13 +189,13 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 			count(SEGMENT_RST_REFUSED);
 		}
 	} else if (s->flags & ACK) {
-		if ((marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
-		    !after(ack, high_seq(other)) && !after(other->fin_end, ack)) {
+		if (believed &&
+		    (marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
+		    mark_end(other, ack, SEGMENT_FIN_ACKED)) {
 			/*
 			 * The other end of stream may be acknowledged on another CPU at this moment: a
 			 * full barrier each lets one of the two see both.
 			 */
-			add_marks(other, SEGMENT_FIN_ACKED);
 			if (state == SEGMENT_SPLICED &&
 			    (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
 				prolong(flow, 0);
@@ -203,10 +203,8 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 				s->copy = COPY_RST;
 			}
 		}
-		if ((s->flags & FIN) && end == high_seq(side)) {
-			side->fin_end = end;
-			add_marks(side, SEGMENT_FIN);
-		}
+		if (believed && (s->flags & FIN))
+			mark_end(side, end, SEGMENT_FIN);
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.

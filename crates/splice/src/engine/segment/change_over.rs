@@ -197,9 +197,7 @@ impl Segment {
             flow.cut(from, found.socket[from].rcv_nxt);
             if load.ended {
                 // It went through the sockets, and was acknowledged with the rest.
-                let side = flow.side(from);
-                side.fin_end.store(found.socket[from].rcv_nxt, Relaxed);
-                side.add_marks(mark::FIN | mark::FIN_ACKED);
+                flow.end(from, found.socket[from].rcv_nxt);
             }
         }
         reached("settled");

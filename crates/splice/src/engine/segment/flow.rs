@@ -178,6 +178,17 @@ impl Flow {
         let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
     }
 
+    /// This side's stream has ended there, and the end was acknowledged.
+    pub(super) fn end(&self, side: usize, end: u32) {
+        let acknowledged = u64::from(mark::FIN | mark::FIN_ACKED);
+        let ended = |reach: u64| {
+            let marks = reach >> u32::BITS | acknowledged;
+            Some(marks << u32::BITS | u64::from(end))
+        };
+        // It cannot fail.
+        let _ = self.side(side).reach.fetch_update(SeqCst, SeqCst, ended);
+    }
+
     /// The sockets have delivered this side's stream up to there.
     pub(super) fn cut(&self, side: usize, end: u32) {
         raise(&self.side(side).cut, end);
@@ -328,8 +339,7 @@ impl Flow {
             [&entry.cut, &entry.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
         let by_hand = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
-        let end_of_stream =
-            self.marks(side) & mark::FIN != 0 && acked as u32 == entry.fin_end.load(Relaxed);
+        let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();
         past.saturating_sub(end_of_stream.into())
     }
 
@@ -389,6 +399,7 @@ impl SegmentSide {
         (self.reach.load(Acquire) >> u32::BITS) as u32
     }
 
+    #[cfg(test)]
     pub(super) fn add_marks(&self, marks: u32) {
         self.reach.fetch_or(u64::from(marks) << u32::BITS, Release);
     }
@@ -405,8 +416,9 @@ impl SegmentSide {
     }
 
     fn raise_high_seq(&self, to: u32) {
+        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
         let raised = |reach: u64| {
-            let marks = reach & !u64::from(u32::MAX);
+            let marks = (reach >> u32::BITS & kept) << u32::BITS;
             is_behind(reach as u32, to).then_some(marks | u64::from(to))
         };
         // It fails where nothing is to be done.
@@ -459,7 +471,6 @@ fn clear(side: &SegmentSide) {
         &side.stamp_floor,
         &side.high_ack,
         &side.edge,
-        &side.fin_end,
         &side.seen_device,
         &side.promised,
         &side.border,

@@ -90,13 +90,14 @@ pub(super) fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> V
 const NEXT: i32 = -1;
 const REDIRECT: i32 = 7;
 
+const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// A bare word from a peer about itself.
-fn claim(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32) -> Vec<u8> {
-    let mut packet = forged(from, to, seq, ACK);
+/// A word from a peer about itself, without payload.
+fn claim(from: SocketAddr, to: SocketAddr, [seq, ack]: [u32; 2], flags: u8) -> Vec<u8> {
+    let mut packet = forged(from, to, seq, flags);
     let header = packet.len() - 20;
     packet[header + 8..header + 12].copy_from_slice(&ack.to_be_bytes());
     packet[header + 14..header + 16].copy_from_slice(&u16::MAX.to_be_bytes());
@@ -265,7 +266,7 @@ fn change_over_in_spite_of(lie: Lie, step: &'static str) {
                 let (stream, device) = peers.clone().nth(peer).expect("one of two");
                 let [from, to] =
                     [stream.local_addr(), stream.peer_addr()].map(|end| end.expect("an end"));
-                let packet = claim(from, to, seq, ack);
+                let packet = claim(from, to, [seq, ack], ACK);
                 for device in [1, device] {
                     ground.feed_on(device, &packet).expect("run");
                 }
@@ -316,4 +317,59 @@ fn a_forged_place_stops_no_change_over() {
         eprintln!("{lie:?} at {step}");
         change_over_in_spite_of(lie, step);
     }
+}
+
+/// One stream has ended, and ends of the other are forged while it goes on.
+#[test]
+fn a_forged_end_ends_nothing() {
+    const REST_BYTES: usize = 32 << 10;
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, _splicer, (client, server, handle)) = spliced_lab();
+    let ground = ground_in(&lab);
+    let flow = ground.flow(0);
+    let [from_client, from_server] = &flow.side;
+    client.shutdown(Shutdown::Write).expect("shutdown");
+    assert_eq!((&server).read(&mut [0; 8]).expect("the end"), 0);
+    netlab::until("its end is acknowledged", || {
+        from_client.marks() & mark::FIN_ACKED != 0
+    });
+    let [from, to] = [server.local_addr(), server.peer_addr()].map(|end| end.expect("an end"));
+    let device = devices(lab.relay())[1];
+    let place = from_server.high_seq();
+    let acknowledged = from_server.high_ack.load(Relaxed);
+    let [scale, ..] = from_server.shape.load(Relaxed).to_ne_bytes();
+    let largest_window = u32::from(u16::MAX) << scale;
+    let end_at = |ahead: u32, ack: u32| {
+        let packet = claim(from, to, [place.wrapping_add(ahead), ack], FIN | ACK);
+        let fed = lab.relay().enter(|| ground.feed_on(device, &packet));
+        assert_eq!(fed.expect("entered"), Ok(REDIRECT));
+    };
+    // The endpoint would discard these for what they acknowledge (`tcp_ack`).
+    let mut random = Random::seeded(seed());
+    for _ in 0..1000 {
+        let ack = match random.below(4) {
+            0 => acknowledged.wrapping_add(1),
+            1 => acknowledged.wrapping_sub(largest_window + 1),
+            _ => acknowledged.wrapping_add(1 + random.below(1 << 31) as u32),
+        };
+        end_at(random.below(1000) as u32, ack);
+        assert_eq!(from_server.high_seq(), place, "{ack}");
+        assert_eq!(from_server.marks() & mark::FIN, 0, "{ack}");
+    }
+    // This one might be true, until more comes.
+    end_at(99, acknowledged);
+    assert_ne!(from_server.marks() & mark::FIN, 0);
+    let rest = write_some(&server, REST_BYTES, seed());
+    assert_eq!(read_some(&client, REST_BYTES), rest);
+    netlab::until("all is acknowledged", || {
+        from_server.acked.load(Relaxed) as u32 == place.wrapping_add(REST_BYTES as u32)
+    });
+    assert_eq!(from_server.marks() & (mark::FIN | mark::FIN_ACKED), 0);
+    assert_eq!(flow.state.load(Relaxed), state::SPLICED);
+    assert!(handle.outcome().is_none());
+    drop(server);
+    assert_eq!((&client).read(&mut [0; 8]).expect("the end"), 0);
+    assert_eq!(moved(&ended(&handle)), [5, 5 + REST_BYTES as u64]);
 }
