@@ -9,16 +9,17 @@
 //! The states and who changes them are in `bpf/segment.h`.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
 use super::eligibility::Plan;
 use super::ground::Ground;
+use super::side::{is_behind, raise};
 use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
-use crate::bpf_types::{segment_flag as flag, segment_mark as mark, segment_state as state};
+use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
 /// owner that is alive looks at least every `LARGEST_PAUSE`.
@@ -26,9 +27,6 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
 const LINGER: Duration = Duration::from_millis(3200);
-
-/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
-const LEAD: Duration = Duration::from_millis(250);
 
 /// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
 /// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
@@ -69,7 +67,7 @@ impl Flow {
         let entry = flow.entry();
         entry.state.store(state::FREE, Relaxed);
         for (side, scale) in entry.side.iter().zip(scales) {
-            clear(side);
+            side.clear();
             side.shape.store(scale.into(), Relaxed);
         }
         for stamp in &entry.latest_stamp {
@@ -180,13 +178,7 @@ impl Flow {
 
     /// This side's stream has ended there, and the end was acknowledged.
     pub(super) fn end(&self, side: usize, end: u32) {
-        let acknowledged = u64::from(mark::FIN | mark::FIN_ACKED);
-        let ended = |reach: u64| {
-            let marks = reach >> u32::BITS | acknowledged;
-            Some(marks << u32::BITS | u64::from(end))
-        };
-        // It cannot fail.
-        let _ = self.side(side).reach.fetch_update(SeqCst, SeqCst, ended);
+        self.side(side).end_reach(end);
     }
 
     /// The sockets have delivered this side's stream up to there.
@@ -371,72 +363,6 @@ impl Drop for Flow {
     }
 }
 
-/// `reach` as the program takes it apart (`bpf/segment_overlap.h`).
-impl SegmentSide {
-    /// The stamps of its translated segments count microseconds, not milliseconds.
-    fn ticks_in_microseconds(&self) -> bool {
-        let [_, _, flags, _] = self.shape.load(Relaxed).to_ne_bytes();
-        flags & flag::MICROSECONDS != 0
-    }
-
-    /// Where the clock stands that begins to stand at `now_ns`.
-    fn standing_at(&self, now_ns: u64) -> u32 {
-        let tick_ns = if self.ticks_in_microseconds() {
-            1_000
-        } else {
-            1_000_000
-        };
-        let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
-        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
-    }
-
-    /// The end of what the peer has sent.
-    pub(super) fn high_seq(&self) -> u32 {
-        self.reach.load(Acquire) as u32
-    }
-
-    pub(super) fn marks(&self) -> u32 {
-        (self.reach.load(Acquire) >> u32::BITS) as u32
-    }
-
-    #[cfg(test)]
-    pub(super) fn add_marks(&self, marks: u32) {
-        self.reach.fetch_or(u64::from(marks) << u32::BITS, Release);
-    }
-
-    /// Nothing is marked any more; the socket knows of so much.
-    fn begin_reach(&self, known: u32) {
-        let begun = |reach: u64| {
-            let noted = (reach >> u32::BITS) as u32 & mark::NOTED != 0;
-            let is_newer = noted && !is_behind(reach as u32, known);
-            Some(u64::from(if is_newer { reach as u32 } else { known }))
-        };
-        // It cannot fail.
-        let _ = self.reach.fetch_update(SeqCst, SeqCst, begun);
-    }
-
-    fn raise_high_seq(&self, to: u32) {
-        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
-        let raised = |reach: u64| {
-            let marks = (reach >> u32::BITS & kept) << u32::BITS;
-            is_behind(reach as u32, to).then_some(marks | u64::from(to))
-        };
-        // It fails where nothing is to be done.
-        let _ = self.reach.fetch_update(Relaxed, Relaxed, raised);
-    }
-
-    /// By the sockets nothing comes beyond `most`; the socket knows of so much.
-    fn bound_high_seq(&self, most: u32, known: u32) {
-        let bound = |reach: u64| {
-            let marks = reach & !u64::from(u32::MAX);
-            let is_past = (marks >> u32::BITS) as u32 & mark::PAST != 0;
-            (!is_past && is_behind(most, reach as u32)).then_some(marks | u64::from(known))
-        };
-        // It fails where nothing is to be done.
-        let _ = self.reach.fetch_update(Relaxed, Relaxed, bound);
-    }
-}
-
 /// How often a clock of stamps ticks in a time.
 pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
     let ticks = if in_microseconds {
@@ -445,40 +371,6 @@ pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
         time.as_millis()
     };
     ticks as u32
-}
-
-fn is_behind(mark: u32, to: u32) -> bool {
-    to.wrapping_sub(mark).cast_signed() > 0
-}
-
-/// The program raises the same words (`raise` in `bpf/segment_overlap.h`).
-fn raise(mark: &AtomicU32, to: u32) {
-    // It fails where nothing is to be done.
-    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));
-}
-
-fn clear(side: &SegmentSide) {
-    side.reach.store(0, Relaxed);
-    side.stamp_delta.store(0, Relaxed);
-    side.acked.store(0, Relaxed);
-    side.payload_bytes.store(0, Relaxed);
-    for word in [
-        &side.out_device,
-        &side.seq_delta,
-        &side.ack_delta,
-        &side.clock,
-        &side.cut,
-        &side.stamp_floor,
-        &side.high_ack,
-        &side.edge,
-        &side.seen_device,
-        &side.promised,
-        &side.border,
-        &side.sent,
-        &side.room_end,
-    ] {
-        word.store(0, Relaxed);
-    }
 }
 
 /// A tuple as the nine words that the shared memory holds it in.
