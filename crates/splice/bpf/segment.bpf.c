@@ -29,6 +29,7 @@ static __always_inline void note_handshake(struct __sk_buff *skb, struct segment
 		.device = skb->ifindex,
 		.seq = s->seq,
 		.ack = s->flags & ACK ? s->ack : 0,
+		.hops = s->hops,
 	};
 
 	if (find_options(skb, s))
@@ -48,9 +49,11 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 		side->high_ack = s->ack;
 		side->edge = edge;
 		side->seen_device = skb->ifindex;
+		side->seen_hops = s->hops;
 		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
 	side->seen_device = skb->ifindex;
+	side->seen_hops = s->hops;
 	raise_high_seq(side, end);
 	raise(&side->high_ack, s->ack);
 	raise(&side->edge, edge);
@@ -100,7 +103,6 @@ int segment_ingress(struct __sk_buff *skb)
 	__u32 state, copy, mark = skb->mark, hop;
 	enum segment_way way;
 	bool by_lo = skb->ifindex != LOOPBACK, ok;
-	__u8 ttl_left = 2;
 
 	if (!parse(skb, &s))
 		return NEXT;
@@ -189,16 +191,7 @@ int segment_ingress(struct __sk_buff *skb)
 	by_lo = by_lo || (s.local && goes_round());
 	/* Hops bound the way round lo, should connections form a ring. */
 	s.spends_hop = !s.local || (by_lo && skb->ifindex == LOOPBACK);
-	if (s.spends_hop) {
-		void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-		__u32 at = s.ipv6 ? ETH_HLEN + offsetof(struct ipv6hdr, hop_limit) :
-				    ETH_HLEN + offsetof(struct iphdr, ttl);
-
-		if (data + at + 1 > end)
-			return DROP;
-		ttl_left = *(__u8 *)(data + at);
-	}
-	if (ttl_left <= 1) {
+	if (s.spends_hop && s.hops <= 1) {
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
 	}

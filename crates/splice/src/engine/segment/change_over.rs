@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::eligibility::{self, Obstacle, Plan, examine, has_ended, promised, was_seen};
+use super::eligibility::{self, Obstacle, Plan, can_go_on, examine, has_ended, promised, was_seen};
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
@@ -101,6 +101,13 @@ impl Segment {
                      another tc program stands between",
                     eligibility::device(&found.socket[side.index()])
                 ));
+            }
+            let hops = noted.map(|_| entry.seen_hops.load(Relaxed));
+            if !can_go_on(found, side.index(), hops) {
+                return Progress::Refused(
+                    format!("{side:?}'s segments come with a TTL of 1, so they go no further")
+                        .into(),
+                );
             }
         }
         let plan = eligibility::plan(found, loads.map(|load| load.held));

@@ -198,7 +198,7 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
 /// (`tcp_parse_options`), so it may know too little.
 fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
     let noted = found.socket[side.index()].peer_mss;
-    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss))
+    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss.into()))
 }
 
 /// The end of the window that a socket has announced to its peer.
@@ -260,6 +260,13 @@ fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
     let is_this = seen.device == device(socket)
         && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
     is_this.then_some(seen)
+}
+
+/// Whether a peer's segments can leave this host again, by the TTL that was `noted`, or else by that of the
+/// handshake: translated, they spend a hop.
+pub(super) fn can_go_on(found: &SegmentInspection, side: usize, noted: Option<u32>) -> bool {
+    let seen = || handshake(found, side).map(|seen| seen.hops.into());
+    noted.or_else(seen).is_none_or(|hops: u32| hops > 1)
 }
 
 /// A stream of the connection has come to its end.

@@ -102,6 +102,7 @@ impl SegmentSide {
             &self.high_ack,
             &self.edge,
             &self.seen_device,
+            &self.seen_hops,
             &self.promised,
             &self.border,
             &self.sent,
