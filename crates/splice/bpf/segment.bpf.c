@@ -29,6 +29,7 @@ static __always_inline void note_handshake(struct __sk_buff *skb, struct segment
 		.device = skb->ifindex,
 		.seq = s->seq,
 		.ack = s->flags & ACK ? s->ack : 0,
+		.hops = s->hops,
 	};
 
 	if (find_options(skb, s))
@@ -48,16 +49,14 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 		side->high_ack = s->ack;
 		side->edge = edge;
 		side->seen_device = skb->ifindex;
+		side->seen_hops = s->hops;
 		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
 	side->seen_device = skb->ifindex;
+	side->seen_hops = s->hops;
 	raise_high_seq(side, end);
 	raise(&side->high_ack, s->ack);
 	raise(&side->edge, edge);
-	if (s->flags & FIN) {
-		side->fin_end = end;
-		add_marks(side, SEGMENT_FIN);
-	}
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
@@ -104,7 +103,6 @@ int segment_ingress(struct __sk_buff *skb)
 	__u32 state, copy, mark = skb->mark, hop;
 	enum segment_way way;
 	bool by_lo = skb->ifindex != LOOPBACK, ok;
-	__u8 ttl_left = 2;
 
 	if (!parse(skb, &s))
 		return NEXT;
@@ -129,16 +127,16 @@ int segment_ingress(struct __sk_buff *skb)
 			note_handshake(skb, &s);
 		return NEXT;
 	}
+	if (place->device != skb->ifindex) {
+		count(SEGMENT_OTHER_DEVICE);
+		return NEXT;
+	}
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
 		state = *(volatile __u32 *)&flow->state;
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
-	}
-	if (place->device != skb->ifindex) {
-		count(SEGMENT_OTHER_DEVICE);
-		return NEXT;
 	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns) {
 		count(SEGMENT_EXPIRED);
@@ -193,16 +191,7 @@ int segment_ingress(struct __sk_buff *skb)
 	by_lo = by_lo || (s.local && goes_round());
 	/* Hops bound the way round lo, should connections form a ring. */
 	s.spends_hop = !s.local || (by_lo && skb->ifindex == LOOPBACK);
-	if (s.spends_hop) {
-		void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-		__u32 at = s.ipv6 ? ETH_HLEN + offsetof(struct ipv6hdr, hop_limit) :
-				    ETH_HLEN + offsetof(struct iphdr, ttl);
-
-		if (data + at + 1 > end)
-			return DROP;
-		ttl_left = *(__u8 *)(data + at);
-	}
-	if (ttl_left <= 1) {
+	if (s.spends_hop && s.hops <= 1) {
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
 	}

@@ -56,8 +56,8 @@ enum segment_state {
 };
 
 enum segment_mark {
-	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_device`, `high_seq`, `high_ack` count */
-	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, at `fin_end` */
+	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_*`, `high_seq`, `high_ack` count */
+	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, and nothing beyond it */
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
 	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
@@ -92,14 +92,14 @@ struct segment_side {
 	__u32 stamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
 				   not chosen */
 	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream goes past only
-	   if nothing more has come at that very moment */
+	   if nothing more has come at that very moment, and what more comes is behind no end of it */
 	__u64 reach;
 	__u64 stamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
 	__u32 edge;		/* end of the window that the peer has announced */
-	__u32 fin_end;
 	__u32 high_ack;		/* what the peer has acknowledged */
 	__u32 seen_device;
+	__u32 seen_hops;	/* TTL of the last segment that was noted */
 	__u64 payload_bytes;	/* translated */
 	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
 	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
@@ -129,7 +129,8 @@ struct segment_seen {
 	__u32 device;
 	__u32 seq;		/* of the SYN */
 	__u32 ack;		/* 0 in the first SYN */
-	__u32 mss;		/* that the peer announces; 0 when it does not */
+	__u16 mss;		/* that the peer announces; 0 when it does not */
+	__u16 hops;		/* TTL */
 };
 
 enum segment_socket_flag {

@@ -69,19 +69,38 @@ static __always_inline void raise(__u32 *mark, __u32 to)
 	}
 }
 
-/* The peer has sent up to there. */
+/* The peer has sent up to there: what was taken for the end of its stream before that is none. */
 static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 {
 	__u64 old = *(volatile __u64 *)&side->reach;
+	__u64 kept = ~(__u64)(SEGMENT_FIN | SEGMENT_FIN_ACKED);
 	int i;
 
 	for (i = 0; i < 16 && after(to, old); i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old, (old >> 32) << 32 | to);
+		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
+							  (old >> 32 & kept) << 32 | to);
 
 		if (found == old)
 			return;
 		old = found;
 	}
+}
+
+/* Marks the end of what has come, if it lies there; a full barrier then. */
+static __always_inline bool mark_end(struct segment_side *side, __u32 end, __u32 added)
+{
+	__u64 old = *(volatile __u64 *)&side->reach;
+	int i;
+
+	for (i = 0; i < 16 && (__u32)old == end; i++) {
+		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
+							  old | (__u64)added << 32);
+
+		if (found == old)
+			return true;
+		old = found;
+	}
+	return false;
 }
 
 /*
@@ -109,18 +128,23 @@ static __always_inline void advance_acked(struct segment_side *side, __u32 ack, 
 	}
 }
 
-/* Only what can be true may move the marks: a forger has to hit the window. */
-static __always_inline void learn(const struct segment *s, struct segment_flow *flow,
+/*
+ * Only what can be true may move the marks: a forger has to hit the windows. False for what an
+ * endpoint discards because of what it acknowledges (tcp_ack): what nobody has sent, or less than
+ * any window leaves under way (RFC 5961).
+ */
+static __always_inline bool learn(const struct segment *s, struct segment_flow *flow,
 				  struct segment_side *side, struct segment_side *other)
 {
 	__u32 ack = s->ack + side->ack_delta, end = end_of(s);
+	__u32 oldest = side->high_ack - (0xffffU << (side->window_left & 15));
 
-	if (!after(ack, high_seq(other))) {
-		raise(&side->high_ack, s->ack);
-		if (!after(side->high_ack, s->ack))
-			raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
-		advance_acked(other, ack, &flow->moved_ns);
-	}
+	if (after(ack, high_seq(other)) || after(oldest, s->ack))
+		return false;
+	raise(&side->high_ack, s->ack);
+	if (!after(side->high_ack, s->ack))
+		raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
+	advance_acked(other, ack, &flow->moved_ns);
 	/*
 	 * Within the window that the other peer, or before it the relay, has announced; an end of
 	 * stream may lie one beyond.
@@ -133,6 +157,7 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 	} else if (!after(end, side->promised + 1)) {
 		raise_high_seq(side, end);
 	}
+	return true;
 }
 
 /*

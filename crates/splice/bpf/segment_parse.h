@@ -27,6 +27,7 @@ struct segment {
 	__u32 sack_floor;	/* where sack_clip is set: in the receiver's numbering */
 	__u32 out_device;
 	__u16 mss;
+	__u8 hops;		/* TTL */
 	__u8 flags;
 	__u8 ipv6;
 	__u8 jumbo;		/* a super-packet of more than 64 KiB over IPv6: an option tells its length */
@@ -191,6 +192,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 		    (ip->frag_off & bpf_htons(0x3fff)))
 			return false;
 		s->tuple.source[2] = s->tuple.destination[2] = bpf_htonl(0xffff);
+		s->hops = ip->ttl;
 		s->tuple.source[3] = ip->saddr;
 		s->tuple.destination[3] = ip->daddr;
 		tcp = (void *)(ip + 1);
@@ -244,6 +246,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 			    total > skb->len - ETH_HLEN - sizeof(*ip))
 				return false;
 		}
+		s->hops = ip->hop_limit;
 		__builtin_memcpy(s->tuple.source, &ip->saddr, 16);
 		__builtin_memcpy(s->tuple.destination, &ip->daddr, 16);
 	} else {

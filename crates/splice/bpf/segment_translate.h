@@ -35,16 +35,22 @@
 
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
- * expects next, or, where its sender's window has shrunk, at the end of that (tcp_acceptable_seq),
- * which it was told in steps. Everything else is for the endpoint to judge, which asks back
+ * expects next, or, where its sender has come past the end of its window, since that has shrunk,
+ * at this end (tcp_acceptable_seq). Everything else is for the endpoint to judge, which asks back
  * (RFC 5961).
  */
 static __always_inline bool is_accepted_reset(const struct segment *s,
 					      const struct segment_side *side,
 					      const struct segment_side *other)
 {
-	return s->seq == high_seq(side) || s->seq == other->high_ack + other->ack_delta ||
-	       other->edge - (s->seq + side->seq_delta) < 1U << (side->own_scale & 15);
+	__u32 next = other->high_ack + other->ack_delta;
+	/* The sender is told its window in steps, and forgives what is less than one of its own. */
+	__u32 room = other->edge - other->high_ack;
+	__u32 told = next + (room & -(1U << (side->own_scale & 15)));
+	__u32 forgiven = told + (1U << (side->window_left & 15));
+
+	return s->seq == high_seq(side) || s->seq == next ||
+	       (s->seq == told && !after(forgiven, high_seq(side)));
 }
 
 /*
@@ -133,7 +139,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 {
 	struct segment_side *side, *other;
 	__u32 end, heard, seq, ack, scaled, own_final;
-	bool overlaps = state == SEGMENT_OVERLAP;
+	bool overlaps = state == SEGMENT_OVERLAP, believed = false;
 
 	if (!s || !flow)
 		return WAY_PAST;
@@ -148,8 +154,8 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 
 	if (state == SEGMENT_LINGER)
 		prolong(flow, flow->last_ns);
-	if ((s->flags & (ACK | RST)) == ACK)
-		learn(s, flow, side, other);
+	if ((s->flags & (ACK | RST | SYN)) == ACK)
+		believed = learn(s, flow, side, other);
 	if (overlaps) {
 		enum segment_way way;
 
@@ -183,13 +189,13 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 			count(SEGMENT_RST_REFUSED);
 		}
 	} else if (s->flags & ACK) {
-		if ((marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
-		    !after(ack, high_seq(other)) && !after(other->fin_end, ack)) {
+		if (believed &&
+		    (marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
+		    mark_end(other, ack, SEGMENT_FIN_ACKED)) {
 			/*
 			 * The other end of stream may be acknowledged on another CPU at this moment: a
 			 * full barrier each lets one of the two see both.
 			 */
-			add_marks(other, SEGMENT_FIN_ACKED);
 			if (state == SEGMENT_SPLICED &&
 			    (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
 				prolong(flow, 0);
@@ -197,10 +203,8 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 				s->copy = COPY_RST;
 			}
 		}
-		if ((s->flags & FIN) && end == high_seq(side)) {
-			side->fin_end = end;
-			add_marks(side, SEGMENT_FIN);
-		}
+		if (believed && (s->flags & FIN))
+			mark_end(side, end, SEGMENT_FIN);
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.

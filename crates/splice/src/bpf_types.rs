@@ -90,9 +90,9 @@ pub(crate) struct SegmentSide {
     pub(crate) stamp_delta: AtomicU64,
     pub(crate) acked: AtomicU64,
     pub(crate) edge: AtomicU32,
-    pub(crate) fin_end: AtomicU32,
     pub(crate) high_ack: AtomicU32,
     pub(crate) seen_device: AtomicU32,
+    pub(crate) seen_hops: AtomicU32,
     pub(crate) payload_bytes: AtomicU64,
     pub(crate) promised: AtomicU32,
     pub(crate) border: AtomicU32,
@@ -198,7 +198,8 @@ pub(crate) struct SegmentSeen {
     pub(crate) device: u32,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    pub(crate) mss: u32,
+    pub(crate) mss: u16,
+    pub(crate) hops: u16,
 }
 
 /// `struct segment_inspection`.

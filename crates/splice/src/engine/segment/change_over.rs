@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::eligibility::{self, Obstacle, Plan, examine, has_ended, is_own, promised, was_seen};
+use super::eligibility::{
+    self, Obstacle, Plan, can_go_on, examine, has_ended, is_own, promised, was_seen,
+};
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
@@ -99,6 +101,13 @@ impl Segment {
                      another tc program stands between"
                 ));
             }
+            let hops = noted.map(|_| entry.seen_hops.load(Relaxed));
+            if !can_go_on(found, side.index(), hops) {
+                return Progress::Refused(
+                    format!("{side:?}'s segments come with a TTL of 1, so they go no further")
+                        .into(),
+                );
+            }
         }
         let plan = eligibility::plan(found, loads.map(|load| load.held));
         self.seq_delta = plan.sides.map(|side| side.seq_delta);
@@ -114,9 +123,11 @@ impl Segment {
         // their peers hear no more of it.
         match self.ground.inspect(flow.tuples()) {
             Ok(found) if self.finds_both(&found) => {
-                flow.catch_up(&found);
                 for (from, socket) in found.socket.iter().enumerate() {
                     flow.promise(from, promised(socket));
+                }
+                flow.catch_up(&found);
+                for (from, socket) in found.socket.iter().enumerate() {
                     // Only from now on nothing can come unseen.
                     if self.is_empty(&found, loads[from], from) && self.is_safe(&plan, &found, from)
                     {
@@ -202,9 +213,7 @@ impl Segment {
             flow.cut(from, found.socket[from].rcv_nxt);
             if load.ended {
                 // It went through the sockets, and was acknowledged with the rest.
-                let side = flow.side(from);
-                side.fin_end.store(found.socket[from].rcv_nxt, Relaxed);
-                side.add_marks(mark::FIN | mark::FIN_ACKED);
+                flow.end(from, found.socket[from].rcv_nxt);
             }
         }
         reached("settled");

@@ -43,11 +43,18 @@ pub(super) struct SidePlan {
     pub(super) high_seq: u32,
     pub(super) high_ack: u32,
     pub(super) edge: u32,
+    /// The end of what the relay has written for this peer: nothing beyond can be acknowledged.
+    pub(super) written: u32,
     /// The first byte that the relay has not yet given to the other socket.
     pub(super) next_byte: u32,
 }
 
 impl SidePlan {
+    /// The most that this peer may have room for.
+    pub(super) fn largest_window(&self) -> u32 {
+        u32::from(u16::MAX) << self.window_left
+    }
+
     pub(super) fn shape(&self) -> u32 {
         u32::from_ne_bytes([
             self.window_left,
@@ -197,7 +204,7 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
 /// (`tcp_parse_options`), so it may know too little.
 fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
     let noted = found.socket[side.index()].peer_mss;
-    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss))
+    handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss.into()))
 }
 
 /// The end of the window that a socket has announced to its peer.
@@ -244,6 +251,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Plan {
             high_seq: near.rcv_nxt,
             high_ack: near.snd_una,
             edge: near.snd_una.wrapping_add(near.snd_wnd),
+            written: near.write_seq,
             next_byte: near.copied_seq.wrapping_sub(held[from] as u32),
         };
     }
@@ -258,6 +266,13 @@ fn handshake(found: &SegmentInspection, side: usize) -> Option<&SegmentSeen> {
     let is_this = seen.device == device(socket)
         && socket.rcv_nxt.wrapping_sub(begins) == socket.received_bytes;
     is_this.then_some(seen)
+}
+
+/// Whether a peer's segments can leave this host again, by the TTL that was `noted`, or else by that of the
+/// handshake: translated, they spend a hop.
+pub(super) fn can_go_on(found: &SegmentInspection, side: usize, noted: Option<u32>) -> bool {
+    let seen = || handshake(found, side).map(|seen| seen.hops.into());
+    noted.or_else(seen).is_none_or(|hops: u32| hops > 1)
 }
 
 /// A stream of the connection has come to its end.

@@ -8,8 +8,8 @@
 //!
 //! The states and who changes them are in `bpf/segment.h`.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::eligibility::Plan;
 use super::ground::Ground;
+use super::side::{is_behind, raise};
 use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
-use crate::bpf_types::{segment_flag as flag, segment_mark as mark, segment_state as state};
+use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
 /// owner that is alive looks at least every `LARGEST_PAUSE`.
@@ -26,9 +27,6 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
 const LINGER: Duration = Duration::from_millis(3200);
-
-/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
-const LEAD: Duration = Duration::from_millis(250);
 
 /// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
 /// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
@@ -72,7 +70,7 @@ impl Flow {
         let entry = flow.entry();
         entry.state.store(state::FREE, Relaxed);
         for (side, scale) in entry.side.iter().zip(scales) {
-            clear(side);
+            side.clear();
             side.shape.store(scale.into(), Relaxed);
         }
         for stamp in &entry.latest_stamp {
@@ -126,11 +124,15 @@ impl Flow {
             side.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted may be newer than the sockets, or older: the first that was seen
-            // may have been a repetition.
+            // may have been a repetition. Or nobody has sent it.
             let noted = side.marks() & mark::NOTED != 0;
-            for (word, known) in [(&side.high_ack, plan.high_ack), (&side.edge, plan.edge)] {
+            let widest = plan.written.wrapping_add(plan.largest_window());
+            for (word, known, most) in [
+                (&side.high_ack, plan.high_ack, plan.written),
+                (&side.edge, plan.edge, widest),
+            ] {
                 let seen = word.load(Relaxed);
-                if !noted || is_behind(seen, known) {
+                if !noted || is_behind(seen, known) || is_behind(most, seen) {
                     word.store(known, Relaxed);
                 }
             }
@@ -142,10 +144,14 @@ impl Flow {
         self.entry().state.store(state::OVERLAP, SeqCst);
     }
 
-    /// Takes in what the sockets have come to; what the program has seen may be newer.
+    /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen
+    /// beyond all that a peer may send was forged or damaged: nobody would ever acknowledge it, and a
+    /// stream by the sockets, which promise no more room, would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
         for (side, socket) in self.entry().side.iter().zip(&found.socket) {
             side.raise_high_seq(socket.rcv_nxt);
+            // An end of stream may lie one beyond.
+            side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
             raise(&side.sent, socket.snd_nxt);
             // The last acknowledgement that the socket has sent, should the program have missed it.
             raise(&side.cut, socket.rcv_wup);
@@ -171,6 +177,11 @@ impl Flow {
         };
         // It fails where more has come.
         let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
+    }
+
+    /// This side's stream has ended there, and the end was acknowledged.
+    pub(super) fn end(&self, side: usize, end: u32) {
+        self.side(side).end_reach(end);
     }
 
     /// The sockets have delivered this side's stream up to there.
@@ -335,8 +346,7 @@ impl Flow {
             [&entry.cut, &entry.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
         let by_hand = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
-        let end_of_stream =
-            self.marks(side) & mark::FIN != 0 && acked as u32 == entry.fin_end.load(Relaxed);
+        let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();
         past.saturating_sub(end_of_stream.into())
     }
 
@@ -369,59 +379,6 @@ impl Drop for Flow {
     }
 }
 
-/// `reach` as the program takes it apart (`bpf/segment_overlap.h`).
-impl SegmentSide {
-    /// The stamps of its translated segments count microseconds, not milliseconds.
-    fn ticks_in_microseconds(&self) -> bool {
-        let [_, _, flags, _] = self.shape.load(Relaxed).to_ne_bytes();
-        flags & flag::MICROSECONDS != 0
-    }
-
-    /// Where the clock stands that begins to stand at `now_ns`.
-    fn standing_at(&self, now_ns: u64) -> u32 {
-        let tick_ns = if self.ticks_in_microseconds() {
-            1_000
-        } else {
-            1_000_000
-        };
-        let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
-        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
-    }
-
-    /// The end of what the peer has sent.
-    pub(super) fn high_seq(&self) -> u32 {
-        self.reach.load(Acquire) as u32
-    }
-
-    pub(super) fn marks(&self) -> u32 {
-        (self.reach.load(Acquire) >> u32::BITS) as u32
-    }
-
-    pub(super) fn add_marks(&self, marks: u32) {
-        self.reach.fetch_or(u64::from(marks) << u32::BITS, Release);
-    }
-
-    /// Nothing is marked any more; the socket knows of so much.
-    fn begin_reach(&self, known: u32) {
-        let begun = |reach: u64| {
-            let noted = (reach >> u32::BITS) as u32 & mark::NOTED != 0;
-            let is_newer = noted && !is_behind(reach as u32, known);
-            Some(u64::from(if is_newer { reach as u32 } else { known }))
-        };
-        // It cannot fail.
-        let _ = self.reach.fetch_update(SeqCst, SeqCst, begun);
-    }
-
-    fn raise_high_seq(&self, to: u32) {
-        let raised = |reach: u64| {
-            let marks = reach & !u64::from(u32::MAX);
-            is_behind(reach as u32, to).then_some(marks | u64::from(to))
-        };
-        // It fails where nothing is to be done.
-        let _ = self.reach.fetch_update(Relaxed, Relaxed, raised);
-    }
-}
-
 /// How often a clock of stamps ticks in a time.
 pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
     let ticks = if in_microseconds {
@@ -430,41 +387,6 @@ pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
         time.as_millis()
     };
     ticks as u32
-}
-
-fn is_behind(mark: u32, to: u32) -> bool {
-    to.wrapping_sub(mark).cast_signed() > 0
-}
-
-/// The program raises the same words (`raise` in `bpf/segment_overlap.h`).
-fn raise(mark: &AtomicU32, to: u32) {
-    // It fails where nothing is to be done.
-    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));
-}
-
-fn clear(side: &SegmentSide) {
-    side.reach.store(0, Relaxed);
-    side.stamp_delta.store(0, Relaxed);
-    side.acked.store(0, Relaxed);
-    side.payload_bytes.store(0, Relaxed);
-    for word in [
-        &side.out_device,
-        &side.seq_delta,
-        &side.ack_delta,
-        &side.clock,
-        &side.cut,
-        &side.stamp_floor,
-        &side.high_ack,
-        &side.edge,
-        &side.fin_end,
-        &side.seen_device,
-        &side.promised,
-        &side.border,
-        &side.sent,
-        &side.room_end,
-    ] {
-        word.store(0, Relaxed);
-    }
 }
 
 /// A tuple as the nine words that the shared memory holds it in.

@@ -32,6 +32,7 @@ pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
 mod linger;
+mod side;
 mod slots;
 mod sockets;
 #[cfg(test)]

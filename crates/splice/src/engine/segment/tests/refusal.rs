@@ -65,6 +65,60 @@ fn a_redirected_port_is_found_and_refused() {
     ping(&client, &server);
 }
 
+/// A pair whose client sends with a TTL of 1, as single-hop BGP does.
+fn connect_next_door(lab: &Lab, relay: IpAddr, server: IpAddr) -> Connected {
+    let (front, front_address) = listen_in(lab.relay(), (relay, 0));
+    let (back, back_address) = listen_in(lab.server(), (server, 0));
+    let client = lab.client().enter(|| {
+        let domain = socket2::Domain::for_address(front_address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None).expect("a socket");
+        let set = if front_address.is_ipv4() {
+            socket.set_ttl_v4(1)
+        } else {
+            socket.set_unicast_hops_v6(1)
+        };
+        set.expect("a TTL");
+        socket.connect(&front_address.into()).expect("connect");
+        TcpStream::from(socket)
+    });
+    let client = client.expect("entered");
+    let a = front.accept().expect("accept").0;
+    let b = connect_in(lab.relay(), back_address);
+    let server = back.accept().expect("accept").0;
+    Connected::new(client, [a, b], server)
+}
+
+/// They reach the relay, and what they become would go no further. The program knows by the handshake, or
+/// by what it asks for.
+#[test]
+fn segments_on_their_last_hop_are_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let by_version: [[IpAddr; 2]; 2] = [
+        [Lab::RELAY_V4, Lab::SERVER_V4].map(Into::into),
+        [Lab::RELAY_V6, Lab::SERVER_V6].map(Into::into),
+    ];
+    for [relay, server] in by_version {
+        let lab = Lab::new().expect("a lab");
+        let splicer = splicer_in(lab.relay());
+        for sees_handshake in [false, true] {
+            let (client, server, handle) =
+                connect_next_door(&lab, relay, server).join(&splicer, &by_volume(10));
+            for stream in [&client, &server] {
+                stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+            }
+            ping(&client, &server);
+            netlab::until("it is refused", || {
+                ping(&client, &server);
+                handle.engine().1.contains("TTL")
+            });
+            assert_ne!(handle.engine().0, EngineName::Segment, "{sees_handshake}");
+            ping(&client, &server);
+        }
+    }
+}
+
 /// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
 /// this is about what the kernel would tell.
 #[test]
