@@ -171,14 +171,14 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	copy = s.copy;
-	for (hop = 1; hop < MAX_HOPS && s.local; hop++) {
+	for (hop = 1; hop <= MAX_HOPS && s.local; hop++) {
 		place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 		if (!place)
 			break;
 		flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
 		if (!flow || flow->serial != place->serial || flow->state == SEGMENT_FREE)
 			break;
-		if (!is_steady(&s, flow, place)) {
+		if (hop == MAX_HOPS || !is_steady(&s, flow, place)) {
 			/* It goes round by lo and comes in as a first hop. */
 			by_lo = true;
 			break;

@@ -10,14 +10,15 @@
 #define DROP 2
 
 #define LOOPBACK 1		/* the index of lo in every network namespace */
-#define MAX_HOPS 4
+#define MAX_HOPS 4		/* relays of this process in a row that are taken in one go; each is verified
+				   anew */
+#define FLOWS 16384		/* a pair has one, 320 bytes each: 5 MiB in a namespace */
 #define OPTION_BYTES 40		/* the most that a TCP header has room for */
-#define AF_INET 2
 #define AF_INET6 10
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * 16384);
+	__uint(max_entries, 2 * FLOWS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct segment_tuple);
 	__type(value, struct segment_place);
@@ -25,7 +26,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 16384);
+	__uint(max_entries, FLOWS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct segment_flow);
@@ -41,7 +42,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, FLOWS);
 	__type(key, struct segment_tuple);
 	__type(value, struct segment_seen);
 } segment_handshakes SEC(".maps");

@@ -67,7 +67,9 @@ use ground::Ground;
 use linger::Linger;
 use sockets::{address_pair, addresses_of, tuple_of};
 
-/// How often a pair that changes over is looked at: at first, and at last.
+/// How often a pair that changes over is looked at: at first, which is as often as the loop's clock
+/// ticks, and at last. Then two looks fit into what a delayed acknowledgement, the last word of many a
+/// change-over, takes (`TCP_DELACK_MAX`, 200 ms).
 const SMALLEST_PAUSE: Duration = Duration::from_millis(1);
 const LARGEST_PAUSE: Duration = Duration::from_millis(64);
 
@@ -315,9 +317,8 @@ impl Segment {
 
     fn begins_later(&self) -> Turn {
         Turn::Holds(Next {
-            watch: Watch::Stream,
             look_at: self.begins_at,
-            again: false,
+            ..Next::watching(Watch::Stream)
         })
     }
 
@@ -356,11 +357,7 @@ impl Segment {
         if let Some(reason) = self.end() {
             return Turn::Ends(reason);
         }
-        let mut next = Next {
-            watch: Watch::Stream,
-            look_at: None,
-            again: false,
-        };
+        let mut next = Next::watching(Watch::Stream);
         let progress = self.look(grip.ends, loads);
         self.settle_at_the_end(grip.ends, loads);
         for direction in grip.directions.iter_mut() {

@@ -413,9 +413,10 @@ impl Tap {
         take_back(shared.entry(index));
         shared.indices.remove(&self.cookie);
         if source.is_shared() {
-            // Somebody may hold a duplicate, so that the close will not take it out.
-            shared.sources.remove(&self.cookie);
+            // Somebody may hold a duplicate, so that the close will not take it out. The gate goes
+            // first: it may be about to put the source in again.
             let _ = socket_option::detach_filter(source);
+            shared.sources.remove(&self.cookie);
         }
         shared.give_back(index);
     }

@@ -94,3 +94,39 @@ fn relays_in_a_row() {
         })
         .expect("entered");
 }
+
+/// More than the program takes in one go (`MAX_HOPS`).
+#[test]
+fn many_relays_in_a_row() {
+    const RELAYS: usize = 9;
+    if !available(Need::Root) {
+        return;
+    }
+    let namespace = Namespace::new("many").expect("a namespace");
+    namespace
+        .enter(|| {
+            let splicer = Splicer::new(1).expect("a splicer");
+            prepare(&splicer);
+            let mut connections = (0..=RELAYS).map(|_| {
+                let (listener, address) = listen("127.0.0.1:0");
+                let near = TcpStream::connect(address).expect("connect");
+                (near, listener.accept().expect("accept").0)
+            });
+            let (client, mut far) = connections.next().expect("the first");
+            let mut handles = Vec::new();
+            for (near, next) in connections {
+                let ends = [far, near].map(|end| Endpoint::new(end).expect("an end"));
+                let [one, other] = ends;
+                handles.push(splicer.join(one, other, &by_name()).expect("joined"));
+                far = next;
+            }
+            let bytes = 4 << 20;
+            exchange(&client, &far, bytes, seed());
+            for handle in &handles {
+                let outcome = ended(handle);
+                assert_eq!(moved(&outcome), [bytes as u64; 2], "{outcome:?}");
+                assert_eq!(outcome.engine, EngineName::Segment, "{outcome:?}");
+            }
+        })
+        .expect("entered");
+}
