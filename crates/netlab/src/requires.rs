@@ -34,7 +34,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Every need, in the order that a listing shows.
+    /// Every need; no two have one name.
     pub const ALL: [Self; 7] = [
         Self::Root,
         Self::Netns,

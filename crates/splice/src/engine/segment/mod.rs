@@ -8,13 +8,16 @@
 //! How a pair gets there while bytes are under way, without a segment lost or held back:
 //!
 //! ```text
-//!          seen              both streams past the sockets,
-//!                            which are empty
-//! Watching ────▶ Overlap ──────────────────────────────────▶ Spliced ──▶ over
-//!     │             ▲                                           │
-//!     ▼             └───────────────────────────────────────────┘
-//!  refused             a late segment reached a socket
+//!     the program stands      seen             both streams past the sockets,
+//!     on both devices                          which are empty
+//! New ────────────────▶ Watching ────▶ Overlap ───────────────────────────────▶ Spliced ──▶ over
+//!  │                        │             ▲                                        │
+//!  └───────────┬────────────┘             └────────────────────────────────────────┘
+//!              ▼                             a late segment reached a socket
+//!           refused
 //! ```
+//!
+//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment.h`).
 //!
 //! The difference between the two numberings is constant from the moment on from which the relay
 //! adds nothing of its own: with `held` bytes in its hand,
