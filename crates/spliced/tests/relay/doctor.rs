@@ -293,20 +293,35 @@ fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
 
 #[test]
 fn few_descriptors_are_blamed_on_their_limit() {
-    // Enough for the loop and a listener, but for no connection; then for a pair, but for no pipe.
-    for (most, copy) in [(10, "no"), (12, "yes")] {
+    /// Enough for the loop and a listener, but for no connection.
+    const TOO_FEW: u32 = 10;
+    let limited = |most: u32| {
         let limit = format!("--nofile={most}:{most}");
-        let report = report(&mut doctor_by("prlimit", &[&limit]));
-        assert_eq!(verdict(&report, "copy"), copy, "{report}");
-        for engine in ["pipe", "sockmap"] {
-            let (reason, remedy) = refusal(&report, engine);
-            if engine == "pipe" || available(Need::Bpf) {
-                assert!(remedy.contains("RLIMIT_NOFILE"), "{engine}: {remedy}");
-                let named = reason.contains("open files") || reason.contains("descriptors");
-                assert!(named, "{engine}: {reason}");
-            }
+        report(&mut doctor_by("prlimit", &[&limit]))
+    };
+    let is_blamed = |report: &Value, engine: &str| {
+        let (reason, remedy) = refusal(report, engine);
+        assert!(remedy.contains("RLIMIT_NOFILE"), "{engine}: {remedy}");
+        let named = reason.contains("open files") || reason.contains("descriptors");
+        assert!(named, "{engine}: {reason}");
+    };
+    let is_short = |report: &Value| {
+        is_blamed(report, "pipe");
+        refusal(report, "sockmap");
+        if available(Need::Bpf) {
+            is_blamed(report, "sockmap");
         }
-    }
+    };
+    let report = limited(TOO_FEW);
+    is_blamed(&report, "copy");
+    is_short(&report);
+    // As soon as it is enough for a pair, it is for no pipe. When that is depends on the files
+    // that this test was started with: the doctor inherits them.
+    let first = (TOO_FEW + 1..2 * TOO_FEW)
+        .map(limited)
+        .find(|report| verdict(report, "copy") == "yes")
+        .expect("enough for a pair");
+    is_short(&first);
 }
 
 #[test]
