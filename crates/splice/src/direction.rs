@@ -63,8 +63,8 @@ pub(crate) enum Carriage {
     Aio,
     /// Always by the loop's ring.
     Ring,
-    /// By pipe as long as reads bring bulk, once this many bytes have moved.
-    Adaptive { after_bytes: u64 },
+    /// By pipe as long as reads bring bulk, once [`Way::pipe_after_bytes`] have moved.
+    Adaptive,
 }
 
 /// What a direction needs from its pair and loop to move.
@@ -74,6 +74,7 @@ pub(crate) struct Way<'a> {
     pub(crate) destination: &'a Endpoint,
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
+    pub(crate) pipe_after_bytes: u64,
     pub(crate) byte_limit: Option<u64>,
     /// What the source's receive buffer is fixed at, in bytes.
     pub(crate) receive_bytes: usize,
@@ -343,7 +344,7 @@ impl Direction {
             bulk: self.bulk,
             outlasts: self.source_outlasts,
         };
-        self.pick_up(way.carriers);
+        self.pick_up(way);
         // These take what is there, however much.
         if matches!(self.hand, Hand::Pipe(_) | Hand::Lane(_)) {
             self.fix_source(way);
@@ -406,13 +407,14 @@ impl Direction {
     }
 
     /// Puts an empty carrier into the hand for the next read.
-    fn pick_up(&mut self, carriers: &mut Carriers) {
+    fn pick_up(&mut self, way: &mut Way<'_>) {
+        let carriers = &mut *way.carriers;
         let by_pipe = !self.urgent
             && match self.carriage {
                 Carriage::Ring => return,
                 Carriage::Copy | Carriage::Aio => false,
                 Carriage::Pipe => true,
-                Carriage::Adaptive { after_bytes } => self.bulk && self.given_bytes >= after_bytes,
+                Carriage::Adaptive => self.bulk && self.given_bytes >= way.pipe_after_bytes,
             };
         match (&self.hand, by_pipe) {
             (Hand::Pipe(_), true) => return,

@@ -158,9 +158,7 @@ impl Pair {
             engine.can_echo()?;
         }
         let carriage = match options.engine {
-            EngineChoice::Auto => Carriage::Adaptive {
-                after_bytes: options.promote_after_bytes,
-            },
+            EngineChoice::Auto => Carriage::Adaptive,
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
             EngineChoice::Only(EngineName::Aio) => Carriage::Aio,
             EngineChoice::Only(EngineName::Uring) => Carriage::Ring,
@@ -263,6 +261,7 @@ impl Pair {
                 destination: sides[to.index()],
                 carriers: cx.carriers(),
                 shares: self.shares,
+                pipe_after_bytes: self.promote_after_bytes,
                 byte_limit: limit,
                 receive_bytes,
                 closing,
