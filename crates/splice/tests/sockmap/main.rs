@@ -241,29 +241,6 @@ fn pairs_with_the_same_addresses_in_two_namespaces_are_told_apart() {
     }
 }
 
-/// The kernel hands a partly read skb over whole.
-#[test]
-fn what_was_read_before_the_join_does_not_come_again() {
-    if missing() {
-        return;
-    }
-    let splicer = Splicer::new(1).unwrap();
-    for read in [1, 4, 9_999] {
-        let (mut a, mut near) = connection();
-        let (mut b, far) = connection();
-        let bytes = Payload::new(3).piece(0, 10_000);
-        a.write_all(bytes).unwrap();
-        let mut taken = vec![0; read];
-        near.read_exact(&mut taken).unwrap();
-        let handle = join_ends(&splicer, [near, far], &options(SOCKMAP));
-        a.write_all(bytes).unwrap();
-        let mut rest = vec![0; 20_000 - read];
-        b.read_exact(&mut rest).unwrap();
-        assert!(rest[..10_000 - read] == bytes[read..] && rest[10_000 - read..] == *bytes);
-        drop(handle);
-    }
-}
-
 #[test]
 fn ten_thousand_pairs_leave_nothing() {
     if missing() {

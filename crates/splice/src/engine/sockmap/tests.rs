@@ -205,6 +205,53 @@ fn what_waited_in_a_source_gets_its_verdict() {
     assert_eq!(opened.redirected(), 1000);
 }
 
+/// The kernel hands an skb over whole that was read in part.
+#[test]
+fn what_was_read_before_does_not_come_again() {
+    if missing() {
+        return;
+    }
+    let bytes: Vec<u8> = (0..10_000).map(|at| (at % 251) as u8).collect();
+    for read in [1, 4, 9_999] {
+        let (mut peer, mut source) = connection();
+        let (target, mut far) = connection();
+        peer.write_all(&bytes).unwrap();
+        source.read_exact(&mut vec![0; read]).unwrap();
+        let opened = Opened::new(&source, &target);
+        peer.write_all(&bytes).unwrap();
+        let mut came = vec![0; 2 * bytes.len() - read];
+        far.read_exact(&mut came).unwrap();
+        assert!(came[..bytes.len() - read] == bytes[read..], "{read} read");
+        assert!(came[bytes.len() - read..] == bytes, "{read} read");
+        assert_eq!(opened.redirected(), came.len() as u64);
+    }
+}
+
+/// Nor does it cut off what it knows of a segment that was sent again with other borders.
+#[test]
+fn what_is_sent_again_with_other_borders_comes_once() {
+    if missing() || !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("borders").unwrap();
+    let ((mut peer, source), (target, mut far)) =
+        namespace.enter(|| (connection(), connection())).unwrap();
+    let opened = Opened::new(&source, &target);
+    let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let before = opened.seen();
+    let bytes: Vec<u8> = (0..100).collect();
+    namespace
+        .enter(|| forge(from, to, before.rcv_nxt, before.write_seq, &bytes[..10]))
+        .unwrap();
+    until("the first ten came", || opened.redirected() == 10);
+    // The peer does not know that they have.
+    peer.write_all(&bytes).unwrap();
+    let mut came = vec![0; bytes.len()];
+    far.read_exact(&mut came).unwrap();
+    assert_eq!(came, bytes);
+    assert_eq!(opened.redirected(), 100);
+}
+
 /// TCP drops what lies behind the window. Noted as let in, it would make all that follows look like
 /// repetitions, which the gate lets in, however much is under way.
 #[test]
