@@ -285,6 +285,29 @@ fn a_segment_behind_the_window_does_not_open_the_gate() {
     assert!(opened.is_closed());
 }
 
+/// The bound that holds where the gate cannot close: what it refuses is sent again.
+#[test]
+fn nothing_new_comes_in_beyond_the_hard_bound() {
+    if missing() {
+        return;
+    }
+    let (mut peer, source) = connection();
+    let (target, mut far) = connection();
+    let opened = Opened::new(&source, &target);
+    let entry = opened.entry();
+    let before = opened.let_in();
+    // As the program says it.
+    entry.over.store(1, Ordering::Release);
+    peer.write_all(&[7; 100]).unwrap();
+    until("it is refused", || {
+        entry.refused.load(Ordering::Relaxed) > 0
+    });
+    assert_eq!((opened.let_in(), opened.redirected()), (before, 0));
+    entry.over.store(0, Ordering::Release);
+    far.read_exact(&mut [0; 100]).unwrap();
+    assert_eq!(opened.redirected(), 100);
+}
+
 /// Rule 7: what is under way has its verdict first. A segment that waits for the one before it
 /// is under way.
 #[test]
