@@ -242,6 +242,14 @@ impl Direction {
         matches!(&self.hand, Hand::Lane(lane) if lane.is_blocked)
     }
 
+    /// What its source has failed with, where the ring knows that before the direction reads it.
+    pub(crate) fn fault_on_ring(&self, carriers: &mut Carriers) -> Option<Errno> {
+        match (&self.hand, &mut carriers.ring) {
+            (Hand::Lane(lane), Some(ring)) => ring.fault(lane),
+            _ => None,
+        }
+    }
+
     /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
     pub(crate) fn enter(&mut self, lane: uring::Lane) {
         self.hand = Hand::Lane(lane);

@@ -30,14 +30,24 @@ impl Pair {
 
     /// The ring does not wait for room, epoll does: from the first time on that there is none, so
     /// that a UNIX stream's reader does not wake a relay that needs no room.
+    ///
+    /// Where there is none a direction does not read, and a receive that was under way may have taken
+    /// the source's error, of which neither epoll nor the socket tells any more.
     pub(super) fn watch_room(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
         let Some(ends) = &self.ends else {
             return None;
         };
         for from in Side::BOTH {
             let to = ends.across(from);
+            let direction = &self.directions[from.index()];
+            if !direction.is_blocked_on_ring() {
+                continue;
+            }
+            if let Some(errno) = direction.fault_on_ring(cx.carriers()) {
+                return Some(Reason::fault(from, errno));
+            }
             let watched = &mut self.room_watched[to.index()];
-            if self.directions[from.index()].is_blocked_on_ring() && !*watched {
+            if !*watched {
                 *watched = true;
                 let end = ends.sides()[to.index()].as_fd();
                 if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {

@@ -4,12 +4,14 @@
 //! from a UNIX peer it comes by that way, and to a UNIX peer it may arrive as an end of stream.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
 use splice::{Endpoint, Kind, Reason, Side};
 
-use crate::support::contestant::Contestant;
+use crate::support::contestant::{Contestant, SEGMENT};
 use crate::support::mix::Mix;
-use crate::support::patience::until;
+use crate::support::patience::{QUIET, until};
 use crate::support::peer::Peer;
 use crate::support::relay::{Joined, Relay, outcome, payloads};
 use crate::support::transfer::{
@@ -18,6 +20,9 @@ use crate::support::transfer::{
 };
 
 const MOST_BYTES: u64 = 64 << 20;
+const MESSAGE_BYTES: usize = 1000;
+/// The kernel makes what it takes for the least of this.
+const SMALL_BUFFER_BYTES: usize = 4 << 10;
 
 /// What `peer` sees last, after bytes that are right.
 fn assert_sees_reset(peer: &Peer, payload: crate::support::payload::Payload, from: u64) {
@@ -94,6 +99,46 @@ pub(crate) fn in_the_middle_of_a_backlog(engine: &Contestant) {
         leave_unread(&b, &a);
         a.reset();
         // Nobody reads: the relay has to see it while it cannot move a byte.
+        assert_reset_by_a(&handle);
+        assert_sees_reset(&b, from_a, 0);
+    });
+}
+
+/// Less lies in the relay's hands than keeps an engine from reading on: it may have had the error
+/// together with the last bytes.
+pub(crate) fn behind_messages_that_nobody_takes(engine: &Contestant) {
+    if engine.choice == SEGMENT.choice {
+        // It has nothing in its hands, and takes no connection with such a window.
+        return;
+    }
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_kind(|mix| {
+        let small = |fd: std::os::fd::BorrowedFd<'_>| {
+            sockopt::set_socket_recv_buffer_size(fd, SMALL_BUFFER_BYTES).expect("SO_RCVBUF");
+            sockopt::set_socket_send_buffer_size(fd, SMALL_BUFFER_BYTES).expect("SO_SNDBUF");
+        };
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::tuned(mix.b, small);
+        let handle = relay.join_sockets(near, far);
+        relay.wait_for_kernel(&handle);
+        let mut sent = 0;
+        loop {
+            assert!(sent < MOST_BYTES, "nothing holds it up");
+            match a.write_now(from_a.piece(sent, MESSAGE_BYTES)) {
+                Ok(count) => sent += count as u64,
+                Err(_) => break,
+            }
+            let given_out = Instant::now() + QUIET;
+            while handle.counters().a_to_b < sent && Instant::now() < given_out {
+                thread::sleep(Duration::from_micros(100));
+            }
+            if handle.counters().a_to_b < sent {
+                break;
+            }
+        }
+        leave_unread(&b, &a);
+        a.reset();
         assert_reset_by_a(&handle);
         assert_sees_reset(&b, from_a, 0);
     });

@@ -386,6 +386,15 @@ impl Ring {
         }
     }
 
+    /// What the source has failed with behind the bytes that have come: a receive has taken the error
+    /// from the socket.
+    pub(crate) fn fault(&mut self, lane: &Lane) -> Option<Errno> {
+        match self.places.flow(lane.index).behind {
+            Some(Behind::Fault(errno)) => Some(errno),
+            _ => None,
+        }
+    }
+
     /// Takes `count` bytes out of the hand.
     fn sent(&mut self, index: usize, mut count: usize) {
         let flow = self.places.flow(index);
