@@ -66,7 +66,7 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 ///
 /// # Errors
 /// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and cannot take this pair,
-/// with the reason. Both sockets are closed then.
+/// with the reason. Both sockets are closed then, with a reset.
 pub fn pair_task(
     a: Endpoint,
     b: Endpoint,
@@ -154,9 +154,13 @@ impl Pair {
         status: Arc<Status>,
         on_end: Option<OnEnd>,
     ) -> Result<Self> {
-        if let (Ends::Echo(_), EngineChoice::Only(engine)) = (&ends, options.engine) {
-            engine.can_echo()?;
-        }
+        let kernel = match Self::kernel_engine(&ends, options.engine) {
+            Ok(kernel) => kernel,
+            Err(refusal) => {
+                ends.each().iter().for_each(Endpoint::reset_on_close);
+                return Err(refusal);
+            }
+        };
         let carriage = match options.engine {
             EngineChoice::Auto => Carriage::Adaptive,
             EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
@@ -170,10 +174,6 @@ impl Pair {
             directions[side.index()].source_became(readiness);
             directions[ends.across(side).index()].destination_became(readiness);
         }
-        let kernel: Option<Box<dyn KernelEngine>> = match options.engine {
-            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new(ends.sides())?)),
-            _ => None,
-        };
         let is_echo = ends.is_echo();
         let is_tcp = |end: &Endpoint| matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
         let to_segment = options.engine == EngineChoice::Auto
@@ -225,6 +225,18 @@ impl Pair {
         };
         pair.status.set_engine(pair.engine());
         Ok(pair)
+    }
+
+    /// The engine that a pair has from the start where it was asked for by name; one that has to look
+    /// at its loop first comes later.
+    fn kernel_engine(ends: &Ends, choice: EngineChoice) -> Result<Option<Box<dyn KernelEngine>>> {
+        if let (Ends::Echo(_), EngineChoice::Only(engine)) = (ends, choice) {
+            engine.can_echo()?;
+        }
+        Ok(match choice {
+            EngineChoice::Only(EngineName::Sockmap) => Some(Box::new(Sockmap::new(ends.sides())?)),
+            _ => None,
+        })
     }
 
     /// Moves what can be moved now, both ways.

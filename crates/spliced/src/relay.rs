@@ -11,6 +11,7 @@
 //! While it cuts, and as long as it has nothing to undo while it starts, a signal ends the process on the
 //! spot.
 
+use std::iter;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -151,10 +152,14 @@ fn tell_what_does_not_work() {
 /// What keeps it from starting, or made a loop fail.
 pub(crate) fn run(plan: Plan) -> Result<()> {
     raise_descriptor_limit(plan.life.max_connections);
-    if let EngineChoice::Only(engine) = plan.engine
-        && plan.target.is_none()
-    {
-        engine.can_echo()?;
+    if let EngineChoice::Only(engine) = plan.engine {
+        if plan.target.is_none() {
+            engine.can_echo()?;
+        }
+        let mut addresses = iter::once(&plan.listen).chain(&plan.target);
+        if addresses.any(|address| !matches!(address, Address::Inet { .. })) {
+            engine.can_take(Kind::Unix)?;
+        }
     }
     if plan.engine == EngineChoice::Auto {
         tell_what_does_not_work();

@@ -21,6 +21,7 @@ use std::{fmt, iter};
 
 use rustix::io::Errno;
 
+use crate::endpoint::Kind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event_loop::Key;
 use crate::obstacle::listed;
@@ -115,6 +116,31 @@ impl EngineName {
         Err(Error::new(
             ErrorKind::EngineRefused,
             format!("engine {self} cannot splice a socket to itself: {why}; choose another"),
+        ))
+    }
+
+    /// Whether the engine takes pairs with such sockets, whatever this process may do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub fn can_take(self, kind: Kind) -> Result<()> {
+        let why = match (self, kind) {
+            // `unix_shutdown` takes the socket at the other end out of every map, together with
+            // what was redirected to it and not yet sent.
+            (Self::Sockmap, Kind::Unix) => {
+                "a UNIX socket loses what is under way to it when its peer half-closes"
+            }
+            (Self::Sockmap, Kind::Mptcp) => {
+                "the kernel does not take Multipath TCP into a map of sockets"
+            }
+            (Self::Segment, Kind::Unix | Kind::Mptcp) => {
+                "it translates the segments of plain TCP connections"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(
+            ErrorKind::EngineRefused,
+            format!("engine {self} cannot take this pair: {why}; use copy or pipe"),
         ))
     }
 }

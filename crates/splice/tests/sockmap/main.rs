@@ -86,6 +86,13 @@ fn a_unix_end_is_refused_in_words() {
         for part in ["engine sockmap", "UNIX", "half-closes", "use copy or pipe"] {
             assert!(text.contains(part), "no {part:?} in {text:?}");
         }
+        // A peer must not take it for an empty answer.
+        for (peer, unix) in peers.into_iter().zip(unix) {
+            let came = TcpStream::from(peer).read(&mut [0]);
+            let is_reset =
+                came.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset);
+            assert!(is_reset || unix);
+        }
     }
 }
 

@@ -149,6 +149,25 @@ fn a_name_without_address_is_a_failure_at_run_time() {
     assert!(sentence.contains(&name), "{sentence}");
 }
 
+/// Otherwise it would accept clients only to cut them.
+#[test]
+fn an_engine_that_takes_no_unix_socket_is_refused_at_once() {
+    let unix = format!("unix:@spliced-test-usage-{}", std::process::id());
+    for (arguments, engine) in [
+        (&["relay", "127.0.0.1:0", &unix][..], "sockmap"),
+        (&["relay", &unix, "127.0.0.1:1"], "sockmap"),
+        (&["relay", "127.0.0.1:0", &unix], "segment"),
+        (&["relay", &unix, "127.0.0.1:1"], "segment"),
+        (&["echo", &unix], "sockmap"),
+    ] {
+        let whole = [arguments, &["--engine", engine]].concat();
+        let sentence = complaint(&mut command(&whole), 2);
+        for part in [engine, "cannot take", "use copy or pipe"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
 #[test]
 fn help_is_enough_to_use_it() {
     let all = output(&mut command(&["--help"]));

@@ -71,7 +71,7 @@ use self::tap::{State, Tap};
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn};
 use crate::direction::Direction;
-use crate::endpoint::{Endpoint, Kind};
+use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::{Reason, Side};
 
@@ -158,21 +158,8 @@ impl Sockmap {
     /// # Errors
     /// [`ErrorKind::EngineRefused`] with the reason.
     pub(crate) fn new(ends: [&Endpoint; 2]) -> Result<Self> {
-        let why = ends.iter().find_map(|end| match end.kind() {
-            Kind::Tcp4 | Kind::Tcp6 => None,
-            Kind::Mptcp => Some("the kernel does not take Multipath TCP into a map of sockets"),
-            // `unix_shutdown` takes the socket at the other end out of every map, together with
-            // what was redirected to it and not yet sent.
-            Kind::Unix => Some(
-                "a UNIX socket loses what is under way to it when its peer half-closes; \
-                 use copy or pipe",
-            ),
-        });
-        if let Some(why) = why {
-            return Err(Error::new(
-                ErrorKind::EngineRefused,
-                format!("engine sockmap cannot take this pair: {why}"),
-            ));
+        for end in ends {
+            EngineName::Sockmap.can_take(end.kind())?;
         }
         let shared = shared::probe()?;
         Ok(Self {
