@@ -138,7 +138,7 @@ impl Connection {
                     self.target = Some(socket);
                     if connected.is_ok() {
                         self.target_readiness = Readiness::WRITABLE;
-                        return self.join();
+                        return self.connected(cx);
                     }
                     self.set_deadline_of_attempt(cx);
                     return Step::Wait;
@@ -188,6 +188,20 @@ impl Connection {
         self.target_readiness = Readiness::NONE;
         self.place += 1;
         self.connect(cx)
+    }
+
+    /// Where nobody listens, TCP may have connected the socket with itself: the port was the one that
+    /// it had picked for this end.
+    fn connected(&mut self, cx: &mut Context<'_>) -> Step {
+        let place = &self.places[self.place];
+        if self
+            .target
+            .as_ref()
+            .is_some_and(|target| place.is_itself(target))
+        {
+            return self.try_next(cx, Errno::CONNREFUSED);
+        }
+        self.join()
     }
 
     fn join(&mut self) -> Step {
@@ -287,10 +301,10 @@ impl Task for Connection {
             return Step::Wait;
         }
         if !readiness.is_broken() {
-            return self.join();
+            return self.connected(cx);
         }
         match sockopt::socket_error(target) {
-            Ok(Ok(())) => self.join(),
+            Ok(Ok(())) => self.connected(cx),
             Ok(Err(errno)) | Err(errno) => self.try_next(cx, errno),
         }
     }

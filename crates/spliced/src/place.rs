@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect, ipproto,
-    socket_with, sockopt,
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    getpeername, getsockname, ipproto, socket_with, sockopt,
 };
 use splice::{Address, Kind};
 
@@ -110,6 +110,21 @@ impl Place {
         match self {
             Self::Inet(inet) => connect(socket, inet),
             Self::Unix(unix) => connect(socket, unix),
+        }
+    }
+
+    /// Whether `socket`, which was connected to this place, is its own peer.
+    pub(crate) fn is_itself(&self, socket: &OwnedFd) -> bool {
+        let Self::Inet(peer) = self else {
+            return false;
+        };
+        // Its port says no nearly always, which saves the other system call.
+        match Self::from_kernel(getsockname(socket).ok()) {
+            Some(Self::Inet(own)) if own.port() == peer.port() => {
+                let peer = getpeername(socket).ok().flatten();
+                Self::from_kernel(peer) == Some(Self::Inet(own))
+            }
+            _ => false,
         }
     }
 }

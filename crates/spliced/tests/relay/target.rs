@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use netlab::Scratch;
+use netlab::{Namespace, Need, Scratch, available};
 
 use crate::log::Log;
 use crate::patience::PATIENCE;
 use crate::payload::Payload;
 use crate::peer::{Peer, exchange};
-use crate::relay::Relay;
+use crate::relay::{BINARY, Relay};
 use crate::server::{Server, ask, free_port};
 
 const SOME_BYTES: u64 = 100_000;
@@ -47,6 +47,35 @@ fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
 #[test]
 fn refused_is_a_reset_and_says_so() {
     comes_to_nothing(&deserted(), &[], "connection refused");
+}
+
+/// TCP connects a socket with itself where the port that nobody listens at is the one that it picks
+/// for this end (a simultaneous open): the client would get back what it sends, and the target could
+/// not have its port again.
+#[test]
+fn a_connection_with_itself_is_refused_and_says_so() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("itself").expect("a namespace");
+    namespace
+        .set_sysctl("net.ipv4.ip_local_port_range", "40000 40001")
+        .expect("the ports to pick from");
+    let scratch = Scratch::new("itself").expect("a directory");
+    let listen = format!("unix:{}/socket", scratch.path().display());
+    for target in ["127.0.0.1:40000", "[::1]:40000", "0.0.0.0:40000"] {
+        let mut command = namespace.command(BINARY);
+        command
+            .args(["relay", &listen, target])
+            .env_remove("SPLICED_LOG");
+        let mut relay = Relay::spawn(&mut command);
+        let client = Peer::connect(&listen);
+        // It may have been cut by then.
+        let _ = client.try_send(Payload::new(1), 0, 100);
+        assert_eq!(client.read_to_end(Payload::new(1), 0).0, 0, "{target}");
+        relay.wait_told("connection refused");
+        relay.terminate();
+    }
 }
 
 #[test]
