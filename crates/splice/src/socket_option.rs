@@ -254,6 +254,11 @@ pub(crate) fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> 
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
 
+/// Sets `SO_RCVLOWAT`: with fewer bytes a socket is not readable.
+pub(crate) fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes)
+}
+
 /// Reads an option that is made of integers.
 fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;

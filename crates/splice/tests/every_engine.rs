@@ -116,6 +116,7 @@ macro_rules! contract {
                     peers_that_ended_before_the_join
                     a_peer_that_closed_before_the_join
                     a_peer_that_closed_while_the_other_is_slow
+                    of_sockets_that_were_to_be_reset
                     behind_a_passed_descriptor
                     small_segments;
                 half_close:

@@ -4,12 +4,14 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
+use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 use splice::{Kind, Reason};
 
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
+use crate::support::patience::QUIET;
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
 use crate::support::relay::{FROM_A, FROM_B, Joined, Relay, outcome, payloads};
@@ -18,6 +20,8 @@ use crate::support::transfer::{Pace, receive, receive_to_end, send};
 const EACH_WAY_BYTES: u64 = 8 << 20;
 /// More than one buffer and more than one pipe hold.
 const QUEUED_BYTES: u64 = 3 << 20;
+/// More than a window, and less than a window and a send buffer.
+const UNREAD_BYTES: u64 = 300 << 10;
 const SINGLE_BYTES: u64 = 500;
 /// RFC 879's default: what a path of unknown size gets.
 const SMALL_SEGMENT_BYTES: u32 = 536;
@@ -147,6 +151,28 @@ pub(crate) fn a_peer_that_closed_while_the_other_is_slow(engine: &Contestant) {
         receive_to_end(&b, from_a, 0..sent, Pace::Steady);
         drop(b);
         assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
+    });
+}
+
+/// Whoever had the sockets before may have wanted to close them hard.
+pub(crate) fn of_sockets_that_were_to_be_reset(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, from_b] = payloads();
+    engine.with_each_mix(|mix| {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        for end in [&near, &far] {
+            sockopt::set_socket_linger(end, Some(Duration::ZERO)).expect("SO_LINGER");
+        }
+        let handle = relay.join_sockets(near, far);
+        let sent = [(&a, from_a), (&b, from_b)].map(|(peer, payload)| {
+            let sent = queue(peer, payload, UNREAD_BYTES);
+            peer.end_stream();
+            sent
+        });
+        // Where all fits into the sockets they are closed before anybody reads.
+        let _ = handle.wait_timeout(QUIET);
+        Joined { a, b, handle }.end_with(sent);
     });
 }
 
