@@ -29,7 +29,11 @@ impl Splicer {
     /// # Errors
     /// [`ErrorKind::System`] when a thread or its loop cannot be made.
     pub fn new(threads: usize) -> Result<Self> {
-        let mut loops = Vec::new();
+        // Should one fail, it is dropped with the loops that it has.
+        let mut splicer = Self {
+            loops: Vec::new(),
+            next: AtomicUsize::new(0),
+        };
         for number in 0..threads.max(1) {
             let (sender, receiver) = mpsc::channel();
             let thread = thread::Builder::new()
@@ -50,12 +54,10 @@ impl Splicer {
                 let why = "an event loop ended as it started, by a defect; please report it";
                 Error::new(ErrorKind::LoopEnded, why)
             };
-            loops.push((receiver.recv().map_err(ended)??, Some(thread)));
+            let remote = receiver.recv().map_err(ended)??;
+            splicer.loops.push((remote, Some(thread)));
         }
-        Ok(Self {
-            loops,
-            next: AtomicUsize::new(0),
-        })
+        Ok(splicer)
     }
 
     /// Joins two endpoints on one of the loops.

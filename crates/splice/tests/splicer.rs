@@ -1,0 +1,37 @@
+//! Threads with loops, where there are not descriptors enough for all of them.
+#![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
+
+mod support {
+    pub(crate) mod alone;
+    #[allow(dead_code, reason = "the rules of every engine ask for more")]
+    pub(crate) mod descriptors;
+}
+
+use std::fs::File;
+use std::iter;
+
+use netlab::until;
+use splice::Splicer;
+
+use crate::support::{alone::alone, descriptors};
+
+/// What a loop has of its own: an epoll instance, an eventfd, a timerfd.
+const OF_A_LOOP: usize = 3;
+/// More than this process has open.
+const MOST: u64 = 100;
+
+#[test]
+fn one_that_cannot_be_made_leaves_nothing() {
+    alone(|| {
+        descriptors::allow(Some(MOST));
+        let mut fill: Vec<_> = iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        // Room for two loops, and not for a third.
+        fill.truncate(fill.len() - 2 * OF_A_LOOP - 1);
+        let before = descriptors::open();
+        for _ in 0..3 {
+            Splicer::new(3).unwrap_err();
+        }
+        until("everything is closed", || descriptors::open() == before);
+        drop(Splicer::new(2).unwrap());
+    });
+}
