@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use netlab::Process;
@@ -28,6 +28,8 @@ const TICK: Duration = Duration::from_millis(10);
 pub(crate) struct Relay {
     process: Process,
     told: Arc<Told>,
+    /// Reads what it says, to the end.
+    reader: JoinHandle<()>,
     /// Where it listens.
     pub(crate) address: String,
 }
@@ -107,7 +109,7 @@ impl Relay {
         let stderr = process.child_mut().stderr.take().expect("its stderr");
         let told = Arc::new(Told::default());
         let teller = Arc::clone(&told);
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 teller.lines.lock().expect("no panic").push(line);
                 teller.more.notify_all();
@@ -116,6 +118,7 @@ impl Relay {
         Self {
             process,
             told,
+            reader,
             address: String::new(),
         }
     }
@@ -172,9 +175,12 @@ impl Relay {
         self.process.try_wait().expect("wait").is_none()
     }
 
+    /// Waits until it has ended and all that it has said is known.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
         let ended = self.process.wait_at_most(PATIENCE).expect("wait");
-        ended.expect("it ends")
+        let status = ended.expect("it ends");
+        until("all is read", || self.reader.is_finished());
+        status
     }
 
     /// Asks it to end; it has to do so well.

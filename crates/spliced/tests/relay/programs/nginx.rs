@@ -84,13 +84,19 @@ fn nginx_serves_a_large_file_through_it() {
     }
 }
 
-/// Has wrk ask for the small file over connections that are kept alive; no answer may be wrong.
-pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usize) {
-    const TIME: Duration = Duration::from_secs(1);
+/// Has wrk ask for the small file over connections that are kept alive, for whole seconds; no answer
+/// may be wrong.
+pub(super) fn load(
+    wrk: &Path,
+    host: &Host<'_>,
+    address: &str,
+    connections: usize,
+    time: Duration,
+) {
     let mut load = host.command(wrk);
     load.args(["--connections", &connections.to_string()])
         .args(["--threads", "2", "--timeout", "20s"])
-        .args(["--duration", &format!("{}s", TIME.as_secs())])
+        .args(["--duration", &format!("{}s", time.as_secs())])
         .arg(format!("http://{address}/small"));
     let report = run(&mut load);
     // It mentions errors only when there are any.
@@ -112,6 +118,7 @@ pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usiz
 
 #[test]
 fn wrk_sees_no_error_through_it() {
+    const TIME: Duration = Duration::from_secs(1);
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
     };
@@ -121,7 +128,7 @@ fn wrk_sees_no_error_through_it() {
     for engine in ENGINES {
         let relay = Relay::to(&nginx.tcp, &["--engine", engine]);
         let before = relay.descriptors();
-        load(&wrk, &Host::HERE, &relay.address, 32);
+        load(&wrk, &Host::HERE, &relay.address, 32, TIME);
         relay.wait_descriptors(before);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use netlab::{Lab, Need, available};
 
@@ -58,6 +59,8 @@ fn iperf3_is_translated_in_both_directions() {
 #[test]
 fn http_that_is_kept_alive_is_translated() {
     const CONNECTIONS: usize = 32;
+    /// By far enough for all of them to be seen to be spliced: wrk does not wait for that.
+    const TIME: Duration = Duration::from_secs(5);
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
     };
@@ -71,7 +74,7 @@ fn http_that_is_kept_alive_is_translated() {
     let hop = hop(&lab, &nginx.tcp);
     // With the first, wrk only looks whether somebody listens.
     Witness::of_program(&hop, 1, CONNECTIONS, || {
-        load(&wrk, &client(&lab), hop.address(), CONNECTIONS);
+        load(&wrk, &client(&lab), hop.address(), CONNECTIONS, TIME);
     });
     hop.expect_translated(1 + CONNECTIONS);
 }
