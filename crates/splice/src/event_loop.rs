@@ -148,7 +148,7 @@ impl EventLoop {
             EngineChoice::Only(EngineName::Sockmap) => return self.hear(sockmap::bell()?),
             EngineChoice::Only(other) => return other.probe(),
         };
-        prepared.map_err(|why| EngineName::Segment.refused(why))
+        prepared.map_err(|obstacle| EngineName::Segment.hindered(obstacle))
     }
 
     /// Turns until [`Remote::end`] is called.

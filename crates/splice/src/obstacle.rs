@@ -23,14 +23,14 @@ const FILTERED: &str = "2";
 const VERIFIED: &str = "-- END PROG LOAD LOG --";
 
 /// Why an engine cannot be had, and the remedy.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Obstacle {
     pub(crate) reason: String,
     pub(crate) remedy: String,
 }
 
 impl Obstacle {
-    fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
             remedy: remedy.into(),

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::endpoint::Kind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event_loop::Key;
-use crate::obstacle::listed;
+use crate::obstacle::{Obstacle, listed};
 use crate::task::Readiness;
 
 /// One way of moving bytes.
@@ -87,10 +87,15 @@ impl EngineName {
             Self::Aio => aio::Context::new().map(drop),
             Self::Uring => uring::probe(),
             Self::Sockmap => sockmap::probe(),
-            Self::Segment => segment::ground::Ground::here()
+            Self::Segment => segment::ground::Ground::found()
                 .map(drop)
-                .map_err(|why| self.refused(why)),
+                .map_err(|obstacle| self.hindered(obstacle)),
         }
+    }
+
+    /// An obstacle is in the engine's way.
+    pub(crate) fn hindered(self, obstacle: Obstacle) -> Error {
+        self.refused(obstacle.reason).with_remedy(obstacle.remedy)
     }
 
     pub(crate) fn refused(self, why: impl fmt::Display) -> Error {

@@ -212,7 +212,7 @@ impl Pair {
         self.trial = Trial::Over;
         match found {
             Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground, !may_wait))),
-            Err(why) => self.declined = Some(Box::new(why.into())),
+            Err(obstacle) => self.declined = Some(Box::new(obstacle.reason.into())),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::segment_state as state;
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use crate::error::Result;
+use crate::obstacle::Obstacle;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
@@ -49,8 +50,8 @@ pub(crate) struct Ground {
     attaching: Mutex<()>,
 }
 
-/// The ground, or why there is none.
-type Found = std::result::Result<Arc<Ground>, String>;
+/// The ground, or what is in the way of one.
+type Found = std::result::Result<Arc<Ground>, Obstacle>;
 
 /// A loop's hold on the ground, taken when the first pair wants it. As long as the loop has
 /// tasks, the program stays where it is attached.
@@ -76,7 +77,8 @@ impl Standing {
             self.found = match self.loading.take() {
                 Some(loading) if loading.is_finished() => {
                     let found = loading.join();
-                    Some(found.unwrap_or_else(|_| Err("loading the program failed".into())))
+                    let defect = || Obstacle::new("loading the program failed", "report it");
+                    Some(found.unwrap_or_else(|_| Err(defect())))
                 }
                 Some(loading) => {
                     self.loading = Some(loading);
@@ -91,7 +93,11 @@ impl Standing {
                         self.loading = Some(loading);
                         None
                     }
-                    Err(error) => Some(Err(format!("no thread can load the program: {error}"))),
+                    Err(error) => {
+                        let reason = format!("no thread can load the program: {error}");
+                        let remedy = "raise RLIMIT_NPROC, or pids.max of the control group";
+                        Some(Err(Obstacle::new(reason, remedy)))
+                    }
                 },
             };
         }
@@ -126,11 +132,11 @@ impl Standing {
     }
 
     /// The same, and connections over lo have their handshakes seen from now on.
-    pub(crate) fn prepare(&mut self) -> std::result::Result<(), String> {
+    pub(crate) fn prepare(&mut self) -> std::result::Result<(), Obstacle> {
         let ground = self.ground()?;
         ground
             .stand_on(LOOPBACK)
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Obstacle::of_bpf(&error.to_string()))?;
         Ok(())
     }
 }
@@ -174,8 +180,9 @@ impl Ground {
         Ok(ground)
     }
 
-    fn found() -> Found {
-        Self::here().map_err(|error| error.to_string())
+    /// The same, in a person's words where there is none.
+    pub(crate) fn found() -> Found {
+        Self::here().map_err(|error| Obstacle::of_bpf(&error.to_string()))
     }
 
     fn new() -> Result<Self> {

@@ -13,8 +13,9 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::bpf_object::{Map, Program, Ring, SharedArray, load};
 use crate::bpf_types::{DirectionEntry, Inspection};
+use crate::engine::EngineName;
 use crate::engine::kernel::Bell;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::mailbox::Waker;
 use crate::obstacle::Obstacle;
 
@@ -249,12 +250,6 @@ fn page_bytes() -> u32 {
 
 /// Loads everything once, so that a refusal comes before a pair is at stake.
 pub(super) fn probe() -> Result<Arc<Shared>> {
-    Shared::of_process().map_err(|error| {
-        let Obstacle { reason, remedy } = Obstacle::of_bpf(&error.to_string());
-        Error::new(
-            ErrorKind::EngineRefused,
-            format!("engine sockmap cannot be used: {reason}"),
-        )
-        .with_remedy(remedy)
-    })
+    Shared::of_process()
+        .map_err(|error| EngineName::Sockmap.hindered(Obstacle::of_bpf(&error.to_string())))
 }
