@@ -33,6 +33,8 @@ impl Process {
     /// chain replaces the one before it, so the child's pid is that of `program`.
     pub fn command(program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("setpriv");
+        // What others' programs say is read, and some complain of a language that is not installed.
+        command.env("LC_ALL", "C");
         command
             .args(["--pdeathsig", "KILL", "--", "sh", "-c", UNLESS_ORPHANED])
             .arg(process::id().to_string())

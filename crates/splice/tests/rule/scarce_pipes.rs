@@ -21,6 +21,8 @@ const PIPE_PAGES: usize = 256;
 const NO_PIPE: &str = "no pipe could be had";
 const EXTRA_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 64 << 10;
+/// Enough for a loop, a pair of any kind, and its peers.
+const SPARE_DESCRIPTORS: u64 = 96;
 
 fn allowed_pipes() -> usize {
     let text = std::fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").unwrap();
@@ -107,7 +109,7 @@ fn flow_on(Joined { a, b, handle }: &Joined, sent: u64) -> bool {
 /// Descriptors run out after the join, which the pair has to survive.
 pub(crate) fn no_descriptor_for_a_pipe(engine: &Contestant) {
     alone(|| {
-        descriptors::allow(Some(100));
+        descriptors::allow_more(SPARE_DESCRIPTORS);
         let relay = Relay::new(engine);
         let [from_a, _] = payloads();
         engine.with_each_mix(|mix| {

@@ -32,8 +32,8 @@ fn what_segment_declines_is_tried_with_sockmap() {
         promote_after: Some(Duration::from_millis(1)),
         ..options(EngineChoice::Auto)
     };
-    let handle = join_ends(&splicer, [near, far], &options);
     let start = Instant::now();
+    let handle = join_ends(&splicer, [near, far], &options);
     until("sockmap has the pair", || {
         handle.engine().0 == EngineName::Sockmap
     });

@@ -27,7 +27,17 @@ pub(crate) fn allow_most() {
     allow(maximum);
 }
 
-pub(crate) fn allow(current: Option<u64>) {
+/// Allows so many beside those that are open, which a test may have inherited.
+pub(crate) fn allow_more(count: u64) {
+    let numbers = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
+    let number =
+        |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    // The limit is one for their numbers.
+    let highest: u64 = numbers.filter_map(number).max().expect("one at least");
+    allow(Some(highest + 1 + count));
+}
+
+fn allow(current: Option<u64>) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("RLIMIT_NOFILE");
 }

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use netlab::{Process, Scratch};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::patience::until;
 use crate::payload::Payload;
@@ -15,6 +16,16 @@ use crate::server::{Server, ask, call};
 /// What a crowd of this size may leave in a process by the way in which memory is handed out. What
 /// each connection left behind would be more: a single page of each is twice this.
 const RESIDENT_SLACK_BYTES: u64 = 4 << 20;
+
+/// A crowd takes two descriptors for each client, and the usual soft limit is 1024.
+fn allow_most_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let most = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    setrlimit(Resource::Nofile, most).expect("RLIMIT_NOFILE");
+}
 
 /// `count` clients connect, all are there at once, each holds a conversation, all leave at once.
 fn crowd(address: &str, numbers: std::ops::Range<u64>) {
@@ -40,6 +51,7 @@ fn crowd(address: &str, numbers: std::ops::Range<u64>) {
 fn five_hundred_at_once_leave_nothing_behind() {
     const CLIENTS: u64 = 500;
     const ROUNDS: u64 = 4;
+    allow_most_descriptors();
     let scratch = Scratch::new("crowd").expect("a directory");
     let unix = format!("unix:{}/socket", scratch.path().display());
     for (listen, threads) in [("127.0.0.1:0", "1"), (":0", "3"), (&unix, "3")] {

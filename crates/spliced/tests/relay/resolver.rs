@@ -50,11 +50,12 @@ impl NameServer {
                     let Ok((length, from)) = socket.recv_from(&mut question) else {
                         continue;
                     };
+                    // Counted first: who has the answer may look.
+                    asked.fetch_add(1, Ordering::Relaxed);
                     if !silent.load(Ordering::Relaxed) {
                         let answer = answer(&question[..length]);
                         socket.send_to(&answer, from).expect("an answer");
                     }
-                    asked.fetch_add(1, Ordering::Relaxed);
                 }
             }
         });

@@ -168,12 +168,19 @@ fn an_engine_that_takes_no_unix_socket_is_refused_at_once() {
     }
 }
 
+/// However wide the terminal is that the environment speaks of.
+fn in_one_line(help: Vec<u8>) -> String {
+    let text = String::from_utf8(help).expect("text");
+    let words: Vec<_> = text.split_whitespace().collect();
+    words.join(" ")
+}
+
 #[test]
 fn help_is_enough_to_use_it() {
     let all = output(&mut command(&["--help"]));
     assert_eq!(all.status.code(), Some(0));
     assert_eq!(all.stderr, b"");
-    let text = String::from_utf8(all.stdout).expect("text");
+    let text = in_one_line(all.stdout);
     for part in ["relay", "doctor", "--log", "SPLICED_LOG", "Usage: spliced"] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
@@ -181,9 +188,7 @@ fn help_is_enough_to_use_it() {
         let relay = output(&mut command(&arguments));
         assert_eq!(relay.status.code(), Some(0));
         assert_eq!(relay.stderr, b"");
-        let text = String::from_utf8(relay.stdout).expect("text");
-        let words: Vec<_> = text.split_whitespace().collect();
-        let text = words.join(" ");
+        let text = in_one_line(relay.stdout);
         for part in [
             "<LISTEN> <TARGET>",
             "127.0.0.1:80",
@@ -225,7 +230,7 @@ fn help_is_enough_to_use_it() {
 fn the_doctors_help_names_what_is_tried_and_what_is_printed() {
     let help = output(&mut command(&["doctor", "--help"]));
     assert_eq!(help.status.code(), Some(0));
-    let text = String::from_utf8(help.stdout).expect("text");
+    let text = in_one_line(help.stdout);
     let engines = splice::EngineName::ALL.map(splice::EngineName::as_str);
     for part in engines
         .iter()

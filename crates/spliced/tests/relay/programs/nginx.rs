@@ -86,13 +86,7 @@ fn nginx_serves_a_large_file_through_it() {
 
 /// Has wrk ask for the small file over connections that are kept alive, for whole seconds; no answer
 /// may be wrong.
-pub(super) fn load(
-    wrk: &Path,
-    host: &Host<'_>,
-    address: &str,
-    connections: usize,
-    time: Duration,
-) {
+pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usize, time: Duration) {
     let mut load = host.command(wrk);
     load.args(["--connections", &connections.to_string()])
         .args(["--threads", "2", "--timeout", "20s"])
