@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, ipproto, shutdown, sockopt};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketType, connect_unspec, getpeername, ipproto, shutdown, sockopt,
+};
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::socket_option::{self, SocketMemory};
@@ -142,6 +144,19 @@ impl Endpoint {
             // It can fail only on a socket that is no longer connected, which needs no reset.
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
         }
+    }
+
+    /// Ends the stream both ways, before its end: the coming close is a reset, where the protocol has
+    /// one. A duplicate that somebody holds, a process that is being started for one, keeps the close
+    /// from saying anything, so then it is said at once.
+    pub(crate) fn cut(&self) {
+        self.reset_on_close();
+        // Either can fail only on a socket that is no longer connected.
+        let _ = match self.kind {
+            _ if !self.shared => Ok(()),
+            Kind::Unix => shutdown(&self.fd, Shutdown::Both),
+            _ => connect_unspec(&self.fd),
+        };
     }
 
     /// Takes [`reset_on_close`](Self::reset_on_close) back.

@@ -157,7 +157,7 @@ impl Pair {
         let kernel = match Self::kernel_engine(&ends, options.engine) {
             Ok(kernel) => kernel,
             Err(refusal) => {
-                ends.each().iter().for_each(Endpoint::reset_on_close);
+                ends.each().iter().for_each(Endpoint::cut);
                 return Err(refusal);
             }
         };

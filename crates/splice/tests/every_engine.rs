@@ -128,6 +128,7 @@ macro_rules! contract {
                     in_the_middle_of_a_transfer
                     in_the_middle_of_a_backlog
                     behind_messages_that_nobody_takes
+                    though_duplicates_are_held
                     after_its_own_half_close
                     after_the_half_close_of_the_other
                     by_closing_with_unread_data

@@ -88,7 +88,7 @@ impl Pair {
                 .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
         }
         if reason.cuts() {
-            ends.each().iter().for_each(Endpoint::reset_on_close);
+            ends.each().iter().for_each(Endpoint::cut);
         }
         drop(ends);
         let Chosen { name, why } = self.engine();

@@ -104,6 +104,26 @@ pub(crate) fn in_the_middle_of_a_backlog(engine: &Contestant) {
     });
 }
 
+/// A process that is being started has duplicates until its exec, and a child may keep them.
+pub(crate) fn though_duplicates_are_held(engine: &Contestant) {
+    let relay = Relay::new(engine);
+    let [from_a, _] = payloads();
+    engine.with_each_mix(|mix| {
+        let (a, near) = Peer::connected(mix.a);
+        let (b, far) = Peer::connected(mix.b);
+        let held = [&near, &far].map(|fd| fd.try_clone().expect("a duplicate"));
+        let handle = relay.join_sockets(near, far);
+        relay.wait_for_kernel(&handle);
+        send(&a, from_a, 0..100, Pace::Steady);
+        receive(&b, from_a, 0..100, Pace::Steady);
+        leave_unread(&b, &a);
+        a.reset();
+        assert_sees_reset(&b, from_a, 100);
+        assert_reset_by_a(&handle);
+        drop(held);
+    });
+}
+
 /// Less lies in the relay's hands than keeps an engine from reading on: it may have had the error
 /// together with the last bytes.
 pub(crate) fn behind_messages_that_nobody_takes(engine: &Contestant) {
