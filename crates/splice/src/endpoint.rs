@@ -24,7 +24,8 @@ pub enum Kind {
     Tcp6,
     /// Multipath TCP, over either family.
     Mptcp,
-    /// A UNIX stream socket.
+    /// A UNIX stream socket. Descriptors and credentials that come along with its bytes are not passed
+    /// on: the first are closed.
     Unix,
 }
 
