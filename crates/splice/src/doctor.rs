@@ -21,21 +21,49 @@ mod defect;
 mod sockets;
 mod trial;
 
+use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use self::sockets::Family;
 use self::trial::{Refusal, Trial};
-use crate::engine::{EngineName, pipe, sockmap};
+use crate::engine::{EngineChoice, EngineName, pipe, sockmap};
 use crate::error::Result;
+use crate::event_loop::EventLoop;
 use crate::obstacle::Obstacle;
 
 /// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
 /// a program is attached under a lock (`rtnl_lock`) that a busy machine can hold for a second.
 const TRIAL_MOST: Duration = Duration::from_secs(4);
 
-/// How long all trials together may take; what is not tried by then is not waited for.
+/// How long all trials together may take; what is not tried by then is not waited for. To load a program
+/// does not count: that waits for nobody, and says nothing about an engine but that it takes so long.
 const EXAMINATION_MOST: Duration = Duration::from_secs(10);
+
+/// How long there is still to wait for what is tried.
+struct Clock {
+    end: Cell<Instant>,
+}
+
+impl Clock {
+    fn of(time: Duration) -> Self {
+        let end = Cell::new(Instant::now() + time);
+        Self { end }
+    }
+
+    /// For one trial that begins now.
+    fn deadline(&self) -> Instant {
+        self.end.get().min(Instant::now() + TRIAL_MOST)
+    }
+
+    /// Stands still while `work` is done.
+    fn standing<T>(&self, work: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let done = work();
+        self.end.set(self.end.get() + begin.elapsed());
+        done
+    }
+}
 
 /// Whether an engine works here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,8 +133,7 @@ pub fn examine() -> Report {
 }
 
 fn examine_here() -> Report {
-    let end = Instant::now() + EXAMINATION_MOST;
-    let deadline = || end.min(Instant::now() + TRIAL_MOST);
+    let clock = Clock::of(EXAMINATION_MOST);
     Report {
         kernel: rustix::system::uname()
             .release()
@@ -114,14 +141,23 @@ fn examine_here() -> Report {
             .into_owned(),
         engines: EngineName::ALL
             .into_iter()
-            .map(|engine| examine_engine(engine, deadline))
+            .map(|engine| examine_engine(engine, &clock))
             .collect(),
-        defects: vec![defect::fionread(deadline())],
+        defects: vec![defect::fionread(&clock)],
     }
 }
 
-fn examine_engine(engine: EngineName, deadline: impl Fn() -> Instant) -> Finding {
-    let run = |family| Trial::of(engine, family, &deadline).and_then(Trial::run);
+/// A loop that holds on to the kernel's side of an engine.
+fn loaded(engine: EngineName) -> Result<EventLoop> {
+    let mut event_loop = EventLoop::new()?;
+    event_loop.prepare(EngineChoice::Only(engine))?;
+    Ok(event_loop)
+}
+
+fn examine_engine(engine: EngineName, clock: &Clock) -> Finding {
+    // Why it cannot be loaded, the trial finds out for itself.
+    let _loaded = trial::is_in_kernel(engine).then(|| clock.standing(|| loaded(engine)));
+    let run = |family| Trial::of(engine, family, clock).and_then(Trial::run);
     match run(Family::Tcp) {
         Err(Refusal { reason, remedy }) => Finding {
             engine,
@@ -207,8 +243,17 @@ mod tests {
 
     #[test]
     fn a_trial_without_time_is_a_finding() {
-        let finding = examine_engine(EngineName::Copy, Instant::now);
+        let finding = examine_engine(EngineName::Copy, &Clock::of(Duration::ZERO));
         assert_eq!(finding.verdict, Verdict::No);
         assert!(finding.reason.contains("in time"), "{finding:?}");
+    }
+
+    #[test]
+    fn what_stands_still_takes_no_time() {
+        const TIME: Duration = Duration::from_millis(20);
+        let clock = Clock::of(TIME);
+        let end = clock.end.get();
+        clock.standing(|| thread::sleep(TIME));
+        assert!(clock.end.get() >= end + TIME);
     }
 }

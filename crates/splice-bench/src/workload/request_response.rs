@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn an_open_load_counts_what_a_stall_did_to_all_that_fell_due() {
-        let load = Load::Open { per_second: 1_000 };
         /// A machine that stands still itself makes more of them slow, and another attempt.
         const ATTEMPTS: usize = 10;
+        let load = Load::Open { per_second: 1_000 };
         let slow = (0..ATTEMPTS).map(|_| {
             let open = ask(&[stalling()], load, Window::of(WINDOW)).expect("all is answered");
             let due = open.latencies.histogram().len();

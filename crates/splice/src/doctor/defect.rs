@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::Defect;
 use super::sockets::{Family, connection};
 use super::trial::Refusal;
+use super::{Clock, Defect};
 use crate::engine::EngineName;
 use crate::engine::sockmap::Member;
 
@@ -20,8 +20,8 @@ const BYTES: &[u8] = b"queued";
 /// FIONREAD says 0 for a TCP socket that lies in a map of sockets without a program, whatever is
 /// queued: Linux 6.6.128, 6.12.75 and 6.18.14 on (commit
 /// 929e30f93125), mended by 7.2.13.
-pub(super) fn fionread(deadline: Instant) -> Defect {
-    let (present, reason) = match answer(deadline) {
+pub(super) fn fionread(clock: &Clock) -> Defect {
+    let (present, reason) = match answer(clock) {
         Ok(0) => (
             true,
             format!(
@@ -52,10 +52,13 @@ pub(super) fn fionread(deadline: Instant) -> Defect {
 }
 
 /// What FIONREAD says for a member that has `BYTES` queued.
-fn answer(deadline: Instant) -> Result<u64, String> {
-    let (peer, socket) = connection(Family::Tcp, deadline).map_err(|error| error.to_string())?;
-    let member =
-        Member::new(&socket).map_err(|error| Refusal::of(EngineName::Sockmap, &error).reason)?;
+fn answer(clock: &Clock) -> Result<u64, String> {
+    let connected = connection(Family::Tcp, clock.deadline());
+    let (peer, socket) = connected.map_err(|error| error.to_string())?;
+    let member = clock
+        .standing(|| Member::new(&socket))
+        .map_err(|error| Refusal::of(EngineName::Sockmap, &error).reason)?;
+    let deadline = clock.deadline();
     let words = |errno: Errno| errno.to_string();
     send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
+use super::Clock;
 use super::sockets::{Family, connection};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -125,15 +126,11 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    pub(super) fn of(
-        engine: EngineName,
-        family: Family,
-        deadline: impl Fn() -> Instant,
-    ) -> Result<Self, Refusal> {
+    pub(super) fn of(engine: EngineName, family: Family, clock: &Clock) -> Result<Self, Refusal> {
         let refused = |error: Error| Refusal::of(engine, &error);
         let mut event_loop = EventLoop::new().map_err(refused)?;
-        let (peer_a, a) = connection(family, deadline()).map_err(refused)?;
-        let (peer_b, b) = connection(family, deadline()).map_err(refused)?;
+        let (peer_a, a) = connection(family, clock.deadline()).map_err(refused)?;
+        let (peer_b, b) = connection(family, clock.deadline()).map_err(refused)?;
         let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
         // With all else at hand, so that what is short is the engine's own.
         engine.probe().map_err(refused)?;
@@ -150,8 +147,7 @@ impl Trial {
             sent: [Noise::new(1), Noise::new(2)],
             handle,
             event_loop,
-            // Loading the kernel's side of an engine takes time that says nothing about it.
-            deadline: deadline(),
+            deadline: clock.deadline(),
         })
     }
 
