@@ -74,6 +74,8 @@ pub struct EventLoop {
     ring_unused_since: Option<Instant>,
     /// What the engines in the kernel call user space with.
     bells: Vec<Arc<dyn Bell>>,
+    /// When a loop that has bells was first seen without tasks.
+    bells_unused_since: Option<Instant>,
 }
 
 impl EventLoop {
@@ -110,6 +112,7 @@ impl EventLoop {
             busy_poll: None,
             ring_unused_since: None,
             bells: Vec::new(),
+            bells_unused_since: None,
         })
     }
 
@@ -215,6 +218,8 @@ impl EventLoop {
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         let unused = self.slots.is_empty() && !self.bells.is_empty();
+        let unused_since = unused.then(|| *self.bells_unused_since.get_or_insert(self.now));
+        self.bells_unused_since = unused_since;
         let timeout = match timeout {
             None if unused => Some(BELLS_KEPT),
             other => other,
@@ -239,7 +244,8 @@ impl EventLoop {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for events"),
         }
-        if unused && self.events.is_empty() {
+        // Not before, however short the caller's timeout is.
+        if self.events.is_empty() && unused_since.is_some_and(|at| at.elapsed() >= BELLS_KEPT) {
             for bell in self.bells.drain(..) {
                 // Other loops may keep the descriptor open.
                 let _ = epoll::delete(&self.epoll, bell.fd());
@@ -437,5 +443,25 @@ impl fmt::Debug for EventLoop {
         f.debug_struct("EventLoop")
             .field("tasks", &self.slots.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_is_driven_keeps_what_was_prepared() {
+        let engine = EngineChoice::Only(EngineName::Sockmap);
+        let forbidden = EngineName::Sockmap.probe().err();
+        if !netlab::present("sockmap", forbidden.map(|error| error.to_string())) {
+            return;
+        }
+        let mut event_loop = EventLoop::new().unwrap();
+        event_loop.prepare(engine).unwrap();
+        for _ in 0..3 {
+            event_loop.turn(Some(Duration::ZERO)).unwrap();
+        }
+        assert_eq!(event_loop.bells.len(), 1);
     }
 }
