@@ -1,5 +1,7 @@
 //! What the doctor says to those who have every right, to those who lack one, and about what.
 
+mod filter;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -8,13 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use netlab::{Namespace, Need, Process, Scratch, available, present, program};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::patience::until;
 use crate::peer::Peer;
-use crate::relay::{BINARY, Relay, command, output};
+use crate::relay::{BINARY, Relay, command, limit_with, output};
 use crate::server::{Server, ask};
 
 /// The user `nobody`, who owns nothing (Debian's `base-passwd`; kernel.overflowuid).
@@ -125,46 +125,6 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
         .env_remove("SPLICED_LOG");
     command
 }
-
-/// The doctor to whom this system call gives this error, where that can be had.
-fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
-    without(call, errno, &["doctor", "--json"])
-}
-
-/// The program to which this system call gives this error.
-fn without(call: u32, errno: Errno, arguments: &[&str]) -> Option<Command> {
-    // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
-    // number; is it this one; the error; allow (linux/seccomp.h, linux/filter.h).
-    const SCRIPT: &str = r#"
-        my ($prctl, $call, $errno) = splice(@ARGV, 0, 3);
-        my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50000|$errno, 0x06,0,0,0x7fff0000);
-        my $filter = pack("SCCL" x 4, @filter);
-        syscall($prctl+0, 22, 2, pack("Sx6P", 4, $filter)) == 0 or die "prctl: $!";
-        exec(@ARGV) or die "exec: $!";
-    "#;
-    let perl = program("perl").map_or_else(|| Some("no perl".into()), |_| None);
-    if !available(Need::Root) || !present("perl", perl) {
-        return None;
-    }
-    let [prctl, call] = [PRCTL, call].map(|number| number.to_string());
-    let errno = errno.raw_os_error().to_string();
-    let mut command = Process::command("perl");
-    command
-        .args(["-e", SCRIPT, &prctl, &call, &errno, BINARY])
-        .args(arguments)
-        .env_remove("SPLICED_LOG");
-    Some(command)
-}
-
-/// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
-/// architecture shares (`asm-generic/unistd.h`).
-const IS_X86: bool = cfg!(target_arch = "x86_64");
-const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
-const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
-/// The same number for all.
-const IO_URING_SETUP: u32 = 425;
-const BPF: u32 = if IS_X86 { 321 } else { 280 };
-const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
 
 #[test]
 fn everything_works_for_who_has_every_right() {
@@ -319,20 +279,6 @@ fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
     relay.terminate();
 }
 
-/// The limit, which is one for their numbers, that leaves a child of this process so many descriptors
-/// beside those it inherits.
-fn limit_with(spare: usize) -> u32 {
-    const CLOEXEC: u32 = OFlags::CLOEXEC.bits();
-    let is_inherited = |number: &u32| {
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-        *number <= 2 || flags.is_some_and(|flags| flags & CLOEXEC == 0)
-    };
-    let free = (0..).filter(|number| !is_inherited(number)).nth(spare);
-    free.expect("they do not end")
-}
-
 #[test]
 fn few_descriptors_are_blamed_on_their_limit() {
     /// Enough for the loop and a listener, but for no connection.
@@ -409,86 +355,6 @@ fn pipes_that_are_short_are_told_with_what_makes_them_so() {
         "{reason}"
     );
     assert!(remedy.contains("fs.pipe-user-pages-soft"), "{remedy}");
-}
-
-#[test]
-fn a_filter_that_forbids_bpf_is_named() {
-    let Some(mut command) = doctor_without(BPF, Errno::PERM) else {
-        return;
-    };
-    if !available(Need::Bpf) {
-        return;
-    }
-    let report = report(&mut command);
-    assert_eq!(verdict(&report, "copy"), "yes");
-    assert_eq!(verdict(&report, "pipe"), "yes");
-    let (reason, remedy) = refusal(&report, "sockmap");
-    assert!(reason.contains("seccomp filter forbids bpf(2)"), "{reason}");
-    assert!(remedy.contains("allow the system call bpf"), "{remedy}");
-}
-
-#[test]
-fn a_filter_that_forbids_io_uring_costs_the_ring_only() {
-    let Some(mut command) = doctor_without(IO_URING_SETUP, Errno::PERM) else {
-        return;
-    };
-    let report = report(&mut command);
-    assert_eq!(verdict(&report, "copy"), "yes");
-    assert_eq!(verdict(&report, "pipe"), "yes");
-    let (reason, remedy) = refusal(&report, "uring");
-    assert!(
-        reason.contains("seccomp filter forbids io_uring(7)"),
-        "{reason}"
-    );
-    assert!(remedy.contains("io_uring_setup"), "{remedy}");
-}
-
-#[test]
-fn a_relay_where_io_uring_is_forbidden_says_so() {
-    let Some(mut command) = without(
-        IO_URING_SETUP,
-        Errno::PERM,
-        &["relay", "127.0.0.1:0", "127.0.0.1:1", "--engine", "uring"],
-    ) else {
-        return;
-    };
-    let sentence = crate::usage::complaint(&mut command, 2);
-    for part in [
-        "engine uring cannot be used",
-        "seccomp filter forbids io_uring(7)",
-        "allow the system calls io_uring_setup",
-    ] {
-        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
-    }
-}
-
-#[test]
-fn a_filter_that_forbids_splice_costs_the_pipe_only() {
-    let Some(mut command) = doctor_without(SPLICE, Errno::PERM) else {
-        return;
-    };
-    let report = report(&mut command);
-    assert_eq!(verdict(&report, "copy"), "yes");
-    let (reason, remedy) = refusal(&report, "pipe");
-    assert!(reason.contains("not permitted"), "{reason}");
-    assert!(remedy.contains("splice(2)"), "{remedy}");
-}
-
-#[test]
-fn what_keeps_aio_from_working_is_told_apart() {
-    for (errno, why, remedy) in [
-        (Errno::NOSYS, "no Linux AIO", "CONFIG_AIO"),
-        (Errno::AGAIN, "used up fs.aio-max-nr", "raise it"),
-        (Errno::PERM, "not permitted", "allow io_setup(2)"),
-    ] {
-        let Some(mut command) = doctor_without(IO_SETUP, errno) else {
-            return;
-        };
-        let report = report(&mut command);
-        assert_eq!(verdict(&report, "copy"), "yes");
-        let told = refusal(&report, "aio");
-        assert!(told.0.contains(why) && told.1.contains(remedy), "{told:?}");
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
-use crate::relay::{BINARY, Relay};
+use crate::relay::{BINARY, Relay, limit_with};
 use crate::server::{Server, ask, call};
 
 /// What a crowd of this size may leave in a process by the way in which memory is handed out. What
@@ -94,8 +94,8 @@ fn connections_that_bring_nothing_leave_nothing() {
 /// With `spare` descriptors left when it starts.
 fn short_of_descriptors(target: &str, spare: usize, options: &[&str]) -> Relay {
     // What it has by itself differs with its options, so it is looked at first.
-    let own = Relay::to(target, options).descriptors();
-    let limit = format!("--nofile={0}:{0}", own + spare);
+    let own = Relay::to(target, options).own_descriptors();
+    let limit = format!("--nofile={0}:{0}", limit_with(own + spare));
     let mut command = Process::command("prlimit");
     command
         .args([&limit, "--", BINARY, "relay", "127.0.0.1:0", target])

@@ -1,5 +1,6 @@
 //! A running `spliced relay`, and what can be seen of it from outside.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -10,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use netlab::Process;
+use rustix::fs::OFlags;
 use rustix::io::ioctl_fionread;
 use rustix::net::getpeername;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
@@ -73,6 +75,28 @@ pub(crate) fn output(command: &mut Command) -> Output {
         stdout,
         stderr,
     }
+}
+
+/// The numbers of the descriptors that a child of this process begins with.
+fn inherited() -> BTreeSet<usize> {
+    let is_passed_on = |number: &usize| {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & OFlags::CLOEXEC.bits() == 0)
+    };
+    let all = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
+    let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    // Whatever these are here, a child has them.
+    (0..=2).chain(numbers.filter(is_passed_on)).collect()
+}
+
+/// The limit of descriptors, which is one for their numbers, that leaves a child of this process so
+/// many beside those it inherits.
+pub(crate) fn limit_with(spare: usize) -> usize {
+    let inherited = inherited();
+    let mut free = (0..).filter(|number| !inherited.contains(number));
+    free.nth(spare).expect("numbers do not end")
 }
 
 impl Relay {
@@ -220,6 +244,11 @@ impl Relay {
         };
         let all = self.entries("fd");
         all.iter().filter(|number| !is_bpf(number)).count()
+    }
+
+    /// The same without those that it has inherited.
+    pub(crate) fn own_descriptors(&self) -> usize {
+        self.descriptors() - inherited().len()
     }
 
     /// Waits until it has as many descriptors as it had `before`.
