@@ -140,10 +140,11 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_ECN = 8,
 	SEGMENT_SOCKET_MICROSECONDS = 16,
 	SEGMENT_SOCKET_SIGNED = 32,	/* TCP-MD5 or TCP-AO */
-	SEGMENT_SOCKET_LAYERED = 64,	/* ULP, sockmap or MPTCP */
+	SEGMENT_SOCKET_LAYERED = 64,	/* ULP, sockmap, a user in the kernel, or MPTCP */
 	SEGMENT_SOCKET_MARKED = 128,	/* SO_MARK, so that policy routing may treat it apart */
 	SEGMENT_SOCKET_BOUND = 256,	/* SO_BINDTODEVICE, a VRF */
 	SEGMENT_SOCKET_COUNTS_ECN = 512,	/* accurate ECN: segments carry counts */
+	SEGMENT_SOCKET_WRAPPED = 1024,	/* its route has IPsec or an encapsulation (`ip route ... encap`) */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

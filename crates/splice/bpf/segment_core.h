@@ -19,6 +19,8 @@ struct net_device {
 
 struct dst_entry {
 	struct net_device *dev;
+	void *xfrm;
+	void *lwtstate;
 };
 
 struct sock_common {
@@ -32,6 +34,7 @@ struct sock {
 	int sk_rx_dst_ifindex;
 	struct dst_entry *sk_dst_cache;
 	__u32 sk_mark;
+	void *sk_user_data;
 };
 
 struct inet_connection_sock {

@@ -80,6 +80,9 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_LAYERED;
 	if (BPF_CORE_READ(tp, inet_conn.icsk_ulp_ops))
 		flags |= SEGMENT_SOCKET_LAYERED;
+	/* A sockmap takes it (sk_psock_init), and whoever reads the socket in the kernel. */
+	if (BPF_CORE_READ(sk, sk_user_data))
+		flags |= SEGMENT_SOCKET_LAYERED;
 	if (BPF_CORE_READ(sk, sk_mark))
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
@@ -90,6 +93,11 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		device = BPF_CORE_READ(dst, dev);
 		out->out_device = BPF_CORE_READ(device, ifindex);
 		out->out_type = BPF_CORE_READ(device, type);
+		/* bpf_redirect_neigh heeds neither: what IPsec has to encrypt would leave in clear. */
+		if (bpf_core_field_exists(dst->xfrm) && BPF_CORE_READ(dst, xfrm))
+			flags |= SEGMENT_SOCKET_WRAPPED;
+		if (BPF_CORE_READ(dst, lwtstate))
+			flags |= SEGMENT_SOCKET_WRAPPED;
 	}
 	out->flags = flags;
 	bpf_sk_release(found);

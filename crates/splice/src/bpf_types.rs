@@ -160,6 +160,7 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const MARKED: u32 = 128;
     pub(crate) const BOUND: u32 = 256;
     pub(crate) const COUNTS_ECN: u32 = 512;
+    pub(crate) const WRAPPED: u32 = 1024;
 }
 
 /// `struct segment_socket`.

@@ -125,7 +125,14 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
         }
         for (bit, what) in [
             (has::SIGNED, "signs its segments (TCP-MD5 or TCP-AO)"),
-            (has::LAYERED, "has a layer on it (a ULP or MPTCP)"),
+            (
+                has::LAYERED,
+                "has a layer on it (a ULP, a sockmap or MPTCP)",
+            ),
+            (
+                has::WRAPPED,
+                "is reached by a route that encrypts or encapsulates (IPsec, `ip route ... encap`)",
+            ),
             (
                 has::MARKED,
                 "carries a mark (SO_MARK), so its packets may be routed apart",

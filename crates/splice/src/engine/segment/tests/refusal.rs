@@ -1,5 +1,9 @@
 //! Pairs that are not taken, and what is said then.
 
+use std::os::fd::AsFd as _;
+
+use rustix::net::sockopt;
+
 use super::*;
 use crate::bpf_types::{SegmentInspection, segment_socket_flag as has};
 use crate::engine::segment::eligibility::{Obstacle, examine};
@@ -117,6 +121,70 @@ fn segments_on_their_last_hop_are_refused_in_words() {
             ping(&client, &server);
         }
     }
+}
+
+/// A server beyond a tunnel: the route there says what its packets are put into. A translated segment
+/// would leave as it is, and nobody would know it.
+#[test]
+fn a_route_that_encapsulates_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let [near, far] = [Lab::RELAY_FAR_V4, Lab::SERVER_V4];
+    let encapsulated = format!("encap ip id 7 dst {far} src {near}");
+    for (namespace, how, number, route) in [
+        (lab.relay(), "external", 1, encapsulated.as_str()),
+        (
+            lab.server(),
+            &format!("id 7 local {far} remote {near}"),
+            2,
+            "scope link",
+        ),
+    ] {
+        let peer = 3 - number;
+        for what in [
+            format!("link add vx type vxlan dstport 4789 {how}"),
+            format!("link set vx address 02:00:00:00:00:0{number} up"),
+            format!("addr add 198.18.3.{number}/32 dev vx"),
+            format!("neigh add 198.18.3.{peer} lladdr 02:00:00:00:00:0{peer} dev vx"),
+            format!("route add 198.18.3.{peer} {route} dev vx"),
+        ] {
+            run(namespace, "ip", &what);
+        }
+    }
+    let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let (back, back_address) = listen_in(lab.server(), ("198.18.3.2", 0));
+    let client = connect_in(lab.client(), front_address);
+    let a = front.accept().expect("accept").0;
+    let b = connect_in(lab.relay(), back_address);
+    let server = back.accept().expect("accept").0;
+    ping(&b, &server);
+    let splicer = splicer_in(lab.relay());
+    let (_client, _server, handle) =
+        Connected::new(client, [a, b], server).join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("encapsulate"), "{why}");
+}
+
+/// What programs of others do with it does not concern segments.
+#[test]
+fn a_socket_in_a_sockmap_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirect = include_bytes!("../../../../bpf/prebuilt/redirect.bpf.o");
+    let object = load("redirect", redirect, |_| Ok(())).expect("loaded");
+    let map = object.map("targets").expect("a map");
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let connected = Connected::across(&lab);
+    let cookie = sockopt::socket_cookie(&connected.b).expect("a cookie");
+    map.insert_socket(&cookie, connected.b.as_fd())
+        .expect("inserted");
+    let (_client, _server, handle) = connected.join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("layer"), "{why}");
 }
 
 /// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
