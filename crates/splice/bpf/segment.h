@@ -61,6 +61,7 @@ enum segment_mark {
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
 	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
+	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
 };
 
 enum segment_flag {
@@ -68,6 +69,7 @@ enum segment_flag {
 	SEGMENT_CLEAR_ECN = 2,	/* the other connection does not do ECN */
 	SEGMENT_STRIP_SACK = 4,	/* the other connection does not do SACK */
 	SEGMENT_MICROSECONDS = 8,	/* the other connection's timestamps tick once a microsecond */
+	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
 };
 
 /* `stamp_delta` has been chosen. */

@@ -35,6 +35,11 @@ static __always_inline __u32 add_marks(struct segment_side *side, __u32 added)
 	return __sync_fetch_and_or(&side->reach, (__u64)added << 32) >> 32;
 }
 
+static __always_inline void take_marks(struct segment_side *side, __u32 taken)
+{
+	__sync_fetch_and_and(&side->reach, ~((__u64)taken << 32));
+}
+
 static __always_inline bool is_past(const struct segment_side *side)
 {
 	return marks(side) & SEGMENT_PAST;

@@ -5,6 +5,10 @@
 
 #include "segment_maps.h"
 
+/* ECN in the second byte of an IPv4 header, and the same in that of an IPv6 header */
+#define CE 0x03
+#define CE_V6 0x30
+
 #define FIN 0x01
 #define SYN 0x02
 #define RST 0x04
@@ -40,6 +44,7 @@ struct segment {
 	__u8 sack_clip;
 	__u8 strip_sack;
 	__u8 clear_ecn;
+	__u8 congested;		/* marked on its way (ECN) */
 	__u8 local;
 	__u8 spends_hop;
 	__u32 copy;		/* what the relay's own socket has to get of it: COPY_ACK, COPY_RST */
@@ -193,6 +198,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 			return false;
 		s->tuple.source[2] = s->tuple.destination[2] = bpf_htonl(0xffff);
 		s->hops = ip->ttl;
+		s->congested = (ip->tos & CE) == CE;
 		s->tuple.source[3] = ip->saddr;
 		s->tuple.destination[3] = ip->daddr;
 		tcp = (void *)(ip + 1);
@@ -247,6 +253,7 @@ static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
 				return false;
 		}
 		s->hops = ip->hop_limit;
+		s->congested = (((__u8 *)ip)[1] & CE_V6) == CE_V6;
 		__builtin_memcpy(s->tuple.source, &ip->saddr, 16);
 		__builtin_memcpy(s->tuple.destination, &ip->daddr, 16);
 	} else {

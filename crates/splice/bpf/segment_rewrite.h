@@ -159,8 +159,6 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		sum = csum_change(sum, option[2], value);
 		option[2] = value;
 	}
-	if (s->clear_ecn)
-		flags &= ~(ECE | CWR);
 	word = *(__u32 *)tcp;
 	tcp->source = s->tuple.source_port;
 	tcp->dest = s->tuple.destination_port;
@@ -191,8 +189,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		header = pseudo;
 		if (s->clear_ecn) {
 			word = *(__u32 *)ip;
-			/* The second byte ends with the two ECN bits, shifted by four. */
-			((__u8 *)ip)[1] &= ~0x30;
+			((__u8 *)ip)[1] &= ~CE_V6;
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
 		if (s->spends_hop) {
@@ -210,7 +207,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		ip->daddr = s->tuple.destination[3];
 		if (s->clear_ecn) {
 			word = *(__u32 *)ip;
-			ip->tos &= ~3;
+			ip->tos &= ~CE;
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
 		if (s->spends_hop) {

@@ -134,6 +134,27 @@ static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 	flow->deadline_ns = now + (linger < most ? linger : most);
 }
 
+/*
+ * ECN ends here where only one of the connections does it: nobody behind can tell the sender that its
+ * segments were marked instead of dropped, and it would never slow down. So the program tells it, as the
+ * relay's socket did, until the sender says that it has heard (RFC 3168, 6.1.3).
+ */
+static __always_inline void end_ecn(struct segment *s, struct segment_side *side,
+				    const struct segment_side *other)
+{
+	if (side->flags & SEGMENT_ECHO_ECN) {
+		if ((s->flags & CWR) && (marks(side) & SEGMENT_CONGESTED))
+			take_marks(side, SEGMENT_CONGESTED);
+		if (s->congested && !(marks(side) & SEGMENT_CONGESTED))
+			add_marks(side, SEGMENT_CONGESTED);
+	}
+	s->flags &= ~(ECE | CWR);
+	if ((marks(other) & SEGMENT_CONGESTED) && !(s->flags & (SYN | RST)))
+		s->flags |= ECE;
+	s->congested = 0;
+	s->clear_ecn = 1;
+}
+
 /* Turns the segment into what the other peer expects, if that is the way it goes. */
 __noinline enum segment_way translate(struct segment *s, struct segment_flow *flow, __u32 from, __u32 state)
 {
@@ -262,7 +283,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 	if (side->flags & SEGMENT_STRIP_SACK)
 		s->strip_sack = 1;
 	if (side->flags & SEGMENT_CLEAR_ECN)
-		s->clear_ecn = 1;
+		end_ecn(s, side, other);
 	s->local = side->flags & SEGMENT_LOCAL;
 	s->out_device = side->out_device;
 	s->tuple = side->out;

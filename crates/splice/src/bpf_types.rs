@@ -138,6 +138,8 @@ pub(crate) mod segment_mark {
     pub(crate) const FIN_ACKED: u32 = 4;
     pub(crate) const RST: u32 = 8;
     pub(crate) const PAST: u32 = 16;
+    #[cfg(test)]
+    pub(crate) const CONGESTED: u32 = 32;
 }
 
 /// `enum segment_flag`.
@@ -146,6 +148,7 @@ pub(crate) mod segment_flag {
     pub(crate) const CLEAR_ECN: u8 = 2;
     pub(crate) const STRIP_SACK: u8 = 4;
     pub(crate) const MICROSECONDS: u8 = 8;
+    pub(crate) const ECHO_ECN: u8 = 16;
 }
 
 /// `enum segment_socket_flag`.

@@ -235,6 +235,7 @@ pub(super) fn plan(found: &SegmentInspection, held: [usize; 2]) -> Plan {
         for (set, bit) in [
             (far.out_type == ARPHRD_LOOPBACK, flag::LOCAL),
             (near.flags & far.flags & has::ECN == 0, flag::CLEAR_ECN),
+            (near.flags & !far.flags & has::ECN != 0, flag::ECHO_ECN),
             (far.flags & has::SACK == 0, flag::STRIP_SACK),
             (far.flags & has::MICROSECONDS != 0, flag::MICROSECONDS),
         ] {

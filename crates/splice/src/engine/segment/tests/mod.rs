@@ -3,6 +3,7 @@
 mod bad_path;
 mod change_over;
 mod coexistence;
+mod congestion;
 mod connected;
 mod cost;
 mod counters;
