@@ -10,7 +10,7 @@ use super::eligibility::{
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
-    ENDED_BEFORE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE, SMALLEST_PAUSE, Segment,
+    ENDED_BEFORE, LARGEST_OVERLAP_PAUSE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE, SMALLEST_PAUSE, Segment,
     reached,
 };
 use crate::bpf_types::{SegmentInspection, segment_mark as mark};
@@ -43,7 +43,11 @@ const LAST_WORD: Duration = Duration::from_millis(250);
 impl Segment {
     fn later(&mut self) -> Progress {
         let pause = self.pause;
-        self.pause = (pause * 2).min(LARGEST_PAUSE);
+        let largest = match self.phase {
+            Phase::Overlap => LARGEST_OVERLAP_PAUSE,
+            _ => LARGEST_PAUSE,
+        };
+        self.pause = (pause * 2).min(largest);
         Progress::Later(pause)
     }
 

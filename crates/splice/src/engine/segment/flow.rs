@@ -22,7 +22,7 @@ use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
-/// owner that is alive looks at least every `LARGEST_PAUSE`.
+/// owner that is alive looks at least every `LARGEST_OVERLAP_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.

@@ -70,11 +70,16 @@ use ground::Ground;
 use linger::Linger;
 use sockets::{address_pair, addresses_of, tuple_of};
 
-/// How often a pair that changes over is looked at: at first, which is as often as the loop's clock
-/// ticks, and at last. Then two looks fit into what a delayed acknowledgement, the last word of many a
-/// change-over, takes (`TCP_DELACK_MAX`, 200 ms).
+/// How often a pair is looked at: at first, which is as often as the loop's clock ticks, and at last,
+/// while its segments are watched.
 const SMALLEST_PAUSE: Duration = Duration::from_millis(1);
 const LARGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// The same while it changes over. Each pause is twice the one before, so a delayed acknowledgement, the
+/// last word of many a change-over (`TCP_DELACK_MAX`, 200 ms), is found soon enough; a receiver that does
+/// not read may keep a pair there for hours, and thousands of pairs at once. What comes then goes past the
+/// sockets by the program's doing.
+const LARGEST_OVERLAP_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a pair goes on as it was while the program is attached to a device: as long as that takes
 /// on a machine that is not busy.

@@ -3,7 +3,7 @@
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
 use crate::bpf_types::{SegmentSide, segment_mark as mark, segment_socket_flag as has};
-use crate::engine::segment::LARGEST_PAUSE;
+use crate::engine::segment::LARGEST_OVERLAP_PAUSE;
 
 /// One direction ends, and the other goes on with bulk, whichever it is.
 #[test]
@@ -175,7 +175,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     watch(&splicer, |_| ());
     let halted_at = Instant::now();
     netlab::until("the pair's next turn is due", || {
-        halted_at.elapsed() > LARGEST_PAUSE
+        halted_at.elapsed() > LARGEST_OVERLAP_PAUSE
     });
     halt.go_on();
     begun.recv_timeout(PATIENCE).expect("it stands still");

@@ -148,3 +148,35 @@ fn a_change_over_waits_for_a_receiver_without_room() {
         proof.end(2 * BYTES as u64);
     }
 }
+
+/// It may stay so for hours, and thousands of others with it.
+#[test]
+fn a_change_over_that_waits_is_looked_at_seldom() {
+    /// What was looked at every 64 ms, half awake, cost a loop a tenth of its time for 500 pairs.
+    const SELDOM: Duration = Duration::from_millis(500);
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let seldom = Arc::new(AtomicBool::new(false));
+    let (told, mut looked_at) = (Arc::clone(&seldom), Instant::now());
+    watch(&splicer, move |step| {
+        if step == "emptying" && looked_at.elapsed() > SELDOM {
+            told.store(true, Relaxed);
+        }
+        looked_at = Instant::now();
+    });
+    let (client, server, handle) =
+        connect_scaled(&lab, NONE, MIDDLE).join(&splicer, &Options::default());
+    client.set_write_timeout(Some(PATIENCE)).expect("a limit");
+    let bytes = 8 * BYTES;
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| write_some(&client, bytes, seed()));
+        netlab::until("it is looked at seldom", || seldom.load(Relaxed));
+        assert!(!sent.is_finished());
+        assert_eq!(read_some(&server, bytes), sent.join().expect("sent"));
+    });
+    netlab::until("it is taken", || handle.is_taken());
+    drop((client, server));
+    ended(&handle);
+}
