@@ -158,6 +158,10 @@ int segment_ingress(struct __sk_buff *skb)
 		return DROP;
 	}
 	way = translate(&s, flow, place->side, state);
+	if (way == WAY_NOWHERE) {
+		count(SEGMENT_GONE);
+		return DROP;
+	}
 	if (way == WAY_SOCKET_ACK)
 		return give_to_socket(skb, &s, side, other, false);
 	if (way == WAY_SOCKET || way == WAY_BOTH) {

@@ -14,6 +14,7 @@ enum segment_way {
 	WAY_SOCKET,		/* to the relay's own socket, as it is */
 	WAY_SOCKET_ACK,		/* the same, and only what it acknowledges counts there */
 	WAY_BOTH,		/* what it carries to the socket, what it acknowledges past it */
+	WAY_NOWHERE,		/* nobody waits for it */
 };
 
 /* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
@@ -184,10 +185,24 @@ static __always_inline void let_past(const struct segment *s, const struct segme
 	__sync_val_compare_and_swap(&other->reach, reach, reach | past);
 }
 
+/*
+ * Of a peer whose own end the relay's socket has acknowledged, and which has acknowledged the end of the
+ * other stream, nobody is left: it answers what still comes past the sockets with a reset. Its own stream
+ * may yet have to be given on by hand.
+ */
+static __always_inline bool is_gone(const struct segment_side *side,
+				    const struct segment_side *other)
+{
+	return !is_past(side) && (marks(side) & SEGMENT_FIN) &&
+	       (marks(other) & SEGMENT_FIN_ACKED) && !after(high_seq(side), side->cut);
+}
+
 static __always_inline enum segment_way choose_way(const struct segment *s,
 						   const struct segment_side *side,
 						   const struct segment_side *other)
 {
+	if ((s->flags & RST) && is_gone(side, other))
+		return WAY_NOWHERE;
 	if (!is_past(side)) {
 		if (!is_past(other) || (s->flags & (SYN | RST)))
 			return WAY_SOCKET;

@@ -177,6 +177,9 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 		prolong(flow, flow->last_ns);
 	if ((s->flags & (ACK | RST | SYN)) == ACK)
 		believed = learn(s, flow, side, other);
+	/* Also of a stream that goes by the sockets. */
+	if (believed && (s->flags & FIN))
+		mark_end(side, end, SEGMENT_FIN);
 	if (overlaps) {
 		enum segment_way way;
 
@@ -224,8 +227,6 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 				s->copy = COPY_RST;
 			}
 		}
-		if (believed && (s->flags & FIN))
-			mark_end(side, end, SEGMENT_FIN);
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.

@@ -10,8 +10,8 @@ use super::eligibility::{
 use super::flow::Flow;
 use super::sockets::{ask, put_to_sleep, wake};
 use super::{
-    ENDED_BEFORE, LARGEST_OVERLAP_PAUSE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE, SMALLEST_PAUSE, Segment,
-    reached,
+    ENDED_BEFORE, LARGEST_OVERLAP_PAUSE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE,
+    SMALLEST_PAUSE, Segment, reached,
 };
 use crate::bpf_types::{SegmentInspection, segment_mark as mark};
 use crate::endpoint::Endpoint;

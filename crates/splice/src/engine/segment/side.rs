@@ -66,10 +66,12 @@ impl SegmentSide {
 
     /// By the sockets nothing comes beyond `most`; the socket knows of so much.
     pub(super) fn bound_high_seq(&self, most: u32, known: u32) {
+        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
         let bound = |reach: u64| {
-            let marks = reach & !u64::from(u32::MAX);
-            let is_past = (marks >> u32::BITS) as u32 & mark::PAST != 0;
-            (!is_past && is_behind(most, reach as u32)).then_some(marks | u64::from(known))
+            let marks = reach >> u32::BITS;
+            let is_past = marks as u32 & mark::PAST != 0;
+            (!is_past && is_behind(most, reach as u32))
+                .then_some((marks & kept) << u32::BITS | u64::from(known))
         };
         // It fails where nothing is to be done.
         let _ = self.reach.fetch_update(Relaxed, Relaxed, bound);

@@ -113,6 +113,80 @@ fn a_reset_in_overlap_tells_what_has_arrived() {
     assert_eq!(outcome.moved.a_to_b, BYTES as u64);
 }
 
+/// The first stream has ended past the sockets, and the second, whose end the relay's socket has
+/// acknowledged, has yet to be given on by hand: `test` gets both peers, of which the second is gone.
+fn in_overlap_with_a_peer_gone(
+    connect: impl Fn(&Lab) -> Connected,
+    bytes: usize,
+    test: impl Fn(&Lab, &TcpStream),
+) {
+    const CLOSE_WAIT: u32 = 8;
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let halt = Halt::at(&splicer, ["overlap", "emptying"]);
+    let connected = connect(&lab);
+    let tuples = [&connected.a, &connected.b].map(tuple);
+    let (client, server, handle) = connected.join(&splicer, &by_name());
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    }
+    halt.wait();
+    let ground = ground_in(&lab);
+    let [from_client, from_server] = &ground.flow(1).side;
+    let begun = from_server.high_seq();
+    let by_hand = write_some(&server, bytes, seed());
+    netlab::until("the program has seen it", || {
+        from_server.high_seq() != begun
+    });
+    halt.go_on();
+    halt.wait();
+    let is_past = |side: &SegmentSide| side.marks() & mark::PAST != 0;
+    assert!(is_past(from_client) && !is_past(from_server));
+    client.shutdown(Shutdown::Write).expect("shutdown");
+    assert_eq!((&server).read(&mut [0; 8]).expect("the end"), 0);
+    server.shutdown(Shutdown::Write).expect("shutdown");
+    netlab::until("the server's socket is gone", || {
+        let found = lab.relay().enter(|| ground.inspect(&tuples));
+        let socket = found.expect("entered").expect("run").socket[1];
+        socket.state == CLOSE_WAIT && socket.rcv_wup == socket.rcv_nxt
+    });
+    test(&lab, &client);
+    halt.go_on();
+    netlab::until("it is given on", || {
+        handle.counters().total() == bytes as u64
+    });
+    let (length, hash, _) = read_all(&client);
+    assert_eq!((length, hash), (bytes, by_hand));
+    assert_eq!(moved(&ended(&handle)), [0, bytes as u64]);
+}
+
+/// What acknowledges the end of the second stream meets nobody, and is answered with a reset.
+#[test]
+fn an_answer_to_the_last_acknowledgement_is_no_reset() {
+    in_overlap_with_a_peer_gone(Connected::across, 7, |_, _| ());
+}
+
+/// What the first peer says meanwhile is answered so, too, and the rest of the second stream is still in
+/// the relay.
+#[test]
+fn an_answer_to_a_keep_alive_is_no_reset() {
+    // Most of it is in the relay until the client reads.
+    let connect = |lab: &Lab| connect_scaled(lab, TINY, MIDDLE);
+    in_overlap_with_a_peer_gone(connect, 30_000, |lab, client| {
+        let answers = || count(lab.server(), &["OutRsts"]);
+        let before = answers();
+        let second = Duration::from_secs(1);
+        let often = socket2::TcpKeepalive::new()
+            .with_time(second)
+            .with_interval(second);
+        let set = socket2::SockRef::from(client).set_tcp_keepalive(&often);
+        set.expect("keep-alive");
+        netlab::until("one is answered", || answers() > before);
+    });
+}
+
 /// The pair's turn comes before the loop has heard that the client has reset its connection. In place of
 /// the socket its listener is found then, whose numbers are all 0.
 #[test]
