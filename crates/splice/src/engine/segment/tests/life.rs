@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::proof::{calls_of, expect_translated};
 use crate::bpf_types::segment_state as state;
+use crate::engine::segment::flow::now_ns;
 use crate::socket_option::{self, Repair};
 
 /// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment_translate.h).
@@ -23,6 +24,31 @@ fn idle_pairs_are_reset_at_both_ends() {
         let error = stream.read(&mut [0; 1]).expect_err("a reset");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     }
+}
+
+/// The program's clock is that of the machine; this process's may be another.
+#[test]
+fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
+    if !available(Need::Root) {
+        return;
+    }
+    let test = "engine::segment::tests::life::moved_just_now";
+    let done = std::process::Command::new("unshare")
+        .args(["--time", "--fork", "--monotonic", "86400"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "--ignored", test])
+        .output()
+        .expect("unshare");
+    assert!(done.status.success(), "{done:?}");
+}
+
+#[test]
+#[ignore = "what the test above starts"]
+fn moved_just_now() {
+    let (lab, _splicer, _pair) = spliced_lab();
+    let moved_ns = ground_in(&lab).flow(0).moved_ns.load(Relaxed);
+    let since = Duration::from_nanos(now_ns().abs_diff(moved_ns));
+    assert!(since < PATIENCE, "{since:?}");
 }
 
 #[test]
