@@ -147,6 +147,7 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_BOUND = 256,	/* SO_BINDTODEVICE, a VRF */
 	SEGMENT_SOCKET_COUNTS_ECN = 512,	/* accurate ECN: segments carry counts */
 	SEGMENT_SOCKET_WRAPPED = 1024,	/* its route has IPsec or an encapsulation (`ip route ... encap`) */
+	SEGMENT_SOCKET_RULED = 2048,	/* a rule of its namespace chooses routes by ports or protocols */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

@@ -23,7 +23,25 @@ struct dst_entry {
 	void *lwtstate;
 };
 
+struct netns_ipv4 {
+	unsigned int fib_rules_require_fldissect;
+};
+
+struct netns_ipv6 {
+	unsigned int fib6_rules_require_fldissect;
+};
+
+struct net {
+	struct netns_ipv4 ipv4;
+	struct netns_ipv6 ipv6;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
+	possible_net_t skc_net;
 	volatile unsigned char skc_state;
 	int skc_bound_dev_if;
 	atomic64_t skc_cookie;

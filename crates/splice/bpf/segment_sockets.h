@@ -9,6 +9,22 @@
 /* TCP_ECN_MODE_ACCECN in net/tcp.h (6.18); a bit without a meaning before */
 #define ECN_MODE_ACCECN 16
 
+/*
+ * Whether a rule asks for more than addresses when it chooses a route (`ip rule add ipproto tcp dport 80`).
+ * bpf_redirect_neigh does not tell it.
+ */
+static __always_inline bool is_ruled(struct sock *sk, bool ipv4)
+{
+	struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+
+	/* Kernels without CONFIG_IP_MULTIPLE_TABLES have no rules. */
+	if (ipv4)
+		return bpf_core_field_exists(net->ipv4.fib_rules_require_fldissect) &&
+		       BPF_CORE_READ(net, ipv4.fib_rules_require_fldissect);
+	return bpf_core_field_exists(net->ipv6.fib6_rules_require_fldissect) &&
+	       BPF_CORE_READ(net, ipv6.fib6_rules_require_fldissect);
+}
+
 static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
 				    struct segment_socket *out)
 {
@@ -19,9 +35,11 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	struct dst_entry *dst;
 	struct net_device *device;
 	__u32 flags = SEGMENT_SOCKET_FOUND;
+	bool ipv4;
 	__u8 ecn;
 
-	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
+	ipv4 = !tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff);
+	if (ipv4) {
 		key.ipv4.saddr = tuple->source[3];
 		key.ipv4.daddr = tuple->destination[3];
 		key.ipv4.sport = tuple->source_port;
@@ -87,6 +105,8 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
 		flags |= SEGMENT_SOCKET_BOUND;
+	if (is_ruled(sk, ipv4))
+		flags |= SEGMENT_SOCKET_RULED;
 	out->in_device = BPF_CORE_READ(sk, sk_rx_dst_ifindex);
 	dst = BPF_CORE_READ(sk, sk_dst_cache);
 	if (dst) {

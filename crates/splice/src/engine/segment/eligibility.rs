@@ -139,6 +139,10 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
             ),
             (has::BOUND, "is bound to a device or VRF"),
             (
+                has::RULED,
+                "may be routed by its port or protocol (ip rule), which no segment of it would be",
+            ),
+            (
                 has::COUNTS_ECN,
                 "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
                  leaves it off)",

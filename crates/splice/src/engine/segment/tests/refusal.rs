@@ -167,6 +167,37 @@ fn a_route_that_encapsulates_is_refused_in_words() {
     assert!(why.contains("encapsulate"), "{why}");
 }
 
+/// What is translated is routed by its addresses.
+#[test]
+fn a_rule_that_routes_by_ports_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    for (ip, connect) in [
+        ("-4", Connected::across as fn(&Lab) -> Connected),
+        ("-6", Connected::across_v6),
+    ] {
+        let lab = Lab::new().expect("a lab");
+        // One by addresses is no obstacle.
+        for (rule, refused) in [("from all", false), ("ipproto tcp dport 9", true)] {
+            run(
+                lab.relay(),
+                "ip",
+                &format!("{ip} rule add {rule} lookup main"),
+            );
+            let splicer = splicer_in(lab.relay());
+            let (client, server, handle) = connect(&lab).join(&splicer, &by_name());
+            if refused {
+                let why = why_refused(&handle);
+                assert!(why.contains("ip rule"), "{why}");
+            } else {
+                ping(&client, &server);
+                netlab::until("it is taken", || handle.is_taken());
+            }
+        }
+    }
+}
+
 /// What programs of others do with it does not concern segments.
 #[test]
 fn a_socket_in_a_sockmap_is_refused_in_words() {
