@@ -46,6 +46,7 @@
 //! it as well.
 
 mod address;
+mod bpf_clock;
 mod bpf_object;
 mod bpf_types;
 mod context;

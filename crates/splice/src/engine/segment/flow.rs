@@ -13,11 +13,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
 use super::eligibility::Plan;
 use super::ground::Ground;
 use super::side::{is_behind, raise};
+use crate::bpf_clock::now_ns;
 use crate::bpf_types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
 
@@ -401,26 +400,4 @@ fn words(tuple: &SegmentTuple) -> [u32; 9] {
         *word = u32::from_ne_bytes(*bytes);
     }
     words
-}
-
-/// What `bpf_ktime_get_ns` reads: the clock as it is outside of any time namespace.
-pub(super) fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let here = now.tv_sec * 1_000_000_000 + now.tv_nsec;
-    (here - ahead_ns()) as u64
-}
-
-/// By how much this process's time namespace has put that clock ahead (time_namespaces(7)).
-fn ahead_ns() -> i64 {
-    static AHEAD_NS: OnceLock<i64> = OnceLock::new();
-    *AHEAD_NS.get_or_init(|| {
-        // A kernel without the file has no such namespaces.
-        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        let of_clock = offsets
-            .lines()
-            .find_map(|line| line.strip_prefix("monotonic"));
-        let mut numbers = of_clock.unwrap_or_default().split_whitespace();
-        let mut next = || numbers.next().and_then(|text| text.parse::<i64>().ok());
-        next().unwrap_or(0) * 1_000_000_000 + next().unwrap_or(0)
-    })
 }

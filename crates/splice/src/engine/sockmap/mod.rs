@@ -64,12 +64,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use rustix::time::{ClockId, clock_gettime};
 
 use self::shared::Shared;
 use self::tap::{State, Tap};
 use super::EngineName;
 use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn};
+use crate::bpf_clock::coarse_now_ns;
 use crate::direction::Direction;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
@@ -252,9 +252,9 @@ impl KernelEngine for Sockmap {
         let last = self.taps.iter().filter_map(Tap::index);
         let last = last.map(|index| self.shared.entry(index).last_ns.load(Ordering::Relaxed));
         let last_ns = last.max().filter(|last| *last > 0)?;
-        let clock = clock_gettime(ClockId::MonotonicCoarse);
-        let clock_ns = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
-        now.checked_sub(Duration::from_nanos(clock_ns.saturating_sub(last_ns)))
+        now.checked_sub(Duration::from_nanos(
+            coarse_now_ns().saturating_sub(last_ns),
+        ))
     }
 
     fn release(&mut self, ends: [&Endpoint; 2], directions: &[Direction; 2]) -> [u64; 2] {

@@ -18,6 +18,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::shared::{self, Shared};
 use super::tap::kick;
+use crate::bpf_clock;
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::endpoint::redirected_receive_bytes;
 use crate::socket_option;
@@ -235,6 +236,28 @@ fn what_is_sent_again_with_other_borders_comes_once() {
     far.read_exact(&mut came).unwrap();
     assert_eq!(came, bytes);
     assert_eq!(opened.redirected(), 100);
+}
+
+/// The program's clock is that of the machine; this process's may be another.
+#[test]
+fn a_process_with_a_clock_of_its_own_knows_when_bytes_moved() {
+    if missing() || !available(Need::Root) {
+        return;
+    }
+    bpf_clock::a_day_ahead("engine::sockmap::tests::moved_just_now");
+}
+
+#[test]
+#[ignore = "what the test above starts"]
+fn moved_just_now() {
+    let (mut peer, source) = connection();
+    let (target, mut far) = connection();
+    let opened = Opened::new(&source, &target);
+    peer.write_all(&[7]).unwrap();
+    far.read_exact(&mut [0]).unwrap();
+    let moved_ns = opened.entry().last_ns.load(Ordering::Relaxed);
+    let since = Duration::from_nanos(bpf_clock::coarse_now_ns().abs_diff(moved_ns));
+    assert!(since < PATIENCE, "{since:?}");
 }
 
 /// Rule 4: the redirect helper's answer to a miss is `SK_DROP`, which is acknowledged and lost.

@@ -6,8 +6,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::forgery::forged;
 use super::size::lab_with_mtu;
 use super::*;
+use crate::bpf_clock::now_ns;
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
-use crate::engine::segment::flow::now_ns;
 
 const PSH: u8 = 8;
 const ACK: u8 = 16;

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 
 use super::proof::{calls_of, expect_translated};
+use crate::bpf_clock::{self, now_ns};
 use crate::bpf_types::segment_state as state;
-use crate::engine::segment::flow::now_ns;
 use crate::socket_option::{self, Repair};
 
 /// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment_translate.h).
@@ -32,14 +32,7 @@ fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
     if !available(Need::Root) {
         return;
     }
-    let test = "engine::segment::tests::life::moved_just_now";
-    let done = std::process::Command::new("unshare")
-        .args(["--time", "--fork", "--monotonic", "86400"])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", "--ignored", test])
-        .output()
-        .expect("unshare");
-    assert!(done.status.success(), "{done:?}");
+    bpf_clock::a_day_ahead("engine::segment::tests::life::moved_just_now");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use super::forgery::forged;
 use super::life::LONG_OVERLAP;
 use super::*;
+use crate::bpf_clock::now_ns;
 use crate::bpf_types::{segment_mark as mark, segment_state as state};
-use crate::engine::segment::flow::now_ns;
 
 const RST: u8 = 4;
 const ACK: u8 = 16;
