@@ -178,8 +178,8 @@ fn a_rule_that_routes_by_ports_is_refused_in_words() {
         ("-6", Connected::across_v6),
     ] {
         let lab = Lab::new().expect("a lab");
-        // One by addresses is no obstacle.
-        for (rule, refused) in [("from all", false), ("ipproto tcp dport 9", true)] {
+        // One by addresses is no obstacle. TCP is 6: its name takes /etc/protocols.
+        for (rule, refused) in [("from all", false), ("ipproto 6 dport 9", true)] {
             run(
                 lab.relay(),
                 "ip",
