@@ -11,6 +11,8 @@ const BYTES: usize = 1 << 20;
 
 /// So often a sender has to ask before the receiver reads, at 0.2, 0.6 and 1.4 s.
 const QUESTIONS: u64 = 3;
+/// What a receiver of the scale [`NONE`] has no room for, in bytes.
+const MORE_THAN_NONE: u64 = 64 << 10;
 
 /// The sender asks for room, by a probe or by repeating what found none; the questions arrive, and
 /// so do the answers.
@@ -129,7 +131,7 @@ fn a_change_over_waits_for_a_receiver_without_room() {
     let (lab, splicer, _first) = spliced_lab();
     for without_room in Side::BOTH {
         let connected = connect_scaled(&lab, NONE, MIDDLE);
-        let (client, server, handle) = connected.join(&splicer, &Options::default());
+        let (client, server, handle) = connected.join(&splicer, &by_volume(MORE_THAN_NONE));
         let (sender, receiver) = sender_and_receiver(without_room, &client, &server);
         let (_, receiver_in) = sender_and_receiver(without_room, lab.client(), lab.server());
         thread::scope(|scope| {
@@ -167,7 +169,7 @@ fn a_change_over_that_waits_is_looked_at_seldom() {
         looked_at = Instant::now();
     });
     let (client, server, handle) =
-        connect_scaled(&lab, NONE, MIDDLE).join(&splicer, &Options::default());
+        connect_scaled(&lab, NONE, MIDDLE).join(&splicer, &by_volume(MORE_THAN_NONE));
     client.set_write_timeout(Some(PATIENCE)).expect("a limit");
     let bytes = 8 * BYTES;
     thread::scope(|scope| {
