@@ -44,6 +44,7 @@
 mod buffers;
 mod completion;
 mod flow;
+mod lane;
 mod setup;
 mod submission;
 #[cfg(test)]
@@ -61,6 +62,7 @@ use rustix::io::Errno;
 
 use self::buffers::{Group, Piece};
 use self::flow::{Behind, Flow, Gather, Place, Places, Receive, Send, Size};
+pub(crate) use self::lane::{Lane, Manner};
 use self::setup::{Features, Opened};
 pub(crate) use self::setup::{probe, refusal};
 use super::Filled;
@@ -90,45 +92,6 @@ const SEND: u64 = 1;
 const CANCEL: u64 = 2;
 const EPOLL: u64 = 3;
 const CLOCK: u64 = 4;
-
-/// A direction's place on the ring of its loop.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    index: usize,
-    held: usize,
-    /// The destination has no room: its socket has to be watched for that.
-    pub(crate) is_blocked: bool,
-}
-
-impl Lane {
-    /// What it has taken and not given.
-    pub(crate) fn held(&self) -> usize {
-        self.held
-    }
-}
-
-/// How a direction wants to receive.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
-    /// Not one byte more, or `None`.
-    pub(crate) exactly_bytes: Option<u64>,
-    /// The most that the direction may have in hand, in bytes.
-    pub(crate) carrier_bytes: usize,
-    /// The last read brought bulk.
-    pub(crate) bulk: bool,
-    /// The source has told of an end of stream or an error that was not received yet.
-    pub(crate) outlasts: bool,
-}
-
-impl Manner {
-    /// What one read may take, in bytes.
-    pub(crate) fn at_most(self) -> usize {
-        let exactly = self.exactly_bytes.unwrap_or(u64::MAX);
-        usize::try_from(exactly)
-            .unwrap_or(usize::MAX)
-            .min(self.carrier_bytes)
-    }
-}
 
 /// The rings of one loop, and the lanes on them.
 pub(crate) struct Ring {
