@@ -2,7 +2,9 @@
 
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
-use crate::bpf_types::{SegmentSide, segment_mark as mark, segment_socket_flag as has};
+use crate::bpf_types::{
+    SegmentSide, SegmentSocket, SegmentTuple, segment_mark as mark, segment_socket_flag as has,
+};
 use crate::engine::segment::LARGEST_OVERLAP_PAUSE;
 
 /// One direction ends, and the other goes on with bulk, whichever it is.
@@ -70,51 +72,90 @@ fn a_reset_of_one_side_resets_the_other() {
     }
 }
 
-/// One stream has gone past the sockets and the other has not, when the receiver of the one resets its
-/// connection: the relay's socket gets that, and what it acknowledges only the program sees.
+/// A pair in OVERLAP: the first stream has gone past the sockets, and of the second some bytes go by
+/// hand. Its loop stands still.
+struct HalfPast {
+    lab: Lab,
+    halt: Halt,
+    tuples: [SegmentTuple; 2],
+    client: TcpStream,
+    server: TcpStream,
+    handle: Handle,
+    /// The hash of what goes by hand.
+    by_hand: u64,
+    // The pair that had the program loaded, and what both run on.
+    _others: (Splicer, Joined),
+}
+
+impl HalfPast {
+    fn new(connect: impl Fn(&Lab) -> Connected, bytes: usize) -> Self {
+        let (lab, splicer, first) = spliced_lab();
+        let halt = Halt::at(&splicer, ["overlap", "emptying"]);
+        let connected = connect(&lab);
+        let tuples = [&connected.a, &connected.b].map(tuple);
+        let (client, server, handle) = connected.join(&splicer, &by_name());
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        }
+        halt.wait();
+        let ground = ground_in(&lab);
+        let [from_client, from_server] = &ground.flow(1).side;
+        let begun = from_server.high_seq();
+        let by_hand = write_some(&server, bytes, seed());
+        netlab::until("the program has seen it", || {
+            from_server.high_seq() != begun
+        });
+        halt.go_on();
+        halt.wait();
+        let is_past = |side: &SegmentSide| side.marks() & mark::PAST != 0;
+        assert!(is_past(from_client) && !is_past(from_server));
+        Self {
+            lab,
+            halt,
+            tuples,
+            client,
+            server,
+            handle,
+            by_hand,
+            _others: (splicer, first),
+        }
+    }
+
+    /// Waits for the relay's socket towards the server.
+    fn until(&self, what: &str, condition: impl Fn(&SegmentSocket) -> bool) {
+        let (ground, tuples) = (ground_in(&self.lab), &self.tuples);
+        netlab::until(what, || {
+            let found = self.lab.relay().enter(|| ground.inspect(tuples));
+            condition(&found.expect("entered").expect("run").socket[1])
+        });
+    }
+}
+
+/// The receiver of the first stream resets its connection: the relay's socket gets that, and what it
+/// acknowledges only the program sees.
 #[test]
 fn a_reset_in_overlap_tells_what_has_arrived() {
     const BYTES: usize = 1000;
     if !available(Need::Root) {
         return;
     }
-    let (lab, splicer, _first) = spliced_lab();
-    let halt = Halt::at(&splicer, ["overlap", "emptying"]);
-    let connected = Connected::across(&lab);
-    let tuples = [&connected.a, &connected.b].map(tuple);
-    let (client, server, handle) = connected.join(&splicer, &by_name());
-    halt.wait();
-    let ground = ground_in(&lab);
-    let [from_client, from_server] = &ground.flow(1).side;
-    let begun = from_server.high_seq();
-    (&server).write_all(b"by hand").expect("write");
-    netlab::until("the program has seen it", || {
-        from_server.high_seq() != begun
-    });
-    halt.go_on();
-    halt.wait();
-    let is_past = |side: &SegmentSide| side.marks() & mark::PAST != 0;
-    assert!(is_past(from_client) && !is_past(from_server));
+    let pair = HalfPast::new(Connected::across, 7);
     // It acknowledges with what it sends, or after 40 ms (`TCP_ATO_MIN`).
-    rustix::net::sockopt::set_tcp_quickack(&server, false).expect("TCP_QUICKACK");
-    write_some(&client, BYTES, seed());
-    read_some(&server, BYTES);
-    socket2::SockRef::from(&server)
-        .set_linger(Some(Duration::ZERO))
-        .expect("SO_LINGER");
-    drop(server);
-    netlab::until("the socket has been reset", || {
-        let found = lab.relay().enter(|| ground.inspect(&tuples));
-        found.expect("entered").expect("run").socket[1].flags & has::FOUND == 0
+    rustix::net::sockopt::set_tcp_quickack(&pair.server, false).expect("TCP_QUICKACK");
+    write_some(&pair.client, BYTES, seed());
+    read_some(&pair.server, BYTES);
+    rustix::net::connect_unspec(&pair.server).expect("disconnected");
+    pair.until("the socket has been reset", |socket| {
+        socket.flags & has::FOUND == 0
     });
-    halt.go_on();
-    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    pair.halt.go_on();
+    let outcome = pair.handle.wait_timeout(PATIENCE).expect("it ends");
     assert_eq!(outcome.reason, Reason::Reset(Side::B));
     assert_eq!(outcome.moved.a_to_b, BYTES as u64);
 }
 
 /// The first stream has ended past the sockets, and the second, whose end the relay's socket has
-/// acknowledged, has yet to be given on by hand: `test` gets both peers, of which the second is gone.
+/// acknowledged, has yet to be given on by hand: the server's socket is gone when `test` gets the client.
 fn in_overlap_with_a_peer_gone(
     connect: impl Fn(&Lab) -> Connected,
     bytes: usize,
@@ -124,42 +165,21 @@ fn in_overlap_with_a_peer_gone(
     if !available(Need::Root) {
         return;
     }
-    let (lab, splicer, _first) = spliced_lab();
-    let halt = Halt::at(&splicer, ["overlap", "emptying"]);
-    let connected = connect(&lab);
-    let tuples = [&connected.a, &connected.b].map(tuple);
-    let (client, server, handle) = connected.join(&splicer, &by_name());
-    for stream in [&client, &server] {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
-    }
-    halt.wait();
-    let ground = ground_in(&lab);
-    let [from_client, from_server] = &ground.flow(1).side;
-    let begun = from_server.high_seq();
-    let by_hand = write_some(&server, bytes, seed());
-    netlab::until("the program has seen it", || {
-        from_server.high_seq() != begun
-    });
-    halt.go_on();
-    halt.wait();
-    let is_past = |side: &SegmentSide| side.marks() & mark::PAST != 0;
-    assert!(is_past(from_client) && !is_past(from_server));
-    client.shutdown(Shutdown::Write).expect("shutdown");
-    assert_eq!((&server).read(&mut [0; 8]).expect("the end"), 0);
-    server.shutdown(Shutdown::Write).expect("shutdown");
-    netlab::until("the server's socket is gone", || {
-        let found = lab.relay().enter(|| ground.inspect(&tuples));
-        let socket = found.expect("entered").expect("run").socket[1];
+    let pair = HalfPast::new(connect, bytes);
+    pair.client.shutdown(Shutdown::Write).expect("shutdown");
+    assert_eq!((&pair.server).read(&mut [0; 8]).expect("the end"), 0);
+    pair.server.shutdown(Shutdown::Write).expect("shutdown");
+    pair.until("the server's socket is gone", |socket| {
         socket.state == CLOSE_WAIT && socket.rcv_wup == socket.rcv_nxt
     });
-    test(&lab, &client);
-    halt.go_on();
+    test(&pair.lab, &pair.client);
+    pair.halt.go_on();
     netlab::until("it is given on", || {
-        handle.counters().total() == bytes as u64
+        pair.handle.counters().total() == bytes as u64
     });
-    let (length, hash, _) = read_all(&client);
-    assert_eq!((length, hash), (bytes, by_hand));
-    assert_eq!(moved(&ended(&handle)), [0, bytes as u64]);
+    let (length, hash, _) = read_all(&pair.client);
+    assert_eq!((length, hash), (bytes, pair.by_hand));
+    assert_eq!(moved(&ended(&pair.handle)), [0, bytes as u64]);
 }
 
 /// What acknowledges the end of the second stream meets nobody, and is answered with a reset.
