@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::endpoint::Kind;
 use crate::error::{Context as _, Result};
 
 /// How soon to look again for a connection that loopback has on its way.
@@ -17,6 +18,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 pub(super) enum Family {
     Tcp,
     Unix,
+}
+
+impl Family {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Tcp => Kind::Tcp4,
+            Self::Unix => Kind::Unix,
+        }
+    }
 }
 
 /// Two ends of a connection within this process.

@@ -132,6 +132,7 @@ impl Trial {
         let (peer_a, a) = connection(family, clock.deadline()).map_err(refused)?;
         let (peer_b, b) = connection(family, clock.deadline()).map_err(refused)?;
         let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
+        engine.can_take(family.kind()).map_err(refused)?;
         // With all else at hand, so that what is short is the engine's own.
         engine.probe().map_err(refused)?;
         let options = Options {
