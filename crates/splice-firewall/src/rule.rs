@@ -1,0 +1,87 @@
+//! Tables, chains and rules as they are walked, whoever made them: nftables or iptables-legacy.
+
+use crate::known::Answer;
+use crate::segment::{Hook, Segment};
+use crate::verdict::RuleId;
+
+/// A table of one family. Jumps name chains by their index in `chains`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// As [`Place::family`](crate::verdict::Place::family).
+    pub(crate) family: &'static str,
+    pub(crate) name: String,
+    pub(crate) chains: Vec<Chain>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) name: String,
+    /// How packets get into it, if not by a jump.
+    pub(crate) base: Option<Base>,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// Where a base chain is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) hook: Hook,
+    /// With [`Hook::Ingress`] and [`Hook::Egress`]: the devices, by name; a trailing `*` stands for
+    /// any rest.
+    pub(crate) devices: Vec<String>,
+    /// What happens to a packet that no rule decides on.
+    pub(crate) drops: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) id: RuleId,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// One step of a rule: they are taken in turn until one does not match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Go on if this matches.
+    Test(Test),
+    /// What then happens.
+    Act(Action),
+    /// An expression of nftables.
+    Nft(crate::nft::Expression),
+}
+
+/// What matches of iptables ask, be they in a legacy table or within nftables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    /// The fixed part of an iptables rule: addresses, devices, protocol.
+    Header(crate::legacy::Header),
+    /// `-m NAME`.
+    Match(crate::xt::Match),
+}
+
+impl Test {
+    pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
+        match self {
+            Self::Header(header) => header.holds(segment),
+            Self::Match(one) => one.holds(segment),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// The segment passes this base chain.
+    Accept,
+    /// What is done instead, as a verb and what follows it: "drops", "rejects", "queues to user space".
+    Stop(String),
+    /// The segment passes and something else is done or asked, which a translated segment would miss:
+    /// "logs", "sets a mark", "counts against a quota".
+    Effect(String),
+    /// Nobody can tell what it does: "is of a kind that is not understood (xt target TEE)".
+    Opaque(String),
+    /// To another chain and back.
+    Jump(usize),
+    /// To another chain without coming back.
+    Goto(usize),
+    /// Back to where the chain was called; in a base chain: its policy.
+    Return,
+}

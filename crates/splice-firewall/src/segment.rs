@@ -1,0 +1,231 @@
+//! What is known of the segments of an established TCP connection where filters look at them.
+
+use std::net::IpAddr;
+
+use crate::known::Known;
+
+/// The network protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+/// A network device of this namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its hardware type (`ARPHRD_*` in `linux/if_arp.h`).
+    pub hardware_type: u16,
+}
+
+impl Device {
+    /// The hardware type of lo (`ARPHRD_LOOPBACK`).
+    pub(crate) const LOOPBACK: u16 = 772;
+
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.hardware_type == Self::LOOPBACK
+    }
+}
+
+/// One end of a connection; what is `None` may be anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct End {
+    /// Its address, of the connection's family.
+    pub address: Option<IpAddr>,
+    /// Its port.
+    pub port: Option<u16>,
+}
+
+/// An established TCP connection between this host and a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Connection {
+    /// Its network protocol.
+    pub family: Family,
+    /// The end on this host.
+    pub local: End,
+    /// The other end.
+    pub peer: End,
+    /// The device that its segments come in on and leave by.
+    pub device: Option<Device>,
+    /// The peer opened it; otherwise this host did.
+    pub accepted: bool,
+}
+
+/// A place on a packet's way at which filters are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hook {
+    /// `ingress` of a device.
+    Ingress,
+    /// Before the route of a packet that came in is known.
+    Prerouting,
+    /// On the way to a socket of this host.
+    Input,
+    /// From a socket of this host.
+    Output,
+    /// On the way to the device.
+    Postrouting,
+    /// `egress` of a device.
+    Egress,
+}
+
+impl Hook {
+    /// All, in the order in which a packet meets them.
+    pub const ALL: [Self; 6] = [
+        Self::Ingress,
+        Self::Prerouting,
+        Self::Input,
+        Self::Output,
+        Self::Postrouting,
+        Self::Egress,
+    ];
+
+    /// A packet meets it on its way to this host.
+    pub(crate) fn is_inbound(self) -> bool {
+        matches!(self, Self::Ingress | Self::Prerouting | Self::Input)
+    }
+}
+
+/// The segments of a connection at a hook.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment<'a> {
+    pub(crate) connection: &'a Connection,
+    pub(crate) hook: Hook,
+}
+
+/// `IPPROTO_TCP`.
+pub(crate) const TCP: u8 = 6;
+/// `ETH_P_IP` and `ETH_P_IPV6`.
+const ETHERTYPES: [u16; 2] = [0x0800, 0x86dd];
+/// The TCP flags that are known of an established connection's segments: it has no SYN, and all but
+/// some resets have ACK.
+const TCP_FLAGS: (u8, u8) = (0x10, 0x12);
+
+impl Segment<'_> {
+    pub(crate) fn family(&self) -> Family {
+        self.connection.family
+    }
+
+    pub(crate) fn source(&self) -> &End {
+        if self.hook.is_inbound() {
+            &self.connection.peer
+        } else {
+            &self.connection.local
+        }
+    }
+
+    pub(crate) fn destination(&self) -> &End {
+        if self.hook.is_inbound() {
+            &self.connection.local
+        } else {
+            &self.connection.peer
+        }
+    }
+
+    /// Whether it goes the way that the connection's first packet went (`IP_CT_DIR_ORIGINAL`).
+    pub(crate) fn is_original(&self) -> bool {
+        self.hook.is_inbound() == self.connection.accepted
+    }
+
+    /// Bytes of an address, in network order.
+    pub(crate) fn address(&self, end: &End) -> Known {
+        match end.address {
+            Some(IpAddr::V4(v4)) => Known::bytes(&v4.octets()),
+            Some(IpAddr::V6(v6)) => Known::bytes(&v6.octets()),
+            None => Known::unknown(match self.family() {
+                Family::Ipv4 => 4,
+                Family::Ipv6 => 16,
+            }),
+        }
+    }
+
+    /// Bytes of a port, in network order.
+    pub(crate) fn port(end: &End) -> Known {
+        end.port
+            .map_or(Known::unknown(2), |port| Known::bytes(&port.to_be_bytes()))
+    }
+
+    /// What the link header says of the protocol above it.
+    pub(crate) fn ethertype(&self) -> u16 {
+        match self.family() {
+            Family::Ipv4 => ETHERTYPES[0],
+            Family::Ipv6 => ETHERTYPES[1],
+        }
+    }
+
+    /// Bytes of the IP header. IPv4 options and IPv6 extension headers are not sent by TCP, so the
+    /// header has its least length; a fragment never reaches TCP's hooks as such.
+    pub(crate) fn network_header(&self, offset: usize, length: usize) -> Known {
+        let (mut value, mut known) = ([0; 40], [0; 40]);
+        let mut put = |at: usize, part: Known| {
+            value[at..at + part.len()].copy_from_slice(part.value());
+            known[at..at + part.len()].copy_from_slice(part.mask());
+        };
+        let (source, destination) = (
+            self.address(self.source()),
+            self.address(self.destination()),
+        );
+        let header = match self.family() {
+            Family::Ipv4 => {
+                put(0, Known::bytes(&[0x45]));
+                // No fragment: the offset and the flag MF are 0, DF may be either.
+                put(6, Known::masked(&[0, 0], &[0x3f, 0xff]));
+                put(9, Known::bytes(&[TCP]));
+                put(12, source);
+                put(16, destination);
+                20
+            }
+            Family::Ipv6 => {
+                put(0, Known::masked(&[0x60], &[0xf0]));
+                put(6, Known::bytes(&[TCP]));
+                put(8, source);
+                put(24, destination);
+                40
+            }
+        };
+        Known::masked(&value[..header], &known[..header]).part(offset, length)
+    }
+
+    /// Bytes of the TCP header.
+    pub(crate) fn transport_header(&self, offset: usize, length: usize) -> Known {
+        let (mut value, mut known) = ([0; 20], [0; 20]);
+        for (at, end) in [(0, self.source()), (2, self.destination())] {
+            let port = Self::port(end);
+            value[at..at + 2].copy_from_slice(port.value());
+            known[at..at + 2].copy_from_slice(port.mask());
+        }
+        (value[13], known[13]) = TCP_FLAGS;
+        Known::masked(&value, &known).part(offset, length)
+    }
+
+    pub(crate) fn in_device(&self) -> DeviceAt<'_> {
+        self.device_if(self.hook.is_inbound())
+    }
+
+    /// On the way out: at every hook but `ingress`, `prerouting` and `input`.
+    pub(crate) fn out_device(&self) -> DeviceAt<'_> {
+        self.device_if(!self.hook.is_inbound())
+    }
+
+    fn device_if(&self, there: bool) -> DeviceAt<'_> {
+        match &self.connection.device {
+            _ if !there => DeviceAt::None,
+            Some(device) => DeviceAt::Known(device),
+            None => DeviceAt::Unknown,
+        }
+    }
+}
+
+/// A device as a hook sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DeviceAt<'a> {
+    /// There is none at this hook.
+    None,
+    Known(&'a Device),
+    Unknown,
+}

@@ -1,0 +1,91 @@
+//! What filters would do with the segments of a connection.
+
+use std::fmt;
+
+/// What the filters of a host would do with the segments of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All pass, and nothing else would be done with them.
+    Accepts,
+    /// This keeps them from passing unseen, whatever is not known of the connection.
+    Stops(Reason),
+    /// It cannot be told: because of this.
+    Unknown(Reason),
+}
+
+/// The rule that decides, and what it would do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// Where the rule stands; `None` where no rule of a table decides.
+    pub place: Option<Place>,
+    /// What it would do: "drops", "may reject", "is of a kind that is not understood: xt bpf".
+    pub why: String,
+}
+
+/// Where a rule stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The family of its table as nft writes it (`ip`, `inet`, `netdev`), or `iptables`, `ip6tables`
+    /// for the tables of iptables-legacy.
+    pub family: &'static str,
+    /// The table.
+    pub table: String,
+    /// The chain.
+    pub chain: String,
+    /// The rule in it; `None` for the chain's policy.
+    pub rule: Option<RuleId>,
+}
+
+/// How a rule is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleId {
+    /// nftables: its handle (`nft -a list chain`).
+    Handle(u64),
+    /// iptables-legacy: its number (`iptables -L CHAIN --line-numbers`).
+    Number(u32),
+}
+
+impl Verdict {
+    /// The more forbidding of both.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        match (&self, &other) {
+            (Self::Stops(_), _) | (_, Self::Accepts) => self,
+            (_, Self::Stops(_)) | (Self::Accepts, _) => other,
+            (Self::Unknown(_), Self::Unknown(_)) => self,
+        }
+    }
+
+    /// The reason, unless everything passes.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Accepts => None,
+            Self::Stops(reason) | Self::Unknown(reason) => Some(reason),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            family,
+            table,
+            chain,
+            rule,
+        } = self;
+        write!(f, "{family} {table} {chain}")?;
+        match rule {
+            Some(RuleId::Handle(handle)) => write!(f, " handle {handle}"),
+            Some(RuleId::Number(number)) => write!(f, " rule {number}"),
+            None => f.write_str(" policy"),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "{place} {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
