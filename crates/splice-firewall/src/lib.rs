@@ -14,12 +14,16 @@
 //! ([`known`](mod@known)): a connection passes only if every filter accepts it for certain.
 
 mod known;
+mod filters;
 mod legacy;
+mod netlink;
 mod nft;
 mod rule;
 mod segment;
 mod verdict;
+mod walk;
 mod xt;
 
+pub use filters::{Filters, ReadError};
 pub use segment::{Connection, Device, End, Family, Hook};
 pub use verdict::{Place, Reason, RuleId, Verdict};

@@ -25,6 +25,7 @@ pub(crate) struct Chain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) hook: Hook,
+    pub(crate) priority: i32,
     /// With [`Hook::Ingress`] and [`Hook::Egress`]: the devices, by name; a trailing `*` stands for
     /// any rest.
     pub(crate) devices: Vec<String>,
@@ -76,6 +77,8 @@ pub(crate) enum Action {
     /// The segment passes and something else is done or asked, which a translated segment would miss:
     /// "logs", "sets a mark", "counts against a quota".
     Effect(String),
+    /// The same, and it decides whether the rule goes on: "limits a rate".
+    Limit(String),
     /// Nobody can tell what it does: "is of a kind that is not understood (xt target TEE)".
     Opaque(String),
     /// To another chain and back.
@@ -84,4 +87,6 @@ pub(crate) enum Action {
     Goto(usize),
     /// Back to where the chain was called; in a base chain: its policy.
     Return,
+    /// To the next rule.
+    Next,
 }

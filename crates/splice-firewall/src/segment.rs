@@ -96,6 +96,8 @@ impl Hook {
 pub(crate) struct Segment<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) hook: Hook,
+    /// Connection tracking has seen it already.
+    pub(crate) is_tracked: bool,
 }
 
 /// `IPPROTO_TCP`.

@@ -1,5 +1,332 @@
 //! nftables: its rule set as the kernel tells it over netlink.
 
-/// One expression of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Expression {}
+mod evaluate;
+mod expression;
+mod set;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub(crate) use self::evaluate::Registers;
+pub(crate) use self::expression::Expression;
+use self::expression::{Data, Surroundings, data, decode};
+use self::set::{Element, Set, Told};
+use crate::netlink::{Attributes, DumpError, Socket, string_attribute};
+use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::segment::Hook;
+use crate::verdict::RuleId;
+
+/// `NFT_MSG_*`.
+mod message {
+    pub(super) const GET_TABLE: u8 = 1;
+    pub(super) const GET_CHAIN: u8 = 4;
+    pub(super) const GET_RULE: u8 = 7;
+    pub(super) const GET_SET: u8 = 10;
+    pub(super) const GET_SET_ELEMENTS: u8 = 13;
+    pub(super) const GET_GENERATION: u8 = 16;
+}
+
+/// How often a rule set is read that changes while it is read.
+const TRIES: u32 = 20;
+
+/// Tables by family and name.
+type Key = (u8, String);
+
+/// A chain as it is told, before its rules are known.
+struct ToldChain {
+    name: String,
+    base: Option<Base>,
+}
+
+/// Reads all tables of a socket's network namespace, and the generation that they are of.
+pub(crate) fn read(socket: &mut Socket) -> Result<(Vec<Table>, u32), DumpError> {
+    for _ in 1..TRIES {
+        let before = generation(socket)?;
+        match tables(socket) {
+            Ok(tables) if generation(socket)? == before => return Ok((tables, before)),
+            Ok(_) | Err(DumpError::Changed) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(DumpError::Changed)
+}
+
+/// The number of the present generation of rules; each change of any makes a new one.
+pub(crate) fn generation(socket: &mut Socket) -> Result<u32, DumpError> {
+    let mut found = 0;
+    socket.get(message::GET_GENERATION, |message| {
+        found = message.attributes.u32(1).unwrap_or(0);
+    })?;
+    Ok(found)
+}
+
+fn tables(socket: &mut Socket) -> Result<Vec<Table>, DumpError> {
+    let active = active_tables(socket)?;
+    let mut chains: HashMap<Key, Vec<ToldChain>> = HashMap::new();
+    socket.dump(message::GET_CHAIN, 0, &[], |message| {
+        let attributes = message.attributes;
+        if let (Some(table), Some(name)) = (attributes.text(1), attributes.text(3)) {
+            let base = base(message.family, attributes);
+            let of_table = chains.entry((message.family, table)).or_default();
+            of_table.push(ToldChain { name, base });
+        }
+    })?;
+    chains.retain(|key, _| active.contains(key));
+    // Families that an IP packet of this host does not meet: arp, bridge.
+    chains.retain(|(family, _), _| family_name(*family).is_some());
+    let mut rules: HashMap<Key, Vec<(String, u64, Vec<u8>)>> = HashMap::new();
+    socket.dump(message::GET_RULE, 0, &[], |message| {
+        let attributes = message.attributes;
+        if let (Some(table), Some(chain)) = (attributes.text(1), attributes.text(2)) {
+            let expressions = attributes.bytes(4).unwrap_or_default().to_vec();
+            let handle = attributes.u64(3).unwrap_or(0);
+            let of_table = rules.entry((message.family, table)).or_default();
+            of_table.push((chain, handle, expressions));
+        }
+    })?;
+    let mut read = Vec::new();
+    for (key, chains) in chains {
+        read.push(table(socket, &key, chains, rules.remove(&key).unwrap_or_default())?);
+    }
+    Ok(read)
+}
+
+/// `NFT_TABLE_F_DORMANT`: the table's chains are called by nobody.
+const DORMANT: u32 = 1;
+
+fn active_tables(socket: &mut Socket) -> Result<Vec<Key>, DumpError> {
+    let mut active = Vec::new();
+    socket.dump(message::GET_TABLE, 0, &[], |message| {
+        let attributes = message.attributes;
+        if let Some(name) = attributes.text(1)
+            && attributes.u32(2).unwrap_or(0) & DORMANT == 0
+        {
+            active.push((message.family, name));
+        }
+    })?;
+    Ok(active)
+}
+
+/// `NFPROTO_*`.
+const INET: u8 = 1;
+const IPV4: u8 = 2;
+const NETDEV: u8 = 5;
+const IPV6: u8 = expression::IPV6;
+
+fn family_name(family: u8) -> Option<&'static str> {
+    match family {
+        INET => Some("inet"),
+        IPV4 => Some("ip"),
+        NETDEV => Some("netdev"),
+        IPV6 => Some("ip6"),
+        _ => None,
+    }
+}
+
+/// Where a base chain is called; `None` for others, for hooks that a packet from or to this host does not
+/// pass, and for chains that translate addresses, which see a connection's first packet only.
+fn base(family: u8, attributes: Attributes<'_>) -> Option<Base> {
+    let hook = attributes.nested(4)?;
+    if attributes.text(7).is_some_and(|kind| kind == "nat") {
+        return None;
+    }
+    let (number, priority) = (hook.u32(1)?, hook.u32(2)? as i32);
+    let hook_at = match (family, number) {
+        (NETDEV, 0) | (INET, 5) => Hook::Ingress,
+        (NETDEV, 1) => Hook::Egress,
+        (INET | IPV4 | IPV6, 0) => Hook::Prerouting,
+        (INET | IPV4 | IPV6, 1) => Hook::Input,
+        (INET | IPV4 | IPV6, 3) => Hook::Output,
+        (INET | IPV4 | IPV6, 4) => Hook::Postrouting,
+        _ => return None,
+    };
+    let mut devices = Vec::from_iter(hook.text(3));
+    if let Some(list) = hook.nested(4) {
+        // A prefix (6.16) stands for every device whose name begins so.
+        devices.extend(list.each().map(|(kind, name)| {
+            let name = crate::netlink::text(name);
+            if kind == DEVICE_PREFIX {
+                format!("{name}*")
+            } else {
+                name
+            }
+        }));
+    }
+    devices.sort();
+    devices.dedup();
+    Some(Base {
+        hook: hook_at,
+        priority,
+        devices,
+        // NF_DROP
+        drops: attributes.u32(5) == Some(0),
+    })
+}
+
+/// `NFTA_DEVICE_PREFIX`.
+const DEVICE_PREFIX: u16 = 2;
+
+fn table(
+    socket: &mut Socket,
+    key: &Key,
+    told: Vec<ToldChain>,
+    rules: Vec<(String, u64, Vec<u8>)>,
+) -> Result<Table, DumpError> {
+    let (family, name) = key;
+    let by_name: HashMap<String, usize> = told
+        .iter()
+        .enumerate()
+        .map(|(index, chain)| (chain.name.clone(), index))
+        .collect();
+    let chain_by_name = |name: &str| by_name.get(name).copied();
+    let sets = sets(socket, key, &chain_by_name)?;
+    let at = Surroundings {
+        family: *family,
+        chain_by_name: &chain_by_name,
+        set_by_name: &|name| sets.get(name).cloned(),
+    };
+    let mut chains: Vec<Chain> = told
+        .into_iter()
+        .map(|ToldChain { name, base }| Chain {
+            name,
+            base,
+            rules: Vec::new(),
+        })
+        .collect();
+    for (chain, handle, expressions) in rules {
+        let Some(chain) = chain_by_name(&chain).and_then(|index| chains.get_mut(index)) else {
+            // It is newer than the chains: the generation tells.
+            return Err(DumpError::Changed);
+        };
+        let expressions = Attributes::of(&expressions).each();
+        let steps: Vec<Step> = expressions
+            .flat_map(|(_, expression)| decode(Attributes::of(expression), &at))
+            .collect();
+        chain.rules.push(Rule {
+            id: RuleId::Handle(handle),
+            steps,
+        });
+    }
+    Ok(Table {
+        family: family_name(*family).unwrap_or("?"),
+        name: name.clone(),
+        chains,
+    })
+}
+
+/// `NFT_SET_*`.
+const SET_INTERVAL: u32 = 0x4;
+const SET_EVAL: u32 = 0x20;
+
+struct ToldSet {
+    name: String,
+    flags: u32,
+    key_bytes: usize,
+    fields: Vec<usize>,
+}
+
+fn sets(
+    socket: &mut Socket,
+    (family, table): &Key,
+    chain_by_name: &dyn Fn(&str) -> Option<usize>,
+) -> Result<HashMap<String, Arc<Set>>, DumpError> {
+    let mut told = Vec::new();
+    let of_table = string_attribute(1, table);
+    socket.dump(message::GET_SET, *family, &of_table, |message| {
+        let attributes = message.attributes;
+        if attributes.text(1).as_ref() != Some(table) {
+            return;
+        }
+        let Some(name) = attributes.text(2) else {
+            return;
+        };
+        let key_bytes = attributes.u32(5).unwrap_or(0) as usize;
+        let concatenated = attributes.nested(9).and_then(|about| about.nested(2));
+        let fields: Vec<_> = concatenated
+            .into_iter()
+            .flat_map(Attributes::each)
+            .filter_map(|(_, field)| Attributes::of(field).u32(1))
+            .map(|bytes| bytes as usize)
+            .collect();
+        told.push(ToldSet {
+            name,
+            flags: attributes.u32(3).unwrap_or(0),
+            key_bytes,
+            fields,
+        });
+    })?;
+    let mut sets = HashMap::new();
+    for set in told {
+        let mut of_set = of_table.clone();
+        of_set.extend(string_attribute(2, &set.name));
+        let at = Surroundings {
+            family: *family,
+            chain_by_name,
+            set_by_name: &|_| None,
+        };
+        let mut elements = Vec::new();
+        socket.dump(message::GET_SET_ELEMENTS, *family, &of_set, |message| {
+            let list = message.attributes.nested(3);
+            let told = list.into_iter().flat_map(Attributes::each);
+            elements.extend(told.filter_map(|(_, one)| element(Attributes::of(one), &at)));
+        })?;
+        let set = Set::new(
+            set.name,
+            set.key_bytes,
+            set.fields,
+            set.flags & SET_INTERVAL != 0,
+            set.flags & SET_EVAL != 0,
+            elements,
+        );
+        sets.insert(set.name.clone(), Arc::new(set));
+    }
+    Ok(sets)
+}
+
+/// `NFT_SET_ELEM_*`.
+const INTERVAL_END: u32 = 1;
+const CATCH_ALL: u32 = 2;
+
+fn element(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Told> {
+    let flags = attributes.u32(3).unwrap_or(0);
+    let is_catch_all = flags & CATCH_ALL != 0;
+    let key_of = |kind| -> Option<Vec<u8>> {
+        match data(attributes.nested(kind)?, at)? {
+            Data::Value(key) => Some(key),
+            Data::Verdict(_) => None,
+        }
+    };
+    let key = match key_of(1) {
+        Some(key) => key,
+        None if is_catch_all => Vec::new(),
+        None => return None,
+    };
+    let single = attributes.nested(7).into_iter();
+    let several = attributes.nested(11).into_iter();
+    let expressions = single.chain(
+        several
+            .flat_map(Attributes::each)
+            .map(|(_, one)| Attributes::of(one)),
+    );
+    let effect = expressions
+        .flat_map(|expression| decode(expression, at))
+        .find_map(|step| match step {
+            Step::Act(Action::Effect(what) | Action::Limit(what) | Action::Opaque(what)) => {
+                Some(what)
+            }
+            _ => None,
+        });
+    Some(Told {
+        key,
+        key_end: key_of(10),
+        is_end: flags & INTERVAL_END != 0,
+        is_catch_all,
+        element: Element {
+            from: Vec::new(),
+            to: Vec::new(),
+            data: attributes.nested(2).and_then(|nested| data(nested, at)),
+            expires: attributes.bytes(5).is_some(),
+            effect,
+        },
+    })
+}

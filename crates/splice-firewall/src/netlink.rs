@@ -1,0 +1,262 @@
+//! The netlink socket of nf_tables, and attributes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NlasIterator,
+};
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+};
+
+/// `NFNL_SUBSYS_NFTABLES`, the upper byte of a message's type.
+const SUBSYSTEM: u16 = 10 << 8;
+/// The group of nf_tables' notifications (`NFNLGRP_NFTABLES`), as a bit.
+const NOTIFICATIONS: u32 = 1 << (7 - 1);
+/// `NFNETLINK_V0`.
+const VERSION: u8 = 0;
+/// `struct nfgenmsg`.
+const FAMILY_HEADER_BYTES: usize = 4;
+/// `struct nlmsghdr`.
+const HEADER_BYTES: usize = 16;
+/// The kernel fills what the reader offers, up to 32 KiB a message (`netlink_recvmsg`,
+/// `netlink_dump`).
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// What one message of a dump says.
+pub(crate) struct Message<'a> {
+    /// `NFT_MSG_*`.
+    pub(crate) kind: u8,
+    /// `NFPROTO_*`.
+    pub(crate) family: u8,
+    pub(crate) attributes: Attributes<'a>,
+}
+
+/// A netlink socket of this thread's network namespace.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+/// Why a dump has no answer.
+#[derive(Debug)]
+pub(crate) enum DumpError {
+    /// The rules changed meanwhile: ask again.
+    Changed,
+    System(io::Error),
+}
+
+impl From<Errno> for DumpError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::INTR => Self::Changed,
+            errno => Self::System(errno.into()),
+        }
+    }
+}
+
+impl Socket {
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::in_groups(0)
+    }
+
+    /// Hears of every change of the rules; see [`Self::drain`].
+    pub(crate) fn listening() -> io::Result<Self> {
+        Self::in_groups(NOTIFICATIONS)
+    }
+
+    fn in_groups(groups: u32) -> io::Result<Self> {
+        let fd = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(netlink::NETFILTER),
+        )?;
+        bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+        Ok(Self {
+            fd,
+            buffer: vec![0; BUFFER_BYTES],
+            sequence: 0,
+        })
+    }
+
+    /// Asks for everything of a kind (`NFT_MSG_GET*`) and calls `take` with each answer.
+    pub(crate) fn dump(
+        &mut self,
+        kind: u8,
+        family: u8,
+        attributes: &[u8],
+        take: impl FnMut(&Message<'_>),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, family, NLM_F_DUMP, attributes, take)
+    }
+
+    /// Asks for one thing.
+    pub(crate) fn get(
+        &mut self,
+        kind: u8,
+        take: impl FnMut(&Message<'_>),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, 0, 0, &[], take)
+    }
+
+    fn ask(
+        &mut self,
+        kind: u8,
+        family: u8,
+        flags: u16,
+        attributes: &[u8],
+        mut take: impl FnMut(&Message<'_>),
+    ) -> Result<(), DumpError> {
+        self.sequence += 1;
+        let length = HEADER_BYTES + FAMILY_HEADER_BYTES + attributes.len();
+        let mut request = vec![0; HEADER_BYTES];
+        {
+            let mut header = NetlinkBuffer::new(&mut request);
+            header.set_length(length as u32);
+            header.set_message_type(SUBSYSTEM | u16::from(kind));
+            header.set_flags(NLM_F_REQUEST | flags);
+            header.set_sequence_number(self.sequence);
+        }
+        request.extend([family, VERSION, 0, 0]);
+        request.extend(attributes);
+        send(&self.fd, &request, SendFlags::empty())?;
+        let mut interrupted = false;
+        loop {
+            let (length, whole) = recv(&self.fd, &mut self.buffer, RecvFlags::TRUNC)?;
+            if whole > self.buffer.len() {
+                return Err(DumpError::System(io::Error::other("a message was cut off")));
+            }
+            let mut rest = &self.buffer[..length];
+            while let Ok(message) = NetlinkBuffer::new_checked(rest) {
+                let message_length = message.length() as usize;
+                let next = message_length.next_multiple_of(4).min(rest.len());
+                let payload = &rest[HEADER_BYTES..message_length];
+                rest = &rest[next..];
+                if message.sequence_number() != self.sequence {
+                    continue;
+                }
+                interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+                match message.message_type() {
+                    NLMSG_DONE if interrupted => return Err(DumpError::Changed),
+                    NLMSG_DONE => return Ok(()),
+                    NLMSG_ERROR => {
+                        return match i32_at(payload, 0) {
+                            Some(0) => Ok(()),
+                            Some(errno) => Err(Errno::from_raw_os_error(-errno).into()),
+                            None => Err(DumpError::System(io::ErrorKind::InvalidData.into())),
+                        };
+                    }
+                    kind if kind & 0xff00 == SUBSYSTEM => {
+                        let Some((header, attributes)) =
+                            payload.split_at_checked(FAMILY_HEADER_BYTES)
+                        else {
+                            continue;
+                        };
+                        take(&Message {
+                            kind: kind as u8,
+                            family: header[0],
+                            attributes: Attributes(attributes),
+                        });
+                        if flags == 0 {
+                            return Ok(());
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Takes all notifications that wait; whether there were any. One that got lost counts as one.
+    pub(crate) fn drain(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            match recv(&self.fd, &mut self.buffer, RecvFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::NOBUFS) => any = true,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(any),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A run of attributes (`struct nlattr`).
+#[derive(Clone, Copy)]
+pub(crate) struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Attributes<'a> {
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// All of them, by type.
+    pub(crate) fn each(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        NlasIterator::new(self.0).filter_map(|attribute| {
+            let attribute = attribute.ok()?;
+            let (kind, length) = (attribute.kind(), attribute.length() as usize);
+            Some((kind, &attribute.into_inner()[HEADER..length]))
+        })
+    }
+
+    pub(crate) fn bytes(self, kind: u16) -> Option<&'a [u8]> {
+        self.each()
+            .find_map(|(found, bytes)| (found == kind).then_some(bytes))
+    }
+
+    pub(crate) fn nested(self, kind: u16) -> Option<Self> {
+        self.bytes(kind).map(Self)
+    }
+
+    /// A number in network order, as nf_tables has them.
+    pub(crate) fn u32(self, kind: u16) -> Option<u32> {
+        let bytes = self.bytes(kind)?;
+        Some(u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?))
+    }
+
+    pub(crate) fn u64(self, kind: u16) -> Option<u64> {
+        let bytes = self.bytes(kind)?;
+        Some(u64::from_be_bytes(bytes.get(..8)?.try_into().ok()?))
+    }
+
+    pub(crate) fn text(self, kind: u16) -> Option<String> {
+        self.bytes(kind).map(text)
+    }
+}
+
+/// `struct nlattr`.
+const HEADER: usize = 4;
+
+/// A string up to its NUL.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
+}
+
+/// One attribute with a string, padded.
+pub(crate) fn string_attribute(kind: u16, text: &str) -> Vec<u8> {
+    let length = HEADER + text.len() + 1;
+    let mut attribute = Vec::with_capacity(length.next_multiple_of(4));
+    attribute.extend((length as u16).to_ne_bytes());
+    attribute.extend(kind.to_ne_bytes());
+    attribute.extend(text.as_bytes());
+    attribute.resize(length.next_multiple_of(4), 0);
+    attribute
+}
+
+fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
+    Some(i32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}

@@ -1,0 +1,347 @@
+//! What an expression says of a segment.
+
+use super::expression::{Comparison, Data, Expression, META_MARK, Source, Target};
+use crate::known::{Answer, Known, MOST_BYTES};
+use crate::rule::Action;
+use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
+
+/// All registers of a rule under evaluation.
+#[derive(Clone, Debug)]
+pub(crate) struct Registers {
+    value: [u8; MOST_BYTES],
+    known: [u8; MOST_BYTES],
+}
+
+impl Registers {
+    /// A rule begins with nothing in them that it could count on.
+    pub(crate) fn new() -> Self {
+        Self {
+            value: [0; MOST_BYTES],
+            known: [0; MOST_BYTES],
+        }
+    }
+
+    fn get(&self, from: usize, length: usize) -> Known {
+        Known::masked(&self.value, &self.known).part(from, length)
+    }
+
+    /// A load fills whole registers of 4 bytes (`nft_reg_store8`, `_store16`).
+    fn set(&mut self, to: usize, value: &Known) {
+        for at in 0..value.len().next_multiple_of(4) {
+            let Some(slot) = self.value.get_mut(to + at) else {
+                return;
+            };
+            *slot = value.value().get(at).copied().unwrap_or(0);
+            self.known[to + at] = value.mask().get(at).copied().unwrap_or(0xff);
+        }
+    }
+
+    fn forget(&mut self, from: usize) {
+        // How much the source fills is not known; no load fills more than 16 bytes.
+        for at in from..(from + 16).min(MOST_BYTES) {
+            (self.value[at], self.known[at]) = (0, 0);
+        }
+    }
+}
+
+/// What comes of an expression.
+pub(crate) struct Evaluated {
+    /// Whether the rule goes on.
+    pub(crate) goes_on: Answer,
+    /// What else may happen: verdicts of a map, effects of its elements.
+    pub(crate) actions: Vec<(Answer, Action)>,
+}
+
+impl Expression {
+    pub(crate) fn evaluate(
+        &self,
+        segment: &Segment<'_>,
+        registers: &mut Registers,
+    ) -> Evaluated {
+        let mut actions = Vec::new();
+        let goes_on = match self {
+            Self::Immediate { to, value } => {
+                registers.set(*to, &Known::bytes(value));
+                Answer::Yes
+            }
+            Self::Compare { from, how, value } => {
+                compare(&registers.get(*from, value.len()), *how, value)
+            }
+            Self::Range {
+                from,
+                low,
+                high,
+                inverted,
+            } => registers
+                .get(*from, low.len())
+                .lies_within(low, high)
+                .invert_if(*inverted),
+            Self::MaskXor {
+                from,
+                to,
+                and,
+                xor,
+            } => {
+                let value = registers.get(*from, and.len()).and_xor(and, xor);
+                registers.set(*to, &value);
+                Answer::Yes
+            }
+            Self::Swap {
+                from,
+                to,
+                length,
+                size,
+            } => {
+                let value = registers.get(*from, *length);
+                registers.set(*to, &swapped(&value, *size));
+                Answer::Yes
+            }
+            Self::Lookup {
+                from,
+                to,
+                set,
+                inverted,
+            } => {
+                let (found, hit) = set.look_up(&registers.get(*from, set.key_bytes));
+                for (answer, element) in &found {
+                    if let Some(effect) = &element.effect {
+                        actions.push((*answer, Action::Effect(effect.clone())));
+                    }
+                    if let (Some(Target::Verdict), Some(Data::Verdict(action))) =
+                        (to, &element.data)
+                    {
+                        actions.push((*answer, action.clone()));
+                    }
+                }
+                if let Some(Target::Register(to)) = to {
+                    match found.as_slice() {
+                        [(Answer::Yes, element)] => match &element.data {
+                            Some(Data::Value(value)) => registers.set(*to, &Known::bytes(value)),
+                            _ => registers.forget(*to),
+                        },
+                        _ => registers.forget(*to),
+                    }
+                }
+                hit.invert_if(*inverted)
+            }
+            Self::Load { to, what } => match what.load(segment) {
+                Some(value) => {
+                    registers.set(*to, &value);
+                    Answer::Yes
+                }
+                // The kernel ends the rule where there is nothing to load.
+                None => {
+                    registers.forget(*to);
+                    Answer::Maybe
+                }
+            },
+            Self::Absent => Answer::No,
+        };
+        Evaluated {
+            goes_on,
+            actions,
+        }
+    }
+}
+
+fn compare(found: &Known, how: Comparison, value: &[u8]) -> Answer {
+    let zero = [0; MOST_BYTES];
+    match how {
+        Comparison::Equal => found.equals(value),
+        Comparison::NotEqual => found.equals(value).not(),
+        Comparison::LessOrEqual => found.lies_within(&zero, value),
+        Comparison::Greater => found.lies_within(&zero, value).not(),
+        Comparison::GreaterOrEqual => found.lies_within(value, &[0xff; MOST_BYTES]),
+        Comparison::Less => found.lies_within(value, &[0xff; MOST_BYTES]).not(),
+    }
+}
+
+fn swapped(value: &Known, size: usize) -> Known {
+    if cfg!(target_endian = "big") {
+        return *value;
+    }
+    let swap = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        bytes.chunks_mut(size).for_each(<[u8]>::reverse);
+        bytes
+    };
+    Known::masked(&swap(value.value()), &swap(value.mask()))
+}
+
+/// Keys of `NFT_META_*`; each says how it is stored (`nft_meta_get_eval`, 6.18).
+mod meta {
+    pub(super) const PROTOCOL: u32 = 1;
+    pub(super) const IIF: u32 = 4;
+    pub(super) const OIF: u32 = 5;
+    pub(super) const IIFNAME: u32 = 6;
+    pub(super) const OIFNAME: u32 = 7;
+    pub(super) const IIFTYPE: u32 = 8;
+    pub(super) const OIFTYPE: u32 = 9;
+    pub(super) const NFPROTO: u32 = 15;
+    pub(super) const L4PROTO: u32 = 16;
+    pub(super) const PKTTYPE: u32 = 19;
+    pub(super) const SECPATH: u32 = 25;
+    pub(super) const SDIF: u32 = 33;
+    pub(super) const SDIFNAME: u32 = 34;
+}
+
+/// `NFT_CT_*`.
+mod ct {
+    pub(super) const STATE: u32 = 0;
+    pub(super) const DIRECTION: u32 = 1;
+    pub(super) const STATUS: u32 = 2;
+    pub(super) const L3PROTOCOL: u32 = 7;
+    pub(super) const PROTOCOL: u32 = 10;
+    /// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`.
+    pub(super) const ESTABLISHED: u32 = 1 << 1;
+    /// `IPS_SEEN_REPLY` and `IPS_CONFIRMED`: an established connection has both.
+    pub(super) const STATUS_BITS: u32 = 1 << 1 | 1 << 3;
+}
+
+/// `enum nft_fib_result` and `enum nft_fib_flags`.
+mod fib {
+    pub(super) const OIF: u32 = 1;
+    pub(super) const OIFNAME: u32 = 2;
+    pub(super) const ADDRTYPE: u32 = 3;
+    pub(super) const SADDR: u32 = 1;
+    pub(super) const DADDR: u32 = 1 << 1;
+    pub(super) const MARK: u32 = 1 << 2;
+    pub(super) const IIF: u32 = 1 << 3;
+    pub(super) const PRESENT: u32 = 1 << 5;
+    /// `RTN_UNICAST`, `RTN_LOCAL`.
+    pub(super) const UNICAST: u32 = 1;
+    pub(super) const LOCAL: u32 = 2;
+}
+
+/// `IFNAMSIZ`.
+const NAME_BYTES: usize = 16;
+
+fn number(value: u32) -> Known {
+    Known::bytes(&value.to_ne_bytes())
+}
+
+fn name(device: &Device) -> Known {
+    let mut name = [0; NAME_BYTES];
+    for (to, from) in name.iter_mut().zip(device.name.bytes()) {
+        *to = from;
+    }
+    Known::bytes(&name)
+}
+
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
+fn protocol_family(segment: &Segment<'_>) -> u8 {
+    match segment.family() {
+        Family::Ipv4 => 2,
+        Family::Ipv6 => 10,
+    }
+}
+
+impl Source {
+    /// `None`: nothing is known, or there is nothing to load and the rule ends.
+    fn load(&self, segment: &Segment<'_>) -> Option<Known> {
+        Some(match self {
+            Self::NetworkHeader { offset, length } => segment.network_header(*offset, *length),
+            Self::TransportHeader { offset, length } => segment.transport_header(*offset, *length),
+            Self::Zero { length } => Known::bytes(&[0; MOST_BYTES][..*length]),
+            Self::Meta(key) => return load_meta(*key, segment),
+            Self::Ct {
+                key,
+                has_direction: false,
+            } => return load_ct(*key, segment),
+            Self::Fib { result, flags } => return load_fib(*result, *flags, segment),
+            // Addresses and counts of the one direction or the other: address translation changes them.
+            Self::Ct { .. } | Self::Other => return None,
+        })
+    }
+}
+
+fn load_meta(key: u32, segment: &Segment<'_>) -> Option<Known> {
+    let of_device = |at: DeviceAt<'_>, absent: Known, value: &dyn Fn(&Device) -> Known| match at {
+        DeviceAt::None => absent,
+        DeviceAt::Known(device) => value(device),
+        DeviceAt::Unknown => Known::unknown(absent.len()),
+    };
+    let no_name = Known::bytes(&[0; NAME_BYTES]);
+    let index = |device: &Device| number(device.index);
+    let hardware = |device: &Device| Known::bytes(&device.hardware_type.to_ne_bytes());
+    Some(match key {
+        meta::PROTOCOL => Known::bytes(&segment.ethertype().to_be_bytes()),
+        // A socket with SO_MARK is not spliced, and a rule that sets marks keeps all from it.
+        META_MARK => number(0),
+        meta::IIF => of_device(segment.in_device(), number(0), &index),
+        meta::OIF => of_device(segment.out_device(), number(0), &index),
+        meta::IIFNAME => of_device(segment.in_device(), no_name, &name),
+        meta::OIFNAME => of_device(segment.out_device(), no_name, &name),
+        meta::IIFTYPE => match segment.in_device() {
+            DeviceAt::Known(device) => hardware(device),
+            _ => return None,
+        },
+        meta::OIFTYPE => match segment.out_device() {
+            DeviceAt::Known(device) => hardware(device),
+            _ => return None,
+        },
+        meta::NFPROTO => Known::bytes(&[protocol_family(segment)]),
+        meta::L4PROTO => Known::bytes(&[TCP]),
+        // `PACKET_HOST`: addressed to this host, or made here.
+        meta::PKTTYPE => Known::bytes(&[0]),
+        // What comes by IPsec or a VRF is not spliced.
+        meta::SECPATH => Known::bytes(&[0]),
+        meta::SDIF => number(0),
+        meta::SDIFNAME => no_name,
+        _ => return None,
+    })
+}
+
+fn load_ct(key: u32, segment: &Segment<'_>) -> Option<Known> {
+    if !segment.is_tracked {
+        return None;
+    }
+    Some(match key {
+        ct::STATE => number(ct::ESTABLISHED),
+        ct::DIRECTION => Known::bytes(&[u8::from(!segment.is_original())]),
+        ct::STATUS => {
+            let bits = ct::STATUS_BITS.to_ne_bytes();
+            Known::masked(&bits, &bits)
+        }
+        ct::L3PROTOCOL => Known::bytes(&[protocol_family(segment)]),
+        ct::PROTOCOL => Known::bytes(&[TCP]),
+        _ => return None,
+    })
+}
+
+/// The engine takes only connections whose route to the peer leaves by the device that its segments come
+/// in on, so a reverse path lookup finds that device.
+fn load_fib(result: u32, flags: u32, segment: &Segment<'_>) -> Option<Known> {
+    let end = match flags & (fib::SADDR | fib::DADDR) {
+        fib::SADDR => segment.source(),
+        fib::DADDR => segment.destination(),
+        _ => return None,
+    };
+    let is_reverse_path = flags & !(fib::MARK | fib::PRESENT) == fib::SADDR | fib::IIF;
+    match result {
+        fib::OIF | fib::OIFNAME if is_reverse_path && segment.hook.is_inbound() => {
+            if flags & fib::PRESENT != 0 {
+                return Some(Known::bytes(&[1]));
+            }
+            match segment.in_device() {
+                DeviceAt::Known(device) if result == fib::OIF => Some(number(device.index)),
+                DeviceAt::Known(device) => Some(name(device)),
+                _ => None,
+            }
+        }
+        fib::ADDRTYPE if flags & !(fib::SADDR | fib::DADDR | fib::MARK) == 0 => {
+            Some(number(address_type(end, segment)?))
+        }
+        _ => None,
+    }
+}
+
+fn address_type(end: &End, segment: &Segment<'_>) -> Option<u32> {
+    let is_local = std::ptr::eq(end, &segment.connection.local);
+    match &segment.connection.device {
+        _ if is_local => Some(fib::LOCAL),
+        Some(device) if device.is_loopback() => Some(fib::LOCAL),
+        Some(_) => Some(fib::UNICAST),
+        None => None,
+    }
+}

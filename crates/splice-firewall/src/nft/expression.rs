@@ -1,0 +1,419 @@
+//! Expressions: what a rule of nftables is made of, decoded from netlink.
+
+use std::sync::Arc;
+
+use super::set::Set;
+use crate::known::MOST_BYTES;
+use crate::netlink::Attributes;
+use crate::rule::{Action, Step};
+use crate::segment::Family;
+use crate::xt;
+
+/// The registers that data lies in, as an offset in bytes into all of them.
+pub(crate) type Register = usize;
+
+/// One expression of a rule, as far as it can matter here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Expression {
+    /// Sets a register.
+    Immediate { to: Register, value: Vec<u8> },
+    /// Goes on if a register compares so with a value.
+    Compare {
+        from: Register,
+        how: Comparison,
+        value: Vec<u8>,
+    },
+    /// Goes on if a register lies within both values, or outside.
+    Range {
+        from: Register,
+        low: Vec<u8>,
+        high: Vec<u8>,
+        inverted: bool,
+    },
+    /// `(from & and) ^ xor`.
+    MaskXor {
+        from: Register,
+        to: Register,
+        and: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    /// Numbers of `size` bytes change their order.
+    Swap {
+        from: Register,
+        to: Register,
+        length: usize,
+        size: usize,
+    },
+    /// Goes on if the set has the key, or has it not.
+    Lookup {
+        from: Register,
+        /// Of a map.
+        to: Option<Target>,
+        set: Arc<Set>,
+        inverted: bool,
+    },
+    /// Loads something of the packet.
+    Load { to: Register, what: Source },
+    /// Goes on if a header is there that TCP segments do not have.
+    Absent,
+}
+
+/// Where a map's data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Register(Register),
+    Verdict,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+/// What is loaded into a register.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    NetworkHeader { offset: usize, length: usize },
+    TransportHeader { offset: usize, length: usize },
+    Meta(u32),
+    Ct { key: u32, has_direction: bool },
+    Fib { result: u32, flags: u32 },
+    Zero { length: usize },
+    /// Nothing is known of it.
+    Other,
+}
+
+/// What an element of a map or an immediate has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Data {
+    Value(Vec<u8>),
+    Verdict(Action),
+}
+
+/// What decoding needs to know of the table.
+pub(crate) struct Surroundings<'a> {
+    /// `NFPROTO_*`.
+    pub(crate) family: u8,
+    pub(crate) chain_by_name: &'a dyn Fn(&str) -> Option<usize>,
+    pub(crate) set_by_name: &'a dyn Fn(&str) -> Option<Arc<Set>>,
+}
+
+/// `NFPROTO_IPV6`.
+pub(super) const IPV6: u8 = 10;
+
+/// Numbers of attributes in `linux/netfilter/nf_tables.h`.
+mod attribute {
+    pub(super) const EXPR_NAME: u16 = 1;
+    pub(super) const EXPR_DATA: u16 = 2;
+    pub(super) const DATA_VALUE: u16 = 1;
+    pub(super) const DATA_VERDICT: u16 = 2;
+    pub(super) const VERDICT_CODE: u16 = 1;
+    pub(super) const VERDICT_CHAIN: u16 = 2;
+}
+use attribute::{DATA_VALUE, DATA_VERDICT, EXPR_DATA, EXPR_NAME, VERDICT_CHAIN, VERDICT_CODE};
+
+/// `NF_DROP`, `NF_ACCEPT`, `NF_QUEUE` and `NFT_*` of `enum nft_verdicts`.
+mod verdict {
+    pub(super) const DROP: i32 = 0;
+    pub(super) const ACCEPT: i32 = 1;
+    pub(super) const QUEUE: i32 = 3;
+    pub(super) const CONTINUE: i32 = -1;
+    pub(super) const BREAK: i32 = -2;
+    pub(super) const JUMP: i32 = -3;
+    pub(super) const GOTO: i32 = -4;
+    pub(super) const RETURN: i32 = -5;
+    /// The rest of a verdict carries a queue's number or an error (`NF_VERDICT_MASK`).
+    pub(super) const MASK: i32 = 0xff;
+}
+
+/// `NFT_REG_VERDICT`.
+const VERDICT_REGISTER: u32 = 0;
+
+/// The steps of one expression (`NFTA_LIST_ELEM`).
+pub(crate) fn decode(expression: Attributes<'_>, at: &Surroundings<'_>) -> Vec<Step> {
+    let name = expression.text(EXPR_NAME).unwrap_or_default();
+    let empty = Attributes::of(&[]);
+    let data = expression.nested(EXPR_DATA).unwrap_or(empty);
+    decode_named(&name, data, at).unwrap_or_else(|| vec![opaque(&name)])
+}
+
+fn opaque(name: &str) -> Step {
+    Step::Act(Action::Opaque(format!(
+        "is of a kind that is not understood here ({name})"
+    )))
+}
+
+fn effect(what: &str) -> Vec<Step> {
+    vec![Step::Act(Action::Effect(what.into()))]
+}
+
+fn limit(what: &str) -> Vec<Step> {
+    vec![Step::Act(Action::Limit(what.into()))]
+}
+
+fn stop(what: &str) -> Vec<Step> {
+    vec![Step::Act(Action::Stop(what.into()))]
+}
+
+fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+    Some(match name {
+        "immediate" => immediate(data, at)?,
+        "cmp" => compare(data)?,
+        "range" => range(data)?,
+        "bitwise" => bitwise(data)?,
+        "byteorder" => byteorder(data)?,
+        "lookup" => lookup(data, at)?,
+        "payload" => payload(data)?,
+        "meta" => meta(data)?,
+        "ct" => ct(data)?,
+        "fib" => load(
+            data.u32(1)?,
+            Source::Fib {
+                result: data.u32(2)?,
+                flags: data.u32(3).unwrap_or(0),
+            },
+        )?,
+        "rt" => match data.u32(2)? {
+            RT_XFRM => load(data.u32(1)?, Source::Zero { length: 1 })?,
+            _ => load(data.u32(1)?, Source::Other)?,
+        },
+        "exthdr" => extension_header(data)?,
+        "socket" => load(data.u32(2)?, Source::Other)?,
+        "numgen" | "hash" | "osf" => vec![Step::Act(Action::Opaque(format!(
+            "chooses by what is not known here ({name})"
+        )))],
+        // They only count.
+        "counter" | "last" => Vec::new(),
+        "objref" => limit("counts in, or is limited by, a named object"),
+        "limit" => limit("limits a rate"),
+        "connlimit" => limit("limits a number of connections"),
+        "quota" => limit("counts against a quota"),
+        "log" => effect("logs"),
+        "dynset" => limit("changes a set"),
+        "notrack" => effect("keeps connection tracking out"),
+        "dup" => effect("sends a copy elsewhere"),
+        "reject" => stop("rejects"),
+        "queue" => stop("queues to user space"),
+        "fwd" => stop("forwards to another device"),
+        "tproxy" => stop("diverts to another socket"),
+        "synproxy" => stop("answers in place of the server"),
+        "match" | "target" => compatible(name, data, at)?,
+        _ => return None,
+    })
+}
+
+fn register(number: u32) -> Option<Register> {
+    match number {
+        // NFT_REG_1 to NFT_REG_4 have 16 bytes, NFT_REG32_00 and on 4.
+        1..=4 => Some((number as usize - 1) * 16),
+        8..=23 => Some((number as usize - 8) * 4),
+        _ => None,
+    }
+}
+
+fn load(to: u32, what: Source) -> Option<Vec<Step>> {
+    Some(vec![Step::Nft(Expression::Load {
+        to: register(to)?,
+        what,
+    })])
+}
+
+/// The value or verdict within an attribute (`NFTA_DATA_*`).
+pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data> {
+    if let Some(value) = nested.bytes(DATA_VALUE) {
+        return Some(Data::Value(value.into()));
+    }
+    let verdict = nested.nested(DATA_VERDICT)?;
+    let code = verdict.u32(VERDICT_CODE)? as i32;
+    let chain = || {
+        let name = verdict.text(VERDICT_CHAIN)?;
+        (at.chain_by_name)(&name)
+    };
+    Some(Data::Verdict(match code {
+        verdict::JUMP => Action::Jump(chain()?),
+        verdict::GOTO => Action::Goto(chain()?),
+        verdict::RETURN => Action::Return,
+        // The rule ends, and the next one is asked.
+        verdict::CONTINUE | verdict::BREAK => Action::Next,
+        code => match code & verdict::MASK {
+            verdict::DROP => Action::Stop("drops".into()),
+            verdict::ACCEPT => Action::Accept,
+            verdict::QUEUE => Action::Stop("queues to user space".into()),
+            _ => Action::Opaque(format!("has a verdict that is not understood here ({code})")),
+        },
+    }))
+}
+
+fn value(attributes: Attributes<'_>, kind: u16) -> Option<Vec<u8>> {
+    Some(attributes.nested(kind)?.bytes(DATA_VALUE)?.to_vec())
+}
+
+fn immediate(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+    let to = attributes.u32(1)?;
+    Some(vec![match data(attributes.nested(2)?, at)? {
+        Data::Verdict(action) => Step::Act(action),
+        Data::Value(value) => Step::Nft(Expression::Immediate {
+            to: register(to)?,
+            value,
+        }),
+    }])
+}
+
+fn compare(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let how = match attributes.u32(2)? {
+        0 => Comparison::Equal,
+        1 => Comparison::NotEqual,
+        2 => Comparison::Less,
+        3 => Comparison::LessOrEqual,
+        4 => Comparison::Greater,
+        5 => Comparison::GreaterOrEqual,
+        _ => return None,
+    };
+    Some(vec![Step::Nft(Expression::Compare {
+        from: register(attributes.u32(1)?)?,
+        how,
+        value: value(attributes, 3)?,
+    })])
+}
+
+fn range(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    Some(vec![Step::Nft(Expression::Range {
+        from: register(attributes.u32(1)?)?,
+        inverted: attributes.u32(2)? != 0,
+        low: value(attributes, 3)?,
+        high: value(attributes, 4)?,
+    })])
+}
+
+fn bitwise(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let to = attributes.u32(2)?;
+    let (from, length) = (register(attributes.u32(1)?)?, attributes.u32(3)? as usize);
+    if attributes.u32(6).unwrap_or(0) != 0 || length > MOST_BYTES {
+        // A shift of numbers, or one register by another: rules that compute marks.
+        return load(to, Source::Other);
+    }
+    Some(vec![Step::Nft(Expression::MaskXor {
+        from,
+        to: register(to)?,
+        and: value(attributes, 4)?,
+        xor: value(attributes, 5)?,
+    })])
+}
+
+fn byteorder(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let (length, size) = (attributes.u32(4)? as usize, attributes.u32(5)? as usize);
+    if !matches!(size, 2 | 4 | 8) || length > MOST_BYTES {
+        return None;
+    }
+    Some(vec![Step::Nft(Expression::Swap {
+        from: register(attributes.u32(1)?)?,
+        to: register(attributes.u32(2)?)?,
+        length,
+        size,
+    })])
+}
+
+/// `NFT_LOOKUP_F_INV`.
+const INVERTED: u32 = 1;
+
+fn lookup(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+    let set = (at.set_by_name)(&attributes.text(1)?)?;
+    let to = match attributes.u32(3) {
+        None => None,
+        Some(VERDICT_REGISTER) => Some(Target::Verdict),
+        Some(number) => Some(Target::Register(register(number)?)),
+    };
+    Some(vec![Step::Nft(Expression::Lookup {
+        from: register(attributes.u32(2)?)?,
+        to,
+        set,
+        inverted: attributes.u32(5).unwrap_or(0) & INVERTED != 0,
+    })])
+}
+
+/// `enum nft_payload_bases`.
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+
+fn payload(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let Some(to) = attributes.u32(1) else {
+        return Some(effect("changes the packet"));
+    };
+    let (offset, length) = (attributes.u32(3)? as usize, attributes.u32(4)? as usize);
+    let what = match attributes.u32(2)? {
+        NETWORK_HEADER => Source::NetworkHeader { offset, length },
+        TRANSPORT_HEADER => Source::TransportHeader { offset, length },
+        _ => Source::Other,
+    };
+    load(to, what)
+}
+
+fn meta(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let key = attributes.u32(2)?;
+    match attributes.u32(1) {
+        Some(to) => load(to, Source::Meta(key)),
+        None => Some(effect(match key {
+            META_MARK => "sets a mark",
+            META_NFTRACE => "traces",
+            META_PRIORITY => "sets a priority",
+            _ => "changes what is kept of the packet",
+        })),
+    }
+}
+
+/// `NFT_META_*`.
+const META_PRIORITY: u32 = 2;
+pub(super) const META_MARK: u32 = 3;
+const META_NFTRACE: u32 = 12;
+/// `NFT_RT_XFRM`.
+const RT_XFRM: u32 = 4;
+
+fn ct(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let key = attributes.u32(2)?;
+    let has_direction = attributes.bytes(3).is_some();
+    match attributes.u32(1) {
+        Some(to) => load(to, Source::Ct { key, has_direction }),
+        None => Some(effect("sets what connection tracking keeps")),
+    }
+}
+
+/// `NFT_EXTHDR_F_PRESENT`; `NFT_EXTHDR_OP_IPV6`, `_TCPOPT`, `_IPV4`.
+const PRESENT: u32 = 1;
+const OF_IPV6: u32 = 0;
+const OF_TCP: u32 = 1;
+const OF_IPV4: u32 = 2;
+
+fn extension_header(attributes: Attributes<'_>) -> Option<Vec<Step>> {
+    let Some(to) = attributes.u32(1) else {
+        // `tcp option maxseg size set` is for SYNs, which stand before it in the rule.
+        return Some(effect("changes the packet"));
+    };
+    let asks_presence = attributes.u32(5).unwrap_or(0) & PRESENT != 0;
+    match attributes.u32(6).unwrap_or(OF_IPV6) {
+        OF_IPV6 | OF_IPV4 if asks_presence => load(to, Source::Zero { length: 1 }),
+        OF_IPV6 | OF_IPV4 => Some(vec![Step::Nft(Expression::Absent)]),
+        OF_TCP => load(to, Source::Other),
+        _ => Some(vec![Step::Nft(Expression::Absent)]),
+    }
+}
+
+/// A match or target of iptables (`nft_compat`).
+fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+    let (name, revision) = (attributes.text(1)?, attributes.u32(2).unwrap_or(0) as u8);
+    let info = attributes.bytes(3)?;
+    let family = if at.family == IPV6 {
+        Family::Ipv6
+    } else {
+        Family::Ipv4
+    };
+    Some(if kind == "match" {
+        xt::match_steps(family, &name, revision, info)
+    } else {
+        xt::target_steps(family, &name, revision, info)
+    })
+}

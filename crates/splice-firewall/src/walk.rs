@@ -1,0 +1,244 @@
+//! Walks the rules that a segment meets, and tells what may come of it.
+//!
+//! A rule that matches for certain decides; one that may match adds its decision to what may happen, and
+//! the walk goes on. So a chain comes to a set of [`Outcomes`], not to one.
+
+use crate::known::Answer;
+use crate::nft::Registers;
+use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::segment::{Connection, DeviceAt, Hook, Segment};
+use crate::verdict::{Place, Reason, RuleId, Verdict};
+
+/// How deep jumps may go; the kernel allows 16 (`NFT_JUMP_STACK_SIZE`), iptables-legacy has no loops.
+const MOST_JUMPS: u32 = 64;
+
+/// The priority at which connection tracking sees a packet (`NF_IP_PRI_CONNTRACK`).
+const CONNECTION_TRACKING: i32 = -200;
+
+/// What may become of a segment in a chain.
+#[derive(Debug, Default)]
+struct Outcomes {
+    /// It may be accepted.
+    accepts: bool,
+    /// It may come to the chain's end.
+    falls: bool,
+    /// It may be stopped, first by this.
+    stops: Option<Reason>,
+    /// Something else may be done with it, or what is done is not known, first by this.
+    notes: Option<Reason>,
+}
+
+impl Outcomes {
+    fn join(&mut self, other: Self) {
+        self.accepts |= other.accepts;
+        self.stops = self.stops.take().or(other.stops);
+        self.notes = self.notes.take().or(other.notes);
+    }
+
+    fn verdict(self) -> Verdict {
+        match (self.stops, self.notes) {
+            (Some(reason), _) if !self.accepts => Verdict::Stops(reason),
+            (None, Some(reason)) => Verdict::Unknown(reason),
+            (Some(mut reason), _) => {
+                reason.why = format!("may apply: it {}", reason.why);
+                Verdict::Unknown(reason)
+            }
+            (None, None) => Verdict::Accepts,
+        }
+    }
+}
+
+/// What all base chains of a table at a hook do with a connection's segments.
+pub(crate) fn judge(table: &Table, connection: &Connection, hook: Hook) -> Verdict {
+    let mut verdict = Verdict::Accepts;
+    for (index, chain) in table.chains.iter().enumerate() {
+        let Some(base) = chain.base.as_ref().filter(|base| base.hook == hook) else {
+            continue;
+        };
+        let segment = Segment {
+            connection,
+            hook,
+            is_tracked: is_tracked(base),
+        };
+        if !applies(table, base, &segment) {
+            continue;
+        }
+        let mut outcomes = Walk { table, segment }.chain(index, 0);
+        if outcomes.falls {
+            if base.drops {
+                let reason = reason(table, chain, None, "drops");
+                outcomes.stops = outcomes.stops.take().or(Some(reason));
+            } else {
+                outcomes.accepts = true;
+            }
+        }
+        verdict = verdict.worse(outcomes.verdict());
+    }
+    verdict
+}
+
+fn is_tracked(base: &Base) -> bool {
+    match base.hook {
+        Hook::Ingress | Hook::Egress => false,
+        Hook::Prerouting | Hook::Output => base.priority > CONNECTION_TRACKING,
+        Hook::Input | Hook::Postrouting => true,
+    }
+}
+
+/// Whether the chain may see the segment at all.
+fn applies(table: &Table, base: &Base, segment: &Segment<'_>) -> bool {
+    let of_family = match table.family {
+        "ip" | "iptables" => segment.family() == crate::segment::Family::Ipv4,
+        "ip6" | "ip6tables" => segment.family() == crate::segment::Family::Ipv6,
+        _ => true,
+    };
+    let on_device = match base.hook {
+        Hook::Ingress | Hook::Egress => match (segment.in_device(), segment.out_device()) {
+            (DeviceAt::Known(device), _) | (_, DeviceAt::Known(device)) => {
+                let is_it = |name: &String| match name.strip_suffix('*') {
+                    Some(prefix) => device.name.starts_with(prefix),
+                    None => *name == device.name,
+                };
+                base.devices.iter().any(is_it)
+            }
+            _ => true,
+        },
+        _ => true,
+    };
+    of_family && on_device
+}
+
+fn reason(table: &Table, chain: &Chain, rule: Option<RuleId>, why: &str) -> Reason {
+    Reason {
+        place: Some(Place {
+            family: table.family,
+            table: table.name.clone(),
+            chain: chain.name.clone(),
+            rule,
+        }),
+        why: why.into(),
+    }
+}
+
+struct Walk<'a> {
+    table: &'a Table,
+    segment: Segment<'a>,
+}
+
+/// Whether the walk goes on behind an action.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// With the rule's next step.
+    Step,
+    /// With the next rule.
+    Rule,
+    /// It is over.
+    Over,
+}
+
+impl Walk<'_> {
+    fn chain(&self, index: usize, depth: u32) -> Outcomes {
+        let mut outcomes = Outcomes::default();
+        let Some(chain) = self.table.chains.get(index).filter(|_| depth < MOST_JUMPS) else {
+            outcomes.notes = Some(Reason {
+                place: None,
+                why: "the rules of the packet filter jump too deep to be followed".into(),
+            });
+            return outcomes;
+        };
+        for rule in &chain.rules {
+            if self.rule(chain, rule, depth, &mut outcomes) == After::Over {
+                return outcomes;
+            }
+        }
+        outcomes.falls = true;
+        outcomes
+    }
+
+    fn rule(&self, chain: &Chain, rule: &Rule, depth: u32, outcomes: &mut Outcomes) -> After {
+        let mut registers = Registers::new();
+        let mut matches = Answer::Yes;
+        for step in &rule.steps {
+            let leaves_open = matches!(step, Step::Act(Action::Limit(_) | Action::Opaque(_)));
+            match step {
+                Step::Test(test) => matches = matches.and(test.holds(&self.segment)),
+                Step::Act(action) => {
+                    let after = self.act(chain, rule, action, matches, depth, outcomes);
+                    if after != After::Step {
+                        return after;
+                    }
+                }
+                Step::Nft(expression) => {
+                    let evaluated = expression.evaluate(&self.segment, &mut registers);
+                    for (answer, action) in &evaluated.actions {
+                        let certain = matches.and(*answer);
+                        let after = self.act(chain, rule, action, certain, depth, outcomes);
+                        if after != After::Step {
+                            return after;
+                        }
+                    }
+                    matches = matches.and(evaluated.goes_on);
+                }
+            }
+            if leaves_open {
+                matches = matches.and(Answer::Maybe);
+            }
+            if matches == Answer::No {
+                break;
+            }
+        }
+        After::Rule
+    }
+
+    /// What comes of an action whose rule matches for certain, or may.
+    fn act(
+        &self,
+        chain: &Chain,
+        rule: &Rule,
+        action: &Action,
+        matches: Answer,
+        depth: u32,
+        outcomes: &mut Outcomes,
+    ) -> After {
+        let unless_certain = |after| match matches {
+            Answer::Yes => after,
+            _ => After::Step,
+        };
+        let here = |why: &str| Some(reason(self.table, chain, Some(rule.id), why));
+        match action {
+            Action::Accept => {
+                outcomes.accepts = true;
+                unless_certain(After::Over)
+            }
+            Action::Stop(why) => {
+                outcomes.stops = outcomes.stops.take().or_else(|| here(why));
+                unless_certain(After::Over)
+            }
+            Action::Effect(why) | Action::Limit(why) | Action::Opaque(why) => {
+                outcomes.notes = outcomes.notes.take().or_else(|| here(why));
+                After::Step
+            }
+            Action::Return => {
+                outcomes.falls = true;
+                unless_certain(After::Over)
+            }
+            Action::Next => unless_certain(After::Rule),
+            Action::Jump(to) => {
+                let inner = self.chain(*to, depth + 1);
+                let comes_back = inner.falls;
+                outcomes.join(inner);
+                if comes_back {
+                    unless_certain(After::Rule)
+                } else {
+                    unless_certain(After::Over)
+                }
+            }
+            Action::Goto(to) => {
+                let inner = self.chain(*to, depth + 1);
+                outcomes.falls |= inner.falls;
+                outcomes.join(inner);
+                unless_certain(After::Over)
+            }
+        }
+    }
+}
