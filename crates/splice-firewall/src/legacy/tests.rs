@@ -11,7 +11,7 @@ use super::fixture::{
 use super::parse;
 use super::socket::{self, Blob, HookOffsets};
 use super::{Error, Names};
-use crate::known::Answer::{self, Maybe, No, Yes};
+use crate::known::Answer::{Maybe, No, Yes};
 use crate::rule::{Action, Base, Step};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
@@ -167,58 +167,6 @@ fn chains_jumps_and_policies_are_read() {
         assert_eq!(again, table);
         restore(&namespace, family, "*filter\n-A OUTPUT -j LOG\nCOMMIT\n");
         assert_ne!(super::fixture::table(&namespace, family, "filter"), table);
-    }
-}
-
-#[test]
-fn headers_are_asked() {
-    let both: &[(&str, Answer, Answer)] = &[
-        ("", Yes, Yes),
-        ("-p tcp", Yes, Yes),
-        ("! -p tcp", No, No),
-        ("-p udp", No, No),
-        ("! -p udp", Yes, Yes),
-        ("-i eth0", Yes, No),
-        ("! -i eth0", No, Yes),
-        ("-i eth+", Yes, No),
-        ("-i eth", No, No),
-        ("-i eth00", No, No),
-        ("-i +", Yes, Yes),
-        ("-i lo", No, No),
-        ("! -i lo", Yes, Yes),
-        ("-o eth0", No, Yes),
-        ("! -o eth0", Yes, No),
-        ("-o wlan+", No, No),
-    ];
-    let ipv4: &[(&str, Answer, Answer)] = &[
-        ("-s 198.51.100.7", Yes, No),
-        ("! -s 198.51.100.0/24", No, Yes),
-        ("-d 192.0.2.1 -p tcp", Yes, No),
-        ("-s 198.51.100.7 -d 192.0.2.1 -i eth0", Yes, No),
-        ("-s 198.51.100.7 -d 192.0.2.2", No, No),
-        ("-s 192.0.0.0/255.0.255.255 -d 198.0.0.0/8", No, No),
-        ("-s 192.0.2.0/255.0.255.0 -d 198.0.0.0/8", No, Yes),
-        ("-f", No, No),
-        ("! -f", Yes, Yes),
-    ];
-    let ipv6: &[(&str, Answer, Answer)] = &[
-        ("-s 2001:db8:1::7", Yes, No),
-        ("! -s 2001:db8:1::/48", No, Yes),
-        ("-s 2001:db8::/32", Yes, Yes),
-        ("-d 2001:db8::1 -s 2001:db8:1::8", No, No),
-        ("-d 2001:db8::1/ffff:ffff::ffff", Yes, No),
-    ];
-    for (family, more) in [(Family::Ipv4, ipv4), (Family::Ipv6, ipv6)] {
-        let cases: Vec<_> = both.iter().chain(more).collect();
-        let options: Vec<&str> = cases.iter().map(|(options, ..)| *options).collect();
-        let Some(rules) = super::fixture::rules(family, "filter", &options) else {
-            return;
-        };
-        let connection = connection(family);
-        for (rule, (options, inbound, outbound)) in rules.iter().zip(cases) {
-            let is = [Hook::Input, Hook::Output].map(|hook| holds(rule, &connection, hook));
-            assert_eq!(is, [*inbound, *outbound], "{options}");
-        }
     }
 }
 
