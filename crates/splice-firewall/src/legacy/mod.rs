@@ -1,14 +1,141 @@
 //! iptables-legacy: its tables as the kernel tells them by getsockopt(2).
 
-use crate::known::Answer;
-use crate::segment::Segment;
+mod header;
+mod parse;
+mod socket;
 
-/// The fixed part of a rule (`struct ipt_ip`, `struct ip6t_ip6`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {}
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-impl Header {
-    pub(crate) fn holds(&self, _segment: &Segment<'_>) -> Answer {
-        Answer::Maybe
+use crate::rule::Table;
+use crate::segment::Family;
+pub(crate) use header::Header;
+
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;
+
+/// The lists of tables of a network namespace. They are readable to root alone, but once opened they
+/// can be read without its rights.
+#[derive(Debug)]
+pub(crate) struct Names {
+    v4: Option<File>,
+    v6: Option<File>,
+}
+
+/// Why the tables cannot be read.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// The list of tables: its path, and why.
+    List(&'static str, io::Error),
+    /// A table that is listed.
+    Table(&'static str, String, io::Error),
+    /// A table that is not as the kernel makes them: what is wrong.
+    Malformed(&'static str, String, &'static str),
+}
+
+/// The lists of this thread's network namespace, which may be another than that of the process.
+const NETWORK: &str = "/proc/thread-self/net";
+const IPV4_NAMES: &str = "/proc/thread-self/net/ip_tables_names";
+const IPV6_NAMES: &str = "/proc/thread-self/net/ip6_tables_names";
+
+/// The table of address translation. The kernel asks it only about a connection's first packet.
+const NAT: &str = "nat";
+
+impl Names {
+    /// Opens the lists of this thread's network namespace. There is none of a family whose module is
+    /// not loaded.
+    pub(crate) fn open() -> Result<Self, Error> {
+        Ok(Self {
+            v4: open(IPV4_NAMES)?,
+            v6: open(IPV6_NAMES)?,
+        })
+    }
+
+    /// Reads all tables but `nat`. Call it in the network namespace that the lists were opened in;
+    /// with the capability `CAP_NET_ADMIN` in it, unless there are no tables.
+    ///
+    /// Only tables that are listed are asked for, because the kernel creates those that are not.
+    pub(crate) fn tables(&self) -> Result<Vec<Table>, Error> {
+        let mut tables = Vec::new();
+        for (family, path, file) in [
+            (Family::Ipv4, IPV4_NAMES, &self.v4),
+            (Family::Ipv6, IPV6_NAMES, &self.v6),
+        ] {
+            let names = match file {
+                Some(file) => list(file),
+                // The module may have been loaded since.
+                None => open(path)?.as_ref().map_or(Ok(String::new()), list),
+            }
+            .map_err(|error| Error::List(path, error))?;
+            for name in names.lines().filter(|name| *name != NAT) {
+                tables.push(table(family, name)?);
+            }
+        }
+        Ok(tables)
+    }
+}
+
+fn table(family: Family, name: &str) -> Result<Table, Error> {
+    let program = match family {
+        Family::Ipv4 => "iptables",
+        Family::Ipv6 => "ip6tables",
+    };
+    let blob =
+        socket::read(family, name).map_err(|error| Error::Table(program, name.into(), error))?;
+    parse::table(family, name, &blob).map_err(|what| Error::Malformed(program, name.into(), what))
+}
+
+fn open(path: &'static str) -> Result<Option<File>, Error> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        // Not that /proc is not mounted.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && Path::new(NETWORK).is_dir() => {
+            Ok(None)
+        }
+        Err(error) => Err(Error::List(path, error)),
+    }
+}
+
+/// Reads a file of `/proc` from its beginning, wherever it was read before.
+fn list(file: &File) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        match file.read_at(&mut part, bytes.len() as u64) {
+            Ok(0) => break,
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::List(path, error) => write!(f, "cannot read {path}: {error}; this needs root"),
+            Self::Table(program, table, error) => write!(
+                f,
+                "cannot read the {program} table {table}: {error}; this needs CAP_NET_ADMIN"
+            ),
+            Self::Malformed(program, table, what) => {
+                write!(f, "cannot understand the {program} table {table}: {what}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::List(_, error) | Self::Table(_, _, error) => Some(error),
+            Self::Malformed(..) => None,
+        }
     }
 }
