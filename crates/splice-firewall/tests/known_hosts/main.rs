@@ -2,6 +2,7 @@
 
 mod fixture;
 mod host;
+mod thousand;
 mod truth;
 mod verdict;
 

@@ -1,13 +1,15 @@
 //! Whether the bytes of an established connection really arrive while a fixture's rules are in force.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use netlab::{Namespace, until_found};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use crate::fixture::{Expectation, Fixture, Truth};
+use crate::fixture::{Backend, Expectation, Fixture, Truth};
 use crate::host::Host;
 
 /// After so many timeouts of a sender its bytes count as stopped: one may be the machine's delay.
@@ -20,26 +22,41 @@ const MESSAGE: &[u8] = b"does this arrive?";
 
 /// Opens the connections, loads the rules, sends a message both ways on each, and compares.
 pub(crate) fn holds(name: &str) {
-    let fixture = Fixture::read(name);
-    for &backend in &fixture.backends {
-        let host = Host::new(&fixture);
-        host.follow();
-        let mut pairs: Vec<_> = fixture
-            .expectations
-            .iter()
-            .filter_map(|expectation| Some((expectation, expectation.truth?)))
-            .map(|(expectation, truth)| (Pair::open(&host, expectation), expectation, truth))
-            .collect();
-        host.load_all(&fixture, backend);
-        host.unfollow();
-        for (pair, ..) in &mut pairs {
-            pair.send();
+    holds_for(name, &Fixture::read(name));
+}
+
+/// The same for a fixture that is not in a file.
+pub(crate) fn holds_for(name: &str, fixture: &Fixture) {
+    // Most of the time is spent waiting for what is dropped.
+    thread::scope(|scope| {
+        for &backend in &fixture.backends {
+            scope.spawn(move || holds_with(name, fixture, backend));
         }
-        for (pair, expectation, truth) in &mut pairs {
-            let what = format!("{name} ({backend:?}): {}", expectation.text);
-            let found = until_found(&what, || pair.look(&host));
-            assert_eq!(found, *truth, "{what}");
-        }
+    });
+}
+
+fn holds_with(name: &str, fixture: &Fixture, backend: Backend) {
+    let host = Host::new(fixture);
+    host.follow();
+    let mut listeners = Listeners::default();
+    let mut pairs: Vec<_> = fixture
+        .expectations
+        .iter()
+        .filter_map(|expectation| Some((expectation, expectation.truth?)))
+        .map(|(expectation, truth)| {
+            let pair = Pair::open(&host, &mut listeners, expectation);
+            (pair, expectation, truth)
+        })
+        .collect();
+    host.load_all(fixture, backend);
+    host.unfollow();
+    for (pair, ..) in &mut pairs {
+        pair.send();
+    }
+    for (pair, expectation, truth) in &mut pairs {
+        let what = format!("{name} ({backend:?}): {}", expectation.text);
+        let found = until_found(&what, || pair.look(&host));
+        assert_eq!(found, *truth, "{what}");
     }
 }
 
@@ -55,20 +72,20 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    fn open(host: &Host, expectation: &'a Expectation) -> Self {
+    fn open(host: &Host, listeners: &mut Listeners, expectation: &'a Expectation) -> Self {
         let far = if expectation.is_on_loopback() {
             &host.namespace
         } else {
             &host.peers
         };
         let (local, peer) = if expectation.accepted {
-            let (peer, local) = connect(
+            let (peer, local) = listeners.connect(
                 (far, expectation.peer),
                 (&host.namespace, expectation.local),
             );
             (local, peer)
         } else {
-            connect(
+            listeners.connect(
                 (&host.namespace, expectation.local),
                 (far, expectation.peer),
             )
@@ -127,27 +144,40 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A connection from one address to another: both ends in this order.
-fn connect(from: (&Namespace, SocketAddr), to: (&Namespace, SocketAddr)) -> (TcpStream, TcpStream) {
-    let listener = to.0.enter(|| TcpListener::bind(to.1));
-    let listener = listener.expect("a namespace").expect("a listener");
-    let open = || {
-        let family = if from.1.is_ipv4() {
-            AddressFamily::INET
-        } else {
-            AddressFamily::INET6
+/// One for each address, until the end: a process that another test starts may hold a listener for a
+/// moment after it was closed here, and a second one could not be bound then.
+#[derive(Default)]
+struct Listeners(BTreeMap<SocketAddr, TcpListener>);
+
+impl Listeners {
+    /// A connection from one address to another: both ends in this order.
+    fn connect(
+        &mut self,
+        from: (&Namespace, SocketAddr),
+        to: (&Namespace, SocketAddr),
+    ) -> (TcpStream, TcpStream) {
+        let listener = self.0.entry(to.1).or_insert_with(|| {
+            let listener = to.0.enter(|| TcpListener::bind(to.1));
+            listener.expect("a namespace").expect("a listener")
+        });
+        let open = || {
+            let family = if from.1.is_ipv4() {
+                AddressFamily::INET
+            } else {
+                AddressFamily::INET6
+            };
+            let kind = (SocketType::STREAM, SocketFlags::CLOEXEC);
+            let socket = rustix::net::socket_with(family, kind.0, kind.1, None)?;
+            rustix::net::bind(&socket, &from.1)?;
+            rustix::net::connect(&socket, &to.1)?;
+            rustix::io::Result::Ok(TcpStream::from(socket))
         };
-        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
-        // A listener of the same port has had connections.
-        rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
-        rustix::net::bind(&socket, &from.1)?;
-        rustix::net::connect(&socket, &to.1)?;
-        rustix::io::Result::Ok(TcpStream::from(socket))
-    };
-    let near = from.0.enter(open).expect("a namespace");
-    let near = near.unwrap_or_else(|error| panic!("cannot connect {from:?} to {to:?}: {error}"));
-    let (far, _) = listener.accept().expect("the other end");
-    (near, far)
+        let near = from.0.enter(open).expect("a namespace");
+        let near =
+            near.unwrap_or_else(|error| panic!("cannot connect {from:?} to {to:?}: {error}"));
+        let (far, _) = listener.accept().expect("the other end");
+        (near, far)
+    }
 }
 
 /// How often a socket has waited in vain for an acknowledgement, as /proc/net/tcp tells: both the

@@ -8,11 +8,15 @@ use crate::host::Host;
 
 /// Loads the rules and compares the verdict on each connection.
 pub(crate) fn is_as_expected(name: &str) {
-    let fixture = Fixture::read(name);
+    is_as_expected_for(name, &Fixture::read(name));
+}
+
+/// The same for a fixture that is not in a file.
+pub(crate) fn is_as_expected_for(name: &str, fixture: &Fixture) {
     let mut wrong = Vec::new();
     for &backend in &fixture.backends {
-        let host = Host::new(&fixture);
-        host.load_all(&fixture, backend);
+        let host = Host::new(fixture);
+        host.load_all(fixture, backend);
         let verdicts: Vec<_> = host
             .namespace
             .enter(|| {
