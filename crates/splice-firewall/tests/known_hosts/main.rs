@@ -67,6 +67,7 @@ known_hosts! {
     kube_proxy_nftables
     kubelet_marked_drop
     libvirt
+    mark_from_ingress
     netdev_egress
     netdev_ingress
     netdev_ingress_effects
