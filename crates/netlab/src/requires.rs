@@ -31,11 +31,15 @@ pub enum Need {
     Chromium,
     /// The `nft` program of nftables.
     Nft,
+    /// The programs of iptables, those of the legacy tables too.
+    Iptables,
+    /// The `ipset` program.
+    Ipset,
 }
 
 impl Need {
     /// Every need; no two have one name.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Root,
         Self::Netns,
         Self::Bpf,
@@ -43,6 +47,8 @@ impl Need {
         Self::Ss,
         Self::Chromium,
         Self::Nft,
+        Self::Iptables,
+        Self::Ipset,
     ];
 
     /// What `SPLICED_REQUIRE` calls it.
@@ -55,6 +61,8 @@ impl Need {
             Self::Ss => "ss",
             Self::Chromium => "chromium",
             Self::Nft => "nft",
+            Self::Iptables => "iptables",
+            Self::Ipset => "ipset",
         }
     }
 
@@ -68,6 +76,9 @@ impl Need {
             Self::Ss => without_program("ss", "iproute2"),
             Self::Chromium => without_program("chromium", "chromium"),
             Self::Nft => without_program("nft", "nftables"),
+            Self::Iptables => without_program("iptables-nft-restore", "iptables")
+                .or_else(|| without_program("iptables-legacy-restore", "iptables")),
+            Self::Ipset => without_program("ipset", "ipset"),
         }
     }
 }
