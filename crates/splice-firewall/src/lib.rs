@@ -13,6 +13,7 @@
 //! Answers have three values, because a rule may ask for what is not known
 //! ([`known`](mod@known)): a connection passes only if every filter accepts it for certain.
 
+mod hooks;
 mod known;
 mod legacy;
 mod nft;
@@ -21,5 +22,6 @@ mod segment;
 mod verdict;
 mod xt;
 
+pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook, classify};
 pub use segment::{Connection, Device, End, Family, Hook};
 pub use verdict::{Place, Reason, RuleId, Verdict};
