@@ -165,6 +165,7 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const COUNTS_ECN: u32 = 512;
     pub(crate) const WRAPPED: u32 = 1024;
     pub(crate) const RULED: u32 = 2048;
+    pub(crate) const FILTERED: u32 = 4096;
 }
 
 /// `struct segment_socket`.
