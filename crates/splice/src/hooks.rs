@@ -43,13 +43,17 @@ impl Hooks {
         if let Some(hooks) = loaded.upgrade() {
             return Ok(hooks);
         }
-        let object = load("hooks", OBJECT, |_| Ok(()))?;
-        let hooks = Arc::new(Self {
-            count: object.program("hooks_count")?,
-            list: object.program("hooks_list")?,
-        });
+        let hooks = Arc::new(Self::new()?);
         *loaded = Arc::downgrade(&hooks);
         Ok(hooks)
+    }
+
+    fn new() -> Result<Self> {
+        let object = load("hooks", OBJECT, |_| Ok(()))?;
+        Ok(Self {
+            count: object.program("hooks_count")?,
+            list: object.program("hooks_list")?,
+        })
     }
 
     /// How many hooks there are in this thread's namespace and on one of its devices, by index. It takes

@@ -253,7 +253,14 @@ fn a_program_of_the_control_group_is_refused_in_words() {
         // That of another group does not matter.
         spliced_across(&lab, &splicer);
         drop(link);
-        spliced(&lab, &splicer, connect());
+        let connected = connect();
+        // A process that another test is just starting has the link's descriptor until it runs its program.
+        netlab::until("the program is gone", || {
+            sockets_across(&lab, [&connected.a, &connected.b])
+                .iter()
+                .all(|socket| socket.flags & has::FILTERED == 0)
+        });
+        spliced(&lab, &splicer, connected);
     }
 }
 
