@@ -23,7 +23,7 @@
 //!
 //! # What is left behind: nothing
 //!
-//! Every namespace and [`Scratch`] directory carries the pid of the process that made it. It goes
+//! Every namespace, [`ControlGroup`] and [`Scratch`] directory carries the pid of the process that made it. It goes
 //! away when its guard is dropped (a panic drops it too), when the process gets SIGINT, SIGTERM or
 //! SIGHUP (a program that has something to finish first calls [`end_gracefully`]), and, should the process have been killed outright, when [`sweep`] runs next; every first
 //! use of this crate in a process runs it. A [`Process`] dies with the thread that started it. The
@@ -34,6 +34,7 @@
 //! See [`available`] and `SPLICED_REQUIRE`.
 
 mod connection;
+mod control_group;
 mod ip;
 mod lab;
 mod namespace;
@@ -46,6 +47,7 @@ mod requires;
 mod scratch;
 
 pub use connection::connection;
+pub use control_group::ControlGroup;
 pub use lab::Lab;
 pub use namespace::Namespace;
 pub use patience::{PATIENCE, until, until_at_rest, until_found};

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::control_group;
 use crate::ip::ip;
 
 /// First part of every name, so that [`sweep`] never mistakes what belongs to somebody else.
@@ -26,6 +27,8 @@ pub(crate) enum Leftover {
     Namespace(String),
     /// A directory with all that is in it.
     Directory(PathBuf),
+    /// A control group, by its directory.
+    ControlGroup(PathBuf),
 }
 
 impl Leftover {
@@ -34,6 +37,9 @@ impl Leftover {
             Self::Namespace(name) => ip(&["netns", "delete", name]),
             Self::Directory(path) => fs::remove_dir_all(path)
                 .with_context(|| format!("cannot remove the directory {}", path.display())),
+            // Its files are the kernel's.
+            Self::ControlGroup(path) => fs::remove_dir(path)
+                .with_context(|| format!("cannot remove the control group {}", path.display())),
         }
     }
 }
@@ -108,13 +114,20 @@ pub(crate) fn remove(leftover: &Leftover) {
 /// Removes what processes that no longer run have left behind. A process that was killed outright
 /// had no chance to; the name of each thing carries its pid.
 pub fn sweep() {
-    for (directory, wrap) in [
+    let mut places = vec![
         (
             PathBuf::from(NAMESPACES),
             namespace_at as fn(&Path, String) -> Leftover,
         ),
         (env::temp_dir(), directory_at),
-    ] {
+    ];
+    // Where control groups cannot be made, none were left.
+    places.extend(
+        control_group::parent()
+            .ok()
+            .map(|parent| (parent, control_group_at as _)),
+    );
+    for (directory, wrap) in places {
         // No such directory means that nothing was left there.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             let Ok(name) = entry.file_name().into_string() else {
@@ -134,6 +147,10 @@ fn namespace_at(_directory: &Path, name: String) -> Leftover {
 
 fn directory_at(directory: &Path, name: String) -> Leftover {
     Leftover::Directory(directory.join(name))
+}
+
+fn control_group_at(directory: &Path, name: String) -> Leftover {
+    Leftover::ControlGroup(directory.join(name))
 }
 
 /// Sweeps once and starts the thread that waits for a signal to end the process.

@@ -12,7 +12,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use netlab::{Lab, Namespace, Need, PATIENCE, Process, Scratch, Spinner, available, until};
+use netlab::{
+    ControlGroup, Lab, Namespace, Need, PATIENCE, Process, Scratch, Spinner, available, present,
+    until,
+};
 use rustix::process::Signal;
 
 /// Set for the copy of this program that a test starts, to tell it what to do.
@@ -269,4 +272,48 @@ fn a_spinner_has_a_group_of_the_least_weight() {
     });
     let group = |text: &str| text.split(' ').next().unwrap().to_owned();
     assert_ne!(group(&theirs()), group(&ours));
+}
+
+#[test]
+fn a_thread_enters_a_control_group_that_goes_away_with_its_guard() {
+    if !available(Need::Root) {
+        return;
+    }
+    let group = match ControlGroup::new("group") {
+        Ok(group) => group,
+        Err(error) => {
+            present("cgroup", Some(format!("{error:#}")));
+            return;
+        }
+    };
+    let read = || fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+    let inside = group.enter(read).unwrap();
+    let name = inside
+        .lines()
+        .find_map(|line| line.strip_prefix("0::")?.rsplit('/').next())
+        .unwrap()
+        .to_owned();
+    assert!(name.ends_with("-group"), "{inside}");
+    assert!(!read().contains(&name), "{}", read());
+    let is_there = || {
+        let groups = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let point = groups.lines().find(|line| line.contains(" - cgroup2 "));
+        let point = point.and_then(|line| line.split(' ').nth(4)).unwrap();
+        find(Path::new(point), &name)
+    };
+    assert!(is_there());
+    let failed = panic::catch_unwind(panic::AssertUnwindSafe(move || {
+        let group = group;
+        let _: () = group.enter(|| panic!("as a test that fails")).unwrap();
+    }));
+    assert!(failed.is_err());
+    assert!(!is_there());
+}
+
+/// Whether a directory of this name is below another.
+fn find(directory: &Path, name: &str) -> bool {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .any(|entry| entry.file_name() == name || find(&entry.path(), name))
 }

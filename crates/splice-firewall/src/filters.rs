@@ -2,61 +2,185 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
+use crate::hooks::{HookPlace, Registry, UnknownHook, classify};
+use crate::legacy::{self, Names};
 use crate::netlink::{DumpError, Socket};
 use crate::nft;
 use crate::rule::Table;
-use crate::segment::{Connection, Hook};
+use crate::segment::{Connection, Family, Hook};
 use crate::verdict::Verdict;
 use crate::walk;
 
-/// The packet filters of one network namespace at one moment.
+/// Reads the packet filters of one network namespace, as often as is wanted.
 #[derive(Debug)]
-pub struct Filters {
-    tables: Vec<Table>,
+pub struct Reader {
+    rules: Socket,
+    names: Names,
 }
+
+/// The packet filters of one network namespace at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filters {
+    nft: nft::Ruleset,
+    legacy: Vec<Table>,
+}
+
+/// Hears when the rules of nftables change. Those of iptables-legacy change without a word.
+#[derive(Debug)]
+pub struct Changes(Socket);
 
 /// Why the filters cannot be read.
 #[derive(Debug)]
-pub struct ReadError {
-    what: &'static str,
-    source: io::Error,
+pub enum ReadError {
+    /// The rules of nftables.
+    Nftables(io::Error),
+    /// The tables of iptables-legacy, in words.
+    Legacy(String),
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cannot be read: {}", self.what, self.source)
+        match self {
+            Self::Nftables(error) => write!(
+                f,
+                "cannot read the rules of nftables: {error}; this needs CAP_NET_ADMIN"
+            ),
+            Self::Legacy(why) => f.write_str(why),
+        }
     }
 }
 
 impl std::error::Error for ReadError {}
 
+impl From<legacy::Error> for ReadError {
+    fn from(error: legacy::Error) -> Self {
+        Self::Legacy(error.to_string())
+    }
+}
+
+impl From<DumpError> for ReadError {
+    fn from(error: DumpError) -> Self {
+        Self::Nftables(match error {
+            DumpError::Changed => io::Error::other("they change faster than they can be read"),
+            DumpError::System(error) => error,
+        })
+    }
+}
+
+impl Reader {
+    /// For this thread's network namespace. The lists of iptables-legacy's tables are readable by root
+    /// only; they are opened here and can be read later without that right.
+    ///
+    /// # Errors
+    /// When there is no netlink socket to be had, or the lists exist and may not be read.
+    pub fn new() -> Result<Self, ReadError> {
+        Ok(Self {
+            rules: Socket::new().map_err(ReadError::Nftables)?,
+            names: Names::open()?,
+        })
+    }
+
+    /// Reads all filters. Call it in the network namespace that the reader was made in.
+    ///
+    /// # Errors
+    /// Without CAP_NET_ADMIN, or when the rules change faster than they can be read.
+    pub fn read(&mut self) -> Result<Filters, ReadError> {
+        Ok(Filters {
+            nft: nft::read(&mut self.rules)?,
+            legacy: self.names.tables()?,
+        })
+    }
+
+    /// The number of the present generation of nftables' rules; each change makes a new one.
+    ///
+    /// # Errors
+    /// Without CAP_NET_ADMIN.
+    pub fn generation(&mut self) -> Result<u32, ReadError> {
+        Ok(nft::generation(&mut self.rules)?)
+    }
+}
+
+impl Changes {
+    /// Of this thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// When there is no netlink socket to be had.
+    pub fn new() -> io::Result<Self> {
+        Socket::listening().map(Self)
+    }
+
+    /// Takes all that has been heard: whether anything has changed, or may have.
+    ///
+    /// # Errors
+    /// When the socket has failed.
+    pub fn any(&mut self) -> io::Result<bool> {
+        self.0.drain()
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Filters {
     /// Reads the filters of this thread's network namespace.
     ///
     /// # Errors
-    /// Without CAP_NET_ADMIN, or when the rules change faster than they can be read.
+    /// As [`Reader::new`] and [`Reader::read`].
     pub fn read() -> Result<Self, ReadError> {
-        let failed = |source| ReadError {
-            what: "the rules of nftables",
-            source,
-        };
-        let mut socket = Socket::new().map_err(failed)?;
-        let (tables, _) = nft::read(&mut socket).map_err(|error| match error {
-            DumpError::Changed => failed(io::Error::other("they change all the time")),
-            DumpError::System(error) => failed(error),
-        })?;
-        Ok(Self { tables })
+        Reader::new()?.read()
+    }
+
+    /// The generation of nftables' rules that this is of.
+    pub fn generation(&self) -> u32 {
+        self.nft.generation
     }
 
     /// What they would do with the segments of a connection, in both directions.
     pub fn judge(&self, connection: &Connection) -> Verdict {
         let mut verdict = Verdict::Accepts;
-        for table in &self.tables {
+        for table in self.nft.tables.iter().chain(&self.legacy) {
             for hook in Hook::ALL {
                 verdict = verdict.worse(walk::judge(table, connection, hook));
             }
         }
         verdict
+    }
+
+    /// Whether every hook that the kernel calls for connections of a family, and on the device that
+    /// `registry` is of, belongs to a filter that is known here, or to what filters nothing.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn account_for(
+        &self,
+        registry: &Registry,
+        family: Family,
+        device: &str,
+    ) -> Result<(), UnknownHook> {
+        let chains_at = |place: HookPlace| {
+            let tables = self.nft.tables.iter();
+            let bases = tables
+                .filter(|table| table.has(family))
+                .flat_map(|table| &table.chains)
+                .filter_map(|chain| chain.base.as_ref());
+            bases
+                .filter(|base| HookPlace::of(family, base.hook) == place)
+                .filter(|base| base.is_on(device))
+                .count()
+        };
+        let has_table = |name: &str| {
+            let program = match family {
+                Family::Ipv4 => "iptables",
+                Family::Ipv6 => "ip6tables",
+            };
+            let mut tables = self.legacy.iter();
+            tables.any(|table| table.family == program && table.name == name)
+        };
+        classify(registry, family, chains_at, has_table)
     }
 }

@@ -65,9 +65,9 @@ impl Known {
     /// Bytes of which the bits in `known` are known. What is longer than [`MOST_BYTES`] is cut.
     pub(crate) fn masked(value: &[u8], known: &[u8]) -> Self {
         let mut this = Self::unknown(value.len());
-        for at in 0..this.length {
-            this.known[at] = known.get(at).copied().unwrap_or(0);
-            this.value[at] = value[at] & this.known[at];
+        for (at, (value, known)) in value.iter().zip(known).enumerate().take(this.length) {
+            this.known[at] = *known;
+            this.value[at] = value & known;
         }
         this
     }
@@ -140,9 +140,8 @@ impl Known {
         let (least, most) = (self.least(), self.most());
         let bound = |bytes: &[u8]| {
             let mut bound = [0; MOST_BYTES];
-            for at in 0..self.length {
-                bound[at] = byte(bytes, at);
-            }
+            let length = self.length.min(bytes.len());
+            bound[..length].copy_from_slice(&bytes[..length]);
             bound
         };
         let (from, to) = (bound(from), bound(to));
@@ -161,8 +160,8 @@ impl Known {
 
     fn most(&self) -> [u8; MOST_BYTES] {
         let mut most = self.value;
-        for at in 0..self.length {
-            most[at] |= !self.known[at];
+        for (most, known) in most.iter_mut().zip(self.mask()) {
+            *most |= !known;
         }
         most
     }

@@ -11,10 +11,11 @@
 //! ```
 //!
 //! Answers have three values, because a rule may ask for what is not known
-//! ([`known`](mod@known)): a connection passes only if every filter accepts it for certain.
+//! (`known`): a connection passes only if every filter accepts it for certain.
 
-mod known;
 mod filters;
+mod hooks;
+mod known;
 mod legacy;
 mod netlink;
 mod nft;
@@ -24,6 +25,7 @@ mod verdict;
 mod walk;
 mod xt;
 
-pub use filters::{Filters, ReadError};
+pub use filters::{Changes, Filters, ReadError, Reader};
+pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook};
 pub use segment::{Connection, Device, End, Family, Hook};
 pub use verdict::{Place, Reason, RuleId, Verdict};

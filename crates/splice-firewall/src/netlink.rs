@@ -29,8 +29,6 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// What one message of a dump says.
 pub(crate) struct Message<'a> {
-    /// `NFT_MSG_*`.
-    pub(crate) kind: u8,
     /// `NFPROTO_*`.
     pub(crate) family: u8,
     pub(crate) attributes: Attributes<'a>,
@@ -160,7 +158,6 @@ impl Socket {
                             continue;
                         };
                         take(&Message {
-                            kind: kind as u8,
                             family: header[0],
                             attributes: Attributes(attributes),
                         });

@@ -1,7 +1,7 @@
 //! Tables, chains and rules as they are walked, whoever made them: nftables or iptables-legacy.
 
 use crate::known::Answer;
-use crate::segment::{Hook, Segment};
+use crate::segment::{Family, Hook, Segment};
 use crate::verdict::RuleId;
 
 /// A table of one family. Jumps name chains by their index in `chains`.
@@ -31,6 +31,31 @@ pub(crate) struct Base {
     pub(crate) devices: Vec<String>,
     /// What happens to a packet that no rule decides on.
     pub(crate) drops: bool,
+}
+
+impl Table {
+    /// Whether packets of this family come by.
+    pub(crate) fn has(&self, family: Family) -> bool {
+        match self.family {
+            "ip" | "iptables" => family == Family::Ipv4,
+            "ip6" | "ip6tables" => family == Family::Ipv6,
+            _ => true,
+        }
+    }
+}
+
+impl Base {
+    /// Whether it is called for packets on this device.
+    pub(crate) fn is_on(&self, device: &str) -> bool {
+        let is_it = |name: &String| match name.strip_suffix('*') {
+            Some(prefix) => device.starts_with(prefix),
+            None => name == device,
+        };
+        match self.hook {
+            Hook::Ingress | Hook::Egress => self.devices.iter().any(is_it),
+            _ => true,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -55,6 +55,9 @@ pub struct Connection {
     pub device: Option<Device>,
     /// The peer opened it; otherwise this host did.
     pub accepted: bool,
+    /// Connection tracking knows it as established. One that is older than the first rule that asks for
+    /// its state, or was forgotten (`conntrack -F`), is not: its next segment would count as new.
+    pub tracked: bool,
 }
 
 /// A place on a packet's way at which filters are called.
@@ -96,7 +99,7 @@ impl Hook {
 pub(crate) struct Segment<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) hook: Hook,
-    /// Connection tracking has seen it already.
+    /// Connection tracking has seen the segment by then, and knows the connection.
     pub(crate) is_tracked: bool,
 }
 
@@ -108,7 +111,24 @@ const ETHERTYPES: [u16; 2] = [0x0800, 0x86dd];
 /// some resets have ACK.
 const TCP_FLAGS: (u8, u8) = (0x10, 0x12);
 
-impl Segment<'_> {
+/// The priority at which connection tracking sees a packet (`NF_IP_PRI_CONNTRACK`).
+const CONNECTION_TRACKING: i32 = -200;
+
+impl<'a> Segment<'a> {
+    /// As a base chain of this priority sees it.
+    pub(crate) fn at(connection: &'a Connection, hook: Hook, priority: i32) -> Self {
+        let is_seen = match hook {
+            Hook::Ingress | Hook::Egress => false,
+            Hook::Prerouting | Hook::Output => priority > CONNECTION_TRACKING,
+            Hook::Input | Hook::Postrouting => true,
+        };
+        Self {
+            connection,
+            hook,
+            is_tracked: is_seen && connection.tracked,
+        }
+    }
+
     pub(crate) fn family(&self) -> Family {
         self.connection.family
     }
@@ -148,8 +168,10 @@ impl Segment<'_> {
 
     /// Bytes of a port, in network order.
     pub(crate) fn port(end: &End) -> Known {
-        end.port
-            .map_or(Known::unknown(2), |port| Known::bytes(&port.to_be_bytes()))
+        end.port.map_or_else(
+            || Known::unknown(2),
+            |port| Known::bytes(&port.to_be_bytes()),
+        )
     }
 
     /// What the link header says of the protocol above it.

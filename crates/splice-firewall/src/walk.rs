@@ -6,14 +6,11 @@
 use crate::known::Answer;
 use crate::nft::Registers;
 use crate::rule::{Action, Base, Chain, Rule, Step, Table};
-use crate::segment::{Connection, DeviceAt, Hook, Segment};
+use crate::segment::{Connection, Hook, Segment};
 use crate::verdict::{Place, Reason, RuleId, Verdict};
 
 /// How deep jumps may go; the kernel allows 16 (`NFT_JUMP_STACK_SIZE`), iptables-legacy has no loops.
 const MOST_JUMPS: u32 = 64;
-
-/// The priority at which connection tracking sees a packet (`NF_IP_PRI_CONNTRACK`).
-const CONNECTION_TRACKING: i32 = -200;
 
 /// What may become of a segment in a chain.
 #[derive(Debug, Default)]
@@ -38,8 +35,8 @@ impl Outcomes {
     fn verdict(self) -> Verdict {
         match (self.stops, self.notes) {
             (Some(reason), _) if !self.accepts => Verdict::Stops(reason),
-            (None, Some(reason)) => Verdict::Unknown(reason),
-            (Some(mut reason), _) => {
+            (_, Some(reason)) => Verdict::Unknown(reason),
+            (Some(mut reason), None) => {
                 reason.why = format!("may apply: it {}", reason.why);
                 Verdict::Unknown(reason)
             }
@@ -55,11 +52,7 @@ pub(crate) fn judge(table: &Table, connection: &Connection, hook: Hook) -> Verdi
         let Some(base) = chain.base.as_ref().filter(|base| base.hook == hook) else {
             continue;
         };
-        let segment = Segment {
-            connection,
-            hook,
-            is_tracked: is_tracked(base),
-        };
+        let segment = Segment::at(connection, hook, base.priority);
         if !applies(table, base, &segment) {
             continue;
         }
@@ -77,35 +70,13 @@ pub(crate) fn judge(table: &Table, connection: &Connection, hook: Hook) -> Verdi
     verdict
 }
 
-fn is_tracked(base: &Base) -> bool {
-    match base.hook {
-        Hook::Ingress | Hook::Egress => false,
-        Hook::Prerouting | Hook::Output => base.priority > CONNECTION_TRACKING,
-        Hook::Input | Hook::Postrouting => true,
-    }
-}
-
 /// Whether the chain may see the segment at all.
 fn applies(table: &Table, base: &Base, segment: &Segment<'_>) -> bool {
-    let of_family = match table.family {
-        "ip" | "iptables" => segment.family() == crate::segment::Family::Ipv4,
-        "ip6" | "ip6tables" => segment.family() == crate::segment::Family::Ipv6,
-        _ => true,
-    };
-    let on_device = match base.hook {
-        Hook::Ingress | Hook::Egress => match (segment.in_device(), segment.out_device()) {
-            (DeviceAt::Known(device), _) | (_, DeviceAt::Known(device)) => {
-                let is_it = |name: &String| match name.strip_suffix('*') {
-                    Some(prefix) => device.name.starts_with(prefix),
-                    None => *name == device.name,
-                };
-                base.devices.iter().any(is_it)
-            }
-            _ => true,
-        },
-        _ => true,
-    };
-    of_family && on_device
+    table.has(segment.family())
+        && match &segment.connection.device {
+            Some(device) => base.is_on(&device.name),
+            None => true,
+        }
 }
 
 fn reason(table: &Table, chain: &Chain, rule: Option<RuleId>, why: &str) -> Reason {

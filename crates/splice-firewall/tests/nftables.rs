@@ -29,23 +29,28 @@ fn connection(family: Family) -> Connection {
             hardware_type: 1,
         }),
         accepted: true,
+        tracked: true,
     }
 }
 
 fn load(rules: &str) {
+    // nft wants an end of line behind what a brace closes.
+    let lines = rules
+        .replace("; }", ";\n}\n")
+        .replace("} chain", "}\nchain");
     let mut nft = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .spawn()
         .expect("nft");
     let mut input = nft.stdin.take().expect("its input");
-    input.write_all(rules.as_bytes()).expect("it reads");
+    input.write_all(lines.as_bytes()).expect("it reads");
     drop(input);
     assert!(nft.wait().expect("it ends").success(), "{rules}");
 }
 
 fn judge_each(connection: &Connection, rows: impl IntoIterator<Item = (String, &'static str)>) {
-    if !available(&[Need::Netns, Need::Nft]) {
+    if !available(Need::Netns) || !available(Need::Nft) {
         return;
     }
     let rows: Vec<_> = rows.into_iter().collect();

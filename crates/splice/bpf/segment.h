@@ -148,6 +148,7 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_COUNTS_ECN = 512,	/* accurate ECN: segments carry counts */
 	SEGMENT_SOCKET_WRAPPED = 1024,	/* its route has IPsec or an encapsulation (`ip route ... encap`) */
 	SEGMENT_SOCKET_RULED = 2048,	/* a rule of its namespace chooses routes by ports or protocols */
+	SEGMENT_SOCKET_FILTERED = 4096,	/* a BPF program of its control group sees its packets */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

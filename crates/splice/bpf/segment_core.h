@@ -40,6 +40,32 @@ typedef struct {
 	struct net *net;
 } possible_net_t;
 
+/* Indices of cgroup_bpf.effective */
+enum cgroup_bpf_attach_type {
+	CGROUP_INET_INGRESS,
+	CGROUP_INET_EGRESS,
+};
+
+struct bpf_prog_array_item {
+	void *prog;
+};
+
+struct bpf_prog_array {
+	struct bpf_prog_array_item items[1];
+};
+
+struct cgroup_bpf {
+	struct bpf_prog_array *effective[CGROUP_INET_EGRESS + 1];
+};
+
+struct cgroup {
+	struct cgroup_bpf bpf;
+};
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+};
+
 struct sock_common {
 	possible_net_t skc_net;
 	volatile unsigned char skc_state;
@@ -53,6 +79,7 @@ struct sock {
 	struct dst_entry *sk_dst_cache;
 	__u32 sk_mark;
 	void *sk_user_data;
+	struct sock_cgroup_data sk_cgrp_data;
 };
 
 struct inet_connection_sock {

@@ -25,6 +25,33 @@ static __always_inline bool is_ruled(struct sock *sk, bool ipv4)
 	       BPF_CORE_READ(net, ipv6.fib6_rules_require_fldissect);
 }
 
+/*
+ * Whether a program sees what the control group of a socket receives or sends, be it attached there or
+ * to a group above (`cgroup_bpf_run_filter_skb`).
+ */
+static __always_inline bool is_filtered(struct sock *sk)
+{
+	struct bpf_prog_array *ingress, *egress;
+	struct cgroup *group;
+
+	/* Without CONFIG_CGROUP_BPF there are none. */
+	if (!bpf_core_field_exists(struct cgroup_bpf, effective))
+		return false;
+	/* Before 5.15 the pointer has flags in it, and the programs are numbered otherwise. */
+	if (!bpf_core_field_exists(struct sock_cgroup_data, cgroup))
+		return true;
+	group = BPF_CORE_READ(sk, sk_cgrp_data.cgroup);
+	if (!group)
+		return false;
+	ingress = BPF_CORE_READ(group, bpf.effective[bpf_core_enum_value(enum cgroup_bpf_attach_type,
+									 CGROUP_INET_INGRESS)]);
+	egress = BPF_CORE_READ(group, bpf.effective[bpf_core_enum_value(enum cgroup_bpf_attach_type,
+									CGROUP_INET_EGRESS)]);
+	/* An array ends with an item without a program; an empty one is that item. */
+	return (ingress && BPF_CORE_READ(ingress, items[0].prog)) ||
+	       (egress && BPF_CORE_READ(egress, items[0].prog));
+}
+
 static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
 				    struct segment_socket *out)
 {
@@ -107,6 +134,8 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_BOUND;
 	if (is_ruled(sk, ipv4))
 		flags |= SEGMENT_SOCKET_RULED;
+	if (is_filtered(sk))
+		flags |= SEGMENT_SOCKET_FILTERED;
 	out->in_device = BPF_CORE_READ(sk, sk_rx_dst_ifindex);
 	dst = BPF_CORE_READ(sk, sk_dst_cache);
 	if (dst) {

@@ -251,6 +251,41 @@ impl Program {
     }
 }
 
+#[cfg(test)]
+impl Object {
+    /// Has a program called at one of netfilter's hooks for IPv4 in this thread's namespace, until the
+    /// link is dropped.
+    pub(crate) fn attach_to_netfilter(
+        &self,
+        program: &str,
+        hook: i32,
+        priority: i32,
+    ) -> libbpf_rs::Link {
+        let options = libbpf_rs::NetfilterOpts {
+            protocol_family: libbpf_rs::NFPROTO_IPV4,
+            hooknum: hook,
+            priority,
+            ..Default::default()
+        };
+        let found = self.0.progs_mut().find(|one| one.name() == program);
+        let link = found
+            .expect("a program")
+            .attach_netfilter_with_opts(options);
+        link.expect("attached")
+    }
+
+    /// Has a program called for the sockets of a control group, until the link is dropped.
+    pub(crate) fn attach_to_cgroup(
+        &self,
+        program: &str,
+        cgroup: BorrowedFd<'_>,
+    ) -> libbpf_rs::Link {
+        let found = self.0.progs_mut().find(|one| one.name() == program);
+        let link = found.expect("a program").attach_cgroup(cgroup.as_raw_fd());
+        link.expect("attached")
+    }
+}
+
 fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: `Plain` has no padding, so all `size_of` bytes are initialised, and they live as
     // long as the reference.

@@ -165,6 +165,7 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const COUNTS_ECN: u32 = 512;
     pub(crate) const WRAPPED: u32 = 1024;
     pub(crate) const RULED: u32 = 2048;
+    pub(crate) const FILTERED: u32 = 4096;
 }
 
 /// `struct segment_socket`.
@@ -220,7 +221,49 @@ pub(crate) struct SegmentInspection {
     pub(crate) reserved2: u32,
 }
 
+/// How many entries a [`HooksList`] has room for (`HOOKS_LISTED`).
+pub(crate) const HOOKS_LISTED: usize = 64;
+/// The places of [`HooksCounts::count`] (`HOOKS_PLACES`).
+pub(crate) const HOOKS_PLACES: usize = 12;
+/// The length of [`HooksEntry::function`] (`HOOKS_NAME_BYTES`).
+pub(crate) const HOOKS_NAME_BYTES: usize = 44;
+
+/// `struct hooks_entry` in `bpf/hooks.h`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct HooksEntry {
+    pub(crate) function: [u8; HOOKS_NAME_BYTES],
+    pub(crate) priority: i32,
+    pub(crate) place: u8,
+    pub(crate) kind: u8,
+    pub(crate) reserved: [u8; 2],
+}
+
+/// `struct hooks_counts`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct HooksCounts {
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) device_known: u8,
+    pub(crate) answered: u8,
+    pub(crate) device: u32,
+    pub(crate) skip: u32,
+    pub(crate) functions: u64,
+    pub(crate) count: [u16; HOOKS_PLACES],
+}
+
+/// `struct hooks_list`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct HooksList {
+    pub(crate) counts: HooksCounts,
+    pub(crate) entry: [HooksEntry; HOOKS_LISTED],
+}
+
 const _: () = {
+    assert!(size_of::<HooksEntry>() == 52);
+    assert!(size_of::<HooksCounts>() == 56);
+    assert!(size_of::<HooksList>() == 56 + 64 * 52);
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
@@ -242,8 +285,8 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection,
-        SegmentPlace, SegmentTuple,
+        DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow, SegmentGate,
+        SegmentInspection, SegmentPlace, SegmentTuple,
     };
 
     // SAFETY: integers have no padding and no invalid value.
@@ -264,4 +307,8 @@ mod plain {
     unsafe impl Plain for SegmentGate {}
     // SAFETY: repr(C), integers only, and reserved fields where padding would be.
     unsafe impl Plain for SegmentInspection {}
+    // SAFETY: repr(C), integers only: 16 + 2 * 4 + 8 + 12 * 2 = 56 bytes.
+    unsafe impl Plain for HooksCounts {}
+    // SAFETY: repr(C), integers only: the counts, and entries of 44 + 4 + 4 = 52 bytes.
+    unsafe impl Plain for HooksList {}
 }

@@ -59,6 +59,7 @@ mod engine;
 mod error;
 mod event_loop;
 mod handle;
+mod hooks;
 mod limits;
 mod mailbox;
 mod obstacle;

@@ -88,11 +88,15 @@ pub(crate) fn rules(family: Family, table_name: &str, options: &[&str]) -> Optio
 
 /// Whether the tests of a rule hold.
 pub(crate) fn holds(rule: &Rule, connection: &Connection, hook: Hook) -> Answer {
-    let segment = Segment { connection, hook };
+    holds_at(rule, &Segment::at(connection, hook, 0))
+}
+
+/// The same of one segment.
+pub(crate) fn holds_at(rule: &Rule, segment: &Segment<'_>) -> Answer {
     let mut answer = Answer::Yes;
     for step in &rule.steps {
         if let Step::Test(test) = step {
-            answer = answer.and(test.holds(&segment));
+            answer = answer.and(test.holds(segment));
         }
     }
     answer
@@ -128,5 +132,6 @@ pub(crate) fn connection(family: Family) -> Connection {
             hardware_type: 1,
         }),
         accepted: true,
+        tracked: true,
     }
 }

@@ -12,10 +12,7 @@ use crate::legacy::socket::{Blob, HOOKS};
 use crate::rule::{Action, Base, Chain, Rule, Step, Table, Test};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
-use crate::xt::{self, Info, Match};
-
-/// The table in which connection tracking has not seen the packets yet.
-const RAW: &str = "raw";
+use crate::xt::{self, Info};
 
 /// Names of the chains of hooks, by the number of the hook (`NF_INET_*`), and which of them segments
 /// of this host meet.
@@ -27,11 +24,21 @@ const BASES: [(&str, Option<Hook>); HOOKS] = [
     ("POSTROUTING", Some(Hook::Postrouting)),
 ];
 
+/// Where the hooks of a table stand among others (`enum nf_ip_hook_priorities`).
+pub(super) fn priority(table: &str) -> i32 {
+    match table {
+        "raw" => -300,
+        "mangle" => -150,
+        "security" => 50,
+        _ => 0,
+    }
+}
+
 /// Reads a table, or says what is wrong with it.
 pub(super) fn table(family: Family, name: &str, blob: &Blob) -> Result<Table, &'static str> {
     let layout = Layout::of(family);
     let entries = layout.entries(&blob.entries)?;
-    let spans = spans(&entries, blob)?;
+    let spans = spans(&entries, blob, priority(name))?;
     let chain_at: HashMap<usize, usize> = spans
         .iter()
         .enumerate()
@@ -44,7 +51,7 @@ pub(super) fn table(family: Family, name: &str, blob: &Blob) -> Result<Table, &'
         for (number, entry) in (1..).zip(&entries[span.rules]) {
             rules.push(Rule {
                 id: RuleId::Number(number),
-                steps: entry.steps(family, name == RAW, &chain_at)?,
+                steps: entry.steps(family, &chain_at)?,
             });
         }
         chains.push(Chain {
@@ -72,7 +79,7 @@ struct Span {
     rules: Range<usize>,
 }
 
-fn spans(entries: &[Entry<'_>], blob: &Blob) -> Result<Vec<Span>, &'static str> {
+fn spans(entries: &[Entry<'_>], blob: &Blob, priority: i32) -> Result<Vec<Span>, &'static str> {
     let at = |offset: u32| {
         entries
             .binary_search_by_key(&(offset as usize), |entry| entry.offset)
@@ -97,6 +104,7 @@ fn spans(entries: &[Entry<'_>], blob: &Blob) -> Result<Vec<Span>, &'static str> 
             name: name.into(),
             base: Some(hook.map(|hook| Base {
                 hook,
+                priority,
                 devices: Vec::new(),
                 drops,
             })),
@@ -259,17 +267,16 @@ impl Entry<'_> {
     fn steps(
         &self,
         family: Family,
-        before_tracking: bool,
         chain_at: &HashMap<usize, usize>,
     ) -> Result<Vec<Step>, &'static str> {
         let mut steps = vec![Step::Test(Test::Header(self.header.clone()))];
         for one in &self.matches {
-            let decoded = Match::decode(family, &one.name, one.revision, one.info);
-            steps.extend(if before_tracking {
-                decoded.before_tracking().into_steps()
-            } else {
-                decoded.into_steps()
-            });
+            steps.extend(xt::steps_of_match(
+                family,
+                &one.name,
+                one.revision,
+                one.info,
+            ));
         }
         steps.extend(self.action(chain_at)?.map(Step::Act));
         Ok(steps)

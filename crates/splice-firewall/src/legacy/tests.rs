@@ -79,6 +79,7 @@ fn an_empty_table_has_the_chains_of_its_hooks() {
                 };
                 let base = hook.map(|hook| Base {
                     hook,
+                    priority: parse::priority(&table.name),
                     devices: Vec::new(),
                     drops: false,
                 });

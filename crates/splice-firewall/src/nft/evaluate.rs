@@ -53,11 +53,7 @@ pub(crate) struct Evaluated {
 }
 
 impl Expression {
-    pub(crate) fn evaluate(
-        &self,
-        segment: &Segment<'_>,
-        registers: &mut Registers,
-    ) -> Evaluated {
+    pub(crate) fn evaluate(&self, segment: &Segment<'_>, registers: &mut Registers) -> Evaluated {
         let mut actions = Vec::new();
         let goes_on = match self {
             Self::Immediate { to, value } => {
@@ -76,12 +72,7 @@ impl Expression {
                 .get(*from, low.len())
                 .lies_within(low, high)
                 .invert_if(*inverted),
-            Self::MaskXor {
-                from,
-                to,
-                and,
-                xor,
-            } => {
+            Self::MaskXor { from, to, and, xor } => {
                 let value = registers.get(*from, and.len()).and_xor(and, xor);
                 registers.set(*to, &value);
                 Answer::Yes
@@ -137,10 +128,7 @@ impl Expression {
             },
             Self::Absent => Answer::No,
         };
-        Evaluated {
-            goes_on,
-            actions,
-        }
+        Evaluated { goes_on, actions }
     }
 }
 

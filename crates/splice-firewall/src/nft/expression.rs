@@ -78,12 +78,26 @@ pub(crate) enum Comparison {
 /// What is loaded into a register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    NetworkHeader { offset: usize, length: usize },
-    TransportHeader { offset: usize, length: usize },
+    NetworkHeader {
+        offset: usize,
+        length: usize,
+    },
+    TransportHeader {
+        offset: usize,
+        length: usize,
+    },
     Meta(u32),
-    Ct { key: u32, has_direction: bool },
-    Fib { result: u32, flags: u32 },
-    Zero { length: usize },
+    Ct {
+        key: u32,
+        has_direction: bool,
+    },
+    Fib {
+        result: u32,
+        flags: u32,
+    },
+    Zero {
+        length: usize,
+    },
     /// Nothing is known of it.
     Other,
 }
@@ -244,7 +258,9 @@ pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data
             verdict::DROP => Action::Stop("drops".into()),
             verdict::ACCEPT => Action::Accept,
             verdict::QUEUE => Action::Stop("queues to user space".into()),
-            _ => Action::Opaque(format!("has a verdict that is not understood here ({code})")),
+            _ => Action::Opaque(format!(
+                "has a verdict that is not understood here ({code})"
+            )),
         },
     }))
 }
@@ -412,8 +428,8 @@ fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> 
         Family::Ipv4
     };
     Some(if kind == "match" {
-        xt::match_steps(family, &name, revision, info)
+        xt::steps_of_match(family, &name, revision, info)
     } else {
-        xt::target_steps(family, &name, revision, info)
+        vec![Step::Act(xt::target(&name))]
     })
 }

@@ -38,12 +38,25 @@ struct ToldChain {
     base: Option<Base>,
 }
 
-/// Reads all tables of a socket's network namespace, and the generation that they are of.
-pub(crate) fn read(socket: &mut Socket) -> Result<(Vec<Table>, u32), DumpError> {
+/// All tables that IP packets of this host may meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ruleset {
+    pub(crate) tables: Vec<Table>,
+    /// Each change makes a new one.
+    pub(crate) generation: u32,
+}
+
+/// Reads the rule set of a socket's network namespace.
+pub(crate) fn read(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     for _ in 1..TRIES {
         let before = generation(socket)?;
         match tables(socket) {
-            Ok(tables) if generation(socket)? == before => return Ok((tables, before)),
+            Ok(tables) if generation(socket)? == before => {
+                return Ok(Ruleset {
+                    tables,
+                    generation: before,
+                });
+            }
             Ok(_) | Err(DumpError::Changed) => {}
             Err(error) => return Err(error),
         }
@@ -86,7 +99,12 @@ fn tables(socket: &mut Socket) -> Result<Vec<Table>, DumpError> {
     })?;
     let mut read = Vec::new();
     for (key, chains) in chains {
-        read.push(table(socket, &key, chains, rules.remove(&key).unwrap_or_default())?);
+        read.push(table(
+            socket,
+            &key,
+            chains,
+            rules.remove(&key).unwrap_or_default(),
+        )?);
     }
     Ok(read)
 }

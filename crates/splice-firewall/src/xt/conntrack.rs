@@ -1,7 +1,7 @@
 //! `-m conntrack` and `-m state`.
 
 use crate::known::Answer;
-use crate::segment::{Hook, Segment, TCP};
+use crate::segment::{Segment, TCP};
 use crate::xt::Info;
 
 /// `struct xt_conntrack_mtinfo1` to `3`, as far as its answers are known.
@@ -72,8 +72,7 @@ impl Conntrack {
     /// As `conntrack_mt` does with an entry whose state is ESTABLISHED. Addresses and ports are not
     /// known, because they may be translated.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
-        if segment.hook == Hook::Ingress {
-            // Connection tracking comes later.
+        if !segment.is_tracked {
             return Answer::Maybe;
         }
         let ask = |bit: u16, answer: Answer| {

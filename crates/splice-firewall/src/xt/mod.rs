@@ -113,15 +113,6 @@ impl Match {
         }
     }
 
-    /// The same where connection tracking has not seen the packet yet: in the table `raw`, and in
-    /// base chains of nftables whose priority is below -200 (`NF_IP_PRI_CONNTRACK`).
-    pub(crate) fn before_tracking(self) -> Self {
-        match self {
-            Self::Conntrack(_) => Self::Opaque("conntrack".into()),
-            other => other,
-        }
-    }
-
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
         match self {
             Self::Fixed(holds) => (*holds).into(),

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use crate::known::Answer::{Maybe, No, Yes};
-use crate::legacy::fixture::{actions, connection, holds, rules};
-use crate::rule::Action;
+use crate::legacy::fixture::{actions, connection, holds, holds_at, rules};
+use crate::rule::{Action, Rule};
 use crate::segment::{Connection, Device, End, Family, Hook, Segment};
 use crate::xt::{Match, steps_of_match, target};
 use cases::{BOTH, Case, IPV4, IPV6};
@@ -68,6 +68,7 @@ fn what_is_not_known_of_a_connection_makes_a_maybe() {
         peer: End::default(),
         device: None,
         accepted: true,
+        tracked: true,
     };
     for (rule, (options, inbound, outbound)) in rules.iter().zip(cases) {
         let is = [Hook::Prerouting, Hook::Output].map(|hook| holds(rule, &nothing, hook));
@@ -119,9 +120,16 @@ fn before_connection_tracking_nothing_is_known_of_the_state() {
         return;
     };
     let connection = connection(Family::Ipv4);
-    assert_eq!(holds(&raw[0], &connection, Hook::Prerouting), Maybe);
-    assert_eq!(holds(&mangle[0], &connection, Hook::Prerouting), Yes);
-    assert_eq!(holds(&mangle[0], &connection, Hook::Ingress), Maybe);
+    let at = |rule: &Rule, hook, priority| {
+        let segment = Segment::at(&connection, hook, priority);
+        holds_at(rule, &segment)
+    };
+    assert_eq!(at(&raw[0], Hook::Prerouting, -300), Maybe);
+    assert_eq!(at(&mangle[0], Hook::Prerouting, -150), Yes);
+    assert_eq!(at(&mangle[0], Hook::Ingress, 0), Maybe);
+    let mut unknown = connection.clone();
+    unknown.tracked = false;
+    assert_eq!(holds(&mangle[0], &unknown, Hook::Prerouting), Maybe);
 }
 
 #[test]
@@ -295,10 +303,7 @@ fn what_nobody_knows_is_opaque() {
 fn older_revisions_are_read() {
     let connection = connection(Family::Ipv4);
     let ask = |name: &str, revision, info: &[u8], hook| {
-        Match::decode(Family::Ipv4, name, revision, info).holds(&Segment {
-            connection: &connection,
-            hook,
-        })
+        Match::decode(Family::Ipv4, name, revision, info).holds(&Segment::at(&connection, hook, 0))
     };
     let state = |mask: u32| ask("state", 0, &mask.to_ne_bytes(), Hook::Input);
     assert_eq!(state(1 << 1), Yes);
@@ -375,7 +380,7 @@ proptest! {
             let connection = Connection { accepted, ..connection(family) };
             let decoded = Match::decode(family, name, revision, &info);
             for hook in Hook::ALL {
-                decoded.holds(&Segment { connection: &connection, hook });
+                decoded.holds(&Segment::at(&connection, hook, 0));
             }
             prop_assert!(!decoded.into_steps().is_empty());
         }

@@ -199,6 +199,7 @@ impl Expectation {
             },
             local: end(self.local),
             peer: end(self.peer),
+            tracked: true,
             device: Some(Device {
                 index: device_index,
                 name: self.device.clone(),

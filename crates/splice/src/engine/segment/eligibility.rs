@@ -111,8 +111,14 @@ pub(super) fn is_own(socket: &SegmentSocket, cookie: u64) -> bool {
     socket.flags & has::FOUND != 0 && socket.state != LISTEN && socket.cookie == cookie
 }
 
-/// What cannot change any more while the pair lives.
-pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(), Obstacle> {
+/// What cannot change any more while the pair lives, but for programs that filter its packets; with
+/// `bypass_firewall` these are no obstacle.
+pub(super) fn examine(
+    found: &SegmentInspection,
+    cookies: &[u64; 2],
+    bypass_firewall: bool,
+) -> Result<(), Obstacle> {
+    let passed_by = if bypass_firewall { has::FILTERED } else { 0 };
     for (side, socket) in Side::BOTH.into_iter().zip(&found.socket) {
         // There may still be bytes in a socket that is no longer found.
         if socket.flags & has::FOUND == 0 || socket.state == LISTEN {
@@ -147,8 +153,13 @@ pub(super) fn examine(found: &SegmentInspection, cookies: &[u64; 2]) -> Result<(
                 "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
                  leaves it off)",
             ),
+            (
+                has::FILTERED,
+                "is filtered by a BPF program of its control group (systemd's IPAddressDeny= and \
+                 IPAccounting= have some), which no segment of it would pass",
+            ),
         ] {
-            if socket.flags & bit != 0 {
+            if socket.flags & bit & !passed_by != 0 {
                 return refused(format!("{side:?} {what}"));
             }
         }

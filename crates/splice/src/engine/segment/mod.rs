@@ -213,7 +213,7 @@ impl Segment {
             .ground
             .inspect(&tuples)
             .map_err(|errno| Obstacle::Refused(format!("looking failed: {errno}").into()))?;
-        examine(&found, &self.cookies)?;
+        examine(&found, &self.cookies, false)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
         for device in devices {
             self.stand_on(device)?;

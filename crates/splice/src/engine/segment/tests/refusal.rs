@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
+use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
 
 use super::*;
@@ -218,10 +219,64 @@ fn a_socket_in_a_sockmap_is_refused_in_words() {
     assert!(why.contains("layer"), "{why}");
 }
 
-/// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
-/// this is about what the kernel would tell.
+/// Such a program sees what the socket receives and sends, and may drop it.
 #[test]
-fn accurate_ecn_is_refused_in_words() {
+fn a_program_of_the_control_group_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let group = match ControlGroup::new("filtered") {
+        Ok(group) => group,
+        Err(error) => {
+            present("cgroup", Some(format!("{error:#}")));
+            return;
+        }
+    };
+    let filter = include_bytes!("../../../../bpf/prebuilt/cgroup_filter.bpf.o");
+    let object = load("cgroup_filter", filter, |_| Ok(())).expect("loaded");
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let connect = || {
+        let connected = group.enter(|| Connected::across(&lab));
+        connected.expect("entered")
+    };
+    for program in ["filter_ingress", "filter_egress"] {
+        let connected = connect();
+        let link = object.attach_to_cgroup(program, group.as_fd());
+        let ends = [&connected.a, &connected.b];
+        for socket in sockets_across(&lab, ends) {
+            assert_ne!(socket.flags & has::FILTERED, 0, "{program}");
+        }
+        let (_client, _server, handle) = connected.join(&splicer, &by_name());
+        let why = why_refused(&handle);
+        assert!(why.contains("control group"), "{why}");
+        // That of another group does not matter.
+        spliced_across(&lab, &splicer);
+        drop(link);
+        let connected = connect();
+        // A process that another test is just starting has the link's descriptor until it runs its program.
+        netlab::until("the program is gone", || {
+            sockets_across(&lab, [&connected.a, &connected.b])
+                .iter()
+                .all(|socket| socket.flags & has::FILTERED == 0)
+        });
+        spliced(&lab, &splicer, connected);
+    }
+}
+
+#[test]
+fn a_program_of_the_control_group_can_be_bypassed_knowingly() {
+    let mut found = eligible();
+    found.socket[1].flags |= has::FILTERED;
+    let refused = examine(&found, &[7, 7], false);
+    assert!(matches!(refused, Err(Obstacle::Refused(why)) if why.starts_with("B ")));
+    assert_eq!(examine(&found, &[7, 7], true), Ok(()));
+    found.socket[1].flags |= has::SIGNED;
+    assert!(examine(&found, &[7, 7], true).is_err());
+}
+
+/// What the kernel tells of two sockets with the cookie 7 that can be spliced.
+fn eligible() -> SegmentInspection {
     let mut found = SegmentInspection::default();
     for socket in &mut found.socket {
         socket.cookie = 7;
@@ -231,9 +286,17 @@ fn accurate_ecn_is_refused_in_words() {
         socket.path_mtu = 1520;
         socket.largest_window = 65_535;
     }
-    assert_eq!(examine(&found, &[7, 7]), Ok(()));
+    found
+}
+
+/// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
+/// this is about what the kernel would tell.
+#[test]
+fn accurate_ecn_is_refused_in_words() {
+    let mut found = eligible();
+    assert_eq!(examine(&found, &[7, 7], false), Ok(()));
     found.socket[1].flags |= has::COUNTS_ECN;
-    let Err(Obstacle::Refused(why)) = examine(&found, &[7, 7]) else {
+    let Err(Obstacle::Refused(why)) = examine(&found, &[7, 7], false) else {
         panic!("it is taken");
     };
     assert!(

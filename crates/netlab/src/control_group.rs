@@ -1,0 +1,144 @@
+//! One control group.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, Result};
+use rustix::thread::gettid;
+
+use crate::registry::{self, Leftover};
+
+/// A control group (version 2) below that of this process, removed on drop.
+///
+/// It is a threaded one, so that single threads can be in it. A socket belongs to the group of the thread
+/// that made it, and one that was accepted to that of its listener.
+#[derive(Debug)]
+pub struct ControlGroup {
+    path: PathBuf,
+    directory: File,
+}
+
+impl ControlGroup {
+    /// Creates one; `role` becomes the last part of its name.
+    pub fn new(role: &str) -> Result<Self> {
+        let path = parent()?.join(registry::unique_name(role));
+        let leftover = Leftover::ControlGroup(path.clone());
+        registry::create(leftover.clone(), || {
+            fs::create_dir(&path)
+                .and_then(|()| fs::write(path.join("cgroup.type"), "threaded"))
+                .with_context(|| format!("cannot create the control group {}", path.display()))
+        })?;
+        match File::open(&path) {
+            Ok(directory) => Ok(Self { path, directory }),
+            Err(error) => {
+                registry::remove(&leftover);
+                Err(error).with_context(|| format!("cannot open {}", path.display()))
+            }
+        }
+    }
+
+    /// Runs `work` on a fresh thread in this group and waits for it. Threads that `work` starts are in it
+    /// as well, and have to end before. A panic of `work` becomes a panic of the caller.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let joined = thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    let _inside = Inside::new(&self.path)?;
+                    Ok(work())
+                })
+                .join()
+        });
+        let outcome: io::Result<T> = joined.unwrap_or_else(|panic| panic::resume_unwind(panic));
+        outcome.with_context(|| format!("cannot enter the control group {}", self.path.display()))
+    }
+}
+
+impl AsFd for ControlGroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        registry::remove(&Leftover::ControlGroup(self.path.clone()));
+    }
+}
+
+/// A thread in a group. It leaves before it ends: whoever joins it may run before the kernel has taken it
+/// out, and a group with a thread in it cannot be removed.
+struct Inside<'a> {
+    group: &'a Path,
+}
+
+impl<'a> Inside<'a> {
+    fn new(group: &'a Path) -> io::Result<Self> {
+        move_this_thread(group)?;
+        Ok(Self { group })
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        // Should it fail, removing the group tells of it.
+        let _ = self.group.parent().map(move_this_thread);
+    }
+}
+
+fn move_this_thread(group: &Path) -> io::Result<()> {
+    let thread = gettid().as_raw_nonzero().to_string();
+    fs::write(group.join("cgroup.threads"), thread)
+}
+
+/// The directory of this process's own group.
+pub(crate) fn parent() -> Result<PathBuf> {
+    let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
+    let (mounts, groups) = (read("/proc/self/mountinfo")?, read("/proc/self/cgroup")?);
+    directory(&mounts, &groups).context("no control groups of version 2 are mounted")
+}
+
+/// From the text of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn directory(mounts: &str, groups: &str) -> Option<PathBuf> {
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        // Before " - ": number, parent, device, what of it is mounted, and where (proc_pid_mountinfo(5)).
+        let (mount, kind) = line.split_once(" - ")?;
+        if kind.split(' ').next()? != "cgroup2" {
+            return None;
+        }
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = Path::new(own).strip_prefix(root).ok()?;
+        Some(Path::new(point).join(below))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+33 31 0:30 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:7 - cgroup2 cgroup2 rw";
+
+    #[test]
+    fn the_own_group_is_found_where_it_is_mounted() {
+        let found =
+            |mounts, groups| directory(mounts, groups).map(|path| path.display().to_string());
+        let root = "/sys/fs/cgroup/unified".to_owned();
+        assert_eq!(
+            found(MOUNTS, "4:memory:/m\n0::/a.slice/b"),
+            Some(root.clone() + "/a.slice/b")
+        );
+        assert_eq!(found(MOUNTS, "0::/"), Some(root.clone() + "/"));
+        assert_eq!(found(MOUNTS, "4:memory:/m"), None);
+        let part = MOUNTS.replace("0:38 / ", "0:38 /a.slice ");
+        assert_eq!(found(&part, "0::/a.slice/b"), Some(root + "/b"));
+        assert_eq!(found(&part, "0::/other"), None);
+        assert_eq!(found("", "0::/"), None);
+    }
+}
