@@ -389,8 +389,7 @@ impl Record {
             outcome: why.into(),
             duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),
         };
-        // It fails only when the log's thread is gone, which has told why.
-        let _ = log.send(entry);
+        log.write(&entry);
     }
 }
 
