@@ -5,7 +5,6 @@
 
 mod access_log;
 mod cli;
-mod complaint;
 mod connection;
 mod diagnostics;
 mod doctor;
@@ -15,7 +14,9 @@ mod live;
 mod log_file;
 mod log_queue;
 mod place;
+mod rate_limited_warning;
 mod relay;
+mod shortage;
 mod signal;
 mod target;
 

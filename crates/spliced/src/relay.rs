@@ -27,10 +27,10 @@ use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options
 
 use crate::access_log::AccessLog;
 use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
-use crate::complaint::Complaint;
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::listener::{Listener, Listening, client_kind};
 use crate::live::Live;
+use crate::rate_limited_warning::RateLimitedWarning;
 use crate::signal::{Request, Signals};
 use crate::target::Target;
 
@@ -45,9 +45,10 @@ pub(crate) struct Relay {
     pub(crate) next_id: AtomicU64,
     /// Connections that were closed before their end, by the end of the relay.
     pub(crate) cut_short: AtomicU64,
-    pub(crate) shortage: Complaint,
-    pub(crate) target_unreachable: Complaint,
-    pub(crate) engine_refused: Complaint,
+    pub(crate) shortage: RateLimitedWarning,
+    pub(crate) max_connections_reached: RateLimitedWarning,
+    pub(crate) target_unreachable: RateLimitedWarning,
+    pub(crate) engine_refused: RateLimitedWarning,
 }
 
 /// Where a client's bytes go.
@@ -228,9 +229,10 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
         live: Live::new(plan.life.max_connections),
         next_id: AtomicU64::new(0),
         cut_short: AtomicU64::new(0),
-        shortage: Complaint::default(),
-        target_unreachable: Complaint::default(),
-        engine_refused: Complaint::default(),
+        shortage: RateLimitedWarning::default(),
+        max_connections_reached: RateLimitedWarning::default(),
+        target_unreachable: RateLimitedWarning::default(),
+        engine_refused: RateLimitedWarning::default(),
     });
     let workers = std::mem::take(&mut listening.by_thread)
         .into_iter()
@@ -470,9 +472,10 @@ mod tests {
             live: Live::new(None),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
-            shortage: Complaint::default(),
-            target_unreachable: Complaint::default(),
-            engine_refused: Complaint::default(),
+            shortage: RateLimitedWarning::default(),
+            max_connections_reached: RateLimitedWarning::default(),
+            target_unreachable: RateLimitedWarning::default(),
+            engine_refused: RateLimitedWarning::default(),
         });
         let (sender, events) = mpsc::channel();
         let worker = Worker::start(Vec::new(), false, &relay, None, &sender).expect("a worker");
