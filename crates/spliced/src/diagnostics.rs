@@ -40,6 +40,7 @@ impl Diagnostics {
             .with_writer(diagnostics.clone())
             .with_ansi(stderr.is_terminal())
             .with_target(false)
+            // It would print to stderr by itself, and wait for its reader.
             .log_internal_errors(false)
             .init();
         Ok(diagnostics)

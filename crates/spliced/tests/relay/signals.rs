@@ -16,10 +16,14 @@ use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, command};
 use crate::server::{Server, ask};
 
+/// Whoever runs the tests may do so under nohup(1), and that is inherited.
+const DEFAULT_HUP: &str = "--default-signal=HUP";
+
 /// The program in a session of its own, which has no controlling terminal, begun by `through`.
 fn without_terminal(through: &[&str], server: &str, log: &Log) -> Command {
-    let mut command = Process::command("setsid");
+    let mut command = Process::command("env");
     command
+        .args([DEFAULT_HUP, "setsid"])
         .args(through)
         .args([BINARY, "relay", "127.0.0.1:0", server])
         .args(["--access-log", &log.path])
@@ -36,9 +40,9 @@ fn with_terminal(server: &str) -> (OwnedFd, Command) {
     let name = ptsname(&terminal, Vec::new()).expect("its name");
     let mut command = Process::command("sh");
     command
-        .args(["-c", r#"exec setsid --ctty "$@" < "$0""#])
+        .args(["-c", r#"exec setsid --ctty env "$@" < "$0""#])
         .arg(name.to_str().expect("text"))
-        .args([BINARY, "relay", "127.0.0.1:0", server])
+        .args([DEFAULT_HUP, BINARY, "relay", "127.0.0.1:0", server])
         .env_remove("SPLICED_LOG");
     (terminal, command)
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::net::TcpStream;
 use std::process::{ChildStderr, ChildStdout, Stdio};
 use std::thread;
+use std::time::Instant;
 
 use netlab::{Need, Process, Scratch, available};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -19,6 +20,8 @@ use crate::server::{Server, ask};
 
 /// Enough lines that a small pipe is full several times over.
 const SOME_CLIENTS: u64 = 200;
+/// As many as lines may wait (16 Ki), those of a small pipe, and some more.
+const TOO_MANY_CLIENTS: u64 = 17_000;
 /// The least that a pipe holds.
 const PIPE_BYTES: usize = 4096;
 
@@ -78,11 +81,42 @@ fn stderr_that_is_read_late_has_every_line() {
     assert!(rest.contains("no longer accepting"), "{rest}");
 }
 
-/// A client at whose target nobody is. The reset may come before anything can be asked of the socket.
+#[test]
+fn lines_that_stderr_has_lost_are_counted_where_they_are_missing() {
+    let started = Instant::now();
+    let (process, mut stderr, address) = with_stderr_unread("127.0.0.1:1");
+    for _ in 0..TOO_MANY_CLIENTS {
+        is_reset(&address);
+    }
+    let mut text = String::new();
+    while !text.contains(" lines were lost here: stderr was not being read\n") {
+        assert!(stderr.read_line(&mut text).expect("a line") > 0);
+    }
+    let lost: u64 = text
+        .lines()
+        .last()
+        .and_then(|line| line.split_once(" WARN ")?.1.split(' ').next()?.parse().ok())
+        .expect("a number");
+    process.signal(Signal::TERM).expect("it runs");
+    stderr.read_to_string(&mut text).expect("the rest");
+    assert!(text.contains("no longer accepting"));
+    // Each connection has a line of its own; warnings come once a second.
+    let missing = TOO_MANY_CLIENTS - text.matches(" ended: ").count() as u64;
+    let most = missing + 1 + started.elapsed().as_secs();
+    assert!(
+        (missing..=most).contains(&lost),
+        "{lost} of {missing} to {most}"
+    );
+}
+
+/// A client at whose target nobody is. The reset may come before connect(2) has returned.
 fn is_reset(address: &str) {
-    let mut client = TcpStream::connect(address).expect("the kernel accepts it");
-    client.set_read_timeout(Some(PATIENCE)).ok();
-    let error = client.read(&mut [0]).expect_err("nothing else");
+    let outcome = TcpStream::connect(address).and_then(|mut client| {
+        // It fails where the reset was quicker.
+        let _ = client.set_read_timeout(Some(PATIENCE));
+        client.read(&mut [0])
+    });
+    let error = outcome.expect_err("nothing else");
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
@@ -102,8 +136,7 @@ fn with_stdout_unread(clients: u64, options: &[&str]) -> (Relay, ChildStdout) {
 
 #[test]
 fn lines_for_which_there_is_no_room_are_counted_and_told_of() {
-    /// As many lines as may wait (16 Ki), those of a small pipe, and some more.
-    const CLIENTS: u64 = 17_000;
+    const CLIENTS: u64 = TOO_MANY_CLIENTS;
     let (mut relay, mut stdout) = with_stdout_unread(CLIENTS, &[]);
     let reader = thread::spawn(move || {
         let mut text = String::new();
