@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, SigmaskHow};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator;
 use signal_hook::low_level::{emulate_default_handler, exit, signal_name};
@@ -27,6 +28,8 @@ use crate::diagnostics::Diagnostics;
 /// whole process group, a terminal that hangs up sends SIGHUP and so does its shell, and nobody
 /// presses Ctrl-C twice on purpose and expects the connections to have had time in between.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
+
+const CANNOT_HANDLE: &str = "signals cannot be handled";
 
 /// The signals that this process has caught so far.
 #[derive(Debug)]
@@ -62,16 +65,25 @@ impl Signals {
     ///
     /// [`leave_to_default`]: Self::leave_to_default
     pub(crate) fn catch() -> Result<Self> {
-        let words = "signals cannot be handled";
-        let caught = iterator::Signals::new([SIGTERM, SIGINT]).context(words)?;
+        // A signal that comes between sigaction(2) and the entry of its action would have no effect
+        // (`handler` of signal-hook-registry). Blocked, it waits.
+        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        let before = before.context(CANNOT_HANDLE)?;
+        let signals = Self::install();
+        before.thread_set_mask().context(CANNOT_HANDLE)?;
+        signals
+    }
+
+    fn install() -> Result<Self> {
+        let caught = iterator::Signals::new([SIGTERM, SIGINT]).context(CANNOT_HANDLE)?;
         // Past RLIMIT_FSIZE a log's write(2) fails as on a full disk, where by default the process
         // would be killed.
         for signal in [SIGUSR1, SIGUSR2, SIGXFSZ] {
-            caught.add_signal(signal).context(words)?;
+            caught.add_signal(signal).context(CANNOT_HANDLE)?;
         }
         // nohup(1) has it ignored.
         if !is_ignored(SIGHUP) {
-            caught.add_signal(SIGHUP).context(words)?;
+            caught.add_signal(SIGHUP).context(CANNOT_HANDLE)?;
         }
         Ok(Self {
             caught,

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -172,4 +173,15 @@ fn a_signal_at_any_moment_of_the_start_ends_it_well_and_in_words() {
         assert_eq!(said, 1, "launch {launch}");
         assert!(!socket.exists());
     }
+}
+
+/// It has nothing to drain.
+#[test]
+fn the_doctor_dies_of_a_signal() {
+    let mut doctor = Relay::spawn_silent(command(&["doctor"]).stdout(Stdio::null()));
+    until("it catches the signal", || {
+        doctor.has_in_set("SigCgt", Signal::TERM)
+    });
+    doctor.signal(Signal::TERM);
+    assert_eq!(doctor.wait_end().signal(), Some(Signal::TERM.as_raw()));
 }
