@@ -1,17 +1,15 @@
 //! The access log: one JSON object a line for every connection that has ended.
 
-use std::fs::OpenOptions;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Lines that may wait for the disk. When it is full the relay waits: a line is not lost.
-const WAITING_LINES: usize = 16 * 1024;
+use crate::log_file::LogFile;
+use crate::log_queue::{LogQueue, Reporter};
 
 /// A connection that has ended.
 #[derive(Debug, Serialize)]
@@ -41,75 +39,122 @@ impl Entry {
     }
 }
 
-/// The way to the log. The log ends when it is dropped.
-pub(crate) type Sender = SyncSender<Entry>;
-
-/// The thread that writes the log, so that a slow disk does not slow the loops down at once.
+/// The way to the log, which a thread of its own writes.
+#[derive(Clone, Debug)]
 pub(crate) struct AccessLog {
-    thread: JoinHandle<()>,
+    queue: LogQueue,
+    name: Name,
 }
+
+/// The log's path (`-`: standard output).
+#[derive(Clone, Debug)]
+struct Name(PathBuf);
 
 impl AccessLog {
     /// Opens `path` for appending (`-`: standard output).
-    pub(crate) fn open(path: &Path) -> Result<(Self, Sender)> {
-        let output: Box<dyn Write + Send> = if path == Path::new("-") {
-            Box::new(io::stdout())
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let name = Name(path.into());
+        let file = if name.is_stdout() {
+            LogFile::standard_stream(&io::stdout())
         } else {
-            let opened = OpenOptions::new().create(true).append(true).open(path);
-            Box::new(opened.with_context(|| {
-                format!(
-                    "the access log {} cannot be opened; check the path and its rights",
-                    path.display()
-                )
-            })?)
+            LogFile::open(path)
         };
-        let (sender, receiver) = sync_channel(WAITING_LINES);
-        let thread = thread::Builder::new()
-            .name("access-log".into())
-            .spawn(move || write_all(&receiver, BufWriter::new(output)))
+        let file = file.with_context(|| {
+            format!("the access log {name} cannot be opened; check the path and its rights")
+        })?;
+        let queue = LogQueue::start("access-log", file, name.clone())
             .context("cannot start the access log's thread")?;
-        Ok((Self { thread }, sender))
+        Ok(Self { queue, name })
     }
 
-    /// Waits until all lines are written. All senders must have been dropped.
-    pub(crate) fn finish(self) {
-        // A panic there has been printed; there is nothing left to save.
-        let _ = self.thread.join();
+    /// Adds an entry, and never waits for the disk or a reader.
+    pub(crate) fn write(&self, entry: &Entry) {
+        // It has no map whose keys could not be written, and memory does not fail.
+        let Ok(mut line) = serde_json::to_vec(entry) else {
+            return;
+        };
+        line.push(b'\n');
+        self.queue.push(line);
+    }
+
+    /// Opens the file again, for logrotate, which has renamed it.
+    pub(crate) fn reopen(&self) {
+        if self.name.is_stdout() {
+            tracing::info!("the access log is standard output and stays open");
+        } else {
+            self.queue.reopen();
+        }
+    }
+
+    /// Waits until all entries are written, for `time` at most.
+    pub(crate) fn finish(&self, time: Duration) {
+        let finished = self.queue.finish(time);
+        if finished.lost > 0 {
+            let why = if finished.stalled {
+                "its reader does not read"
+            } else {
+                "it cannot be written"
+            };
+            tracing::warn!(
+                "the access log ({}) lost its last {}: {why}",
+                self.name,
+                lines(finished.lost)
+            );
+        }
     }
 }
 
-fn write_all(entries: &Receiver<Entry>, mut output: impl Write) {
-    let mut failing = false;
-    loop {
-        // Flush when there is nothing more to write at once: lines do not lie in the buffer.
-        let (entry, flushed) = match entries.try_recv() {
-            Ok(entry) => (entry, Ok(())),
-            Err(TryRecvError::Disconnected) => break,
-            Err(TryRecvError::Empty) => {
-                let flushed = output.flush();
-                match entries.recv() {
-                    Ok(entry) => (entry, flushed),
-                    Err(_) => break,
-                }
-            }
-        };
-        // In one piece, so that a disk which becomes full does not leave half a line behind.
-        let written = flushed
-            .and_then(|()| serde_json::to_vec(&entry).map_err(io::Error::from))
-            .and_then(|mut line| {
-                line.push(b'\n');
-                output.write_all(&line)
-            });
-        match written {
-            Ok(()) => failing = false,
-            Err(_) if failing => {}
-            Err(error) => {
-                failing = true;
-                tracing::error!("the access log cannot be written: {error}; make room or move it");
-            }
+impl Name {
+    fn is_stdout(&self) -> bool {
+        self.0 == Path::new("-")
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_stdout() {
+            f.write_str("standard output")
+        } else {
+            self.0.display().fmt(f)
         }
     }
-    if let Err(error) = output.flush() {
-        tracing::error!("the access log cannot be written: {error}; its last lines are lost");
+}
+
+impl Reporter for Name {
+    fn failed(&mut self, error: &io::Error) {
+        tracing::error!(
+            "the access log cannot be written: {error}; make room or move it ({self}). Up to {} \
+             lines wait, further ones are dropped and counted",
+            LogQueue::CAPACITY_LINES
+        );
+    }
+
+    fn recovered(&mut self, lost: u64) -> Option<Vec<u8>> {
+        tracing::warn!(
+            "the access log ({self}) is being written again; {} lost",
+            match lost {
+                0 => "no line was".into(),
+                1 => "1 line was".into(),
+                lost => format!("{lost} lines were"),
+            }
+        );
+        None
+    }
+
+    fn reopened(&mut self, result: io::Result<()>) {
+        match result {
+            Ok(()) => tracing::info!("the access log ({self}) was opened again"),
+            Err(error) => tracing::warn!(
+                "the access log ({self}) cannot be opened again: {error}; going on with the file \
+                 that was open before"
+            ),
+        }
+    }
+}
+
+fn lines(count: u64) -> String {
+    match count {
+        1 => "line".into(),
+        count => format!("{count} lines"),
     }
 }

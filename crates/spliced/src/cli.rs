@@ -71,9 +71,18 @@ pub(crate) struct DoctorArgs {
 /// host's loopback to connect to), host:port (every address of the name is tried in turn),
 /// unix:/path or unix:@abstract.
 ///
-/// SIGTERM and SIGINT stop the accepting and let the connections end within the drain timeout; a
-/// second signal ends them at once. Exit status: 0 ended well, 1 failed while running, 2 wrong
-/// usage.
+/// SIGTERM, SIGINT, and SIGHUP where the relay has a controlling terminal: stop accepting and let the
+/// connections end within the drain timeout. A second signal resets them at once; it counts from one
+/// second after the first. SIGUSR1, and SIGHUP without a terminal: open the access log again, after
+/// logrotate has renamed it. SIGUSR2 is ignored.
+///
+/// No log holds up the traffic. Up to 16384 lines wait for a reader that stalls or a disk that is
+/// full; further ones are dropped and counted, and a warning tells how many. At its end the relay
+/// waits for the access log for what is left of the drain timeout, or one second if that is longer,
+/// and for standard error for one second.
+///
+/// Exit status: 0 ended well, 1 failed while running, 2 wrong usage, 3 connections were reset because
+/// the drain timeout was over or a second signal came.
 #[derive(Args, Debug)]
 pub(crate) struct RelayArgs {
     /// Where to accept connections.
@@ -106,8 +115,8 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     pub(crate) connect_timeout: Duration,
 
-    /// Write a line of JSON to this file (- is standard output) for every connection that has
-    /// ended.
+    /// Write a line of JSON to this file or FIFO (- is standard output) for every connection that has
+    /// ended. SIGUSR1 opens it again.
     #[arg(long, value_name = "PATH")]
     pub(crate) access_log: Option<PathBuf>,
 
@@ -157,7 +166,8 @@ pub(crate) struct LifeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: Option<u32>,
 
-    /// How long to let connections end by themselves after SIGTERM or SIGINT.
+    /// How long to let connections end by themselves after SIGTERM or SIGINT. Those that are left are
+    /// reset, and the exit status is 3.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
 }

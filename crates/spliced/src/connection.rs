@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{getpeername, sockopt};
 use splice::{
     Context, Endpoint, Interest, Kind, Outcome, Readiness, Reason, SegmentSize, Side, Step, Task,
     pair_task,
@@ -30,6 +30,7 @@ use crate::access_log::Entry;
 use crate::live::Alive;
 use crate::place::Place;
 use crate::relay::Relay;
+use crate::shortage::limit_met;
 use crate::target::Target;
 
 const CLIENT: u8 = 0;
@@ -153,7 +154,7 @@ impl Connection {
             }
         }
         let errno = self.last_error.unwrap_or(Errno::ADDRNOTAVAIL);
-        self.fail(&format!("no target: {}", words(errno.raw_os_error())))
+        self.fail(&format!("no target: {}", words(errno)))
     }
 
     /// Has the target send no larger segments than the client takes.
@@ -226,7 +227,7 @@ impl Connection {
             Err(error) => {
                 self.relay
                     .engine_refused
-                    .make(|_| tracing::error!("{error}"));
+                    .emit(|_| tracing::error!("{error}"));
                 Step::Done
             }
         }
@@ -241,9 +242,36 @@ impl Connection {
         }
     }
 
+    /// " from" and the client's address; nothing where it has none, as most UNIX sockets.
+    fn client_name(&self) -> String {
+        // Asked only now: most connections never need it.
+        let peer = self
+            .client
+            .as_ref()
+            .and_then(|client| getpeername(client).ok());
+        match Place::from_kernel(peer.flatten()).map(|place| place.to_string()) {
+            Some(name) if name != "unix:" => format!(" from {name}"),
+            _ => String::new(),
+        }
+    }
+
     /// Ends without having reached the target: the client gets a reset, never an end of stream,
     /// which it could take for an empty answer.
     fn fail(&mut self, why: &str) -> Step {
+        if let Some(record) = &self.record {
+            self.relay.target_unreachable.emit(|suppressed| {
+                tracing::warn!(
+                    "connection {}{} to {} was reset: {why}{}",
+                    record.id,
+                    self.client_name(),
+                    record.wanted.address,
+                    match suppressed {
+                        0 => String::new(),
+                        count => format!(" ({count} more like it since the last warning)"),
+                    }
+                );
+            });
+        }
         if let Some(client) = self.client.take()
             && self.client_kind != Kind::Unix
         {
@@ -252,17 +280,6 @@ impl Connection {
         }
         self.abandon_target();
         if let Some(record) = self.record.take() {
-            let target = &record.wanted.address;
-            self.relay.target_unreachable.make(|held_back| {
-                tracing::warn!(
-                    "connection {} to {target} was reset: {why}{}",
-                    record.id,
-                    match held_back {
-                        0 => String::new(),
-                        count => format!(" ({count} more like it since the last warning)"),
-                    }
-                );
-            });
             record.write(None, why);
         }
         Step::Done
@@ -311,10 +328,17 @@ impl Task for Connection {
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         if cx.now() >= self.deadline {
+            let timeout = humantime::format_duration(self.relay.connect_timeout);
             let why = match self.last_error {
-                Some(Errno::AGAIN) => "no target: its backlog stayed full".into(),
-                Some(errno) => format!("no target: {}", words(errno.raw_os_error())),
-                None => "no target: it did not answer within the connect timeout".into(),
+                Some(Errno::AGAIN) => {
+                    format!(
+                        "no target: its backlog stayed full for the connect timeout of {timeout}"
+                    )
+                }
+                Some(errno) => format!("no target: {}", words(errno)),
+                None => {
+                    format!("no target: it did not answer within the connect timeout of {timeout}")
+                }
             };
             return self.fail(&why);
         }
@@ -389,14 +413,16 @@ impl Record {
             outcome: why.into(),
             duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),
         };
-        // It fails only when the log's thread is gone, which has told why.
-        let _ = log.send(entry);
+        log.write(&entry);
     }
 }
 
-/// The system's words for an error number, without the number.
-fn words(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
+/// The limit that was met, or the system's words for an error number, without the number.
+fn words(errno: Errno) -> String {
+    if let Some(limit) = limit_met(errno) {
+        return limit;
+    }
+    let text = std::io::Error::from(errno).to_string();
     text.split(" (os error")
         .next()
         .unwrap_or_default()

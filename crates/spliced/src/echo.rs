@@ -16,7 +16,7 @@ pub(crate) fn spawn(cx: &mut Context<'_>, client: Endpoint, alive: Alive, relay:
     };
     match echo_task(client, &relay.options, None, on_end) {
         Ok(echo) => drop(cx.spawn(echo)),
-        Err(error) => relay.engine_refused.make(|_| tracing::error!("{error}")),
+        Err(error) => relay.engine_refused.emit(|_| tracing::error!("{error}")),
     }
 }
 
@@ -27,7 +27,7 @@ fn ended(outcome: &Outcome, relay: &Relay, _alive: Alive) {
         Reason::Shutdown => drop(relay.cut_short.fetch_add(1, Ordering::Relaxed)),
         Reason::Refused => relay
             .engine_refused
-            .make(|_| tracing::error!("{}", outcome.why_engine)),
+            .emit(|_| tracing::error!("{}", outcome.why_engine)),
         _ => {}
     }
 }

@@ -20,6 +20,7 @@ use crate::echo;
 use crate::live::Alive;
 use crate::place::{Place, keep_urgent_bytes};
 use crate::relay::{Goal, Relay};
+use crate::shortage::limit_met;
 
 /// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`, which is
 /// 4096 since Linux 5.4.
@@ -323,11 +324,12 @@ impl Listener {
                 Failure::NoneWaits => false,
                 Failure::ThisOne => true,
                 Failure::Shortage => {
-                    self.relay.shortage.make(|_| {
+                    self.relay.shortage.emit(|_| {
                         tracing::warn!(
                             "no connection can be accepted for now: {}; raise the limit or lower \
                              --max-connections",
-                            std::io::Error::from(errno)
+                            limit_met(errno)
+                                .unwrap_or_else(|| std::io::Error::from(errno).to_string())
                         );
                     });
                     self.pause(cx);
@@ -351,7 +353,7 @@ impl Listener {
                 Err(error) => {
                     self.relay
                         .shortage
-                        .make(|_| tracing::warn!("no connection can be accepted: {error}"));
+                        .emit(|_| tracing::warn!("no connection can be accepted: {error}"));
                     cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
                 }
             }
@@ -405,7 +407,16 @@ impl Task for Listener {
     fn ready(&mut self, cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
         match self.relay.live.enter(|| cx.waker()) {
             Some(alive) => drop(self.accept(cx, alive)),
-            None => self.pause(cx),
+            None => {
+                self.relay.max_connections_reached.emit(|_| {
+                    tracing::warn!(
+                        "--max-connections {} is reached: clients wait in the backlog until a \
+                         connection ends",
+                        self.relay.live.most()
+                    );
+                });
+                self.pause(cx);
+            }
         }
         Step::Wait
     }

@@ -58,6 +58,11 @@ impl Live {
         Alive(Arc::clone(self))
     }
 
+    /// The most connections that may be alive.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }

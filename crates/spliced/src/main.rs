@@ -5,49 +5,75 @@
 
 mod access_log;
 mod cli;
-mod complaint;
 mod connection;
+mod diagnostics;
 mod doctor;
 mod echo;
 mod listener;
 mod live;
+mod log_file;
+mod log_queue;
 mod place;
+mod rate_limited_warning;
 mod relay;
+mod shortage;
+mod signal;
 mod target;
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Parser;
 use clap::error::ErrorKind as UsageError;
-use tracing::level_filters::LevelFilter;
 
-use crate::cli::{Cli, Command, Level};
+use crate::cli::{Cli, Command};
+use crate::diagnostics::Diagnostics;
+use crate::relay::Ended;
+use crate::signal::Signals;
 
 /// The exit status of a command that failed while it ran.
 const FAILED: u8 = 1;
 /// The exit status of a command that was written wrongly or asked for what cannot be had here.
 const WRONG_USAGE: u8 = 2;
+/// The exit status of a relay that had to cut connections at the end of draining.
+const CUT_SHORT: u8 = 3;
 
 fn main() -> ExitCode {
+    // Before anything else: until then a signal kills the process without a word.
+    let signals = Signals::catch();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    start_diagnostics(cli.log);
-    let result = match cli.command {
-        Command::Relay(args) => relay::run(args.into()),
-        Command::Echo(args) => relay::run(args.into()),
-        Command::Doctor(args) => doctor::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    let diagnostics = match Diagnostics::start(cli.log) {
+        Ok(diagnostics) => diagnostics,
         Err(error) => {
             eprintln!("spliced: {error:#}");
+            return ExitCode::from(FAILED);
+        }
+    };
+    let status = match signals.and_then(|signals| run(cli.command, signals, &diagnostics)) {
+        Ok(Ended::Well) => 0,
+        Ok(Ended::CutShort) => CUT_SHORT,
+        Err(error) => {
+            diagnostics.say(&format!("{error:#}"));
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            ExitCode::from(if refused { WRONG_USAGE } else { FAILED })
+            if refused { WRONG_USAGE } else { FAILED }
+        }
+    };
+    diagnostics.finish();
+    ExitCode::from(status)
+}
+
+fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
+    match command {
+        Command::Relay(args) => relay::run(args.into(), signals, diagnostics),
+        Command::Echo(args) => relay::run(args.into(), signals, diagnostics),
+        Command::Doctor(args) => {
+            signals.leave_to_default()?;
+            doctor::run(&args).map(|()| Ended::Well)
         }
     }
 }
@@ -75,23 +101,4 @@ fn usage(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = sentence.split_whitespace().collect();
     eprintln!("spliced: {}; see 'spliced --help'", words.join(" "));
     ExitCode::from(WRONG_USAGE)
-}
-
-fn start_diagnostics(level: Level) {
-    let level = match level {
-        Level::Off => LevelFilter::OFF,
-        Level::Error => LevelFilter::ERROR,
-        Level::Warn => LevelFilter::WARN,
-        Level::Info => LevelFilter::INFO,
-        Level::Debug => LevelFilter::DEBUG,
-        Level::Trace => LevelFilter::TRACE,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
-        // It would tell of a failed write to stderr on stderr, and panic.
-        .log_internal_errors(false)
-        .init();
 }

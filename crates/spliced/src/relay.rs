@@ -8,31 +8,30 @@
 //! over with a failure
 //! ```
 //!
-//! While it cuts, and as long as it has nothing to undo while it starts, a signal ends the process on the
-//! spot.
+//! As long as it has nothing to undo while it starts, a signal ends the process on the spot, with
+//! status 0; while it cuts, a second signal does, without waiting for the logs (`signal.rs`).
 
 use std::iter;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::iterator::Signals;
 use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options, Remote, Waker};
 
-use crate::access_log::{self, AccessLog};
+use crate::access_log::AccessLog;
 use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
-use crate::complaint::Complaint;
+use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::listener::{Listener, Listening, client_kind};
 use crate::live::Live;
+use crate::rate_limited_warning::RateLimitedWarning;
+use crate::signal::{Request, Signals};
 use crate::target::Target;
 
 /// What all threads of a relay share.
@@ -41,14 +40,15 @@ pub(crate) struct Relay {
     pub(crate) client_kind: Kind,
     pub(crate) options: Options,
     pub(crate) connect_timeout: Duration,
-    pub(crate) access_log: Option<access_log::Sender>,
+    pub(crate) access_log: Option<AccessLog>,
     pub(crate) live: Arc<Live>,
     pub(crate) next_id: AtomicU64,
     /// Connections that were closed before their end, by the end of the relay.
     pub(crate) cut_short: AtomicU64,
-    pub(crate) shortage: Complaint,
-    pub(crate) target_unreachable: Complaint,
-    pub(crate) engine_refused: Complaint,
+    pub(crate) shortage: RateLimitedWarning,
+    pub(crate) max_connections_reached: RateLimitedWarning,
+    pub(crate) target_unreachable: RateLimitedWarning,
+    pub(crate) engine_refused: RateLimitedWarning,
 }
 
 /// Where a client's bytes go.
@@ -130,6 +130,7 @@ struct Worker {
 /// What the relay waits for once it runs.
 enum Event {
     Signal,
+    Reopen,
     ListenersClosed,
     NoneLeft,
     LoopFailed(anyhow::Error),
@@ -146,11 +147,30 @@ fn tell_what_does_not_work() {
     }
 }
 
+/// How a relay ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Well,
+    /// Connections were cut at the end of draining.
+    CutShort,
+}
+
 /// Runs a relay until a signal ends it.
 ///
 /// # Errors
 /// What keeps it from starting, or made a loop fail.
-pub(crate) fn run(plan: Plan) -> Result<()> {
+pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
+    let (sender, events) = mpsc::channel();
+    let progress = signals.watch(diagnostics.clone(), {
+        let sender = sender.clone();
+        move |request| {
+            // Nobody listens once the relay has ended.
+            let _ = sender.send(match request {
+                Request::Stop => Event::Signal,
+                Request::Reopen => Event::Reopen,
+            });
+        }
+    })?;
     raise_descriptor_limit(plan.life.max_connections);
     if let EngineChoice::Only(engine) = plan.engine {
         if plan.target.is_none() {
@@ -168,27 +188,28 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         || thread::available_parallelism().map_or(1, usize::from),
         usize::from,
     );
-    let (sender, events) = mpsc::channel();
-    // Until there is something to be undone, such as a socket's file, a signal ends it at once.
-    let ends_at_once = watch_signals(sender.clone())?;
     let goal = match plan.target {
         Some(address) => Goal::Target(Target::new(address)?),
         None => Goal::Client,
     };
-    let (log, log_sender) = plan
+    let log = plan
         .access_log
         .as_deref()
         .map(AccessLog::open)
-        .transpose()?
-        .unzip();
-    ends_at_once.store(false, Ordering::Relaxed);
+        .transpose()?;
     let fits = match &goal {
         Goal::Target(target) if plan.engine == EngineChoice::Only(EngineName::Segment) => {
             target.segment_size()
         }
         _ => None,
     };
+    // A socket's file has to be removed again. A name to listen on has to be resolved first, which may
+    // take minutes, and leaves nothing behind.
+    if matches!(plan.listen, Address::UnixPath(_)) {
+        progress.running();
+    }
     let mut listening = Listening::on(&plan.listen, threads, fits)?;
+    progress.running();
     if let Some(time) = plan.busy_poll {
         listening.set_busy_poll(time)?;
     }
@@ -204,13 +225,14 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
             ..Options::default()
         },
         connect_timeout: plan.connect_timeout,
-        access_log: log_sender,
+        access_log: log.clone(),
         live: Live::new(plan.life.max_connections),
         next_id: AtomicU64::new(0),
         cut_short: AtomicU64::new(0),
-        shortage: Complaint::default(),
-        target_unreachable: Complaint::default(),
-        engine_refused: Complaint::default(),
+        shortage: RateLimitedWarning::default(),
+        max_connections_reached: RateLimitedWarning::default(),
+        target_unreachable: RateLimitedWarning::default(),
+        engine_refused: RateLimitedWarning::default(),
     });
     let workers = std::mem::take(&mut listening.by_thread)
         .into_iter()
@@ -225,14 +247,12 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         }
     }
 
-    let ended = match events.recv() {
-        Ok(Event::LoopFailed(error)) => Err(error),
+    let drained = match next_event(&events, None, log.as_ref()) {
+        Some(Event::LoopFailed(error)) => Err(error),
         _ => drain(&relay, &workers, &sender, &events, plan.life.drain_timeout),
     };
     drop(listening);
-    // From here on nobody takes a signal any more, and a log that takes no more lines, such as a
-    // pipe whose reader has stopped, could hold the rest up for ever.
-    ends_at_once.store(true, Ordering::Relaxed);
+    progress.ending(crate::FAILED);
     for worker in &workers {
         worker.remote.end();
     }
@@ -241,14 +261,52 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         let _ = worker.thread.join();
     }
     let cut_short = relay.cut_short.load(Ordering::Relaxed);
+    let mut ended = Ended::Well;
     if cut_short > 0 {
-        tracing::warn!("cut {} short", connections(cut_short));
+        progress.ending(crate::CUT_SHORT);
+        ended = Ended::CutShort;
+        let why = drained
+            .as_ref()
+            .map_or("the relay failed", |drained| drained.why_over);
+        tracing::warn!("cut {} short: {why}", connections(cut_short));
     }
-    drop(relay);
     if let Some(log) = log {
-        log.finish();
+        let deadline = drained.as_ref().ok().and_then(|drained| drained.deadline);
+        let left = deadline.map_or(Duration::ZERO, |at| {
+            at.saturating_duration_since(Instant::now())
+        });
+        // The diagnostics have to be written as well within the drain timeout.
+        log.finish(left.saturating_sub(LAST_WORDS).max(LAST_WORDS));
     }
-    ended
+    drained.map(|_| ended)
+}
+
+/// Waits for the next event until `deadline`. Requests to open the log again are served meanwhile.
+fn next_event(
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    log: Option<&AccessLog>,
+) -> Option<Event> {
+    loop {
+        let left = deadline.map_or(Duration::MAX, |at| {
+            at.saturating_duration_since(Instant::now())
+        });
+        match (events.recv_timeout(left).ok()?, log) {
+            (Event::Reopen, Some(log)) => log.reopen(),
+            (Event::Reopen, None) => {
+                tracing::info!("there is no access log that could be opened again");
+            }
+            (event, _) => return Some(event),
+        }
+    }
+}
+
+/// How draining came to its end.
+struct Drained {
+    /// Why no connection had more time.
+    why_over: &'static str,
+    /// When the drain timeout is over; `None` when the clock has no such time.
+    deadline: Option<Instant>,
 }
 
 /// Stops accepting and lets the connections end.
@@ -258,7 +316,7 @@ fn drain(
     sender: &Sender<Event>,
     events: &Receiver<Event>,
     timeout: Duration,
-) -> Result<()> {
+) -> Result<Drained> {
     for worker in workers {
         worker.listeners.iter().for_each(Waker::close);
         let sender = sender.clone();
@@ -273,20 +331,18 @@ fn drain(
         }
     }
     let deadline = Instant::now().checked_add(timeout);
+    let over = |why_over| Ok(Drained { why_over, deadline });
     let mut still_open = workers.len();
     loop {
-        let left = deadline.map_or(Duration::MAX, |at| {
-            at.saturating_duration_since(Instant::now())
-        });
-        match events.recv_timeout(left) {
-            Ok(Event::ListenersClosed) => {
+        match next_event(events, deadline, relay.access_log.as_ref()) {
+            Some(Event::ListenersClosed) => {
                 still_open -= 1;
                 if still_open == 0 {
                     // Only now is the number true: it holds who came out of the backlogs, and no
                     // listener counts somebody in who may not be there.
                     tracing::info!(
-                        "no longer accepting; {} left with {} to end; a second signal ends the \
-                         relay at once",
+                        "no longer accepting; {} left with {} to end; a second signal, from a \
+                         second on after the first, ends the relay at once",
                         connections(relay.live.count() as u64),
                         humantime::format_duration(timeout)
                     );
@@ -296,10 +352,11 @@ fn drain(
                         .when_none(move || drop(sender.send(Event::NoneLeft)));
                 }
             }
-            Ok(Event::NoneLeft) => return Ok(()),
-            Ok(Event::LoopFailed(error)) => return Err(error),
-            Ok(Event::Signal) => bail!("a second signal ended the relay before its connections"),
-            Err(_) => return Ok(()),
+            Some(Event::NoneLeft) => return over("the relay ended"),
+            Some(Event::LoopFailed(error)) => return Err(error),
+            Some(Event::Signal) => return over("a second signal ended the relay"),
+            Some(Event::Reopen) => {}
+            None => return over("the drain timeout was over"),
         }
     }
 }
@@ -372,27 +429,6 @@ impl Worker {
     }
 }
 
-/// While the flag that it returns is set, and it is, a signal ends the process on the spot.
-fn watch_signals(events: Sender<Event>) -> Result<Arc<AtomicBool>> {
-    let ends_at_once = Arc::new(AtomicBool::new(true));
-    for signal in [SIGTERM, SIGINT] {
-        flag::register_conditional_shutdown(signal, crate::FAILED.into(), ends_at_once.clone())
-            .context("signals cannot be handled")?;
-    }
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
-    thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            for _ in signals.forever() {
-                if events.send(Event::Signal).is_err() {
-                    break;
-                }
-            }
-        })
-        .context("cannot start the thread that waits for signals")?;
-    Ok(ends_at_once)
-}
-
 /// A connection takes two descriptors, and the usual soft limit of 1024 is one for select(2).
 pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
@@ -436,9 +472,10 @@ mod tests {
             live: Live::new(None),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
-            shortage: Complaint::default(),
-            target_unreachable: Complaint::default(),
-            engine_refused: Complaint::default(),
+            shortage: RateLimitedWarning::default(),
+            max_connections_reached: RateLimitedWarning::default(),
+            target_unreachable: RateLimitedWarning::default(),
+            engine_refused: RateLimitedWarning::default(),
         });
         let (sender, events) = mpsc::channel();
         let worker = Worker::start(Vec::new(), false, &relay, None, &sender).expect("a worker");

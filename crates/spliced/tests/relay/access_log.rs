@@ -14,7 +14,7 @@ use crate::log::{Log, entries};
 use crate::patience::until;
 use crate::payload::Payload;
 use crate::peer::{Peer, exchange};
-use crate::relay::{Relay, command};
+use crate::relay::{CUT_SHORT, Relay, command};
 use crate::server::{Server, ask};
 use crate::usage::complaint;
 
@@ -233,7 +233,8 @@ fn what_a_signal_cuts_short_has_its_entry() {
     let far = server.accept();
     client.send(Payload::new(31), 0, 4321);
     far.expect(Payload::new(31), 0, 4321);
-    relay.terminate();
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
     let entries = log.entries();
     assert_eq!(entries.len(), 1);
     assert_eq!(entries[0]["outcome"], "shutdown");
@@ -272,10 +273,7 @@ fn a_reader_of_the_log_that_does_not_read_cannot_keep_it_from_ending() {
     relay.signal(Signal::TERM);
     relay.wait_told("no longer accepting");
     // The first one leaves it waiting for the log; a person presses the key again.
-    until("it ends", || {
-        relay.signal(Signal::INT);
-        !relay.is_running()
-    });
+    relay.signal_until_it_ends(Signal::INT);
     assert_eq!(relay.wait_end().code(), Some(1));
     drop(stdout);
 }

@@ -133,7 +133,8 @@ fn a_shortage_of_descriptors_keeps_clients_waiting_and_loses_none() {
             let clients: Vec<_> = (0..CLIENTS as u64)
                 .map(|number| call(&relay.address, number, SOME_BYTES))
                 .collect();
-            relay.wait_told("no connection can be accepted for now");
+            let line = relay.wait_told("no connection can be accepted for now");
+            assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
             let cpu_before = relay.cpu_time();
             thread::sleep(WATCHED);
             let cpu = relay.cpu_time() - cpu_before;

@@ -29,5 +29,7 @@ mod reset;
 mod resolver;
 mod segment;
 mod shutdown;
+mod signals;
+mod stalled_log;
 mod target;
 mod usage;

@@ -62,13 +62,15 @@ fn no_more_than_max_connections_are_let_in_and_the_others_later() {
 }
 
 #[test]
-fn a_full_relay_waits_without_spinning() {
+fn a_full_relay_waits_without_spinning_and_names_its_limit() {
     const WATCHED: Duration = Duration::from_millis(500);
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--max-connections", "1"]);
     let _first = Peer::connect(&relay.address);
     let _far = server.accept();
     let _others: Vec<_> = (0..10).map(|_| Peer::connect(&relay.address)).collect();
+    let line = relay.wait_told("--max-connections 1 is reached");
+    assert!(line.contains(" WARN "), "{line}");
     until_at_rest(Duration::from_millis(100), || relay.cpu_time());
     let before = relay.cpu_time();
     thread::sleep(WATCHED);

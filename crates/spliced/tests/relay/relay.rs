@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -23,6 +23,12 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spliced");
 
 /// What the epoll instance of a thread without connections watches: a mailbox, a timer, a listener.
 pub(crate) const IDLE_WATCHED: usize = 3;
+
+/// The exit status of a relay that had to cut connections.
+pub(crate) const CUT_SHORT: i32 = 3;
+
+/// Signals that come within this time are one request.
+pub(crate) const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// `/proc/PID/stat` counts in hundredths of a second for every program (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
@@ -171,12 +177,21 @@ impl Relay {
     }
 
     /// What it has written to its standard output, which must have been piped, until it ends.
-    pub(crate) fn take_stdout(&mut self) -> impl Read + use<> {
+    pub(crate) fn take_stdout(&mut self) -> ChildStdout {
         self.process.child_mut().stdout.take().expect("its stdout")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
         self.process.signal(signal).expect("it can be signalled");
+    }
+
+    /// Sends it the signal again and again: a second one counts only [`SAME_REQUEST`] after the first.
+    pub(crate) fn signal_until_it_ends(&mut self, signal: Signal) {
+        until("it ends", || {
+            // It may have ended meanwhile, and stays there until it is waited for.
+            self.signal(signal);
+            !self.is_running()
+        });
     }
 
     /// Stops all its threads where they are, until [`go_on`](Self::go_on).
@@ -211,6 +226,20 @@ impl Relay {
     pub(crate) fn terminate(&mut self) {
         self.signal(Signal::TERM);
         assert_eq!(self.wait_end().code(), Some(0));
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Whether the program itself has `signal` in its set `name` (`SigCgt`, `SigIgn`).
+    pub(crate) fn has_in_set(&self, name: &str, signal: Signal) -> bool {
+        let status = self.file("status");
+        let set = status.lines().find_map(|line| line.strip_prefix(name));
+        let set = set.and_then(|set| set.strip_prefix(':'));
+        let set = u64::from_str_radix(set.expect("a set").trim(), 16).expect("a mask");
+        // Until exec(2) it is another program's.
+        status.starts_with("Name:\tspliced") && set >> (signal.as_raw() - 1) & 1 == 1
     }
 
     fn file(&self, name: &str) -> String {

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::payload::Payload;
 use crate::peer::{End, Peer, exchange};
-use crate::relay::Relay;
+use crate::relay::{CUT_SHORT, Relay, SAME_REQUEST};
 use crate::server::{Server, ask, try_ask};
 
 const SOME_BYTES: u64 = 100_000;
@@ -121,27 +121,28 @@ fn the_drain_timeout_resets_the_rest_and_says_how_many() {
         peer.expect_reset();
     }
     assert!(start.elapsed() >= Duration::from_millis(500));
-    assert_eq!(relay.wait_end().code(), Some(0));
-    relay.wait_told("cut 4 connections short");
+    assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
+    relay.wait_told("cut 4 connections short: the drain timeout was over");
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once_and_with_a_failure() {
+fn a_second_signal_ends_it_at_once_and_with_a_status_of_its_own() {
     let server = Server::new();
     let mut relay = Relay::to(&server.address, &["--drain-timeout", "1h"]);
     let client = Peer::connect(&relay.address);
     let far = server.accept();
     client.send(Payload::new(23), 0, SOME_BYTES);
     far.expect(Payload::new(23), 0, SOME_BYTES);
+    let first = Instant::now();
     relay.signal(Signal::INT);
     relay.wait_told("1 connection left with 1h to end");
     assert!(relay.is_running());
-    relay.signal(Signal::TERM);
+    relay.signal_until_it_ends(Signal::TERM);
+    assert!(first.elapsed() >= SAME_REQUEST);
     client.expect_reset();
     far.expect_reset();
-    assert_eq!(relay.wait_end().code(), Some(1));
-    relay.wait_told("cut 1 connection short");
-    relay.wait_told("spliced: a second signal");
+    assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
+    relay.wait_told("cut 1 connection short: a second signal ended the relay");
 }
 
 #[test]
@@ -151,7 +152,8 @@ fn a_drain_without_time_resets_at_once() {
     let client = Peer::connect(&relay.address);
     let far = server.accept();
     relay.connected_sockets(2);
-    relay.terminate();
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
     client.expect_reset();
     far.expect_reset();
 }
@@ -206,4 +208,28 @@ fn a_client_that_waits_for_its_target_is_drained_too() {
     drop(first);
     exchange(&client, &server.accept(), 25, SOME_BYTES, SOME_BYTES);
     assert_eq!(relay.wait_end().code(), Some(0));
+}
+
+/// `timeout` sends one to its child and then one to the whole group.
+#[test]
+fn two_signals_at_once_are_one() {
+    let server = Server::new();
+    let mut relay = Relay::to(&server.address, &["--drain-timeout", "1h"]);
+    let client = Peer::connect(&relay.address);
+    let far = server.accept();
+    client.send(Payload::new(26), 0, SOME_BYTES);
+    far.expect(Payload::new(26), 0, SOME_BYTES);
+    relay.hold_still();
+    relay.signal(Signal::TERM);
+    relay.signal(Signal::INT);
+    relay.go_on();
+    relay.wait_told("1 connection left");
+    far.send(Payload::new(27), 0, SOME_BYTES);
+    client.expect(Payload::new(27), 0, SOME_BYTES);
+    assert!(relay.is_running());
+    client.end_stream();
+    drop(far);
+    client.expect_end();
+    assert_eq!(relay.wait_end().code(), Some(0));
+    assert_eq!(relay.lines_told("short"), 0);
 }

@@ -41,6 +41,9 @@ fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
     let outcome = entries[0]["outcome"].as_str().expect("an outcome");
     assert!(outcome.contains(why), "{outcome}");
     assert_eq!(entries[0]["target"], target);
+    let client = entries[0]["client"].as_str().expect("a client");
+    let from = format!("connection 1 from {client} to {target} ");
+    assert!(line.contains(&from), "no {from:?} in {line:?}");
     took
 }
 
@@ -96,8 +99,14 @@ fn slow_is_a_reset_within_the_connect_timeout_and_says_so() {
     const TIMEOUT: Duration = Duration::from_millis(700);
     let name = format!("unix:@spliced-test-slow-{}", std::process::id());
     for (address, why) in [
-        ("127.0.0.1:0", "did not answer within the connect timeout"),
-        (&name, "backlog stayed full"),
+        (
+            "127.0.0.1:0",
+            "did not answer within the connect timeout of 700ms",
+        ),
+        (
+            &name,
+            "backlog stayed full for the connect timeout of 700ms",
+        ),
     ] {
         let server = Server::with_backlog(address, 0);
         // Takes the one place that there is; whoever comes next has to wait.

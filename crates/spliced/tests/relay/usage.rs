@@ -219,7 +219,13 @@ fn help_is_enough_to_use_it() {
             "SPLICED_LOG",
             "SIGTERM",
             "SIGINT",
+            "SIGHUP",
+            "SIGUSR1",
+            "SIGUSR2",
+            "one second after",
+            "dropped and counted",
             "Exit status: 0",
+            "3 connections were reset",
         ] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }

@@ -1,0 +1,144 @@
+//! A file that log lines are appended to: a line is in it whole or not at all.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// The log's file, FIFO, terminal or pipe.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    file: File,
+    /// `None` for a standard stream, which cannot be opened again.
+    path: Option<PathBuf>,
+    /// It ends with a part of a line.
+    torn: bool,
+}
+
+impl LogFile {
+    /// Opens `path` for appending. Never blocks on a FIFO that has no reader.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = open(path)?;
+        Ok(Self {
+            torn: ends_within_line(&file, path),
+            file,
+            path: Some(path.into()),
+        })
+    }
+
+    /// A second descriptor of a standard stream, without the buffer and the lock that `std::io` has
+    /// for it: nobody else may come to wait for a write to it.
+    pub(crate) fn standard_stream(stream: &impl AsFd) -> io::Result<Self> {
+        let descriptor: OwnedFd = stream.as_fd().try_clone_to_owned()?;
+        Ok(Self {
+            file: descriptor.into(),
+            path: None,
+            torn: false,
+        })
+    }
+
+    /// Opens the path again, which logrotate has renamed in between. On failure the old file stays.
+    pub(crate) fn reopen(&mut self) -> io::Result<()> {
+        if let Some(path) = self.path.take() {
+            let opened = Self::open(&path);
+            self.path = Some(path);
+            *self = opened?;
+        }
+        Ok(())
+    }
+
+    /// Writes one line, its newline included, in one write(2): other processes may append to the
+    /// same file, and a pipe takes up to `PIPE_BUF` bytes whole or not at all.
+    ///
+    /// # Errors
+    /// The line is not in the file then. [`io::ErrorKind::WouldBlock`]: the reader does not read.
+    pub(crate) fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let on_its_own;
+        let bytes = if self.torn {
+            on_its_own = [b"\n", line].concat();
+            &on_its_own
+        } else {
+            line
+        };
+        let mut written = 0;
+        while written < bytes.len() {
+            match (&self.file).write(&bytes[written..]) {
+                Ok(0) => return self.fail(written, io::ErrorKind::WriteZero.into()),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A terminal or a line longer than PIPE_BUF: the rest has to follow.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && written > 0 => {
+                    self.wait_writable(None);
+                }
+                Err(error) => return self.fail(written, error),
+            }
+        }
+        self.torn = false;
+        Ok(())
+    }
+
+    /// Waits until it takes bytes or has an error, for `time` at most.
+    pub(crate) fn wait_writable(&self, time: Option<Duration>) {
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        // The write that follows tells of an error.
+        let _ = poll(
+            &mut [PollFd::new(&self.file, PollFlags::OUT)],
+            time.as_ref(),
+        );
+    }
+
+    fn fail(&mut self, written: usize, error: io::Error) -> io::Result<()> {
+        if written > 0 && self.take_back(written as u64).is_err() {
+            self.torn = true;
+        }
+        Err(error)
+    }
+
+    /// Cuts the last bytes off, provided that they still are the last.
+    fn take_back(&mut self, written: u64) -> io::Result<()> {
+        let end = self.file.stream_position()?;
+        let metadata = self.file.metadata()?;
+        if !metadata.is_file() || metadata.len() != end {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.file.set_len(end - written)?;
+        // A standard stream need not be open for appending, and would leave a hole.
+        self.file.seek(SeekFrom::Start(end - written)).map(drop)
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .create(true)
+        .append(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    match options.open(path) {
+        // A FIFO without a reader. Being one itself, the relay need not wait for the first (fifo(7)).
+        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+            options.read(true).open(path)
+        }
+        opened => opened,
+    }
+}
+
+/// Whether a process was killed, or a disk became full, in the middle of the last line.
+fn ends_within_line(file: &File, path: &Path) -> bool {
+    // `file` itself is open for writing only.
+    let last_byte = || -> io::Result<u8> {
+        let mut file = File::open(path)?;
+        let mut byte = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut byte)?;
+        Ok(byte[0])
+    };
+    file.metadata()
+        .is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0)
+        && last_byte().is_ok_and(|byte| byte != b'\n')
+}

@@ -1,0 +1,402 @@
+//! A log that never makes anybody wait: a bounded queue of lines, and the thread that writes them.
+//!
+//! ```text
+//!          a line                       written
+//! asleep ─────────▶ writing ────────────────────────────▶ asleep
+//!                    │   ▲
+//!   the write fails, │   │ it works again: what was lost is told
+//!   or blocks        ▼   │
+//!                    stuck (lines wait; once the queue is full they are dropped and counted)
+//!
+//! any ──finish──▶ writes what waits ──▶ over; a write that fails then ends it too
+//! ```
+//!
+//! The crate `tracing-appender` has such a thread. It ignores write errors, so a full disk loses lines
+//! uncounted and leaves half ones, and it may print to a stalled stdout when the program ends.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::log_file::LogFile;
+
+/// How often a log that cannot be written is tried again: often enough for an operator who has just
+/// made room, seldom enough to cost nothing.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+/// What has to be said about a log, and where.
+pub(crate) trait Reporter: Send + 'static {
+    /// Writing fails, for the first time since it worked.
+    fn failed(&mut self, error: &io::Error);
+
+    /// Writing works again, or the reader reads again, after `lost` lines were dropped. Returns a line
+    /// for the log itself, in the place of those that were dropped.
+    fn recovered(&mut self, lost: u64) -> Option<Vec<u8>>;
+
+    /// Someone asked for the file to be opened again.
+    fn reopened(&mut self, result: io::Result<()>);
+}
+
+/// The way to the thread, for any number of threads.
+#[derive(Clone, Debug)]
+pub(crate) struct LogQueue(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// A line, or a request, for a thread that is asleep or stuck.
+    to_writer: Condvar,
+    ended: Condvar,
+    capacity_lines: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Vec<u8>>,
+    /// Lines that the thread has taken and not yet written.
+    in_hand: usize,
+    /// Lines that were dropped behind those that wait, and that nobody has been told of.
+    dropped: u64,
+    /// The thread waits for a line; waking it costs a system call.
+    asleep: bool,
+    reopen: bool,
+    closing: bool,
+    ended: bool,
+}
+
+/// How a log came to its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finished {
+    /// Lines that are not in the log and that no line tells of.
+    pub(crate) lost: u64,
+    /// The thread still waits for a reader.
+    pub(crate) stalled: bool,
+}
+
+impl LogQueue {
+    /// Lines that may wait: two seconds of the most connections that the bench has seen end (8000 a
+    /// second), about 5 MB.
+    pub(crate) const CAPACITY_LINES: usize = 16 * 1024;
+
+    /// Starts the thread, called `name`, that writes to `file`.
+    pub(crate) fn start(name: &str, file: LogFile, reporter: impl Reporter) -> io::Result<Self> {
+        Self::with_capacity(Self::CAPACITY_LINES, name, file, reporter)
+    }
+
+    fn with_capacity(
+        capacity_lines: usize,
+        name: &str,
+        file: LogFile,
+        reporter: impl Reporter,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            to_writer: Condvar::new(),
+            ended: Condvar::new(),
+            capacity_lines,
+        });
+        let writer = Writer {
+            shared: Arc::clone(&shared),
+            file,
+            reporter,
+            failing: false,
+        };
+        thread::Builder::new()
+            .name(name.into())
+            .spawn(move || writer.run())?;
+        Ok(Self(shared))
+    }
+
+    /// Adds a line, its newline included. Never waits for the log: a line for which there is no room
+    /// is dropped and counted.
+    pub(crate) fn push(&self, line: Vec<u8>) {
+        let mut state = self.0.lock();
+        if state.ended || state.waiting.len() >= self.0.capacity_lines {
+            state.dropped += 1;
+            return;
+        }
+        state.waiting.push_back(line);
+        if std::mem::take(&mut state.asleep) {
+            drop(state);
+            self.0.to_writer.notify_one();
+        }
+    }
+
+    /// Has the file opened again. What is pushed from now on is not written to the old one.
+    pub(crate) fn reopen(&self) {
+        self.0.lock().reopen = true;
+        self.0.to_writer.notify_one();
+    }
+
+    /// Waits for `time` at most until everything is written.
+    pub(crate) fn finish(&self, time: Duration) -> Finished {
+        let mut state = self.0.lock();
+        state.closing = true;
+        self.0.to_writer.notify_one();
+        let (state, _) = self
+            .0
+            .ended
+            .wait_timeout_while(state, time, |state| !state.ended)
+            .unwrap_or_else(PoisonError::into_inner);
+        Finished {
+            lost: state.dropped + (state.waiting.len() + state.in_hand) as u64,
+            stalled: !state.ended,
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No change of the state can panic half way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the thread has.
+struct Writer<R> {
+    shared: Arc<Shared>,
+    file: LogFile,
+    reporter: R,
+    /// A failure has been reported, its end has not.
+    failing: bool,
+}
+
+/// The log takes no more lines, be it by a panic of its thread.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.ended.notify_all();
+    }
+}
+
+/// The log cannot be written, and the program is about to end.
+struct GivenUp;
+
+impl<R: Reporter> Writer<R> {
+    fn run(mut self) {
+        let _ending = Ending(Arc::clone(&self.shared));
+        while let Some((lines, dropped)) = self.take() {
+            for line in lines {
+                if self.write(&line).is_err() {
+                    return;
+                }
+                self.shared.lock().in_hand -= 1;
+            }
+            if self.tell_recovery(dropped).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The next lines, all that there are, and how many were dropped behind them.
+    fn take(&mut self) -> Option<(VecDeque<Vec<u8>>, u64)> {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        loop {
+            if state.reopen {
+                drop(state);
+                self.reopen_if_asked();
+                state = shared.lock();
+            } else if !state.waiting.is_empty() {
+                let lines = std::mem::take(&mut state.waiting);
+                state.in_hand = lines.len();
+                return Some((lines, state.dropped));
+            } else if state.closing {
+                return None;
+            } else {
+                state.asleep = true;
+                state = shared
+                    .to_writer
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state.asleep = false;
+            }
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) -> Result<(), GivenUp> {
+        loop {
+            match self.file.append(line) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.file.wait_writable(Some(RETRY_EVERY));
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        self.reporter.failed(&error);
+                    }
+                    let state = self.shared.lock();
+                    if state.closing {
+                        return Err(GivenUp);
+                    }
+                    let pause =
+                        self.shared
+                            .to_writer
+                            .wait_timeout_while(state, RETRY_EVERY, |state| {
+                                !state.reopen && !state.closing
+                            });
+                    drop(pause.unwrap_or_else(PoisonError::into_inner));
+                }
+            }
+            self.reopen_if_asked();
+        }
+    }
+
+    fn reopen_if_asked(&mut self) {
+        if std::mem::take(&mut self.shared.lock().reopen) {
+            let result = self.file.reopen();
+            self.reporter.reopened(result);
+        }
+    }
+
+    /// Everything taken has been written, and behind it comes the gap of the `dropped` lines.
+    fn tell_recovery(&mut self, dropped: u64) -> Result<(), GivenUp> {
+        // With lines dropped meanwhile, the next time is the one to tell it.
+        let recovered = self.failing && self.shared.lock().dropped == 0;
+        if dropped == 0 && !recovered {
+            return Ok(());
+        }
+        self.failing = false;
+        let line = self.reporter.recovered(dropped);
+        if let Some(line) = line {
+            self.write(&line)?;
+        }
+        self.shared.lock().dropped -= dropped;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::sync::mpsc::{self, Sender};
+
+    use netlab::{PATIENCE, Scratch, until};
+
+    use super::*;
+
+    /// Tells what it hears, and answers a recovery in the log itself.
+    struct Told(Sender<String>);
+
+    impl Reporter for Told {
+        fn failed(&mut self, error: &io::Error) {
+            self.0.send(error.kind().to_string()).expect("a test");
+        }
+
+        fn recovered(&mut self, lost: u64) -> Option<Vec<u8>> {
+            self.0.send(format!("lost {lost}")).expect("a test");
+            (lost > 0).then(|| format!("lost {lost}\n").into_bytes())
+        }
+
+        fn reopened(&mut self, result: io::Result<()>) {
+            self.0.send(format!("{result:?}")).expect("a test");
+        }
+    }
+
+    /// The smallest pipe, and its size in bytes.
+    fn pipe() -> (io::PipeReader, LogFile, usize) {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let bytes = rustix::pipe::fcntl_setpipe_size(&writer, 1).expect("a small pipe");
+        let file = LogFile::standard_stream(&writer).expect("a second descriptor");
+        (reader, file, bytes)
+    }
+
+    /// A line of so many bytes.
+    fn line(number: u64, bytes: usize) -> Vec<u8> {
+        format!("{number:>0$}\n", bytes - 1).into_bytes()
+    }
+
+    /// Waits until the thread has taken what there was, and is asleep or stuck.
+    fn until_taken(queue: &LogQueue) {
+        until("the lines are taken", || queue.0.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn a_gap_is_told_of_in_its_place_and_with_its_size() {
+        const CAPACITY_LINES: usize = 3;
+        let (reader, file, pipe_bytes) = pipe();
+        let (sender, told) = mpsc::channel();
+        let queue = LogQueue::with_capacity(CAPACITY_LINES, "log", file, Told(sender));
+        let queue = queue.expect("a thread");
+        // The pipe has the first, the thread has the second, three wait, the others are lost.
+        for number in 1..=2 {
+            queue.push(line(number, pipe_bytes));
+            until_taken(&queue);
+        }
+        (3..=9).for_each(|number| queue.push(line(number, pipe_bytes)));
+        assert!(told.try_recv().is_err(), "nothing works again yet");
+        let mut reader = BufReader::with_capacity(1, reader);
+        let mut read = || {
+            let mut line = String::new();
+            reader.read_line(&mut line).expect("a line");
+            line.trim().to_owned()
+        };
+        for number in 1..=5 {
+            assert_eq!(read(), number.to_string());
+        }
+        assert_eq!(read(), "lost 4");
+        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("lost 4"));
+        queue.push(line(10, pipe_bytes));
+        assert_eq!(read(), "10");
+        let all = Finished {
+            lost: 0,
+            stalled: false,
+        };
+        assert_eq!(queue.finish(PATIENCE), all);
+    }
+
+    #[test]
+    fn a_reader_that_stalls_for_good_is_waited_for_no_longer_than_asked() {
+        let (_reader, file, pipe_bytes) = pipe();
+        let queue = LogQueue::with_capacity(2, "log", file, Told(mpsc::channel().0));
+        let queue = queue.expect("a thread");
+        for number in 1..=2 {
+            queue.push(line(number, pipe_bytes));
+            until_taken(&queue);
+        }
+        (3..=7).for_each(|number| queue.push(line(number, pipe_bytes)));
+        let finished = Finished {
+            lost: 6,
+            stalled: true,
+        };
+        assert_eq!(queue.finish(Duration::from_millis(10)), finished);
+    }
+
+    #[test]
+    fn a_failure_is_told_once_and_no_line_is_lost_where_the_file_is_opened_again() {
+        let scratch = Scratch::new("queue").expect("a directory");
+        let path = scratch.path().join("log");
+        std::os::unix::fs::symlink("/dev/full", &path).expect("a link");
+        let (sender, told) = mpsc::channel();
+        let file = LogFile::open(&path).expect("the device");
+        let queue = LogQueue::start("log", file, Told(sender)).expect("a thread");
+        (1..=3).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
+        let full = io::ErrorKind::StorageFull.to_string();
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(full));
+        std::fs::remove_file(&path).expect("the link");
+        queue.reopen();
+        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("Ok(())"));
+        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("lost 0"));
+        assert_eq!(queue.finish(PATIENCE).lost, 0);
+        let text = std::fs::read_to_string(&path).expect("the log");
+        assert_eq!(text, "1\n2\n3\n");
+    }
+
+    #[test]
+    fn half_a_line_that_somebody_left_stays_alone() {
+        let scratch = Scratch::new("half").expect("a directory");
+        let path = scratch.write("log", "whole\nha").expect("a file");
+        let mut file = LogFile::open(&path).expect("the file");
+        file.append(b"next\n").expect("room");
+        file.append(b"last\n").expect("room");
+        let mut text = String::new();
+        std::fs::File::open(&path)
+            .and_then(|mut file| file.read_to_string(&mut text))
+            .expect("the log");
+        assert_eq!(text, "whole\nha\nnext\nlast\n");
+    }
+}

@@ -1,0 +1,296 @@
+//! Logs whose reader does not read, and disks that are full: neither may stop the traffic or the end.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::net::TcpStream;
+use std::process::{ChildStderr, ChildStdout, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use netlab::{Need, Process, Scratch, available};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::pipe::fcntl_setpipe_size;
+use rustix::process::Signal;
+
+use crate::log::{Log, entries};
+use crate::patience::{PATIENCE, until};
+use crate::peer::Peer;
+use crate::relay::{BINARY, Relay, command};
+use crate::server::{Server, ask};
+
+/// Enough lines that a small pipe is full several times over.
+const SOME_CLIENTS: u64 = 200;
+/// As many as lines may wait (16 Ki), those of a small pipe, and some more.
+const TOO_MANY_CLIENTS: u64 = 17_000;
+/// The least that a pipe holds.
+const PIPE_BYTES: usize = 4096;
+
+/// A relay that says a line on stderr for each connection, where nobody reads from the first one on.
+fn with_stderr_unread(server: &str) -> (Process, BufReader<ChildStderr>, String) {
+    let arguments = ["relay", "127.0.0.1:0", server, "--log", "debug"];
+    let mut command = command(&arguments);
+    let mut process =
+        Process::spawn(command.stdin(Stdio::null()).stderr(Stdio::piped())).expect("it starts");
+    let stderr = process.child_mut().stderr.take().expect("its stderr");
+    let mut stderr = BufReader::with_capacity(1, stderr);
+    let mut line = String::new();
+    while !line.contains("listening on ") {
+        line.clear();
+        stderr.read_line(&mut line).expect("where it listens");
+    }
+    let (_, after) = line.split_once("listening on ").expect("found above");
+    let (address, _) = after.split_once(", ").expect("where it listens");
+    fcntl_setpipe_size(stderr.get_ref(), PIPE_BYTES).expect("F_SETPIPE_SZ");
+    (process, stderr, address.into())
+}
+
+#[test]
+fn stderr_that_nobody_reads_stops_neither_traffic_nor_the_end() {
+    let server = Server::new().answering();
+    let (mut process, stderr, address) = with_stderr_unread(&server.address);
+    for number in 0..SOME_CLIENTS {
+        ask(&Peer::connect(&address), number, 10, 10);
+    }
+    process.signal(Signal::TERM).expect("it runs");
+    let status = process.wait_at_most(PATIENCE).expect("wait");
+    assert_eq!(status.expect("it ends").code(), Some(0));
+    drop(stderr);
+}
+
+#[test]
+fn stderr_that_is_read_late_has_every_line() {
+    let server = Server::new().answering();
+    let (process, mut stderr, address) = with_stderr_unread(&server.address);
+    for number in 0..SOME_CLIENTS {
+        ask(&Peer::connect(&address), number, 10, 10);
+    }
+    let mut text = String::new();
+    while (text.matches(" ended: ").count() as u64) < SOME_CLIENTS {
+        let read = stderr.read_line(&mut text).expect("a line");
+        assert!(read > 0, "it ends too early: {text}");
+    }
+    for number in 1..=SOME_CLIENTS {
+        assert!(
+            text.contains(&format!("connection {number} ended: ")),
+            "no {number} in {text}"
+        );
+    }
+    process.signal(Signal::TERM).expect("it runs");
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).expect("the rest");
+    assert!(rest.contains("no longer accepting"), "{rest}");
+}
+
+#[test]
+fn lines_that_stderr_has_lost_are_counted_where_they_are_missing() {
+    let started = Instant::now();
+    let (process, mut stderr, address) = with_stderr_unread("127.0.0.1:1");
+    for _ in 0..TOO_MANY_CLIENTS {
+        is_reset(&address);
+    }
+    let mut text = String::new();
+    while !text.contains(" lines were lost here: stderr was not being read\n") {
+        assert!(stderr.read_line(&mut text).expect("a line") > 0);
+    }
+    let lost: u64 = text
+        .lines()
+        .last()
+        .and_then(|line| line.split_once(" WARN ")?.1.split(' ').next()?.parse().ok())
+        .expect("a number");
+    process.signal(Signal::TERM).expect("it runs");
+    stderr.read_to_string(&mut text).expect("the rest");
+    assert!(text.contains("no longer accepting"));
+    // Each connection has a line of its own; warnings come once a second.
+    let missing = TOO_MANY_CLIENTS - text.matches(" ended: ").count() as u64;
+    let most = missing + 1 + started.elapsed().as_secs();
+    assert!(
+        (missing..=most).contains(&lost),
+        "{lost} of {missing} to {most}"
+    );
+}
+
+/// A client at whose target nobody is. The reset may come before connect(2) has returned.
+fn is_reset(address: &str) {
+    let outcome = TcpStream::connect(address).and_then(|mut client| {
+        // It fails where the reset was quicker.
+        let _ = client.set_read_timeout(Some(PATIENCE));
+        client.read(&mut [0])
+    });
+    let error = outcome.expect_err("nothing else");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+/// With its access log on a standard output that nobody reads, and entries of so many clients.
+fn with_stdout_unread(clients: u64, options: &[&str]) -> (Relay, ChildStdout) {
+    // Nobody is at the target, so each client costs little.
+    let arguments = ["relay", "127.0.0.1:0", "127.0.0.1:1", "--access-log", "-"];
+    let mut command = command(&[&arguments, options].concat());
+    let mut relay = Relay::spawn(command.stdout(Stdio::piped()));
+    let stdout = relay.take_stdout();
+    fcntl_setpipe_size(&stdout, PIPE_BYTES).expect("F_SETPIPE_SZ");
+    for _ in 0..clients {
+        is_reset(&relay.address);
+    }
+    (relay, stdout)
+}
+
+#[test]
+fn lines_for_which_there_is_no_room_are_counted_and_told_of() {
+    const CLIENTS: u64 = TOO_MANY_CLIENTS;
+    let (mut relay, mut stdout) = with_stdout_unread(CLIENTS, &[]);
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).expect("its stdout");
+        text
+    });
+    let line = relay.wait_told("is being written again");
+    is_reset(&relay.address);
+    relay.terminate();
+    let entries = entries(&reader.join().expect("no panic"));
+    let (_, lost) = line.split_once("written again; ").expect("a count");
+    let lost: u64 = lost
+        .split(' ')
+        .find_map(|word| word.parse().ok())
+        .expect("a number");
+    assert!(lost > 0);
+    assert_eq!(entries.len() as u64 + lost, CLIENTS + 1);
+    assert_eq!(entries.last().expect("an entry")["id"], CLIENTS + 1);
+}
+
+#[test]
+fn a_log_that_nobody_reads_delays_the_end_by_no_more_than_the_drain_timeout() {
+    let options = ["--drain-timeout", "3s"];
+    let (mut relay, stdout) = with_stdout_unread(SOME_CLIENTS, &options);
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.wait_end().code(), Some(0));
+    let line = relay.wait_told("its reader does not read");
+    assert!(line.contains("(standard output) lost its last"), "{line}");
+    drop(stdout);
+}
+
+#[test]
+fn a_fifo_may_be_the_log_and_its_reader_come_late_and_stall() {
+    let scratch = Scratch::new("fifo").expect("a directory");
+    let log = Log::below(&scratch);
+    mknodat(CWD, &log.path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("mkfifo");
+    let server = Server::new().answering();
+    let options = ["--access-log", &log.path];
+    let mut relay = Relay::to(&server.address, &options);
+    for number in 0..SOME_CLIENTS {
+        ask(&Peer::connect(&relay.address), number, 10, 10);
+    }
+    let mut lines = BufReader::with_capacity(1, File::open(&log.path).expect("the FIFO"));
+    fcntl_setpipe_size(lines.get_ref(), PIPE_BYTES).ok();
+    let mut text = String::new();
+    for _ in 0..SOME_CLIENTS {
+        lines.read_line(&mut text).expect("a line");
+    }
+    assert_eq!(entries(&text).len() as u64, SOME_CLIENTS);
+    for number in 0..SOME_CLIENTS {
+        ask(&Peer::connect(&relay.address), number, 10, 10);
+    }
+    relay.signal(Signal::TERM);
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).expect("the rest");
+    assert_eq!(entries(&rest).len() as u64, SOME_CLIENTS);
+    assert_eq!(relay.wait_end().code(), Some(0));
+}
+
+/// All entries of these files, each whole, are those of the first `clients` connections.
+fn check_complete(files: &[&str], clients: u64) {
+    let text: String = files
+        .iter()
+        .map(|path| fs::read_to_string(path).expect("a log"))
+        .collect();
+    let ids: Vec<_> = entries(&text)
+        .iter()
+        .filter_map(|entry| entry["id"].as_u64())
+        .collect();
+    assert_eq!(ids, (1..=clients).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_file_that_may_not_grow_has_whole_lines_only_and_the_next_file_has_the_rest() {
+    /// Neither a multiple of an entry nor of a page.
+    const MOST_BYTES: u64 = 5001;
+    let scratch = Scratch::new("limited").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = Server::new().answering();
+    let mut command = Process::command("prlimit");
+    command
+        .args([&format!("--fsize={MOST_BYTES}"), "--", BINARY, "relay"])
+        .args(["127.0.0.1:0", &server.address, "--access-log", &log.path])
+        .env_remove("SPLICED_LOG");
+    let mut relay = Relay::spawn(&mut command);
+    const CLIENTS: u64 = 25;
+    for number in 0..CLIENTS {
+        ask(&Peer::connect(&relay.address), number, 10, 10);
+    }
+    let line = relay.wait_told("cannot be written");
+    assert!(line.contains(&log.path), "{line}");
+    assert!(log.entries().len() < CLIENTS as usize);
+    let renamed = format!("{}.1", log.path);
+    fs::rename(&log.path, &renamed).expect("renamed");
+    relay.signal(Signal::USR1);
+    let line = relay.wait_told("is being written again");
+    assert!(line.contains("no line was lost"), "{line}");
+    relay.terminate();
+    check_complete(&[&renamed, &log.path], CLIENTS);
+    assert_eq!(relay.lines_told("cannot be written"), 1);
+}
+
+#[test]
+fn a_full_disk_costs_no_line_when_room_is_made() {
+    if !available(Need::Netns) {
+        return;
+    }
+    const CLIENTS: u64 = 100;
+    let scratch = Scratch::new("disk").expect("a directory");
+    let server = Server::new().answering();
+    let script = r#"mount -t tmpfs -o size=64k tmpfs "$0" && dd if=/dev/zero of="$0/filler" bs=4k \
+        count=12 status=none && exec "$@""#;
+    let mut command = Process::command("unshare");
+    command
+        .args(["--mount", "sh", "-c", script])
+        .arg(scratch.path())
+        .args([
+            BINARY,
+            "relay",
+            "127.0.0.1:0",
+            &server.address,
+            "--access-log",
+        ])
+        .arg(scratch.path().join("log"))
+        .env_remove("SPLICED_LOG");
+    let mut relay = Relay::spawn(&mut command);
+    let disk = format!("/proc/{}/root{}", relay.id(), scratch.path().display());
+    for number in 0..CLIENTS {
+        ask(&Peer::connect(&relay.address), number, 10, 10);
+    }
+    relay.wait_told("No space left on device");
+    fs::remove_file(format!("{disk}/filler")).expect("the filler");
+    let line = relay.wait_told("is being written again");
+    assert!(line.contains("no line was lost"), "{line}");
+    let path = format!("{disk}/log");
+    until("all is written", || {
+        let text = fs::read_to_string(&path).expect("the log");
+        text.matches('\n').count() as u64 == CLIENTS
+    });
+    check_complete(&[&path], CLIENTS);
+    relay.terminate();
+}
+
+#[test]
+fn a_disk_that_stays_full_does_not_delay_the_end_and_says_what_it_lost() {
+    const CLIENTS: u64 = 20;
+    let server = Server::new().answering();
+    let options = ["--access-log", "/dev/full", "--drain-timeout", "1h"];
+    let mut relay = Relay::to(&server.address, &options);
+    for number in 0..CLIENTS {
+        ask(&Peer::connect(&relay.address), number, 10, 10);
+    }
+    relay.terminate();
+    relay.wait_told(&format!(
+        "lost its last {CLIENTS} lines: it cannot be written"
+    ));
+}
