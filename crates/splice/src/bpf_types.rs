@@ -1,6 +1,6 @@
 //! The twins of the structures in `bpf/*.h`.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
 /// A type whose bytes are the same on both sides: no padding, no pointer, every bit pattern
 /// valid.
@@ -81,8 +81,10 @@ pub(crate) struct SegmentSide {
     pub(crate) out_device: AtomicU32,
     pub(crate) seq_delta: AtomicU32,
     pub(crate) ack_delta: AtomicU32,
-    /// `window_left`, `window_right`, `flags`, `own_scale`, a byte each.
-    pub(crate) shape: AtomicU32,
+    pub(crate) window_left: AtomicU8,
+    pub(crate) window_right: AtomicU8,
+    pub(crate) flags: AtomicU8,
+    pub(crate) own_scale: AtomicU8,
     pub(crate) clock: AtomicU32,
     pub(crate) cut: AtomicU32,
     pub(crate) stamp_floor: AtomicU32,
@@ -230,6 +232,10 @@ const _: () = {
     assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);
+    assert!(std::mem::offset_of!(SegmentSide, window_left) == 48);
+    assert!(std::mem::offset_of!(SegmentSide, window_right) == 49);
+    assert!(std::mem::offset_of!(SegmentSide, flags) == 50);
+    assert!(std::mem::offset_of!(SegmentSide, own_scale) == 51);
     assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
     assert!(std::mem::offset_of!(SegmentSide, payload_bytes) == 104);
     assert!(size_of::<SegmentFlow>() == 320);
