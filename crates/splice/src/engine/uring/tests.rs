@@ -2,15 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use io_uring::types::Napi;
+use io_uring::squeue::Flags;
+use io_uring::types::{Fd, Napi};
+use io_uring::{IoUring, cqueue, opcode};
 use netlab::PATIENCE;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
+use super::buffers::Group;
 use super::setup::Features;
 use crate::context::Context;
 use crate::endpoint::Endpoint;
@@ -261,4 +265,93 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
         turn_until(&mut event_loop, SOON, |_| handle.outcome().is_some());
         assert_eq!(reader.join().unwrap(), before + sent);
     }
+}
+
+/// Submits a receive into buffers of the group, as user data `number`.
+fn receive(ring: &mut IoUring, group: &Group, source: &UnixStream, number: u64, flags: Flags) {
+    let entry = opcode::Recv::new(Fd(source.as_raw_fd()), std::ptr::null_mut(), 0)
+        .buf_group(group.number())
+        .build()
+        .flags(flags | Flags::BUFFER_SELECT)
+        .user_data(number);
+    // SAFETY: the request names no memory; the group outlives the ring.
+    unsafe { ring.submission().push(&entry) }.expect("room for a request");
+    ring.submit().expect("submitted");
+}
+
+/// The next completion: its user data, its result and the first of its buffers.
+fn completed(ring: &mut IoUring) -> (u64, i32, Option<u16>) {
+    ring.submit_and_wait(1).expect("waited");
+    let entry = ring.completion().next().expect("a completion");
+    let first = cqueue::buffer_select(entry.flags());
+    (entry.user_data(), entry.result(), first)
+}
+
+/// What came, piece by piece, of which nobody may have written over any.
+fn lengths(group: &mut Group, first: Option<u16>, bytes: i32) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    let mut pieces = Vec::new();
+    group.take(first.expect("a buffer"), bytes as usize, |piece| {
+        lengths.push(piece.len());
+        pieces.push(piece);
+    });
+    pieces.into_iter().for_each(|piece| group.give_back(piece));
+    group.refill();
+    lengths
+}
+
+/// A worker of the kernel takes a buffer out of the ring when it begins to wait, not when bytes have
+/// come (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`). A receive gets there when the kernel has no
+/// memory to poll its socket with, or after 128 wake-ups for nothing (`io_req_alloc_apoll`, 6.18). The
+/// others go on meanwhile, and what it has waited for is found in its own buffer.
+#[test]
+fn a_receive_that_waits_in_a_worker_keeps_its_buffer_and_no_other() {
+    const BUFFERS: u16 = 4;
+    const BUFFER_BYTES: u32 = 4096;
+    const WAITING: usize = 2;
+    /// Each more than half of the ring.
+    const ROUNDS: usize = 100;
+    const LATE: &[u8] = b"late";
+    if !is_available() {
+        return;
+    }
+    let mut ring = IoUring::new(8).expect("a ring");
+    let mut group = Group::new(&ring, 0, BUFFERS, BUFFER_BYTES).expect("buffers");
+    let (mut peer, socket) = UnixStream::pair().unwrap();
+    let waiting: Vec<_> = (0..WAITING).map(|_| UnixStream::pair().unwrap()).collect();
+    let message = |peer: &mut UnixStream, ring: &mut IoUring, group: &mut Group| {
+        let bytes = vec![7; 2 * BUFFER_BYTES as usize + 1];
+        peer.write_all(&bytes).unwrap();
+        let mut left = bytes.len();
+        while left > 0 {
+            receive(ring, group, &socket, 1, Flags::empty());
+            let (number, result, first) = completed(ring);
+            assert_eq!(number, 1, "no other has bytes");
+            assert!(result > 0, "{result}: {left} bytes are left");
+            let taken = lengths(group, first, result).into_iter().sum::<usize>();
+            assert_eq!(taken, result as usize);
+            left -= taken;
+        }
+    };
+    for (index, (_, socket)) in waiting.iter().enumerate() {
+        receive(&mut ring, &group, socket, 10 + index as u64, Flags::ASYNC);
+    }
+    netlab::until("the workers have their buffers", || {
+        message(&mut peer, &mut ring, &mut group);
+        group.kept_by_workers() == WAITING
+    });
+    for _ in 0..ROUNDS {
+        message(&mut peer, &mut ring, &mut group);
+    }
+    for (index, (peer, _)) in waiting.iter().enumerate().rev() {
+        let mut peer: &UnixStream = peer;
+        peer.write_all(LATE).unwrap();
+        let (number, result, first) = completed(&mut ring);
+        assert_eq!(number, 10 + index as u64);
+        assert_eq!(lengths(&mut group, first, result), [LATE.len()]);
+    }
+    for _ in 0..ROUNDS {
+        message(&mut peer, &mut ring, &mut group);
+    }
+    drop(ring);
 }
