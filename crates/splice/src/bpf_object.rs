@@ -8,6 +8,7 @@
     reason = "shared memory and bpf(2); see the SAFETY comments"
 )]
 
+mod claim;
 pub(crate) mod device;
 mod map;
 mod shared_memory;
