@@ -22,7 +22,7 @@ struct BystanderEntry {
 // SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
 unsafe impl Plain for BystanderEntry {}
 
-static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
+pub(super) static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
 
 /// What the program returns, plus one.
 const NEXT: u32 = 0;
