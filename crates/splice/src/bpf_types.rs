@@ -222,7 +222,17 @@ pub(crate) struct SegmentInspection {
     pub(crate) reserved2: u32,
 }
 
+/// `struct clock_reading` in `bpf/clock.bpf.c`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ClockReading {
+    ethernet: [u8; 14],
+    reserved: [u8; 2],
+    pub(crate) now_ns: u64,
+}
+
 const _: () = {
+    assert!(size_of::<ClockReading>() == 24);
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
@@ -248,8 +258,8 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate, SegmentInspection,
-        SegmentPlace, SegmentTuple,
+        ClockReading, DirectionEntry, Inspection, Plain, SegmentFlow, SegmentGate,
+        SegmentInspection, SegmentPlace, SegmentTuple,
     };
 
     // SAFETY: integers have no padding and no invalid value.
@@ -258,6 +268,8 @@ mod plain {
     unsafe impl Plain for u64 {}
     // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
     unsafe impl Plain for DirectionEntry {}
+    // SAFETY: repr(C), 14 + 2 + 8 bytes of integers, the last of them aligned.
+    unsafe impl Plain for ClockReading {}
     // SAFETY: repr(C), integers only, 8 + 8 * 4 = 40 bytes.
     unsafe impl Plain for Inspection {}
     // SAFETY: repr(C), arrays of bytes only.

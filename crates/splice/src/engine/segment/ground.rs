@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use self::footing::{Approach, Footing};
 use super::slots::{Offer, Slots};
+use crate::bpf_clock;
 use crate::bpf_object::device::{Way, namespace};
 use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::segment_state as state;
@@ -179,6 +180,7 @@ impl Ground {
 
     fn new() -> Result<Self> {
         let object = load("segment", OBJECT, |_| Ok(()))?;
+        bpf_clock::prepare();
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
         Ok(Self {
             ingress: object.program("segment_ingress")?,
