@@ -156,19 +156,6 @@ impl Program {
         };
         Ok(before.into_iter().any(is_like))
     }
-
-    /// What the kernel calls it.
-    fn id(&self) -> std::result::Result<u32, Errno> {
-        let mut info = libbpf_sys::bpf_prog_info::default();
-        let mut length = size_of_val(&info) as u32;
-        // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
-        // pointers are null.
-        let result = unsafe {
-            libbpf_sys::bpf_prog_get_info_by_fd(self.fd.as_raw_fd(), &raw mut info, &raw mut length)
-        };
-        checked(result)?;
-        Ok(info.id)
-    }
 }
 
 static CALLER: &[u8] = include_bytes!("../../bpf/prebuilt/caller.bpf.o");

@@ -8,8 +8,8 @@
 //!
 //! The states and who changes them are in `bpf/segment.h`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -148,6 +148,7 @@ impl Flow {
         self.renew();
         // Who is asked what has come, after that, must not answer from before.
         self.entry().state.store(state::OVERLAP, SeqCst);
+        fence(SeqCst);
     }
 
     /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen
