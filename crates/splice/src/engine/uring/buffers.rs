@@ -14,6 +14,11 @@
 //! It gets to a worker when the kernel has no memory to poll the socket with, or after 128 wake-ups
 //! for nothing (`io_req_alloc_apoll`, 6.18). So a completion is looked up by the number of its buffer,
 //! and a buffer counts as picked as soon as a later one was: nobody waits for it to be replaced.
+//!
+//! The completion of a bundle names its first buffer only. The others follow in the order of the ring, but
+//! a worker that has filled its buffer goes on where the ring stands by then (`io_recv_finish`, seen on
+//! 6.18). Where that leaves a doubt, the bytes are lost and their pair ends ([`Taken::Lost`]); once a worker
+//! has shown there are no bundles any more.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -96,8 +101,6 @@ pub(super) struct Group {
     provided: Vec<Option<Provided>>,
     /// Numbers that no buffer has.
     numbers: Vec<u16>,
-    /// The number of the buffer that was provided last.
-    last: u16,
     /// How many buffers have ever been provided.
     tail: u64,
     /// How many of them the kernel has picked, as far as completions tell.
@@ -111,8 +114,16 @@ struct Provided {
     memory: Memory,
     /// Its turn: as many buffers were provided before it.
     turn: u64,
-    /// The number of the buffer that was provided next. A bundle goes on there.
-    next: u16,
+}
+
+/// What a completion has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    InTurn,
+    /// Others that were provided later have come before.
+    Late,
+    /// Nobody can tell which buffers belong to it, or where its rest is.
+    Lost,
 }
 
 impl Group {
@@ -143,7 +154,6 @@ impl Group {
             mapped_bytes,
             provided: Vec::new(),
             numbers: Vec::new(),
-            last: 0,
             tail: 0,
             head: 0,
             free: Vec::new(),
@@ -177,30 +187,54 @@ impl Group {
         usize::from(self.count) * self.buffer_bytes()
     }
 
-    /// Takes what the kernel has put into the buffers from number `first` on; gives the pieces to
-    /// `each`. It takes one buffer at least.
-    pub(super) fn take(&mut self, first: u16, bytes: usize, mut each: impl FnMut(Piece)) {
+    /// Takes what the kernel has put into buffers, the first of which has the number `first`; gives the
+    /// pieces to `each`. It takes one buffer at least.
+    pub(super) fn take(&mut self, first: u16, bytes: usize, mut each: impl FnMut(Piece)) -> Taken {
         let (mut number, mut left) = (first, bytes);
+        let mut taken = Taken::InTurn;
         loop {
             let provided = self.provided.get_mut(usize::from(number));
             let Some(provided) = provided.and_then(Option::take) else {
-                debug_assert!(
-                    false,
-                    "the kernel names buffer {number}, which it has not got"
-                );
-                break;
+                return Taken::Lost;
             };
+            self.numbers.push(number);
+            let is_late = provided.turn < self.head;
             let count = left.min(self.buffer_bytes());
+            left -= count;
+            if is_late {
+                taken = Taken::Late;
+                // A worker has put the rest where the ring stood by then. Others that were passed over
+                // may be those, or another worker's.
+                if left > 0 && self.passed_over().next().is_some() {
+                    return Taken::Lost;
+                }
+            }
+            self.head = self.head.max(provided.turn + 1);
             let (memory, start, end) = (provided.memory, 0, count as u32);
             each(Piece { memory, start, end });
-            self.head = self.head.max(provided.turn + 1);
-            self.numbers.push(number);
-            left -= count;
-            number = provided.next;
             if left == 0 {
-                break;
+                return taken;
             }
+            let Some(next) = self.next_after(provided.turn) else {
+                return Taken::Lost;
+            };
+            number = next;
         }
+    }
+
+    /// The buffer behind one, of those that the kernel still has.
+    fn next_after(&self, turn: u64) -> Option<u16> {
+        let provided = self.provided.iter().zip(0..);
+        let turns =
+            provided.filter_map(|(provided, number)| Some((provided.as_ref()?.turn, number)));
+        let behind = turns.filter(|(other, _)| *other > turn);
+        behind.min().map(|(_, number)| number)
+    }
+
+    /// What the kernel has picked and no completion has named yet.
+    fn passed_over(&self) -> impl Iterator<Item = &Provided> {
+        let provided = self.provided.iter().flatten();
+        provided.filter(|provided| provided.turn < self.head)
     }
 
     /// Takes a buffer back.
@@ -230,14 +264,9 @@ impl Group {
             entry.set_addr(memory.start.as_ptr() as u64);
             entry.set_len(memory.bytes);
             entry.set_bid(number);
-            if let Some(Some(before)) = self.provided.get_mut(usize::from(self.last)) {
-                before.next = number;
-            }
-            self.last = number;
             self.provided[usize::from(number)] = Some(Provided {
                 memory,
                 turn: self.tail,
-                next: number,
             });
             self.tail += 1;
         }
@@ -264,10 +293,7 @@ impl Group {
     /// How many buffers the kernel has picked that no completion has named yet.
     #[cfg(test)]
     pub(super) fn kept_by_workers(&self) -> usize {
-        let provided = self.provided.iter().flatten();
-        provided
-            .filter(|provided| provided.turn < self.head)
-            .count()
+        self.passed_over().count()
     }
 }
 
