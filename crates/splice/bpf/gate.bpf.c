@@ -24,6 +24,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "fence.h"
 #include "kernel_fields.h"
 #include "redirect_maps.h"
 
@@ -54,6 +55,7 @@ static __always_inline int is_beyond(struct tcp_sock *tcp, __u32 seq)
 {
 	__u32 window = *(volatile __u32 *)&tcp->rcv_wnd;
 
+	fence();
 	return (__s32)(seq - (*(volatile __u32 *)&tcp->rcv_nxt + window)) > 0;
 }
 
@@ -81,6 +83,7 @@ static __always_inline void close(struct direction *direction, __u64 cookie, __u
 		return;
 	bpf_map_delete_elem(&sources, &cookie);
 	direction->closed = direction->opened;
+	fence();
 	__sync_fetch_and_and(&direction->let_in, ~HELD);
 	call(index);
 }
@@ -97,6 +100,7 @@ static __always_inline void open(struct direction *direction, __u64 cookie, __u3
 	if (!error)
 		return;
 	direction->error = -error;
+	fence();
 	direction->closed = direction->opened;
 	call(index);
 }
@@ -135,7 +139,8 @@ int gate(struct __sk_buff *skb)
 		__sync_fetch_and_add(&direction->beyond, 1);
 		return REFUSE;
 	}
-	opened = direction->opened;
+	opened = *(volatile __u32 *)&direction->opened;
+	fence();
 	if (direction->full == opened && direction->closed != opened)
 		close(direction, cookie, *index, tcp);
 	over = direction->over == opened && direction->closed != opened;

@@ -14,6 +14,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_core_read.h>
+#include "fence.h"
 #include "segment_maps.h"
 #include "segment_parse.h"
 #include "segment_overlap.h"
@@ -59,11 +60,20 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	raise(&side->edge, edge);
 }
 
+/* All else that is read of the flow after this is at least as new. */
+static __always_inline __u32 state_of(const struct segment_flow *flow)
+{
+	__u32 state = *(volatile __u32 *)&flow->state;
+
+	fence();
+	return state;
+}
+
 /* Whether a relay that follows on this host can translate here and now as well. */
 static __always_inline bool is_steady(const struct segment *s, const struct segment_flow *flow,
 				      const struct segment_place *place)
 {
-	return flow->state == SEGMENT_SPLICED && place->device == LOOPBACK &&
+	return state_of(flow) == SEGMENT_SPLICED && place->device == LOOPBACK &&
 	       !(s->flags & (SYN | FIN | RST)) &&
 	       !((marks(&flow->side[0]) | marks(&flow->side[1])) & SEGMENT_FIN);
 }
@@ -117,7 +127,7 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
-	state = *(volatile __u32 *)&flow->state;
+	state = state_of(flow);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
 	if (mark == COPY_ACK || mark == COPY_RST)
@@ -134,7 +144,7 @@ int segment_ingress(struct __sk_buff *skb)
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
-		state = *(volatile __u32 *)&flow->state;
+		state = state_of(flow);
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
 	}
@@ -236,6 +246,11 @@ int segment_egress(struct __sk_buff *skb)
 		__be16 window;
 	} old, new;
 
+	/*
+	 * User space sets OVERLAP and then looks what the socket has promised. Either it knows of this
+	 * segment, or this finds OVERLAP.
+	 */
+	fence();
 	gate = bpf_map_lookup_elem(&segment_gates, &zero);
 	if (!gate || !*(volatile __u32 *)&gate->awake)
 		return NEXT;
@@ -254,7 +269,7 @@ int segment_egress(struct __sk_buff *skb)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
-	state = *(volatile __u32 *)&flow->state;
+	state = state_of(flow);
 	if (state == SEGMENT_SPLICED && !(s.flags & RST)) {
 		count(SEGMENT_HUSHED);
 		return DROP;
@@ -369,6 +384,32 @@ int segment_forget(struct __sk_buff *skb)
 	if ((void *)(in + 1) > (void *)(long)skb->data_end)
 		return DROP;
 	in->forgotten = forgotten;
+	return NEXT;
+}
+
+/*
+ * Run by user space when the host's filters ask for the state of connections: whether connection tracking
+ * knows these two.
+ */
+SEC("tc")
+int segment_tracked(struct __sk_buff *skb)
+{
+	struct segment_inspection *in;
+	struct segment_tuple tuple;
+	__u32 known;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		in = (void *)(long)skb->data;
+		if ((void *)(in + 1) > (void *)(long)skb->data_end)
+			return DROP;
+		tuple = in->tuple[i];
+		known = track(skb, &tuple);
+		in = (void *)(long)skb->data;
+		if ((void *)(in + 1) > (void *)(long)skb->data_end)
+			return DROP;
+		in->tracked[i] = known;
+	}
 	return NEXT;
 }
 

@@ -183,6 +183,11 @@ _Static_assert(sizeof(struct segment_side) == 128, "src/bpf_types.rs");
 _Static_assert(sizeof(struct segment_flow) == 320, "src/bpf_types.rs");
 _Static_assert(sizeof(struct segment_socket) == 88, "src/bpf_types.rs");
 
+/* The host tracks the connection, and has seen packets go both ways. */
+#define SEGMENT_TRACKED 1
+/* This host has opened it. */
+#define SEGMENT_TRACKED_OPENED_HERE 2
+
 /* The packet that the program segment_inspect is run on. */
 struct segment_inspection {
 	__u8 ethernet[14];
@@ -191,6 +196,7 @@ struct segment_inspection {
 	struct segment_socket socket[2];
 	struct segment_seen seen[2];
 	__u32 forgotten;	/* by segment_forget: how many the host was tracking */
+	__u32 tracked[2];	/* by segment_tracked: SEGMENT_TRACKED_* */
 	__u32 reserved2;
 };
 

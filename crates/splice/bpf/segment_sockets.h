@@ -171,31 +171,60 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_
 extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-static __always_inline __u32 forget(struct __sk_buff *skb, const struct segment_tuple *tuple)
+/*
+ * The host's entry for the connection whose peer sends @tuple; to be released. NULL: there is none, or the
+ * kernel cannot tell. @opts->dir then says whether the peer opened it (0) or this host did (1).
+ */
+static __always_inline struct nf_conn *tracked_as(struct __sk_buff *skb,
+						  const struct segment_tuple *tuple,
+						  struct bpf_ct_opts___local *opts)
 {
-	struct bpf_ct_opts___local opts = {
-		.netns_id = BPF_F_CURRENT_NETNS,
-		.l4proto = IPPROTO_TCP,
-	};
 	struct bpf_sock_tuple key = {};
-	struct nf_conn *ct;
 
+	opts->netns_id = BPF_F_CURRENT_NETNS;
+	opts->l4proto = IPPROTO_TCP;
 	/* The type is where the functions are (nf_conntrack_bpf.c); their own addresses only since 6.4. */
 	if (!bpf_core_type_exists(struct bpf_ct_opts___local))
-		return 0;
+		return NULL;
 	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
 		key.ipv4.saddr = tuple->source[3];
 		key.ipv4.daddr = tuple->destination[3];
 		key.ipv4.sport = tuple->source_port;
 		key.ipv4.dport = tuple->destination_port;
-		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv4), &opts, sizeof(opts));
-	} else {
-		__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
-		__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
-		key.ipv6.sport = tuple->source_port;
-		key.ipv6.dport = tuple->destination_port;
-		ct = bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv6), &opts, sizeof(opts));
+		return bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv4), opts, sizeof(*opts));
 	}
+	__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
+	__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
+	key.ipv6.sport = tuple->source_port;
+	key.ipv6.dport = tuple->destination_port;
+	return bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv6), opts, sizeof(*opts));
+}
+
+/* IPS_SEEN_REPLY: packets have gone both ways, so the next one is of an established connection. */
+#define SEEN_REPLY (1 << 1)
+
+/* What the host's connection tracking knows: SEGMENT_TRACKED_* */
+static __always_inline __u32 track(struct __sk_buff *skb, const struct segment_tuple *tuple)
+{
+	struct bpf_ct_opts___local opts = {};
+	struct nf_conn *ct;
+	__u32 known = 0;
+
+	ct = tracked_as(skb, tuple, &opts);
+	if (!ct)
+		return 0;
+	if (ct->status & SEEN_REPLY)
+		known = opts.dir ? SEGMENT_TRACKED | SEGMENT_TRACKED_OPENED_HERE : SEGMENT_TRACKED;
+	bpf_ct_release(ct);
+	return known;
+}
+
+static __always_inline __u32 forget(struct __sk_buff *skb, const struct segment_tuple *tuple)
+{
+	struct bpf_ct_opts___local opts = {};
+	struct nf_conn *ct;
+
+	ct = tracked_as(skb, tuple, &opts);
 	if (!ct)
 		return 0;
 	bpf_ct_change_timeout(ct, 0);

@@ -8,6 +8,7 @@
     reason = "shared memory and bpf(2); see the SAFETY comments"
 )]
 
+mod claim;
 pub(crate) mod device;
 mod map;
 mod shared_memory;
@@ -25,6 +26,30 @@ pub(crate) use self::map::Map;
 pub(crate) use self::shared_memory::{Ring, SharedArray};
 use crate::bpf_types::Plain;
 use crate::error::{Error, ErrorKind, Result};
+
+/// CPUs may read later what a program reads first (bpf/fence.h).
+const WEAKLY_ORDERED: bool = cfg!(not(any(
+    target_arch = "x86_64",
+    target_arch = "x86",
+    target_arch = "s390x"
+)));
+
+/// The section of `weakly_ordered` in bpf/fence.h.
+const ORDER_SECTION: &str = ".rodata.order";
+
+/// Has programs load as for other CPUs, in the tests.
+#[cfg(test)]
+pub(crate) const FORCE_FENCES: &str = "SPLICE_TEST_FENCES";
+
+#[cfg(test)]
+fn is_forced() -> bool {
+    std::env::var_os(FORCE_FENCES).is_some()
+}
+
+#[cfg(not(test))]
+const fn is_forced() -> bool {
+    false
+}
 
 /// What libbpf has printed since a load began. libbpf has one print function per process.
 static PRINTED: Mutex<String> = Mutex::new(String::new());
@@ -82,12 +107,23 @@ pub(crate) fn load(
     bytes: &[u8],
     adjust: impl FnOnce(&mut Opened) -> Result<()>,
 ) -> Result<Object> {
+    load_for(WEAKLY_ORDERED || is_forced(), name, bytes, adjust)
+}
+
+/// The same for CPUs that keep less order than those of this machine, or no less.
+fn load_for(
+    weakly_ordered: bool,
+    name: &'static str,
+    bytes: &[u8],
+    adjust: impl FnOnce(&mut Opened) -> Result<()>,
+) -> Result<Object> {
     let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
     let _quiet = Quiet::begin();
     let open = ObjectBuilder::default()
         .open_memory(bytes)
         .map_err(|error| refused(format!("the BPF object {name} cannot be read"), &error))?;
     let mut opened = Opened(open);
+    opened.set_order(weakly_ordered);
     adjust(&mut opened)?;
     opened
         .0
@@ -109,6 +145,14 @@ impl Opened {
         self.map(map)?
             .reuse_fd(with.fd.as_fd())
             .map_err(|error| refused(format!("the BPF map {map} cannot be shared"), &error))
+    }
+
+    /// Whether the object's programs have to keep order themselves. One without fences does not ask.
+    fn set_order(&mut self, weakly_ordered: bool) {
+        let mut section = self.map(ORDER_SECTION).ok();
+        if let Some(value) = section.as_mut().and_then(|map| map.initial_value_mut()) {
+            value.fill(weakly_ordered.into());
+        }
     }
 
     fn map(&mut self, name: &str) -> Result<libbpf_rs::OpenMapMut<'_>> {
@@ -201,6 +245,23 @@ impl Program {
         checked(result)?;
         Ok(output)
     }
+
+    /// What the kernel calls it.
+    fn id(&self) -> std::result::Result<u32, Errno> {
+        Ok(self.info()?.id)
+    }
+
+    fn info(&self) -> std::result::Result<libbpf_sys::bpf_prog_info, Errno> {
+        let mut info = libbpf_sys::bpf_prog_info::default();
+        let mut length = size_of_val(&info) as u32;
+        // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
+        // pointers are null.
+        let result = unsafe {
+            libbpf_sys::bpf_prog_get_info_by_fd(self.fd.as_raw_fd(), &raw mut info, &raw mut length)
+        };
+        checked(result)?;
+        Ok(info)
+    }
 }
 
 impl AsFd for Program {
@@ -211,6 +272,13 @@ impl AsFd for Program {
 
 #[cfg(test)]
 impl Program {
+    /// What the kernel has made of it: how many instructions the verifier went through, and how many
+    /// bytes it has left.
+    fn made(&self) -> std::result::Result<[u32; 2], Errno> {
+        let info = self.info()?;
+        Ok([info.verified_insns, info.xlated_prog_len])
+    }
+
     /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
     /// it returned and what it made of the packet. When the device shall have summed it up, the kernel
     /// does so itself, and answers `EBADMSG` when the sum is no longer that of the packet, or `EINVAL`
@@ -364,6 +432,29 @@ mod tests {
         assert_eq!(entries.at(63).redirected.load(Ordering::Relaxed), 0);
         let mut ring = object.map("calls")?.consume()?;
         ring.take(|_| unreachable!("nobody has called"));
+        Ok(())
+    }
+
+    /// Where CPUs keep order the verifier takes the fences away, but for the look at the flag.
+    #[test]
+    fn fences_are_there_where_they_are_needed() -> Result<()> {
+        /// `cmpxchg` with what it is given, and more.
+        const FENCE_BYTES: u32 = 4 * 8;
+        static SEGMENT: &[u8] = include_bytes!("../bpf/prebuilt/segment.bpf.o");
+        if !netlab::available(netlab::Need::Root) {
+            return Ok(());
+        }
+        let [ordered, weakly_ordered] =
+            [false, true].map(|weakly| load_for(weakly, "segment", SEGMENT, |_| Ok(())));
+        let (ordered, weakly_ordered) = (ordered?, weakly_ordered?);
+        for (name, fences) in [("segment_ingress", 2), ("segment_egress", 2)] {
+            let [before, after] = [&ordered, &weakly_ordered].map(|object| {
+                let made = object.program(name).map(|program| program.made());
+                made.expect("a program").expect("told")
+            });
+            println!("{name}: {before:?}, with fences {after:?}");
+            assert!(after[1] >= before[1] + fences * FENCE_BYTES, "{name}");
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The twins of the structures in `bpf/*.h`.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
 /// A type whose bytes are the same on both sides: no padding, no pointer, every bit pattern
 /// valid.
@@ -81,8 +81,10 @@ pub(crate) struct SegmentSide {
     pub(crate) out_device: AtomicU32,
     pub(crate) seq_delta: AtomicU32,
     pub(crate) ack_delta: AtomicU32,
-    /// `window_left`, `window_right`, `flags`, `own_scale`, a byte each.
-    pub(crate) shape: AtomicU32,
+    pub(crate) window_left: AtomicU8,
+    pub(crate) window_right: AtomicU8,
+    pub(crate) flags: AtomicU8,
+    pub(crate) own_scale: AtomicU8,
     pub(crate) clock: AtomicU32,
     pub(crate) cut: AtomicU32,
     pub(crate) stamp_floor: AtomicU32,
@@ -218,7 +220,15 @@ pub(crate) struct SegmentInspection {
     pub(crate) socket: [SegmentSocket; 2],
     pub(crate) seen: [SegmentSeen; 2],
     pub(crate) forgotten: u32,
+    /// By `segment_tracked`: [`segment_tracked`].
+    pub(crate) tracked: [u32; 2],
     pub(crate) reserved2: u32,
+}
+
+/// `SEGMENT_TRACKED`: what connection tracking knows of a connection.
+pub(crate) mod segment_tracked {
+    pub(crate) const TRACKED: u32 = 1;
+    pub(crate) const OPENED_HERE: u32 = 2;
 }
 
 /// How many entries a [`HooksList`] has room for (`HOOKS_LISTED`).
@@ -264,6 +274,19 @@ const _: () = {
     assert!(size_of::<HooksEntry>() == 52);
     assert!(size_of::<HooksCounts>() == 56);
     assert!(size_of::<HooksList>() == 56 + 64 * 52);
+};
+
+/// `struct clock_reading` in `bpf/clock.bpf.c`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ClockReading {
+    ethernet: [u8; 14],
+    reserved: [u8; 2],
+    pub(crate) now_ns: u64,
+}
+
+const _: () = {
+    assert!(size_of::<ClockReading>() == 24);
     assert!(size_of::<DirectionEntry>() == 128);
     assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
     assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
@@ -273,11 +296,15 @@ const _: () = {
     assert!(size_of::<Inspection>() == 40);
     assert!(size_of::<SegmentTuple>() == 36);
     assert!(size_of::<SegmentSide>() == 128);
+    assert!(std::mem::offset_of!(SegmentSide, window_left) == 48);
+    assert!(std::mem::offset_of!(SegmentSide, window_right) == 49);
+    assert!(std::mem::offset_of!(SegmentSide, flags) == 50);
+    assert!(std::mem::offset_of!(SegmentSide, own_scale) == 51);
     assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
     assert!(std::mem::offset_of!(SegmentSide, payload_bytes) == 104);
     assert!(size_of::<SegmentFlow>() == 320);
     assert!(size_of::<SegmentSocket>() == 88);
-    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 88 + 2 * 16 + 8);
+    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 88 + 2 * 16 + 16);
     // Shared memory is read with plain loads of the program's size.
     assert!(align_of::<AtomicU64>() == 8);
 };
@@ -285,7 +312,7 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow, SegmentGate,
+        ClockReading, DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow, SegmentGate,
         SegmentInspection, SegmentPlace, SegmentTuple,
     };
 
@@ -295,6 +322,8 @@ mod plain {
     unsafe impl Plain for u64 {}
     // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
     unsafe impl Plain for DirectionEntry {}
+    // SAFETY: repr(C), 14 + 2 + 8 bytes of integers, the last of them aligned.
+    unsafe impl Plain for ClockReading {}
     // SAFETY: repr(C), integers only, 8 + 8 * 4 = 40 bytes.
     unsafe impl Plain for Inspection {}
     // SAFETY: repr(C), arrays of bytes only.

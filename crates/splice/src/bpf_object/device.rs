@@ -4,11 +4,12 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::PoisonError;
 
-use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore as _, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHook, libbpf_sys};
+use libbpf_rs::query::ProgInfoIter;
+use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook, libbpf_sys};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+use super::claim::Claim;
 use super::{LOADING, Map, Program, Quiet, checked, load, refused};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::socket_option;
@@ -113,7 +114,9 @@ impl Program {
     }
 
     /// Whether a program of the same name sees what comes in on a device before this one, which is
-    /// attached there by `link`. One that may not be looked at counts as one.
+    /// attached there by `link`. One that may not be looked at counts as one: a process without
+    /// CAP_SYS_ADMIN may look at none by its id (`bpf_prog_get_fd_by_id`), so there any program that
+    /// stands before this one counts.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`] when the kernel does not tell.
@@ -153,19 +156,6 @@ impl Program {
         };
         Ok(before.into_iter().any(is_like))
     }
-
-    /// What the kernel calls it.
-    fn id(&self) -> std::result::Result<u32, Errno> {
-        let mut info = libbpf_sys::bpf_prog_info::default();
-        let mut length = size_of_val(&info) as u32;
-        // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
-        // pointers are null.
-        let result = unsafe {
-            libbpf_sys::bpf_prog_get_info_by_fd(self.fd.as_raw_fd(), &raw mut info, &raw mut length)
-        };
-        checked(result)?;
-        Ok(info.id)
-    }
 }
 
 static CALLER: &[u8] = include_bytes!("../../bpf/prebuilt/caller.bpf.o");
@@ -174,10 +164,16 @@ static CALLER: &[u8] = include_bytes!("../../bpf/prebuilt/caller.bpf.o");
 /// gives to one without (49152, `tcf_auto_prio`), a number each.
 const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
 
-/// Any number: a filter has its priority for itself.
-const HANDLE: u32 = 1;
+/// "splc": by this handle a filter in these priorities is ours, or that of a relay that has died. Others
+/// choose theirs, or have the kernel count from 1.
+const HANDLE: u32 = 0x7370_6c63;
 
 /// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c says why.
+///
+/// Its process has a [`Claim`] on its place for as long as it lives. What is left in a place that
+/// can be claimed belongs to nobody and is replaced. (To ask the filter's program instead whether its
+/// table is empty takes CAP_SYS_ADMIN.) A stranger who claims a place keeps us out of it, and nothing
+/// more.
 ///
 /// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
 /// and nothing tells whether there are any of others.
@@ -186,6 +182,8 @@ pub(crate) struct Filter {
     caller: Program,
     #[expect(dead_code, reason = "open, it has the filter call the program")]
     callees: Map,
+    #[expect(dead_code, reason = "held until the filter is gone")]
+    claim: Claim,
     namespace: u64,
 }
 
@@ -198,6 +196,15 @@ struct Place {
 }
 
 impl Place {
+    fn claim(self) -> std::result::Result<Option<Claim>, Errno> {
+        let traffic = match self.traffic {
+            Traffic::In => "in",
+            Traffic::Out => "out",
+        };
+        let (device, priority) = (self.device, self.priority);
+        Claim::on(&format!("spliced filter {device} {traffic} {priority}"))
+    }
+
     fn hook(self, caller: &Program) -> TcHook {
         let mut hook = TcHook::new(caller.fd.as_fd());
         hook.ifindex(self.device as i32)
@@ -230,25 +237,32 @@ impl Filter {
             priority: PRIORITIES.start,
         };
         place.hook(&caller).create().map_err(failed)?;
+        let mut last = not_attached(device, Errno::NOSPC);
         for priority in PRIORITIES {
             place.priority = priority;
-            let mut hook = place.hook(&caller);
-            hook.replace(is_orphan(hook));
-            match hook.attach() {
+            let claim = place.claim().map_err(|errno| not_attached(device, errno))?;
+            let Some(claim) = claim else {
+                continue;
+            };
+            match place.hook(&caller).replace(true).attach() {
                 // Only now is there something to take away.
                 Ok(_) => {
                     return Ok(Self {
                         place,
                         caller,
                         callees,
+                        claim,
                         namespace,
                     });
                 }
-                Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+                // Filters of another kind or protocol have this priority.
+                Err(error) if error.kind() == libbpf_rs::ErrorKind::InvalidInput => {
+                    last = failed(error);
+                }
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(not_attached(device, Errno::NOSPC))
+        Err(last)
     }
 
     fn is_behind_its_like(&self) -> bool {
@@ -267,19 +281,6 @@ impl Filter {
         let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
         hook.query().is_ok_and(is_own)
     }
-}
-
-/// Whether a filter of ours is left here whose process has died.
-fn is_orphan(mut hook: TcHook) -> bool {
-    let Ok(id) = hook.query() else {
-        return false;
-    };
-    let with_maps = ProgInfoQueryOptions::default().include_map_ids(true);
-    let found = ProgInfoIter::with_query_opts(with_maps)
-        .find(|program| program.id == id && program.name == "caller");
-    let callees = found.and_then(|program| MapHandle::from_map_id(*program.map_ids.first()?).ok());
-    let called = callees.map(|callees| callees.lookup(&0u32.to_ne_bytes(), MapFlags::ANY));
-    matches!(called, Some(Ok(None)))
 }
 
 impl Drop for Filter {

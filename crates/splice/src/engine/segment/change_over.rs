@@ -177,8 +177,10 @@ impl Segment {
             Some(at) => at.elapsed() > ANSWERED_ONCE_IN && self.probes_left > 0,
         };
         if is_due {
-            self.ground.leave_if_gone(device);
-            self.stand_on(device)?;
+            self.ground
+                .stand_anew_beside(device)
+                .ok_or(Obstacle::NotNow)?
+                .map_err(|why| Obstacle::Refused(why.into()))?;
             self.probed_at = Some(Instant::now());
             self.probes_left -= 1;
             ends.into_iter().for_each(ask);

@@ -54,15 +54,6 @@ impl SidePlan {
     pub(super) fn largest_window(&self) -> u32 {
         u32::from(u16::MAX) << self.window_left
     }
-
-    pub(super) fn shape(&self) -> u32 {
-        u32::from_ne_bytes([
-            self.window_left,
-            self.window_right,
-            self.flags,
-            self.own_scale,
-        ])
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,8 +8,8 @@
 //!
 //! The states and who changes them are in `bpf/segment.h`.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ impl Flow {
         entry.state.store(state::FREE, Relaxed);
         for (side, scale) in entry.side.iter().zip(scales) {
             side.clear();
-            side.shape.store(scale.into(), Relaxed);
+            side.window_left.store(scale, Relaxed);
         }
         for stamp in &entry.latest_stamp {
             stamp.store(0, Relaxed);
@@ -114,7 +114,14 @@ impl Flow {
             side.out_device.store(plan.out_device, Relaxed);
             side.seq_delta.store(plan.seq_delta, Relaxed);
             side.ack_delta.store(plan.ack_delta, Relaxed);
-            side.shape.store(plan.shape(), Relaxed);
+            for (byte, value) in [
+                (&side.window_left, plan.window_left),
+                (&side.window_right, plan.window_right),
+                (&side.flags, plan.flags),
+                (&side.own_scale, plan.own_scale),
+            ] {
+                byte.store(value, Relaxed);
+            }
             side.clock.store(plan.clock, Relaxed);
             side.promised.store(plan.promised, Relaxed);
             side.room_end.store(plan.promised, Relaxed);
@@ -141,6 +148,7 @@ impl Flow {
         self.renew();
         // Who is asked what has come, after that, must not answer from before.
         self.entry().state.store(state::OVERLAP, SeqCst);
+        fence(SeqCst);
     }
 
     /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen

@@ -1,5 +1,7 @@
 //! The kernel side in one network namespace: programs, maps, and the devices it stands on.
 
+mod footing;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -10,8 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use self::footing::{Approach, Footing};
 use super::slots::{Offer, Slots};
-use crate::bpf_object::device::{DeviceLink, Traffic, Way, namespace};
+use crate::bpf_clock;
+use crate::bpf_object::device::{Way, namespace};
 use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::segment_state as state;
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
@@ -145,22 +149,11 @@ impl Standing {
 struct Book {
     slots: Slots,
     owners: HashMap<SegmentTuple, u32>,
-    devices: HashMap<u32, [DeviceLink; 2]>,
-    /// Devices that another thread was to attach the program to.
+    devices: HashMap<u32, Footing>,
+    /// Devices that another thread was to attach the program to, or to ask for it.
     approaches: HashMap<u32, Approach>,
     way: Way,
 }
-
-/// How another thread gets on with a device.
-enum Approach {
-    UnderWay,
-    Refused { why: String, at: Instant },
-}
-
-/// For how long a device that refused the program is not asked again. What was in the way may go: it
-/// was short of memory, or had 64 programs of others. A try costs a thread, and the kernel tens of
-/// milliseconds beside the loops.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 impl Ground {
     /// The ground of this thread's network namespace.
@@ -187,6 +180,7 @@ impl Ground {
 
     fn new() -> Result<Self> {
         let object = load("segment", OBJECT, |_| Ok(()))?;
+        bpf_clock::prepare();
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
         Ok(Self {
             ingress: object.program("segment_ingress")?,
@@ -236,80 +230,6 @@ impl Ground {
     /// The filter of sockets that sleep.
     pub(super) fn asleep(&self) -> &Program {
         &self.asleep
-    }
-
-    /// Makes sure that the program sees what comes in on a device; true when it already did.
-    pub(crate) fn stand_on(&self, device: u32) -> Result<bool> {
-        let _one = self
-            .attaching
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        // Pairs have to get at the book meanwhile.
-        let way = {
-            let book = self.book();
-            if book.devices.contains_key(&device) {
-                return Ok(true);
-            }
-            book.way
-        };
-        let links = [
-            self.ingress.attach(device, Traffic::In, way)?,
-            self.egress.attach(device, Traffic::Out, way)?,
-        ];
-        if device == LOOPBACK {
-            let behind = self.ingress.is_behind_its_like(device, &links[0])?;
-            self.gate.at(0).behind.store(behind.into(), Relaxed);
-        }
-        self.book().devices.insert(device, links);
-        Ok(false)
-    }
-
-    /// The same by another thread, since the kernel waits for all its CPUs (`tcx_entry_sync`), tens
-    /// of milliseconds on a busy machine: `None` while that is under way, else why it cannot be.
-    pub(super) fn stand_on_beside(
-        self: &Arc<Self>,
-        device: u32,
-    ) -> Option<std::result::Result<(), String>> {
-        let mut book = self.book();
-        if book.devices.contains_key(&device) {
-            return Some(Ok(()));
-        }
-        match book.approaches.get(&device) {
-            Some(Approach::UnderWay) => return None,
-            Some(Approach::Refused { why, at }) if at.elapsed() < REFUSED_FOR => {
-                return Some(Err(why.clone()));
-            }
-            Some(Approach::Refused { .. }) | None => {}
-        }
-        let ground = Arc::clone(self);
-        let approach = move || {
-            let refused = ground.stand_on(device).err();
-            let approaches = &mut ground.book().approaches;
-            match refused {
-                Some(error) => {
-                    let (why, at) = (error.to_string(), Instant::now());
-                    approaches.insert(device, Approach::Refused { why, at })
-                }
-                None => approaches.remove(&device),
-            };
-        };
-        match thread::Builder::new().name("attach".into()).spawn(approach) {
-            Ok(_) => {
-                book.approaches.insert(device, Approach::UnderWay);
-                None
-            }
-            Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
-        }
-    }
-
-    /// A device may have been deleted, and another have got its index: then the program is not there.
-    pub(super) fn leave_if_gone(&self, device: u32) {
-        let mut book = self.book();
-        let links = book.devices.get(&device);
-        let gone = links.is_some_and(|links| !links.iter().all(DeviceLink::stands));
-        let links = gone.then(|| book.devices.remove(&device));
-        drop(book);
-        drop(links);
     }
 
     /// From now on goes to devices as on a kernel that has no tcx.

@@ -14,8 +14,7 @@ const LEAD: Duration = Duration::from_millis(250);
 impl SegmentSide {
     /// The stamps of its translated segments count microseconds, not milliseconds.
     pub(super) fn ticks_in_microseconds(&self) -> bool {
-        let [_, _, flags, _] = self.shape.load(Relaxed).to_ne_bytes();
-        flags & flag::MICROSECONDS != 0
+        self.flags.load(Relaxed) & flag::MICROSECONDS != 0
     }
 
     /// Where the clock stands that begins to stand at `now_ns`.
@@ -111,6 +110,14 @@ impl SegmentSide {
             &self.room_end,
         ] {
             word.store(0, Relaxed);
+        }
+        for byte in [
+            &self.window_left,
+            &self.window_right,
+            &self.flags,
+            &self.own_scale,
+        ] {
+            byte.store(0, Relaxed);
         }
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use crate::bpf_clock;
 use crate::bpf_object::{Map, Program, Ring, SharedArray, load};
 use crate::bpf_types::{DirectionEntry, Inspection};
 use crate::engine::EngineName;
@@ -105,6 +106,7 @@ impl Shared {
             opened.resize("targets", directions)?;
             opened.share("targets", &targets)
         })?;
+        bpf_clock::prepare();
         let (indices, entries) = (object.map("indices")?, object.map("directions")?);
         let calls = object.map("calls")?;
         let gate = load("gate", GATE_OBJECT, |opened| {

@@ -3,7 +3,7 @@
 use io_uring::cqueue;
 use rustix::io::Errno;
 
-use super::buffers::Piece;
+use super::buffers::{Piece, Taken};
 use super::flow::{Behind, Receive, Send, Size};
 use super::{AHEAD_BYTES, CLOCK, EPOLL, OPERATION_BITS, RECEIVE, Ring, SEND};
 use crate::event_loop::Key;
@@ -68,21 +68,27 @@ impl Ring {
 
     fn received(&mut self, index: usize, entry: &cqueue::Entry) {
         let flow = self.places.flow(index);
-        let group = match flow.receive {
+        let (is_bulk, group) = match flow.receive {
             Receive::Once {
                 size: Size::Bulk, ..
-            } => &mut self.bulk_buffers,
-            _ => &mut self.message_buffers,
+            } => (true, &mut self.bulk_buffers),
+            _ => (false, &mut self.message_buffers),
         };
         let bytes = usize::try_from(entry.result()).unwrap_or(0);
+        let mut is_lost = false;
         if let Some(first) = cqueue::buffer_select(entry.flags()) {
             let mut none = None;
-            group.take(first, bytes, |piece| match piece.len() {
+            let taken = group.take(first, bytes, |piece| match piece.len() {
                 0 => none = Some(piece),
                 _ => flow.received.push_back(piece),
             });
             if let Some(piece) = none {
                 group.give_back(piece);
+            }
+            is_lost = taken == Taken::Lost;
+            // Receives by multishot are told of before those that were asked for once.
+            if is_bulk && taken != Taken::InTurn {
+                self.features.bundle = false;
             }
         }
         // A burst has used up the buffers.
@@ -106,6 +112,7 @@ impl Ring {
                 }
                 errno => flow.behind = Some(Behind::Fault(errno)),
             },
+            _ if is_lost => flow.behind = Some(Behind::Fault(Errno::IO)),
             _ => {}
         }
         let much = flow.receive == Receive::Multishot

@@ -2,15 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use io_uring::types::Napi;
+use io_uring::squeue::Flags;
+use io_uring::types::{Fd, Napi};
+use io_uring::{IoUring, cqueue, opcode};
 use netlab::PATIENCE;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
+use super::buffers::{Group, Taken};
 use super::setup::Features;
 use crate::context::Context;
 use crate::endpoint::Endpoint;
@@ -260,5 +264,149 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
         });
         turn_until(&mut event_loop, SOON, |_| handle.outcome().is_some());
         assert_eq!(reader.join().unwrap(), before + sent);
+    }
+}
+
+/// A ring with few buffers, on which some receives wait in workers of the kernel while others go on.
+///
+/// A worker takes a buffer out of the ring when it begins to wait, not when bytes have come
+/// (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`). A receive gets there when the kernel has no memory
+/// to poll its socket with, or after 128 wake-ups for nothing (`io_req_alloc_apoll`, 6.18), or is asked
+/// for there.
+struct Waiting {
+    ring: IoUring,
+    group: Group,
+    busy: [UnixStream; 2],
+    pairs: Vec<[UnixStream; 2]>,
+}
+
+impl Waiting {
+    /// Enough for all that wait and for what the others say, before anybody knows who has which.
+    const BUFFERS: u16 = 8;
+    const BUFFER_BYTES: usize = 4096;
+    /// Each takes three buffers.
+    const ROUNDS: usize = 100;
+
+    fn in_workers(count: usize) -> Self {
+        let ring = IoUring::new(8).expect("a ring");
+        let group = Group::new(&ring, 0, Self::BUFFERS, Self::BUFFER_BYTES as u32);
+        let pair = || UnixStream::pair().unwrap().into();
+        let mut waiting = Self {
+            ring,
+            group: group.expect("buffers"),
+            busy: pair(),
+            pairs: (0..count).map(|_| pair()).collect(),
+        };
+        for index in 0..count {
+            let source = waiting.pairs[index][1].as_raw_fd();
+            waiting.receive(source, 1 + index as u64, Flags::ASYNC);
+        }
+        netlab::until("the workers have their buffers", || {
+            waiting.others_go_on();
+            waiting.group.kept_by_workers() == count
+        });
+        for _ in 0..Self::ROUNDS {
+            waiting.others_go_on();
+        }
+        waiting
+    }
+
+    /// A bundle where the kernel has that, so that it may take more than one buffer.
+    fn receive(&mut self, source: RawFd, number: u64, flags: Flags) {
+        let bundles = self.ring.params().is_feature_recvsend_bundle();
+        let entry = opcode::Recv::new(Fd(source), std::ptr::null_mut(), 0)
+            .buf_group(self.group.number())
+            .ioprio(if bundles { super::BUNDLE } else { 0 })
+            .build()
+            .flags(flags | Flags::BUFFER_SELECT)
+            .user_data(number);
+        // SAFETY: the request names no memory, and the group outlives the ring.
+        unsafe { self.ring.submission().push(&entry) }.expect("room for a request");
+        self.ring.submit().expect("submitted");
+    }
+
+    /// Takes the next completion, which has that number; gives what has come.
+    fn completed(&mut self, number: u64) -> (Taken, Vec<u8>) {
+        self.ring.submit_and_wait(1).expect("waited");
+        let entry = self.ring.completion().next().expect("a completion");
+        assert_eq!(entry.user_data(), number, "no other has bytes");
+        let bytes = usize::try_from(entry.result()).expect("bytes have come");
+        let first = cqueue::buffer_select(entry.flags()).expect("a buffer");
+        let (mut came, mut pieces) = (Vec::new(), Vec::new());
+        let taken = self.group.take(first, bytes, |piece| {
+            // SAFETY: so many bytes lie there, which the kernel has written and nobody changes.
+            came.extend(unsafe { std::slice::from_raw_parts(piece.address(), piece.len()) });
+            pieces.push(piece);
+        });
+        pieces
+            .into_iter()
+            .for_each(|piece| self.group.give_back(piece));
+        self.group.refill();
+        (taken, came)
+    }
+
+    fn others_go_on(&mut self) {
+        let said = noise(4, 2 * Self::BUFFER_BYTES + 1);
+        self.busy[0].write_all(&said).unwrap();
+        let mut heard = Vec::new();
+        while heard.len() < said.len() {
+            self.receive(self.busy[1].as_raw_fd(), 0, Flags::empty());
+            let (taken, came) = self.completed(0);
+            assert_eq!(taken, Taken::InTurn);
+            heard.extend(came);
+        }
+        assert!(heard == said);
+    }
+
+    fn says(&mut self, index: usize, message: &[u8]) -> (Taken, Vec<u8>) {
+        self.pairs[index][0].write_all(message).unwrap();
+        self.completed(1 + index as u64)
+    }
+}
+
+#[test]
+fn a_receive_that_waits_in_a_worker_keeps_its_buffer_and_no_other() {
+    if !is_available() {
+        return;
+    }
+    let mut waiting = Waiting::in_workers(3);
+    for index in [1, 2, 0] {
+        let message = noise(index as u64, 100);
+        assert_eq!(waiting.says(index, &message), (Taken::Late, message));
+        waiting.others_go_on();
+    }
+    assert_eq!(waiting.group.kept_by_workers(), 0);
+}
+
+/// What does not fit goes on where the ring stands then.
+#[test]
+fn a_late_message_of_two_buffers_is_found() {
+    if !is_available() {
+        return;
+    }
+    let mut waiting = Waiting::in_workers(1);
+    let message = noise(5, Waiting::BUFFER_BYTES + 100);
+    let (taken, came) = waiting.says(0, &message);
+    assert_eq!(taken, Taken::Late);
+    // Before 6.15 a bundle does not go on.
+    assert!(!came.is_empty() && message.starts_with(&came));
+    waiting.others_go_on();
+}
+
+/// Where it went on cannot be told from where another waits.
+#[test]
+fn a_late_message_of_two_buffers_beside_another_is_lost() {
+    if !is_available() {
+        return;
+    }
+    let mut waiting = Waiting::in_workers(2);
+    let message = noise(6, Waiting::BUFFER_BYTES + 100);
+    let (taken, came) = waiting.says(0, &message);
+    match taken {
+        Taken::Lost => assert!(came.is_empty()),
+        _ => assert!(message.starts_with(&came) && came.len() <= Waiting::BUFFER_BYTES),
+    }
+    for _ in 0..Waiting::ROUNDS {
+        waiting.others_go_on();
     }
 }

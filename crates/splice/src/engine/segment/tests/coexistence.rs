@@ -1,5 +1,8 @@
 //! Programs of others on the same device.
 
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net as unix;
+
 use super::*;
 use crate::bpf_object::Object;
 use crate::error::Result;
@@ -19,7 +22,7 @@ struct BystanderEntry {
 // SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
 unsafe impl Plain for BystanderEntry {}
 
-static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
+pub(super) static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
 
 /// What the program returns, plus one.
 const NEXT: u32 = 0;
@@ -190,7 +193,7 @@ fn a_program_that_rewrites_segments_is_found() {
     assert!(balancer.entry.at(0).rewritten.load(Relaxed) > 0);
 }
 
-fn filters(lab: &Lab, device: &str, place: &str) -> String {
+pub(super) fn filters(lab: &Lab, device: &str, place: &str) -> String {
     let listed = lab
         .relay()
         .command("tc")
@@ -306,7 +309,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     assert_eq!(standing(), PLACES);
     // One whose place somebody else has taken leaves it to him.
     let last = format!(
-        "filter replace dev {} ingress prio 50063 handle 1 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
         Lab::TO_CLIENT,
         env!("CARGO_MANIFEST_DIR")
     );
@@ -315,6 +318,38 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     let left = filters(&lab, Lab::TO_CLIENT, "ingress");
     assert!(!left.contains("name caller"), "{left}");
     assert!(left.contains("name bystander"), "{left}");
+}
+
+/// A place that a stranger has claimed, or that has a filter of another kind, is left to him.
+#[test]
+fn a_filter_takes_the_next_place_where_others_are() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let device = Lab::TO_CLIENT;
+    run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
+    let other = Bystander::new(NEXT);
+    let attach = || other.attach(&lab, device, Traffic::In, Way::Clsact);
+    // What a relay that died has left in the first place stays, since nobody can tell that it is dead.
+    drop(attach().expect("attached"));
+    let name = format!("spliced filter {} in 50000", index_of(lab.relay(), device));
+    let stranger = lab.relay().enter(|| {
+        let name = unix::SocketAddr::from_abstract_name(name)?;
+        unix::UnixDatagram::bind_addr(&name)
+    });
+    let stranger = stranger.expect("entered").expect("bound");
+    let kind = "ingress prio 50001 protocol all u32 match u32 0 0 classid 1:1";
+    let add = format!("filter add dev {device} {kind}");
+    run(lab.relay(), "tc", &add);
+    let link = attach().expect("attached");
+    let listed = filters(&lab, device, "ingress");
+    for (priority, kind) in [(50000, "bpf"), (50001, "u32"), (50002, "bpf")] {
+        let line = format!("pref {priority} {kind}");
+        assert!(listed.contains(&line), "no {line} in {listed}");
+    }
+    drop(stranger);
+    lab.relay().enter(|| drop(link)).expect("entered");
 }
 
 /// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on

@@ -2,17 +2,19 @@
 //! may be left that swallows segments.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use netlab::Process;
 use rustix::process::{Signal, getpid, kill_process};
 
+use super::coexistence::{filters, index_of};
 use super::step::STEPS;
 use super::*;
 
 const STEP: &str = "SEGMENT_CRASH_STEP";
 const TARGET: &str = "SEGMENT_CRASH_TARGET";
 const CLSACT: &str = "SEGMENT_CRASH_CLSACT";
+const DEVICE: &str = "SEGMENT_CRASH_DEVICE";
 
 /// Relays two connections, of which the second kills it.
 #[test]
@@ -59,27 +61,39 @@ fn relay_that_dies(
     target: SocketAddr,
     clsact: bool,
 ) -> (Process, SocketAddr) {
-    let own = std::env::current_exe().expect("this program");
-    let mut command = lab.relay().command(own.to_str().expect("a path"));
+    let mut command = this_program(lab, "");
     command
-        .args([
-            "--exact",
-            "engine::segment::tests::crash::a_relay_that_dies",
-        ])
-        .args(["--ignored", "--nocapture"])
+        .arg("engine::segment::tests::crash::a_relay_that_dies")
         .env(STEP, step)
-        .env(TARGET, target.to_string())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+        .env(TARGET, target.to_string());
     if clsact {
         command.env(CLSACT, "");
     }
-    let mut process = Process::spawn(&mut command).expect("started");
+    let (process, address) = started(&mut command, "listening on ");
+    (process, address.parse().expect("an address"))
+}
+
+/// In the relay's namespace and with the capabilities that `setpriv` takes; what is missing is the name of
+/// an ignored test.
+fn this_program(lab: &Lab, capabilities: &str) -> Command {
+    let mut command = lab.relay().command("setpriv");
+    command
+        .args((!capabilities.is_empty()).then(|| format!("--bounding-set={capabilities}")))
+        .arg("--")
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--ignored", "--nocapture", "--exact"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+}
+
+/// What the process says behind `word`, once it does.
+fn started(command: &mut Command, word: &str) -> (Process, String) {
+    let mut process = Process::spawn(command).expect("started");
     let stdout = process.child_mut().stdout.take().expect("its output");
     let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-    let address = lines.find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()));
-    let address = address.expect("it listens").parse().expect("an address");
-    (process, address)
+    let said = lines.find_map(|line| Some(line.strip_prefix(word)?.to_owned()));
+    (process, said.expect("it starts"))
 }
 
 /// Sends until it cannot.
@@ -191,4 +205,51 @@ fn peers_see_it_where_a_filter_stays() {
     for step in ["overlap", "asleep"] {
         die_at(step, true);
     }
+}
+
+/// Has the program stand on a device, as where there is no tcx.
+#[test]
+#[ignore = "the process that the test below starts"]
+fn a_relay_with_a_filter() {
+    let Ok(device) = std::env::var(DEVICE) else {
+        return;
+    };
+    let ground = Ground::here().expect("a ground");
+    ground.stand_by_clsact();
+    ground
+        .stand_on(device.parse().expect("an index"))
+        .expect("attached");
+    println!("\nstands ");
+    thread::sleep(PATIENCE);
+}
+
+/// With no other capabilities than those that the documentation asks for.
+#[test]
+fn a_filter_that_was_left_behind_is_replaced_without_more_rights() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let standing = || {
+        ["ingress", "egress"].map(|place| {
+            let listed = filters(&lab, Lab::TO_CLIENT, place);
+            listed.matches("name caller").count()
+        })
+    };
+    let start = || {
+        let mut command = this_program(&lab, "-all,+bpf,+net_admin,+perfmon");
+        command
+            .arg("engine::segment::tests::crash::a_relay_with_a_filter")
+            .env(DEVICE, index_of(lab.relay(), Lab::TO_CLIENT).to_string());
+        started(&mut command, "stands ").0
+    };
+    for round in 0..3 {
+        let killed = start();
+        assert_eq!(standing(), [1, 1], "round {round}");
+        drop(killed);
+        assert_eq!(standing(), [1, 1], "what is killed leaves its filters");
+    }
+    // One that lives keeps its own.
+    let (_one, _other) = (start(), start());
+    assert_eq!(standing(), [2, 2]);
 }

@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use super::coexistence::index_of;
+use super::coexistence::{BYSTANDER, index_of};
 use super::*;
+use crate::bpf_object::Opened;
 
 /// What has not been there may be there later.
 #[test]
@@ -71,6 +72,57 @@ fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
 #[test]
 fn neither_is_one_whose_qdisc_has_gone() {
     has_the_index_of_another(Way::Clsact);
+}
+
+/// Another thread asks whether the program still stands on a device, since that may have to wait for
+/// somebody else who loads one.
+#[test]
+fn no_loop_waits_for_a_load_to_ask_for_a_device() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let ground = ground_in(&lab);
+    ground.stand_by_clsact();
+    let (unseen, beside) = (Connected::across(&lab), Connected::across(&lab));
+    prepare(&splicer);
+    let copied = Options {
+        engine: EngineChoice::Only(EngineName::Copy),
+        ..Options::default()
+    };
+    let (client, server, _handle) = beside.join(&splicer, &copied);
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    }
+    let (loads, loading) = mpsc::channel();
+    let (finish, finished) = mpsc::channel::<()>();
+    let other = thread::spawn(move || {
+        let adjust = |_: &mut Opened| {
+            loads.send(()).expect("awaited");
+            // Until the sender is dropped.
+            let _ = finished.recv();
+            Ok(())
+        };
+        load("bystander", BYSTANDER, adjust).map(drop)
+    });
+    loading.recv().expect("it loads");
+    let at_once = Options {
+        segment_after: Some(Duration::ZERO),
+        ..Options::default()
+    };
+    // Nobody has seen a segment of it, so the devices are asked for.
+    ground.doubt_all();
+    let pair = unseen.join(&splicer, &at_once);
+    netlab::until("a device is asked for", || {
+        ping(&client, &server);
+        ground.is_asking()
+    });
+    ping(&client, &server);
+    assert!(ground.is_asking());
+    drop(finish);
+    other.join().expect("no panic").expect("loaded");
+    netlab::until("the pair is taken", || pair.2.is_taken());
 }
 
 /// The kernel gives the inode of a namespace to another once it is gone, however long the ground stays.

@@ -184,7 +184,8 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
     let ground = ground_in(&lab);
     let flow = ground.flow(0);
     let [from_client, from_server] = &flow.side;
-    let [senders_scale, _, _, told_scale] = from_client.shape.load(Relaxed).to_ne_bytes();
+    let senders_scale = from_client.window_left.load(Relaxed);
+    let told_scale = from_client.own_scale.load(Relaxed);
     let [least, step] = [senders_scale, told_scale].map(|scale| 1u32 << scale);
     let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
     let device = devices(lab.relay())[0];
@@ -339,7 +340,7 @@ fn a_forged_end_ends_nothing() {
     let device = devices(lab.relay())[1];
     let place = from_server.high_seq();
     let acknowledged = from_server.high_ack.load(Relaxed);
-    let [scale, ..] = from_server.shape.load(Relaxed).to_ne_bytes();
+    let scale = from_server.window_left.load(Relaxed);
     let largest_window = u32::from(u16::MAX) << scale;
     let end_at = |ahead: u32, ack: u32| {
         let packet = claim(from, to, [place.wrapping_add(ahead), ack], FIN | ACK);

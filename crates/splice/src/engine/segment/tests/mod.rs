@@ -11,6 +11,7 @@ mod crash;
 mod damaged;
 mod device;
 mod ends;
+mod fences;
 mod forgery;
 mod life;
 mod on_this_host;
