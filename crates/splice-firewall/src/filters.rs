@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::hooks::{HookPlace, Registry, UnknownHook, classify};
-use crate::legacy::{self, Names};
+use crate::legacy::Names;
 use crate::netlink::{DumpError, Socket};
 use crate::nft;
 use crate::rule::Table;
@@ -17,52 +17,45 @@ use crate::walk;
 #[derive(Debug)]
 pub struct Reader {
     rules: Socket,
-    names: Names,
+    /// Or why the lists may not be read.
+    names: Result<Names, String>,
 }
 
 /// The packet filters of one network namespace at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filters {
     nft: nft::Ruleset,
-    legacy: Vec<Table>,
+    /// Or why they are not known. Should there be any, the kernel's hooks say so.
+    legacy: Result<Vec<Table>, String>,
 }
 
 /// Hears when the rules of nftables change. Those of iptables-legacy change without a word.
 #[derive(Debug)]
 pub struct Changes(Socket);
 
-/// Why the filters cannot be read.
+/// Why the rules of nftables cannot be read.
 #[derive(Debug)]
-pub enum ReadError {
-    /// The rules of nftables.
-    Nftables(io::Error),
-    /// The tables of iptables-legacy, in words.
-    Legacy(String),
-}
+pub struct ReadError(io::Error);
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nftables(error) => write!(
-                f,
-                "cannot read the rules of nftables: {error}; this needs CAP_NET_ADMIN"
-            ),
-            Self::Legacy(why) => f.write_str(why),
-        }
+        write!(
+            f,
+            "cannot read the rules of nftables: {}; this needs CAP_NET_ADMIN",
+            self.0
+        )
     }
 }
 
-impl std::error::Error for ReadError {}
-
-impl From<legacy::Error> for ReadError {
-    fn from(error: legacy::Error) -> Self {
-        Self::Legacy(error.to_string())
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
     }
 }
 
 impl From<DumpError> for ReadError {
     fn from(error: DumpError) -> Self {
-        Self::Nftables(match error {
+        Self(match error {
             DumpError::Changed => io::Error::other("they change faster than they can be read"),
             DumpError::System(error) => error,
         })
@@ -74,11 +67,11 @@ impl Reader {
     /// only; they are opened here and can be read later without that right.
     ///
     /// # Errors
-    /// When there is no netlink socket to be had, or the lists exist and may not be read.
+    /// When there is no netlink socket to be had.
     pub fn new() -> Result<Self, ReadError> {
         Ok(Self {
-            rules: Socket::new().map_err(ReadError::Nftables)?,
-            names: Names::open()?,
+            rules: Socket::new().map_err(ReadError)?,
+            names: Names::open().map_err(|error| error.to_string()),
         })
     }
 
@@ -89,16 +82,35 @@ impl Reader {
     pub fn read(&mut self) -> Result<Filters, ReadError> {
         Ok(Filters {
             nft: nft::read(&mut self.rules)?,
-            legacy: self.names.tables()?,
+            legacy: self.legacy(),
         })
     }
 
-    /// The number of the present generation of nftables' rules; each change makes a new one.
+    fn legacy(&self) -> Result<Vec<Table>, String> {
+        let names = self.names.as_ref().map_err(String::clone)?;
+        names.tables().map_err(|error| error.to_string())
+    }
+
+    /// The same filters with what has changed since, `None` if nothing has. It costs little where there
+    /// are no tables of iptables-legacy.
     ///
     /// # Errors
-    /// Without CAP_NET_ADMIN.
-    pub fn generation(&mut self) -> Result<u32, ReadError> {
-        Ok(nft::generation(&mut self.rules)?)
+    /// As [`read`](Self::read).
+    pub fn read_again(&mut self, filters: &Filters) -> Result<Option<Filters>, ReadError> {
+        let generation = nft::generation(&mut self.rules)?;
+        let is_old = generation != filters.nft.generation;
+        let legacy = self.legacy();
+        if !is_old && legacy == filters.legacy {
+            return Ok(None);
+        }
+        Ok(Some(Filters {
+            nft: if is_old {
+                nft::read(&mut self.rules)?
+            } else {
+                filters.nft.clone()
+            },
+            legacy,
+        }))
     }
 }
 
@@ -135,15 +147,10 @@ impl Filters {
         Reader::new()?.read()
     }
 
-    /// The generation of nftables' rules that this is of.
-    pub fn generation(&self) -> u32 {
-        self.nft.generation
-    }
-
     /// What they would do with the segments of a connection, in both directions.
     pub fn judge(&self, connection: &Connection) -> Verdict {
         let mut verdict = Verdict::Accepts;
-        for table in self.nft.tables.iter().chain(&self.legacy) {
+        for table in self.nft.tables.iter().chain(self.legacy.iter().flatten()) {
             for hook in Hook::ALL {
                 verdict = verdict.worse(walk::judge(table, connection, hook));
             }
@@ -155,13 +162,13 @@ impl Filters {
     /// `registry` is of, belongs to a filter that is known here, or to what filters nothing.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first that does not, in words.
     pub fn account_for(
         &self,
         registry: &Registry,
         family: Family,
         device: &str,
-    ) -> Result<(), UnknownHook> {
+    ) -> Result<(), String> {
         let chains_at = |place: HookPlace| {
             let tables = self.nft.tables.iter();
             let bases = tables
@@ -178,9 +185,14 @@ impl Filters {
                 Family::Ipv4 => "iptables",
                 Family::Ipv6 => "ip6tables",
             };
-            let mut tables = self.legacy.iter();
+            let mut tables = self.legacy.iter().flatten();
             tables.any(|table| table.family == program && table.name == name)
         };
-        classify(registry, family, chains_at, has_table)
+        classify(registry, family, chains_at, has_table).map_err(|unknown| {
+            match (&unknown, &self.legacy) {
+                (UnknownHook::Table { .. }, Err(why)) => format!("{unknown}; {why}"),
+                _ => unknown.to_string(),
+            }
+        })
     }
 }

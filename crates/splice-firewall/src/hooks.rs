@@ -324,7 +324,7 @@ fn is_legacy(name: &str) -> bool {
 ///
 /// # Errors
 /// The first that is not.
-pub(crate) fn classify(
+pub fn classify(
     registry: &Registry,
     family: Family,
     chains: impl Fn(HookPlace) -> usize,

@@ -26,6 +26,6 @@ mod walk;
 mod xt;
 
 pub use filters::{Changes, Filters, ReadError, Reader};
-pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook};
+pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook, classify};
 pub use segment::{Connection, Device, End, Family, Hook};
 pub use verdict::{Place, Reason, RuleId, Verdict};

@@ -220,7 +220,7 @@ pub(crate) struct SegmentInspection {
     pub(crate) socket: [SegmentSocket; 2],
     pub(crate) seen: [SegmentSeen; 2],
     pub(crate) forgotten: u32,
-    /// By `segment_tracked`: [`segment_tracked`].
+    /// By the program `segment_tracked`; see the module of that name.
     pub(crate) tracked: [u32; 2],
     pub(crate) reserved2: u32,
 }
@@ -312,8 +312,8 @@ const _: () = {
 #[allow(unsafe_code, reason = "see each comment")]
 mod plain {
     use super::{
-        ClockReading, DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow, SegmentGate,
-        SegmentInspection, SegmentPlace, SegmentTuple,
+        ClockReading, DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow,
+        SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple,
     };
 
     // SAFETY: integers have no padding and no invalid value.

@@ -1,8 +1,4 @@
 //! The netfilter hooks that are registered, read from the kernel by a BPF program.
-#![allow(
-    dead_code,
-    reason = "for the firewall detector, which no engine asks yet"
-)]
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

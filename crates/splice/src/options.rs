@@ -22,6 +22,10 @@ pub struct Options {
     /// `segment`, where that can be used. The default is 50 ms; `None`: never. docs/segment.md says
     /// what is open.
     pub segment_after: Option<Duration>,
+    /// Lets `segment` move a pair past the packet filters of this host (nftables, iptables, BPF programs of
+    /// its control group) although they might stop it, or count, log or mark its segments. By default such
+    /// a pair stays in the network stack, and one that new rules would stop is reset.
+    pub bypass_firewall: bool,
 }
 
 /// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
@@ -41,6 +45,7 @@ impl Default for Options {
             promote_after_bytes: PROMOTE_AFTER_BYTES,
             promote_after: None,
             segment_after: Some(SEGMENT_AFTER),
+            bypass_firewall: false,
         }
     }
 }

@@ -55,6 +55,9 @@ pub enum Reason {
     /// The engine that was asked for by name cannot take this pair; [`Outcome::why_engine`] says
     /// why.
     Refused,
+    /// The packet filters of this host have come to stop the pair, which an engine had moved past them;
+    /// [`Outcome::why_engine`] names the rule.
+    Filtered,
     /// A system call on this side's socket failed otherwise, with this `errno`; `ETIMEDOUT` when
     /// keep-alive or retransmission found the peer gone.
     Failed {
@@ -106,6 +109,7 @@ impl fmt::Display for Reason {
             Self::ByteLimit => f.write_str("byte limit"),
             Self::Shutdown => f.write_str("shutdown"),
             Self::Refused => f.write_str("refused by the engine"),
+            Self::Filtered => f.write_str("stopped by the packet filters"),
             Self::Failed { side, errno } => {
                 write!(
                     f,

@@ -125,6 +125,9 @@ pub(crate) struct Pair {
     taken: bool,
     /// Why no engine in the kernel has the pair, where one was tried.
     declined: Option<Box<Cow<'static, str>>>,
+    /// What of the packet filters has ended it.
+    filtered: Option<Box<Cow<'static, str>>>,
+    bypasses_firewall: bool,
     watch: Watch,
     /// What goes by the ring has once found no room there.
     room_watched: [bool; 2],
@@ -191,6 +194,8 @@ impl Pair {
             heard: false,
             taken: false,
             declined: None,
+            filtered: None,
+            bypasses_firewall: options.bypass_firewall,
             watch: Watch::Stream,
             room_watched: [false; 2],
             promote_after_bytes: options.promote_after_bytes,

@@ -15,7 +15,7 @@
 //!                  ├─ Holds(next) ──▶ watch the sockets as `next` says ──────┘
 //!                  ├─ Declined(why) ─▶ user space goes on alone, `why` is shown
 //!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
-//!                  └─ Ends(reason) ──▶ release(), both sockets are closed
+//!                  └─ Ends(reason), Filtered(why) ──▶ release(), both sockets are closed
 //! ```
 //!
 //! The two directions are independent. What a direction may read is bounded by its mark: at the
@@ -123,6 +123,8 @@ pub(crate) enum Turn {
     Refused(Cow<'static, str>),
     /// The pair is over.
     Ends(Reason),
+    /// The pair is over, because the packet filters of this host would stop it.
+    Filtered(Cow<'static, str>),
 }
 
 /// An engine that moves one pair's bytes in the kernel.

@@ -20,6 +20,12 @@ impl Pair {
         if self.taken
             && let Some(kernel) = &self.kernel
         {
+            if let Some(why) = self.filtered.as_deref().cloned() {
+                return Chosen {
+                    name: kernel.name(),
+                    why,
+                };
+            }
             let why = if by_name {
                 BY_NAME
             } else if kernel.name() == EngineName::Segment {

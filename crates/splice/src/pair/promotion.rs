@@ -102,6 +102,10 @@ impl Pair {
                 }
             }
             Turn::Ends(reason) => return self.end(cx, reason),
+            Turn::Filtered(why) => {
+                self.filtered = Some(Box::new(why));
+                return self.end(cx, Reason::Filtered);
+            }
         };
         if next.watch != self.watch
             && let Some(reason) = self.rewatch(cx, next.watch)
@@ -211,7 +215,13 @@ impl Pair {
         }
         self.trial = Trial::Over;
         match found {
-            Ok(ground) => self.kernel = Some(Box::new(Segment::new(ground, !may_wait))),
+            Ok(ground) => {
+                self.kernel = Some(Box::new(Segment::new(
+                    ground,
+                    !may_wait,
+                    self.bypasses_firewall,
+                )))
+            }
             Err(obstacle) => self.declined = Some(Box::new(obstacle.reason.into())),
         }
     }

@@ -81,7 +81,7 @@ impl Segment {
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
             return Progress::Declined(ENDED_BEFORE);
         }
-        match examine(found, &self.cookies, false) {
+        match examine(found, &self.cookies, self.bypasses_firewall) {
             Err(Obstacle::Refused(why)) => return Progress::Refused(why),
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
             Err(Obstacle::NotNow) | Ok(()) => {}

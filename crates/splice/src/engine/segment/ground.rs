@@ -20,6 +20,7 @@ use crate::bpf_object::{Map, Program, SharedArray, load};
 use crate::bpf_types::segment_state as state;
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use crate::error::Result;
+use crate::firewall::Firewall;
 use crate::obstacle::Obstacle;
 
 static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
@@ -45,8 +46,11 @@ pub(crate) struct Ground {
     egress: Program,
     inspect: Program,
     forget: Program,
+    tracked: Program,
     asleep: Program,
     tuples: Map,
+    /// Or why the packet filters cannot be watched.
+    firewall: std::result::Result<Arc<Firewall>, String>,
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
     book: Mutex<Book>,
@@ -188,6 +192,7 @@ impl Ground {
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
+            tracked: object.program("segment_tracked")?,
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             book: Mutex::new(Book {
@@ -198,6 +203,7 @@ impl Ground {
                 way: Way::Tcx,
             }),
             attaching: Mutex::new(()),
+            firewall: Firewall::watch().map_err(|error| error.to_string()),
             flows,
         })
     }
@@ -225,6 +231,23 @@ impl Ground {
             ..SegmentInspection::default()
         })?;
         Ok(answer.forgotten)
+    }
+
+    /// What connection tracking knows of two connections ([`segment_tracked`](crate::bpf_types::segment_tracked)).
+    pub(super) fn tracked(
+        &self,
+        tuples: &[SegmentTuple; 2],
+    ) -> std::result::Result<[u32; 2], Errno> {
+        let answer = self.tracked.run(&SegmentInspection {
+            tuple: *tuples,
+            ..SegmentInspection::default()
+        })?;
+        Ok(answer.tracked)
+    }
+
+    /// The packet filters that segments are moved past, or why they cannot be watched.
+    pub(super) fn firewall(&self) -> std::result::Result<&Arc<Firewall>, &str> {
+        self.firewall.as_ref().map_err(String::as_str)
     }
 
     /// The filter of sockets that sleep.

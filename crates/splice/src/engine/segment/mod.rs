@@ -34,6 +34,7 @@ mod change_over;
 pub(crate) mod eligibility;
 pub(crate) mod flow;
 pub(crate) mod ground;
+mod leave;
 mod linger;
 mod side;
 mod slots;
@@ -60,6 +61,8 @@ use super::kernel::{Bell, Gauge, Grip, KernelEngine, Next, Turn, Watch};
 use crate::bpf_types::segment_mark as mark;
 use crate::direction::Direction;
 use crate::endpoint::{Endpoint, Kind};
+use crate::firewall::Pass;
+use crate::mailbox::Waker;
 use crate::outcome::{Reason, Side};
 use crate::socket_option;
 use crate::task::Task;
@@ -146,6 +149,10 @@ pub(crate) struct Segment {
     ground: Arc<Ground>,
     /// The loop waits for the program to be attached to a device.
     waits: bool,
+    /// The packet filters are not asked.
+    bypasses_firewall: bool,
+    /// The packet filters have let it go past them.
+    pass: Option<Pass>,
     /// Another thread attaches it: nothing changes before then.
     begins_at: Option<Instant>,
     phase: Phase,
@@ -170,10 +177,12 @@ pub(crate) struct Segment {
 impl Segment {
     /// The first pair on a device that `waits` has its loop wait for the program to get there;
     /// another goes on as it was until then.
-    pub(crate) fn new(ground: Arc<Ground>, waits: bool) -> Self {
+    pub(crate) fn new(ground: Arc<Ground>, waits: bool, bypasses_firewall: bool) -> Self {
         Self {
             ground,
             waits,
+            bypasses_firewall,
+            pass: None,
             begins_at: None,
             phase: Phase::New,
             gauge: Arc::default(),
@@ -191,7 +200,7 @@ impl Segment {
     }
 
     /// Has the pair's segments watched, or says why not.
-    fn begin(&mut self, ends: [&Endpoint; 2]) -> Result<(), Obstacle> {
+    fn begin(&mut self, ends: [&Endpoint; 2], waker: &dyn Fn() -> Waker) -> Result<(), Obstacle> {
         let mut addresses = Vec::with_capacity(2);
         for (end, cookie) in ends.into_iter().zip(&mut self.cookies) {
             match end.kind() {
@@ -213,8 +222,9 @@ impl Segment {
             .ground
             .inspect(&tuples)
             .map_err(|errno| Obstacle::Refused(format!("looking failed: {errno}").into()))?;
-        examine(&found, &self.cookies, false)?;
+        examine(&found, &self.cookies, self.bypasses_firewall)?;
         let devices = [0, 1].map(|side: usize| eligibility::device(&found.socket[side]));
+        self.ask_leave(ends, addresses, &tuples, &found, waker())?;
         for device in devices {
             self.stand_on(device)?;
         }
@@ -348,7 +358,7 @@ impl Segment {
             }
             let begun = match grip.byte_limit {
                 Some(_) => refused("a byte limit is set"),
-                None => self.begin(grip.ends),
+                None => self.begin(grip.ends, grip.waker),
             };
             match begun {
                 Ok(()) => {}
@@ -364,6 +374,9 @@ impl Segment {
         }
         if let Some(reason) = self.end() {
             return Turn::Ends(reason);
+        }
+        if let Some(turn) = self.is_revoked(self.has_taken()) {
+            return turn;
         }
         let mut next = Next::watching(Watch::Stream);
         let progress = self.look(grip.ends, loads);

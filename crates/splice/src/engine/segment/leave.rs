@@ -1,0 +1,97 @@
+//! A pair's leave to go past the packet filters of this host.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use rustix::net::netdevice::index_to_name;
+use splice_firewall::{Connection, Device, End, Family};
+
+use super::Segment;
+use super::eligibility::{Obstacle, device, refused};
+use crate::bpf_types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
+use crate::endpoint::Endpoint;
+use crate::engine::kernel::Turn;
+use crate::firewall::Standing;
+use crate::mailbox::Waker;
+use crate::outcome::Side;
+
+impl Segment {
+    /// Asks the packet filters, unless they are to be bypassed.
+    pub(super) fn ask_leave(
+        &mut self,
+        ends: [&Endpoint; 2],
+        addresses: [(SocketAddr, SocketAddr); 2],
+        tuples: &[SegmentTuple; 2],
+        found: &SegmentInspection,
+        waker: Waker,
+    ) -> Result<(), Obstacle> {
+        if self.bypasses_firewall || self.pass.is_some() {
+            return Ok(());
+        }
+        let firewall = match self.ground.firewall() {
+            Ok(firewall) => firewall,
+            Err(why) => return refused(format!("{why}; {REMEDY}")),
+        };
+        let mut connections = Vec::with_capacity(2);
+        for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
+            let socket = &found.socket[side.index()];
+            let index = device(socket);
+            let name = index_to_name(ends[side.index()].as_fd(), index);
+            // It may have been deleted or renamed at this moment; what is not known is not accepted.
+            let device = name.ok().map(|name| Device {
+                index,
+                name,
+                hardware_type: socket.out_type as u16,
+            });
+            connections.push(connection(local, peer, device));
+        }
+        let [a, b] = [0, 1].map(|side: usize| connections[side].clone());
+        let ask_tracking = |connections: &mut [Connection; 2]| {
+            let known = self.ground.tracked(tuples).unwrap_or_default();
+            for (connection, known) in connections.iter_mut().zip(known) {
+                connection.tracked = known & tracked::TRACKED != 0;
+                connection.accepted = known & tracked::OPENED_HERE == 0;
+            }
+        };
+        let pass = firewall.admit([a, b], ask_tracking, waker).map_err(|why| {
+            Obstacle::Refused(format!("the packet filter {why}; {REMEDY}").into())
+        })?;
+        self.pass = Some(pass);
+        Ok(())
+    }
+
+    /// What the filters have come to say since.
+    pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
+        match self.pass.as_ref()?.standing() {
+            Standing::Revoked(why) if has_taken => {
+                Some(Turn::Filtered(format!("the packet filter {why}").into()))
+            }
+            Standing::Revoked(why) | Standing::Doubtful(why) if !has_taken => Some(Turn::Refused(
+                format!("segment: the packet filter {why}; {REMEDY}").into(),
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// What to do where the filters are in the way.
+const REMEDY: &str = "change it, or bypass the firewall knowingly";
+
+fn connection(local: SocketAddr, peer: SocketAddr, device: Option<Device>) -> Connection {
+    let end = |address: SocketAddr| End {
+        address: Some(address.ip()),
+        port: Some(address.port()),
+    };
+    Connection {
+        family: if local.is_ipv4() {
+            Family::Ipv4
+        } else {
+            Family::Ipv6
+        },
+        local: end(local),
+        peer: end(peer),
+        device,
+        accepted: false,
+        tracked: false,
+    }
+}

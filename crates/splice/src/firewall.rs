@@ -1,0 +1,341 @@
+//! The packet filters of this host, held against connections that an engine moves past them.
+//!
+//! An engine that takes segments out of the network stack takes them past netfilter and past the filters
+//! of control groups. It may do so only as long as the filters would let the segments through anyway:
+//!
+//! ```text
+//!        they may stop it: not spliced
+//!      ┌────────────────────────────────▶ refused
+//! pair ┤
+//!      └─────▶ Admitted ──the rules change, and would stop it──────▶ Revoked: the pair is reset
+//!                │  ▲ └──the rules change, and nobody can tell──┐        ▲
+//!                │  └──────────────they accept it again───────┐ ▼        │
+//!                │                                           Doubtful ───┘
+//!                └──▶ ended                          it goes on, and is counted
+//! ```
+//!
+//! [`splice_firewall`] reads and walks the rules; [`Hooks`] tells whether the kernel calls anybody else. Here
+//! the answers are kept for as long as the rules stay the same, and a thread watches them
+//! ([`watch`](self::watch)).
+
+mod watch;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use slab::Slab;
+use splice_firewall::{Connection, Filters, HookCounts, Reader, Verdict};
+
+use crate::error::Context as _;
+use crate::error::Result;
+use crate::hooks::Hooks;
+use crate::mailbox::Waker;
+
+/// The filters of one network namespace, watched for as long as this lives.
+pub(crate) struct Firewall {
+    hooks: Arc<Hooks>,
+    state: Mutex<State>,
+    /// Readable once nobody needs the thread that watches.
+    stop: OwnedFd,
+}
+
+struct State {
+    known: Arc<Known>,
+    members: Slab<Arc<Member>>,
+}
+
+/// What is known of the filters, until they change.
+struct Known {
+    /// Or why they cannot be read.
+    filters: std::result::Result<Filters, String>,
+    /// The hooks of a device and family that are all accounted for.
+    accounted: Mutex<HashMap<Meeting, HookCounts>>,
+}
+
+/// Where connections meet hooks: on a device, as packets of a family.
+type Meeting = (u32, splice_firewall::Family);
+
+/// A pair that is moved past the filters.
+struct Member {
+    connections: [Connection; 2],
+    waker: Waker,
+    standing: Mutex<Standing>,
+}
+
+/// How a member stands with the filters; see the module's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Admitted,
+    /// Why it cannot be told any more.
+    Doubtful(String),
+    /// What would stop it.
+    Revoked(String),
+}
+
+/// A pair's leave to go past the filters, given back when it is dropped.
+pub(crate) struct Pass {
+    firewall: Arc<Firewall>,
+    key: usize,
+    member: Arc<Member>,
+}
+
+impl Firewall {
+    /// Watches the filters of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the hooks cannot be read,
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when nothing can watch. Rules that cannot be read are
+    /// no error: nothing is admitted then.
+    pub(crate) fn watch() -> Result<Arc<Self>> {
+        let hooks = Hooks::load()?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
+        // The changes first: what changes behind the first look is heard of.
+        let watch = watch::Watch::new(&stop)?;
+        let firewall = Arc::new(Self {
+            hooks,
+            state: Mutex::new(State {
+                known: Arc::new(Known::new(watch.first())),
+                members: Slab::new(),
+            }),
+            stop,
+        });
+        watch.start(&firewall)?;
+        Ok(firewall)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change of the state is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.lock().known)
+    }
+
+    /// What the filters would do with a connection's segments now. Call it in the filters' namespace.
+    fn judge(&self, known: &Known, connection: &Connection) -> Judgement {
+        let filters = match &known.filters {
+            Ok(filters) => filters,
+            Err(why) => return Judgement::Unknown(why.clone()),
+        };
+        if let Err(why) = self.account_for_hooks(known, filters, connection) {
+            return Judgement::Unknown(why);
+        }
+        match filters.judge(connection) {
+            Verdict::Accepts => Judgement::Accepts,
+            Verdict::Stops(reason) => Judgement::Stops(reason.to_string()),
+            Verdict::Unknown(reason) => Judgement::Unknown(reason.to_string()),
+        }
+    }
+
+    fn account_for_hooks(
+        &self,
+        known: &Known,
+        filters: &Filters,
+        connection: &Connection,
+    ) -> std::result::Result<(), String> {
+        let Some(device) = &connection.device else {
+            return Ok(());
+        };
+        let meeting = (device.index, connection.family);
+        let failed = |error: crate::Error| error.to_string();
+        let counts = self.hooks.counts(device.index).map_err(failed)?;
+        if known.accounted().get(&meeting) == Some(&counts) {
+            return Ok(());
+        }
+        let registry = self.hooks.list(device.index).map_err(failed)?;
+        filters.account_for(&registry, connection.family, &device.name)?;
+        known.accounted().insert(meeting, registry.counts);
+        Ok(())
+    }
+
+    /// Lets a pair go past the filters, unless they may stop it. What connection tracking knows of the pair is
+    /// only asked where the rules want to know it.
+    ///
+    /// # Errors
+    /// What may stop it, in words.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        mut connections: [Connection; 2],
+        ask_tracking: impl FnOnce(&mut [Connection; 2]),
+        waker: Waker,
+    ) -> std::result::Result<Pass, String> {
+        let mut ask_tracking = Some(ask_tracking);
+        loop {
+            let known = self.known();
+            let mut judgement = self.judge_both(&known, &connections);
+            if judgement != Judgement::Accepts
+                && let Some(ask) = ask_tracking.take()
+            {
+                ask(&mut connections);
+                judgement = self.judge_both(&known, &connections);
+            }
+            if let Judgement::Stops(why) | Judgement::Unknown(why) = judgement {
+                return Err(why);
+            }
+            let mut state = self.lock();
+            // Rules that have changed meanwhile were held against the members of that moment only.
+            if Arc::ptr_eq(&state.known, &known) {
+                let member = Arc::new(Member {
+                    connections,
+                    waker,
+                    standing: Mutex::new(Standing::Admitted),
+                });
+                let key = state.members.insert(Arc::clone(&member));
+                drop(state);
+                return Ok(Pass {
+                    firewall: Arc::clone(self),
+                    key,
+                    member,
+                });
+            }
+        }
+    }
+
+    fn judge_both(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+        let mut worst = Judgement::Accepts;
+        for connection in connections {
+            match self.judge(known, connection) {
+                Judgement::Accepts => {}
+                stops @ Judgement::Stops(_) => return stops,
+                unknown @ Judgement::Unknown(_) => worst = unknown,
+            }
+        }
+        worst
+    }
+
+    /// Whether a hook has come or gone where members meet it.
+    fn has_other_hooks(&self, known: &Known) -> bool {
+        let accounted = known.accounted().clone();
+        accounted.iter().any(|((device, _), counts)| {
+            let now = self.hooks.counts(*device);
+            now.map_or(true, |now| now != *counts)
+        })
+    }
+
+    /// The filters are others from now on: judges every member again. Returns how many were revoked, how
+    /// many are doubtful, and a reason of each kind.
+    fn change(&self, known: Known) -> Change {
+        let known = Arc::new(known);
+        let members: Vec<_> = {
+            let mut state = self.lock();
+            state.known = Arc::clone(&known);
+            state
+                .members
+                .iter()
+                .map(|(_, member)| Arc::clone(member))
+                .collect()
+        };
+        let mut change = Change::default();
+        for member in members {
+            let judgement = self.judge_both(&known, &member.connections);
+            let mut standing = member.standing();
+            *standing = match (judgement, &*standing) {
+                // It is on its way to its end.
+                (_, Standing::Revoked(_)) => continue,
+                (Judgement::Accepts, _) => Standing::Admitted,
+                (Judgement::Stops(why), _) => {
+                    change.revoked += 1;
+                    change.why_revoked.get_or_insert_with(|| why.clone());
+                    Standing::Revoked(why)
+                }
+                (Judgement::Unknown(why), _) => {
+                    change.doubtful += 1;
+                    change.why_doubtful.get_or_insert_with(|| why.clone());
+                    Standing::Doubtful(why)
+                }
+            };
+            let is_admitted = *standing == Standing::Admitted;
+            drop(standing);
+            if !is_admitted {
+                member.waker.wake();
+            }
+        }
+        change
+    }
+}
+
+impl Drop for Firewall {
+    fn drop(&mut self) {
+        // It can fail only when the counter is full, which it is not.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}
+
+impl fmt::Debug for Firewall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Firewall").finish_non_exhaustive()
+    }
+}
+
+/// What the filters do with a pair, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Judgement {
+    Accepts,
+    Stops(String),
+    Unknown(String),
+}
+
+/// What a change of the rules has meant for the members.
+#[derive(Debug, Default)]
+struct Change {
+    revoked: usize,
+    why_revoked: Option<String>,
+    doubtful: usize,
+    why_doubtful: Option<String>,
+}
+
+impl Known {
+    fn new(filters: std::result::Result<Filters, String>) -> Self {
+        Self {
+            filters,
+            accounted: Mutex::new(HashMap::new()),
+        }
+    }
+
+    fn accounted(&self) -> MutexGuard<'_, HashMap<Meeting, HookCounts>> {
+        // A map whose entries are whole.
+        self.accounted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        // It is replaced as a whole.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pass {
+    pub(crate) fn standing(&self) -> Standing {
+        self.member.standing().clone()
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.firewall.lock().members.try_remove(self.key);
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("standing", &self.standing())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the filters once, without watching them.
+fn read(reader: &mut Option<Reader>) -> std::result::Result<Filters, String> {
+    let reader = match reader {
+        Some(reader) => reader,
+        None => reader.insert(Reader::new().map_err(|error| error.to_string())?),
+    };
+    reader.read().map_err(|error| error.to_string())
+}

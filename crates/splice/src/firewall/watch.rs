@@ -1,0 +1,150 @@
+//! The thread that watches the filters of one network namespace.
+//!
+//! nftables tells of every change; iptables-legacy and hooks change without a word and are looked at each
+//! second. Reading takes at most a tenth of the thread's time, however fast the rules change.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use splice_firewall::{Changes, Filters, Reader};
+
+use super::{Change, Firewall, Known, read};
+use crate::error::{Context as _, Result};
+
+/// How often to look at what changes without a word.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many times as long as the last reading took the next one waits.
+const REST_FACTOR: u32 = 9;
+/// The longest such wait: a pair that is to be cut goes on for that long at most.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+pub(super) struct Watch {
+    changes: Changes,
+    reader: Option<Reader>,
+    first: std::result::Result<Filters, String>,
+    stop: OwnedFd,
+}
+
+impl Watch {
+    pub(super) fn new(stop: &OwnedFd) -> Result<Self> {
+        let changes = Changes::new().context("cannot hear of changes of nftables' rules")?;
+        let stop = stop.try_clone().context("cannot duplicate an eventfd")?;
+        let mut reader = None;
+        let first = read(&mut reader);
+        Ok(Self {
+            changes,
+            reader,
+            first,
+            stop,
+        })
+    }
+
+    /// The filters as they were at first, or why they cannot be read.
+    pub(super) fn first(&self) -> std::result::Result<Filters, String> {
+        self.first.clone()
+    }
+
+    /// Goes on in a thread of its own until `firewall` is dropped.
+    pub(super) fn start(self, firewall: &Arc<Firewall>) -> Result<()> {
+        let firewall = Arc::downgrade(firewall);
+        thread::Builder::new()
+            .name("firewall".into())
+            .spawn(move || self.run(&firewall))
+            .context("cannot start the thread that watches the packet filters")?;
+        Ok(())
+    }
+
+    fn run(mut self, firewall: &Weak<Firewall>) {
+        let mut filters = self.first.clone();
+        let mut doubtful = 0;
+        while self.waits(LOOK_EVERY) {
+            // What was heard is in the next answer; whether anything was heard does not matter.
+            let _ = self.changes.any();
+            let began = Instant::now();
+            let read = self.read_again(&filters);
+            let rest = (began.elapsed() * REST_FACTOR).min(LONGEST_REST);
+            let Some(firewall) = firewall.upgrade() else {
+                return;
+            };
+            let known = firewall.known();
+            if let Some(read) = read {
+                filters = read;
+            } else if !firewall.has_other_hooks(&known) {
+                continue;
+            }
+            let change = firewall.change(Known::new(filters.clone()));
+            // The last to hold it may be this thread.
+            drop((known, firewall));
+            tell(&change, doubtful);
+            doubtful = change.doubtful;
+            if !self.rests(rest) {
+                return;
+            }
+        }
+    }
+
+    /// The filters, if they are others than they were.
+    fn read_again(
+        &mut self,
+        filters: &std::result::Result<Filters, String>,
+    ) -> Option<std::result::Result<Filters, String>> {
+        let now = match (filters, &mut self.reader) {
+            (Ok(filters), Some(reader)) => match reader.read_again(filters) {
+                Ok(None) => return None,
+                Ok(Some(filters)) => Ok(filters),
+                Err(error) => Err(error.to_string()),
+            },
+            _ => read(&mut self.reader),
+        };
+        (now != *filters).then_some(now)
+    }
+
+    /// Waits for a change, or this long; false when it is time to stop.
+    fn waits(&self, time: Duration) -> bool {
+        self.polls(
+            &mut [
+                PollFd::new(&self.stop, PollFlags::IN),
+                PollFd::new(&self.changes, PollFlags::IN),
+            ],
+            time,
+        )
+    }
+
+    fn rests(&self, time: Duration) -> bool {
+        self.polls(&mut [PollFd::new(&self.stop, PollFlags::IN)], time)
+    }
+
+    fn polls(&self, fds: &mut [PollFd<'_>], time: Duration) -> bool {
+        let timeout = Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        // Interrupted or not, a look does no harm.
+        let _ = poll(fds, Some(&timeout));
+        fds[0].revents().is_empty()
+    }
+}
+
+fn tell(change: &Change, doubtful_before: usize) {
+    if let Some(why) = &change.why_revoked {
+        tracing::warn!(
+            "the packet filters have changed and would stop {} spliced connections, which are reset: {why}",
+            change.revoked
+        );
+    }
+    match &change.why_doubtful {
+        Some(why) => tracing::warn!(
+            "the packet filters have changed: {} spliced connections go on past them, and new ones like them \
+             are not spliced: {why}",
+            change.doubtful
+        ),
+        None if doubtful_before > 0 => {
+            tracing::info!("the packet filters accept all spliced connections again");
+        }
+        None => {}
+    }
+}
