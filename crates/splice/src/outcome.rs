@@ -124,8 +124,9 @@ pub struct Outcome {
     pub reason: Reason,
     /// What it moved, exactly.
     pub moved: Counters,
-    /// The engine that moved the last bytes. An engine in the kernel that never took the pair, or
-    /// took it and had no byte to move, does not stand here, also where it was asked for by name.
+    /// The engine that moved the last bytes, or the engine in the kernel that moved any. One that never
+    /// took the pair, or took it and had no byte to move, does not stand here, also where it was asked
+    /// for by name.
     pub engine: EngineName,
     /// Why that engine, in words; where an engine in the kernel took the pair, also how many bytes
     /// user space moved, and why.

@@ -1,6 +1,7 @@
 //! Which engine a pair has, and why; at its end, what each engine has moved.
 
 use super::Pair;
+use crate::direction::Direction;
 use crate::engine::{Chosen, EngineChoice, EngineName};
 
 /// Why a pair has the engine that it was to have, and no byte went another way.
@@ -17,8 +18,9 @@ impl Pair {
         self.user_space_engine()
     }
 
-    /// What is told of a pair that has ended: the engine that moved the last bytes, and, where an
-    /// engine in the kernel had or was to have it, how much went by user space instead.
+    /// What is told of a pair that has ended: the engine in the kernel if that moved a byte, or else the
+    /// one that moved the last bytes; and where the first had or was to have the pair, how much went by
+    /// user space, and why.
     pub(super) fn engine_at_end(&self, by_hand_bytes: u64, in_kernel_bytes: u64) -> Chosen {
         let Some(kernel) = &self.kernel else {
             return self.user_space_engine();
@@ -31,6 +33,10 @@ impl Pair {
         };
         let total_bytes = by_hand_bytes + in_kernel_bytes;
         if !self.taken {
+            let mut ways = self.directions.iter().map(Direction::way_taken);
+            if ways.any(|way| way.piped || way.no_pipe.is_some()) {
+                return user_space;
+            }
             return Chosen {
                 name: user_space.name,
                 why: format!(
@@ -44,10 +50,18 @@ impl Pair {
             (0, _) => Chosen::new(name, self.why_taken(name)),
             (_, 0) => Chosen {
                 name: user_space.name,
-                why: format!(
-                    "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {}",
-                    kernel.left_to_user_space()
-                )
+                why: match (self.choice, user_space.name) {
+                    (EngineChoice::Only(_), _) => format!(
+                        "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {}",
+                        kernel.left_to_user_space()
+                    ),
+                    (EngineChoice::Auto, EngineName::Pipe) => {
+                        format!("a direction moved bulk; {name} took the pair and moved no byte")
+                    }
+                    (EngineChoice::Auto, _) => {
+                        format!("no direction moved bulk; {name} took the pair and moved no byte")
+                    }
+                }
                 .into(),
             },
             _ => Chosen {
