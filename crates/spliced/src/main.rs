@@ -15,11 +15,13 @@ mod place;
 mod relay;
 mod target;
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind as UsageError;
+use clap::{CommandFactory, Parser};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cli, Command, Level};
@@ -73,8 +75,27 @@ fn usage(error: &clap::Error) -> ExitCode {
         .unwrap_or_default()
         .trim_start_matches("error: ");
     let words: Vec<_> = sentence.split_whitespace().collect();
-    eprintln!("spliced: {}; see 'spliced --help'", words.join(" "));
+    let command = match subcommand(env::args_os().skip(1)) {
+        Some(name) => format!("spliced {name}"),
+        None => "spliced".into(),
+    };
+    eprintln!("spliced: {}; see '{command} --help'", words.join(" "));
     ExitCode::from(WRONG_USAGE)
+}
+
+/// The subcommand that `arguments` name, if they do.
+fn subcommand(mut arguments: impl Iterator<Item = OsString>) -> Option<String> {
+    let name = loop {
+        let argument = arguments.next()?.into_string().ok()?;
+        match argument.as_str() {
+            // The one option before a subcommand that has a value.
+            "--log" => drop(arguments.next()),
+            option if option.starts_with('-') => {}
+            _ => break argument,
+        }
+    };
+    let command = Cli::command();
+    command.find_subcommand(&name).map(|_| name)
 }
 
 fn start_diagnostics(level: Level) {
