@@ -10,6 +10,7 @@ mod connection;
 mod doctor;
 mod echo;
 mod listener;
+mod listening;
 mod live;
 mod place;
 mod relay;

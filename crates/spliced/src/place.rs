@@ -39,6 +39,11 @@ impl Place {
                 Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
                 Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
             ]),
+            // RFC 6761: the name is this host's loopback, whatever /etc/hosts or a server says of it.
+            Address::Inet { host, port } if is_localhost(host) => Ok(vec![
+                Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
+                Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
+            ]),
             Address::Inet { host, port } => {
                 let found: Vec<_> = (host.as_str(), *port)
                     .to_socket_addrs()
@@ -76,6 +81,11 @@ impl Place {
             Self::Inet(SocketAddr::V6(_)) => Kind::Tcp6,
             Self::Unix(_) => Kind::Unix,
         }
+    }
+
+    /// A listener on this place takes clients over IPv4 and over IPv6.
+    pub(crate) fn takes_both_families(&self) -> bool {
+        matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
     }
 
     /// A socket of this place's kind that is ready to be an end of a pair: non-blocking, and,
@@ -127,6 +137,11 @@ impl Place {
             _ => false,
         }
     }
+}
+
+fn is_localhost(host: &str) -> bool {
+    let name = host.strip_suffix('.').unwrap_or(host);
+    name.eq_ignore_ascii_case("localhost")
 }
 
 /// Keeps the urgent bytes of a UNIX stream in their place. What a UNIX listener accepts does not

@@ -31,14 +31,16 @@ use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options
 use crate::access_log::{self, AccessLog};
 use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
 use crate::complaint::Complaint;
-use crate::listener::{Listener, Listening, client_kind};
+use crate::listener::Listener;
+use crate::listening::Listening;
 use crate::live::Live;
 use crate::target::Target;
 
 /// What all threads of a relay share.
 pub(crate) struct Relay {
     pub(crate) goal: Goal,
-    pub(crate) client_kind: Kind,
+    /// Clients come over TCP.
+    listens_on_tcp: bool,
     pub(crate) options: Options,
     pub(crate) connect_timeout: Duration,
     pub(crate) access_log: Option<access_log::Sender>,
@@ -109,7 +111,7 @@ impl Relay {
     /// Whether `auto` may have pairs that go to the kernel.
     fn may_promote(&self) -> bool {
         self.options.segment_after.is_some()
-            && self.client_kind != Kind::Unix
+            && self.listens_on_tcp
             && matches!(self.goal, Goal::Target(_))
     }
 
@@ -194,7 +196,7 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
     }
     let relay = Arc::new(Relay {
         goal,
-        client_kind: client_kind(&listening.places),
+        listens_on_tcp: matches!(plan.listen, Address::Inet { .. }),
         options: Options {
             engine: plan.engine,
             limits: Limits {
@@ -419,6 +421,26 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
 const DESCRIPTORS_BESIDE: u64 = 100;
 
 #[cfg(test)]
+impl Relay {
+    /// One that gives back what comes.
+    pub(crate) fn back_to_clients(max_connections: Option<u32>) -> Self {
+        Self {
+            goal: Goal::Client,
+            listens_on_tcp: true,
+            options: Options::default(),
+            connect_timeout: Duration::ZERO,
+            access_log: None,
+            live: Live::new(max_connections),
+            next_id: AtomicU64::new(0),
+            cut_short: AtomicU64::new(0),
+            shortage: Complaint::default(),
+            target_unreachable: Complaint::default(),
+            engine_refused: Complaint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use netlab::PATIENCE;
 
@@ -427,19 +449,7 @@ mod tests {
     /// `run` ends the program with the error then.
     #[test]
     fn a_panic_in_a_loop_is_told_to_the_relay() {
-        let relay = Arc::new(Relay {
-            goal: Goal::Client,
-            client_kind: Kind::Tcp4,
-            options: Options::default(),
-            connect_timeout: Duration::ZERO,
-            access_log: None,
-            live: Live::new(None),
-            next_id: AtomicU64::new(0),
-            cut_short: AtomicU64::new(0),
-            shortage: Complaint::default(),
-            target_unreachable: Complaint::default(),
-            engine_refused: Complaint::default(),
-        });
+        let relay = Arc::new(Relay::back_to_clients(None));
         let (sender, events) = mpsc::channel();
         let worker = Worker::start(Vec::new(), false, &relay, None, &sender).expect("a worker");
         worker
