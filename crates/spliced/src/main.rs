@@ -9,10 +9,12 @@ mod complaint;
 mod connection;
 mod doctor;
 mod echo;
+mod itself;
 mod listener;
 mod listening;
 mod live;
 mod place;
+mod refusal;
 mod relay;
 mod target;
 
@@ -50,7 +52,8 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            ExitCode::from(if refused { WRONG_USAGE } else { FAILED })
+            let wrong_usage = refused || error.is::<refusal::WrongUsage>();
+            ExitCode::from(if wrong_usage { WRONG_USAGE } else { FAILED })
         }
     }
 }

@@ -67,6 +67,12 @@ impl Place {
         }
     }
 
+    /// Whether `address` is a name whose addresses can be others later.
+    pub(crate) fn needs_resolver(address: &Address) -> bool {
+        matches!(address, Address::Inet { host, .. }
+            if !host.is_empty() && !is_localhost(host) && host.parse::<IpAddr>().is_err())
+    }
+
     pub(crate) fn from_kernel(any: Option<SocketAddrAny>) -> Option<Self> {
         let any = any?;
         match SocketAddr::try_from(any.clone()) {
@@ -86,6 +92,11 @@ impl Place {
     /// A listener on this place takes clients over IPv4 and over IPv6.
     pub(crate) fn takes_both_families(&self) -> bool {
         matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
+    }
+
+    /// Segments on the way here are IPv4.
+    pub(crate) fn is_ipv4(&self) -> bool {
+        matches!(self, Self::Inet(inet) if inet.ip().to_canonical().is_ipv4())
     }
 
     /// A socket of this place's kind that is ready to be an end of a pair: non-blocking, and,

@@ -34,6 +34,7 @@ use crate::complaint::Complaint;
 use crate::listener::Listener;
 use crate::listening::Listening;
 use crate::live::Live;
+use crate::refusal;
 use crate::target::Target;
 
 /// What all threads of a relay share.
@@ -104,10 +105,6 @@ impl From<EchoArgs> for Plan {
 const BUSY_POLL: Duration = Duration::from_millis(10);
 
 impl Relay {
-    pub(crate) fn writes_access_log(&self) -> bool {
-        self.access_log.is_some()
-    }
-
     /// Whether `auto` may have pairs that go to the kernel.
     fn may_promote(&self) -> bool {
         self.options.segment_after.is_some()
@@ -174,7 +171,7 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
     // Until there is something to be undone, such as a socket's file, a signal ends it at once.
     let ends_at_once = watch_signals(sender.clone())?;
     let goal = match plan.target {
-        Some(address) => Goal::Target(Target::new(address)?),
+        Some(address) => Goal::Target(Target::new(address, plan.connect_timeout)?),
         None => Goal::Client,
     };
     let (log, log_sender) = plan
@@ -193,6 +190,12 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
     let mut listening = Listening::on(&plan.listen, threads, fits)?;
     if let Some(time) = plan.busy_poll {
         listening.set_busy_poll(time)?;
+    }
+    if let Goal::Target(target) = &goal {
+        refusal::of_itself(target, &listening.places)?;
+        if plan.engine == EngineChoice::Only(EngineName::Segment) {
+            refusal::of_families(&target.places(), &listening.places)?;
+        }
     }
     let relay = Arc::new(Relay {
         goal,

@@ -164,6 +164,23 @@ fn a_name_to_listen_on_without_address_is_a_failure_at_run_time() {
     }
 }
 
+/// Each client would be reset.
+#[test]
+fn families_that_segment_cannot_join_are_refused_at_once() {
+    for (listen, target, theirs) in [
+        ("127.0.0.1:0", "[::1]:1", "[::1]:1 is reached over IPv6"),
+        ("0.0.0.0:0", "[::1]:1", "clients come over IPv4"),
+        ("[::1]:0", "127.0.0.1:1", "127.0.0.1:1 is reached over IPv4"),
+        ("[::1]:0", "[::ffff:127.0.0.1]:1", "is reached over IPv4"),
+    ] {
+        let arguments = ["relay", listen, target, "--engine", "segment"];
+        let sentence = complaint(&mut command(&arguments), 2);
+        for part in ["engine segment", theirs, "use copy or pipe"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
 /// Otherwise it would accept clients only to cut them.
 #[test]
 fn an_engine_that_takes_no_unix_socket_is_refused_at_once() {
