@@ -29,49 +29,51 @@ pub(crate) fn may_lead_to(target: &Place, listening: &[Place]) -> bool {
 }
 
 /// Where a connection to `target` goes: an IPv4-mapped address to the IPv4 one, and the unspecified
-/// address to this host's loopback (`__ip4_datagram_connect`, `tcp_v6_connect`).
-fn destination(target: &SocketAddr) -> IpAddr {
-    match target.ip().to_canonical() {
+/// address to this host's loopback (`ip_route_output_key_hash_rcu`, `tcp_v6_connect`).
+fn destination(target: &SocketAddr) -> SocketAddr {
+    let ip: IpAddr = match target.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    }
+        IpAddr::V4(ip) => ip.into(),
+        // A link-local address has its interface with it.
+        IpAddr::V6(_) => return *target,
+    };
+    (ip, target.port()).into()
 }
 
-fn covers(own: &SocketAddr, target: IpAddr) -> bool {
+fn covers(own: &SocketAddr, target: SocketAddr) -> bool {
     match own.ip() {
         // Such a listener takes both families.
         IpAddr::V6(ip) if ip.is_unspecified() => is_local(target),
         IpAddr::V4(ip) if ip.is_unspecified() => target.is_ipv4() && is_local(target),
-        ip => ip.to_canonical() == target,
+        ip => ip.to_canonical() == target.ip(),
     }
 }
 
-/// Whether `ip` is an address of this network namespace. Nothing is sent to find out.
-fn is_local(ip: IpAddr) -> bool {
-    ip.is_loopback() || is_own_source(ip) || can_bind(ip)
+/// Whether `target` is an address of this network namespace. Nothing is sent to find out.
+fn is_local(target: SocketAddr) -> bool {
+    target.ip().is_loopback() || is_own_source(target) || can_bind(target)
 }
 
 /// What is sent to a local address comes from that address.
-fn is_own_source(ip: IpAddr) -> bool {
-    let any: IpAddr = match ip {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+fn is_own_source(target: SocketAddr) -> bool {
+    let any: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Any port will do.
-    const DISCARD: u16 = 9;
     let source = UdpSocket::bind((any, 0))
-        .and_then(|socket| socket.connect((ip, DISCARD)).map(|()| socket))
+        .and_then(|socket| socket.connect(target).map(|()| socket))
         .and_then(|socket| socket.local_addr());
-    source.is_ok_and(|source| source.ip() == ip)
+    source.is_ok_and(|source| source.ip() == target.ip())
 }
 
 /// A range that is routed here (`ip route add local`) has another source. Its addresses can be bound,
 /// but so can any with `ip_nonlocal_bind`, which therefore says nothing.
-fn can_bind(ip: IpAddr) -> bool {
-    let family = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+fn can_bind(mut target: SocketAddr) -> bool {
+    let family = if target.is_ipv4() { "ipv4" } else { "ipv6" };
     let binds_all = fs::read_to_string(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
-    binds_all.is_ok_and(|value| value.trim() == "0") && UdpSocket::bind((ip, 0)).is_ok()
+    target.set_port(0);
+    binds_all.is_ok_and(|value| value.trim() == "0") && UdpSocket::bind(target).is_ok()
 }
 
 /// Two paths can lead to one socket file.

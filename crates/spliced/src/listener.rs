@@ -209,7 +209,8 @@ mod tests {
 
     fn listening_on(address: &str) -> Listening {
         let address = address.parse().expect("an address");
-        Listening::on(&address, 1, None).expect("it listens")
+        let places = Place::to_listen(&address).expect("places");
+        Listening::on(&address, places, 1, None).expect("it listens")
     }
 
     /// The connections that are there have their turn after a few new ones.

@@ -34,11 +34,15 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// Binds a socket for each thread: TCP sockets of their own, over which the kernel spreads
+    /// Binds at each of the `places` that `address` stands for a socket for each thread: TCP sockets of their own, over which the kernel spreads
     /// the connections (`SO_REUSEPORT`), or one shared UNIX socket. Where `fits` is given, clients
     /// over TCP are told to send no larger segments.
-    pub(crate) fn on(address: &Address, threads: usize, fits: Option<SegmentSize>) -> Result<Self> {
-        let mut places = Place::to_listen(address)?;
+    pub(crate) fn on(
+        address: &Address,
+        mut places: Vec<Place>,
+        threads: usize,
+        fits: Option<SegmentSize>,
+    ) -> Result<Self> {
         places.dedup();
         let picks_port = matches!(address, Address::Inet { port: 0, .. });
         for _ in 1..PORTS_TRIED {

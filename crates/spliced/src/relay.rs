@@ -34,6 +34,7 @@ use crate::complaint::Complaint;
 use crate::listener::Listener;
 use crate::listening::Listening;
 use crate::live::Live;
+use crate::place::Place;
 use crate::refusal;
 use crate::target::Target;
 
@@ -170,6 +171,7 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
     let (sender, events) = mpsc::channel();
     // Until there is something to be undone, such as a socket's file, a signal ends it at once.
     let ends_at_once = watch_signals(sender.clone())?;
+    let places = Place::to_listen(&plan.listen)?;
     let goal = match plan.target {
         Some(address) => Goal::Target(Target::new(address, plan.connect_timeout)?),
         None => Goal::Client,
@@ -187,7 +189,7 @@ pub(crate) fn run(plan: Plan) -> Result<()> {
         }
         _ => None,
     };
-    let mut listening = Listening::on(&plan.listen, threads, fits)?;
+    let mut listening = Listening::on(&plan.listen, places, threads, fits)?;
     if let Some(time) = plan.busy_poll {
         listening.set_busy_poll(time)?;
     }

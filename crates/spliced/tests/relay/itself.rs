@@ -31,6 +31,7 @@ fn a_target_that_is_the_relay_is_refused_by_each_of_its_addresses() {
     let namespace = Namespace::new("itself").expect("a namespace");
     with_address(&namespace, "10.9.8.7/32");
     with_address(&namespace, "fd00::7/128");
+    with_address(&namespace, "fe80::7/64");
     for (listen, target) in [
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.1", "0.0.0.0"),
@@ -44,6 +45,7 @@ fn a_target_that_is_the_relay_is_refused_by_each_of_its_addresses() {
         ("", "[::1]"),
         ("", "10.9.8.7"),
         ("", "[fd00::7]"),
+        ("", "[fe80::7%lo]"),
         ("0.0.0.0", "10.9.8.7"),
         ("[::]", "10.9.8.7"),
         ("10.9.8.7", "10.9.8.7"),
@@ -117,8 +119,8 @@ fn a_name_that_comes_to_stand_for_the_relay_is_refused_then() {
         let listen = format!("127.0.0.1:{PORT}");
         let mut command = relay_between(scratch, &listen, &format!("{NAME}:{PORT}"));
         let mut relay = Relay::spawn(&mut command);
-        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         let before = relay.descriptors();
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         names.answer_with(Some(Ipv4Addr::LOCALHOST));
         std::thread::sleep(ANSWER_TOO_OLD);
         // The last one by the old answer, which has become too old.

@@ -209,6 +209,19 @@ fn a_signal_ends_a_relay_that_has_never_had_an_answer() {
 }
 
 #[test]
+fn a_signal_ends_a_relay_that_does_not_know_yet_where_to_listen() {
+    with_name_server(|names, scratch| {
+        names.fall_silent();
+        let mut command = relay_between(scratch, &format!("{NAME}:0"), "127.0.0.1:1");
+        let mut relay = Relay::spawn_silent(&mut command);
+        names.wait_asked_beyond(0);
+        relay.signal(Signal::TERM);
+        relay.wait_end();
+        assert_eq!(relay.lines_told("listening on"), 0);
+    });
+}
+
+#[test]
 fn a_target_that_does_not_resolve_is_told_once_and_asked_for_until_it_does() {
     with_name_server(|names, scratch| {
         let server = Server::new().answering();
