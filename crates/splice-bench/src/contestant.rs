@@ -81,7 +81,7 @@ impl Contestant {
                 "the same again: how much two measurements of one thing differ".into()
             }
             Self::Spliced(EngineChoice::Auto) => "one thread, chooses its engine by itself".into(),
-            Self::Spliced(engine) => format!("one thread, engine {engine} from the first byte on"),
+            Self::Spliced(engine) => format!("one thread, engine {engine} by name"),
             Self::Haproxy(Haproxy::Copying) => "mode tcp, nbthread 1, through its buffers".into(),
             Self::Haproxy(Haproxy::SplicingAuto) => {
                 "mode tcp, nbthread 1, option splice-auto: it decides by itself when to splice"

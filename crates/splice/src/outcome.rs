@@ -128,9 +128,12 @@ pub struct Outcome {
     pub reason: Reason,
     /// What it moved, exactly.
     pub moved: Counters,
-    /// The engine that moved the last bytes.
+    /// The engine that moved the last bytes, or the engine in the kernel that moved any. One that never
+    /// took the pair, or took it and had no byte to move, does not stand here, also where it was asked
+    /// for by name.
     pub engine: EngineName,
-    /// Why that engine, in words.
+    /// Why that engine, in words; where an engine in the kernel took the pair, also how many bytes
+    /// user space moved, and why.
     pub why_engine: Cow<'static, str>,
     /// From the join to the end.
     pub duration: Duration,

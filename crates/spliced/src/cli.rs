@@ -69,7 +69,11 @@ pub(crate) struct DoctorArgs {
 ///
 /// Addresses are written 127.0.0.1:80, [::1]:80, :80 (every local address to listen on, this
 /// host's loopback to connect to), host:port (every address of the name is tried in turn),
-/// unix:/path or unix:@abstract.
+/// unix:/path or unix:@abstract. localhost is 127.0.0.1 and [::1].
+///
+/// If the name in TARGET does not resolve, the relay starts, resets its clients and asks again
+/// until it does. A TARGET that is the relay itself is refused, also when a name comes to stand
+/// for it later.
 ///
 /// SIGTERM, SIGINT, and SIGHUP where the relay has a controlling terminal: stop accepting and let the
 /// connections end within the drain timeout. A second signal resets them at once; it counts from one
@@ -97,8 +101,11 @@ pub(crate) struct RelayArgs {
     ///
     /// auto begins with copy, takes pipe for a flow that moves bulk, and tries segment for a pair
     /// that has moved 64 KiB or lives for 50 ms, where its program can be loaded. An engine asked for by
-    /// name is used from the first byte on, or the relay refuses to start; bytes for which no pipe
-    /// can be had for a moment are copied, and the access log says so.
+    /// name is used, or the relay refuses to start. copy, pipe, aio and uring move every byte from
+    /// the first on; bytes for which no pipe can be had for a moment are copied. sockmap and segment
+    /// take a connection that has begun with copy: sockmap leaves the first 20 ms, bulk and slow
+    /// receivers to copy, segment all bytes before its change-over. The access log names one of
+    /// these two only if it moved bytes, and says how many were copied.
     ///
     /// uring needs Linux 5.19, is at its best from 6.10 on, and is refused where io_uring is
     /// forbidden (kernel.io_uring_disabled, or the seccomp filter of a container); auto does not
@@ -106,8 +113,9 @@ pub(crate) struct RelayArgs {
     ///
     /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
     /// never picks sockmap, which is for small messages: the start of bulk can cost it a repetition
-    /// of the sender. Asked for by name, segment resets a pair that cannot be translated. 'spliced
-    /// doctor' tells which engines work here.
+    /// of the sender. Asked for by name, segment resets a pair that cannot be translated, with a
+    /// warning; where LISTEN and TARGET have no address family in common, the relay refuses to
+    /// start. 'spliced doctor' tells which engines work here.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 

@@ -115,6 +115,13 @@ impl Connection {
     /// Tries the places from the present one on until one does not fail at once.
     fn connect(&mut self, cx: &mut Context<'_>) -> Step {
         self.state = State::Connecting;
+        if self.places.is_empty() {
+            let why = self
+                .record
+                .as_ref()
+                .map(|record| record.wanted.why_nowhere());
+            return self.fail(&format!("no target: {}", why.unwrap_or_default()));
+        }
         while let Some(place) = self.places.get(self.place) {
             let socket = match place.socket() {
                 Ok(socket) => socket,
@@ -212,9 +219,7 @@ impl Connection {
             return Step::Done;
         };
         let place = &self.places[self.place];
-        if self.relay.writes_access_log() {
-            record.target = Some(place.clone());
-        }
+        record.target = Some(place.clone());
         let pair = pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(target, place.kind()),
@@ -375,7 +380,27 @@ impl Record {
         if outcome.reason == Reason::Shutdown {
             self.relay.cut_short.fetch_add(1, Ordering::Relaxed);
         }
+        if outcome.reason == Reason::Refused {
+            self.warn_of_refusal(&outcome.why_engine);
+        }
         self.write(Some(outcome), &why);
+    }
+
+    fn warn_of_refusal(&self, why: &str) {
+        self.relay.engine_refused.emit(|held_back| {
+            let name = |place: &Option<Place>| place.as_ref().map(Place::to_string);
+            tracing::warn!(
+                "connection {} from {} to {} was reset: engine {} refused it: {why}{}",
+                self.id,
+                name(&self.client).unwrap_or_default(),
+                name(&self.target).unwrap_or_else(|| self.wanted.address.to_string()),
+                self.relay.options.engine,
+                match held_back {
+                    0 => String::new(),
+                    count => format!(" ({count} more like it since the last warning)"),
+                }
+            );
+        });
     }
 
     fn write(self, outcome: Option<&Outcome>, why: &str) {
@@ -404,7 +429,10 @@ impl Record {
                 Some(place) => place.to_string(),
                 None => self.wanted.address.to_string(),
             },
-            engine: outcome.map(|outcome| outcome.engine.as_str()),
+            // An engine that refused a connection has moved none of its bytes.
+            engine: outcome
+                .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
+                .map(|outcome| outcome.engine.as_str()),
             why_engine: outcome
                 .map(|outcome| outcome.why_engine.to_string())
                 .unwrap_or_default(),

@@ -9,22 +9,27 @@ mod connection;
 mod diagnostics;
 mod doctor;
 mod echo;
+mod itself;
 mod listener;
+mod listening;
 mod live;
 mod log_file;
 mod log_queue;
 mod place;
 mod rate_limited_warning;
+mod refusal;
 mod relay;
 mod shortage;
 mod signal;
 mod target;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 use clap::error::ErrorKind as UsageError;
+use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
@@ -60,7 +65,8 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            if refused { WRONG_USAGE } else { FAILED }
+            let wrong_usage = refused || error.is::<refusal::WrongUsage>();
+            if wrong_usage { WRONG_USAGE } else { FAILED }
         }
     };
     diagnostics.finish();
@@ -99,6 +105,25 @@ fn usage(error: &clap::Error) -> ExitCode {
         .unwrap_or_default()
         .trim_start_matches("error: ");
     let words: Vec<_> = sentence.split_whitespace().collect();
-    eprintln!("spliced: {}; see 'spliced --help'", words.join(" "));
+    let command = match subcommand(env::args_os().skip(1)) {
+        Some(name) => format!("spliced {name}"),
+        None => "spliced".into(),
+    };
+    eprintln!("spliced: {}; see '{command} --help'", words.join(" "));
     ExitCode::from(WRONG_USAGE)
+}
+
+/// The subcommand that `arguments` name, if they do.
+fn subcommand(mut arguments: impl Iterator<Item = OsString>) -> Option<String> {
+    let name = loop {
+        let argument = arguments.next()?.into_string().ok()?;
+        match argument.as_str() {
+            // The one option before a subcommand that has a value.
+            "--log" => drop(arguments.next()),
+            option if option.starts_with('-') => {}
+            _ => break argument,
+        }
+    };
+    let command = Cli::command();
+    command.find_subcommand(&name).map(|_| name)
 }

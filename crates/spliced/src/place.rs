@@ -39,6 +39,11 @@ impl Place {
                 Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
                 Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
             ]),
+            // RFC 6761: the name is this host's loopback, whatever /etc/hosts or a server says of it.
+            Address::Inet { host, port } if is_localhost(host) => Ok(vec![
+                Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
+                Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
+            ]),
             Address::Inet { host, port } => {
                 let found: Vec<_> = (host.as_str(), *port)
                     .to_socket_addrs()
@@ -62,6 +67,12 @@ impl Place {
         }
     }
 
+    /// Whether `address` is a name whose addresses can be others later.
+    pub(crate) fn needs_resolver(address: &Address) -> bool {
+        matches!(address, Address::Inet { host, .. }
+            if !host.is_empty() && !is_localhost(host) && host.parse::<IpAddr>().is_err())
+    }
+
     pub(crate) fn from_kernel(any: Option<SocketAddrAny>) -> Option<Self> {
         let any = any?;
         match SocketAddr::try_from(any.clone()) {
@@ -76,6 +87,16 @@ impl Place {
             Self::Inet(SocketAddr::V6(_)) => Kind::Tcp6,
             Self::Unix(_) => Kind::Unix,
         }
+    }
+
+    /// A listener on this place takes clients over IPv4 and over IPv6.
+    pub(crate) fn takes_both_families(&self) -> bool {
+        matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
+    }
+
+    /// Segments on the way here are IPv4.
+    pub(crate) fn is_ipv4(&self) -> bool {
+        matches!(self, Self::Inet(inet) if inet.ip().to_canonical().is_ipv4())
     }
 
     /// A socket of this place's kind that is ready to be an end of a pair: non-blocking, and,
@@ -127,6 +148,11 @@ impl Place {
             _ => false,
         }
     }
+}
+
+fn is_localhost(host: &str) -> bool {
+    let name = host.strip_suffix('.').unwrap_or(host);
+    name.eq_ignore_ascii_case("localhost")
 }
 
 /// Keeps the urgent bytes of a UNIX stream in their place. What a UNIX listener accepts does not

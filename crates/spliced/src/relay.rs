@@ -28,16 +28,20 @@ use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options
 use crate::access_log::AccessLog;
 use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
-use crate::listener::{Listener, Listening, client_kind};
+use crate::listener::Listener;
+use crate::listening::Listening;
 use crate::live::Live;
+use crate::place::Place;
 use crate::rate_limited_warning::RateLimitedWarning;
+use crate::refusal;
 use crate::signal::{Request, Signals};
 use crate::target::Target;
 
 /// What all threads of a relay share.
 pub(crate) struct Relay {
     pub(crate) goal: Goal,
-    pub(crate) client_kind: Kind,
+    /// Clients come over TCP.
+    listens_on_tcp: bool,
     pub(crate) options: Options,
     pub(crate) connect_timeout: Duration,
     pub(crate) access_log: Option<AccessLog>,
@@ -102,14 +106,10 @@ impl From<EchoArgs> for Plan {
 const BUSY_POLL: Duration = Duration::from_millis(10);
 
 impl Relay {
-    pub(crate) fn writes_access_log(&self) -> bool {
-        self.access_log.is_some()
-    }
-
     /// Whether `auto` may have pairs that go to the kernel.
     fn may_promote(&self) -> bool {
         self.options.segment_after.is_some()
-            && self.client_kind != Kind::Unix
+            && self.listens_on_tcp
             && matches!(self.goal, Goal::Target(_))
     }
 
@@ -188,8 +188,9 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
         || thread::available_parallelism().map_or(1, usize::from),
         usize::from,
     );
+    let places = Place::to_listen(&plan.listen)?;
     let goal = match plan.target {
-        Some(address) => Goal::Target(Target::new(address)?),
+        Some(address) => Goal::Target(Target::new(address, plan.connect_timeout)?),
         None => Goal::Client,
     };
     let log = plan
@@ -203,19 +204,21 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
         }
         _ => None,
     };
-    // A socket's file has to be removed again. A name to listen on has to be resolved first, which may
-    // take minutes, and leaves nothing behind.
-    if matches!(plan.listen, Address::UnixPath(_)) {
-        progress.running();
-    }
-    let mut listening = Listening::on(&plan.listen, threads, fits)?;
+    // A socket's file has to be removed again.
     progress.running();
+    let mut listening = Listening::on(&plan.listen, places, threads, fits)?;
     if let Some(time) = plan.busy_poll {
         listening.set_busy_poll(time)?;
     }
+    if let Goal::Target(target) = &goal {
+        refusal::of_itself(target, &listening.places)?;
+        if plan.engine == EngineChoice::Only(EngineName::Segment) {
+            refusal::of_families(&target.places(), &listening.places)?;
+        }
+    }
     let relay = Arc::new(Relay {
         goal,
-        client_kind: client_kind(&listening.places),
+        listens_on_tcp: matches!(plan.listen, Address::Inet { .. }),
         options: Options {
             engine: plan.engine,
             limits: Limits {
@@ -455,6 +458,27 @@ pub(crate) fn raise_descriptor_limit(max_connections: Option<u32>) {
 const DESCRIPTORS_BESIDE: u64 = 100;
 
 #[cfg(test)]
+impl Relay {
+    /// One that gives back what comes.
+    pub(crate) fn back_to_clients(max_connections: Option<u32>) -> Self {
+        Self {
+            goal: Goal::Client,
+            listens_on_tcp: true,
+            options: Options::default(),
+            connect_timeout: Duration::ZERO,
+            access_log: None,
+            live: Live::new(max_connections),
+            next_id: AtomicU64::new(0),
+            cut_short: AtomicU64::new(0),
+            shortage: RateLimitedWarning::default(),
+            max_connections_reached: RateLimitedWarning::default(),
+            target_unreachable: RateLimitedWarning::default(),
+            engine_refused: RateLimitedWarning::default(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use netlab::PATIENCE;
 
@@ -463,20 +487,7 @@ mod tests {
     /// `run` ends the program with the error then.
     #[test]
     fn a_panic_in_a_loop_is_told_to_the_relay() {
-        let relay = Arc::new(Relay {
-            goal: Goal::Client,
-            client_kind: Kind::Tcp4,
-            options: Options::default(),
-            connect_timeout: Duration::ZERO,
-            access_log: None,
-            live: Live::new(None),
-            next_id: AtomicU64::new(0),
-            cut_short: AtomicU64::new(0),
-            shortage: RateLimitedWarning::default(),
-            max_connections_reached: RateLimitedWarning::default(),
-            target_unreachable: RateLimitedWarning::default(),
-            engine_refused: RateLimitedWarning::default(),
-        });
+        let relay = Arc::new(Relay::back_to_clients(None));
         let (sender, events) = mpsc::channel();
         let worker = Worker::start(Vec::new(), false, &relay, None, &sender).expect("a worker");
         worker

@@ -1,7 +1,7 @@
 //! How an engine in the kernel takes a pair over in mid-stream.
 //!
-//! A pair always starts in user space's hands: its directions are pumped. An engine that moves
-//! the bytes in the kernel is asked for its [`turn`](KernelEngine::turn) behind every pump, that
+//! A pair always starts in user space, also where the engine was asked for by name: its directions
+//! are pumped. An engine that moves the bytes in the kernel is asked for its [`turn`](KernelEngine::turn) behind every pump, that
 //! is after every event, deadline and wake-up of the pair:
 //!
 //! ```text
@@ -133,6 +133,9 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
 
     /// Whether the kernel has moved bytes or will move the next ones.
     fn has_taken(&self) -> bool;
+
+    /// Which bytes of a pair this engine leaves to user space, in words.
+    fn left_to_user_space(&self) -> &'static str;
 
     /// See the module's words. The first turn comes when the pair starts or is promoted.
     fn turn(&mut self, grip: &mut Grip<'_>) -> Turn;

@@ -164,7 +164,10 @@ pub enum EngineChoice {
     /// ([`Options::segment_after`](crate::Options::segment_after)).
     #[default]
     Auto,
-    /// This one from the first byte on, or a refusal.
+    /// This one, or a refusal: `copy`, `pipe`, `aio` and `uring` from the first byte on. An engine in
+    /// the kernel, `sockmap` or `segment`, takes a pair that has begun with `copy`, and a short pair
+    /// may end before that; [`Outcome::why_engine`](crate::Outcome::why_engine) tells how much was
+    /// copied.
     Only(EngineName),
 }
 

@@ -73,6 +73,7 @@ impl Pair {
         } else {
             reason
         };
+        let mut moved_in_kernel = [0, 0];
         if let Some(kernel) = &mut self.kernel {
             #[cfg(test)]
             let carried = kernel.carried_bytes();
@@ -81,17 +82,18 @@ impl Pair {
                 .meter
                 .carried_bytes
                 .store(carried, std::sync::atomic::Ordering::Relaxed);
-            let in_kernel = kernel.release(ends.sides(), &self.directions);
+            moved_in_kernel = kernel.release(ends.sides(), &self.directions);
             let by_hand = [0, 1].map(|index| self.directions[index].given_bytes());
             self.status
                 .meter
-                .settle([0, 1].map(|index: usize| in_kernel[index] + by_hand[index]));
+                .settle([0, 1].map(|index: usize| moved_in_kernel[index] + by_hand[index]));
         }
         if reason.cuts() {
             ends.each().iter().for_each(Endpoint::cut);
         }
         drop(ends);
-        let Chosen { name, why } = self.engine();
+        let Chosen { name, why } =
+            self.engine_at_end(self.given_bytes(), moved_in_kernel.into_iter().sum());
         let remains = self
             .kernel
             .take()

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 
-use netlab::{Namespace, Need, Scratch, available};
+use netlab::{Namespace, Need, Process, Scratch, available};
 
 use crate::patience::until;
 use crate::peer::{Peer, exchange};
@@ -239,4 +239,33 @@ fn a_name_listens_where_this_host_can() {
         .env_remove("SPLICED_LOG");
     let relay = Relay::spawn(&mut command);
     assert!(relay.address.starts_with("127.0.0.1:"), "{}", relay.address);
+}
+
+/// Many a host's file of names has one of the two only.
+#[test]
+fn localhost_listens_on_both_families_with_one_port() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let scratch = Scratch::new("localhost").expect("a directory");
+    let hosts = scratch.write("hosts", "127.0.0.1 localhost\n");
+    let hosts = hosts.expect("a file");
+    let namespace = Namespace::new("localhost").expect("a namespace");
+    let served = namespace.enter(|| {
+        let server = Server::new();
+        let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
+        let mut command = Process::command("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&hosts)
+            .args([BINARY, "relay", "localhost:0", &server.address])
+            .env_remove("SPLICED_LOG");
+        let relay = Relay::spawn(&mut command);
+        relay.wait_told("listening on [::1]:");
+        assert_eq!(relay.lines_told(&format!(":{}, relaying", relay.port())), 2);
+        for host in ["127.0.0.1", "[::1]"] {
+            works(&format!("{host}:{}", relay.port()), &server, 0);
+        }
+    });
+    served.expect("entered");
 }

@@ -20,6 +20,7 @@ mod access_log;
 mod doctor;
 mod echo;
 mod flow;
+mod itself;
 mod listening;
 mod load;
 mod log;

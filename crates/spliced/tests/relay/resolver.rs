@@ -1,9 +1,9 @@
 //! A name server that does not answer.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::relay::{BINARY, Relay};
 use crate::server::{Server, ask};
 use crate::target::ANSWER_TOO_OLD;
 
-const NAME: &str = "target.test";
+pub(crate) const NAME: &str = "target.test";
 const CLIENTS: u64 = 10;
 
 /// Between two looks whether the answering is over.
@@ -26,10 +26,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// two and a half minutes, long after a test does.
 const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
 
-/// Says that each name is at 127.0.0.1, as long as it says anything.
-struct NameServer {
+/// Says that each name is at one address, as long as it says anything.
+pub(crate) struct NameServer {
     asked: Arc<AtomicUsize>,
     silent: Arc<AtomicBool>,
+    /// An IPv4 address; none where it is 0.
+    address: Arc<AtomicU32>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -41,9 +43,11 @@ impl NameServer {
             .set_read_timeout(Some(LOOK_EVERY))
             .expect("a timeout");
         let asked = Arc::new(AtomicUsize::new(0));
+        let address = Arc::new(AtomicU32::new(Ipv4Addr::LOCALHOST.to_bits()));
         let [silent, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let thread = thread::spawn({
             let (asked, silent, ended) = (asked.clone(), silent.clone(), ended.clone());
+            let address = address.clone();
             move || {
                 let mut question = [0; 512];
                 while !ended.load(Ordering::Relaxed) {
@@ -53,7 +57,7 @@ impl NameServer {
                     // Counted first: who has the answer may look.
                     asked.fetch_add(1, Ordering::Relaxed);
                     if !silent.load(Ordering::Relaxed) {
-                        let answer = answer(&question[..length]);
+                        let answer = answer(&question[..length], address.load(Ordering::Relaxed));
                         socket.send_to(&answer, from).expect("an answer");
                     }
                 }
@@ -62,6 +66,7 @@ impl NameServer {
         Self {
             asked,
             silent,
+            address,
             ended,
             thread: Some(thread),
         }
@@ -69,6 +74,16 @@ impl NameServer {
 
     fn fall_silent(&self) {
         self.silent.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on names are at `address`, or do not exist.
+    pub(crate) fn answer_with(&self, address: Option<Ipv4Addr>) {
+        let bits = address.map_or(0, Ipv4Addr::to_bits);
+        self.address.store(bits, Ordering::Relaxed);
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
     }
 
     fn wait_asked_beyond(&self, before: usize) {
@@ -88,38 +103,45 @@ impl Drop for NameServer {
 
 /// What RFC 1035 wants: the header, the question again, and one record if an IPv4 address is asked
 /// for.
-fn answer(question: &[u8]) -> Vec<u8> {
+fn answer(question: &[u8], address: u32) -> Vec<u8> {
     const HEADER_BYTES: usize = 12;
     let name = question[HEADER_BYTES..].iter().position(|byte| *byte == 0);
     let type_at = HEADER_BYTES + name.expect("a name") + 1;
     let asks_for_ipv4 = question[type_at..type_at + 2] == [0, 1];
     let mut answer = question[..2].to_vec();
-    // A response, recursion available, no error; one question, the record, nothing else.
-    answer.extend([0x81, 0x80, 0, 1, 0, u8::from(asks_for_ipv4), 0, 0, 0, 0]);
+    let has_record = asks_for_ipv4 && address != 0;
+    // A response, recursion available; no error or no such name (3); one question, the record, nothing
+    // else.
+    let code = if address == 0 { 0x83 } else { 0x80 };
+    answer.extend([0x81, code, 0, 1, 0, u8::from(has_record), 0, 0, 0, 0]);
     answer.extend(&question[HEADER_BYTES..type_at + 4]);
-    if asks_for_ipv4 {
+    if has_record {
         // The name of the question; type A, class IN, a second to live, four bytes.
         answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
-        answer.extend([127, 0, 0, 1]);
+        answer.extend(address.to_be_bytes());
     }
     answer
 }
 
 /// `spliced relay` to `target`, which asks the name server of its own network only.
 fn relay(scratch: &Scratch, target: &str) -> Command {
+    relay_between(scratch, "127.0.0.1:0", target)
+}
+
+pub(crate) fn relay_between(scratch: &Scratch, listen: &str, target: &str) -> Command {
     let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
     let settings = scratch.write("resolv.conf", SETTINGS).expect("a file");
     let mut command = Process::command("unshare");
     command
         .args(["--mount", "sh", "-c", script])
         .arg(settings)
-        .args([BINARY, "relay", "127.0.0.1:0", target])
+        .args([BINARY, "relay", listen, target])
         .env_remove("SPLICED_LOG");
     command
 }
 
 /// Runs `body` where the port of a name server is free.
-fn with_name_server(body: impl FnOnce(&NameServer, &Scratch) + Send) {
+pub(crate) fn with_name_server(body: impl FnOnce(&NameServer, &Scratch) + Send) {
     if !available(Need::Netns) {
         return;
     }
@@ -152,14 +174,88 @@ fn one_that_falls_silent_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
+fn a_name_is_asked_for_again_without_losing_who_comes_meanwhile() {
+    const CLIENTS: u64 = 50;
+    with_name_server(|names, scratch| {
+        let server = Server::new().answering();
+        let port = server.address.rsplit_once(':').expect("a port").1;
+        let mut command = relay(scratch, &format!("{NAME}:{port}"));
+        let relay = Relay::spawn(command.args(["--threads", "2"]));
+        let before = names.asked();
+        thread::sleep(ANSWER_TOO_OLD);
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| Peer::connect(&relay.address))
+            .collect();
+        for (client, number) in clients.iter().zip(0..) {
+            ask(client, number, 1000, 1000);
+        }
+        names.wait_asked_beyond(before);
+        assert_eq!(server.finish(), (0..CLIENTS).collect::<Vec<_>>());
+    });
+}
+
+#[test]
 fn a_signal_ends_a_relay_that_has_never_had_an_answer() {
     with_name_server(|names, scratch| {
         names.fall_silent();
-        let mut relay = Relay::spawn_silent(&mut relay(scratch, &format!("{NAME}:1")));
+        let mut command = relay(scratch, &format!("{NAME}:1"));
+        // It waits for an answer as long as a client would.
+        let mut relay = Relay::spawn_silent(command.args(["--connect-timeout", "1h"]));
         names.wait_asked_beyond(0);
         relay.signal(Signal::TERM);
         assert_eq!(relay.wait_end().code(), Some(0));
         relay.wait_told("stopped by SIGTERM before it accepted any connection");
         assert_eq!(relay.lines_told("listening on"), 0);
+    });
+}
+
+#[test]
+fn a_signal_ends_a_relay_that_does_not_know_yet_where_to_listen() {
+    with_name_server(|names, scratch| {
+        names.fall_silent();
+        let mut command = relay_between(scratch, &format!("{NAME}:0"), "127.0.0.1:1");
+        let mut relay = Relay::spawn_silent(&mut command);
+        names.wait_asked_beyond(0);
+        relay.signal(Signal::TERM);
+        relay.wait_end();
+        assert_eq!(relay.lines_told("listening on"), 0);
+    });
+}
+
+#[test]
+fn a_target_that_does_not_resolve_is_told_once_and_asked_for_until_it_does() {
+    with_name_server(|names, scratch| {
+        let server = Server::new().answering();
+        let port = server.address.rsplit_once(':').expect("a port").1;
+        names.answer_with(None);
+        let mut relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
+        let told = relay.wait_told("cannot be resolved");
+        for part in [NAME, " WARN ", "check it", "clients are reset until it can"] {
+            assert!(told.contains(part), "no {part:?} in {told:?}");
+        }
+        Peer::is_reset_by(&relay.address);
+        relay.wait_told("no target: its name does not resolve");
+        // It goes on asking, though no client wants to know.
+        names.wait_asked_beyond(names.asked() + 2);
+        assert_eq!(relay.lines_told("cannot be resolved"), 1);
+        names.answer_with(Some(Ipv4Addr::LOCALHOST));
+        let told = relay.wait_told("resolves now");
+        assert!(told.contains(&format!("127.0.0.1:{port}")), "{told}");
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        relay.terminate();
+        assert_eq!(relay.lines_told("resolves now"), 1);
+        assert_eq!(server.finish(), [0]);
+    });
+}
+
+#[test]
+fn a_name_server_that_says_nothing_does_not_keep_it_from_listening() {
+    with_name_server(|names, scratch| {
+        names.fall_silent();
+        let mut command = relay(scratch, &format!("{NAME}:1"));
+        let mut relay = Relay::spawn(command.args(["--connect-timeout", "10ms"]));
+        relay.wait_told("has no answer yet; clients are reset until it has");
+        Peer::is_reset_by(&relay.address);
+        relay.terminate();
     });
 }

@@ -112,9 +112,28 @@ fn wrong_usage_is_one_sentence_and_status_2() {
             _ => arguments.to_vec(),
         };
         let sentence = complaint(&mut command(&whole), 2);
-        for part in parts.iter().chain(&["--help"]) {
+        let help = match whole[0] {
+            "splice" => "; see 'spliced --help'".into(),
+            subcommand => format!("; see 'spliced {subcommand} --help'"),
+        };
+        for part in parts.iter().chain(&[help.as_str()]) {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
+    }
+}
+
+#[test]
+fn the_help_of_the_subcommand_is_named_wherever_its_options_stand() {
+    for (arguments, help) in [
+        (&["--log", "loud", "relay", ":0", ":1"][..], "spliced relay"),
+        (&["--log=loud", "echo", ":0"], "spliced echo"),
+        (&["doctor", "now"], "spliced doctor"),
+        (&["--log", "relay"], "spliced"),
+        (&["--warp", "relay"], "spliced relay"),
+    ] {
+        let sentence = complaint(&mut command(arguments), 2);
+        let words = format!("; see '{help} --help'");
+        assert!(sentence.ends_with(&words), "no {words:?} in {sentence:?}");
     }
 }
 
@@ -136,17 +155,30 @@ fn the_environment_is_read_like_the_option() {
 }
 
 #[test]
-fn a_name_without_address_is_a_failure_at_run_time() {
+fn a_name_to_listen_on_without_address_is_a_failure_at_run_time() {
     // A label of more than 63 bytes is refused before any server is asked.
     let name = format!("{}:80", "x".repeat(64));
-    let sentence = complaint(&mut command(&["relay", "127.0.0.1:0", &name]), 1);
-    assert!(sentence.contains(&name), "{sentence}");
-    assert!(
-        sentence.contains("cannot be resolved; check it"),
-        "{sentence}"
-    );
     let sentence = complaint(&mut command(&["relay", &name, "127.0.0.1:1"]), 1);
-    assert!(sentence.contains(&name), "{sentence}");
+    for part in [&name, "cannot be resolved; check it"] {
+        assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+    }
+}
+
+/// Each client would be reset.
+#[test]
+fn families_that_segment_cannot_join_are_refused_at_once() {
+    for (listen, target, theirs) in [
+        ("127.0.0.1:0", "[::1]:1", "[::1]:1 is reached over IPv6"),
+        ("0.0.0.0:0", "[::1]:1", "clients come over IPv4"),
+        ("[::1]:0", "127.0.0.1:1", "127.0.0.1:1 is reached over IPv4"),
+        ("[::1]:0", "[::ffff:127.0.0.1]:1", "is reached over IPv4"),
+    ] {
+        let arguments = ["relay", listen, target, "--engine", "segment"];
+        let sentence = complaint(&mut command(&arguments), 2);
+        for part in ["engine segment", theirs, "use copy or pipe"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
 }
 
 /// Otherwise it would accept clients only to cut them.

@@ -415,6 +415,10 @@ impl KernelEngine for Segment {
         EngineName::Segment
     }
 
+    fn left_to_user_space(&self) -> &'static str {
+        "segment leaves all bytes before its change-over to user space"
+    }
+
     fn has_taken(&self) -> bool {
         matches!(self.phase, Phase::Overlap | Phase::Spliced)
     }

@@ -203,6 +203,10 @@ impl KernelEngine for Sockmap {
         EngineName::Sockmap
     }
 
+    fn left_to_user_space(&self) -> &'static str {
+        "sockmap leaves the first 20 ms, bulk and slow receivers to user space"
+    }
+
     fn has_taken(&self) -> bool {
         self.taps.iter().any(|tap| tap.index().is_some()) && !self.taps.iter().any(Tap::is_waiting)
     }
@@ -278,7 +282,7 @@ impl KernelEngine for Sockmap {
 /// Why the kernel does not take a socket, in words.
 fn refusal(errno: Errno) -> String {
     match errno {
-        Errno::OPNOTSUPP => "the kernel takes connections only that are open both ways".into(),
+        Errno::OPNOTSUPP => "the kernel accepts only ESTABLISHED connections".into(),
         Errno::BUSY => "another BPF program has the socket already".into(),
         Errno::INVAL => "the socket has a protocol on top (TLS)".into(),
         Errno::TOOBIG | Errno::NOSPC | Errno::NOMEM => "its tables are full".into(),

@@ -1,6 +1,7 @@
 //! What cannot be brought about from outside: a source that is put in and taken out by hand.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
+mod at_end;
 mod gate;
 mod unix;
 

@@ -1,6 +1,7 @@
 //! `--engine segment`: relays in network namespaces of their own.
 
 pub(crate) mod hop;
+mod refusal;
 mod row;
 mod size;
 pub(crate) mod witness;

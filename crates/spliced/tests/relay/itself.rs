@@ -1,0 +1,165 @@
+//! A relay whose target is itself would relay to itself without end.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::symlink;
+
+use netlab::{Namespace, Need, Process, Scratch, available};
+
+use crate::peer::Peer;
+use crate::relay::{BINARY, Relay, output};
+use crate::resolver::{NAME, relay_between, with_name_server};
+use crate::server::{Server, ask};
+use crate::target::ANSWER_TOO_OLD;
+use crate::usage::complaint;
+
+/// Free in a namespace of its own.
+const PORT: u16 = 7000;
+
+fn with_address(namespace: &Namespace, address: &str) {
+    let mut command = namespace.command("ip");
+    command.args(["address", "add", address, "dev", "lo"]);
+    let output = output(&mut command);
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_target_that_is_the_relay_is_refused_by_each_of_its_addresses() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("itself").expect("a namespace");
+    with_address(&namespace, "10.9.8.7/32");
+    with_address(&namespace, "fd00::7/128");
+    with_address(&namespace, "fe80::7/64");
+    for (listen, target) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("127.0.0.1", "[::ffff:127.0.0.1]"),
+        ("[::1]", "[::1]"),
+        ("", ""),
+        ("", "localhost"),
+        ("localhost", "127.0.0.1"),
+        ("", "127.0.0.1"),
+        ("", "127.9.9.9"),
+        ("", "[::1]"),
+        ("", "10.9.8.7"),
+        ("", "[fd00::7]"),
+        ("", "[fe80::7%lo]"),
+        ("0.0.0.0", "10.9.8.7"),
+        ("[::]", "10.9.8.7"),
+        ("10.9.8.7", "10.9.8.7"),
+    ] {
+        let mut command = namespace.command(BINARY);
+        let [listen, target] = [listen, target].map(|host| format!("{host}:{PORT}"));
+        command
+            .args(["relay", &listen, &target])
+            .env_remove("SPLICED_LOG");
+        let sentence = complaint(&mut command, 2);
+        for part in [&target, "this relay itself", "choose another target"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_file_is_known_by_each_of_its_paths() {
+    let scratch = Scratch::new("itself").expect("a directory");
+    let directory = scratch.path().join("directory");
+    fs::create_dir(&directory).expect("a directory");
+    symlink("directory", scratch.path().join("link")).expect("a link");
+    let below = |path: &str| format!("unix:{}/{path}", scratch.path().display());
+    let name = format!("unix:@spliced-test-itself-{}", std::process::id());
+    for (listen, target) in [
+        (&below("directory/socket"), &below("directory/socket")),
+        (&below("directory/socket"), &below("link/socket")),
+        (
+            &below("directory/socket"),
+            &below("link/../directory/./socket"),
+        ),
+        (&name, &name),
+    ] {
+        let mut command = Process::command(BINARY);
+        command.args(["relay", listen, target]);
+        let sentence = complaint(command.env_remove("SPLICED_LOG"), 2);
+        for part in [target, "this relay itself", "choose another target"] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+        let left = fs::read_dir(&directory).expect("the directory").count();
+        assert_eq!(left, 0, "its socket file is left behind");
+    }
+}
+
+#[test]
+fn another_address_of_the_target_is_used() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("itself").expect("a namespace");
+    let served = namespace.enter(|| {
+        let server = Server::on(&format!("[::1]:{PORT}")).answering();
+        let mut command = Process::command(BINARY);
+        let listen = format!("127.0.0.1:{PORT}");
+        command.args(["relay", &listen, &format!("localhost:{PORT}")]);
+        let relay = Relay::spawn(command.env_remove("SPLICED_LOG"));
+        let told = relay.wait_told("this relay itself");
+        assert!(told.contains(&listen), "{told}");
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        server.finish()
+    });
+    assert_eq!(served.expect("entered"), [0]);
+}
+
+#[test]
+fn a_name_that_comes_to_stand_for_the_relay_is_refused_then() {
+    with_name_server(|names, scratch| {
+        const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
+        let _server = Server::on(&format!("{ELSEWHERE}:{PORT}")).answering();
+        names.answer_with(Some(ELSEWHERE));
+        let listen = format!("127.0.0.1:{PORT}");
+        let mut command = relay_between(scratch, &listen, &format!("{NAME}:{PORT}"));
+        let mut relay = Relay::spawn(&mut command);
+        let before = relay.descriptors();
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        names.answer_with(Some(Ipv4Addr::LOCALHOST));
+        std::thread::sleep(ANSWER_TOO_OLD);
+        // The last one by the old answer, which has become too old.
+        ask(&Peer::connect(&relay.address), 1, 1000, 1000);
+        netlab::until("the new answer is known", || {
+            let client = Peer::connect(&relay.address);
+            let _ = client.try_send(crate::payload::Payload::new(0), 0, 1);
+            relay.lines_told(&format!("{listen} is this relay itself")) > 0
+        });
+        Peer::is_reset_by(&relay.address);
+        relay.wait_descriptors(before);
+        relay.terminate();
+    });
+}
+
+#[test]
+fn an_address_that_comes_to_the_relays_host_is_refused_then() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("itself").expect("a namespace");
+    let mut command = namespace.command(BINARY);
+    let listen = format!(":{PORT}");
+    let target = format!("10.9.8.7:{PORT}");
+    command.args(["relay", &listen, &target]);
+    let mut relay = Relay::spawn(command.env_remove("SPLICED_LOG"));
+    let address = format!("127.0.0.1:{PORT}");
+    let before = relay.descriptors();
+    namespace
+        .enter(|| Peer::is_reset_by(&address))
+        .expect("entered");
+    with_address(&namespace, "10.9.8.7/32");
+    std::thread::sleep(ANSWER_TOO_OLD);
+    netlab::until("it is known", || {
+        namespace
+            .enter(|| Peer::is_reset_by(&address))
+            .expect("entered");
+        relay.lines_told("is this relay itself") > 0
+    });
+    relay.wait_descriptors(before);
+    relay.terminate();
+}

@@ -1,0 +1,53 @@
+//! What becomes of a client whose pair `segment` cannot translate.
+
+use netlab::{Namespace, Need, Scratch, available};
+
+use crate::log::Log;
+use crate::peer::Peer;
+use crate::relay::{BINARY, Relay};
+use crate::server::Server;
+
+fn relay(namespace: &Namespace, listen: &str, target: &str, log: &Log) -> Relay {
+    let mut command = namespace.command(BINARY);
+    command
+        .args(["relay", listen, target, "--engine", "segment"])
+        .args(["--access-log", &log.path])
+        .env_remove("SPLICED_LOG");
+    Relay::spawn(&mut command)
+}
+
+/// Its listener takes both families, and the target has one: what the first client will be is not
+/// known at the start.
+#[test]
+fn a_client_of_the_other_family_is_reset_with_a_warning() {
+    if !available(Need::Root) {
+        return;
+    }
+    let namespace = Namespace::new("family").expect("a namespace");
+    let scratch = Scratch::new("family").expect("a directory");
+    let log = Log::below(&scratch);
+    let server = namespace.enter(|| Server::on("[::1]:0")).expect("entered");
+    let mut relay = relay(&namespace, ":0", &server.address, &log);
+    let address = format!("127.0.0.1:{}", relay.port());
+    let client = namespace.enter(|| Peer::connect(&address));
+    let client = client.expect("entered");
+    client.expect_reset();
+    let told = relay.wait_told("engine segment refused it");
+    let from = format!("connection 1 from {} to", client.local_address());
+    for part in [
+        " WARN ",
+        &from,
+        &server.address,
+        "was reset",
+        "one connection is over IPv4, the other over IPv6",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told:?}");
+    }
+    relay.terminate();
+    let entries = log.entries();
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0]["engine"], serde_json::Value::Null);
+    assert_eq!(entries[0]["outcome"], "refused by the engine");
+    let why = entries[0]["why_engine"].as_str().expect("a reason");
+    assert!(why.contains("the other over IPv6"), "{why}");
+}
