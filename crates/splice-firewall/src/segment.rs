@@ -60,6 +60,20 @@ pub struct Connection {
     pub tracked: bool,
 }
 
+impl Connection {
+    /// Any connection of a family that connection tracking knows.
+    pub fn any(family: Family) -> Self {
+        Self {
+            family,
+            local: End::default(),
+            peer: End::default(),
+            device: None,
+            accepted: true,
+            tracked: true,
+        }
+    }
+}
+
 /// A place on a packet's way at which filters are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {

@@ -30,6 +30,7 @@ use self::trial::{Refusal, Trial};
 use crate::engine::{EngineChoice, EngineName, pipe, sockmap};
 use crate::error::Result;
 use crate::event_loop::EventLoop;
+use crate::firewall;
 use crate::obstacle::Obstacle;
 
 /// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
@@ -177,7 +178,11 @@ fn examine_engine(engine: EngineName, clock: &Clock) -> Finding {
                     format!("{mover} between TCP sockets; not between UNIX sockets: {reason}")
                 }
             };
-            let shortage = (engine == EngineName::Pipe).then(pipes_are_short).flatten();
+            let shortage = match engine {
+                EngineName::Pipe => pipes_are_short(),
+                EngineName::Segment => filters_are_in_the_way(),
+                _ => None,
+            };
             let (reason, remedy) = match shortage {
                 None => (reason, None),
                 Some(Obstacle {
@@ -206,6 +211,27 @@ fn pipes_are_short() -> Option<Obstacle> {
         ),
         remedy: "raise fs.pipe-user-pages-soft, which this user's pipes have used up, or run the \
                  relay as a user of its own; fs.pipe-max-size must be 1 MiB at least"
+            .into(),
+    })
+}
+
+/// What keeps `segment` from some or all connections, though it works. Nothing is known of them here but
+/// their family.
+fn filters_are_in_the_way() -> Option<Obstacle> {
+    let families = [firewall::Family::Ipv4, firewall::Family::Ipv6];
+    let found = families.into_iter().find_map(|family| {
+        let verdict = firewall::judge(&firewall::Connection::any(family));
+        match verdict {
+            Ok(firewall::Verdict::Accepts) => None,
+            Ok(firewall::Verdict::Stops(why)) => Some(format!("no connection: {why}")),
+            Ok(firewall::Verdict::Unknown(why)) => Some(format!("some connections: {why}")),
+            Err(error) => Some(format!("all connections: {error}")),
+        }
+    });
+    Some(Obstacle {
+        reason: format!("the packet filters of this host keep it from {}", found?),
+        remedy: "nothing, if that is meant: such connections go by copy and pipe, through the filters; else \
+                 change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
 }

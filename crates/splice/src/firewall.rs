@@ -1,5 +1,9 @@
 //! The packet filters of this host, held against connections that an engine moves past them.
 //!
+//! [`judge()`] tells what they would do with connections of which little is known; it is for telling people.
+//! Every pair is judged by itself, with all that is known of it, unless
+//! [`Options::bypass_firewall`](crate::Options::bypass_firewall) is set.
+//!
 //! An engine that takes segments out of the network stack takes them past netfilter and past the filters
 //! of control groups. It may do so only as long as the filters would let the segments through anyway:
 //!
@@ -14,25 +18,47 @@
 //!                └──▶ ended                          it goes on, and is counted
 //! ```
 //!
-//! [`splice_firewall`] reads and walks the rules; [`Hooks`] tells whether the kernel calls anybody else. Here
-//! the answers are kept for as long as the rules stay the same, and a thread watches them
-//! ([`watch`](self::watch)).
+//! The crate `splice-firewall` reads and walks the rules; `Hooks` tells whether the kernel calls anybody else.
+//! Here the answers are kept for as long as the rules stay the same, and a thread watches them (`watch`).
 
 mod watch;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
-use splice_firewall::{Connection, Filters, HookCounts, Reader, Verdict};
+pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
+use splice_firewall::{Device, Filters, HookCounts, Reader};
 
-use crate::error::Context as _;
-use crate::error::Result;
+use crate::error::{Context as _, Error, ErrorKind, Result};
 use crate::hooks::Hooks;
 use crate::mailbox::Waker;
+
+/// What the packet filters of this thread's network namespace would do now with the segments of a connection.
+///
+/// Filters on a device count as far as the connection's device is known.
+///
+/// # Errors
+/// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the rules or the kernel's hooks cannot be
+/// read, for want of a capability for one.
+pub fn judge(connection: &Connection) -> Result<Verdict> {
+    let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
+    let filters = Filters::read().map_err(|error| refused(error.to_string()))?;
+    // The hooks of protocols are those of the namespace, whatever device is asked for.
+    let registry = Hooks::load()?.list(LOOPBACK)?;
+    match filters.account_for(&registry, connection.family, "lo") {
+        Ok(()) => Ok(filters.judge(connection)),
+        Err(why) => Ok(Verdict::Unknown(Reason { place: None, why })),
+    }
+}
+
+/// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
 
 /// The filters of one network namespace, watched for as long as this lives.
 pub(crate) struct Firewall {
@@ -53,10 +79,12 @@ struct Known {
     filters: std::result::Result<Filters, String>,
     /// The hooks of a device and family that are all accounted for.
     accounted: Mutex<HashMap<Meeting, HookCounts>>,
+    /// The names of devices, by index.
+    names: Mutex<HashMap<u32, String>>,
 }
 
 /// Where connections meet hooks: on a device, as packets of a family.
-type Meeting = (u32, splice_firewall::Family);
+type Meeting = (u32, Family);
 
 /// A pair that is moved past the filters.
 struct Member {
@@ -141,7 +169,7 @@ impl Firewall {
             return Ok(());
         };
         let meeting = (device.index, connection.family);
-        let failed = |error: crate::Error| error.to_string();
+        let failed = |error: Error| error.to_string();
         let counts = self.hooks.counts(device.index).map_err(failed)?;
         if known.accounted().get(&meeting) == Some(&counts) {
             return Ok(());
@@ -195,6 +223,30 @@ impl Firewall {
         }
     }
 
+    /// What rules may ask of a device of a connection's namespace; `None` where it is gone.
+    pub(crate) fn device(
+        &self,
+        socket: impl AsFd,
+        index: u32,
+        hardware_type: u16,
+    ) -> Option<Device> {
+        let known = self.known();
+        let at_hand = known.names().get(&index).cloned();
+        let name = match at_hand {
+            Some(name) => name,
+            None => {
+                let name = index_to_name(socket, index).ok()?;
+                known.names().insert(index, name.clone());
+                name
+            }
+        };
+        Some(Device {
+            index,
+            name,
+            hardware_type,
+        })
+    }
+
     fn judge_both(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
         let mut worst = Judgement::Accepts;
         for connection in connections {
@@ -207,8 +259,11 @@ impl Firewall {
         worst
     }
 
-    /// Whether a hook has come or gone where members meet it.
+    /// Whether a hook has come or gone where members meet it, or a device has another name.
     fn has_other_hooks(&self, known: &Known) -> bool {
+        if known.has_renamed_devices() {
+            return true;
+        }
         let accounted = known.accounted().clone();
         accounted.iter().any(|((device, _), counts)| {
             let now = self.hooks.counts(*device);
@@ -293,7 +348,23 @@ impl Known {
         Self {
             filters,
             accounted: Mutex::new(HashMap::new()),
+            names: Mutex::new(HashMap::new()),
         }
+    }
+
+    fn names(&self) -> MutexGuard<'_, HashMap<u32, String>> {
+        // A map whose entries are whole.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_renamed_devices(&self) -> bool {
+        let names = self.names().clone();
+        !names.is_empty()
+            && namespace_socket().is_ok_and(|socket| {
+                names
+                    .iter()
+                    .any(|(index, name)| index_to_name(&socket, *index).as_ref() != Ok(name))
+            })
     }
 
     fn accounted(&self) -> MutexGuard<'_, HashMap<Meeting, HookCounts>> {
@@ -329,6 +400,12 @@ impl fmt::Debug for Pass {
             .field("standing", &self.standing())
             .finish_non_exhaustive()
     }
+}
+
+/// A socket of this thread's network namespace, to ask about its devices.
+fn namespace_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
 /// Reads the filters once, without watching them.

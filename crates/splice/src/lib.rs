@@ -58,7 +58,7 @@ mod ends;
 mod engine;
 mod error;
 mod event_loop;
-mod firewall;
+pub mod firewall;
 mod handle;
 mod hooks;
 mod limits;

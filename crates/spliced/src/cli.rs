@@ -119,6 +119,14 @@ pub(crate) struct RelayArgs {
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 
+    /// Let segment move connections past the packet filters of this host (nftables, iptables, BPF programs
+    /// of its control group), whatever their rules say.
+    ///
+    /// Without it a connection is spliced only if the filters would let its segments through anyway and do
+    /// nothing else with them, such as counting, logging or marking; one that new rules would stop is reset.
+    #[arg(long)]
+    pub(crate) bypass_firewall: bool,
+
     /// How long a client waits for its connection to the target, all its addresses together.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     pub(crate) connect_timeout: Duration,

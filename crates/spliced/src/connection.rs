@@ -375,6 +375,7 @@ impl Record {
                     std::io::Error::from_raw_os_error(errno)
                 )
             }
+            Reason::Filtered => format!("stopped: {}", outcome.why_engine),
             other => other.to_string(),
         };
         if outcome.reason == Reason::Shutdown {

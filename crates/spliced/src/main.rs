@@ -9,6 +9,7 @@ mod connection;
 mod diagnostics;
 mod doctor;
 mod echo;
+mod firewall;
 mod itself;
 mod listener;
 mod listening;

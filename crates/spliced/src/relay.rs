@@ -28,6 +28,7 @@ use splice::{Address, EngineChoice, EngineName, EventLoop, Kind, Limits, Options
 use crate::access_log::AccessLog;
 use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
+use crate::firewall;
 use crate::listener::Listener;
 use crate::listening::Listening;
 use crate::live::Live;
@@ -70,6 +71,7 @@ pub(crate) struct Plan {
     engine: EngineChoice,
     connect_timeout: Duration,
     access_log: Option<PathBuf>,
+    bypass_firewall: bool,
     busy_poll: Option<Duration>,
     life: LifeArgs,
 }
@@ -82,6 +84,7 @@ impl From<RelayArgs> for Plan {
             engine: args.engine,
             connect_timeout: args.connect_timeout,
             access_log: args.access_log,
+            bypass_firewall: args.bypass_firewall,
             busy_poll: None,
             life: args.life,
         }
@@ -96,6 +99,7 @@ impl From<EchoArgs> for Plan {
             engine: args.engine,
             connect_timeout: Duration::ZERO,
             access_log: None,
+            bypass_firewall: false,
             busy_poll: args.busy_poll.then_some(BUSY_POLL),
             life: args.life,
         }
@@ -111,6 +115,12 @@ impl Relay {
         self.options.segment_after.is_some()
             && self.listens_on_tcp
             && matches!(self.goal, Goal::Target(_))
+    }
+
+    /// Whether pairs may go past the packet filters of this host.
+    fn may_segment(&self) -> bool {
+        self.may_promote() && self.options.engine == EngineChoice::Auto
+            || self.translates_segments()
     }
 
     /// Whether the target's segments have to fit the client: asking costs each connection a system
@@ -225,6 +235,7 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
                 idle_timeout: plan.life.idle_timeout,
                 ..Limits::default()
             },
+            bypass_firewall: plan.bypass_firewall,
             ..Options::default()
         },
         connect_timeout: plan.connect_timeout,
@@ -248,6 +259,12 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
             }
             Goal::Client => tracing::info!("listening on {place}, giving back what comes"),
         }
+    }
+    if let Goal::Target(target) = &relay.goal
+        && relay.may_segment()
+        && !relay.options.bypass_firewall
+    {
+        firewall::tell_what_is_kept_back(&listening.places, &target.places());
     }
 
     let drained = match next_event(&events, None, log.as_ref()) {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ pub(crate) struct Ground {
     asleep: Program,
     tuples: Map,
     /// Or why the packet filters cannot be watched.
-    firewall: std::result::Result<Arc<Firewall>, String>,
+    firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
     book: Mutex<Book>,
@@ -179,7 +179,11 @@ impl Ground {
 
     /// The same, in a person's words where there is none.
     pub(crate) fn found() -> Found {
-        Self::here().map_err(|error| Obstacle::of_bpf(&error.to_string()))
+        let ground = Self::here().map_err(|error| Obstacle::of_bpf(&error.to_string()))?;
+        // Not when the first pair asks: its loop would wait. What keeps it from being watched is told to
+        // each pair that does not bypass it.
+        let _ = ground.firewall();
+        Ok(ground)
     }
 
     fn new() -> Result<Self> {
@@ -203,7 +207,7 @@ impl Ground {
                 way: Way::Tcx,
             }),
             attaching: Mutex::new(()),
-            firewall: Firewall::watch().map_err(|error| error.to_string()),
+            firewall: OnceLock::new(),
             flows,
         })
     }
@@ -245,9 +249,12 @@ impl Ground {
         Ok(answer.tracked)
     }
 
-    /// The packet filters that segments are moved past, or why they cannot be watched.
+    /// The packet filters that segments are moved past, or why they cannot be watched. The first call loads
+    /// a program; [`found`](Self::found) makes it.
     pub(super) fn firewall(&self) -> std::result::Result<&Arc<Firewall>, &str> {
-        self.firewall.as_ref().map_err(String::as_str)
+        let watch = || Firewall::watch().map_err(|error| error.to_string());
+        let firewall = self.firewall.get_or_init(watch);
+        firewall.as_ref().map_err(String::as_str)
     }
 
     /// The filter of sockets that sleep.

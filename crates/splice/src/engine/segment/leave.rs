@@ -1,10 +1,7 @@
 //! A pair's leave to go past the packet filters of this host.
 
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
-
-use rustix::net::netdevice::index_to_name;
 use splice_firewall::{Connection, Device, End, Family};
+use std::net::SocketAddr;
 
 use super::Segment;
 use super::eligibility::{Obstacle, device, refused};
@@ -36,13 +33,10 @@ impl Segment {
         for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
             let socket = &found.socket[side.index()];
             let index = device(socket);
-            let name = index_to_name(ends[side.index()].as_fd(), index);
-            // It may have been deleted or renamed at this moment; what is not known is not accepted.
-            let device = name.ok().map(|name| Device {
-                index,
-                name,
-                hardware_type: socket.out_type as u16,
-            });
+            let Some(device) = firewall.device(ends[side.index()], index, socket.out_type as u16)
+            else {
+                return refused(format!("the device of {side:?} is gone"));
+            };
             connections.push(connection(local, peer, device));
         }
         let [a, b] = [0, 1].map(|side: usize| connections[side].clone());
@@ -77,7 +71,7 @@ impl Segment {
 /// What to do where the filters are in the way.
 const REMEDY: &str = "change it, or bypass the firewall knowingly";
 
-fn connection(local: SocketAddr, peer: SocketAddr, device: Option<Device>) -> Connection {
+fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection {
     let end = |address: SocketAddr| End {
         address: Some(address.ip()),
         port: Some(address.port()),
@@ -90,7 +84,7 @@ fn connection(local: SocketAddr, peer: SocketAddr, device: Option<Device>) -> Co
         },
         local: end(local),
         peer: end(peer),
-        device,
+        device: Some(device),
         accepted: false,
         tracked: false,
     }

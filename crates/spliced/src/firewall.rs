@@ -1,0 +1,80 @@
+//! What the packet filters of this host mean for a relay, told at its start.
+
+use std::net::SocketAddr;
+use std::thread;
+
+use splice::firewall::{Connection, End, Family, Verdict, judge};
+
+use crate::place::Place;
+
+/// Tells, from a thread of its own, why some or all connections are not going to be spliced. It takes a tenth
+/// of a second, which nobody shall wait for.
+pub(crate) fn tell_what_is_kept_back(listening: &[Place], targets: &[Place]) {
+    let clients = listening.iter().filter_map(inet).map(of_clients);
+    let servers = targets.iter().filter_map(inet).map(of_server);
+    let connections: Vec<_> = clients.flatten().chain(servers).collect();
+    // Nobody waits for it, and without it nothing is missing but words.
+    let _ = thread::Builder::new()
+        .name("filters".into())
+        .spawn(move || connections.iter().for_each(tell));
+}
+
+fn inet(place: &Place) -> Option<SocketAddr> {
+    match place {
+        Place::Inet(address) => Some(*address),
+        Place::Unix(_) => None,
+    }
+}
+
+/// Any client of a listening socket, over each family that it takes.
+fn of_clients(listening: SocketAddr) -> Vec<Connection> {
+    let known = !listening.ip().is_unspecified();
+    let families = match listening {
+        SocketAddr::V4(_) => vec![Family::Ipv4],
+        SocketAddr::V6(_) if known => vec![Family::Ipv6],
+        SocketAddr::V6(_) => vec![Family::Ipv4, Family::Ipv6],
+    };
+    let connection = |family| Connection {
+        local: End {
+            address: known.then(|| listening.ip()),
+            port: Some(listening.port()),
+        },
+        ..Connection::any(family)
+    };
+    families.into_iter().map(connection).collect()
+}
+
+fn of_server(target: SocketAddr) -> Connection {
+    Connection {
+        peer: End {
+            address: Some(target.ip()),
+            port: Some(target.port()),
+        },
+        accepted: false,
+        ..Connection::any(if target.is_ipv4() {
+            Family::Ipv4
+        } else {
+            Family::Ipv6
+        })
+    }
+}
+
+fn tell(connection: &Connection) {
+    let whom = match (connection.accepted, connection.family) {
+        (true, Family::Ipv4) => "clients over IPv4",
+        (true, Family::Ipv6) => "clients over IPv6",
+        (false, _) => "the target",
+    };
+    match judge(connection) {
+        Ok(Verdict::Accepts) => {}
+        Ok(Verdict::Stops(why)) => tracing::warn!(
+            "segment is not used for connections with {whom}: the packet filter {why}; --bypass-firewall \
+             overrides that"
+        ),
+        Ok(Verdict::Unknown(why)) => tracing::info!(
+            "segment may not be used for all connections with {whom}: the packet filter {why}"
+        ),
+        // Then the engine cannot be used, which is said elsewhere.
+        Err(error) => tracing::debug!("{error}"),
+    }
+}
