@@ -57,12 +57,16 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Bytes that are known.
+    /// Bytes that are known. What is longer than [`MOST_BYTES`] is cut.
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
-        Self::masked(bytes, &[0xff; MOST_BYTES])
+        let mut this = Self::unknown(bytes.len());
+        let length = this.length;
+        this.value[..length].copy_from_slice(&bytes[..length]);
+        this.known[..length].fill(0xff);
+        this
     }
 
-    /// Bytes of which the bits in `known` are known. What is longer than [`MOST_BYTES`] is cut.
+    /// Bytes of which the bits in `known` are known; both have one length.
     pub(crate) fn masked(value: &[u8], known: &[u8]) -> Self {
         let mut this = Self::unknown(value.len());
         for (at, (value, known)) in value.iter().zip(known).enumerate().take(this.length) {
@@ -84,13 +88,43 @@ impl Known {
     /// A part of them; what lies behind their end is unknown.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
         let mut part = Self::unknown(length);
-        for at in 0..part.length {
-            if let Some(from) = offset.checked_add(at).filter(|from| *from < self.length) {
-                part.value[at] = self.value[from];
-                part.known[at] = self.known[from];
-            }
-        }
+        let from = offset.min(self.length);
+        let there = part.length.min(self.length - from);
+        part.value[..there].copy_from_slice(&self.value[from..from + there]);
+        part.known[..there].copy_from_slice(&self.known[from..from + there]);
         part
+    }
+
+    /// Whether the bytes from `offset` on, as far as `mask` has bits, are those of `bits`: 16 bytes at once.
+    pub(crate) fn equals_at(&self, offset: usize, bits: u128, mask: u128) -> Answer {
+        let window = |bytes: &[u8; MOST_BYTES]| {
+            let window = bytes.get(offset..offset + size_of::<u128>());
+            window.and_then(|window| window.try_into().ok())
+        };
+        let (Some(value), Some(known)) = (window(&self.value), window(&self.known)) else {
+            return Answer::Maybe;
+        };
+        let (value, known) = (
+            u128::from_ne_bytes(value),
+            u128::from_ne_bytes(known) & mask,
+        );
+        if (value ^ bits) & known != 0 {
+            Answer::No
+        } else if known == mask {
+            Answer::Yes
+        } else {
+            Answer::Maybe
+        }
+    }
+
+    /// Makes it the first bytes of two runs that may be too short.
+    pub(crate) fn set(&mut self, value: Option<&[u8]>, known: Option<&[u8]>, length: usize) {
+        *self = Self::unknown(length);
+        if let (Some(value), Some(known)) = (value, known) {
+            let there = self.length.min(value.len()).min(known.len());
+            self.value[..there].copy_from_slice(&value[..there]);
+            self.known[..there].copy_from_slice(&known[..there]);
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -137,6 +171,9 @@ impl Known {
 
     /// Whether they lie between two values, both included, as numbers in network order.
     pub(crate) fn lies_within(&self, from: &[u8], to: &[u8]) -> Answer {
+        if self.is_known() && from.len() == self.length && to.len() == self.length {
+            return (from <= self.value() && self.value() <= to).into();
+        }
         let (least, most) = (self.least(), self.most());
         let bound = |bytes: &[u8]| {
             let mut bound = [0; MOST_BYTES];

@@ -109,12 +109,17 @@ impl Hook {
 }
 
 /// The segments of a connection at a hook.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Segment<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) hook: Hook,
     /// Connection tracking has seen the segment by then, and knows the connection.
     pub(crate) is_tracked: bool,
+    /// The IP header. IPv4 options and IPv6 extension headers are not sent by TCP, so it has its least
+    /// length; filters see no fragments of TCP.
+    pub(crate) network_header: Known,
+    /// The TCP header, without options.
+    pub(crate) transport_header: Known,
 }
 
 /// `IPPROTO_TCP`.
@@ -136,11 +141,16 @@ impl<'a> Segment<'a> {
             Hook::Prerouting | Hook::Output => priority > CONNECTION_TRACKING,
             Hook::Input | Hook::Postrouting => true,
         };
-        Self {
+        let mut segment = Self {
             connection,
             hook,
             is_tracked: is_seen && connection.tracked,
-        }
+            network_header: Known::unknown(0),
+            transport_header: Known::unknown(0),
+        };
+        segment.network_header = segment.ip_header();
+        segment.transport_header = segment.tcp_header();
+        segment
     }
 
     pub(crate) fn family(&self) -> Family {
@@ -196,9 +206,7 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Bytes of the IP header. IPv4 options and IPv6 extension headers are not sent by TCP, so the
-    /// header has its least length; a fragment never reaches TCP's hooks as such.
-    pub(crate) fn network_header(&self, offset: usize, length: usize) -> Known {
+    fn ip_header(&self) -> Known {
         let (mut value, mut known) = ([0; 40], [0; 40]);
         let mut put = |at: usize, part: Known| {
             value[at..at + part.len()].copy_from_slice(part.value());
@@ -226,11 +234,10 @@ impl<'a> Segment<'a> {
                 40
             }
         };
-        Known::masked(&value[..header], &known[..header]).part(offset, length)
+        Known::masked(&value[..header], &known[..header])
     }
 
-    /// Bytes of the TCP header.
-    pub(crate) fn transport_header(&self, offset: usize, length: usize) -> Known {
+    fn tcp_header(&self) -> Known {
         let (mut value, mut known) = ([0; 20], [0; 20]);
         for (at, end) in [(0, self.source()), (2, self.destination())] {
             let port = Self::port(end);
@@ -238,7 +245,7 @@ impl<'a> Segment<'a> {
             known[at..at + 2].copy_from_slice(port.mask());
         }
         (value[13], known[13]) = TCP_FLAGS;
-        Known::masked(&value, &known).part(offset, length)
+        Known::masked(&value, &known)
     }
 
     pub(crate) fn in_device(&self) -> DeviceAt<'_> {

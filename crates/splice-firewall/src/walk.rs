@@ -4,7 +4,7 @@
 //! the walk goes on. So a chain comes to a set of [`Outcomes`], not to one.
 
 use crate::known::Answer;
-use crate::nft::Registers;
+use crate::nft::{Expression, Registers};
 use crate::rule::{Action, Base, Chain, Rule, Step, Table};
 use crate::segment::{Connection, Hook, Segment};
 use crate::verdict::{Place, Reason, RuleId, Verdict};
@@ -117,8 +117,10 @@ impl Walk<'_> {
             });
             return outcomes;
         };
+        let mut registers = Registers::new();
         for rule in &chain.rules {
-            if self.rule(chain, rule, depth, &mut outcomes) == After::Over {
+            let after = self.rule(chain, rule, depth, &mut registers, &mut outcomes);
+            if after == After::Over {
                 return outcomes;
             }
         }
@@ -126,8 +128,14 @@ impl Walk<'_> {
         outcomes
     }
 
-    fn rule(&self, chain: &Chain, rule: &Rule, depth: u32, outcomes: &mut Outcomes) -> After {
-        let mut registers = Registers::new();
+    fn rule(
+        &self,
+        chain: &Chain,
+        rule: &Rule,
+        depth: u32,
+        registers: &mut Registers,
+        outcomes: &mut Outcomes,
+    ) -> After {
         let mut matches = Answer::Yes;
         for step in &rule.steps {
             let leaves_open = matches!(step, Step::Act(Action::Limit(_) | Action::Opaque(_)));
@@ -139,8 +147,17 @@ impl Walk<'_> {
                         return after;
                     }
                 }
+                // Most steps are these.
+                Step::Nft(Expression::Ask {
+                    what,
+                    is_equal,
+                    value,
+                }) => {
+                    let answer = what.is(value, &self.segment).invert_if(!is_equal);
+                    matches = matches.and(answer);
+                }
                 Step::Nft(expression) => {
-                    let evaluated = expression.evaluate(&self.segment, &mut registers);
+                    let evaluated = expression.evaluate(&self.segment, registers);
                     for (answer, action) in &evaluated.actions {
                         let certain = matches.and(*answer);
                         let after = self.act(chain, rule, action, certain, depth, outcomes);

@@ -1,6 +1,6 @@
 //! What an expression says of a segment.
 
-use super::expression::{Comparison, Data, Expression, META_MARK, Source, Target};
+use super::expression::{Comparison, Data, Expression, META_MARK, Register, Short, Source, Target};
 use crate::known::{Answer, Known, MOST_BYTES};
 use crate::rule::Action;
 use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
@@ -13,7 +13,7 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// A rule begins with nothing in them that it could count on.
+    /// Nothing is in them. A rule reads only what it has set itself, so they may serve the next as well.
     pub(crate) fn new() -> Self {
         Self {
             value: [0; MOST_BYTES],
@@ -21,22 +21,29 @@ impl Registers {
         }
     }
 
-    fn get(&self, from: usize, length: usize) -> Known {
-        Known::masked(&self.value, &self.known).part(from, length)
+    fn get(&self, from: Register, length: usize) -> Known {
+        let from = usize::from(from);
+        let mut part = Known::unknown(0);
+        part.set(self.value.get(from..), self.known.get(from..), length);
+        part
     }
 
     /// A load fills whole registers of 4 bytes (`nft_reg_store8`, `_store16`).
-    fn set(&mut self, to: usize, value: &Known) {
-        for at in 0..value.len().next_multiple_of(4) {
-            let Some(slot) = self.value.get_mut(to + at) else {
-                return;
-            };
-            *slot = value.value().get(at).copied().unwrap_or(0);
-            self.known[to + at] = value.mask().get(at).copied().unwrap_or(0xff);
-        }
+    fn set(&mut self, to: Register, value: &Known) {
+        let to = usize::from(to);
+        let end = (to + value.len().next_multiple_of(4)).min(MOST_BYTES);
+        let length = value.len().min(end.saturating_sub(to));
+        let Some(filled) = to.checked_add(length).filter(|filled| *filled <= end) else {
+            return;
+        };
+        self.value[to..filled].copy_from_slice(&value.value()[..length]);
+        self.known[to..filled].copy_from_slice(&value.mask()[..length]);
+        self.value[filled..end].fill(0);
+        self.known[filled..end].fill(0xff);
     }
 
-    fn forget(&mut self, from: usize) {
+    fn forget(&mut self, from: Register) {
+        let from = usize::from(from);
         // How much the source fills is not known; no load fills more than 16 bytes.
         for at in from..(from + 16).min(MOST_BYTES) {
             (self.value[at], self.known[at]) = (0, 0);
@@ -63,6 +70,11 @@ impl Expression {
             Self::Compare { from, how, value } => {
                 compare(&registers.get(*from, value.len()), *how, value)
             }
+            Self::Ask {
+                what,
+                is_equal,
+                value,
+            } => what.is(value, segment).invert_if(!is_equal),
             Self::Range {
                 from,
                 low,
@@ -83,8 +95,8 @@ impl Expression {
                 length,
                 size,
             } => {
-                let value = registers.get(*from, *length);
-                registers.set(*to, &swapped(&value, *size));
+                let value = registers.get(*from, usize::from(*length));
+                registers.set(*to, &swapped(&value, usize::from(*size)));
                 Answer::Yes
             }
             Self::Lookup {
@@ -115,17 +127,7 @@ impl Expression {
                 }
                 hit.invert_if(*inverted)
             }
-            Self::Load { to, what } => match what.load(segment) {
-                Some(value) => {
-                    registers.set(*to, &value);
-                    Answer::Yes
-                }
-                // The kernel ends the rule where there is nothing to load.
-                None => {
-                    registers.forget(*to);
-                    Answer::Maybe
-                }
-            },
+            Self::Load { to, what } => what.load_into(registers, *to, segment),
             Self::Absent => Answer::No,
         };
         Evaluated { goes_on, actions }
@@ -225,12 +227,50 @@ fn protocol_family(segment: &Segment<'_>) -> u8 {
 }
 
 impl Source {
+    fn load_into(&self, registers: &mut Registers, to: Register, segment: &Segment<'_>) -> Answer {
+        match self.load(segment) {
+            Some(value) => {
+                registers.set(to, &value);
+                Answer::Yes
+            }
+            // The kernel ends the rule where there is nothing to load.
+            None => {
+                registers.forget(to);
+                Answer::Maybe
+            }
+        }
+    }
+
+    /// Whether it is these bytes.
+    pub(crate) fn is(&self, value: &Short, segment: &Segment<'_>) -> Answer {
+        let (header, offset) = match self {
+            Self::NetworkHeader { offset, .. } => (&segment.network_header, *offset),
+            Self::TransportHeader { offset, .. } => (&segment.transport_header, *offset),
+            Self::Meta(meta::NFPROTO) => {
+                return (value.bytes() == [protocol_family(segment)]).into();
+            }
+            Self::Meta(meta::L4PROTO) => return (value.bytes() == [TCP]).into(),
+            _ => {
+                return match self.load(segment) {
+                    Some(found) => found.part(0, value.bytes().len()).equals(value.bytes()),
+                    None => Answer::Maybe,
+                };
+            }
+        };
+        let (bits, mask) = value.bits();
+        header.equals_at(offset.into(), bits, mask)
+    }
+
     /// `None`: nothing is known, or there is nothing to load and the rule ends.
     fn load(&self, segment: &Segment<'_>) -> Option<Known> {
         Some(match self {
-            Self::NetworkHeader { offset, length } => segment.network_header(*offset, *length),
-            Self::TransportHeader { offset, length } => segment.transport_header(*offset, *length),
-            Self::Zero { length } => Known::bytes(&[0; MOST_BYTES][..*length]),
+            Self::NetworkHeader { offset, length } => segment
+                .network_header
+                .part((*offset).into(), (*length).into()),
+            Self::TransportHeader { offset, length } => segment
+                .transport_header
+                .part((*offset).into(), (*length).into()),
+            Self::Zero { length } => Known::bytes(&[0; MOST_BYTES][..usize::from(*length)]),
             Self::Meta(key) => return load_meta(*key, segment),
             Self::Ct {
                 key,
@@ -268,9 +308,9 @@ fn load_meta(key: u32, segment: &Segment<'_>) -> Option<Known> {
             DeviceAt::Known(device) => hardware(device),
             _ => return None,
         },
+        // `PACKET_HOST`: addressed to this host, or made here.
         meta::NFPROTO => Known::bytes(&[protocol_family(segment)]),
         meta::L4PROTO => Known::bytes(&[TCP]),
-        // `PACKET_HOST`: addressed to this host, or made here.
         meta::PKTTYPE => Known::bytes(&[0]),
         // What comes by IPsec or a VRF is not spliced.
         meta::SECPATH => Known::bytes(&[0]),

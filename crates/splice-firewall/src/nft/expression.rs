@@ -10,39 +10,68 @@ use crate::segment::Family;
 use crate::xt;
 
 /// The registers that data lies in, as an offset in bytes into all of them.
-pub(crate) type Register = usize;
+pub(crate) type Register = u8;
+
+/// Up to 16 bytes, kept where the expression is: a rule set is walked as fast as it comes out of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Short {
+    bytes: [u8; 16],
+    length: u8,
+}
+
+impl Short {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let mut short = Self {
+            bytes: [0; 16],
+            length: u8::try_from(bytes.len()).ok()?,
+        };
+        short.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(short)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    /// All of them at once, and which bits of that count.
+    pub(crate) fn bits(&self) -> (u128, u128) {
+        let mut mask = [0; 16];
+        mask[..usize::from(self.length)].fill(0xff);
+        (u128::from_ne_bytes(self.bytes), u128::from_ne_bytes(mask))
+    }
+}
 
 /// One expression of a rule, as far as it can matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Expression {
     /// Sets a register.
-    Immediate { to: Register, value: Vec<u8> },
+    Immediate { to: Register, value: Box<[u8]> },
     /// Goes on if a register compares so with a value.
     Compare {
         from: Register,
         how: Comparison,
-        value: Vec<u8>,
+        value: Box<[u8]>,
     },
     /// Goes on if a register lies within both values, or outside.
     Range {
         from: Register,
-        low: Vec<u8>,
-        high: Vec<u8>,
+        low: Box<[u8]>,
+        high: Box<[u8]>,
         inverted: bool,
     },
     /// `(from & and) ^ xor`.
     MaskXor {
         from: Register,
         to: Register,
-        and: Vec<u8>,
-        xor: Vec<u8>,
+        and: Box<[u8]>,
+        xor: Box<[u8]>,
     },
     /// Numbers of `size` bytes change their order.
     Swap {
         from: Register,
         to: Register,
-        length: usize,
-        size: usize,
+        length: u8,
+        size: u8,
     },
     /// Goes on if the set has the key, or has it not.
     Lookup {
@@ -54,8 +83,76 @@ pub(crate) enum Expression {
     },
     /// Loads something of the packet.
     Load { to: Register, what: Source },
+    /// A load and the comparison of what it loaded, which nothing else reads: most of all rules are made of
+    /// these, so they are one step ([`together`]).
+    Ask {
+        what: Source,
+        is_equal: bool,
+        value: Short,
+    },
     /// Goes on if a header is there that TCP segments do not have.
     Absent,
+}
+
+impl Expression {
+    /// The registers that it reads, as offset and length.
+    fn reads(&self) -> Option<(Register, usize)> {
+        match self {
+            Self::Compare { from, value, .. } => Some((*from, value.len())),
+            Self::Range { from, low, .. } => Some((*from, low.len())),
+            Self::MaskXor { from, and, .. } => Some((*from, and.len())),
+            Self::Swap { from, length, .. } => Some((*from, usize::from(*length))),
+            Self::Lookup { from, set, .. } => Some((*from, set.key_bytes)),
+            Self::Immediate { .. } | Self::Load { .. } | Self::Ask { .. } | Self::Absent => None,
+        }
+    }
+}
+
+/// Puts loads and comparisons of a rule together.
+pub(super) fn together(steps: Vec<Step>) -> Vec<Step> {
+    let mut together: Vec<Step> = Vec::with_capacity(steps.len());
+    let mut rest = steps.into_iter().peekable();
+    while let Some(step) = rest.next() {
+        let Step::Nft(Expression::Load { to, what }) = &step else {
+            together.push(step);
+            continue;
+        };
+        let asked = match rest.peek() {
+            Some(Step::Nft(Expression::Compare { from, how, value })) if from == to => match how {
+                Comparison::Equal => Short::of(value).map(|value| (true, value)),
+                Comparison::NotEqual => Short::of(value).map(|value| (false, value)),
+                _ => None,
+            },
+            _ => None,
+        };
+        // Until something else is loaded there.
+        let is_read_again = |length: usize| {
+            let mut later = rest.clone().skip(1).filter_map(|step| match step {
+                Step::Nft(later) => Some(later),
+                _ => None,
+            });
+            later.find_map(|later| {
+                let (from, read) = match later {
+                    Expression::Load { to: again, .. } if again == *to => return Some(false),
+                    later => later.reads()?,
+                };
+                let (from, to) = (usize::from(from), usize::from(*to));
+                (from < to + length && to < from + read).then_some(true)
+            }) == Some(true)
+        };
+        match asked {
+            Some((is_equal, value)) if !is_read_again(value.bytes().len()) => {
+                together.push(Step::Nft(Expression::Ask {
+                    what: what.clone(),
+                    is_equal,
+                    value,
+                }));
+                rest.next();
+            }
+            _ => together.push(step),
+        }
+    }
+    together
 }
 
 /// Where a map's data goes.
@@ -224,8 +321,8 @@ fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Opti
 fn register(number: u32) -> Option<Register> {
     match number {
         // NFT_REG_1 to NFT_REG_4 have 16 bytes, NFT_REG32_00 and on 4.
-        1..=4 => Some((number as usize - 1) * 16),
-        8..=23 => Some((number as usize - 8) * 4),
+        1..=4 => Some((number as u8 - 1) * 16),
+        8..=23 => Some((number as u8 - 8) * 4),
         _ => None,
     }
 }
@@ -265,8 +362,8 @@ pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data
     }))
 }
 
-fn value(attributes: Attributes<'_>, kind: u16) -> Option<Vec<u8>> {
-    Some(attributes.nested(kind)?.bytes(DATA_VALUE)?.to_vec())
+fn value(attributes: Attributes<'_>, kind: u16) -> Option<Box<[u8]>> {
+    Some(attributes.nested(kind)?.bytes(DATA_VALUE)?.into())
 }
 
 fn immediate(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
@@ -275,7 +372,7 @@ fn immediate(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<St
         Data::Verdict(action) => Step::Act(action),
         Data::Value(value) => Step::Nft(Expression::Immediate {
             to: register(to)?,
-            value,
+            value: value.into(),
         }),
     }])
 }
@@ -322,8 +419,8 @@ fn bitwise(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 }
 
 fn byteorder(attributes: Attributes<'_>) -> Option<Vec<Step>> {
-    let (length, size) = (attributes.u32(4)? as usize, attributes.u32(5)? as usize);
-    if !matches!(size, 2 | 4 | 8) || length > MOST_BYTES {
+    let (length, size) = (attributes.u32(4)? as u8, attributes.u32(5)? as u8);
+    if !matches!(size, 2 | 4 | 8) || usize::from(length) > MOST_BYTES {
         return None;
     }
     Some(vec![Step::Nft(Expression::Swap {
@@ -360,7 +457,9 @@ fn payload(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let Some(to) = attributes.u32(1) else {
         return Some(effect("changes the packet"));
     };
-    let (offset, length) = (attributes.u32(3)? as usize, attributes.u32(4)? as usize);
+    // The kernel takes no larger ones (`nft_payload_init`: u8).
+    let [offset, length] = [3, 4].map(|kind| attributes.u32(kind).and_then(|n| n.try_into().ok()));
+    let (offset, length) = (offset?, length?);
     let what = match attributes.u32(2)? {
         NETWORK_HEADER => Source::NetworkHeader { offset, length },
         TRANSPORT_HEADER => Source::TransportHeader { offset, length },

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(crate) use self::evaluate::Registers;
 pub(crate) use self::expression::Expression;
-use self::expression::{Data, Surroundings, data, decode};
+use self::expression::{Data, Surroundings, data, decode, together};
 use self::set::{Element, Set, Told};
 use crate::netlink::{Attributes, DumpError, Socket, string_attribute};
 use crate::rule::{Action, Base, Chain, Rule, Step, Table};
@@ -222,7 +222,7 @@ fn table(
             .collect();
         chain.rules.push(Rule {
             id: RuleId::Handle(handle),
-            steps,
+            steps: together(steps),
         });
     }
     Ok(Table {

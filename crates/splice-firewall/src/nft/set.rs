@@ -108,7 +108,8 @@ impl Set {
                 }
             }
             Elements::Ranges(elements) if key.is_known() => {
-                let behind = elements.partition_point(|element| element.from <= key.value().into());
+                let behind =
+                    elements.partition_point(|element| element.from.as_slice() <= key.value());
                 if let Some(element) = behind.checked_sub(1).and_then(|at| elements.get(at)) {
                     consider(key.lies_within(&element.from, &element.to), element);
                 }

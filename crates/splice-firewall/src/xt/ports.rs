@@ -45,7 +45,8 @@ impl Tcp {
         let source = self.source.has(segment.source());
         let destination = self.destination.has(segment.destination());
         let flags = segment
-            .transport_header(FLAGS_OFFSET, 1)
+            .transport_header
+            .part(FLAGS_OFFSET, 1)
             .and_xor(&[self.flags_mask], &[0])
             .equals(&[self.flags]);
         // Which options a segment has is not known, nor does the inversion help.

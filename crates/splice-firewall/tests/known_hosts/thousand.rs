@@ -1,6 +1,9 @@
 //! A rule set to measure with.
 
 use std::fmt::Write;
+use std::time::Instant;
+
+use splice_firewall::{Filters, Verdict};
 
 /// A thousand rules for `nft -f` that a connection between 198.18.1.2 and port 8080 of 198.18.1.1 all
 /// passes, and most of which it has to be compared with: by port, by address, by device, by set, and in
@@ -65,4 +68,40 @@ fn there_are_a_thousand_and_they_load() {
     };
     assert_eq!(listed.lines().filter(is_rule).count(), 1000);
     crate::verdict::is_as_expected_for("thousand rules", &fixture);
+}
+
+/// `cargo test --release -p splice-firewall --test known_hosts -- --ignored --nocapture cost`
+#[test]
+#[ignore = "a figure: what a pair pays for being judged by a thousand rules"]
+fn the_cost_of_a_judgement() {
+    const JUDGEMENTS: u32 = 1000;
+    const ROUNDS: u32 = 20;
+    let text = format!(
+        "expect accepted 198.18.1.2:50000 -> 198.18.1.1:8080 on eth0: accepts\n[nft]\n{}",
+        thousand_rules()
+    );
+    let fixture = crate::fixture::Fixture::parse(&text);
+    let host = crate::host::Host::new(&fixture);
+    host.load_all(&fixture, crate::fixture::Backend::Nft);
+    let measure = || {
+        let before = Instant::now();
+        let filters = Filters::read().expect("the rules");
+        println!("to read them takes {:?}", before.elapsed());
+        let connection = fixture.expectations[0].connection(1);
+        let of_round = |_| {
+            let before = Instant::now();
+            for _ in 0..JUDGEMENTS {
+                assert_eq!(filters.judge(&connection), Verdict::Accepts);
+            }
+            before.elapsed() / JUDGEMENTS
+        };
+        let mut rounds: Vec<_> = (0..ROUNDS).map(of_round).collect();
+        rounds.sort();
+        println!(
+            "to judge one connection takes {:?} (median), {:?} at best",
+            rounds[rounds.len() / 2],
+            rounds[0]
+        );
+    };
+    host.namespace.enter(measure).expect("entered");
 }
