@@ -223,7 +223,7 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
         let verdict = firewall::judge(&firewall::Connection::any(family));
         match verdict {
             Ok(firewall::Verdict::Accepts) => None,
-            Ok(firewall::Verdict::Stops(why)) => Some(format!("no connection: {why}")),
+            Ok(firewall::Verdict::Stops(why)) => Some(format!("all connections: {why}")),
             Ok(firewall::Verdict::Unknown(why)) => Some(format!("some connections: {why}")),
             Err(error) => Some(format!("all connections: {error}")),
         }

@@ -68,11 +68,11 @@ fn tell(connection: &Connection) {
     match judge(connection) {
         Ok(Verdict::Accepts) => {}
         Ok(Verdict::Stops(why)) => tracing::warn!(
-            "segment is not used for connections with {whom}: the packet filter {why}; --bypass-firewall \
-             overrides that"
+            "segment is not used for connections with {whom}, since the packet filters would stop them: \
+             {why}; --bypass-firewall overrides that"
         ),
         Ok(Verdict::Unknown(why)) => tracing::info!(
-            "segment may not be used for all connections with {whom}: the packet filter {why}"
+            "segment may not be used for all connections with {whom}, for the packet filters' sake: {why}"
         ),
         // Then the engine cannot be used, which is said elsewhere.
         Err(error) => tracing::debug!("{error}"),

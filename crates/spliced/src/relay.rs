@@ -262,9 +262,12 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
     }
     if let Goal::Target(target) = &relay.goal
         && relay.may_segment()
-        && !relay.options.bypass_firewall
     {
-        firewall::tell_what_is_kept_back(&listening.places, &target.places());
+        if relay.options.bypass_firewall {
+            tracing::info!("spliced connections bypass the packet filters of this host");
+        } else {
+            firewall::tell_what_is_kept_back(&listening.places, &target.places());
+        }
     }
 
     let drained = match next_event(&events, None, log.as_ref()) {

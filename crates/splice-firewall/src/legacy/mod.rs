@@ -119,7 +119,10 @@ fn list(file: &File) -> io::Result<String> {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::List(path, error) => write!(f, "cannot read {path}: {error}; this needs root"),
+            Self::List(path, error) => write!(
+                f,
+                "cannot read {path}: {error}; this needs root or CAP_DAC_READ_SEARCH"
+            ),
             Self::Table(program, table, error) => write!(
                 f,
                 "cannot read the {program} table {table}: {error}; this needs CAP_NET_ADMIN"

@@ -47,9 +47,9 @@ impl Segment {
                 connection.accepted = known & tracked::OPENED_HERE == 0;
             }
         };
-        let pass = firewall.admit([a, b], ask_tracking, waker).map_err(|why| {
-            Obstacle::Refused(format!("the packet filter {why}; {REMEDY}").into())
-        })?;
+        let pass = firewall
+            .admit([a, b], ask_tracking, waker)
+            .map_err(|why| Obstacle::Refused(format!("packet filters: {why}; {REMEDY}").into()))?;
         self.pass = Some(pass);
         Ok(())
     }
@@ -58,10 +58,10 @@ impl Segment {
     pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
         match self.pass.as_ref()?.standing() {
             Standing::Revoked(why) if has_taken => {
-                Some(Turn::Filtered(format!("the packet filter {why}").into()))
+                Some(Turn::Filtered(format!("packet filters: {why}").into()))
             }
             Standing::Revoked(why) | Standing::Doubtful(why) if !has_taken => Some(Turn::Refused(
-                format!("segment: the packet filter {why}; {REMEDY}").into(),
+                format!("segment: packet filters: {why}; {REMEDY}").into(),
             )),
             _ => None,
         }
@@ -69,7 +69,8 @@ impl Segment {
 }
 
 /// What to do where the filters are in the way.
-const REMEDY: &str = "change it, or bypass the firewall knowingly";
+const REMEDY: &str =
+    "change that, or bypass them knowingly (--bypass-firewall, Options::bypass_firewall)";
 
 fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection {
     let end = |address: SocketAddr| End {
