@@ -91,14 +91,17 @@ impl Reader {
         names.tables().map_err(|error| error.to_string())
     }
 
-    /// The same filters with what has changed since, `None` if nothing has. It costs little where there
-    /// are no tables of iptables-legacy.
+    /// The same filters with what has changed since, `None` if nothing has. Where [`Changes`] has not told of
+    /// any, only iptables-legacy is looked at, which costs little where it has no tables.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_again(&mut self, filters: &Filters) -> Result<Option<Filters>, ReadError> {
-        let generation = nft::generation(&mut self.rules)?;
-        let is_old = generation != filters.nft.generation;
+    pub fn read_again(
+        &mut self,
+        filters: &Filters,
+        told: bool,
+    ) -> Result<Option<Filters>, ReadError> {
+        let is_old = told && nft::generation(&mut self.rules)? != filters.nft.generation;
         let legacy = self.legacy();
         if !is_old && legacy == filters.legacy {
             return Ok(None);

@@ -1,22 +1,19 @@
 //! What the packet filters of this host mean for a relay, told at its start.
 
 use std::net::SocketAddr;
-use std::thread;
 
 use splice::firewall::{Connection, End, Family, Verdict, judge};
 
 use crate::place::Place;
 
-/// Tells, from a thread of its own, why some or all connections are not going to be spliced. It takes a tenth
-/// of a second, which nobody shall wait for.
+/// Tells why some or all connections are not going to be spliced. Reading the rules takes some milliseconds.
 pub(crate) fn tell_what_is_kept_back(listening: &[Place], targets: &[Place]) {
     let clients = listening.iter().filter_map(inet).map(of_clients);
     let servers = targets.iter().filter_map(inet).map(of_server);
-    let connections: Vec<_> = clients.flatten().chain(servers).collect();
-    // Nobody waits for it, and without it nothing is missing but words.
-    let _ = thread::Builder::new()
-        .name("filters".into())
-        .spawn(move || connections.iter().for_each(tell));
+    clients
+        .flatten()
+        .chain(servers)
+        .for_each(|connection| tell(&connection));
 }
 
 fn inet(place: &Place) -> Option<SocketAddr> {

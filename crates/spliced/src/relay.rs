@@ -252,14 +252,6 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
         .into_iter()
         .map(|sockets| Worker::start(sockets, listening.shared, &relay, plan.busy_poll, &sender))
         .collect::<Result<Vec<_>>>()?;
-    for place in &listening.places {
-        match &relay.goal {
-            Goal::Target(target) => {
-                tracing::info!("listening on {place}, relaying to {}", target.address);
-            }
-            Goal::Client => tracing::info!("listening on {place}, giving back what comes"),
-        }
-    }
     if let Goal::Target(target) = &relay.goal
         && relay.may_segment()
     {
@@ -269,7 +261,14 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
             firewall::tell_what_is_kept_back(&listening.places, &target.places());
         }
     }
-
+    for place in &listening.places {
+        match &relay.goal {
+            Goal::Target(target) => {
+                tracing::info!("listening on {place}, relaying to {}", target.address);
+            }
+            Goal::Client => tracing::info!("listening on {place}, giving back what comes"),
+        }
+    }
     let drained = match next_event(&events, None, log.as_ref()) {
         Some(Event::LoopFailed(error)) => Err(error),
         _ => drain(&relay, &workers, &sender, &events, plan.life.drain_timeout),

@@ -258,19 +258,17 @@ impl Source {
             }
         };
         let (bits, mask) = value.bits();
-        header.equals_at(offset.into(), bits, mask)
+        header.equals_at(offset, bits, mask)
     }
 
     /// `None`: nothing is known, or there is nothing to load and the rule ends.
     fn load(&self, segment: &Segment<'_>) -> Option<Known> {
         Some(match self {
-            Self::NetworkHeader { offset, length } => segment
-                .network_header
-                .part((*offset).into(), (*length).into()),
-            Self::TransportHeader { offset, length } => segment
-                .transport_header
-                .part((*offset).into(), (*length).into()),
-            Self::Zero { length } => Known::bytes(&[0; MOST_BYTES][..usize::from(*length)]),
+            Self::NetworkHeader { offset, length } => segment.network_header.part(*offset, *length),
+            Self::TransportHeader { offset, length } => {
+                segment.transport_header.part(*offset, *length)
+            }
+            Self::Zero { length } => Known::bytes(&[0; MOST_BYTES][..*length]),
             Self::Meta(key) => return load_meta(*key, segment),
             Self::Ct {
                 key,

@@ -61,11 +61,11 @@ impl Watch {
     fn run(mut self, firewall: &Weak<Firewall>) {
         let mut filters = self.first.clone();
         let mut doubtful = 0;
-        while self.waits(LOOK_EVERY) {
-            // What was heard is in the next answer; whether anything was heard does not matter.
-            let _ = self.changes.any();
+        while let Some(told) = self.waits(LOOK_EVERY) {
+            // A socket that has failed tells of nothing any more.
+            let told = told && self.changes.any().unwrap_or(true);
             let began = Instant::now();
-            let read = self.read_again(&filters);
+            let read = self.read_again(&filters, told);
             let rest = (began.elapsed() * REST_FACTOR).min(LONGEST_REST);
             let Some(firewall) = firewall.upgrade() else {
                 return;
@@ -91,9 +91,10 @@ impl Watch {
     fn read_again(
         &mut self,
         filters: &std::result::Result<Filters, String>,
+        told: bool,
     ) -> Option<std::result::Result<Filters, String>> {
         let now = match (filters, &mut self.reader) {
-            (Ok(filters), Some(reader)) => match reader.read_again(filters) {
+            (Ok(filters), Some(reader)) => match reader.read_again(filters, told) {
                 Ok(None) => return None,
                 Ok(Some(filters)) => Ok(filters),
                 Err(error) => Err(error.to_string()),
@@ -103,30 +104,33 @@ impl Watch {
         (now != *filters).then_some(now)
     }
 
-    /// Waits for a change, or this long; false when it is time to stop.
-    fn waits(&self, time: Duration) -> bool {
-        self.polls(
-            &mut [
-                PollFd::new(&self.stop, PollFlags::IN),
-                PollFd::new(&self.changes, PollFlags::IN),
-            ],
-            time,
-        )
+    /// Waits for a change, or this long: whether one was told of; `None` when it is time to stop.
+    fn waits(&self, time: Duration) -> Option<bool> {
+        let mut fds = [
+            PollFd::new(&self.stop, PollFlags::IN),
+            PollFd::new(&self.changes, PollFlags::IN),
+        ];
+        polls(&mut fds, time);
+        fds[0]
+            .revents()
+            .is_empty()
+            .then(|| !fds[1].revents().is_empty())
     }
 
     fn rests(&self, time: Duration) -> bool {
-        self.polls(&mut [PollFd::new(&self.stop, PollFlags::IN)], time)
-    }
-
-    fn polls(&self, fds: &mut [PollFd<'_>], time: Duration) -> bool {
-        let timeout = Timespec {
-            tv_sec: time.as_secs() as i64,
-            tv_nsec: time.subsec_nanos().into(),
-        };
-        // Interrupted or not, a look does no harm.
-        let _ = poll(fds, Some(&timeout));
+        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+        polls(&mut fds, time);
         fds[0].revents().is_empty()
     }
+}
+
+fn polls(fds: &mut [PollFd<'_>], time: Duration) {
+    let timeout = Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // Interrupted or not, a look does no harm.
+    let _ = poll(fds, Some(&timeout));
 }
 
 fn tell(change: &Change, doubtful_before: usize) {
