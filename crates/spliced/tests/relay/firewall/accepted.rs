@@ -1,6 +1,6 @@
 //! Rules that let established connections through, as most hosts have them.
 
-use super::host::{CLIENT_PORT, Host, can_filter};
+use super::host::{CLIENT_PORT, Host, IPV4, IPV6, can_filter, iptables};
 
 /// A host that lets in its service and what belongs to its own connections.
 const SERVER: &str = "table inet filter {
@@ -70,6 +70,40 @@ fn pairs_that_the_filters_let_through_are_spliced() {
         let entry = host.entry(CLIENT_PORT);
         assert_eq!(entry["engine"], "segment", "{entry}");
         assert_eq!(entry["outcome"], "end of stream", "{entry}");
+    }
+}
+
+#[test]
+fn pairs_that_iptables_lets_through_are_spliced() {
+    const RULES: [&str; 6] = [
+        "-A INPUT -i lo -j ACCEPT",
+        "-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-A INPUT -p tcp -m multiport --dports 22,8080 -m comment --comment service -j ACCEPT",
+        "-A INPUT -p tcp -j REJECT",
+        "-P INPUT DROP",
+        "-P FORWARD DROP",
+    ];
+    if !can_filter() {
+        return;
+    }
+    for (ips, programs) in [
+        (IPV4, ["iptables-nft", "iptables-legacy"]),
+        (IPV6, ["ip6tables-nft", "ip6tables-legacy"]),
+    ] {
+        for program in programs {
+            // What finds neighbours is no TCP.
+            let icmp = "-I INPUT ! -p tcp -j ACCEPT";
+            let prepare = |lab: &_| {
+                for rule in RULES.iter().chain([&icmp]) {
+                    iptables(lab, program, rule);
+                }
+            };
+            let host = Host::prepared(ips, prepare, &["--engine", "segment"]);
+            host.spliced(CLIENT_PORT, &[]).end();
+            let entry = host.entry(CLIENT_PORT);
+            assert_eq!(entry["engine"], "segment", "{entry}");
+            assert_eq!(entry["outcome"], "end of stream", "{entry}");
+        }
     }
 }
 

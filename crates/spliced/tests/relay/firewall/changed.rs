@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use netlab::Lab;
 
-use super::host::{CLIENT_PORT, Host, PORT, Pair, SERVER_PORT, can_filter};
+use super::host::{CLIENT_PORT, Host, IPV6, PORT, Pair, SERVER_PORT, can_filter, iptables};
 use crate::patience::until;
 
 /// A chain that drops all segments with one port of the client.
@@ -106,8 +106,8 @@ fn pairs_are_reset(engine: &str) {
     // These change without a word.
     let port = CLIENT_PORT + 1000;
     let pair = host.spliced(port, &[&other]);
-    let sport = port.to_string();
-    host.iptables_legacy(&["-A", "INPUT", "-p", "tcp", "--sport", &sport, "-j", "DROP"]);
+    let rule = format!("-A INPUT -p tcp --sport {port} -j DROP");
+    iptables(&host.lab, "iptables-legacy", &rule);
     pair.far.expect_reset();
     pair.near.expect_reset();
     expect_stopped(&host, port, "iptables filter INPUT rule 1 drops");
@@ -124,6 +124,33 @@ fn pairs_of_auto_that_new_rules_would_stop_are_reset() {
 #[test]
 fn pairs_of_segment_that_new_rules_would_stop_are_reset() {
     pairs_are_reset("segment");
+}
+
+#[test]
+fn pairs_over_ipv6_that_new_rules_would_stop_are_reset() {
+    if !can_filter() {
+        return;
+    }
+    let host = Host::prepared(IPV6, |_| {}, &["--engine", "segment"]);
+    let [nft, legacy] = [CLIENT_PORT, CLIENT_PORT + 1];
+    let pair = host.spliced(nft, &[]);
+    // The rules of IPv4 are not asked.
+    iptables(
+        &host.lab,
+        "iptables-legacy",
+        &format!("-A INPUT -p tcp --sport {nft} -j DROP"),
+    );
+    host.nft(&Chain::dropping("ip", "input priority 0", "sport").rules("v4", nft));
+    host.nft(&Chain::dropping("ip6", "input priority 0", "sport").rules("v6", nft));
+    pair.near.expect_reset();
+    pair.far.expect_reset();
+    expect_stopped(&host, nft, "ip6 v6 c handle 2 drops");
+
+    let pair = host.spliced(legacy, &[]);
+    let rule = format!("-A OUTPUT -p tcp --dport {legacy} -j REJECT");
+    iptables(&host.lab, "ip6tables-legacy", &rule);
+    pair.far.expect_reset();
+    expect_stopped(&host, legacy, "ip6tables filter OUTPUT rule 1 rejects");
 }
 
 /// The relay's connection to its target counts as much as the client's.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use netlab::{Lab, Need, available};
@@ -24,7 +24,28 @@ pub(super) struct Host {
     pub(super) hop: Hop,
     server: Server,
     pub(super) lab: Lab,
+    ips: Ips,
 }
+
+/// Where the three are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ips {
+    client: IpAddr,
+    relay: IpAddr,
+    server: IpAddr,
+}
+
+pub(super) const IPV4: Ips = Ips {
+    client: IpAddr::V4(Lab::CLIENT_V4),
+    relay: IpAddr::V4(Lab::RELAY_V4),
+    server: IpAddr::V4(Lab::SERVER_V4),
+};
+
+pub(super) const IPV6: Ips = Ips {
+    client: IpAddr::V6(Lab::CLIENT_V6),
+    relay: IpAddr::V6(Lab::RELAY_V6),
+    server: IpAddr::V6(Lab::SERVER_V6),
+};
 
 /// A connection through the relay, both ends.
 #[derive(Debug)]
@@ -60,31 +81,35 @@ pub(super) fn run(program: &str, arguments: &[&str], input: &str) -> String {
 impl Host {
     /// A relay with these options on a host without any rules.
     pub(super) fn with(options: &[&str]) -> Self {
-        Self::under("", options)
+        Self::prepared(IPV4, |_| {}, options)
     }
 
     /// The same on a host that has these rules of nftables from the start.
     pub(super) fn under(rules: &str, options: &[&str]) -> Self {
+        Self::prepared(IPV4, |lab| load(lab, rules), options)
+    }
+
+    /// The same after this was done.
+    pub(super) fn prepared(ips: Ips, prepare: impl FnOnce(&Lab), options: &[&str]) -> Self {
         let lab = Lab::new().expect("a lab");
-        load(&lab, rules);
-        let server =
-            Server::in_namespace(lab.server(), &format!("{}:{SERVER_PORT}", Lab::SERVER_V4));
-        let listen = format!("{}:{PORT}", Lab::RELAY_V4);
+        prepare(&lab);
+        let server = SocketAddr::from((ips.server, SERVER_PORT)).to_string();
+        let server = Server::in_namespace(lab.server(), &server);
+        let listen = SocketAddr::from((ips.relay, PORT)).to_string();
         // One thread: its pairs are tried in the order in which they came.
         let options = [&["--threads", "1"], options].concat();
         let hop = Hop::with_options(lab.relay(), &listen, &server.address, &options);
-        Self { hop, server, lab }
+        Self {
+            hop,
+            server,
+            lab,
+            ips,
+        }
     }
 
     /// Loads rules of nftables beside those that there are.
     pub(super) fn nft(&self, rules: &str) {
         load(&self.lab, rules);
-    }
-
-    pub(super) fn iptables_legacy(&self, arguments: &[&str]) {
-        let program = "iptables-legacy";
-        let run = || run(program, arguments, "");
-        self.lab.relay().enter(run).expect("entered");
     }
 
     /// The handle of the only rule with these words.
@@ -108,10 +133,14 @@ impl Host {
 
     /// As [`connect`](Self::connect), and nobody has accepted it.
     pub(super) fn client(&self, port: u16) -> Peer {
-        let from = SocketAddr::from((Lab::CLIENT_V4, port));
-        let to = SocketAddr::from((Lab::RELAY_V4, PORT));
+        let from = SocketAddr::from((self.ips.client, port));
+        let to = SocketAddr::from((self.ips.relay, PORT));
         let connected = || {
-            let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+            let kind = SocketType::STREAM;
+            let family = match from {
+                SocketAddr::V4(_) => AddressFamily::INET,
+                SocketAddr::V6(_) => AddressFamily::INET6,
+            };
             let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
             bind(&socket, &from).expect("bind");
             connect(&socket, &to).expect("connect");
@@ -139,7 +168,7 @@ impl Host {
 
     /// Waits for the entry of the connection from this port.
     pub(super) fn entry(&self, port: u16) -> Value {
-        let client = format!("{}:{port}", Lab::CLIENT_V4);
+        let client = SocketAddr::from((self.ips.client, port)).to_string();
         until_found("the connection is in the access log", || {
             let entries = self.hop.entries().into_iter();
             entries.into_iter().find(|entry| entry["client"] == *client)
@@ -168,6 +197,13 @@ impl Host {
             .filter_map(|stat| stat.split(' ').next()?.parse::<u64>().ok())
             .sum()
     }
+}
+
+/// Runs one of the programs of iptables on the relay's host.
+pub(super) fn iptables(lab: &Lab, program: &str, arguments: &str) {
+    let arguments: Vec<_> = arguments.split(' ').collect();
+    let run = || run(program, &arguments, "");
+    lab.relay().enter(run).expect("entered");
 }
 
 fn load(lab: &Lab, rules: &str) {
