@@ -5,12 +5,13 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
-use netlab::{Lab, Need, available};
+use netlab::{Lab, Namespace, Need, available};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use serde_json::Value;
 
 use crate::patience::until_found;
 use crate::peer::Peer;
+use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 use crate::server::Server;
 
@@ -91,14 +92,28 @@ impl Host {
 
     /// The same after this was done.
     pub(super) fn prepared(ips: Ips, prepare: impl FnOnce(&Lab), options: &[&str]) -> Self {
+        Self::by(ips, prepare, |namespace| namespace.command(BINARY), options)
+    }
+
+    /// The same by a command that becomes `spliced` with the arguments that are added.
+    pub(super) fn by(
+        ips: Ips,
+        prepare: impl FnOnce(&Lab),
+        command: impl FnOnce(&Namespace) -> Command,
+        options: &[&str],
+    ) -> Self {
         let lab = Lab::new().expect("a lab");
         prepare(&lab);
         let server = SocketAddr::from((ips.server, SERVER_PORT)).to_string();
         let server = Server::in_namespace(lab.server(), &server);
         let listen = SocketAddr::from((ips.relay, PORT)).to_string();
-        // One thread: its pairs are tried in the order in which they came.
-        let options = [&["--threads", "1"], options].concat();
-        let hop = Hop::with_options(lab.relay(), &listen, &server.address, &options);
+        let mut command = command(lab.relay());
+        command
+            .args(["relay", &listen, &server.address])
+            // Its pairs are tried in the order in which they came.
+            .args(["--threads", "1"])
+            .args(options);
+        let hop = Hop::spawn(&mut command);
         Self {
             hop,
             server,
@@ -206,7 +221,7 @@ pub(super) fn iptables(lab: &Lab, program: &str, arguments: &str) {
     lab.relay().enter(run).expect("entered");
 }
 
-fn load(lab: &Lab, rules: &str) {
+pub(super) fn load(lab: &Lab, rules: &str) {
     let load = || run("nft", &["-f", "-"], rules);
     lab.relay().enter(load).expect("entered");
 }

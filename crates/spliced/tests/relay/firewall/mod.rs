@@ -5,4 +5,5 @@ mod changed;
 mod churn;
 mod host;
 mod kept_back;
+mod rights;
 mod told;

@@ -1,7 +1,10 @@
 //! A running `spliced relay --engine segment` in a network namespace, and the proof that the kernel
 //! did the work.
 
+use std::fs::{self, Permissions};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::thread;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
@@ -42,25 +45,22 @@ pub(crate) struct Passed {
 
 impl Hop {
     pub(crate) fn in_namespace(namespace: &Namespace, listen: &str, target: &str) -> Self {
-        Self::with_options(namespace, listen, target, &["--engine", "segment"])
+        let mut command = namespace.command(BINARY);
+        command.args(["relay", listen, target, "--engine", "segment"]);
+        Self::spawn(&mut command)
     }
 
-    pub(crate) fn with_options(
-        namespace: &Namespace,
-        listen: &str,
-        target: &str,
-        options: &[&str],
-    ) -> Self {
+    /// By a command that becomes a relay, whoever runs it.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         let scratch = Scratch::new("hop").expect("a directory");
+        let everybody = Permissions::from_mode(0o777);
+        fs::set_permissions(scratch.path(), everybody).expect("its mode");
         let log = Log::below(&scratch);
-        let mut command = namespace.command(BINARY);
         command
-            .args(["relay", listen, target])
-            .args(options)
             .args(["--access-log", &log.path])
             .env_remove("SPLICED_LOG");
         Self {
-            relay: Relay::spawn(&mut command),
+            relay: Relay::spawn(command),
             log,
             _scratch: scratch,
         }
