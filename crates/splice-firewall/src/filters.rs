@@ -39,11 +39,11 @@ pub struct ReadError(io::Error);
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "cannot read the rules of nftables: {}; this needs CAP_NET_ADMIN",
-            self.0
-        )
+        write!(f, "cannot read the rules of nftables: {}", self.0)?;
+        match self.0.kind() {
+            io::ErrorKind::PermissionDenied => f.write_str("; this needs CAP_NET_ADMIN"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -197,5 +197,21 @@ impl Filters {
                 _ => unknown.to_string(),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_may_not_read_is_told_of_the_capability() {
+        let said = |error| ReadError::from(error).to_string();
+        let forbidden = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(said(DumpError::System(forbidden)).ends_with("this needs CAP_NET_ADMIN"));
+        assert_eq!(
+            said(DumpError::Changed),
+            "cannot read the rules of nftables: they change faster than they can be read"
+        );
     }
 }

@@ -71,16 +71,18 @@ impl Watch {
                 return;
             };
             let known = firewall.known();
+            let has_changed = read.is_some() || firewall.has_other_hooks(&known);
             if let Some(read) = read {
                 filters = read;
-            } else if !firewall.has_other_hooks(&known) {
-                continue;
             }
-            let change = firewall.change(Known::new(filters.clone()));
+            let change = has_changed.then(|| firewall.change(Known::new(filters.clone())));
             // The last to hold it may be this thread.
             drop((known, firewall));
-            tell(&change, doubtful);
-            doubtful = change.doubtful;
+            if let Some(change) = change {
+                tell(&change, doubtful);
+                doubtful = change.doubtful;
+            }
+            // Also where nothing is new: rules that change too fast to be read are so each time.
             if !self.rests(rest) {
                 return;
             }

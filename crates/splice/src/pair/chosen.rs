@@ -121,7 +121,11 @@ impl Pair {
                 why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
             },
             (None, Some(why)) if !piped => Chosen { name, why },
-            (None, _) if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
+            (None, Some(why)) if !by_name => Chosen {
+                name,
+                why: format!("a direction moved bulk; {why}").into(),
+            },
+            (None, None) if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
             // Before its first turn a pair has no engine yet.
             (None, _) if self.kernel.is_some() || kernel_by_name => {
                 Chosen::new(name, "no engine in the kernel has taken it yet")

@@ -19,6 +19,7 @@ mod system_calls;
 mod access_log;
 mod doctor;
 mod echo;
+mod firewall;
 mod flow;
 mod itself;
 mod listening;

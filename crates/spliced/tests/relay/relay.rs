@@ -302,6 +302,19 @@ impl Relay {
         tasks.iter().filter_map(|id| id.parse().ok()).collect()
     }
 
+    /// The numbers of its threads that have another name.
+    pub(crate) fn threads_but(&self, name: &str) -> Vec<i32> {
+        let id = self.process.id();
+        let has_it = |thread: &i32| {
+            // It may have ended meanwhile.
+            fs::read_to_string(format!("/proc/{id}/task/{thread}/comm"))
+                .is_ok_and(|found| found.trim_end() == name)
+        };
+        let mut threads = self.threads();
+        threads.retain(|thread| !has_it(thread));
+        threads
+    }
+
     /// What the kernel tells of each of its descriptors.
     pub(crate) fn descriptor_infos(&self) -> Vec<String> {
         self.entries("fdinfo")

@@ -1,12 +1,16 @@
 //! A running `spliced relay --engine segment` in a network namespace, and the proof that the kernel
 //! did the work.
 
+use std::fs::{self, Permissions};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::thread;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{Namespace, Scratch};
+use serde_json::Value;
 
 use crate::log::Log;
 use crate::patience::{until, until_found};
@@ -41,15 +45,22 @@ pub(crate) struct Passed {
 
 impl Hop {
     pub(crate) fn in_namespace(namespace: &Namespace, listen: &str, target: &str) -> Self {
-        let scratch = Scratch::new("hop").expect("a directory");
-        let log = Log::below(&scratch);
         let mut command = namespace.command(BINARY);
+        command.args(["relay", listen, target, "--engine", "segment"]);
+        Self::spawn(&mut command)
+    }
+
+    /// By a command that becomes a relay, whoever runs it.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let scratch = Scratch::new("hop").expect("a directory");
+        let everybody = Permissions::from_mode(0o777);
+        fs::set_permissions(scratch.path(), everybody).expect("its mode");
+        let log = Log::below(&scratch);
         command
-            .args(["relay", listen, target, "--engine", "segment"])
             .args(["--access-log", &log.path])
             .env_remove("SPLICED_LOG");
         Self {
-            relay: Relay::spawn(&mut command),
+            relay: Relay::spawn(command),
             log,
             _scratch: scratch,
         }
@@ -61,7 +72,12 @@ impl Hop {
 
     /// How many connections have ended.
     pub(crate) fn connections(&self) -> usize {
-        self.log.entries().len()
+        self.entries().len()
+    }
+
+    /// Its access log so far.
+    pub(crate) fn entries(&self) -> Vec<Value> {
+        self.log.entries()
     }
 
     /// Has it serve a connection to its target, with which its program comes to stand on lo.
@@ -142,7 +158,9 @@ impl Hop {
     /// All slots by one call: slot by slot a look takes so long, on a machine at work, that the
     /// connections it is for may have ended meanwhile.
     fn flows(&self) -> Vec<Vec<u8>> {
-        let map = self.table();
+        let Some(map) = self.table() else {
+            return Vec::new();
+        };
         let all = map.max_entries();
         let slots = map.lookup_batch(all, MapFlags::ANY, MapFlags::ANY);
         let flows: Vec<_> = slots.expect("an array").map(|(_, flow)| flow).collect();
@@ -151,8 +169,9 @@ impl Hop {
     }
 
     /// Its table of flows: of the maps of its programs, which the kernel tells with the process's
-    /// descriptors, the one with values of that size.
-    fn table(&self) -> MapHandle {
+    /// descriptors, the one with values of that size. With `auto` there is none until a pair has asked
+    /// for the engine.
+    fn table(&self) -> Option<MapHandle> {
         let infos = self.relay.descriptor_infos();
         let ids: Vec<u32> = infos
             .iter()
@@ -165,7 +184,6 @@ impl Hop {
             .flat_map(|program| program.map_ids)
             .filter_map(|id| MapHandle::from_map_id(id).ok())
             .find(|map| map.value_size() as usize == FLOW_BYTES)
-            .expect("the relay has a table of flows")
     }
 }
 

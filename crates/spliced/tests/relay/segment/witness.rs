@@ -14,13 +14,13 @@ const CARRYING: [&str; 7] = [
 pub(crate) struct Witness(Vec<SystemCalls>);
 
 impl Witness {
-    /// Of all threads of the relay, from the moment on at which it has so many connections and all
+    /// Of all threads of the relay but the one that asks the kernel for its rules, from the moment on at which it has so many connections and all
     /// are spliced.
     pub(crate) fn of(hop: &Hop, connections: usize) -> Self {
         until("the connections are spliced", || {
             hop.are_spliced(connections)
         });
-        let threads = hop.relay.threads().into_iter();
+        let threads = hop.relay.threads_but("firewall").into_iter();
         Self(threads.map(SystemCalls::of_thread).collect())
     }
 

@@ -264,6 +264,41 @@ fn a_program_of_the_control_group_is_refused_in_words() {
     }
 }
 
+/// It may do anything with the packets.
+#[test]
+fn a_bpf_program_at_a_hook_of_netfilter_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let program = include_bytes!("../../../../bpf/prebuilt/netfilter_link.bpf.o");
+    let attach = || {
+        let object = load("netfilter_link", program, |_| Ok(()))?;
+        let hook = libbpf_rs::NF_INET_LOCAL_IN;
+        Ok(object.attach_to_netfilter("netfilter_link", hook, -77))
+    };
+    let attached: crate::Result<_> = lab.relay().enter(attach).expect("entered");
+    let missing = attached.as_ref().err().map(ToString::to_string);
+    if !present("netfilter-link", missing) {
+        return;
+    }
+    let splicer = splicer_in(lab.relay());
+    let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    let words = "a BPF program is attached to netfilter's IPv4 input hook (priority -77)";
+    assert!(why.contains(words), "{why}");
+    let bypassing = Options {
+        bypass_firewall: true,
+        ..by_name()
+    };
+    let (client, server, handle) = Connected::across(&lab).join(&splicer, &bypassing);
+    ping(&client, &server);
+    netlab::until("the engine has the pair", || {
+        handle.engine().0 == EngineName::Segment
+    });
+    drop(attached);
+}
+
 #[test]
 fn a_program_of_the_control_group_can_be_bypassed_knowingly() {
     let mut found = eligible();

@@ -1,0 +1,114 @@
+//! Rules that change often, and more at once than can be heard.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::thread;
+
+use super::host::{CLIENT_PORT, Host, Pair, can_filter, run};
+use crate::patience::until;
+use crate::peer::exchange;
+
+const PAIRS: u16 = 50;
+const BYTES: u64 = 1 << 20;
+const CHANGES: u32 = 200;
+
+/// A set that has nothing to do with the clients.
+const UNRELATED: &str = "table ip t {
+    set banned { type ipv4_addr; }
+    chain c {
+        type filter hook input priority 0; policy accept;
+        ip saddr @banned drop
+    }
+}";
+
+#[test]
+fn changes_that_concern_nobody_disturb_nobody() {
+    if !can_filter() {
+        return;
+    }
+    let host = Host::under(UNRELATED, &["--engine", "segment"]);
+    let pairs: Vec<_> = (CLIENT_PORT..CLIENT_PORT + PAIRS)
+        .map(|port| host.connect(port))
+        .collect();
+    host.splice(&pairs.iter().collect::<Vec<_>>());
+    let change = || {
+        for number in 0..CHANGES {
+            let change = match number % 4 {
+                0 => "add element ip t banned { 192.0.2.1 }",
+                1 => "add rule ip t c tcp dport 1 drop",
+                2 => "delete element ip t banned { 192.0.2.1 }",
+                _ => "flush chain ip t c; add rule ip t c ip saddr @banned drop",
+            };
+            run("nft", &["-f", "-"], change);
+        }
+    };
+    let watching_ns = host.watching_ns();
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| host.lab.relay().enter(change).expect("entered"));
+        while !changing.is_finished() {
+            pairs.iter().for_each(Pair::round);
+        }
+    });
+    let watching_ms = (host.watching_ns() - watching_ns) / 1_000_000;
+    eprintln!("{CHANGES} changes have cost the watching thread {watching_ms} ms of CPU time");
+    thread::scope(|scope| {
+        for (number, pair) in (0..).zip(&pairs) {
+            scope.spawn(move || exchange(&pair.near, &pair.far, number, BYTES, BYTES));
+        }
+    });
+    drop(pairs);
+    for port in CLIENT_PORT..CLIENT_PORT + PAIRS {
+        assert_eq!(host.logged(port, "outcome"), "end of stream");
+        assert_eq!(host.logged(port, "engine"), "segment");
+    }
+    assert_eq!(host.hop.relay.lines_told("filters have changed"), 0);
+}
+
+/// What the sockets that listen to nftables in the relay's namespace have missed.
+fn missed(host: &Host) -> u64 {
+    // NETLINK_NETFILTER
+    const PROTOCOL: &str = "12";
+    let read = || fs::read_to_string("/proc/thread-self/net/netlink").expect("a list");
+    let list = host.lab.relay().enter(read).expect("entered");
+    // sk, Eth, Pid, Groups, Rmem, Wmem, Dump, Locks, Drops, Inode
+    list.lines()
+        .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() > 8 && fields[1] == PROTOCOL)
+        .filter_map(|fields| fields[8].parse::<u64>().ok())
+        .sum()
+}
+
+#[test]
+fn changes_that_were_missed_are_seen_all_the_same() {
+    const ELEMENTS: u32 = 5_000;
+    if !can_filter() {
+        return;
+    }
+    let host = Host::under(UNRELATED, &["--engine", "segment"]);
+    let banned = host.spliced(CLIENT_PORT, &[]);
+    let other = host.spliced(CLIENT_PORT + 1, &[&banned]);
+    host.hop.relay.hold_still();
+    let mut batch = 0;
+    until("a change is missed", || {
+        batch += 1;
+        let mut elements = String::new();
+        for number in 0..ELEMENTS {
+            let [high, low] = (number as u16).to_be_bytes();
+            let _ = write!(elements, "10.{batch}.{high}.{low}, ");
+        }
+        host.nft(&format!("add element ip t banned {{ {elements} }}"));
+        missed(&host) > 0
+    });
+    host.nft(&format!("add rule ip t c tcp sport {CLIENT_PORT} drop"));
+    let handle = host.handle(&format!("sport {CLIENT_PORT} "));
+    host.hop.relay.go_on();
+    banned.near.expect_reset();
+    let outcome = host.logged(CLIENT_PORT, "outcome");
+    assert_eq!(
+        outcome,
+        format!("stopped: the packet filter ip t c handle {handle} drops")
+    );
+    host.splice(&[&other]);
+    other.end();
+    assert_eq!(host.logged(CLIENT_PORT + 1, "outcome"), "end of stream");
+}

@@ -1,0 +1,70 @@
+//! The packet filters as a relay sees them that has the documented capabilities and is not root.
+
+use netlab::{Lab, Scratch};
+
+use super::host::{CLIENT_PORT, Host, IPV4, can_filter, iptables, load};
+use crate::doctor::{NOBODY, for_anybody};
+
+/// On a host that was prepared so, by name.
+fn host(scratch: &Scratch, prepare: impl FnOnce(&Lab)) -> Host {
+    let capabilities = "-all,+bpf,+net_admin,+perfmon";
+    let spliced = for_anybody(scratch);
+    Host::by(
+        IPV4,
+        prepare,
+        |namespace| {
+            let mut command = namespace.command("setpriv");
+            command
+                .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
+                .arg(format!("--inh-caps={capabilities}"))
+                .arg(format!("--ambient-caps={capabilities}"))
+                .arg("--")
+                .arg(&spliced);
+            command
+        },
+        &["--engine", "segment"],
+    )
+}
+
+#[test]
+fn rules_of_nftables_hold() {
+    if !can_filter() {
+        return;
+    }
+    let scratch = Scratch::new("nobody").expect("a directory");
+    let host = host(&scratch, |lab| {
+        load(
+            lab,
+            "table ip t { chain c {
+                type filter hook input priority 0; policy accept;
+                tcp dport 22 drop
+            }\n}",
+        );
+    });
+    let pair = host.spliced(CLIENT_PORT, &[]);
+    host.nft(&format!("add rule ip t c tcp sport {CLIENT_PORT} drop"));
+    pair.near.expect_reset();
+    let handle = host.handle(&format!("sport {CLIENT_PORT} "));
+    assert_eq!(
+        host.logged(CLIENT_PORT, "outcome"),
+        format!("stopped: the packet filter ip t c handle {handle} drops")
+    );
+}
+
+/// The lists of their names are for root.
+#[test]
+fn tables_of_iptables_legacy_that_cannot_be_listed_are_in_the_way() {
+    if !can_filter() {
+        return;
+    }
+    let scratch = Scratch::new("nobody").expect("a directory");
+    let host = host(&scratch, |lab| {
+        let rule = "-A INPUT -p tcp --dport 22 -j DROP";
+        iptables(lab, "iptables-legacy", rule);
+    });
+    host.connect(CLIENT_PORT).near.expect_reset();
+    let why = host.logged(CLIENT_PORT, "why_engine");
+    for part in ["iptables-legacy", "filter", "Permission denied"] {
+        assert!(why.contains(part), "no {part:?} in {why:?}");
+    }
+}

@@ -1,0 +1,72 @@
+//! What is said at the start.
+
+use super::host::{CLIENT_PORT, Host, can_filter};
+
+fn chain(rule: &str) -> String {
+    format!(
+        "table ip t {{ chain c {{
+            type filter hook input priority 0; policy accept;
+            {rule}
+        }}\n}}"
+    )
+}
+
+#[test]
+fn a_rule_against_all_clients_is_told_at_the_start() {
+    if !can_filter() {
+        return;
+    }
+    for (rule, whom) in [
+        ("tcp dport 8080 drop", "clients over IPv4"),
+        ("tcp sport 9090 drop", "the target"),
+    ] {
+        for engine in ["auto", "segment"] {
+            let host = Host::under(&chain(rule), &["--engine", engine]);
+            let told = host.hop.relay.wait_told("segment is not used");
+            let handle = host.handle("drop");
+            for part in [
+                " WARN ".into(),
+                format!("for connections with {whom}: "),
+                format!("the packet filter ip t c handle {handle} drops"),
+                "--bypass-firewall".into(),
+            ] {
+                assert!(told.contains(&part), "no {part:?} in {told:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rule_against_some_clients_is_mentioned_at_the_start() {
+    if !can_filter() {
+        return;
+    }
+    let host = Host::under(&chain("ip saddr 198.18.1.3 drop"), &["--engine", "auto"]);
+    let told = host.hop.relay.wait_told("segment may not be used");
+    let handle = host.handle("drop");
+    for part in [
+        " INFO ".into(),
+        "for all connections with clients over IPv4: ".into(),
+        format!("the packet filter ip t c handle {handle} "),
+    ] {
+        assert!(told.contains(&part), "no {part:?} in {told:?}");
+    }
+    // It is none of those.
+    host.spliced(CLIENT_PORT, &[]).end();
+}
+
+#[test]
+fn nothing_is_told_of_rules_that_are_bypassed_or_in_nobodys_way() {
+    if !can_filter() {
+        return;
+    }
+    for (rules, options) in [
+        (chain("log"), &["--bypass-firewall"][..]),
+        (chain("udp dport 53 drop"), &[]),
+    ] {
+        let mut host = Host::under(&rules, options);
+        host.spliced(CLIENT_PORT, &[]).end();
+        host.hop.relay.terminate();
+        assert_eq!(host.hop.relay.lines_told("packet filter"), 0);
+    }
+}
