@@ -27,6 +27,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::netdevice::index_to_name;
@@ -66,10 +67,14 @@ pub(crate) struct Firewall {
     state: Mutex<State>,
     /// Readable once nobody needs the thread that watches.
     stop: OwnedFd,
+    /// Has the thread look at once.
+    look: OwnedFd,
 }
 
 struct State {
     known: Arc<Known>,
+    /// When the last look at the filters began.
+    looked_at: Instant,
     members: Slab<Arc<Member>>,
 }
 
@@ -79,6 +84,8 @@ struct Known {
     filters: std::result::Result<Filters, String>,
     /// The hooks of a device and family that are all accounted for.
     accounted: Mutex<HashMap<Meeting, HookCounts>>,
+    /// The hooks for which there is no account, though the filters have been looked at since; and why.
+    unaccounted: Mutex<HashMap<Meeting, (HookCounts, String)>>,
     /// The names of devices, by index.
     names: Mutex<HashMap<u32, String>>,
 }
@@ -121,14 +128,19 @@ impl Firewall {
         let hooks = Hooks::load()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
         // The changes first: what changes behind the first look is heard of.
-        let watch = watch::Watch::new(&stop)?;
+        let look = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context("cannot create an eventfd")?;
+        let looked_at = Instant::now();
+        let watch = watch::Watch::new(&stop, &look)?;
         let firewall = Arc::new(Self {
             hooks,
             state: Mutex::new(State {
                 known: Arc::new(Known::new(watch.first())),
+                looked_at,
                 members: Slab::new(),
             }),
             stop,
+            look,
         });
         watch.start(&firewall)?;
         Ok(firewall)
@@ -149,8 +161,10 @@ impl Firewall {
             Ok(filters) => filters,
             Err(why) => return Judgement::Unknown(why.clone()),
         };
-        if let Err(why) = self.account_for_hooks(known, filters, connection) {
-            return Judgement::Unknown(why);
+        match self.account_for_hooks(known, filters, connection) {
+            Ok(None) => {}
+            Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
+            Err(why) => return Judgement::Unknown(why),
         }
         match filters.judge(connection) {
             Verdict::Accepts => Judgement::Accepts,
@@ -159,38 +173,79 @@ impl Firewall {
         }
     }
 
+    /// The hooks that the filters do not account for, and why.
+    ///
+    /// # Errors
+    /// When they cannot be read, in words.
     fn account_for_hooks(
         &self,
         known: &Known,
         filters: &Filters,
         connection: &Connection,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<Option<(HookCounts, String)>, String> {
         let Some(device) = &connection.device else {
-            return Ok(());
+            return Ok(None);
         };
         let meeting = (device.index, connection.family);
         let failed = |error: Error| error.to_string();
         let counts = self.hooks.counts(device.index).map_err(failed)?;
         if known.accounted().get(&meeting) == Some(&counts) {
-            return Ok(());
+            return Ok(None);
         }
         let registry = self.hooks.list(device.index).map_err(failed)?;
-        filters.account_for(&registry, connection.family, &device.name)?;
-        known.accounted().insert(meeting, registry.counts);
-        Ok(())
+        match filters.account_for(&registry, connection.family, &device.name) {
+            Ok(()) => {
+                known.accounted().insert(meeting, registry.counts);
+                Ok(None)
+            }
+            Err(why) => Ok(Some((registry.counts, why))),
+        }
+    }
+
+    /// Whether hooks that are not accounted for are to be believed: chains that are newer than what was read
+    /// are accounted for soon. A pair that has `doubted` before is told once the filters have been looked at
+    /// since.
+    fn is_settled(
+        &self,
+        known: &Known,
+        connection: &Connection,
+        found: (HookCounts, &str),
+        doubted: &mut Option<Instant>,
+    ) -> bool {
+        let Some(device) = &connection.device else {
+            return true;
+        };
+        let meeting = (device.index, connection.family);
+        let mut unaccounted = known.unaccounted();
+        if unaccounted
+            .get(&meeting)
+            .is_some_and(|(counts, _)| *counts == found.0)
+        {
+            return true;
+        }
+        let doubted_at = *doubted.get_or_insert_with(Instant::now);
+        if self.lock().looked_at > doubted_at {
+            unaccounted.insert(meeting, (found.0, found.1.into()));
+            return true;
+        }
+        drop(unaccounted);
+        // It fails only where the counter is full, and then the thread looks anyway.
+        let _ = rustix::io::write(&self.look, &1u64.to_ne_bytes());
+        false
     }
 
     /// Lets a pair go past the filters, unless they may stop it. What connection tracking knows of the pair is
     /// only asked where the rules want to know it.
     ///
     /// # Errors
-    /// What may stop it, in words.
+    /// What may stop it, or that it has to ask again; `doubted` keeps since when it does.
     pub(crate) fn admit(
         self: &Arc<Self>,
         mut connections: [Connection; 2],
         ask_tracking: impl FnOnce(&mut [Connection; 2]),
         waker: Waker,
-    ) -> std::result::Result<Pass, String> {
+        doubted: &mut Option<Instant>,
+    ) -> std::result::Result<Pass, Refusal> {
         let mut ask_tracking = Some(ask_tracking);
         loop {
             let known = self.known();
@@ -201,8 +256,21 @@ impl Firewall {
                 ask(&mut connections);
                 judgement = self.judge_both(&known, &connections);
             }
-            if let Judgement::Stops(why) | Judgement::Unknown(why) = judgement {
-                return Err(why);
+            match judgement {
+                Judgement::Accepts => {}
+                Judgement::Stops(why) | Judgement::Unknown(why) => {
+                    return Err(Refusal::Because(why));
+                }
+                Judgement::Unaccounted(counts, why) => {
+                    let mut all = connections.iter();
+                    let is_settled =
+                        all.all(|one| self.is_settled(&known, one, (counts, &why), doubted));
+                    return Err(if is_settled {
+                        Refusal::Because(why)
+                    } else {
+                        Refusal::NotYet
+                    });
+                }
             }
             let mut state = self.lock();
             // Rules that have changed meanwhile were held against the members of that moment only.
@@ -253,7 +321,7 @@ impl Firewall {
             match self.judge(known, connection) {
                 Judgement::Accepts => {}
                 stops @ Judgement::Stops(_) => return stops,
-                unknown @ Judgement::Unknown(_) => worst = unknown,
+                other => worst = other,
             }
         }
         worst
@@ -273,10 +341,11 @@ impl Firewall {
 
     /// The filters are others from now on: judges every member again. Returns how many were revoked, how
     /// many are doubtful, and a reason of each kind.
-    fn change(&self, known: Known) -> Change {
+    fn change(&self, known: Known, looked_at: Instant) -> Change {
         let known = Arc::new(known);
         let members: Vec<_> = {
             let mut state = self.lock();
+            state.looked_at = looked_at;
             state.known = Arc::clone(&known);
             state
                 .members
@@ -297,7 +366,7 @@ impl Firewall {
                     change.why_revoked.get_or_insert_with(|| why.clone());
                     Standing::Revoked(why)
                 }
-                (Judgement::Unknown(why), _) => {
+                (Judgement::Unknown(why) | Judgement::Unaccounted(_, why), _) => {
                     change.doubtful += 1;
                     change.why_doubtful.get_or_insert_with(|| why.clone());
                     Standing::Doubtful(why)
@@ -332,6 +401,17 @@ enum Judgement {
     Accepts,
     Stops(String),
     Unknown(String),
+    /// These hooks are not accounted for.
+    Unaccounted(HookCounts, String),
+}
+
+/// Why a pair is not let past the filters.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// In words.
+    Because(String),
+    /// The filters are being looked at: ask again soon.
+    NotYet,
 }
 
 /// What a change of the rules has meant for the members.
@@ -348,8 +428,16 @@ impl Known {
         Self {
             filters,
             accounted: Mutex::new(HashMap::new()),
+            unaccounted: Mutex::new(HashMap::new()),
             names: Mutex::new(HashMap::new()),
         }
+    }
+
+    fn unaccounted(&self) -> MutexGuard<'_, HashMap<Meeting, (HookCounts, String)>> {
+        // A map whose entries are whole.
+        self.unaccounted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn names(&self) -> MutexGuard<'_, HashMap<u32, String>> {

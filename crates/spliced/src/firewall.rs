@@ -41,8 +41,16 @@ fn of_clients(listening: SocketAddr) -> Vec<Connection> {
     families.into_iter().map(connection).collect()
 }
 
+/// The first of the ports that no service has (RFC 6335, section 6): the kernel gives the relay's end one like
+/// it.
+const DYNAMIC_PORT: u16 = 49152;
+
 fn of_server(target: SocketAddr) -> Connection {
     Connection {
+        local: End {
+            address: None,
+            port: Some(DYNAMIC_PORT),
+        },
         peer: End {
             address: Some(target.ip()),
             port: Some(target.port()),

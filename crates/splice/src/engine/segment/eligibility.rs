@@ -12,7 +12,7 @@ use crate::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
 pub(crate) enum Obstacle {
     /// It never will be.
     Refused(Cow<'static, str>),
-    /// The moment is a bad one: a device has no program yet.
+    /// The moment is a bad one: a device has no program yet, or the packet filters are being looked at.
     NotNow,
     /// A stream has come to its end.
     Ended,

@@ -2,13 +2,14 @@
 
 use splice_firewall::{Connection, Device, End, Family};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::Segment;
 use super::eligibility::{Obstacle, device, refused};
 use crate::bpf_types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
 use crate::endpoint::Endpoint;
 use crate::engine::kernel::Turn;
-use crate::firewall::Standing;
+use crate::firewall::{Refusal, Standing};
 use crate::mailbox::Waker;
 use crate::outcome::Side;
 
@@ -47,11 +48,18 @@ impl Segment {
                 connection.accepted = known & tracked::OPENED_HERE == 0;
             }
         };
-        let pass = firewall
-            .admit([a, b], ask_tracking, waker)
-            .map_err(|why| Obstacle::Refused(format!("packet filters: {why}; {REMEDY}").into()))?;
-        self.pass = Some(pass);
-        Ok(())
+        let firewall = Arc::clone(firewall);
+        let mut doubted_at = self.doubted_at;
+        let admitted = firewall.admit([a, b], ask_tracking, waker, &mut doubted_at);
+        self.doubted_at = doubted_at;
+        match admitted {
+            Ok(pass) => {
+                self.pass = Some(pass);
+                Ok(())
+            }
+            Err(Refusal::NotYet) => Err(Obstacle::NotNow),
+            Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
+        }
     }
 
     /// What the filters have come to say since.

@@ -153,6 +153,8 @@ pub(crate) struct Segment {
     bypasses_firewall: bool,
     /// The packet filters have let it go past them.
     pass: Option<Pass>,
+    /// Since when it waits for the packet filters to be looked at.
+    doubted_at: Option<Instant>,
     /// Another thread attaches it: nothing changes before then.
     begins_at: Option<Instant>,
     phase: Phase,
@@ -183,6 +185,7 @@ impl Segment {
             waits,
             bypasses_firewall,
             pass: None,
+            doubted_at: None,
             begins_at: None,
             phase: Phase::New,
             gauge: Arc::default(),

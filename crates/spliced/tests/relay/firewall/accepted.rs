@@ -123,6 +123,6 @@ fn a_ban_of_the_client_resets_it() {
     let handle = host.handle("@banned");
     assert_eq!(
         outcome,
-        format!("stopped: the packet filter ip filter ingress handle {handle} drops")
+        format!("stopped: packet filters: ip filter ingress handle {handle} drops")
     );
 }

@@ -70,7 +70,7 @@ fn expect_stopped(host: &Host, port: u16, rule: &str) {
     let entry = host.entry(port);
     assert_eq!(
         entry["outcome"],
-        format!("stopped: the packet filter {rule}"),
+        format!("stopped: packet filters: {rule}"),
         "{entry}"
     );
     assert_eq!(entry["engine"], "segment", "{entry}");
@@ -175,7 +175,7 @@ fn a_rule_against_the_target_resets_all_pairs() {
     let rule = format!("ip t c handle {handle} drops");
     for port in [CLIENT_PORT, CLIENT_PORT + 1] {
         let outcome = host.logged(port, "outcome");
-        assert_eq!(outcome, format!("stopped: the packet filter {rule}"));
+        assert_eq!(outcome, format!("stopped: packet filters: {rule}"));
     }
     let told = host.hop.relay.wait_told(&rule);
     assert!(told.contains("would stop 2 spliced connections"), "{told}");

@@ -106,7 +106,7 @@ fn changes_that_were_missed_are_seen_all_the_same() {
     let outcome = host.logged(CLIENT_PORT, "outcome");
     assert_eq!(
         outcome,
-        format!("stopped: the packet filter ip t c handle {handle} drops")
+        format!("stopped: packet filters: ip t c handle {handle} drops")
     );
     host.splice(&[&other]);
     other.end();

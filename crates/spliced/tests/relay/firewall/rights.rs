@@ -47,7 +47,7 @@ fn rules_of_nftables_hold() {
     let handle = host.handle(&format!("sport {CLIENT_PORT} "));
     assert_eq!(
         host.logged(CLIENT_PORT, "outcome"),
-        format!("stopped: the packet filter ip t c handle {handle} drops")
+        format!("stopped: packet filters: ip t c handle {handle} drops")
     );
 }
 
