@@ -195,7 +195,10 @@ fn pairs_that_bypass_the_filters_go_on() {
         pair.round();
     }
     assert!(host.hop.are_spliced(1));
-    assert_eq!(host.hop.relay.lines_told("packet filter"), 0);
+    assert_eq!(
+        host.hop.relay.lines_told("the packet filters have changed"),
+        0
+    );
 }
 
 /// Two go on when a rule begins to log their segments. A third that comes while it stands stays in the

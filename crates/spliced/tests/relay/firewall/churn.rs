@@ -64,6 +64,41 @@ fn changes_that_concern_nobody_disturb_nobody() {
     assert_eq!(host.hop.relay.lines_told("filters have changed"), 0);
 }
 
+/// Between a new base chain and the next look at the rules the kernel calls more than has been read. Nobody is
+/// refused for that.
+#[test]
+fn clients_that_come_while_base_chains_change_are_spliced() {
+    const CHAINS: u32 = 60;
+    if !can_filter() {
+        return;
+    }
+    let host = Host::under(UNRELATED, &["--engine", "segment"]);
+    let change = || {
+        for number in 0..CHAINS {
+            let change = match number % 2 {
+                0 => "add chain ip t d { type filter hook input priority 1; policy accept; }",
+                _ => "delete chain ip t d",
+            };
+            run("nft", &["-f", "-"], change);
+        }
+    };
+    let mut clients = 0;
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| host.lab.relay().enter(change).expect("entered"));
+        while !changing.is_finished() {
+            let pair = host.connect(CLIENT_PORT + clients);
+            // The first turn has decided on it by then.
+            pair.round();
+            pair.end();
+            clients += 1;
+        }
+    });
+    for port in CLIENT_PORT..CLIENT_PORT + clients {
+        assert_eq!(host.logged(port, "outcome"), "end of stream");
+    }
+    assert_eq!(host.hop.relay.lines_told("refused"), 0);
+}
+
 /// What the sockets that listen to nftables in the relay's namespace have missed.
 fn missed(host: &Host) -> u64 {
     // NETLINK_NETFILTER
