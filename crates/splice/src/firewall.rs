@@ -45,7 +45,7 @@ use crate::mailbox::Waker;
 /// Filters on a device count as far as the connection's device is known.
 ///
 /// # Errors
-/// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the rules or the kernel's hooks cannot be
+/// [`ErrorKind::BpfRefused`] when the rules or the kernel's hooks cannot be
 /// read, for want of a capability for one.
 pub fn judge(connection: &Connection) -> Result<Verdict> {
     let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
@@ -121,8 +121,8 @@ impl Firewall {
     /// Watches the filters of this thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the hooks cannot be read,
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when nothing can watch. Rules that cannot be read are
+    /// [`ErrorKind::BpfRefused`] when the hooks cannot be read,
+    /// [`ErrorKind::System`] when nothing can watch. Rules that cannot be read are
     /// no error: nothing is admitted then.
     pub(crate) fn watch() -> Result<Arc<Self>> {
         let hooks = Hooks::load()?;
