@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::hooks::{HookPlace, Registry, UnknownHook, classify};
-use crate::legacy::Names;
+use crate::legacy::{self, Names};
 use crate::netlink::{DumpError, Socket};
 use crate::nft;
 use crate::rule::Table;
 use crate::segment::{Connection, Family, Hook};
-use crate::verdict::Verdict;
+use crate::verdict::{Reason, Verdict};
 use crate::walk;
 
 /// Reads the packet filters of one network namespace, as often as is wanted.
@@ -152,10 +152,21 @@ impl Filters {
 
     /// What they would do with the segments of a connection, in both directions.
     pub fn judge(&self, connection: &Connection) -> Verdict {
+        let legacy = || self.legacy.iter().flatten();
         let mut verdict = Verdict::Accepts;
-        for table in self.nft.tables.iter().chain(self.legacy.iter().flatten()) {
+        let translates = self.nft.translates || legacy().any(|table| table.name == legacy::NAT);
+        if translates && !connection.tracked {
+            verdict = Verdict::Unknown(Reason {
+                place: None,
+                why: "address translation would take it for a new connection, since connection \
+                      tracking does not know it"
+                    .into(),
+            });
+        }
+        let marks_are_set = self.nft.may_mark(connection);
+        for table in self.nft.tables.iter().chain(legacy()) {
             for hook in Hook::ALL {
-                verdict = verdict.worse(walk::judge(table, connection, hook));
+                verdict = verdict.worse(walk::judge(table, connection, hook, marks_are_set));
             }
         }
         verdict

@@ -143,7 +143,13 @@ impl Socket {
                 interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 match message.message_type() {
                     NLMSG_DONE if interrupted => return Err(DumpError::Changed),
-                    NLMSG_DONE => return Ok(()),
+                    // A dump that had to end early says why here.
+                    NLMSG_DONE => match i32_at(payload, 0) {
+                        Some(errno) if errno < 0 => {
+                            return Err(Errno::from_raw_os_error(-errno).into());
+                        }
+                        _ => return Ok(()),
+                    },
                     NLMSG_ERROR => {
                         return match i32_at(payload, 0) {
                             Some(0) => Ok(()),

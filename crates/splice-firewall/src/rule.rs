@@ -33,6 +33,24 @@ pub(crate) struct Base {
     pub(crate) drops: bool,
 }
 
+impl Chain {
+    /// Whether a rule of it sets marks.
+    pub(crate) fn sets_marks(&self) -> bool {
+        let mut steps = self.rules.iter().flat_map(|rule| &rule.steps);
+        steps.any(|step| matches!(step, Step::Act(Action::Effect(what)) if what == SETS_A_MARK))
+    }
+
+    /// The chains that its rules may go to.
+    pub(crate) fn leads_to(&self) -> impl Iterator<Item = usize> {
+        let steps = self.rules.iter().flat_map(|rule| &rule.steps);
+        steps.flat_map(|step| match step {
+            Step::Act(Action::Jump(to) | Action::Goto(to)) => vec![*to],
+            Step::Nft(expression) => expression.leads_to(),
+            _ => Vec::new(),
+        })
+    }
+}
+
 impl Table {
     /// Whether packets of this family come by.
     pub(crate) fn has(&self, family: Family) -> bool {
@@ -93,6 +111,9 @@ impl Test {
     }
 }
 
+/// What setting a packet's mark is told as.
+pub(crate) const SETS_A_MARK: &str = "sets a mark";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// The segment passes this base chain.
@@ -112,6 +133,8 @@ pub(crate) enum Action {
     Goto(usize),
     /// Back to where the chain was called; in a base chain: its policy.
     Return,
+    /// To the rule's next step.
+    Continue,
     /// To the next rule.
     Next,
 }

@@ -115,6 +115,9 @@ pub(crate) struct Segment<'a> {
     pub(crate) hook: Hook,
     /// Connection tracking has seen the segment by then, and knows the connection.
     pub(crate) is_tracked: bool,
+    /// Nobody can have set its mark: no rule anywhere, and no socket, since one with SO_MARK is not spliced. On
+    /// lo the peer is a socket of this host, whose mark its packets keep.
+    pub(crate) is_unmarked: bool,
     /// The IP header. IPv4 options and IPv6 extension headers are not sent by TCP, so it has its least
     /// length; filters see no fragments of TCP.
     pub(crate) network_header: Known,
@@ -135,7 +138,12 @@ const CONNECTION_TRACKING: i32 = -200;
 
 impl<'a> Segment<'a> {
     /// As a base chain of this priority sees it.
-    pub(crate) fn at(connection: &'a Connection, hook: Hook, priority: i32) -> Self {
+    pub(crate) fn at(
+        connection: &'a Connection,
+        hook: Hook,
+        priority: i32,
+        marks_are_set: bool,
+    ) -> Self {
         let is_seen = match hook {
             Hook::Ingress | Hook::Egress => false,
             Hook::Prerouting | Hook::Output => priority > CONNECTION_TRACKING,
@@ -145,6 +153,8 @@ impl<'a> Segment<'a> {
             connection,
             hook,
             is_tracked: is_seen && connection.tracked,
+            is_unmarked: !marks_are_set
+                && !connection.device.as_ref().is_some_and(Device::is_loopback),
             network_header: Known::unknown(0),
             transport_header: Known::unknown(0),
         };

@@ -46,13 +46,18 @@ impl Outcomes {
 }
 
 /// What all base chains of a table at a hook do with a connection's segments.
-pub(crate) fn judge(table: &Table, connection: &Connection, hook: Hook) -> Verdict {
+pub(crate) fn judge(
+    table: &Table,
+    connection: &Connection,
+    hook: Hook,
+    marks_are_set: bool,
+) -> Verdict {
     let mut verdict = Verdict::Accepts;
     for (index, chain) in table.chains.iter().enumerate() {
         let Some(base) = chain.base.as_ref().filter(|base| base.hook == hook) else {
             continue;
         };
-        let segment = Segment::at(connection, hook, base.priority);
+        let segment = Segment::at(connection, hook, base.priority, marks_are_set);
         if !applies(table, base, &segment) {
             continue;
         }
@@ -210,6 +215,7 @@ impl Walk<'_> {
                 outcomes.falls = true;
                 unless_certain(After::Over)
             }
+            Action::Continue => After::Step,
             Action::Next => unless_certain(After::Rule),
             Action::Jump(to) => {
                 let inner = self.chain(*to, depth + 1);

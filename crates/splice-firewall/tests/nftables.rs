@@ -190,6 +190,9 @@ fn what_a_rule_asks_of_ipv4() {
         ip option lsrr exists drop                  => accepts
         return; drop                                => accepts
         accept; drop                                => accepts
+        tcp dport 8080 continue drop                => stops drops
+        tcp dport vmap { 8080 : continue } drop     => stops drops
+        tcp dport vmap { 8080 : continue, 80 : drop } counter => accepts
     "#;
     judge_each(&connection(Family::Ipv4), rows(ROWS, in_input));
 }
@@ -237,6 +240,49 @@ fn where_a_chain_is_called() {
     judge_each(&connection(Family::Ipv4), rows(ROWS, str::to_string));
 }
 
+/// Marks that are set where the connection itself does not come by, but its packets may have been.
+#[test]
+fn marks_of_other_rules_are_not_known() {
+    const ROWS: &str = r"
+        table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => accepts
+        table bridge b { chain c { type filter hook prerouting priority 0; meta mark set 7; } } table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => unknown may apply
+        table netdev n { chain c { type filter hook ingress device nothere priority 0; meta mark set 7; } } table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => unknown may apply
+        table ip n { chain d { meta mark set 7; } chain c { type nat hook prerouting priority -100; jump d; } } table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => accepts
+    ";
+    let ifb = |rules: &str| {
+        rules
+            .replace("} table", "}\ntable")
+            .replace("nothere", "lo")
+    };
+    let elsewhere = || {
+        let mut connection = connection(Family::Ipv4);
+        if let Some(device) = &mut connection.device {
+            (device.index, device.name) = (2, "eth0".into());
+        }
+        connection
+    };
+    judge_each(&elsewhere(), rows(ROWS, ifb));
+    // The peer is a socket of this host, which may have a mark.
+    let mut on_loopback = connection(Family::Ipv4);
+    if let Some(device) = &mut on_loopback.device {
+        device.hardware_type = 772;
+    }
+    let rule = "meta mark 7 drop => unknown may apply";
+    judge_each(&on_loopback, rows(rule, in_input));
+}
+
+/// A connection that is older than conntrack's first rule would be translated as if it were new.
+#[test]
+fn what_tracking_does_not_know_may_be_translated() {
+    const ROWS: &str = "
+        chain c { type nat hook prerouting priority -100; tcp dport 80 redirect to :81; } => unknown address translation
+        chain c { type filter hook prerouting priority 0; } => accepts
+    ";
+    let mut untracked = connection(Family::Ipv4);
+    untracked.tracked = false;
+    judge_each(&untracked, rows(ROWS, in_table));
+}
+
 #[test]
 fn ways_through_chains() {
     const ROWS: &str = r"
@@ -265,6 +311,8 @@ fn named_sets_and_objects() {
         set s { type ipv4_addr; counter; elements = { 198.18.1.2 counter packets 0 bytes 0 }; } chain c { type filter hook input priority 0; ip saddr @s accept; drop; } => accepts
         map m { type inet_service : verdict; elements = { 8080 : drop }; } chain c { type filter hook input priority 0; tcp dport vmap @m; } => stops drops
         map m { type inet_service : mark; elements = { 8080 : 7 }; } chain c { type filter hook input priority 0; meta mark set tcp dport map @m; } => unknown sets a mark
+        set s { type ipv4_addr; } chain c { type filter hook input priority 0; tcp dport 9001 add @s { ip saddr }; ip saddr @s drop; } => unknown may apply: it drops
+        set s { type ipv4_addr; elements = { 198.18.1.2 }; } chain c { type filter hook input priority 0; tcp dport 9001 delete @s { ip saddr }; ip saddr @s accept; drop; } => unknown may apply: it drops
         counter n { } chain c { type filter hook input priority 0; counter name n; } => unknown named object
         quota n { 5 mbytes } chain c { type filter hook input priority 0; quota name n drop; } => unknown named object
     ";

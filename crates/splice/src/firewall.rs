@@ -298,21 +298,30 @@ impl Firewall {
         index: u32,
         hardware_type: u16,
     ) -> Option<Device> {
-        let known = self.known();
-        let at_hand = known.names().get(&index).cloned();
-        let name = match at_hand {
-            Some(name) => name,
-            None => {
-                let name = index_to_name(socket, index).ok()?;
-                known.names().insert(index, name.clone());
-                name
-            }
-        };
+        let name = self.known().name(index, || Ok(socket)).ok()?;
         Some(Device {
             index,
             name,
             hardware_type,
         })
+    }
+
+    /// The same of connections whose devices may have other names by now.
+    fn judge_again(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+        let mut connections = connections.clone();
+        for connection in &mut connections {
+            let Some(device) = &mut connection.device else {
+                continue;
+            };
+            match known.name(device.index, namespace_socket) {
+                Ok(name) => device.name = name,
+                Err(errno) => {
+                    let why = format!("the device {} cannot be looked at: {errno}", device.name);
+                    return Judgement::Unknown(why);
+                }
+            }
+        }
+        self.judge_both(known, &connections)
     }
 
     fn judge_both(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
@@ -355,7 +364,7 @@ impl Firewall {
         };
         let mut change = Change::default();
         for member in members {
-            let judgement = self.judge_both(&known, &member.connections);
+            let judgement = self.judge_again(&known, &member.connections);
             let mut standing = member.standing();
             *standing = match (judgement, &*standing) {
                 // It is on its way to its end.
@@ -445,6 +454,21 @@ impl Known {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The name of a device of the namespace of a socket.
+    fn name<S: AsFd>(
+        &self,
+        index: u32,
+        socket: impl FnOnce() -> rustix::io::Result<S>,
+    ) -> rustix::io::Result<String> {
+        let at_hand = self.names().get(&index).cloned();
+        if let Some(name) = at_hand {
+            return Ok(name);
+        }
+        let name = index_to_name(socket()?, index)?;
+        self.names().insert(index, name.clone());
+        Ok(name)
+    }
+
     fn has_renamed_devices(&self) -> bool {
         let names = self.names().clone();
         !names.is_empty()
@@ -471,6 +495,13 @@ impl Member {
 }
 
 impl Pass {
+    /// Whether it is for connections on these devices.
+    pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
+        let of_connection =
+            |connection: &Connection| connection.device.as_ref().map(|device| device.index);
+        self.member.connections.each_ref().map(of_connection) == devices.map(Some)
+    }
+
     pub(crate) fn standing(&self) -> Standing {
         self.member.standing().clone()
     }

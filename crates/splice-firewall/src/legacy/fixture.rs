@@ -88,7 +88,7 @@ pub(crate) fn rules(family: Family, table_name: &str, options: &[&str]) -> Optio
 
 /// Whether the tests of a rule hold.
 pub(crate) fn holds(rule: &Rule, connection: &Connection, hook: Hook) -> Answer {
-    holds_at(rule, &Segment::at(connection, hook, 0))
+    holds_at(rule, &Segment::at(connection, hook, 0, false))
 }
 
 /// The same of one segment.

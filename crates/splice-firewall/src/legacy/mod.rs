@@ -44,7 +44,7 @@ const IPV4_NAMES: &str = "/proc/thread-self/net/ip_tables_names";
 const IPV6_NAMES: &str = "/proc/thread-self/net/ip6_tables_names";
 
 /// The table of address translation. The kernel asks it only about a connection's first packet.
-const NAT: &str = "nat";
+pub(crate) const NAT: &str = "nat";
 
 impl Names {
     /// Opens the lists of this thread's network namespace. There is none of a family whose module is
@@ -56,7 +56,7 @@ impl Names {
         })
     }
 
-    /// Reads all tables but `nat`. Call it in the network namespace that the lists were opened in;
+    /// Reads all tables, `nat` without its rules. Call it in the network namespace that the lists were opened in;
     /// with the capability `CAP_NET_ADMIN` in it, unless there are no tables.
     ///
     /// Only tables that are listed are asked for, because the kernel creates those that are not.
@@ -72,19 +72,34 @@ impl Names {
                 None => open(path)?.as_ref().map_or(Ok(String::new()), list),
             }
             .map_err(|error| Error::List(path, error))?;
-            for name in names.lines().filter(|name| *name != NAT) {
-                tables.push(table(family, name)?);
+            for name in names.lines() {
+                tables.push(match name {
+                    NAT => without_rules(family, name),
+                    name => table(family, name)?,
+                });
             }
         }
         Ok(tables)
     }
 }
 
-fn table(family: Family, name: &str) -> Result<Table, Error> {
-    let program = match family {
+fn program(family: Family) -> &'static str {
+    match family {
         Family::Ipv4 => "iptables",
         Family::Ipv6 => "ip6tables",
-    };
+    }
+}
+
+fn without_rules(family: Family, name: &str) -> Table {
+    Table {
+        family: program(family),
+        name: name.into(),
+        chains: Vec::new(),
+    }
+}
+
+fn table(family: Family, name: &str) -> Result<Table, Error> {
+    let program = program(family);
     let blob =
         socket::read(family, name).map_err(|error| Error::Table(program, name.into(), error))?;
     parse::table(family, name, &blob).map_err(|what| Error::Malformed(program, name.into(), what))

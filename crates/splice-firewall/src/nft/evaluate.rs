@@ -1,6 +1,9 @@
 //! What an expression says of a segment.
 
-use super::expression::{Comparison, Data, Expression, META_MARK, Register, Short, Source, Target};
+use super::expression::{
+    Comparison, Data, Expression, META_L4PROTO, META_MARK, META_NFPROTO, Register, Short, Source,
+    Target,
+};
 use crate::known::{Answer, Known, MOST_BYTES};
 use crate::rule::Action;
 use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
@@ -167,8 +170,6 @@ mod meta {
     pub(super) const OIFNAME: u32 = 7;
     pub(super) const IIFTYPE: u32 = 8;
     pub(super) const OIFTYPE: u32 = 9;
-    pub(super) const NFPROTO: u32 = 15;
-    pub(super) const L4PROTO: u32 = 16;
     pub(super) const PKTTYPE: u32 = 19;
     pub(super) const SECPATH: u32 = 25;
     pub(super) const SDIF: u32 = 33;
@@ -246,10 +247,10 @@ impl Source {
         let (header, offset) = match self {
             Self::NetworkHeader { offset, .. } => (&segment.network_header, *offset),
             Self::TransportHeader { offset, .. } => (&segment.transport_header, *offset),
-            Self::Meta(meta::NFPROTO) => {
+            Self::Meta(META_NFPROTO) => {
                 return (value.bytes() == [protocol_family(segment)]).into();
             }
-            Self::Meta(meta::L4PROTO) => return (value.bytes() == [TCP]).into(),
+            Self::Meta(META_L4PROTO) => return (value.bytes() == [TCP]).into(),
             _ => {
                 return match self.load(segment) {
                     Some(found) => found.part(0, value.bytes().len()).equals(value.bytes()),
@@ -292,8 +293,7 @@ fn load_meta(key: u32, segment: &Segment<'_>) -> Option<Known> {
     let hardware = |device: &Device| Known::bytes(&device.hardware_type.to_ne_bytes());
     Some(match key {
         meta::PROTOCOL => Known::bytes(&segment.ethertype().to_be_bytes()),
-        // A socket with SO_MARK is not spliced, and a rule that sets marks keeps all from it.
-        META_MARK => number(0),
+        META_MARK if segment.is_unmarked => number(0),
         meta::IIF => of_device(segment.in_device(), number(0), &index),
         meta::OIF => of_device(segment.out_device(), number(0), &index),
         meta::IIFNAME => of_device(segment.in_device(), no_name, &name),
@@ -307,8 +307,8 @@ fn load_meta(key: u32, segment: &Segment<'_>) -> Option<Known> {
             _ => return None,
         },
         // `PACKET_HOST`: addressed to this host, or made here.
-        meta::NFPROTO => Known::bytes(&[protocol_family(segment)]),
-        meta::L4PROTO => Known::bytes(&[TCP]),
+        META_NFPROTO => Known::bytes(&[protocol_family(segment)]),
+        META_L4PROTO => Known::bytes(&[TCP]),
         meta::PKTTYPE => Known::bytes(&[0]),
         // What comes by IPsec or a VRF is not spliced.
         meta::SECPATH => Known::bytes(&[0]),

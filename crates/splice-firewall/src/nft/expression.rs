@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::set::Set;
 use crate::known::MOST_BYTES;
 use crate::netlink::Attributes;
-use crate::rule::{Action, Step};
+use crate::rule::{Action, SETS_A_MARK, Step};
 use crate::segment::Family;
 use crate::xt;
 
@@ -95,6 +95,18 @@ pub(crate) enum Expression {
 }
 
 impl Expression {
+    /// The chains that a map's verdicts go to.
+    pub(crate) fn leads_to(&self) -> Vec<usize> {
+        match self {
+            Self::Lookup {
+                to: Some(Target::Verdict),
+                set,
+                ..
+            } => set.leads_to(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The registers that it reads, as offset and length.
     fn reads(&self) -> Option<(Register, usize)> {
         match self {
@@ -119,6 +131,8 @@ pub(super) fn together(steps: Vec<Step>) -> Vec<Step> {
         };
         let asked = match rest.peek() {
             Some(Step::Nft(Expression::Compare { from, how, value })) if from == to => match how {
+                // The kernel fills the rest of a register with zeros.
+                _ if !what.has(value.len()) => None,
                 Comparison::Equal => Short::of(value).map(|value| (true, value)),
                 Comparison::NotEqual => Short::of(value).map(|value| (false, value)),
                 _ => None,
@@ -199,6 +213,19 @@ pub(crate) enum Source {
     Other,
 }
 
+impl Source {
+    /// Whether a load of it brings so many bytes.
+    fn has(&self, bytes: usize) -> bool {
+        match self {
+            Self::NetworkHeader { length, .. } | Self::TransportHeader { length, .. } => {
+                bytes <= *length
+            }
+            Self::Meta(META_NFPROTO | META_L4PROTO) => bytes == 1,
+            _ => true,
+        }
+    }
+}
+
 /// What an element of a map or an immediate has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
@@ -251,6 +278,15 @@ pub(crate) fn decode(expression: Attributes<'_>, at: &Surroundings<'_>) -> Vec<S
     let empty = Attributes::of(&[]);
     let data = expression.nested(EXPR_DATA).unwrap_or(empty);
     decode_named(&name, data, at).unwrap_or_else(|| vec![opaque(&name)])
+}
+
+/// The set that an expression adds elements to or deletes them from.
+pub(super) fn fed_set(expression: Attributes<'_>) -> Option<String> {
+    let is_dynset = expression
+        .text(EXPR_NAME)
+        .is_some_and(|name| name == "dynset");
+    let data = expression.nested(EXPR_DATA).filter(|_| is_dynset)?;
+    data.text(1)
 }
 
 fn opaque(name: &str) -> Step {
@@ -349,8 +385,8 @@ pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data
         verdict::JUMP => Action::Jump(chain()?),
         verdict::GOTO => Action::Goto(chain()?),
         verdict::RETURN => Action::Return,
-        // The rule ends, and the next one is asked.
-        verdict::CONTINUE | verdict::BREAK => Action::Next,
+        verdict::CONTINUE => Action::Continue,
+        verdict::BREAK => Action::Next,
         code => match code & verdict::MASK {
             verdict::DROP => Action::Stop("drops".into()),
             verdict::ACCEPT => Action::Accept,
@@ -473,7 +509,7 @@ fn meta(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     match attributes.u32(1) {
         Some(to) => load(to, Source::Meta(key)),
         None => Some(effect(match key {
-            META_MARK => "sets a mark",
+            META_MARK => SETS_A_MARK,
             META_NFTRACE => "traces",
             META_PRIORITY => "sets a priority",
             _ => "changes what is kept of the packet",
@@ -485,6 +521,8 @@ fn meta(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 const META_PRIORITY: u32 = 2;
 pub(super) const META_MARK: u32 = 3;
 const META_NFTRACE: u32 = 12;
+pub(super) const META_NFPROTO: u32 = 15;
+pub(super) const META_L4PROTO: u32 = 16;
 /// `NFT_RT_XFRM`.
 const RT_XFRM: u32 = 4;
 

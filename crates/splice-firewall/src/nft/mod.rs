@@ -13,7 +13,7 @@ use self::expression::{Data, Surroundings, data, decode, together};
 use self::set::{Element, Set, Told};
 use crate::netlink::{Attributes, DumpError, Socket, string_attribute};
 use crate::rule::{Action, Base, Chain, Rule, Step, Table};
-use crate::segment::Hook;
+use crate::segment::{Connection, Hook};
 use crate::verdict::RuleId;
 
 /// `NFT_MSG_*`.
@@ -36,28 +36,62 @@ type Key = (u8, String);
 struct ToldChain {
     name: String,
     base: Option<Base>,
+    entered: Option<Entered>,
+}
+
+/// What packets a chain is called for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entered {
+    /// The first of each connection (type `nat`).
+    First,
+    All,
 }
 
 /// All tables that IP packets of this host may meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ruleset {
     pub(crate) tables: Vec<Table>,
+    /// Where marks are set that packets of a connection may come with, though its walk does not come by.
+    pub(crate) marks_elsewhere: Vec<Elsewhere>,
+    /// There are chains that translate the addresses of new connections.
+    pub(crate) translates: bool,
     /// Each change makes a new one.
     pub(crate) generation: u32,
+}
+
+/// Where rules are that a connection's packets may have met before this host's own hooks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Elsewhere {
+    /// On a bridge.
+    Bridge,
+    /// On devices, such as the port of a bridge or the parent of a VLAN.
+    Devices(Base),
+}
+
+impl Ruleset {
+    /// Whether packets of a connection may come with a mark that its walk does not see set.
+    pub(crate) fn may_mark(&self, connection: &Connection) -> bool {
+        let mut all = self.marks_elsewhere.iter();
+        all.any(|elsewhere| match (elsewhere, &connection.device) {
+            (Elsewhere::Bridge, _) => true,
+            (Elsewhere::Devices(base), Some(device)) => !base.is_on(&device.name),
+            (Elsewhere::Devices(_), None) => false,
+        })
+    }
 }
 
 /// Reads the rule set of a socket's network namespace.
 pub(crate) fn read(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     for _ in 1..TRIES {
         let before = generation(socket)?;
-        match tables(socket) {
-            Ok(tables) if generation(socket)? == before => {
-                return Ok(Ruleset {
-                    tables,
-                    generation: before,
-                });
+        match ruleset(socket) {
+            Ok(mut ruleset) if generation(socket)? == before => {
+                ruleset.generation = before;
+                return Ok(ruleset);
             }
             Ok(_) | Err(DumpError::Changed) => {}
+            // What was told of may be gone a moment later.
+            Err(_) if generation(socket)? != before => {}
             Err(error) => return Err(error),
         }
     }
@@ -73,7 +107,7 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, DumpError> {
     Ok(found)
 }
 
-fn tables(socket: &mut Socket) -> Result<Vec<Table>, DumpError> {
+fn ruleset(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     let active = active_tables(socket)?;
     let mut chains: HashMap<Key, Vec<ToldChain>> = HashMap::new();
     socket.dump(message::GET_CHAIN, 0, &[], |message| {
@@ -81,11 +115,20 @@ fn tables(socket: &mut Socket) -> Result<Vec<Table>, DumpError> {
         if let (Some(table), Some(name)) = (attributes.text(1), attributes.text(3)) {
             let base = base(message.family, attributes);
             let of_table = chains.entry((message.family, table)).or_default();
-            of_table.push(ToldChain { name, base });
+            let is_nat = attributes.text(7).is_some_and(|kind| kind == "nat");
+            let entered = attributes.bytes(4).map(|_| match is_nat {
+                true => Entered::First,
+                false => Entered::All,
+            });
+            of_table.push(ToldChain {
+                name,
+                base,
+                entered,
+            });
         }
     })?;
     chains.retain(|key, _| active.contains(key));
-    // Families that an IP packet of this host does not meet: arp, bridge.
+    // A family that an IP packet does not meet: arp.
     chains.retain(|(family, _), _| family_name(*family).is_some());
     let mut rules: HashMap<Key, Vec<(String, u64, Vec<u8>)>> = HashMap::new();
     socket.dump(message::GET_RULE, 0, &[], |message| {
@@ -97,16 +140,59 @@ fn tables(socket: &mut Socket) -> Result<Vec<Table>, DumpError> {
             of_table.push((chain, handle, expressions));
         }
     })?;
-    let mut read = Vec::new();
+    let mut ruleset = Ruleset {
+        tables: Vec::new(),
+        marks_elsewhere: Vec::new(),
+        translates: false,
+        generation: 0,
+    };
     for (key, chains) in chains {
-        read.push(table(
-            socket,
-            &key,
-            chains,
-            rules.remove(&key).unwrap_or_default(),
-        )?);
+        let entered: Vec<_> = chains.iter().map(|chain| chain.entered).collect();
+        let rules = rules.remove(&key).unwrap_or_default();
+        let table = table(socket, &key, chains, rules)?;
+        ruleset.translates |= entered.contains(&Some(Entered::First));
+        let marks = marks_elsewhere(key.0, &table, &entered);
+        ruleset.marks_elsewhere.extend(marks);
+        ruleset.tables.push(table);
     }
-    Ok(read)
+    Ok(ruleset)
+}
+
+/// Where a table sets marks without being walked for every connection.
+fn marks_elsewhere(family: u8, table: &Table, entered: &[Option<Entered>]) -> Vec<Elsewhere> {
+    let mut found = Vec::new();
+    for (at, entered) in entered.iter().enumerate() {
+        let where_at = match table.chains.get(at).map(|chain| &chain.base) {
+            _ if *entered != Some(Entered::All) => continue,
+            _ if family == BRIDGE => Elsewhere::Bridge,
+            Some(Some(base)) if matches!(base.hook, Hook::Ingress | Hook::Egress) => {
+                Elsewhere::Devices(base.clone())
+            }
+            _ => continue,
+        };
+        if sets_marks(table, at) {
+            found.push(where_at);
+        }
+    }
+    found
+}
+
+/// Whether a chain, or one that it leads to, sets marks.
+fn sets_marks(table: &Table, chain: usize) -> bool {
+    let mut ahead = vec![chain];
+    let mut seen = vec![false; table.chains.len()];
+    while let Some(at) = ahead.pop() {
+        let Some(chain) = table.chains.get(at) else {
+            continue;
+        };
+        if !std::mem::replace(&mut seen[at], true) {
+            if chain.sets_marks() {
+                return true;
+            }
+            ahead.extend(chain.leads_to());
+        }
+    }
+    false
 }
 
 /// `NFT_TABLE_F_DORMANT`: the table's chains are called by nobody.
@@ -129,6 +215,7 @@ fn active_tables(socket: &mut Socket) -> Result<Vec<Key>, DumpError> {
 const INET: u8 = 1;
 const IPV4: u8 = 2;
 const NETDEV: u8 = 5;
+const BRIDGE: u8 = 7;
 const IPV6: u8 = expression::IPV6;
 
 fn family_name(family: u8) -> Option<&'static str> {
@@ -136,6 +223,8 @@ fn family_name(family: u8) -> Option<&'static str> {
         INET => Some("inet"),
         IPV4 => Some("ip"),
         NETDEV => Some("netdev"),
+        // Its rules do not decide here, but the marks that they set are kept.
+        BRIDGE => Some("bridge"),
         IPV6 => Some("ip6"),
         _ => None,
     }
@@ -197,7 +286,8 @@ fn table(
         .map(|(index, chain)| (chain.name.clone(), index))
         .collect();
     let chain_by_name = |name: &str| by_name.get(name).copied();
-    let sets = sets(socket, key, &chain_by_name)?;
+    let fed = fed_sets(&rules);
+    let sets = sets(socket, key, &fed, &chain_by_name)?;
     let at = Surroundings {
         family: *family,
         chain_by_name: &chain_by_name,
@@ -205,7 +295,7 @@ fn table(
     };
     let mut chains: Vec<Chain> = told
         .into_iter()
-        .map(|ToldChain { name, base }| Chain {
+        .map(|ToldChain { name, base, .. }| Chain {
             name,
             base,
             rules: Vec::new(),
@@ -232,6 +322,17 @@ fn table(
     })
 }
 
+/// The sets that rules add elements to or delete them from. nft flags only those that it makes together with
+/// such a rule.
+fn fed_sets(rules: &[(String, u64, Vec<u8>)]) -> Vec<String> {
+    let of_rule = |(_, _, expressions): &(String, u64, Vec<u8>)| {
+        let each = Attributes::of(expressions).each();
+        each.filter_map(|(_, expression)| expression::fed_set(Attributes::of(expression)))
+            .collect::<Vec<_>>()
+    };
+    rules.iter().flat_map(of_rule).collect()
+}
+
 /// `NFT_SET_*`.
 const SET_INTERVAL: u32 = 0x4;
 const SET_EVAL: u32 = 0x20;
@@ -246,6 +347,7 @@ struct ToldSet {
 fn sets(
     socket: &mut Socket,
     (family, table): &Key,
+    fed: &[String],
     chain_by_name: &dyn Fn(&str) -> Option<usize>,
 ) -> Result<HashMap<String, Arc<Set>>, DumpError> {
     let mut told = Vec::new();
@@ -288,12 +390,13 @@ fn sets(
             let told = list.into_iter().flat_map(Attributes::each);
             elements.extend(told.filter_map(|(_, one)| element(Attributes::of(one), &at)));
         })?;
+        let is_dynamic = set.flags & SET_EVAL != 0 || fed.contains(&set.name);
         let set = Set::new(
             set.name,
             set.key_bytes,
             set.fields,
             set.flags & SET_INTERVAL != 0,
-            set.flags & SET_EVAL != 0,
+            is_dynamic,
             elements,
         );
         sets.insert(set.name.clone(), Arc::new(set));

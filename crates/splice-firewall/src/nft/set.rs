@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::expression::Data;
 use crate::known::{Answer, Known};
+use crate::rule::Action;
 
 /// A set, or a map, whose elements have data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub(crate) struct Set {
     pub(crate) key_bytes: usize,
     /// The fields of a concatenated key, in bytes, each padded to whole registers; else one.
     pub(crate) fields: Vec<usize>,
-    /// Rules add elements to it, of which nobody is told (`flags dynamic`).
+    /// Rules may add and delete elements (`flags dynamic`, or there is such a rule), of which nobody is told.
     pub(crate) is_dynamic: bool,
     elements: Elements,
     catch_all: Option<Element>,
@@ -86,7 +87,8 @@ impl Set {
         let mut found = Vec::new();
         let mut hit = Answer::No;
         let mut consider = |answer: Answer, element| {
-            let answer = if element_expires(element) {
+            // One that rules add or delete may be gone by now, of which nobody is told.
+            let answer = if element_expires(element) || self.is_dynamic {
                 answer.and(Answer::Maybe)
             } else {
                 answer
@@ -140,6 +142,22 @@ impl Set {
             hit = Answer::Maybe;
         }
         (found, hit)
+    }
+
+    /// The chains that verdicts of a map go to.
+    pub(crate) fn leads_to(&self) -> Vec<usize> {
+        let elements: Vec<&Element> = match &self.elements {
+            Elements::Exact(elements) => elements.values().collect(),
+            Elements::Ranges(elements) | Elements::Concatenated(elements) => {
+                elements.iter().collect()
+            }
+        };
+        let all = elements.into_iter().chain(&self.catch_all);
+        all.filter_map(|element| match &element.data {
+            Some(Data::Verdict(Action::Jump(to) | Action::Goto(to))) => Some(*to),
+            _ => None,
+        })
+        .collect()
     }
 
     fn fields_lie_within(&self, key: &Known, element: &Element) -> Answer {

@@ -32,6 +32,8 @@ pub(crate) enum Match {
     Multiport(Multiport),
     Ranges(Ranges),
     AddressTypes(AddressTypes),
+    /// What is asked of the mark, answered for a packet without one.
+    Mark(bool),
     /// Whether the route to the source leaves by the device the segment came in on.
     ReversePath {
         inverted: bool,
@@ -69,7 +71,7 @@ impl Match {
             ("rpfilter", 0) => info.u8(0).map(|flags| Self::ReversePath {
                 inverted: flags & rpfilter::INVERT != 0,
             }),
-            ("mark", 1) => unmarked(info).map(Self::Fixed),
+            ("mark", 1) => unmarked(info).map(Self::Mark),
             ("policy", 0) => without_ipsec(info).map(Self::Fixed),
             // Only a SYN has the option; xt_tcpmss takes a packet without it for one that does not
             // match.
@@ -116,6 +118,8 @@ impl Match {
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
         match self {
             Self::Fixed(holds) => (*holds).into(),
+            Self::Mark(holds) if segment.is_unmarked => (*holds).into(),
+            Self::Mark(_) => Answer::Maybe,
             Self::Conntrack(conntrack) => conntrack.holds(segment),
             Self::Tcp(tcp) => tcp.holds(segment),
             Self::Multiport(multiport) => multiport.holds(segment),

@@ -121,7 +121,7 @@ fn before_connection_tracking_nothing_is_known_of_the_state() {
     };
     let connection = connection(Family::Ipv4);
     let at = |rule: &Rule, hook, priority| {
-        let segment = Segment::at(&connection, hook, priority);
+        let segment = Segment::at(&connection, hook, priority, false);
         holds_at(rule, &segment)
     };
     assert_eq!(at(&raw[0], Hook::Prerouting, -300), Maybe);
@@ -303,7 +303,12 @@ fn what_nobody_knows_is_opaque() {
 fn older_revisions_are_read() {
     let connection = connection(Family::Ipv4);
     let ask = |name: &str, revision, info: &[u8], hook| {
-        Match::decode(Family::Ipv4, name, revision, info).holds(&Segment::at(&connection, hook, 0))
+        Match::decode(Family::Ipv4, name, revision, info).holds(&Segment::at(
+            &connection,
+            hook,
+            0,
+            false,
+        ))
     };
     let state = |mask: u32| ask("state", 0, &mask.to_ne_bytes(), Hook::Input);
     assert_eq!(state(1 << 1), Yes);
@@ -380,7 +385,7 @@ proptest! {
             let connection = Connection { accepted, ..connection(family) };
             let decoded = Match::decode(family, name, revision, &info);
             for hook in Hook::ALL {
-                decoded.holds(&Segment::at(&connection, hook, 0));
+                decoded.holds(&Segment::at(&connection, hook, 0, false));
             }
             prop_assert!(!decoded.into_steps().is_empty());
         }

@@ -86,6 +86,10 @@ impl Segment {
             Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
             Err(Obstacle::NotNow) | Ok(()) => {}
         }
+        if !self.bypasses_firewall && !self.has_leave(found) {
+            let why = "segment: its route has changed since the packet filters were asked";
+            return Progress::Refused(why.into());
+        }
         for side in Side::BOTH {
             let entry = flow.side(side.index());
             let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {

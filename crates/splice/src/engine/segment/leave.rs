@@ -23,7 +23,7 @@ impl Segment {
         found: &SegmentInspection,
         waker: Waker,
     ) -> Result<(), Obstacle> {
-        if self.bypasses_firewall || self.pass.is_some() {
+        if self.bypasses_firewall || self.has_leave(found) {
             return Ok(());
         }
         let firewall = match self.ground.firewall() {
@@ -60,6 +60,13 @@ impl Segment {
             Err(Refusal::NotYet) => Err(Obstacle::NotNow),
             Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
         }
+    }
+
+    /// Whether the filters were asked about the devices that the connections are on, which their routes may have
+    /// changed meanwhile.
+    pub(super) fn has_leave(&self, found: &SegmentInspection) -> bool {
+        let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
+        self.pass.as_ref().is_some_and(|pass| pass.is_for(devices))
     }
 
     /// What the filters have come to say since.
