@@ -123,7 +123,8 @@ pub(crate) struct RelayArgs {
     /// of its control group), whatever their rules say.
     ///
     /// Without it a connection is spliced only if the filters would let its segments through anyway and do
-    /// nothing else with them, such as counting, logging or marking; one that new rules would stop is reset.
+    /// nothing else with them, such as logging, marking or limiting them; one that new rules would stop is
+    /// reset. Counters without a name do not count what is spliced.
     #[arg(long)]
     pub(crate) bypass_firewall: bool,
 
