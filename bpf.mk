@@ -3,7 +3,7 @@
 CLANG ?= clang-19
 LLVM_STRIP ?= llvm-strip-19
 # The engines' programs and the bench's own; each has its compiled objects in `prebuilt` beside it.
-BPF_DIRS := crates/splice/bpf crates/splice-bench/bpf
+BPF_DIRS := crates/splice-bpf/bpf crates/splice-bench/bpf
 # Where the objects go: in a directory like this one, or somewhere else to be compared.
 BPF_OUT ?= .
 # -mcpu=v3: atomic operations that return the old value (Linux 5.12).

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::engine::EngineChoice;
 use crate::limits::Limits;
+use crate::name::EngineChoice;
 
 /// How a pair is to be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

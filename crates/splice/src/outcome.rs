@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::counters::Counters;
-use crate::engine::EngineName;
+use crate::name::EngineName;
 
 /// One of the two ends of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

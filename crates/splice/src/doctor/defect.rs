@@ -9,8 +9,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::sockets::{Family, connection};
 use super::trial::Refusal;
 use super::{Clock, Defect};
-use crate::engine::EngineName;
-use crate::engine::sockmap::Member;
+use crate::kernel::sockmap::Member;
 
 /// How soon to look again for bytes that loopback has on their way.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -57,7 +56,7 @@ fn answer(clock: &Clock) -> Result<u64, String> {
     let (peer, socket) = connected.map_err(|error| error.to_string())?;
     let member = clock
         .standing(|| Member::new(&socket))
-        .map_err(|error| Refusal::of(EngineName::Sockmap, &error).reason)?;
+        .map_err(|error| Refusal::of(&error).reason)?;
     let deadline = clock.deadline();
     let words = |errno: Errno| errno.to_string();
     send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::Kind;
-use crate::error::{Context as _, Result};
+use splice_base::error::{Context as _, Result};
 
 /// How soon to look again for a connection that loopback has on its way.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -11,14 +11,14 @@ use super::Clock;
 use super::sockets::{Family, connection};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::engine::{EngineChoice, EngineName};
-use crate::error::Error;
-use crate::event_loop::EventLoop;
-use crate::handle::Handle;
-use crate::obstacle::Obstacle;
+use crate::name::{EngineChoice, EngineName};
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason};
-use crate::pair::BY_NAME;
+use crate::reactor::EventLoop;
+use crate::session::Handle;
+use crate::session::pair::BY_NAME;
+use splice_base::error::{Error, ErrorKind};
+use splice_base::obstacle::Obstacle;
 
 /// What is sent at a time, in bytes: less than a segment, as small messages are.
 const MESSAGE_BYTES: usize = 1000;
@@ -59,26 +59,18 @@ impl Refusal {
     }
 
     /// A refusal of an engine's, or a fault on the way to it.
-    pub(super) fn of(engine: EngineName, error: &Error) -> Self {
-        let whole = error.reason();
+    pub(super) fn of(error: &Error) -> Self {
         // The finding says already which engine it is about.
-        let reason = [
-            format!("engine {engine} cannot be used: "),
-            format!("engine {engine} cannot take this pair: "),
-        ]
-        .iter()
-        .find_map(|begins| whole.strip_prefix(begins.as_str()))
-        .unwrap_or(&whole)
-        .to_owned();
+        let reason = error.reason();
         if let Some(remedy) = error.remedy() {
             return Self::new(reason).with_remedy(remedy);
         }
-        let Some(cause) = error.os_error() else {
-            if !is_in_kernel(engine) {
-                return Self::new(reason).with_remedy(REPORT);
-            }
-            let Obstacle { reason, remedy } = Obstacle::of_bpf(&reason);
+        if error.kind() == ErrorKind::BpfRefused {
+            let Obstacle { reason, remedy } = Obstacle::of_bpf(error);
             return Self::new(reason).with_remedy(&remedy);
+        }
+        let Some(cause) = error.os_error() else {
+            return Self::new(reason).with_remedy(REPORT);
         };
         let remedy = match cause.kind() {
             io::ErrorKind::NetworkUnreachable
@@ -109,11 +101,6 @@ const SANDBOX: &str = "allow the engine's system calls (pipe needs splice(2)) in
 /// What is left to do where there is no remedy.
 const REPORT: &str = "report it with this kernel's release";
 
-/// Whether the kernel moves the bytes of the engine's pairs by itself.
-pub(super) fn is_in_kernel(engine: EngineName) -> bool {
-    matches!(engine, EngineName::Sockmap | EngineName::Segment)
-}
-
 /// A pair that is being joined, with the two peers that talk through it.
 pub(super) struct Trial {
     engine: EngineName,
@@ -127,7 +114,7 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn of(engine: EngineName, family: Family, clock: &Clock) -> Result<Self, Refusal> {
-        let refused = |error: Error| Refusal::of(engine, &error);
+        let refused = |error: Error| Refusal::of(&error);
         let mut event_loop = EventLoop::new().map_err(refused)?;
         let (peer_a, a) = connection(family, clock.deadline()).map_err(refused)?;
         let (peer_b, b) = connection(family, clock.deadline()).map_err(refused)?;
@@ -165,9 +152,9 @@ impl Trial {
             if alone && rounds >= ROUNDS {
                 break;
             }
-            if !alone && (rounds >= ROUNDS_MOST || !is_in_kernel(self.engine)) {
+            if !alone && (rounds >= ROUNDS_MOST || !self.engine.is_in_kernel()) {
                 let (name, why) = self.handle.engine();
-                let who = if is_in_kernel(self.engine) {
+                let who = if self.engine.is_in_kernel() {
                     "the process moved the bytes, not the kernel"
                 } else {
                     "the bytes went another way"
@@ -188,7 +175,7 @@ impl Trial {
         if name != self.engine {
             return false;
         }
-        if !is_in_kernel(name) {
+        if !name.is_in_kernel() {
             return why == BY_NAME;
         }
         let after = self.handle.redirected();
@@ -286,7 +273,7 @@ impl Trial {
 
     fn turn(&mut self, at_most: Duration) -> Result<(), Refusal> {
         let turned = self.event_loop.turn(Some(at_most));
-        turned.map_err(|error| Refusal::of(self.engine, &error))
+        turned.map_err(|error| Refusal::of(&error))
     }
 
     /// The pair is broken, and its outcome knows more than the peer that noticed.

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use splice_firewall::{Changes, Filters, Reader};
 
 use super::{Change, Firewall, Known, read};
-use crate::error::{Context as _, Result};
+use splice_base::error::{Context as _, Result};
 
 /// How often to look at what changes without a word.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

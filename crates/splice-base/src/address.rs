@@ -1,0 +1,209 @@
+//! Names of places to listen on and to connect to.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The longest path that fits `sockaddr_un.sun_path` with its closing zero, in bytes (unix(7)).
+const UNIX_PATH_MAX_BYTES: usize = 107;
+
+/// Where to listen or to connect: the one way in which an address is written everywhere.
+///
+/// | written | means |
+/// |---|---|
+/// | `127.0.0.1:80`, `[::1]:80` | this address and port |
+/// | `:80` | every local address when listening, this host's loopback when connecting |
+/// | `host:port` | every address that the name resolves to, tried in turn; `localhost` is 127.0.0.1 and ::1 |
+/// | `unix:/path` | a UNIX stream socket in the file system |
+/// | `unix:@name` | a UNIX stream socket in the abstract namespace of unix(7) |
+///
+/// ```
+/// use splice_base::address::Address;
+/// let address: Address = "[::1]:8080".parse()?;
+/// assert_eq!(address.to_string(), "[::1]:8080");
+/// # Ok::<(), splice_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// A host (a name or a literal address without brackets; empty for `:port`) and a TCP port.
+    Inet {
+        /// The host as written, without the brackets of an IPv6 literal.
+        host: String,
+        /// The TCP port.
+        port: u16,
+    },
+    /// A UNIX stream socket with a name in the file system.
+    UnixPath(PathBuf),
+    /// A UNIX stream socket with a name in the abstract namespace, without the leading `@`.
+    UnixAbstract(String),
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    /// # Errors
+    /// [`ErrorKind::InvalidAddress`], with the text, what is wrong with it and how to write it.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.strip_prefix("unix:") {
+            Some(name) => parse_unix(text, name),
+            None => parse_inet(text),
+        }
+    }
+}
+
+fn parse_unix(text: &str, name: &str) -> Result<Address> {
+    let longest = match name.strip_prefix('@') {
+        Some(_) => UNIX_PATH_MAX_BYTES + 1,
+        None => UNIX_PATH_MAX_BYTES,
+    };
+    if name.len() > longest {
+        return Err(invalid(
+            text,
+            "the name of a UNIX socket has at most 107 bytes; shorten it",
+        ));
+    }
+    if name.contains('\0') {
+        return Err(invalid(
+            text,
+            "the name of a UNIX socket has no zero byte; remove it",
+        ));
+    }
+    match name.strip_prefix('@') {
+        Some("") | None if name.len() < 2 => Err(invalid(
+            text,
+            "a UNIX socket needs a name; write unix:/path or unix:@abstract",
+        )),
+        Some(name) => Ok(Address::UnixAbstract(name.into())),
+        None => Ok(Address::UnixPath(name.into())),
+    }
+}
+
+fn parse_inet(text: &str) -> Result<Address> {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return Err(invalid(
+            text,
+            "the port is missing; write HOST:PORT, :PORT or unix:/path",
+        ));
+    };
+    let port = match port.parse() {
+        // `parse` takes a leading `+`, which no one means to write.
+        Ok(number) if port.as_bytes()[0].is_ascii_digit() => number,
+        _ => {
+            return Err(invalid(
+                text,
+                "the port is not a number from 0 to 65535; correct it",
+            ));
+        }
+    };
+    let host = match host.strip_prefix('[') {
+        Some(literal) => match literal.strip_suffix(']') {
+            Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_ok() || is_scoped(inner) => inner,
+            _ => {
+                return Err(invalid(
+                    text,
+                    "no IPv6 address stands between the brackets; write [::1]:80",
+                ));
+            }
+        },
+        None if host
+            .bytes()
+            .any(|byte| !(byte.is_ascii_graphic() || byte >= 0x80) || b"[]/@".contains(&byte)) =>
+        {
+            return Err(invalid(
+                text,
+                "the host holds a character that no host name has; remove it",
+            ));
+        }
+        None if host.contains(':') => {
+            return Err(invalid(
+                text,
+                "an IPv6 address needs brackets; write [::1]:80",
+            ));
+        }
+        None => host,
+    };
+    Ok(Address::Inet {
+        host: host.into(),
+        port,
+    })
+}
+
+/// `fe80::1%eth0`: a link-local address with its interface.
+fn is_scoped(literal: &str) -> bool {
+    literal
+        .split_once('%')
+        .is_some_and(|(ip, zone)| ip.parse::<std::net::Ipv6Addr>().is_ok() && !zone.is_empty())
+}
+
+fn invalid(text: &str, why: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidAddress,
+        format!("address {text:?} cannot be used: {why}"),
+    )
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inet { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Inet { host, port } => write!(f, "{host}:{port}"),
+            Self::UnixPath(path) => write!(f, "unix:{}", path.display()),
+            Self::UnixAbstract(name) => write!(f, "unix:@{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_way_of_writing_comes_back_as_written() {
+        for text in [
+            "127.0.0.1:80",
+            "[::1]:80",
+            ":80",
+            "host.example:0",
+            "unix:/run/x",
+            "unix:@x",
+            "[fe80::1%eth0]:443",
+        ] {
+            assert_eq!(text.parse::<Address>().expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_wrong_address_says_what_is_wrong() {
+        for (text, why) in [
+            ("", "port is missing"),
+            ("80", "port is missing"),
+            ("host:", "not a number"),
+            ("host:+1", "not a number"),
+            ("host:65536", "not a number"),
+            ("::1:80", "needs brackets"),
+            ("[::1:80", "brackets"),
+            ("[host]:80", "brackets"),
+            ("a b:80", "character"),
+            ("http://host:80", "character"),
+            ("unix:", "needs a name"),
+            ("unix:@", "needs a name"),
+            (&format!("unix:/{}", "x".repeat(107)), "107 bytes"),
+        ] {
+            let error = text.parse::<Address>().expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidAddress);
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_parses_or_is_refused_and_what_parses_round_trips(text in "\\PC{0,40}") {
+            if let Ok(address) = text.parse::<Address>() {
+                prop_assert_eq!(address.to_string().parse::<Address>().ok(), Some(address));
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A filter on a device's clsact qdisc, for kernels before 6.6.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::PoisonError;
+
+use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
+use rustix::io::Errno;
+use splice_base::error::Result;
+
+use super::claim::Claim;
+use super::{Traffic, not_attached};
+use crate::libbpf::{LOADING, Quiet, refused};
+use crate::load::load;
+use crate::map::Map;
+use crate::namespace::namespace;
+use crate::objects;
+use crate::program::Program;
+
+/// The first and the last priority that a filter of ours takes: behind the first that the kernel
+/// gives to one without (49152, `tcf_auto_prio`), a number each.
+const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
+
+/// "splc": by this handle a filter in these priorities is ours, or that of a relay that has died. Others
+/// choose theirs, or have the kernel count from 1.
+const HANDLE: u32 = 0x7370_6c63;
+
+/// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c says why.
+///
+/// Its process has a [`Claim`] on its place for as long as it lives. What is left in a place that
+/// can be claimed belongs to nobody and is replaced. (To ask the filter's program instead whether its
+/// table is empty takes CAP_SYS_ADMIN.) A stranger who claims a place keeps us out of it, and nothing
+/// more.
+///
+/// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
+/// and nothing tells whether there are any of others.
+pub struct Filter {
+    place: Place,
+    caller: Program,
+    #[expect(dead_code, reason = "open, it has the filter call the program")]
+    callees: Map,
+    #[expect(dead_code, reason = "held until the filter is gone")]
+    claim: Claim,
+    namespace: u64,
+}
+
+/// Where a filter stands.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    device: u32,
+    traffic: Traffic,
+    priority: u32,
+}
+
+impl Place {
+    fn claim(self) -> std::result::Result<Option<Claim>, Errno> {
+        let traffic = match self.traffic {
+            Traffic::In => "in",
+            Traffic::Out => "out",
+        };
+        let (device, priority) = (self.device, self.priority);
+        Claim::on(&format!("spliced filter {device} {traffic} {priority}"))
+    }
+
+    fn hook(self, caller: &Program) -> TcHook {
+        let mut hook = TcHook::new(caller.fd.as_fd());
+        hook.ifindex(self.device as i32)
+            .attach_point(match self.traffic {
+                Traffic::In => TC_INGRESS,
+                Traffic::Out => TC_EGRESS,
+            })
+            .handle(HANDLE)
+            .priority(self.priority);
+        hook
+    }
+}
+
+impl Filter {
+    pub(super) fn attach(program: &Program, device: u32, traffic: Traffic) -> Result<Self> {
+        let object = load("caller", objects::CALLER, |_| Ok(()))?;
+        let caller = object.program("caller")?;
+        let callees = object.map("callees")?;
+        let namespace = namespace()?;
+        let callee = program.fd.as_raw_fd().cast_unsigned();
+        callees
+            .update(&0u32, &callee)
+            .map_err(|errno| not_attached(device, errno))?;
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
+        let mut place = Place {
+            device,
+            traffic,
+            priority: PRIORITIES.start,
+        };
+        place.hook(&caller).create().map_err(failed)?;
+        let mut last = not_attached(device, Errno::NOSPC);
+        for priority in PRIORITIES {
+            place.priority = priority;
+            let claim = place.claim().map_err(|errno| not_attached(device, errno))?;
+            let Some(claim) = claim else {
+                continue;
+            };
+            match place.hook(&caller).replace(true).attach() {
+                // Only now is there something to take away.
+                Ok(_) => {
+                    return Ok(Self {
+                        place,
+                        caller,
+                        callees,
+                        claim,
+                        namespace,
+                    });
+                }
+                // Filters of another kind or protocol have this priority.
+                Err(error) if error.kind() == libbpf_rs::ErrorKind::InvalidInput => {
+                    last = failed(error);
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(last)
+    }
+
+    pub(super) fn is_behind_its_like(&self) -> bool {
+        self.place.priority > PRIORITIES.start
+    }
+
+    /// A qdisc goes with its device, and its filters with it.
+    pub(super) fn is_attached(&self) -> bool {
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = Quiet::begin();
+        self.is_at(self.place.hook(&self.caller))
+    }
+
+    /// Somebody may have put another in its place.
+    fn is_at(&self, mut hook: TcHook) -> bool {
+        let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
+        hook.query().is_ok_and(is_own)
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // Elsewhere the numbers stand for somebody else's. Where it stays, the table is closed with
+        // this, and the filter lets everything go on.
+        if namespace().is_ok_and(|here| here == self.namespace) {
+            let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+            let _quiet = Quiet::begin();
+            let mut hook = self.place.hook(&self.caller);
+            if self.is_at(hook) {
+                let _ = hook.detach();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filter")
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,149 @@
+//! The clocks that BPF programs read: those of the machine, as they are outside of any time namespace.
+
+use std::fs;
+use std::sync::OnceLock;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::load::load;
+use crate::objects;
+use crate::types::ClockReading;
+
+/// A reading takes a microsecond. One of so many is not interrupted, even beside busy CPUs.
+const READINGS: u32 = 32;
+
+/// What `bpf_ktime_get_ns` reads.
+pub fn now_ns() -> u64 {
+    outside_ns(ClockId::Monotonic)
+}
+
+/// What `bpf_ktime_get_coarse_ns` reads.
+pub fn coarse_now_ns() -> u64 {
+    outside_ns(ClockId::MonotonicCoarse)
+}
+
+fn outside_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    let here = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+    (here - ahead_ns()) as u64
+}
+
+/// Finds out how far apart the clocks are, which may take a program that has to be loaded: a loop that
+/// asks for the time later finds the answer there.
+pub fn prepare() {
+    ahead_ns();
+}
+
+/// By how much this process's time namespace has put both ahead (time_namespaces(7)).
+fn ahead_ns() -> i64 {
+    static AHEAD_NS: OnceLock<i64> = OnceLock::new();
+    *AHEAD_NS.get_or_init(|| {
+        let [own, of_children] = ["time", "time_for_children"]
+            .map(|name| fs::read_link(format!("/proc/self/ns/{name}")));
+        match (own, of_children) {
+            // The file speaks of the namespace that children are born into
+            // (`proc_timens_show_offsets`): this process's own, unless it has unshared another.
+            (Ok(own), Ok(of_children)) if own == of_children => {
+                offset_in_ns(&fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default())
+            }
+            // Where no program can be loaded there is no clock to compare with.
+            _ => measured_ns().unwrap_or(0),
+        }
+    })
+}
+
+/// The offset of CLOCK_MONOTONIC in the words of /proc/self/timens_offsets.
+fn offset_in_ns(offsets: &str) -> i64 {
+    let of_clock = offsets
+        .lines()
+        .find_map(|line| line.strip_prefix("monotonic"));
+    let mut numbers = of_clock.unwrap_or_default().split_whitespace();
+    let mut next = || numbers.next().and_then(|text| text.parse::<i64>().ok());
+    next().unwrap_or(0) * 1_000_000_000 + next().unwrap_or(0)
+}
+
+/// The same by a program's clock, read between two looks at this process's. It is off by half of what the
+/// best of the readings took, some microsecond; less than that counts as nothing.
+fn measured_ns() -> Option<i64> {
+    let object = load("clock", objects::CLOCK, |_| Ok(())).ok()?;
+    let program = object.program("read_clock").ok()?;
+    let mut narrowest: Option<(i64, i64)> = None;
+    for _ in 0..READINGS {
+        let before = monotonic_ns();
+        let reading = program.run(&ClockReading::default()).ok()?;
+        let took = monotonic_ns() - before;
+        if narrowest.is_none_or(|(least, _)| took < least) {
+            narrowest = Some((took, before + took / 2 - reading.now_ns as i64));
+        }
+    }
+    narrowest.map(|(took, ahead)| if ahead.abs() <= took { 0 } else { ahead })
+}
+
+fn monotonic_ns() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+/// Runs an ignored test of this program where the clocks are a day ahead.
+///
+/// # Panics
+/// When the test fails.
+#[cfg(feature = "test")]
+pub fn a_day_ahead(test: &str) {
+    let done = std::process::Command::new("unshare")
+        .args(["--time", "--fork", "--monotonic", "86400"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "--ignored", test])
+        .output()
+        .expect("unshare");
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && said.contains("1 passed"),
+        "{done:?}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use netlab::{Need, available};
+
+    use super::*;
+
+    /// Far more than a reading is off, far less than anything that the clocks are asked for.
+    const CLOSE_NS: i64 = 1_000_000;
+
+    #[test]
+    fn the_file_and_a_reading_agree_in_a_namespace_of_its_own() {
+        if !available(Need::Root) {
+            return;
+        }
+        a_day_ahead("clock::tests::a_day_was_measured");
+    }
+
+    #[test]
+    #[ignore = "what the test above starts"]
+    fn a_day_was_measured() {
+        const DAY_NS: i64 = 86_400 * 1_000_000_000;
+        let measured = measured_ns().expect("measured");
+        println!("off by {} ns", measured - DAY_NS);
+        assert_eq!(ahead_ns(), DAY_NS);
+        assert!((measured - DAY_NS).abs() < CLOSE_NS, "{measured}");
+    }
+
+    #[test]
+    fn clocks_that_are_not_apart_are_not_put_apart() {
+        if !available(Need::Root) {
+            return;
+        }
+        let measured = measured_ns().expect("measured");
+        assert!((measured - ahead_ns()).abs() < CLOSE_NS, "{measured}");
+        assert_eq!(measured == 0, ahead_ns() == 0);
+    }
+
+    #[test]
+    fn offsets_are_read_as_the_kernel_writes_them() {
+        let offsets = "monotonic           -3         500000000\nboottime            7         0\n";
+        assert_eq!(offset_in_ns(offsets), -2_500_000_000);
+        assert_eq!(offset_in_ns(""), 0);
+    }
+}

@@ -1,0 +1,261 @@
+//! Loading the embedded BPF objects.
+
+#[cfg(feature = "test")]
+use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::PoisonError;
+
+use libbpf_rs::{MapCore as _, MapHandle, ObjectBuilder, OpenObject};
+use splice_base::error::{Error, Result};
+
+use crate::libbpf::{LOADING, Quiet, absent, refused};
+use crate::map::Map;
+use crate::program::Program;
+
+/// CPUs may read later what a program reads first (bpf/fence.h).
+const WEAKLY_ORDERED: bool = cfg!(not(any(
+    target_arch = "x86_64",
+    target_arch = "x86",
+    target_arch = "s390x"
+)));
+
+/// The section of `weakly_ordered` in bpf/fence.h.
+const ORDER_SECTION: &str = ".rodata.order";
+
+/// Has programs load as for other CPUs, in the tests.
+#[cfg(feature = "test")]
+pub const FORCE_FENCES: &str = "SPLICE_TEST_FENCES";
+
+#[cfg(feature = "test")]
+fn is_forced() -> bool {
+    std::env::var_os(FORCE_FENCES).is_some()
+}
+
+#[cfg(not(feature = "test"))]
+const fn is_forced() -> bool {
+    false
+}
+
+/// An object that has been parsed; its maps can still be sized.
+#[derive(Debug)]
+pub struct Opened(OpenObject);
+
+/// A loaded object.
+#[derive(Debug)]
+pub struct Object(libbpf_rs::Object);
+
+/// Opens, adjusts and loads an object.
+///
+/// # Errors
+/// [`ErrorKind::BpfRefused`] with libbpf's own last words as the reason; what it prints goes
+/// nowhere else.
+pub fn load(
+    name: &'static str,
+    bytes: &[u8],
+    adjust: impl FnOnce(&mut Opened) -> Result<()>,
+) -> Result<Object> {
+    load_for(WEAKLY_ORDERED || is_forced(), name, bytes, adjust)
+}
+
+/// The same for CPUs that keep less order than those of this machine, or no less.
+fn load_for(
+    weakly_ordered: bool,
+    name: &'static str,
+    bytes: &[u8],
+    adjust: impl FnOnce(&mut Opened) -> Result<()>,
+) -> Result<Object> {
+    let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _quiet = Quiet::begin();
+    let open = ObjectBuilder::default()
+        .open_memory(bytes)
+        .map_err(|error| refused(format!("the BPF object {name} cannot be read"), &error))?;
+    let mut opened = Opened(open);
+    opened.set_order(weakly_ordered);
+    adjust(&mut opened)?;
+    opened
+        .0
+        .load()
+        .map(Object)
+        .map_err(|error| refused(format!("the BPF object {name} cannot be loaded"), &error))
+}
+
+impl Opened {
+    /// How many entries a map (for a ring: bytes) shall have.
+    pub fn resize(&mut self, map: &str, entries: u32) -> Result<()> {
+        self.map(map)?
+            .set_max_entries(entries)
+            .map_err(|error| refused(format!("the BPF map {map} cannot be sized"), &error))
+    }
+
+    /// Uses a map that another object made in place of an own one.
+    pub fn share(&mut self, map: &str, with: &Map) -> Result<()> {
+        self.map(map)?
+            .reuse_fd(with.fd.as_fd())
+            .map_err(|error| refused(format!("the BPF map {map} cannot be shared"), &error))
+    }
+
+    /// Whether the object's programs have to keep order themselves. One without fences does not ask.
+    fn set_order(&mut self, weakly_ordered: bool) {
+        let mut section = self.map(ORDER_SECTION).ok();
+        if let Some(value) = section.as_mut().and_then(|map| map.initial_value_mut()) {
+            value.fill(weakly_ordered.into());
+        }
+    }
+
+    fn map(&mut self, name: &str) -> Result<libbpf_rs::OpenMapMut<'_>> {
+        self.0
+            .maps_mut()
+            .find(|map| map.name() == name)
+            .ok_or_else(|| absent(name))
+    }
+}
+
+impl Object {
+    /// A descriptor of one of the object's maps.
+    pub fn map(&self, name: &'static str) -> Result<Map> {
+        let map = self
+            .0
+            .maps()
+            .find(|map| map.name() == name)
+            .ok_or_else(|| absent(name))?;
+        let key_bytes = map.key_size() as usize;
+        let value_bytes = map.value_size() as usize;
+        let entries = map.max_entries();
+        let fd = MapHandle::try_from(&map)
+            .map_err(|error| refused(format!("the BPF map {name} cannot be kept"), &error))?;
+        Ok(Map {
+            name,
+            fd,
+            key_bytes,
+            value_bytes,
+            entries,
+        })
+    }
+
+    /// A descriptor of one of the object's programs.
+    pub fn program(&self, name: &'static str) -> Result<Program> {
+        let program = self
+            .0
+            .progs_mut()
+            .find(|program| program.name() == name)
+            .ok_or_else(|| absent(name))?;
+        let fd = program
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| Error::system(format!("the BPF program {name} is lost"), error))?;
+        Ok(Program::new(name, fd))
+    }
+
+    /// Makes a program the one that runs for the members of a map of sockets. A member keeps the
+    /// program that was attached when it came in.
+    pub fn attach_to_map(&self, program: &'static str, map: &Map) -> Result<()> {
+        self.0
+            .progs_mut()
+            .find(|candidate| candidate.name() == program)
+            .ok_or_else(|| absent(program))?
+            .attach_sockmap(map.fd.as_fd().as_raw_fd())
+            .map_err(|error| {
+                refused(
+                    format!("the BPF program {program} cannot be attached to its map"),
+                    &error,
+                )
+            })
+    }
+}
+
+#[cfg(feature = "test")]
+impl Object {
+    /// Has a program called at one of netfilter's hooks for IPv4 in this thread's namespace, until the
+    /// link is dropped.
+    pub fn attach_to_netfilter(&self, program: &str, hook: i32, priority: i32) -> libbpf_rs::Link {
+        let options = libbpf_rs::NetfilterOpts {
+            protocol_family: libbpf_rs::NFPROTO_IPV4,
+            hooknum: hook,
+            priority,
+            ..Default::default()
+        };
+        let found = self.0.progs_mut().find(|one| one.name() == program);
+        let link = found
+            .expect("a program")
+            .attach_netfilter_with_opts(options);
+        link.expect("attached")
+    }
+
+    /// Has a program called for the sockets of a control group, until the link is dropped.
+    pub fn attach_to_cgroup(&self, program: &str, cgroup: BorrowedFd<'_>) -> libbpf_rs::Link {
+        let found = self.0.progs_mut().find(|one| one.name() == program);
+        let link = found.expect("a program").attach_cgroup(cgroup.as_raw_fd());
+        link.expect("attached")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::objects;
+    use crate::types::{DirectionEntry, Inspection};
+    use splice_base::error::ErrorKind;
+
+    #[test]
+    fn the_objects_load_and_their_maps_are_reached() -> Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let object = load("redirect", objects::REDIRECT, |opened| {
+            opened.resize("directions", 64)?;
+            opened.resize("targets", 64)
+        })?;
+        let targets = object.map("targets")?;
+        object.attach_to_map("redirect", &object.map("sources")?)?;
+        let inspect = load("inspect", objects::INSPECT, |opened| {
+            opened.resize("targets", 64)?;
+            opened.share("targets", &targets)
+        })?;
+        let answer = inspect.program("inspect")?.run(&Inspection {
+            cookie: 1,
+            ..Inspection::default()
+        });
+        assert_eq!(
+            answer.map(|answer| (answer.cookie, answer.found)),
+            Ok((1, 0))
+        );
+        let entries = object.map("directions")?.share_values::<DirectionEntry>()?;
+        assert_eq!(entries.len(), 64);
+        assert_eq!(entries.at(63).redirected.load(Ordering::Relaxed), 0);
+        let mut ring = object.map("calls")?.consume()?;
+        ring.take(|_| unreachable!("nobody has called"));
+        Ok(())
+    }
+
+    /// Where CPUs keep order the verifier takes the fences away, but for the look at the flag.
+    #[test]
+    fn fences_are_there_where_they_are_needed() -> Result<()> {
+        /// `cmpxchg` with what it is given, and more.
+        const FENCE_BYTES: u32 = 4 * 8;
+        if !netlab::available(netlab::Need::Root) {
+            return Ok(());
+        }
+        let [ordered, weakly_ordered] =
+            [false, true].map(|weakly| load_for(weakly, "segment", objects::SEGMENT, |_| Ok(())));
+        let (ordered, weakly_ordered) = (ordered?, weakly_ordered?);
+        for (name, fences) in [("segment_ingress", 2), ("segment_egress", 2)] {
+            let [before, after] = [&ordered, &weakly_ordered].map(|object| {
+                let made = object.program(name).map(|program| program.made());
+                made.expect("a program").expect("told")
+            });
+            println!("{name}: {before:?}, with fences {after:?}");
+            assert!(after[1] >= before[1] + fences * FENCE_BYTES, "{name}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_refusal_carries_the_reason_and_prints_nothing() {
+        let error = load("nothing", b"not an object", |_| Ok(())).map(drop);
+        let error = error.expect_err("it is no object");
+        assert_eq!(error.kind(), ErrorKind::BpfRefused);
+        assert!(error.to_string().contains("nothing"), "{error}");
+    }
+}

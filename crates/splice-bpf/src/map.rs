@@ -1,0 +1,115 @@
+//! One map: its entries by system call, or in this process's memory.
+#![allow(unsafe_code, reason = "bpf(2); see the SAFETY comments")]
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libbpf_rs::{MapCore as _, MapHandle, libbpf_sys};
+use rustix::io::Errno;
+use rustix::param::page_size;
+
+use splice_base::error::Result;
+
+use crate::libbpf::checked;
+use crate::plain::{Plain, bytes_of};
+use crate::shared_memory::{Mapping, Ring, SharedArray};
+
+/// One BPF map.
+pub struct Map {
+    pub(crate) name: &'static str,
+    pub(crate) fd: MapHandle,
+    pub(crate) key_bytes: usize,
+    pub(crate) value_bytes: usize,
+    pub(crate) entries: u32,
+}
+
+impl Map {
+    /// Adds an entry, or changes it.
+    ///
+    /// # Errors
+    /// What bpf(2) said.
+    pub fn update<K: Plain, V: Plain>(&self, key: &K, value: &V) -> std::result::Result<(), Errno> {
+        self.update_bytes(key, bytes_of(value), libbpf_sys::BPF_ANY.into())
+    }
+
+    /// Puts a socket into a map of sockets. The caller keeps its own descriptor.
+    ///
+    /// # Errors
+    /// What bpf(2) said.
+    pub fn insert_socket<K: Plain>(
+        &self,
+        key: &K,
+        socket: BorrowedFd<'_>,
+    ) -> std::result::Result<(), Errno> {
+        // Maps of sockets take a descriptor as a u64 (`sock_map_update_elem`).
+        let value = socket.as_raw_fd() as u64;
+        self.update_bytes(key, bytes_of(&value), libbpf_sys::BPF_NOEXIST.into())
+    }
+
+    fn update_bytes<K: Plain>(
+        &self,
+        key: &K,
+        value: &[u8],
+        flags: u64,
+    ) -> std::result::Result<(), Errno> {
+        assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
+        assert_eq!(self.value_bytes, value.len(), "{}", self.name);
+        // SAFETY: the kernel reads as many bytes as the map's keys and values have, which both
+        // slices were checked to be.
+        let result = unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                self.fd.as_fd().as_raw_fd(),
+                bytes_of(key).as_ptr().cast(),
+                value.as_ptr().cast(),
+                flags,
+            )
+        };
+        checked(result)
+    }
+
+    /// Removes an entry; one that is not there is removed.
+    pub fn remove<K: Plain>(&self, key: &K) {
+        debug_assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
+        let _ = self.fd.delete(bytes_of(key));
+    }
+
+    /// How many keys it holds. For tests and the doctor: it walks the map.
+    pub fn count(&self) -> usize {
+        self.fd.keys().count()
+    }
+
+    /// Maps the values of a `BPF_F_MMAPABLE` array into this process.
+    pub fn share_values<T: Plain>(&self) -> Result<SharedArray<T>> {
+        // The kernel rounds a value up to 8 bytes; ours are multiples of it.
+        debug_assert_eq!(self.value_bytes, size_of::<T>(), "{}", self.name);
+        debug_assert_eq!(size_of::<T>() % 8, 0, "{}", self.name);
+        let count = self.entries as usize;
+        let mapping = Mapping::new(self.name, self.as_fd(), 0, count * size_of::<T>(), true)?;
+        Ok(SharedArray::new(mapping, count))
+    }
+
+    /// The consuming end of a ring. There must be one only.
+    pub fn consume(&self) -> Result<Ring> {
+        let page = page_size();
+        let size = self.entries as usize;
+        // One page that we write, one that the kernel writes, and the data twice in a row, so
+        // that a record at the end can be read in one piece (kernel/bpf/ringbuf.c).
+        Ok(Ring::new(
+            Mapping::new(self.name, self.as_fd(), 0, page, true)?,
+            Mapping::new(self.name, self.as_fd(), page, page + 2 * size, false)?,
+            size - 1,
+        ))
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Map").field(&self.name).finish()
+    }
+}

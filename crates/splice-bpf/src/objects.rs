@@ -1,0 +1,36 @@
+//! The compiled BPF objects, as `make bpf` has made them from `bpf/*.bpf.c`.
+
+macro_rules! objects {
+    ($($(#[$meta:meta])* $name:ident = $file:literal;)*) => {
+        $($(#[$meta])* pub static $name: &[u8] = include_bytes!(concat!("../bpf/prebuilt/", $file, ".bpf.o"));)*
+    };
+}
+
+objects! {
+    /// Calls another program from a filter on a clsact qdisc.
+    CALLER = "caller";
+    /// Reads the clock that programs read.
+    CLOCK = "clock";
+    /// Lets sources into the map of `REDIRECT`.
+    GATE = "gate";
+    /// Lists who is called at the kernel's hooks.
+    HOOKS = "hooks";
+    /// Tells how far a socket in the map of `REDIRECT` has come.
+    INSPECT = "inspect";
+    /// The engine `sockmap`.
+    REDIRECT = "redirect";
+    /// The engine `segment`.
+    SEGMENT = "segment";
+}
+
+#[cfg(feature = "test")]
+objects! {
+    /// A tc program of somebody else's, for tests.
+    BYSTANDER = "bystander";
+    /// A filter of a control group, for tests.
+    CGROUP_FILTER = "cgroup_filter";
+    /// A path that loses and reorders, for tests.
+    DISORDER = "disorder";
+    /// A program at a hook of netfilter, for tests.
+    NETFILTER_LINK = "netfilter_link";
+}

@@ -1,0 +1,19 @@
+//! Types whose bytes mean the same to a BPF program and to this process.
+#![allow(
+    unsafe_code,
+    reason = "the bytes of a `Plain` value; see the SAFETY comments"
+)]
+
+/// A type whose bytes are the same on both sides: no padding, no pointer, every bit pattern
+/// valid.
+///
+/// # Safety
+/// The implementor is `repr(C)`, has no padding and is valid for every bit pattern.
+pub unsafe trait Plain: Sized {}
+
+/// The bytes of a value, as the kernel reads them.
+pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: `Plain` has no padding, so all `size_of` bytes are initialised, and they live as
+    // long as the reference.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}

@@ -1,0 +1,126 @@
+//! What a flow knows of one peer, in the memory that the program works on; `reach` as the program takes it
+//! apart (`bpf/segment_overlap.h`).
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::time::Duration;
+
+use crate::sequence::is_behind;
+use crate::types::SegmentSide;
+use crate::types::{segment_flag as flag, segment_mark as mark};
+
+/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
+const LEAD: Duration = Duration::from_millis(250);
+
+impl SegmentSide {
+    /// The stamps of its translated segments count microseconds, not milliseconds.
+    pub fn ticks_in_microseconds(&self) -> bool {
+        self.flags.load(Relaxed) & flag::MICROSECONDS != 0
+    }
+
+    /// Where the clock stands that begins to stand at `now_ns`.
+    pub fn standing_at(&self, now_ns: u64) -> u32 {
+        let tick_ns = if self.ticks_in_microseconds() {
+            1_000
+        } else {
+            1_000_000
+        };
+        let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
+        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
+    }
+
+    /// The end of what the peer has sent.
+    pub fn high_seq(&self) -> u32 {
+        self.reach.load(Acquire) as u32
+    }
+
+    /// Its bits of [`segment_mark`](crate::types::segment_mark).
+    pub fn marks(&self) -> u32 {
+        (self.reach.load(Acquire) >> u32::BITS) as u32
+    }
+
+    /// As if the program had marked the peer.
+    #[cfg(feature = "test")]
+    pub fn add_marks(&self, marks: u32) {
+        self.reach.fetch_or(u64::from(marks) << u32::BITS, SeqCst);
+    }
+
+    /// Nothing is marked any more; the socket knows of so much.
+    pub fn begin_reach(&self, known: u32) {
+        let begun = |reach: u64| {
+            let noted = (reach >> u32::BITS) as u32 & mark::NOTED != 0;
+            let is_newer = noted && !is_behind(reach as u32, known);
+            Some(u64::from(if is_newer { reach as u32 } else { known }))
+        };
+        // It cannot fail.
+        let _ = self.reach.fetch_update(SeqCst, SeqCst, begun);
+    }
+
+    /// The peer has sent up to `to` at least.
+    pub fn raise_high_seq(&self, to: u32) {
+        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
+        let raised = |reach: u64| {
+            let marks = (reach >> u32::BITS & kept) << u32::BITS;
+            is_behind(reach as u32, to).then_some(marks | u64::from(to))
+        };
+        // It fails where nothing is to be done.
+        let _ = self.reach.fetch_update(Relaxed, Relaxed, raised);
+    }
+
+    /// By the sockets nothing comes beyond `most`; the socket knows of so much.
+    pub fn bound_high_seq(&self, most: u32, known: u32) {
+        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
+        let bound = |reach: u64| {
+            let marks = reach >> u32::BITS;
+            let is_past = marks as u32 & mark::PAST != 0;
+            (!is_past && is_behind(most, reach as u32))
+                .then_some((marks & kept) << u32::BITS | u64::from(known))
+        };
+        // It fails where nothing is to be done.
+        let _ = self.reach.fetch_update(Relaxed, Relaxed, bound);
+    }
+
+    /// The stream ends there, and that was acknowledged.
+    pub fn end_reach(&self, end: u32) {
+        let acknowledged = u64::from(mark::FIN | mark::FIN_ACKED);
+        let ended = |reach: u64| {
+            let marks = reach >> u32::BITS | acknowledged;
+            Some(marks << u32::BITS | u64::from(end))
+        };
+        // It cannot fail.
+        let _ = self.reach.fetch_update(SeqCst, SeqCst, ended);
+    }
+
+    /// Nothing is known of the peer.
+    pub fn clear(&self) {
+        self.reach.store(0, Relaxed);
+        self.stamp_delta.store(0, Relaxed);
+        self.acked.store(0, Relaxed);
+        self.payload_bytes.store(0, Relaxed);
+        for word in [
+            &self.out_device,
+            &self.seq_delta,
+            &self.ack_delta,
+            &self.clock,
+            &self.cut,
+            &self.stamp_floor,
+            &self.high_ack,
+            &self.edge,
+            &self.seen_device,
+            &self.seen_hops,
+            &self.promised,
+            &self.border,
+            &self.sent,
+            &self.room_end,
+        ] {
+            word.store(0, Relaxed);
+        }
+        for byte in [
+            &self.window_left,
+            &self.window_right,
+            &self.flags,
+            &self.own_scale,
+        ] {
+            byte.store(0, Relaxed);
+        }
+    }
+}

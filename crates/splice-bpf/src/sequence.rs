@@ -1,0 +1,15 @@
+//! TCP sequence numbers, which wrap.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Whether `mark` is before `to`.
+pub fn is_behind(mark: u32, to: u32) -> bool {
+    to.wrapping_sub(mark).cast_signed() > 0
+}
+
+/// Moves a mark forward, never back. The program raises the same words (`raise` in `bpf/segment_overlap.h`).
+pub fn raise(mark: &AtomicU32, to: u32) {
+    // It fails where nothing is to be done.
+    let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));
+}

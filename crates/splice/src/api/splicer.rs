@@ -1,0 +1,165 @@
+//! Event loops in background threads.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{self, JoinHandle};
+
+use splice_base::error::{Context as _, Error, ErrorKind, Result};
+
+use crate::endpoint::Endpoint;
+use crate::options::Options;
+use crate::reactor::{EventLoop, Remote};
+use crate::session::pair::ends::Ends;
+use crate::session::{Handle, Status};
+
+/// Background threads with an [`EventLoop`] each, over which pairs are spread in turn.
+///
+/// Dropping it ends the loops and waits for the threads; pairs that still run end with
+/// [`Reason::Shutdown`](crate::Reason::Shutdown).
+pub struct Splicer {
+    loops: Vec<(Remote, Option<JoinHandle<()>>)>,
+    next: AtomicUsize,
+}
+
+impl Splicer {
+    /// Starts `threads` threads, at least one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when a thread or its loop cannot be made.
+    pub fn new(threads: usize) -> Result<Self> {
+        // Should one fail, it is dropped with the loops that it has.
+        let mut splicer = Self {
+            loops: Vec::new(),
+            next: AtomicUsize::new(0),
+        };
+        for number in 0..threads.max(1) {
+            let (sender, receiver) = mpsc::channel();
+            let thread = thread::Builder::new()
+                .name(format!("splice-{number}"))
+                .spawn(move || match EventLoop::new() {
+                    Err(error) => {
+                        let _ = sender.send(Err(error));
+                    }
+                    Ok(mut event_loop) => {
+                        let _ = sender.send(Ok(event_loop.remote()));
+                        // A loop whose epoll instance fails can only end: dropping it closes its
+                        // pairs, and each tells its handle.
+                        let _ = event_loop.run();
+                    }
+                })
+                .context("cannot start a thread for an event loop")?;
+            let ended = |_| {
+                let why = "an event loop ended as it started, by a defect; please report it";
+                Error::new(ErrorKind::LoopEnded, why)
+            };
+            let remote = receiver.recv().map_err(ended)??;
+            splicer.loops.push((remote, Some(thread)));
+        }
+        Ok(splicer)
+    }
+
+    /// Joins two endpoints on one of the loops.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take the
+    /// pair; [`ErrorKind::LoopEnded`] when the loop has failed. Both sockets are closed then.
+    pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+        self.run(Ends::Apart([a, b]), options)
+    }
+
+    /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name that needs two sockets;
+    /// [`ErrorKind::LoopEnded`] when the loop has failed. The socket is closed then.
+    pub fn echo(&self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
+        self.run(Ends::Echo(endpoint), options)
+    }
+
+    /// The first loop.
+    #[cfg(test)]
+    pub(crate) fn remote(&self) -> &Remote {
+        &self.loops[0].0
+    }
+
+    fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
+        let status = Arc::new(Status::new());
+        let pair = super::pair(ends, options, None, &status, None)?;
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
+        let home = &self.loops[next].0;
+        let shared = Arc::clone(&status);
+        home.run(move |event_loop| super::place(event_loop, pair, &shared))?;
+        Ok(Handle::new(status, home.clone()))
+    }
+}
+
+impl Drop for Splicer {
+    fn drop(&mut self) {
+        for (remote, _) in &self.loops {
+            remote.end();
+        }
+        for (_, thread) in &mut self.loops {
+            if let Some(thread) = thread.take() {
+                // A panic there has been printed already and must not become one in a drop.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Splicer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Splicer")
+            .field("threads", &self.loops.len())
+            .finish()
+    }
+}
+
+/// Joins two endpoints on the process's own background threads, one per CPU, which the first call
+/// of this or of [`echo()`] starts.
+///
+/// # Errors
+/// As [`Splicer::new`] and [`Splicer::join`].
+pub fn join(a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
+    of_process()?.join(a, b, options)
+}
+
+/// Splices an endpoint to itself, on the same threads as [`join()`]: what comes from its peer goes
+/// back to it, by any engine that needs no second socket.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use std::os::unix::net::UnixStream;
+/// use splice::{Endpoint, Options, Reason, echo};
+///
+/// let (mut client, socket) = UnixStream::pair()?;
+/// let handle = echo(Endpoint::new(socket)?, &Options::default())?;
+/// client.write_all(b"hello")?;
+/// client.shutdown(std::net::Shutdown::Write)?;
+/// let mut text = String::new();
+/// client.read_to_string(&mut text)?;
+/// assert_eq!(text, "hello");
+/// let outcome = handle.wait();
+/// assert_eq!((outcome.reason, outcome.moved.a_to_b), (Reason::EndOfStream, 5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Splicer::new`] and [`Splicer::echo`].
+pub fn echo(endpoint: Endpoint, options: &Options) -> Result<Handle> {
+    of_process()?.echo(endpoint, options)
+}
+
+fn of_process() -> Result<&'static Splicer> {
+    static SPLICER: OnceLock<Splicer> = OnceLock::new();
+    if let Some(splicer) = SPLICER.get() {
+        return Ok(splicer);
+    }
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    // Two first calls at once make two; the one that comes second ends its own.
+    let _ = SPLICER.set(Splicer::new(threads)?);
+    Ok(SPLICER
+        .get()
+        .unwrap_or_else(|| unreachable!("it was set above, by us or another")))
+}

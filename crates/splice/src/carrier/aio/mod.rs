@@ -1,0 +1,385 @@
+//! `aio`: Linux AIO. One `io_submit(2)` reads a message and writes it.
+//!
+//! ```text
+//!             ┌───────────── one io_submit ─────────────┐
+//! socket a ──read──▶ buffer ──writev──▶ socket b
+//!             │                  ▲ its iovec: where, how many
+//!             └── completion ────┘ in the ring, which the process has mapped
+//! ```
+//!
+//! A write needs to know how much there is, and the read that tells is in the same system call. But
+//! a completion (`struct io_event`) is `data`, `obj`, `res`, `res2`: `obj` is the address of the
+//! request that it belongs to, `res` the number of bytes. Seen from `obj` on that is a `struct
+//! iovec`, and a true one where the request lies at the beginning of the buffer that it reads into.
+//! So the write is a `writev` with the place in the ring where the read's completion is going to
+//! be. It stands on this (`fs/aio.c`, 6.18):
+//!
+//! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own.
+//! - A socket's read or write is over when it returns, be it with `EAGAIN`: only `-EIOCBQUEUED`
+//!   leaves one under way (`aio_rw_done`), and no stream socket returns that.
+//! - The completion is in the ring before the next request is looked at (`iocb_put`, at the end of
+//!   `io_submit_one`).
+//! - A read that failed has a negative number for a length, with which no `writev` is made
+//!   (`copy_iovec_from_user`, `EINVAL`): `io_submit` then tells of one request instead of two.
+//!
+//! A context is tried on a socket of its own first. Where the ring is not of the shape that is
+//! known here, or the trial goes wrong, read and write are two calls each, `io_submit` and
+//! `io_getevents`. Waiting for a socket is left to the loop's epoll in any case.
+#![allow(
+    unsafe_code,
+    reason = "system calls without a wrapper and a ring that the kernel maps; see the SAFETY comments"
+)]
+
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::c_long;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+
+use self::ring::{Completion, Ring};
+use super::Filled;
+use super::buffer::Buffer;
+use splice_base::obstacle::Obstacle;
+use splice_base::socket_option::last_error;
+
+/// How many requests may be under way: the read of a message and the write of it. Each counts
+/// against `fs.aio-max-nr`.
+const REQUESTS: usize = 2;
+
+/// A request, `struct iocb` of `linux/aio_abi.h`, as bytes: a buffer of bytes begins with it.
+type Request = [u8; 64];
+
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_PWRITEV: u16 = 8;
+
+/// No waiting, whatever somebody does to the descriptor's `O_NONBLOCK`, and no SIGPIPE
+/// (`linux/fs.h`). Both or none are asked for; 6.18 knows both.
+const RWF_NOWAIT: u32 = 0x08;
+const RWF_NOSIGNAL: u32 = 0x100;
+
+/// What a read or write came to, in bytes: a single one moves less than 2 GiB (`MAX_RW_COUNT`).
+type Moved = Result<u32, Errno>;
+
+/// A loop's AIO context.
+///
+/// It is kept as long as the loop: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
+/// some 30 ms.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    ring: Ring,
+    /// The ring has the shape that is known here.
+    known_ring: bool,
+    /// A write can be told by the ring how much there is.
+    chained: bool,
+    flags: u32,
+}
+
+impl Requests {
+    /// Makes one and tries it.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub(crate) fn new() -> Result<Self, Obstacle> {
+        Self::tried().map_err(obstacle)
+    }
+}
+
+fn obstacle(errno: Errno) -> Obstacle {
+    let (reason, remedy) = match errno {
+        Errno::NOSYS => (
+            "this kernel has no Linux AIO".into(),
+            "use one that is built with CONFIG_AIO",
+        ),
+        Errno::AGAIN => (
+            "the contexts of all processes have used up fs.aio-max-nr".into(),
+            "raise it",
+        ),
+        errno => (
+            format!("an AIO context cannot be made: {errno}"),
+            match errno {
+                Errno::MFILE => "raise RLIMIT_NOFILE",
+                Errno::NOMEM => "make memory free, or raise RLIMIT_AS where it is set",
+                _ => {
+                    "allow io_setup(2), io_submit(2) and io_getevents(2) in the sandbox that this \
+                      process is in"
+                }
+            },
+        ),
+    };
+    Obstacle {
+        reason,
+        remedy: remedy.into(),
+    }
+}
+
+impl Requests {
+    fn tried() -> Result<Self, Errno> {
+        let mut id: usize = 0;
+        let most = REQUESTS as c_long;
+        // SAFETY: the kernel writes the context's id, a `long`, into `id`.
+        called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
+        // SAFETY: the context is destroyed when it is dropped, and its ring with it.
+        let ring = unsafe { Ring::of(id) };
+        let mut context = Self {
+            known_ring: ring.is_known(),
+            ring,
+            chained: false,
+            flags: 0,
+        };
+        context.try_out()?;
+        Ok(context)
+    }
+
+    /// Finds out what this kernel can do, on a socket that is spliced to itself.
+    fn try_out(&mut self) -> Result<(), Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (peer, socket) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let mut memory = vec![0; 4096];
+        self.flags = RWF_NOWAIT | RWF_NOSIGNAL;
+        match self.pass(socket.as_fd(), &mut memory, 1, None) {
+            // Unknown to this kernel.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => self.flags = 0,
+            tried => drop(tried?),
+        }
+        if !self.known_ring {
+            return Ok(());
+        }
+        self.chained = true;
+        let empty = self.pass(socket.as_fd(), &mut memory, 1, Some(socket.as_fd()))?;
+        send(&peer, b"ab", SendFlags::NOSIGNAL)?;
+        let full = self.pass(socket.as_fd(), &mut memory, 2, Some(socket.as_fd()))?;
+        let mut came = [0; 16];
+        let came = match recv(&peer, &mut came, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => &came[..count],
+            Err(_) => &[],
+        };
+        self.chained =
+            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && came == b"ab";
+        Ok(())
+    }
+
+    /// Reads at most `wanted` bytes (no more than `memory` has) into `memory`, and, where it can be
+    /// done in the same system call, writes what has come onward.
+    fn pass(
+        &mut self,
+        source: BorrowedFd<'_>,
+        memory: &mut [u8],
+        wanted: usize,
+        onward: Option<BorrowedFd<'_>>,
+    ) -> Result<(Moved, Option<Moved>), Errno> {
+        assert!(wanted <= memory.len() && memory.len() >= size_of::<Request>());
+        let read = self.request(0, IOCB_CMD_PREAD, source, memory.as_ptr().addr(), wanted);
+        memory[..read.len()].copy_from_slice(&read);
+        let start = memory.as_mut_ptr();
+        // The kernel has it as a number, too.
+        let _ = start.expose_provenance();
+        let Some(onward) = onward.filter(|_| self.chained) else {
+            // SAFETY: `memory` begins with a request, which reads no more into it than it has.
+            let [read, _] = unsafe { self.submit(&mut [start]) }?;
+            return Ok((read.unwrap_or(Err(Errno::IO)), None));
+        };
+        // Nothing is under way, so the next completion is that of the read.
+        let slot = self.ring.next_slot();
+        // A write that does not find the read's completion there must not take an old one for it.
+        slot.res.store(-1, Ordering::Release);
+        let iovec = (&raw const slot.obj).expose_provenance();
+        let mut write = self.request(1, IOCB_CMD_PWRITEV, onward, iovec, 1);
+        // SAFETY: as above; and what the write finds as its iovec is `memory` and the number of
+        // bytes that were read into it, or a negative number.
+        let [read, written] = unsafe { self.submit(&mut [start, write.as_mut_ptr()]) }?;
+        Ok((read.unwrap_or(Err(Errno::IO)), written))
+    }
+
+    fn write(&mut self, destination: BorrowedFd<'_>, bytes: &[u8]) -> Moved {
+        let start = bytes.as_ptr().expose_provenance();
+        let mut write = self.request(0, IOCB_CMD_PWRITE, destination, start, bytes.len());
+        // SAFETY: the kernel reads the request and `bytes`, which outlive the call.
+        let [written, _] = unsafe { self.submit(&mut [write.as_mut_ptr()]) }?;
+        written.unwrap_or(Err(Errno::IO))
+    }
+
+    /// Its fields by their place in `struct iocb`; the others are zero.
+    fn request(
+        &self,
+        data: u64,
+        opcode: u16,
+        fd: BorrowedFd<'_>,
+        address: usize,
+        count: usize,
+    ) -> Request {
+        // `aio_key` and `aio_rw_flags` change places with the order of bytes.
+        const RW_FLAGS: usize = if cfg!(target_endian = "little") {
+            12
+        } else {
+            8
+        };
+        let mut request = [0; 64];
+        request[0..8].copy_from_slice(&data.to_ne_bytes());
+        request[RW_FLAGS..RW_FLAGS + 4].copy_from_slice(&self.flags.to_ne_bytes());
+        request[16..18].copy_from_slice(&opcode.to_ne_bytes());
+        request[20..24].copy_from_slice(&fd.as_raw_fd().to_ne_bytes());
+        request[24..32].copy_from_slice(&(address as u64).to_ne_bytes());
+        request[32..40].copy_from_slice(&(count as u64).to_ne_bytes());
+        request
+    }
+
+    /// Submits requests, at most two, and returns what each came to; `None` for one that was not
+    /// accepted. Fails when the first one was not.
+    ///
+    /// # Safety
+    /// Each pointer leads to a [`Request`] for a socket, whose data is its index, and the memory
+    /// that it reads from or writes to is valid for that until this returns. None is under way
+    /// then: a socket's are over when io_submit(2) returns, and were it otherwise, their
+    /// completions are waited for.
+    unsafe fn submit(&mut self, requests: &mut [*mut u8]) -> Result<[Option<Moved>; 2], Errno> {
+        let count = requests.len() as c_long;
+        // SAFETY: the caller's promise; the array of pointers outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_submit,
+                self.ring.id(),
+                count,
+                requests.as_mut_ptr(),
+            )
+        };
+        let submitted = match called(result) {
+            // Not a socket that is empty, but no memory for a request (`aio_get_req`).
+            Err(Errno::AGAIN) => return Err(Errno::NOMEM),
+            submitted => submitted?,
+        };
+        let mut results = [None; REQUESTS];
+        for _ in 0..submitted {
+            let (data, result) = self.completion()?;
+            if let Some(place) = results.get_mut(data as usize) {
+                *place = Some(moved(result));
+            }
+        }
+        Ok(results)
+    }
+
+    /// The next completion: which request, and its result.
+    fn completion(&mut self) -> Result<(u64, i64), Errno> {
+        if self.known_ring
+            && let Some(completion) = self.ring.take()
+        {
+            return Ok(completion);
+        }
+        let mut completion = Completion::default();
+        let (one, timeout): (c_long, _) = (1, ptr::null_mut::<libc::timespec>());
+        loop {
+            // SAFETY: the kernel writes at most one completion, into one of that shape.
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_io_getevents,
+                    self.ring.id(),
+                    one,
+                    one,
+                    &raw mut completion,
+                    timeout,
+                )
+            };
+            match called(result) {
+                Ok(1) => {
+                    return Ok((completion.data.into_inner(), completion.res.into_inner()));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+impl Drop for Requests {
+    fn drop(&mut self) {
+        // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.ring.id()) };
+    }
+}
+
+/// What the result of a completion means.
+fn moved(result: i64) -> Moved {
+    u32::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as i32))
+}
+
+/// What the result of a system call means.
+fn called(result: c_long) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| last_error())
+}
+
+/// A buffer that is filled and drained by requests.
+#[derive(Debug)]
+pub(crate) struct Block {
+    buffer: Buffer,
+    /// What the write came to that went with the read.
+    written: Option<Moved>,
+}
+
+impl Block {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self {
+            buffer,
+            written: None,
+        }
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    pub(crate) fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+
+    /// As [`Carrier::fill`](super::Carrier::fill). Where `onward` is given, what is taken is also
+    /// written there, and the next [`drain`](Self::drain) tells how that went.
+    pub(crate) fn fill(
+        &mut self,
+        context: &mut Requests,
+        source: BorrowedFd<'_>,
+        at_most: usize,
+        onward: Option<BorrowedFd<'_>>,
+    ) -> Result<Filled, Errno> {
+        debug_assert!(self.written.is_none());
+        let memory = self.buffer.space(usize::MAX);
+        let wanted = at_most.min(memory.len());
+        let (read, written) = context.pass(source, memory, wanted, onward)?;
+        match read {
+            Ok(count) => {
+                let count = count as usize;
+                self.buffer.took(count);
+                // At the end of the stream nothing was written.
+                self.written = written.filter(|_| count > 0);
+                Ok(Filled::by_read(count, wanted))
+            }
+            Err(Errno::AGAIN) => Ok(Filled::Empty),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// As [`Carrier::drain`](super::Carrier::drain).
+    pub(crate) fn drain(
+        &mut self,
+        context: &mut Requests,
+        destination: BorrowedFd<'_>,
+    ) -> Result<usize, Errno> {
+        let count = match self.written.take() {
+            Some(written) => written?,
+            None => context.write(destination, self.buffer.bytes())?,
+        };
+        self.buffer.gave(count as usize);
+        Ok(count as usize)
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.buffer.bytes().len()
+    }
+}

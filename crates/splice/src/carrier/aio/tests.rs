@@ -1,0 +1,167 @@
+//! Both ways of reading what came to be, and writes that take a part.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU32;
+
+use super::ring::{RING_MAGIC, RingHeader};
+use super::*;
+use crate::carrier::buffer::{Buffers, Size};
+
+fn pair() -> (UnixStream, UnixStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    (near, far)
+}
+
+fn block() -> Block {
+    Block::new(Buffers::default().take(Size::default()))
+}
+
+/// What `block` does with what it finds in a socket and one that takes it.
+fn carries(context: &mut Requests) {
+    let mut block = block();
+    let (mut sender, source) = pair();
+    let (mut receiver, destination) = pair();
+    let onward = Some(destination.as_fd());
+    let mut came = [0; 16];
+    // More often than a ring has slots.
+    for round in 0..1000 {
+        assert_eq!(
+            block.fill(context, source.as_fd(), 16, onward),
+            Ok(Filled::Empty)
+        );
+        assert_eq!(block.held(), 0);
+        let message = &b"0123456789abcdef"[..1 + round % 16];
+        sender.write_all(message).unwrap();
+        let filled = block.fill(context, source.as_fd(), 16, onward).unwrap();
+        assert_eq!(filled, Filled::by_read(message.len(), 16));
+        assert_eq!(block.held(), message.len());
+        assert_eq!(block.drain(context, destination.as_fd()), Ok(message.len()));
+        assert_eq!(block.held(), 0);
+        let count = receiver.read(&mut came).unwrap();
+        assert_eq!(&came[..count], message);
+    }
+    sender.write_all(b"abc").unwrap();
+    // Not beyond what is allowed, and not onward unless it is told to.
+    assert_eq!(
+        block.fill(context, source.as_fd(), 2, None),
+        Ok(Filled::Some(2))
+    );
+    assert_eq!(block.drain(context, destination.as_fd()), Ok(2));
+    assert_eq!(
+        block.fill(context, source.as_fd(), 2, onward),
+        Ok(Filled::Last(1))
+    );
+    assert_eq!(block.drain(context, destination.as_fd()), Ok(1));
+    let count = receiver.read(&mut came).unwrap();
+    assert_eq!(&came[..count], b"abc");
+
+    sender.write_all(b"lost").unwrap();
+    // A process that another test starts has a duplicate until its exec: to drop it may not close it.
+    receiver.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(
+        block.fill(context, source.as_fd(), 16, onward),
+        Ok(Filled::Last(4))
+    );
+    assert_eq!(block.drain(context, destination.as_fd()), Err(Errno::PIPE));
+    assert_eq!(block.held(), 4, "not given");
+    let mut block = Block::new(Buffers::default().take(Size::default()));
+    sender.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(
+        block.fill(context, source.as_fd(), 16, onward),
+        Ok(Filled::End)
+    );
+}
+
+#[test]
+fn reads_and_writes_in_one_call() {
+    let mut context = Requests::new().unwrap();
+    assert!(context.known_ring && context.chained);
+    carries(&mut context);
+}
+
+#[test]
+fn goes_on_where_the_ring_is_not_known() {
+    let mut context = Requests::new().unwrap();
+    (context.known_ring, context.chained) = (false, false);
+    carries(&mut context);
+}
+
+#[test]
+fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
+    let context = &mut Requests::new().unwrap();
+    let (mut sender, source) = pair();
+    let (mut receiver, destination) = pair();
+    let mut block = block();
+    let mut given = 0;
+    let mut full = false;
+    while !full {
+        sender.write_all(&[7; 4096]).unwrap();
+        let filled = block.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
+        assert_eq!(filled, Ok(Filled::Some(4096)));
+        while block.held() > 0 && !full {
+            match block.drain(context, destination.as_fd()) {
+                Ok(count) => given += count,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::AGAIN);
+                    full = true;
+                }
+            }
+        }
+    }
+    let left = block.held();
+    assert!(left > 0);
+    receiver.read_exact(&mut vec![0; given]).unwrap();
+    assert_eq!(block.drain(context, destination.as_fd()), Ok(left));
+}
+
+#[test]
+fn a_ring_of_another_shape_is_not_read() {
+    let header = || RingHeader {
+        _id: 0,
+        slots: 127,
+        head: AtomicU32::new(0),
+        tail: AtomicU32::new(0),
+        magic: RING_MAGIC,
+        _compatible: 1,
+        incompatible: 0,
+        header_bytes: 32,
+    };
+    assert!(header().is_known());
+    assert!(
+        !RingHeader {
+            magic: 1,
+            ..header()
+        }
+        .is_known()
+    );
+    assert!(
+        !RingHeader {
+            incompatible: 1,
+            ..header()
+        }
+        .is_known()
+    );
+    assert!(
+        !RingHeader {
+            header_bytes: 40,
+            ..header()
+        }
+        .is_known()
+    );
+}
+
+#[test]
+fn a_refusal_says_why_and_what_to_do() {
+    for (errno, why) in [
+        (Errno::NOSYS, "no Linux AIO"),
+        (Errno::AGAIN, "fs.aio-max-nr"),
+        (Errno::PERM, "Operation not permitted"),
+    ] {
+        let obstacle = obstacle(errno);
+        assert!(obstacle.reason.contains(why), "{obstacle:?}");
+        assert!(!obstacle.remedy.is_empty(), "{obstacle:?}");
+    }
+}

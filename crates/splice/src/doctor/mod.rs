@@ -1,0 +1,289 @@
+//! What is possible here, tried out rather than guessed from a version number.
+//!
+//! [`examine()`] joins sockets of its own with each engine and looks at what arrives:
+//!
+//! ```
+//! use splice::EngineName;
+//! use splice::doctor::{Verdict, examine};
+//!
+//! let report = examine();
+//! for finding in &report.engines {
+//!     println!("{}: {:?}, {}", finding.engine, finding.verdict, finding.reason);
+//! }
+//! let copy = report.engines.iter().find(|finding| finding.engine == EngineName::Copy);
+//! assert_eq!(copy.map(|finding| finding.verdict), Some(Verdict::Yes));
+//! ```
+//!
+//! It takes well under a second where all is well, seconds at most where nothing moves, and
+//! leaves nothing behind.
+
+mod defect;
+mod sockets;
+mod trial;
+
+use std::cell::Cell;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use self::sockets::Family;
+use self::trial::{Refusal, Trial};
+use crate::carrier::pipe;
+use crate::firewall;
+use crate::kernel::sockmap;
+use crate::name::{EngineChoice, EngineName};
+use crate::reactor::EventLoop;
+use splice_base::error::Result;
+use splice_base::obstacle::Obstacle;
+
+/// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
+/// a program is attached under a lock (`rtnl_lock`) that a busy machine can hold for a second.
+const TRIAL_MOST: Duration = Duration::from_secs(4);
+
+/// How long all trials together may take; what is not tried by then is not waited for. To load a program
+/// does not count: that waits for nobody, and says nothing about an engine but that it takes so long.
+const EXAMINATION_MOST: Duration = Duration::from_secs(10);
+
+/// How long there is still to wait for what is tried.
+struct Clock {
+    end: Cell<Instant>,
+}
+
+impl Clock {
+    fn of(time: Duration) -> Self {
+        let end = Cell::new(Instant::now() + time);
+        Self { end }
+    }
+
+    /// For one trial that begins now.
+    fn deadline(&self) -> Instant {
+        self.end.get().min(Instant::now() + TRIAL_MOST)
+    }
+
+    /// Stands still while `work` is done.
+    fn standing<T>(&self, work: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let done = work();
+        self.end.set(self.end.get() + begin.elapsed());
+        done
+    }
+}
+
+/// Whether an engine works here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It moved every byte of a trial.
+    Yes,
+    /// It did not.
+    No,
+}
+
+impl Verdict {
+    /// The verdict as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+        }
+    }
+}
+
+/// What was found out about one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The engine.
+    pub engine: EngineName,
+    /// Whether it works between TCP sockets.
+    pub verdict: Verdict,
+    /// What was seen: which sockets it joined, or why it did not.
+    pub reason: String,
+    /// What a person can do to have it, where that is known; nothing where it works as it should.
+    pub remedy: Option<String>,
+}
+
+/// A fault of kernels that are in use, looked for in this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Defect {
+    /// A short name.
+    pub name: &'static str,
+    /// Whether this kernel has it; `None` where it could not be tried.
+    pub present: Option<bool>,
+    /// What was seen, and whom it hurts; or why it could not be tried.
+    pub reason: String,
+}
+
+/// What [`examine()`] found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The kernel's release, as `uname -r` tells it.
+    pub kernel: String,
+    /// One for each of [`EngineName::ALL`], in that order.
+    pub engines: Vec<Finding>,
+    /// Every defect that was looked for, present or not.
+    pub defects: Vec<Defect>,
+}
+
+/// Tries every engine, and looks for defects of the kernel that show without doing harm.
+pub fn examine() -> Report {
+    // A ring that is gone may interrupt a system call of the thread that used it.
+    thread::scope(|scope| {
+        let examination = thread::Builder::new().spawn_scoped(scope, examine_here);
+        examination.ok().and_then(|thread| thread.join().ok())
+    })
+    .unwrap_or_else(examine_here)
+}
+
+fn examine_here() -> Report {
+    let clock = Clock::of(EXAMINATION_MOST);
+    Report {
+        kernel: rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned(),
+        engines: EngineName::ALL
+            .into_iter()
+            .map(|engine| examine_engine(engine, &clock))
+            .collect(),
+        defects: vec![defect::fionread(&clock)],
+    }
+}
+
+/// A loop that holds on to the kernel's side of an engine.
+fn loaded(engine: EngineName) -> Result<EventLoop> {
+    let mut event_loop = EventLoop::new()?;
+    event_loop.prepare(EngineChoice::Only(engine))?;
+    Ok(event_loop)
+}
+
+fn examine_engine(engine: EngineName, clock: &Clock) -> Finding {
+    // Why it cannot be loaded, the trial finds out for itself.
+    let _loaded = engine
+        .is_in_kernel()
+        .then(|| clock.standing(|| loaded(engine)));
+    let run = |family| Trial::of(engine, family, clock).and_then(Trial::run);
+    match run(Family::Tcp) {
+        Err(Refusal { reason, remedy }) => Finding {
+            engine,
+            verdict: Verdict::No,
+            reason,
+            remedy,
+        },
+        Ok(()) => {
+            let mover = if engine.is_in_kernel() {
+                "the kernel moves the bytes"
+            } else {
+                "every byte arrives"
+            };
+            let reason = match run(Family::Unix) {
+                Ok(()) => format!("{mover} between TCP and between UNIX sockets"),
+                Err(Refusal { reason, .. }) => {
+                    format!("{mover} between TCP sockets; not between UNIX sockets: {reason}")
+                }
+            };
+            let shortage = match engine {
+                EngineName::Pipe => pipes_are_short(),
+                EngineName::Segment => filters_are_in_the_way(),
+                _ => None,
+            };
+            let (reason, remedy) = match shortage {
+                None => (reason, None),
+                Some(Obstacle {
+                    reason: short,
+                    remedy,
+                }) => (format!("{reason}; {short}"), Some(remedy)),
+            };
+            Finding {
+                engine,
+                verdict: Verdict::Yes,
+                reason,
+                remedy,
+            }
+        }
+    }
+}
+
+/// What makes `pipe` slow without keeping it from working.
+fn pipes_are_short() -> Option<Obstacle> {
+    let bytes = pipe::capacity_bytes().ok()?;
+    (bytes < pipe::CAPACITY_BYTES).then(|| Obstacle {
+        reason: format!(
+            "slowly, since a pipe holds {} KiB instead of {}",
+            bytes >> 10,
+            pipe::CAPACITY_BYTES >> 10
+        ),
+        remedy: "raise fs.pipe-user-pages-soft, which this user's pipes have used up, or run the \
+                 relay as a user of its own; fs.pipe-max-size must be 1 MiB at least"
+            .into(),
+    })
+}
+
+/// What keeps `segment` from some or all connections, though it works. Nothing is known of them here but
+/// their family.
+fn filters_are_in_the_way() -> Option<Obstacle> {
+    let families = [firewall::Family::Ipv4, firewall::Family::Ipv6];
+    let found = families.into_iter().find_map(|family| {
+        let verdict = firewall::judge(&firewall::Connection::any(family));
+        match verdict {
+            Ok(firewall::Verdict::Accepts) => None,
+            Ok(firewall::Verdict::Stops(why)) => Some(format!("all connections: {why}")),
+            Ok(firewall::Verdict::Unknown(why)) => Some(format!("some connections: {why}")),
+            Err(error) => Some(format!("all connections: {error}")),
+        }
+    });
+    Some(Obstacle {
+        reason: format!("the packet filters of this host keep it from {}", found?),
+        remedy: "nothing, if that is meant: such connections go by copy and pipe, through the filters; else \
+                 change the rule, or run the relay with --bypass-firewall"
+            .into(),
+    })
+}
+
+/// How many entries the process's maps of sockets hold: sources, targets, indices.
+///
+/// # Errors
+/// Where the engine `sockmap` cannot be used.
+// No finding: `ten_thousand_pairs_leave_nothing` asks it, from a process of its own.
+#[doc(hidden)]
+pub fn sockmap_entries() -> Result<[usize; 3]> {
+    sockmap::entries().map_err(|obstacle| EngineName::Sockmap.hindered(obstacle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_engine_has_its_finding() {
+        let report = examine();
+        let engines = report.engines.iter().map(|finding| finding.engine);
+        assert!(engines.eq(EngineName::ALL), "{report:?}");
+        for finding in &report.engines {
+            assert!(!finding.reason.is_empty(), "{finding:?}");
+            let works = finding.verdict == Verdict::Yes;
+            // What works can still be short of something.
+            assert!(works || finding.remedy.is_some(), "{finding:?}");
+            if matches!(finding.engine, EngineName::Copy | EngineName::Pipe) {
+                assert!(works, "{finding:?}");
+            }
+        }
+        assert!(!report.kernel.is_empty());
+    }
+
+    #[test]
+    fn a_trial_without_time_is_a_finding() {
+        let finding = examine_engine(EngineName::Copy, &Clock::of(Duration::ZERO));
+        assert_eq!(finding.verdict, Verdict::No);
+        assert!(finding.reason.contains("in time"), "{finding:?}");
+    }
+
+    #[test]
+    fn what_stands_still_takes_no_time() {
+        const TIME: Duration = Duration::from_millis(20);
+        let clock = Clock::of(TIME);
+        let end = clock.end.get();
+        clock.standing(|| thread::sleep(TIME));
+        assert!(clock.end.get() >= end + TIME);
+    }
+}

@@ -1,0 +1,347 @@
+//! One connected socket, owned.
+
+mod segment_size;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketType, connect_unspec, getpeername, ipproto, shutdown, sockopt,
+};
+
+use splice_base::error::{Context, Error, ErrorKind, Result};
+use splice_base::socket_option::{self, SocketMemory};
+
+pub use self::segment_size::SegmentSize;
+pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+
+/// What kind of stream an endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// TCP on an IPv4 socket.
+    Tcp4,
+    /// TCP on an IPv6 socket; its peer may be an IPv4 one (a v4-mapped address).
+    Tcp6,
+    /// Multipath TCP, over either family.
+    Mptcp,
+    /// A UNIX stream socket. Descriptors and credentials that come along with its bytes are not passed
+    /// on: the first are closed.
+    Unix,
+}
+
+/// One connected stream socket, owned and non-blocking: an end of a pair.
+#[derive(Debug)]
+pub struct Endpoint {
+    fd: OwnedFd,
+    kind: Kind,
+    /// Somebody else may hold a duplicate of the descriptor.
+    shared: bool,
+    /// Atomic since a source may be its own destination; one loop alone changes them.
+    receive_bounded: AtomicBool,
+    send_bounded: AtomicBool,
+}
+
+impl Endpoint {
+    /// Takes a connected stream socket, makes it non-blocking, and, where it is TCP, sets
+    /// `TCP_NODELAY` (a relay that waits for more adds a delay that neither peer asked for) and
+    /// `SO_OOBINLINE` (an urgent byte stays in its place in the stream instead of getting lost),
+    /// the second on a UNIX stream, too. What its owner may have set for himself is taken back:
+    /// `SO_LINGER`, `SO_RCVLOWAT`, `TCP_CORK`. A connection that was reset meanwhile is taken: the pair
+    /// ends at once and passes the reset on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedSocket`] when the descriptor is not a connected stream socket of a
+    /// kind in [`Kind`]; [`ErrorKind::System`] when an option cannot be set.
+    pub fn new(socket: impl Into<OwnedFd>) -> Result<Self> {
+        let fd = socket.into();
+        let kind = kind_of(&fd)?;
+        if getpeername(&fd).is_err() && !was_cut(&fd) {
+            return Err(unsupported(
+                "the socket is not connected; connect it before joining it",
+            ));
+        }
+        let flags = fcntl_getfl(&fd).context("cannot read the socket's flags")?;
+        if !flags.contains(OFlags::NONBLOCK) {
+            fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
+                .context("cannot make the socket non-blocking")?;
+        }
+        // With the first a close would throw away what is not yet sent, or have the loop wait for it.
+        sockopt::set_socket_linger(&fd, None).context("cannot clear SO_LINGER")?;
+        // Older kernels do not have it for Multipath TCP.
+        let _ = socket_option::set_receive_low_mark(&fd, 1);
+        if kind != Kind::Unix {
+            sockopt::set_tcp_cork(&fd, false).context("cannot clear TCP_CORK")?;
+            sockopt::set_tcp_nodelay(&fd, true).context("cannot set TCP_NODELAY")?;
+        }
+        match kind {
+            Kind::Tcp4 | Kind::Tcp6 => {
+                sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
+            }
+            // A kernel whose UNIX streams know no urgent byte (before 5.15) loses none.
+            Kind::Unix => drop(sockopt::set_socket_oobinline(&fd, true)),
+            // It has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
+            Kind::Mptcp => {}
+        }
+        Ok(Self {
+            shared: true,
+            ..Self::prepared(fd, kind)
+        })
+    }
+
+    /// Takes a socket that is already as [`new`](Self::new) leaves it: a proxy that sets the
+    /// options on its listener, from which `accept4` inherits them (`sk_clone`, Linux 2.6 on),
+    /// saves ten system calls per connection. Where this is not so, the pair works but may
+    /// block its loop. Nobody may hold a duplicate of the descriptor: it would keep the socket
+    /// open, and watched, after the pair has ended.
+    pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
+        Self {
+            fd,
+            kind,
+            shared: false,
+            receive_bounded: AtomicBool::new(false),
+            send_bounded: AtomicBool::new(false),
+        }
+    }
+
+    /// What kind of stream this is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// What the kernel holds in this socket's buffers now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the kernel does not know `SO_MEMINFO` (before 4.12).
+    pub fn memory(&self) -> Result<SocketMemory> {
+        socket_option::memory(&self.fd).context("cannot read the socket's SO_MEMINFO")
+    }
+
+    /// Sends an end of stream after the bytes that were already written.
+    pub(crate) fn end_stream(&self) -> rustix::io::Result<()> {
+        shutdown(&self.fd, Shutdown::Write)
+    }
+
+    /// Sends what the kernel keeps because more was announced.
+    pub(crate) fn push(&self) {
+        // Setting the option that is set already does it (`__tcp_sock_set_nodelay`), and it fails
+        // on no TCP socket.
+        let _ = sockopt::set_tcp_nodelay(&self.fd, true);
+    }
+
+    /// Whether the peer has all that was written to it, its end of stream included.
+    pub(crate) fn has_delivered_all(&self) -> bool {
+        // What is written to a UNIX stream lies with its peer at once.
+        self.kind == Kind::Unix || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
+    }
+
+    /// Makes the coming close a reset, where the protocol has one: a connection cut short must
+    /// not look like one that ended.
+    pub(crate) fn reset_on_close(&self) {
+        if self.kind != Kind::Unix {
+            // It can fail only on a socket that is no longer connected, which needs no reset.
+            let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
+        }
+    }
+
+    /// Ends the stream both ways, before its end: the coming close is a reset, where the protocol has
+    /// one. A duplicate that somebody holds, a process that is being started for one, keeps the close
+    /// from saying anything, so then it is said at once.
+    pub(crate) fn cut(&self) {
+        self.reset_on_close();
+        // Either can fail only on a socket that is no longer connected.
+        let _ = match self.kind {
+            _ if !self.shared => Ok(()),
+            Kind::Unix => shutdown(&self.fd, Shutdown::Both),
+            _ => connect_unspec(&self.fd),
+        };
+    }
+
+    /// Takes [`reset_on_close`](Self::reset_on_close) back.
+    pub(crate) fn end_on_close(&self) {
+        // It can fail only on a socket that is no longer connected.
+        let _ = sockopt::set_socket_linger(&self.fd, None);
+    }
+
+    /// The error that waits on the socket, taken from it.
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        match sockopt::socket_error(&self.fd) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno),
+        }
+    }
+
+    /// Stops the growth of the receive buffer at `most_bytes`, once it has come near that.
+    ///
+    /// TCP's own tuning takes a receive buffer to `tcp_rmem[2]` (32 MiB on 6.18), which a
+    /// receiver that stops reading would leave full. Setting a size ends the tuning
+    /// (`SOCK_RCVBUF_LOCK`).
+    pub(crate) fn bound_receive_buffer(&self, most_bytes: usize) {
+        if self.receive_bounded.load(Ordering::Relaxed) {
+            return;
+        }
+        // Half, since the buffer goes on growing until the next look.
+        if sockopt::socket_recv_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {
+            self.set_receive_buffer(most_bytes);
+        }
+    }
+
+    /// The same for the send buffer.
+    pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
+        if self.send_bounded.load(Ordering::Relaxed) {
+            return;
+        }
+        if sockopt::socket_send_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {
+            self.set_send_buffer(most_bytes);
+        }
+    }
+
+    /// Gives the receive buffer a fixed size of `bytes`, unless that takes a privilege which this
+    /// process has not: then [`bound_receive_buffer`](Self::bound_receive_buffer) is left to do what
+    /// it can. A buffer that has a fixed size is never made smaller: see
+    /// [`redirected_receive_bytes`].
+    pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
+        // What a UNIX stream receives counts with its sender.
+        if self.kind == Kind::Unix {
+            return;
+        }
+        if self.receive_bounded.load(Ordering::Relaxed)
+            && sockopt::socket_recv_buffer_size(&self.fd).is_ok_and(|size| size >= bytes / 2 * 2)
+        {
+            return;
+        }
+        if sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2).is_ok() {
+            self.receive_bounded.store(true, Ordering::Relaxed);
+        } else if bytes / 2 <= socket_option::receive_buffer_most() {
+            self.set_receive_buffer(bytes);
+        }
+    }
+
+    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: three
+    /// halves of `bytes` for the send buffer, [`redirected_receive_bytes`] for the other, as far as
+    /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
+    pub(crate) fn fix_buffers(&self, bytes: usize) {
+        self.set_receive_buffer(redirected_receive_bytes(bytes));
+        self.set_send_buffer(bytes * 3 / 2);
+    }
+
+    /// Takes [`fix_buffers`](Self::fix_buffers) back, where the kernel can: it tunes both from the
+    /// sizes that they have now.
+    pub(crate) fn tune_buffers(&self) {
+        if socket_option::tune_buffers(&self.fd).is_ok() {
+            self.receive_bounded.store(false, Ordering::Relaxed);
+            self.send_bounded.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The kernel doubles the value to make room for its own bookkeeping (socket(7)). Only the
+    /// forced form may exceed `rmem_max`, which older kernels set to 208 KiB.
+    fn set_receive_buffer(&self, bytes: usize) {
+        self.receive_bounded.store(true, Ordering::Relaxed);
+        let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, bytes / 2));
+    }
+
+    /// As [`set_receive_buffer`](Self::set_receive_buffer).
+    fn set_send_buffer(&self, bytes: usize) {
+        self.send_bounded.store(true, Ordering::Relaxed);
+        let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, bytes / 2)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, bytes / 2));
+    }
+}
+
+impl AsFd for Endpoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What of a buffer's share an engine in the kernel leaves to the receive buffer, in bytes: three
+/// eighths. A pair that may come to such an engine has no more before.
+///
+/// A receive buffer must not become smaller than what is in it. What the window has promised goes on
+/// coming, and, by the kernel's source, TCP makes room by copying the queue into packets of a page (`tcp_collapse`, 6.18), which
+/// charges the copies without having reserved memory for them. `sk_forward_alloc` becomes negative so,
+/// and a send that finds TCP's memory short takes it for the size of a copy (`tcp_wmem_schedule`):
+/// `EFAULT`.
+pub(crate) fn redirected_receive_bytes(share_bytes: usize) -> usize {
+    share_bytes * 3 / 8
+}
+
+/// Whether an error waits on the socket: it was connected, or about to be, and no longer is.
+fn was_cut(fd: &OwnedFd) -> bool {
+    const AT_ONCE: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::empty())];
+    poll(&mut fds, Some(&AT_ONCE)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
+}
+
+fn kind_of(fd: &OwnedFd) -> Result<Kind> {
+    let Ok(socket_type) = sockopt::socket_type(fd) else {
+        return Err(unsupported(
+            "the descriptor is not a socket; pass a connected stream socket",
+        ));
+    };
+    if socket_type != SocketType::STREAM {
+        return Err(unsupported(
+            "the socket is not a stream socket; only streams can be joined",
+        ));
+    }
+    let domain = sockopt::socket_domain(fd).context("cannot read the socket's family")?;
+    let protocol = sockopt::socket_protocol(fd).context("cannot read the socket's protocol")?;
+    match domain {
+        AddressFamily::UNIX => Ok(Kind::Unix),
+        _ if protocol == Some(ipproto::MPTCP) => Ok(Kind::Mptcp),
+        AddressFamily::INET if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp4),
+        AddressFamily::INET6 if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp6),
+        _ => Err(unsupported(
+            "the socket is neither TCP nor a UNIX stream; these can be joined",
+        )),
+    }
+}
+
+fn unsupported(why: &'static str) -> Error {
+    Error::new(ErrorKind::UnsupportedSocket, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::time::Instant;
+
+    use netlab::{PATIENCE, connection};
+
+    use super::*;
+    use crate::options::Options;
+    use crate::reactor::EventLoop;
+
+    #[test]
+    fn what_its_owner_had_set_for_himself_holds_nothing_back() {
+        let (mut a, near) = connection();
+        let (mut b, far) = connection();
+        b.set_nonblocking(true).unwrap();
+        socket_option::set_receive_low_mark(&near, 100).unwrap();
+        sockopt::set_tcp_cork(&far, true).unwrap();
+        let [near, far] = [near, far].map(|end| Endpoint::new(end).unwrap());
+        assert_eq!(sockopt::tcp_cork(&far), Ok(false));
+        let mut event_loop = EventLoop::new().unwrap();
+        let _pair = event_loop.join(near, far, &Options::default()).unwrap();
+        a.write_all(b"ten bytes.").unwrap();
+        let (start, mut came) = (Instant::now(), [0; 10]);
+        while b.read(&mut came).is_err() {
+            assert!(start.elapsed() < PATIENCE, "it lies there");
+            event_loop.turn(Some(Duration::from_millis(1))).unwrap();
+        }
+        assert_eq!(&came, b"ten bytes.");
+    }
+}

@@ -1,0 +1,538 @@
+//! The packet filters of this host, held against connections that an engine moves past them.
+//!
+//! [`judge()`] tells what they would do with connections of which little is known; it is for telling people.
+//! Every pair is judged by itself, with all that is known of it, unless
+//! [`Options::bypass_firewall`](crate::Options::bypass_firewall) is set.
+//!
+//! An engine that takes segments out of the network stack takes them past netfilter and past the filters
+//! of control groups. It may do so only as long as the filters would let the segments through anyway:
+//!
+//! ```text
+//!        they may stop it: not spliced
+//!      ┌────────────────────────────────▶ refused
+//! pair ┤
+//!      └─────▶ Admitted ──the rules change, and would stop it──────▶ Revoked: the pair is reset
+//!                │  ▲ └──the rules change, and nobody can tell──┐        ▲
+//!                │  └──────────────they accept it again───────┐ ▼        │
+//!                │                                           Doubtful ───┘
+//!                └──▶ ended                          it goes on, and is counted
+//! ```
+//!
+//! The crate `splice-firewall` reads and walks the rules; `Hooks` tells whether the kernel calls anybody else.
+//! Here the answers are kept for as long as the rules stay the same, and a thread watches them (`watch`).
+
+mod hooks;
+mod watch;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use slab::Slab;
+pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
+use splice_firewall::{Device, Filters, HookCounts, Reader};
+
+use self::hooks::Hooks;
+use splice_base::error::{Context as _, Error, ErrorKind, Result};
+use std::task::Waker;
+
+/// What the packet filters of this thread's network namespace would do now with the segments of a connection.
+///
+/// Filters on a device count as far as the connection's device is known.
+///
+/// # Errors
+/// [`ErrorKind::BpfRefused`] when the rules or the kernel's hooks cannot be
+/// read, for want of a capability for one.
+pub fn judge(connection: &Connection) -> Result<Verdict> {
+    let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
+    let filters = Filters::read().map_err(|error| refused(error.to_string()))?;
+    // The hooks of protocols are those of the namespace, whatever device is asked for.
+    let registry = Hooks::load()?.list(LOOPBACK)?;
+    match filters.account_for(&registry, connection.family, "lo") {
+        Ok(()) => Ok(filters.judge(connection)),
+        Err(why) => Ok(Verdict::Unknown(Reason { place: None, why })),
+    }
+}
+
+/// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
+
+/// The filters of one network namespace, watched for as long as this lives.
+pub(crate) struct Firewall {
+    hooks: Arc<Hooks>,
+    state: Mutex<State>,
+    /// Readable once nobody needs the thread that watches.
+    stop: OwnedFd,
+    /// Has the thread look at once.
+    look: OwnedFd,
+}
+
+struct State {
+    known: Arc<Known>,
+    /// When the last look at the filters began.
+    looked_at: Instant,
+    members: Slab<Arc<Member>>,
+}
+
+/// What is known of the filters, until they change.
+struct Known {
+    /// Or why they cannot be read.
+    filters: std::result::Result<Filters, String>,
+    /// The hooks of a device and family that are all accounted for.
+    accounted: Mutex<HashMap<Meeting, HookCounts>>,
+    /// The hooks for which there is no account, though the filters have been looked at since; and why.
+    unaccounted: Mutex<HashMap<Meeting, (HookCounts, String)>>,
+    /// The names of devices, by index.
+    names: Mutex<HashMap<u32, String>>,
+}
+
+/// Where connections meet hooks: on a device, as packets of a family.
+type Meeting = (u32, Family);
+
+/// A pair that is moved past the filters.
+struct Member {
+    connections: [Connection; 2],
+    waker: Waker,
+    standing: Mutex<Standing>,
+}
+
+/// How a member stands with the filters; see the module's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Admitted,
+    /// Why it cannot be told any more.
+    Doubtful(String),
+    /// What would stop it.
+    Revoked(String),
+}
+
+/// A pair's leave to go past the filters, given back when it is dropped.
+pub(crate) struct Pass {
+    firewall: Arc<Firewall>,
+    key: usize,
+    member: Arc<Member>,
+}
+
+impl Firewall {
+    /// Watches the filters of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] when the hooks cannot be read,
+    /// [`ErrorKind::System`] when nothing can watch. Rules that cannot be read are
+    /// no error: nothing is admitted then.
+    pub(crate) fn watch() -> Result<Arc<Self>> {
+        let hooks = Hooks::load()?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
+        // The changes first: what changes behind the first look is heard of.
+        let look = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context("cannot create an eventfd")?;
+        let looked_at = Instant::now();
+        let watch = watch::Watch::new(&stop, &look)?;
+        let firewall = Arc::new(Self {
+            hooks,
+            state: Mutex::new(State {
+                known: Arc::new(Known::new(watch.first())),
+                looked_at,
+                members: Slab::new(),
+            }),
+            stop,
+            look,
+        });
+        watch.start(&firewall)?;
+        Ok(firewall)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change of the state is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.lock().known)
+    }
+
+    /// What the filters would do with a connection's segments now. Call it in the filters' namespace.
+    fn judge(&self, known: &Known, connection: &Connection) -> Judgement {
+        let filters = match &known.filters {
+            Ok(filters) => filters,
+            Err(why) => return Judgement::Unknown(why.clone()),
+        };
+        match self.account_for_hooks(known, filters, connection) {
+            Ok(None) => {}
+            Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
+            Err(why) => return Judgement::Unknown(why),
+        }
+        match filters.judge(connection) {
+            Verdict::Accepts => Judgement::Accepts,
+            Verdict::Stops(reason) => Judgement::Stops(reason.to_string()),
+            Verdict::Unknown(reason) => Judgement::Unknown(reason.to_string()),
+        }
+    }
+
+    /// The hooks that the filters do not account for, and why.
+    ///
+    /// # Errors
+    /// When they cannot be read, in words.
+    fn account_for_hooks(
+        &self,
+        known: &Known,
+        filters: &Filters,
+        connection: &Connection,
+    ) -> std::result::Result<Option<(HookCounts, String)>, String> {
+        let Some(device) = &connection.device else {
+            return Ok(None);
+        };
+        let meeting = (device.index, connection.family);
+        let failed = |error: Error| error.to_string();
+        let counts = self.hooks.counts(device.index).map_err(failed)?;
+        if known.accounted().get(&meeting) == Some(&counts) {
+            return Ok(None);
+        }
+        let registry = self.hooks.list(device.index).map_err(failed)?;
+        match filters.account_for(&registry, connection.family, &device.name) {
+            Ok(()) => {
+                known.accounted().insert(meeting, registry.counts);
+                Ok(None)
+            }
+            Err(why) => Ok(Some((registry.counts, why))),
+        }
+    }
+
+    /// Whether hooks that are not accounted for are to be believed: chains that are newer than what was read
+    /// are accounted for soon. A pair that has `doubted` before is told once the filters have been looked at
+    /// since.
+    fn is_settled(
+        &self,
+        known: &Known,
+        connection: &Connection,
+        found: (HookCounts, &str),
+        doubted: &mut Option<Instant>,
+    ) -> bool {
+        let Some(device) = &connection.device else {
+            return true;
+        };
+        let meeting = (device.index, connection.family);
+        let mut unaccounted = known.unaccounted();
+        if unaccounted
+            .get(&meeting)
+            .is_some_and(|(counts, _)| *counts == found.0)
+        {
+            return true;
+        }
+        let doubted_at = *doubted.get_or_insert_with(Instant::now);
+        if self.lock().looked_at > doubted_at {
+            unaccounted.insert(meeting, (found.0, found.1.into()));
+            return true;
+        }
+        drop(unaccounted);
+        // It fails only where the counter is full, and then the thread looks anyway.
+        let _ = rustix::io::write(&self.look, &1u64.to_ne_bytes());
+        false
+    }
+
+    /// Lets a pair go past the filters, unless they may stop it. What connection tracking knows of the pair is
+    /// only asked where the rules want to know it.
+    ///
+    /// # Errors
+    /// What may stop it, or that it has to ask again; `doubted` keeps since when it does.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        mut connections: [Connection; 2],
+        ask_tracking: impl FnOnce(&mut [Connection; 2]),
+        waker: Waker,
+        doubted: &mut Option<Instant>,
+    ) -> std::result::Result<Pass, Refusal> {
+        let mut ask_tracking = Some(ask_tracking);
+        loop {
+            let known = self.known();
+            let mut judgement = self.judge_both(&known, &connections);
+            if judgement != Judgement::Accepts
+                && let Some(ask) = ask_tracking.take()
+            {
+                ask(&mut connections);
+                judgement = self.judge_both(&known, &connections);
+            }
+            match judgement {
+                Judgement::Accepts => {}
+                Judgement::Stops(why) | Judgement::Unknown(why) => {
+                    return Err(Refusal::Because(why));
+                }
+                Judgement::Unaccounted(counts, why) => {
+                    let mut all = connections.iter();
+                    let is_settled =
+                        all.all(|one| self.is_settled(&known, one, (counts, &why), doubted));
+                    return Err(if is_settled {
+                        Refusal::Because(why)
+                    } else {
+                        Refusal::NotYet
+                    });
+                }
+            }
+            let mut state = self.lock();
+            // Rules that have changed meanwhile were held against the members of that moment only.
+            if Arc::ptr_eq(&state.known, &known) {
+                let member = Arc::new(Member {
+                    connections,
+                    waker,
+                    standing: Mutex::new(Standing::Admitted),
+                });
+                let key = state.members.insert(Arc::clone(&member));
+                drop(state);
+                return Ok(Pass {
+                    firewall: Arc::clone(self),
+                    key,
+                    member,
+                });
+            }
+        }
+    }
+
+    /// What rules may ask of a device of a connection's namespace; `None` where it is gone.
+    pub(crate) fn device(
+        &self,
+        socket: impl AsFd,
+        index: u32,
+        hardware_type: u16,
+    ) -> Option<Device> {
+        let name = self.known().name(index, || Ok(socket)).ok()?;
+        Some(Device {
+            index,
+            name,
+            hardware_type,
+        })
+    }
+
+    /// The same of connections whose devices may have other names by now.
+    fn judge_again(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+        let mut connections = connections.clone();
+        for connection in &mut connections {
+            let Some(device) = &mut connection.device else {
+                continue;
+            };
+            match known.name(device.index, namespace_socket) {
+                Ok(name) => device.name = name,
+                Err(errno) => {
+                    let why = format!("the device {} cannot be looked at: {errno}", device.name);
+                    return Judgement::Unknown(why);
+                }
+            }
+        }
+        self.judge_both(known, &connections)
+    }
+
+    fn judge_both(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+        let mut worst = Judgement::Accepts;
+        for connection in connections {
+            match self.judge(known, connection) {
+                Judgement::Accepts => {}
+                stops @ Judgement::Stops(_) => return stops,
+                other => worst = other,
+            }
+        }
+        worst
+    }
+
+    /// Whether a hook has come or gone where members meet it, or a device has another name.
+    fn has_other_hooks(&self, known: &Known) -> bool {
+        if known.has_renamed_devices() {
+            return true;
+        }
+        let accounted = known.accounted().clone();
+        accounted.iter().any(|((device, _), counts)| {
+            let now = self.hooks.counts(*device);
+            now.map_or(true, |now| now != *counts)
+        })
+    }
+
+    /// The filters are others from now on: judges every member again. Returns how many were revoked, how
+    /// many are doubtful, and a reason of each kind.
+    fn change(&self, known: Known, looked_at: Instant) -> Change {
+        let known = Arc::new(known);
+        let members: Vec<_> = {
+            let mut state = self.lock();
+            state.looked_at = looked_at;
+            state.known = Arc::clone(&known);
+            state
+                .members
+                .iter()
+                .map(|(_, member)| Arc::clone(member))
+                .collect()
+        };
+        let mut change = Change::default();
+        for member in members {
+            let judgement = self.judge_again(&known, &member.connections);
+            let mut standing = member.standing();
+            *standing = match (judgement, &*standing) {
+                // It is on its way to its end.
+                (_, Standing::Revoked(_)) => continue,
+                (Judgement::Accepts, _) => Standing::Admitted,
+                (Judgement::Stops(why), _) => {
+                    change.revoked += 1;
+                    change.why_revoked.get_or_insert_with(|| why.clone());
+                    Standing::Revoked(why)
+                }
+                (Judgement::Unknown(why) | Judgement::Unaccounted(_, why), _) => {
+                    change.doubtful += 1;
+                    change.why_doubtful.get_or_insert_with(|| why.clone());
+                    Standing::Doubtful(why)
+                }
+            };
+            let is_admitted = *standing == Standing::Admitted;
+            drop(standing);
+            if !is_admitted {
+                member.waker.wake_by_ref();
+            }
+        }
+        change
+    }
+}
+
+impl Drop for Firewall {
+    fn drop(&mut self) {
+        // It can fail only when the counter is full, which it is not.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}
+
+impl fmt::Debug for Firewall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Firewall").finish_non_exhaustive()
+    }
+}
+
+/// What the filters do with a pair, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Judgement {
+    Accepts,
+    Stops(String),
+    Unknown(String),
+    /// These hooks are not accounted for.
+    Unaccounted(HookCounts, String),
+}
+
+/// Why a pair is not let past the filters.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// In words.
+    Because(String),
+    /// The filters are being looked at: ask again soon.
+    NotYet,
+}
+
+/// What a change of the rules has meant for the members.
+#[derive(Debug, Default)]
+struct Change {
+    revoked: usize,
+    why_revoked: Option<String>,
+    doubtful: usize,
+    why_doubtful: Option<String>,
+}
+
+impl Known {
+    fn new(filters: std::result::Result<Filters, String>) -> Self {
+        Self {
+            filters,
+            accounted: Mutex::new(HashMap::new()),
+            unaccounted: Mutex::new(HashMap::new()),
+            names: Mutex::new(HashMap::new()),
+        }
+    }
+
+    fn unaccounted(&self) -> MutexGuard<'_, HashMap<Meeting, (HookCounts, String)>> {
+        // A map whose entries are whole.
+        self.unaccounted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names(&self) -> MutexGuard<'_, HashMap<u32, String>> {
+        // A map whose entries are whole.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name of a device of the namespace of a socket.
+    fn name<S: AsFd>(
+        &self,
+        index: u32,
+        socket: impl FnOnce() -> rustix::io::Result<S>,
+    ) -> rustix::io::Result<String> {
+        let at_hand = self.names().get(&index).cloned();
+        if let Some(name) = at_hand {
+            return Ok(name);
+        }
+        let name = index_to_name(socket()?, index)?;
+        self.names().insert(index, name.clone());
+        Ok(name)
+    }
+
+    fn has_renamed_devices(&self) -> bool {
+        let names = self.names().clone();
+        !names.is_empty()
+            && namespace_socket().is_ok_and(|socket| {
+                names
+                    .iter()
+                    .any(|(index, name)| index_to_name(&socket, *index).as_ref() != Ok(name))
+            })
+    }
+
+    fn accounted(&self) -> MutexGuard<'_, HashMap<Meeting, HookCounts>> {
+        // A map whose entries are whole.
+        self.accounted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        // It is replaced as a whole.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pass {
+    /// Whether it is for connections on these devices.
+    pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
+        let of_connection =
+            |connection: &Connection| connection.device.as_ref().map(|device| device.index);
+        self.member.connections.each_ref().map(of_connection) == devices.map(Some)
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        self.member.standing().clone()
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.firewall.lock().members.try_remove(self.key);
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("standing", &self.standing())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A socket of this thread's network namespace, to ask about its devices.
+fn namespace_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+}
+
+/// Reads the filters once, without watching them.
+fn read(reader: &mut Option<Reader>) -> std::result::Result<Filters, String> {
+    let reader = match reader {
+        Some(reader) => reader,
+        None => reader.insert(Reader::new().map_err(|error| error.to_string())?),
+    };
+    reader.read().map_err(|error| error.to_string())
+}

@@ -1,0 +1,64 @@
+//! What a direction has taken and not yet given: the carrier that is in use, whichever engine it
+//! belongs to.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+
+use crate::carrier::buffer::Buffer;
+use crate::carrier::uring::{self, Manner};
+use crate::carrier::{Carrier, Carriers, Filled, aio, pipe};
+
+#[derive(Debug)]
+pub(super) enum InFlight {
+    Empty,
+    Buffer(Buffer),
+    Pipe(pipe::Pipe),
+    Aio(aio::Block),
+    /// Kept from the start of the pair to its end.
+    Lane(uring::Lane),
+}
+
+impl InFlight {
+    /// Takes bytes, and, where `onward` takes them, may give them at once.
+    pub(super) fn fill(
+        &mut self,
+        source: BorrowedFd<'_>,
+        onward: Option<BorrowedFd<'_>>,
+        carriers: &mut Carriers,
+        manner: Manner,
+    ) -> Result<Filled, Errno> {
+        let at_most = manner.at_most();
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
+            (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
+            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
+            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
+        }
+    }
+
+    pub(super) fn drain(
+        &mut self,
+        destination: BorrowedFd<'_>,
+        carriers: &mut Carriers,
+    ) -> Result<usize, Errno> {
+        match (self, &mut carriers.aio, &mut carriers.ring) {
+            (Self::Buffer(buffer), ..) => buffer.drain(destination),
+            (Self::Pipe(pipe), ..) => pipe.drain(destination),
+            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
+            (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
+        }
+    }
+
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Self::Empty => 0,
+            Self::Buffer(buffer) => buffer.held(),
+            Self::Pipe(pipe) => pipe.held(),
+            Self::Aio(block) => block.held(),
+            Self::Lane(lane) => lane.held(),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! One direction of a pair while user space moves its bytes.
+
+mod direction;
+mod in_flight;
+
+pub(crate) use self::direction::{Carriage, Direction, Fault, Progress, Way};

@@ -1,0 +1,177 @@
+//! The program on a device.
+//!
+//! ```text
+//! absent ──▶ under way ──▶ stands ◀──▶ under way (asked whether it still does)
+//!    ▲           │
+//!    │           ▼
+//!    └─────── refused
+//! ```
+//!
+//! Another thread does what is under way: the kernel may have to wait for all its CPUs, and a question
+//! about a filter waits for any load in this process (`LOADING`). Nobody holds the table meanwhile. Only a
+//! pair whose loop is to wait (`Segment::new`) attaches the program on its loop's own thread.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Datapath, LOOPBACK};
+use splice_base::error::Result;
+use splice_bpf::{DeviceLink, Traffic};
+
+/// The program on a device.
+pub(super) struct Attachment {
+    links: Arc<[DeviceLink; 2]>,
+    /// When it was last known to stand there.
+    seen_at: Instant,
+}
+
+/// How another thread gets on with a device.
+pub(super) enum AttachState {
+    UnderWay,
+    Refused { why: String, at: Instant },
+}
+
+/// For how long a device that refused the program is not asked again. What was in the way may go: it
+/// was short of memory, or had 64 programs of others. A try costs a thread, and the kernel tens of
+/// milliseconds beside the loops.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+
+/// How long an answer counts for all pairs that doubt the same device. A pair doubts it again after
+/// 600 ms (`ANSWERED_ONCE_IN`).
+const SEEN_FOR: Duration = Duration::from_millis(100);
+
+impl Datapath {
+    /// Makes sure that the program sees what comes in on a device; true when it already did.
+    pub(crate) fn ensure_attached(&self, device: u32) -> Result<bool> {
+        if self.table().devices.contains_key(&device) {
+            return Ok(true);
+        }
+        let _one = self.attaching();
+        self.attach(device)
+    }
+
+    fn attaching(&self) -> MutexGuard<'_, ()> {
+        self.attaching
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same while nobody else attaches anything. Pairs can get at the table meanwhile.
+    fn attach(&self, device: u32) -> Result<bool> {
+        let way = {
+            let table = self.table();
+            if table.devices.contains_key(&device) {
+                return Ok(true);
+            }
+            table.way
+        };
+        let links = [
+            self.ingress.attach(device, Traffic::In, way)?,
+            self.egress.attach(device, Traffic::Out, way)?,
+        ];
+        if device == LOOPBACK {
+            let behind = self.ingress.is_behind_its_like(device, &links[0])?;
+            self.gate.at(0).behind.store(behind.into(), Relaxed);
+        }
+        let attachment = Attachment {
+            links: Arc::new(links),
+            seen_at: Instant::now(),
+        };
+        self.table().devices.insert(device, attachment);
+        Ok(false)
+    }
+
+    /// The same by another thread, since the kernel waits for all its CPUs (`tcx_entry_sync`), tens
+    /// of milliseconds on a busy machine: `None` while that is under way, else why it cannot be.
+    pub(in super::super) fn attach_beside(
+        self: &Arc<Self>,
+        device: u32,
+    ) -> Option<std::result::Result<(), String>> {
+        self.beside(device, |_| true)
+    }
+
+    /// The same where the program may no longer stand: a device may have been deleted, and another have
+    /// got its index.
+    pub(in super::super) fn reattach_beside(
+        self: &Arc<Self>,
+        device: u32,
+    ) -> Option<std::result::Result<(), String>> {
+        self.beside(device, |attachment| attachment.seen_at.elapsed() < SEEN_FOR)
+    }
+
+    fn beside(
+        self: &Arc<Self>,
+        device: u32,
+        is_firm: impl FnOnce(&Attachment) -> bool,
+    ) -> Option<std::result::Result<(), String>> {
+        let mut table = self.table();
+        if table.devices.get(&device).is_some_and(is_firm) {
+            return Some(Ok(()));
+        }
+        match table.attach_states.get(&device) {
+            Some(AttachState::UnderWay) => return None,
+            Some(AttachState::Refused { why, at }) if at.elapsed() < REFUSED_FOR => {
+                return Some(Err(why.clone()));
+            }
+            Some(AttachState::Refused { .. }) | None => {}
+        }
+        let datapath = Arc::clone(self);
+        let attach = move || {
+            let refused = datapath.reattach(device).err();
+            let attach_states = &mut datapath.table().attach_states;
+            match refused {
+                Some(error) => {
+                    let (why, at) = (error.to_string(), Instant::now());
+                    attach_states.insert(device, AttachState::Refused { why, at })
+                }
+                None => attach_states.remove(&device),
+            };
+        };
+        match thread::Builder::new().name("attach".into()).spawn(attach) {
+            Ok(_) => {
+                table.attach_states.insert(device, AttachState::UnderWay);
+                None
+            }
+            Err(error) => Some(Err(format!("no thread can attach the program: {error}"))),
+        }
+    }
+
+    /// Attaches the program unless it still stands there.
+    fn reattach(&self, device: u32) -> Result<bool> {
+        let _one = self.attaching();
+        let attachment = self
+            .table()
+            .devices
+            .get(&device)
+            .map(|attachment| Arc::clone(&attachment.links));
+        if let Some(links) = attachment {
+            if links.iter().all(DeviceLink::is_attached) {
+                if let Some(attachment) = self.table().devices.get_mut(&device) {
+                    attachment.seen_at = Instant::now();
+                }
+                return Ok(true);
+            }
+            let gone = self.table().devices.remove(&device);
+            drop((links, gone));
+        }
+        self.attach(device)
+    }
+
+    /// Another thread is busy with a device.
+    #[cfg(test)]
+    pub(in super::super) fn is_asking(&self) -> bool {
+        let table = self.table();
+        let mut attach_states = table.attach_states.values();
+        attach_states.any(|attach| matches!(attach, AttachState::UnderWay))
+    }
+
+    /// As if it had been long ago that the program was seen to stand.
+    #[cfg(test)]
+    pub(in super::super) fn doubt_all(&self) {
+        for attachment in self.table().devices.values_mut() {
+            attachment.seen_at -= SEEN_FOR;
+        }
+    }
+}

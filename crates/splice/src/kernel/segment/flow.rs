@@ -1,0 +1,413 @@
+//! One flow in the memory that the program works on.
+//!
+//! ```text
+//! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ Linger ──▶ Free
+//!                       ▲           │
+//!                       └───────────┘
+//! ```
+//!
+//! The states and who changes them are in `bpf/segment.h`.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, fence};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::datapath::Datapath;
+use super::eligibility::Plan;
+use splice_bpf::clock::now_ns;
+use splice_bpf::sequence::{is_behind, raise};
+use splice_bpf::types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
+use splice_bpf::types::{segment_mark as mark, segment_state as state};
+
+/// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
+/// owner that is alive looks at least every `LARGEST_OVERLAP_PAUSE`.
+const OWNER_SILENT: Duration = Duration::from_secs(10);
+
+/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
+const LINGER: Duration = Duration::from_millis(3200);
+
+/// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
+/// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
+const STANDS_AHEAD: Duration = Duration::from_millis(500);
+
+/// A flow's slot. Dropping it ends the translation at once.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    datapath: Arc<Datapath>,
+    slot: u32,
+    serial: u32,
+    tuples: [SegmentTuple; 2],
+    /// It counts among those whose sockets may still send.
+    awake: AtomicBool,
+    /// Connection tracking knew of it when it was last asked, or has not been asked.
+    tracked: AtomicBool,
+    /// When it was over.
+    offered_at: OnceLock<Instant>,
+}
+
+impl Flow {
+    /// Has the segments of two connections noted; they go on as they are.
+    pub(super) fn watch(
+        datapath: Arc<Datapath>,
+        tuples: [SegmentTuple; 2],
+        devices: [u32; 2],
+        scales: [u8; 2],
+    ) -> Result<Self, String> {
+        let (slot, serial) = datapath
+            .take_slot()
+            .ok_or("no slot is left: too many pairs are at work or have just ended")?;
+        let flow = Self {
+            datapath,
+            slot,
+            serial,
+            tuples,
+            awake: AtomicBool::new(false),
+            tracked: AtomicBool::new(true),
+            offered_at: OnceLock::new(),
+        };
+        let entry = flow.entry();
+        entry.state.store(state::FREE, Relaxed);
+        for (side, scale) in entry.side.iter().zip(scales) {
+            side.clear();
+            side.window_left.store(scale, Relaxed);
+        }
+        for stamp in &entry.latest_stamp {
+            stamp.store(0, Relaxed);
+        }
+        entry.moved_ns.store(now_ns(), Relaxed);
+        entry.serial.store(serial, Relaxed);
+        entry.state.store(state::WATCH, Release);
+        for (side, tuple) in tuples.iter().enumerate() {
+            let place = SegmentPlace {
+                flow: slot,
+                side: side as u32,
+                device: devices[side],
+                serial,
+            };
+            flow.datapath
+                .enter(tuple, &place)
+                .map_err(|errno| format!("the table of connections takes no more: {errno}"))?;
+        }
+        Ok(flow)
+    }
+
+    /// What the segments of side 0's and side 1's peer carry.
+    pub(super) fn tuples(&self) -> &[SegmentTuple; 2] {
+        &self.tuples
+    }
+
+    fn entry(&self) -> &SegmentFlow {
+        self.datapath.flow(self.slot)
+    }
+
+    pub(super) fn side(&self, index: usize) -> &SegmentSide {
+        &self.entry().side[index]
+    }
+
+    /// From now on each stream goes by the sockets only until they have emptied it.
+    pub(super) fn overlap(&self, plan: &Plan) {
+        for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
+            for (word, value) in side.out.iter().zip(words(&plan.out)) {
+                word.store(value, Relaxed);
+            }
+            side.out_device.store(plan.out_device, Relaxed);
+            side.seq_delta.store(plan.seq_delta, Relaxed);
+            side.ack_delta.store(plan.ack_delta, Relaxed);
+            for (byte, value) in [
+                (&side.window_left, plan.window_left),
+                (&side.window_right, plan.window_right),
+                (&side.flags, plan.flags),
+                (&side.own_scale, plan.own_scale),
+            ] {
+                byte.store(value, Relaxed);
+            }
+            side.clock.store(plan.clock, Relaxed);
+            side.promised.store(plan.promised, Relaxed);
+            side.room_end.store(plan.promised, Relaxed);
+            side.cut.store(plan.cut, Relaxed);
+            side.border.store(plan.cut, Relaxed);
+            side.sent.store(plan.sent, Relaxed);
+            side.acked.store(plan.next_byte.into(), Relaxed);
+            // What was noted may be newer than the sockets, or older: the first that was seen
+            // may have been a repetition. Or nobody has sent it.
+            let noted = side.marks() & mark::NOTED != 0;
+            let widest = plan.written.wrapping_add(plan.largest_window());
+            for (word, known, most) in [
+                (&side.high_ack, plan.high_ack, plan.written),
+                (&side.edge, plan.edge, widest),
+            ] {
+                let seen = word.load(Relaxed);
+                if !noted || is_behind(seen, known) || is_behind(most, seen) {
+                    word.store(known, Relaxed);
+                }
+            }
+            side.begin_reach(plan.high_seq);
+        }
+        self.wake();
+        self.renew();
+        // Who is asked what has come, after that, must not answer from before.
+        self.entry().state.store(state::OVERLAP, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen
+    /// beyond all that a peer may send was forged or damaged: nobody would ever acknowledge it, and a
+    /// stream by the sockets, which promise no more room, would wait for that.
+    pub(super) fn catch_up(&self, found: &SegmentInspection) {
+        for (side, socket) in self.entry().side.iter().zip(&found.socket) {
+            side.raise_high_seq(socket.rcv_nxt);
+            // An end of stream may lie one beyond.
+            side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
+            raise(&side.sent, socket.snd_nxt);
+            // The last acknowledgement that the socket has sent, should the program have missed it.
+            raise(&side.cut, socket.rcv_wup);
+        }
+    }
+
+    /// The window that the socket has announced ends there, or later.
+    pub(super) fn promise(&self, side: usize, end: u32) {
+        raise(&self.side(side).promised, end);
+    }
+
+    /// This side's stream goes past the sockets.
+    pub(super) fn is_past(&self, side: usize) -> bool {
+        self.marks(side) & mark::PAST != 0
+    }
+
+    /// From `border` on this side's stream goes past the sockets, unless more of it has come.
+    pub(super) fn let_past(&self, side: usize, border: u32) {
+        let side = self.side(side);
+        raise(&side.border, border);
+        let past = |reach: u64| {
+            (reach as u32 == border).then_some(reach | u64::from(mark::PAST) << u32::BITS)
+        };
+        // It fails where more has come.
+        let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
+    }
+
+    /// This side's stream has ended there, and the end was acknowledged.
+    pub(super) fn end(&self, side: usize, end: u32) {
+        self.side(side).end_reach(end);
+    }
+
+    /// The sockets have delivered this side's stream up to there.
+    pub(super) fn cut(&self, side: usize, end: u32) {
+        raise(&self.side(side).cut, end);
+    }
+
+    /// The sockets have something to deliver once more.
+    pub(super) fn overlap_again(&self) {
+        self.wake();
+        self.renew();
+        let entry = self.entry();
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            let (stood, latest) = (side.stamp_floor.load(Relaxed), latest.load(Relaxed));
+            if stood != 0 {
+                // Repetitions are stamped with a clock that goes on, too, but none of them is noted.
+                let is_newer = latest != 0 && is_behind(stood, latest);
+                let newest = if is_newer { latest } else { stood };
+                let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
+                let floor = newest.wrapping_add(ahead);
+                // 0 would have the program choose one.
+                side.stamp_floor.store(floor.max(1), Relaxed);
+            }
+        }
+        // Should the program have ended the flow meanwhile, it stays so.
+        let _ = entry
+            .state
+            .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
+        // This thread may have been kept from running for longer than that.
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            let latest = latest.load(SeqCst);
+            if latest != 0 {
+                raise(&side.stamp_floor, latest);
+            }
+        }
+    }
+
+    /// The stamp that a peer is told as long as the clock stands, if it was, and whether it counts
+    /// microseconds.
+    pub(super) fn standing_stamp(&self, peer: usize) -> Option<(u32, bool)> {
+        let from = self.side(1 - peer);
+        let stamp = from.stamp_floor.load(Relaxed);
+        (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
+    }
+
+    fn wake(&self) {
+        if !self.awake.swap(true, Relaxed) {
+            self.datapath.awake().fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Nothing more comes from the sockets.
+    pub(super) fn silence(&self) {
+        if self.awake.swap(false, Relaxed) {
+            self.datapath.awake().fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Tells that the owner is alive.
+    pub(super) fn renew(&self) {
+        let deadline = now_ns() + OWNER_SILENT.as_nanos() as u64;
+        self.entry().deadline_ns.store(deadline, Relaxed);
+    }
+
+    /// The owner looks. When it has been silent for too long the sockets have spoken for themselves: where the
+    /// clock stood, their peers would drop all that comes.
+    pub(super) fn look(&self, promised: [u32; 2]) {
+        let entry = self.entry();
+        let now = now_ns();
+        // Half of the time, since the deadline may pass at this moment.
+        let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
+        if entry.deadline_ns.load(Relaxed) < soon {
+            for (side, promised) in entry.side.iter().zip(promised) {
+                if side.stamp_floor.load(Relaxed) != 0 {
+                    raise(&side.stamp_floor, side.standing_at(now));
+                }
+                raise(&side.promised, promised);
+            }
+        }
+        self.renew();
+    }
+
+    /// From now on everything is translated, and the clock of stamps goes on from where it stands.
+    pub(super) fn splice(&self) {
+        let entry = self.entry();
+        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+            side.stamp_delta.store(0, Relaxed);
+            latest.store(0, Relaxed);
+        }
+        entry.state.store(state::SPLICED, Release);
+    }
+
+    /// The flow is over, but late segments are still translated for a while.
+    pub(super) fn linger(&self) {
+        let now = now_ns();
+        let entry = self.entry();
+        entry.last_ns.store(now, Relaxed);
+        entry
+            .deadline_ns
+            .store(now + LINGER.as_nanos() as u64, Relaxed);
+        entry.state.store(state::LINGER, Release);
+    }
+
+    /// Others may have the slot once it has lingered for a while.
+    pub(super) fn offer_slot(&self) {
+        self.offered_at.get_or_init(|| {
+            self.datapath
+                .offer_slot(self.slot, self.serial, self.tuples)
+        });
+    }
+
+    /// It has not had to give up its slot.
+    fn has_slot(&self) -> bool {
+        self.entry().serial.load(Acquire) == self.serial
+    }
+
+    /// For how long late segments are still translated; `None` when a new connection has taken
+    /// the tuple, or another flow the slot.
+    pub(super) fn lingers(&self) -> Option<Duration> {
+        let entry = self.entry();
+        let lingers = entry.state.load(Acquire) == state::LINGER;
+        let deadline = entry.deadline_ns.load(Acquire);
+        // Asked last: what was read before is of this flow then.
+        (lingers && self.has_slot())
+            .then(|| Duration::from_nanos(deadline.saturating_sub(now_ns())))
+    }
+
+    /// Has connection tracking forget both connections. Who did not know them when they had just
+    /// been in use is not asked again.
+    pub(super) fn forget(&self) {
+        if self.tracked.load(Relaxed) {
+            // Where the kernel cannot do it, the entries go by their own time.
+            let known = self.datapath.forget(&self.tuples).unwrap_or_default();
+            self.tracked.store(known > 0, Relaxed);
+        }
+    }
+
+    /// The program, or `linger`, has found the flow to be over.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(
+            self.entry().state.load(Acquire),
+            state::LINGER | state::FREE
+        )
+    }
+
+    pub(super) fn marks(&self, side: usize) -> u32 {
+        self.side(side).marks()
+    }
+
+    /// Each peer has acknowledged the other's stream and its end.
+    pub(super) fn is_all_acknowledged(&self) -> bool {
+        (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
+    }
+
+    /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
+    /// which was at `next_byte` when the flow began.
+    pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
+        if !self.is_past(side) {
+            return 0;
+        }
+        let entry = self.side(side);
+        let acked = entry.acked.load(Relaxed);
+        let [cut, border] =
+            [&entry.cut, &entry.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
+        let by_hand = cut.max(border);
+        let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
+        let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();
+        past.saturating_sub(end_of_stream.into())
+    }
+
+    /// Ends the translation.
+    pub(super) fn stop(&self) {
+        self.entry().state.store(state::FREE, Release);
+        self.silence();
+    }
+
+    /// For how long no byte has been acknowledged.
+    pub(super) fn idle_for(&self) -> Duration {
+        let moved_ns = self.entry().moved_ns.load(Relaxed);
+        Duration::from_nanos(now_ns().saturating_sub(moved_ns))
+    }
+
+    #[cfg(test)]
+    /// Payload that was translated, repetitions included, in bytes.
+    pub(super) fn payload_bytes(&self) -> u64 {
+        let sides = self.entry().side.iter();
+        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.silence();
+        let offered_at = self.offered_at.get().copied();
+        self.datapath
+            .give_back_slot(self.slot, self.serial, &self.tuples, offered_at);
+    }
+}
+
+/// How often a clock of stamps ticks in a time.
+pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
+    let ticks = if in_microseconds {
+        time.as_micros()
+    } else {
+        time.as_millis()
+    };
+    ticks as u32
+}
+
+/// A tuple as the nine words that the shared memory holds it in.
+fn words(tuple: &SegmentTuple) -> [u32; 9] {
+    let mut bytes = [0; 36];
+    bytes[..16].copy_from_slice(&tuple.source);
+    bytes[16..32].copy_from_slice(&tuple.destination);
+    bytes[32..34].copy_from_slice(&tuple.source_port);
+    bytes[34..].copy_from_slice(&tuple.destination_port);
+    let mut words = [0; 9];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_ne_bytes(*bytes);
+    }
+    words
+}

@@ -1,0 +1,107 @@
+//! A pair's leave to go past the packet filters of this host.
+
+use splice_firewall::{Connection, Device, End, Family};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::Segment;
+use super::eligibility::{Obstacle, device, refused};
+use crate::endpoint::Endpoint;
+use crate::firewall::{Refusal, Standing};
+use crate::kernel::Turn;
+use crate::outcome::Side;
+use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
+use std::task::Waker;
+
+impl Segment {
+    /// Asks the packet filters, unless they are to be bypassed.
+    pub(super) fn ask_leave(
+        &mut self,
+        ends: [&Endpoint; 2],
+        addresses: [(SocketAddr, SocketAddr); 2],
+        tuples: &[SegmentTuple; 2],
+        found: &SegmentInspection,
+        waker: Waker,
+    ) -> Result<(), Obstacle> {
+        if self.bypasses_firewall || self.has_leave(found) {
+            return Ok(());
+        }
+        let firewall = match self.datapath.firewall() {
+            Ok(firewall) => firewall,
+            Err(why) => return refused(format!("{why}; {REMEDY}")),
+        };
+        let mut connections = Vec::with_capacity(2);
+        for (side, (local, peer)) in Side::BOTH.into_iter().zip(addresses) {
+            let socket = &found.socket[side.index()];
+            let index = device(socket);
+            let Some(device) = firewall.device(ends[side.index()], index, socket.out_type as u16)
+            else {
+                return refused(format!("the device of {side:?} is gone"));
+            };
+            connections.push(connection(local, peer, device));
+        }
+        let [a, b] = [0, 1].map(|side: usize| connections[side].clone());
+        let ask_tracking = |connections: &mut [Connection; 2]| {
+            let known = self.datapath.tracked(tuples).unwrap_or_default();
+            for (connection, known) in connections.iter_mut().zip(known) {
+                connection.tracked = known & tracked::TRACKED != 0;
+                connection.accepted = known & tracked::OPENED_HERE == 0;
+            }
+        };
+        let firewall = Arc::clone(firewall);
+        let mut doubted_at = self.doubted_at;
+        let admitted = firewall.admit([a, b], ask_tracking, waker, &mut doubted_at);
+        self.doubted_at = doubted_at;
+        match admitted {
+            Ok(pass) => {
+                self.pass = Some(pass);
+                Ok(())
+            }
+            Err(Refusal::NotYet) => Err(Obstacle::NotNow),
+            Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
+        }
+    }
+
+    /// Whether the filters were asked about the devices that the connections are on, which their routes may have
+    /// changed meanwhile.
+    pub(super) fn has_leave(&self, found: &SegmentInspection) -> bool {
+        let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
+        self.pass.as_ref().is_some_and(|pass| pass.is_for(devices))
+    }
+
+    /// What the filters have come to say since.
+    pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
+        match self.pass.as_ref()?.standing() {
+            Standing::Revoked(why) if has_taken => {
+                Some(Turn::Filtered(format!("packet filters: {why}").into()))
+            }
+            Standing::Revoked(why) | Standing::Doubtful(why) if !has_taken => Some(Turn::Refused(
+                format!("segment: packet filters: {why}; {REMEDY}").into(),
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// What to do where the filters are in the way.
+const REMEDY: &str =
+    "change that, or bypass them knowingly (--bypass-firewall, Options::bypass_firewall)";
+
+fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection {
+    let end = |address: SocketAddr| End {
+        address: Some(address.ip()),
+        port: Some(address.port()),
+    };
+    Connection {
+        family: if local.is_ipv4() {
+            Family::Ipv4
+        } else {
+            Family::Ipv6
+        },
+        local: end(local),
+        peer: end(peer),
+        device: Some(device),
+        accepted: false,
+        tracked: false,
+    }
+}

@@ -1,0 +1,168 @@
+//! The slots of the table of flows: free, in use, and on offer.
+//!
+//! ```text
+//!          take             offer, when the pair is over
+//! free ───────────▶ in use ──────────────────────────────▶ on offer
+//!  ▲                  │                                       │
+//!  └──────────────────┴───────────────────────────────────────┘
+//!                 give back; give up, when others are short of slots
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use splice_bpf::types::SegmentTuple;
+
+/// How long an ended flow has its slot to itself. By then the first repetition of what was not heard
+/// to be acknowledged has come from every peer with a round trip of 200 ms or less: it is sent a round
+/// trip and 200 ms (`TCP_RTO_MIN`) after the first one. Later ones meet no socket, as they do once a
+/// flow has lingered to its end, and the kernel answers with a reset. That harms nobody: each of the two
+/// has acknowledged the other's whole stream, or heard of a reset.
+pub(super) const LEAST_LINGER: Duration = Duration::from_millis(400);
+
+/// With fewer free ones than this, flows on offer are given up. Not only when none is left: a segment
+/// that has just found the old flow must not meet a new one in its place. At 40 000 new flows a second,
+/// which is all that `LEAST_LINGER` leaves room for, it takes 25 ms to use up so many.
+const FEW_SLOTS: usize = 1024;
+
+/// A flow that is over, and what its segments carry.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Offer {
+    pub(super) slot: u32,
+    pub(super) serial: u32,
+    pub(super) tuples: [SegmentTuple; 2],
+}
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// The slot that was given back first is used first, for the reason of `FEW_SLOTS`.
+    free: VecDeque<u32>,
+    next_serial: u32,
+    /// By the time of the offer and the serial number.
+    on_offer: BTreeMap<(Instant, u32), Offer>,
+}
+
+impl Slots {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            free: (0..count).collect(),
+            next_serial: 1,
+            on_offer: BTreeMap::new(),
+        }
+    }
+
+    /// A slot for a flow, and its serial number; `None` when there is none.
+    pub(super) fn take(&mut self) -> Option<(u32, u32)> {
+        let slot = self.free.pop_front()?;
+        let serial = self.next_serial;
+        // 0 is no flow's.
+        self.next_serial = serial.wrapping_add(1).max(1);
+        Some((slot, serial))
+    }
+
+    pub(super) fn offer(&mut self, at: Instant, offer: Offer) {
+        self.on_offer.insert((at, offer.serial), offer);
+    }
+
+    /// The flow has nothing more to come.
+    pub(super) fn give_back(&mut self, slot: u32, serial: u32, offered_at: Option<Instant>) {
+        if let Some(at) = offered_at {
+            self.on_offer.remove(&(at, serial));
+        }
+        self.free.push_back(slot);
+    }
+
+    /// Where few are left: takes the slot of the flow that has been over for longest.
+    pub(super) fn give_up(&mut self, now: Instant) -> Option<Offer> {
+        if self.free.len() >= FEW_SLOTS {
+            return None;
+        }
+        let oldest = self.on_offer.first_entry()?;
+        let (offered_at, _) = *oldest.key();
+        if now.saturating_duration_since(offered_at) < LEAST_LINGER {
+            return None;
+        }
+        let offer = oldest.remove();
+        self.free.push_back(offer.slot);
+        Some(offer)
+    }
+
+    /// From now on only so many are free.
+    #[cfg(test)]
+    pub(super) fn keep_free(&mut self, count: usize) {
+        self.free.truncate(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{FEW_SLOTS, LEAST_LINGER, Offer, Slots};
+
+    /// With so many flows that are over, a millisecond after each other from `since` on.
+    fn full_of_ended(since: Instant, count: u32) -> Slots {
+        let mut slots = Slots::new(count);
+        for number in 0..count {
+            let (slot, serial) = slots.take().expect("a slot");
+            let at = since + Duration::from_millis(number.into());
+            let tuples = Default::default();
+            slots.offer(
+                at,
+                Offer {
+                    slot,
+                    serial,
+                    tuples,
+                },
+            );
+        }
+        assert_eq!(slots.take(), None);
+        slots
+    }
+
+    #[test]
+    fn the_flow_that_is_over_for_longest_gives_up_its_slot() {
+        let since = Instant::now();
+        let mut slots = full_of_ended(since, 3);
+        let now = since + LEAST_LINGER + Duration::from_millis(1);
+        let given_up: Vec<_> = std::iter::from_fn(|| slots.give_up(now))
+            .map(|offer| offer.slot)
+            .collect();
+        assert_eq!(given_up, [0, 1]);
+        assert_eq!(slots.take(), Some((0, 4)));
+    }
+
+    #[test]
+    fn none_gives_up_its_slot_before_a_repetition_can_have_come() {
+        let since = Instant::now();
+        let mut slots = full_of_ended(since, 3);
+        let now = since + LEAST_LINGER - Duration::from_millis(1);
+        assert_eq!(slots.give_up(now), None);
+        assert_eq!(slots.take(), None);
+    }
+
+    #[test]
+    fn none_gives_up_its_slot_while_there_are_others() {
+        let since = Instant::now();
+        let mut slots = full_of_ended(since, 1);
+        slots.free.extend(1..=FEW_SLOTS as u32);
+        let now = since + 2 * LEAST_LINGER;
+        assert_eq!(slots.give_up(now), None);
+        slots.take().expect("a slot");
+        assert_eq!(slots.give_up(now).map(|offer| offer.slot), Some(0));
+        // It is used after all others.
+        let last = std::iter::from_fn(|| slots.take()).last();
+        assert_eq!(last.map(|(slot, _)| slot), Some(0));
+    }
+
+    #[test]
+    fn a_slot_that_is_given_back_is_not_on_offer() {
+        let since = Instant::now();
+        let mut slots = full_of_ended(since, 2);
+        slots.give_back(0, 1, Some(since));
+        let given_up = slots.give_up(since + 2 * LEAST_LINGER);
+        assert_eq!(given_up.map(|offer| offer.slot), Some(1));
+        assert_eq!(slots.give_up(since + 2 * LEAST_LINGER), None);
+        assert_eq!(slots.free, [0, 1]);
+    }
+}

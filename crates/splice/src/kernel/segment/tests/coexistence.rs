@@ -1,0 +1,378 @@
+//! Programs of others on the same device.
+
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net as unix;
+
+use super::*;
+use splice_base::error::Result;
+use splice_bpf::Object;
+
+/// `struct bystander` in bpf/bystander.h.
+#[derive(Debug)]
+#[repr(C)]
+struct BystanderEntry {
+    verdict: AtomicU32,
+    /// `outer_port` and `inner_port`.
+    ports: AtomicU32,
+    packets: AtomicU64,
+    rewritten: AtomicU64,
+}
+
+#[allow(unsafe_code, reason = "atomic integers without padding")]
+// SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
+unsafe impl Plain for BystanderEntry {}
+
+pub(super) static BYSTANDER: &[u8] = splice_bpf::objects::BYSTANDER;
+
+/// What the program returns, plus one.
+const NEXT: u32 = 0;
+/// Up the stack, past all who stand behind (`TC_ACT_OK`).
+const OK: u32 = 1;
+const SHOT: u32 = 3;
+
+/// Somebody else's program.
+struct Bystander {
+    object: Object,
+    entry: SharedArray<BystanderEntry>,
+    _links: Vec<DeviceLink>,
+}
+
+impl Bystander {
+    fn new(verdict: u32) -> Self {
+        let object = load("bystander", BYSTANDER, |_| Ok(())).expect("loaded");
+        let entry: SharedArray<BystanderEntry> = object
+            .map("bystanders")
+            .and_then(|map| map.share_values())
+            .expect("a map");
+        entry.at(0).verdict.store(verdict, Relaxed);
+        Self {
+            object,
+            entry,
+            _links: Vec::new(),
+        }
+    }
+
+    /// Others know the port `inner` by `outer`.
+    fn renaming(self, outer: u16, inner: u16) -> Self {
+        let ports = [outer.to_be_bytes(), inner.to_be_bytes()].concat();
+        let ports = u32::from_ne_bytes(ports.try_into().expect("four bytes"));
+        self.entry.at(0).ports.store(ports, Relaxed);
+        self
+    }
+
+    fn standing(mut self, lab: &Lab, device: &str, traffic: &[Traffic]) -> Self {
+        for traffic in traffic {
+            let link = self.attach(lab, device, *traffic, Way::Tcx);
+            self._links.push(link.expect("attached"));
+        }
+        self
+    }
+
+    fn attach(&self, lab: &Lab, device: &str, traffic: Traffic, way: Way) -> Result<DeviceLink> {
+        let program = self.object.program("bystander").expect("a program");
+        let index = index_of(lab.relay(), device);
+        let attached = lab.relay().enter(|| program.attach(index, traffic, way));
+        attached.expect("entered")
+    }
+
+    fn packets(&self) -> u64 {
+        self.entry.at(0).packets.load(Relaxed)
+    }
+}
+
+pub(super) fn index_of(namespace: &Namespace, device: &str) -> u32 {
+    let listed = namespace
+        .command("ip")
+        .args(["-o", "link", "show", device])
+        .output()
+        .expect("ip");
+    let text = String::from_utf8(listed.stdout).expect("text");
+    let index = text.split(':').next().and_then(|text| text.parse().ok());
+    index.unwrap_or_else(|| panic!("no {device}: {text}"))
+}
+
+/// A connection of the client's with the relay's namespace that is nobody's business.
+fn talk_beside(lab: &Lab, round_trips: usize) {
+    let (listener, address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let client = connect_in(lab.client(), address);
+    let here = listener.accept().expect("accept").0;
+    for _ in 0..round_trips {
+        ping(&client, &here);
+    }
+}
+
+#[test]
+fn programs_before_and_behind_go_on() {
+    const ROUND_TRIPS: usize = 500;
+    const REST: Duration = Duration::from_millis(50);
+    if !available(Need::Root) {
+        return;
+    }
+    let both = [Traffic::In, Traffic::Out];
+    let lab = Lab::new().expect("a lab");
+    let before = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let splicer = splicer_in(lab.relay());
+    // With this pair ours comes to stand there.
+    let first = spliced_across(&lab, &splicer);
+    let behind = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    // A connection that was closed has its last packets under way.
+    let counts = || netlab::until_at_rest(REST, || [before.packets(), behind.packets()]);
+
+    // What is translated comes by the first and ends with ours; on its way out it comes by both.
+    let start = counts();
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    for _ in 0..ROUND_TRIPS {
+        ping(&client, &server);
+    }
+    let now = counts();
+    let seen = [now[0] - start[0], now[1] - start[1]];
+    assert!(seen[0] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
+    assert!(
+        (ROUND_TRIPS as u64..seen[0] * 6 / 10).contains(&seen[1]),
+        "{seen:?}"
+    );
+
+    // What is not comes by both.
+    let start = counts();
+    talk_beside(&lab, ROUND_TRIPS);
+    let now = counts();
+    let seen = [now[0] - start[0], now[1] - start[1]];
+    assert!(seen[0] >= seen[1], "{seen:?}");
+    assert!(seen[1] >= 2 * ROUND_TRIPS as u64, "{seen:?}");
+
+    drop((client, server, first.0, first.1));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    assert_eq!(first.2.wait().reason, Reason::EndOfStream);
+    drop(splicer);
+    let start = counts();
+    talk_beside(&lab, ROUND_TRIPS);
+    let now = counts();
+    assert!(now[0] - start[0] >= 2 * ROUND_TRIPS as u64);
+    assert_eq!(now[0] - start[0], now[1] - start[1]);
+}
+
+/// The pair is joined by name.
+fn assert_found(splicer: &Splicer, connected: Connected) {
+    let (_client, _server, handle) = connected.join(splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("another tc program stands between"), "{why}");
+}
+
+#[test]
+fn a_program_that_keeps_segments_to_itself_is_found() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let thief = Bystander::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
+    assert_found(&splicer_in(lab.relay()), Connected::across(&lab));
+    assert!(thief.packets() > 0);
+}
+
+/// It gives the port its right number only behind ours.
+#[test]
+fn a_program_that_rewrites_segments_is_found() {
+    const OUTER: u16 = 81;
+    if !available(Need::Root) {
+        return;
+    }
+    let both = [Traffic::In, Traffic::Out];
+    let (lab, splicer, _first) = spliced_lab();
+    let (front, address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let balancer = Bystander::new(NEXT)
+        .renaming(OUTER, address.port())
+        .standing(&lab, Lab::TO_CLIENT, &both);
+    let client = connect_in(lab.client(), (Lab::RELAY_V4, OUTER));
+    let a = front.accept().expect("accept").0;
+    let connected = Connected {
+        client,
+        a: Endpoint::new(a).expect("an end"),
+        ..Connected::across(&lab)
+    };
+    assert_found(&splicer, connected);
+    assert!(balancer.entry.at(0).rewritten.load(Relaxed) > 0);
+}
+
+pub(super) fn filters(lab: &Lab, device: &str, place: &str) -> String {
+    let listed = lab
+        .relay()
+        .command("tc")
+        .args(["-s", "filter", "show", "dev", device, place])
+        .output()
+        .expect("tc");
+    String::from_utf8(listed.stdout).expect("text")
+}
+
+/// As on a kernel without tcx: filters on a clsact qdisc, on which somebody else has his own.
+#[test]
+fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
+    const BYTES: usize = 16 << 20;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    run(
+        lab.relay(),
+        "tc",
+        &format!("qdisc add dev {} clsact", Lab::TO_CLIENT),
+    );
+    run(
+        lab.relay(),
+        "tc",
+        &format!(
+            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+            Lab::TO_CLIENT,
+            env!("CARGO_MANIFEST_DIR")
+        ),
+    );
+    let places = [Lab::TO_CLIENT, Lab::TO_SERVER]
+        .map(|device| [(device, "ingress"), (device, "egress")])
+        .concat();
+    let ours = || {
+        let standing = places
+            .iter()
+            .map(|(device, place)| filters(&lab, device, place).matches("name caller").count());
+        standing.sum::<usize>()
+    };
+    let splicer = splicer_in(lab.relay());
+    let datapath = ground_in(&lab);
+    datapath.attach_by_clsact();
+    let first = spliced_across(&lab, &splicer);
+    assert_eq!(ours(), places.len());
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    exchange(&client, &server, BYTES, seed());
+    proof.end(2 * BYTES as u64);
+    drop((client, server, first.0, first.1));
+    for handle in [handle, first.2] {
+        assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    }
+
+    drop(splicer);
+    lab.relay().enter(|| drop(datapath)).expect("entered");
+    assert_eq!(ours(), 0);
+    let other = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(other.contains("bystander"), "{other}");
+    talk_beside(&lab, 10);
+}
+
+/// What a process that was killed leaves on a clsact qdisc lets everything go on, and the next one
+/// takes its place.
+#[test]
+fn a_filter_that_was_left_behind_is_idle_and_replaced() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let thief = Bystander::new(SHOT);
+    let attach = || thief.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
+    let link = attach().expect("attached");
+    // In this thread's namespace there is nothing to detach.
+    drop(link);
+    let left = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(left.contains("caller"), "{left}");
+    // The kernel empties the table in a worker of its own (`prog_array_map_clear`).
+    netlab::until("the filter lets all go by", || {
+        let seen = thief.packets();
+        talk_beside(&lab, 10);
+        thief.packets() == seen
+    });
+
+    let link = attach().expect("attached");
+    let both = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert_eq!(both.matches("name caller").count(), 1, "{both}");
+    lab.relay().enter(|| drop(link)).expect("entered");
+    let none = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(!none.contains("caller"), "{none}");
+}
+
+/// Where all places are taken there is none for one more, which leaves the others alone.
+#[test]
+fn a_filter_that_finds_no_place_takes_none_away() {
+    /// Priorities that `bpf_object/device.rs` has.
+    const PLACES: usize = 64;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let other = Bystander::new(NEXT);
+    let attach = || other.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
+    let standing = || {
+        filters(&lab, Lab::TO_CLIENT, "ingress")
+            .matches("name caller")
+            .count()
+    };
+    let links: Vec<_> = (0..PLACES).map(|_| attach().expect("attached")).collect();
+    assert_eq!(standing(), PLACES);
+    let why = attach().map(drop).expect_err("no place").to_string();
+    assert!(why.contains("cannot be attached"), "{why}");
+    assert_eq!(standing(), PLACES);
+    // One whose place somebody else has taken leaves it to him.
+    let last = format!(
+        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+        Lab::TO_CLIENT,
+        env!("CARGO_MANIFEST_DIR")
+    );
+    run(lab.relay(), "tc", &last);
+    lab.relay().enter(|| drop(links)).expect("entered");
+    let left = filters(&lab, Lab::TO_CLIENT, "ingress");
+    assert!(!left.contains("name caller"), "{left}");
+    assert!(left.contains("name bystander"), "{left}");
+}
+
+/// A place that a stranger has claimed, or that has a filter of another kind, is left to him.
+#[test]
+fn a_filter_takes_the_next_place_where_others_are() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let device = Lab::TO_CLIENT;
+    run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
+    let other = Bystander::new(NEXT);
+    let attach = || other.attach(&lab, device, Traffic::In, Way::Clsact);
+    // What a relay that died has left in the first place stays, since nobody can tell that it is dead.
+    drop(attach().expect("attached"));
+    let name = format!("spliced filter {} in 50000", index_of(lab.relay(), device));
+    let stranger = lab.relay().enter(|| {
+        let name = unix::SocketAddr::from_abstract_name(name)?;
+        unix::UnixDatagram::bind_addr(&name)
+    });
+    let stranger = stranger.expect("entered").expect("bound");
+    let kind = "ingress prio 50001 protocol all u32 match u32 0 0 classid 1:1";
+    let add = format!("filter add dev {device} {kind}");
+    run(lab.relay(), "tc", &add);
+    let link = attach().expect("attached");
+    let listed = filters(&lab, device, "ingress");
+    for (priority, kind) in [(50000, "bpf"), (50001, "u32"), (50002, "bpf")] {
+        let line = format!("pref {priority} {kind}");
+        assert!(listed.contains(&line), "no {line} in {listed}");
+    }
+    drop(stranger);
+    lab.relay().enter(|| drop(link)).expect("entered");
+}
+
+/// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on
+/// as they are. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`,
+/// kernel 6.10), and the sleeping one counts.
+#[test]
+fn a_device_makes_no_lists_of_what_is_translated() {
+    const BYTES: usize = 16 << 20;
+    let missing = netlab::program("ethtool").is_none();
+    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
+    if !available(Need::Root) || !netlab::present("ethtool", missing) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    for device in [Lab::TO_CLIENT, Lab::TO_SERVER] {
+        let on = format!("-K {device} gro on rx-gro-list on");
+        run(lab.relay(), "ethtool", &on);
+    }
+    let splicer = splicer_in(lab.relay());
+    let _first = spliced_across(&lab, &splicer);
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    exchange(&client, &server, BYTES, seed());
+    ended(&handle);
+    proof.end(2 * BYTES as u64);
+}

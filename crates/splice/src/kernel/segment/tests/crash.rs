@@ -1,0 +1,255 @@
+//! The process is killed in the middle of the change-over: both peers must see a reset, and nothing
+//! may be left that swallows segments.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use netlab::Process;
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::coexistence::{filters, index_of};
+use super::step::STEPS;
+use super::*;
+
+const STEP: &str = "SEGMENT_CRASH_STEP";
+const TARGET: &str = "SEGMENT_CRASH_TARGET";
+const CLSACT: &str = "SEGMENT_CRASH_CLSACT";
+const DEVICE: &str = "SEGMENT_CRASH_DEVICE";
+
+/// Relays two connections, of which the second kills it.
+#[test]
+#[ignore = "the process that the test below starts"]
+fn a_relay_that_dies() {
+    let Ok(target) = std::env::var(TARGET) else {
+        return;
+    };
+    let target: SocketAddr = target.parse().expect("an address");
+    let datapath = Datapath::here().expect("a datapath");
+    if std::env::var_os(CLSACT).is_some() {
+        datapath.attach_by_clsact();
+    }
+    let splicer = Splicer::new(1).expect("a splicer");
+    let (front, address) = listen((Lab::RELAY_V4, 0));
+    println!("\nlistening on {address}");
+    let join = || {
+        let a = front.accept().expect("accept").0;
+        let b = TcpStream::connect(target).expect("connect");
+        let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
+        splicer.join(a, b, &by_name()).expect("joined")
+    };
+    let first = join();
+    // Its own steps would kill it as well. None follows once its sockets have had their last words.
+    netlab::until("the first sleeps", || {
+        first.is_taken() && datapath.awake().load(Relaxed) == 0
+    });
+    let wanted = std::env::var(STEP).expect("a step");
+    watch(&splicer, move |step| {
+        if step == wanted {
+            kill_process(getpid(), Signal::KILL).expect("killed");
+            unreachable!("it was killed");
+        }
+    });
+    // Where nothing kills it, its parent does.
+    let _ = join().wait();
+    thread::sleep(PATIENCE);
+}
+
+/// A running one, and where it listens.
+fn relay_that_dies(
+    lab: &Lab,
+    step: &str,
+    target: SocketAddr,
+    clsact: bool,
+) -> (Process, SocketAddr) {
+    let mut command = this_program(lab, "");
+    command
+        .arg("kernel::segment::tests::crash::a_relay_that_dies")
+        .env(STEP, step)
+        .env(TARGET, target.to_string());
+    if clsact {
+        command.env(CLSACT, "");
+    }
+    let (process, address) = started(&mut command, "listening on ");
+    (process, address.parse().expect("an address"))
+}
+
+/// In the relay's namespace and with the capabilities that `setpriv` takes; what is missing is the name of
+/// an ignored test.
+fn this_program(lab: &Lab, capabilities: &str) -> Command {
+    let mut command = lab.relay().command("setpriv");
+    command
+        .args((!capabilities.is_empty()).then(|| format!("--bounding-set={capabilities}")))
+        .arg("--")
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--ignored", "--nocapture", "--exact"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+}
+
+/// What the process says behind `word`, once it does.
+fn started(command: &mut Command, word: &str) -> (Process, String) {
+    let mut process = Process::spawn(command).expect("started");
+    let stdout = process.child_mut().stdout.take().expect("its output");
+    let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+    let said = lines.find_map(|line| Some(line.strip_prefix(word)?.to_owned()));
+    (process, said.expect("it starts"))
+}
+
+/// Sends until it cannot.
+fn send_for_ever(mut stream: &TcpStream, seed: u64) {
+    let mut random = Random::seeded(seed);
+    let mut piece = [0; 4096];
+    loop {
+        for chunk in piece.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&random.next().to_ne_bytes());
+        }
+        if let Err(error) = stream.write_all(&piece) {
+            use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+            assert!(
+                matches!(error.kind(), BrokenPipe | ConnectionReset),
+                "{error}"
+            );
+            return;
+        }
+    }
+}
+
+/// Reads what [`send_for_ever`] sends; it must end with a reset.
+fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
+    let mut random = Random::seeded(seed);
+    let mut word = [0; 8];
+    let mut buffer = [0; 4096];
+    let mut total = 0;
+    loop {
+        match stream.read(&mut buffer) {
+            // The error of a reset is told once, here to the writer; the connection is gone.
+            Ok(0) if stream.peer_addr().is_err() => return total,
+            Ok(0) => panic!("an end of stream after {total} bytes"),
+            Ok(count) => {
+                for byte in &buffer[..count] {
+                    if total % 8 == 0 {
+                        word = random.next().to_ne_bytes();
+                    }
+                    assert_eq!(*byte, word[total % 8], "the byte at {total}");
+                    total += 1;
+                }
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{total}");
+                return total;
+            }
+        }
+    }
+}
+
+fn die_at(step: &str, clsact: bool) {
+    let lab = Lab::new().expect("a lab");
+    let (back, target) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
+    let (mut process, address) = relay_that_dies(&lab, step, target, clsact);
+    let connect = || {
+        let client = connect_in(lab.client(), address);
+        let server = back.accept().expect("accept").0;
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+            stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        }
+        (client, server)
+    };
+    let first = connect();
+    ping(&first.0, &first.1);
+    let (client, server) = connect();
+    let from = client.local_addr().expect("an address");
+    let came = thread::scope(|scope| {
+        scope.spawn(|| send_for_ever(&client, 1));
+        scope.spawn(|| send_for_ever(&server, 2));
+        let at_server = scope.spawn(|| read_until_reset(&server, 1));
+        let at_client = scope.spawn(|| read_until_reset(&client, 2));
+        [at_server, at_client].map(|reader| reader.join().expect("a reset"))
+    });
+    let ended = process.wait_at_most(PATIENCE).expect("wait");
+    let ended = ended.expect("it has died");
+    assert!(!ended.success(), "{step}: {ended}");
+    eprintln!("{step}: {came:?} bytes");
+    // Whoever is asked for these addresses and ports again gets them, and is heard.
+    drop((client, server, first));
+    let (front, _) = listen_in(lab.relay(), address);
+    let client = lab.client().enter(|| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&from.into())?;
+        socket.connect(&address.into())?;
+        Ok::<_, std::io::Error>(TcpStream::from(socket))
+    });
+    let client = client.expect("entered").expect("the same ports");
+    let here = front.accept().expect("accept").0;
+    ping(&client, &here);
+}
+
+#[test]
+fn peers_of_a_relay_that_is_killed_see_a_reset() {
+    if !available(Need::Root) {
+        return;
+    }
+    for step in STEPS {
+        die_at(step, false);
+    }
+}
+
+/// What stands on a clsact qdisc outlives the process.
+#[test]
+fn peers_see_it_where_a_filter_stays() {
+    if !available(Need::Root) {
+        return;
+    }
+    for step in ["overlap", "asleep"] {
+        die_at(step, true);
+    }
+}
+
+/// Has the program stand on a device, as where there is no tcx.
+#[test]
+#[ignore = "the process that the test below starts"]
+fn a_relay_with_a_filter() {
+    let Ok(device) = std::env::var(DEVICE) else {
+        return;
+    };
+    let datapath = Datapath::here().expect("a datapath");
+    datapath.attach_by_clsact();
+    datapath
+        .ensure_attached(device.parse().expect("an index"))
+        .expect("attached");
+    println!("\nstands ");
+    thread::sleep(PATIENCE);
+}
+
+/// With no other capabilities than those that the documentation asks for.
+#[test]
+fn a_filter_that_was_left_behind_is_replaced_without_more_rights() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let standing = || {
+        ["ingress", "egress"].map(|place| {
+            let listed = filters(&lab, Lab::TO_CLIENT, place);
+            listed.matches("name caller").count()
+        })
+    };
+    let start = || {
+        let mut command = this_program(&lab, "-all,+bpf,+net_admin,+perfmon");
+        command
+            .arg("kernel::segment::tests::crash::a_relay_with_a_filter")
+            .env(DEVICE, index_of(lab.relay(), Lab::TO_CLIENT).to_string());
+        started(&mut command, "stands ").0
+    };
+    for round in 0..3 {
+        let killed = start();
+        assert_eq!(standing(), [1, 1], "round {round}");
+        drop(killed);
+        assert_eq!(standing(), [1, 1], "what is killed leaves its filters");
+    }
+    // One that lives keeps its own.
+    let (_one, _other) = (start(), start());
+    assert_eq!(standing(), [2, 2]);
+}

@@ -1,0 +1,375 @@
+//! Segments that a path has damaged. What the program makes of one in OVERLAP must be as wrong as it came:
+//! a payload that is taken off leaves an acknowledgement which nobody has verified yet.
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::forgery::forged;
+use super::size::lab_with_mtu;
+use super::*;
+use splice_bpf::clock::now_ns;
+use splice_bpf::types::{segment_mark as mark, segment_state as state};
+
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+
+const TCP_HEADER_BYTES: usize = 20;
+/// On the wire; `LARGE` has to fit, with the longest headers.
+const FRAME_BYTES: u32 = 9100;
+const LARGE: usize = 9000;
+/// Odd and even ones, and the ends of what the program sums up at a time (512).
+const LENGTHS: [usize; 11] = [1, 2, 3, 511, 512, 513, 1023, 1448, 4095, 8999, LARGE];
+/// A test run takes no more than a page.
+const LARGEST_FED: usize = 1448;
+
+/// The relay's, towards the client; a locally administered one.
+const HARDWARE_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+const NO_OPTIONS: &[u8] = &[];
+/// Two stamps; with the second order the program takes its longer way.
+const STAMPED: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
+const STAMPED_FIRST: &[u8] = &[8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 1];
+
+/// Over which version of IP.
+type Connect = fn(&Lab) -> Connected;
+
+/// Whose copy loses its payload.
+#[derive(Clone, Copy, Debug)]
+enum Copied {
+    /// What the client acknowledges goes past the relay's socket, what it sends does not.
+    ToServer,
+    /// The other way round.
+    ToSocket,
+}
+
+/// How it comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    /// Nobody has looked at its checksum (CHECKSUM_NONE).
+    Unseen,
+    /// The device has found it right, where it is (CHECKSUM_UNNECESSARY).
+    Verified,
+    /// The device has summed up the whole packet (CHECKSUM_COMPLETE).
+    SummedUp,
+}
+
+/// A pair that has been made to stand in the middle of OVERLAP, and those who see what comes out.
+struct Scene {
+    lab: Lab,
+    _splicer: Splicer,
+    _handle: Handle,
+    datapath: Arc<Datapath>,
+    client: TcpStream,
+    _server: TcpStream,
+    copied: Copied,
+    sender: Socket,
+    receiver: Socket,
+    /// Of the connection that the copy belongs to.
+    receiver_ends: [SocketAddr; 2],
+}
+
+impl Scene {
+    fn new(connect: Connect, copied: Copied, arrival: Arrival) -> Self {
+        let lab = lab_with_mtu(FRAME_BYTES, FRAME_BYTES);
+        let [one, .., last] = HARDWARE_ADDRESS;
+        let address = format!(
+            "link set {} address {one:02x}:0:0:0:0:{last:02x}",
+            Lab::TO_CLIENT
+        );
+        run(lab.relay(), "ip", &address);
+        if arrival == Arrival::Verified {
+            lab.enable_napi().expect("ethtool");
+        }
+        let splicer = splicer_in(lab.relay());
+        let (client, server, handle) = spliced(&lab, &splicer, connect(&lab));
+        let datapath = ground_in(&lab);
+        let client_ends = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
+        let server_ends = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
+        let (receiver_in, receiver_ends) = match copied {
+            Copied::ToServer => (lab.server(), server_ends),
+            Copied::ToSocket => (lab.relay(), client_ends),
+        };
+        let sender = lab.client().enter(|| raw(client_ends[0].ip()));
+        let receiver = receiver_in.enter(|| raw(receiver_ends[1].ip()));
+        let receiver = receiver.expect("entered");
+        receiver.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let flow = datapath.flow(0);
+        let by_socket = match copied {
+            Copied::ToServer => 0,
+            Copied::ToSocket => 1,
+        };
+        let past = u64::from(mark::PAST) << u32::BITS;
+        flow.side[by_socket].reach.fetch_and(!past, Relaxed);
+        flow.side[1 - by_socket].add_marks(mark::PAST);
+        let deadline = now_ns() + 4 * PATIENCE.as_nanos() as u64;
+        flow.deadline_ns.store(deadline, Relaxed);
+        flow.state.store(state::OVERLAP, Relaxed);
+        Self {
+            sender: sender.expect("entered"),
+            receiver,
+            receiver_ends,
+            datapath,
+            client,
+            _server: server,
+            copied,
+            _handle: handle,
+            _splicer: splicer,
+            lab,
+        }
+    }
+
+    fn client_ends(&self) -> [SocketAddr; 2] {
+        [self.client.local_addr(), self.client.peer_addr()].map(|end| end.expect("an end"))
+    }
+
+    /// Something that the client has sent before, as it could come once more; damaged, it acknowledges
+    /// one byte less. `number` tells it from others.
+    fn segment(&self, number: u16, options: &[u8], length: usize, damaged: bool) -> Vec<u8> {
+        let [from, to] = self.client_ends();
+        let side = &self.datapath.flow(0).side[0];
+        let seq = side.high_seq().wrapping_sub(length as u32);
+        let packet = forged(from, to, seq, ACK | PSH);
+        let mut segment = packet[packet.len() - TCP_HEADER_BYTES..].to_vec();
+        // With all acknowledged, the other stream would go past its socket from here on.
+        let ack = side.high_ack.load(Relaxed).wrapping_sub(1);
+        segment[8..12].copy_from_slice(&ack.to_be_bytes());
+        segment[12] = ((TCP_HEADER_BYTES + options.len()) as u8 / 4) << 4;
+        segment[14..16].copy_from_slice(&[0xff; 2]);
+        // The urgent pointer: without its flag it says nothing, and nobody touches it.
+        segment[18..20].copy_from_slice(&number.to_be_bytes());
+        segment.extend(options);
+        segment.extend((0..length).map(|place| (place * 7 + usize::from(number)) as u8 | 1));
+        let checksum = !sum(from.ip(), to.ip(), &segment);
+        segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+        if damaged {
+            segment[8..12].copy_from_slice(&ack.wrapping_sub(1).to_be_bytes());
+        }
+        segment
+    }
+
+    /// Has it come in from the client.
+    fn send(&self, segment: &[u8], arrival: Arrival) {
+        if arrival == Arrival::SummedUp {
+            self.feed_summed_up(segment);
+            return;
+        }
+        let [_, to] = self.client_ends();
+        let target = SocketAddr::new(to.ip(), 0);
+        let sent = self.sender.send_to(segment, &target.into());
+        assert_eq!(sent.expect("send"), segment.len());
+    }
+
+    /// Has the program see it as if the device had summed it up; what was made of it.
+    fn feed_summed_up(&self, segment: &[u8]) -> (i32, Vec<u8>) {
+        let [from, to] = self.client_ends();
+        let mut packet = forged(from, to, 0, 0);
+        packet.truncate(packet.len() - TCP_HEADER_BYTES);
+        // Else the copy would be taken for another host's.
+        packet[..6].copy_from_slice(&HARDWARE_ADDRESS);
+        let length = if from.is_ipv4() { 16..18 } else { 18..20 };
+        let counted = segment.len() + if from.is_ipv4() { 20 } else { 0 };
+        packet[length].copy_from_slice(&(counted as u16).to_be_bytes());
+        if from.is_ipv4() {
+            let checksum = !folded(words(&packet[14..]));
+            packet[24..26].copy_from_slice(&checksum.to_be_bytes());
+        }
+        let header = packet.len();
+        packet.extend(segment);
+        let device = devices(self.lab.relay())[0];
+        let fed = self
+            .lab
+            .relay()
+            .enter(|| self.datapath.feed_summed_up(device, &packet))
+            .expect("entered");
+        let (verdict, became) = fed.unwrap_or_else(|errno| panic!("{errno}: {segment:?}"));
+        (verdict, became[header..].to_vec())
+    }
+
+    /// The next segment without payload that the copy's receiver is shown.
+    fn bare(&self) -> Vec<u8> {
+        let mut buffer = vec![0; 1 << 17];
+        loop {
+            let length = (&self.receiver).read(&mut buffer);
+            let length =
+                length.unwrap_or_else(|error| panic!("no copy {:?}: {error}", self.copied));
+            let mut packet = &buffer[..length];
+            if self.receiver_ends[0].is_ipv4() {
+                packet = &packet[usize::from(packet[0] & 15) * 4..];
+            }
+            let header = usize::from(packet[12] >> 4) * 4;
+            if packet[0..2] == self.receiver_ends[0].port().to_be_bytes()
+                && packet[2..4] == self.receiver_ends[1].port().to_be_bytes()
+                && packet.len() == header
+            {
+                return packet.to_vec();
+            }
+        }
+    }
+
+    fn is_right(&self, segment: &[u8]) -> bool {
+        let [from, to] = self.receiver_ends;
+        sum(from.ip(), to.ip(), segment) == 0xffff
+    }
+}
+
+fn raw(ip: IpAddr) -> Socket {
+    let domain = Domain::for_address(SocketAddr::new(ip, 0));
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::TCP)).expect("a socket");
+    socket.bind(&SocketAddr::new(ip, 0).into()).expect("bind");
+    socket
+}
+
+/// RFC 9293, 3.1.
+fn sum(from: IpAddr, to: IpAddr, segment: &[u8]) -> u16 {
+    folded(pseudo(from, to, segment.len()) + words(segment))
+}
+
+fn pseudo(from: IpAddr, to: IpAddr, length: usize) -> u32 {
+    let address = |ip| match ip {
+        IpAddr::V4(ip) => words(&ip.octets()),
+        IpAddr::V6(ip) => words(&ip.octets()),
+    };
+    address(from) + address(to) + 6 + length as u32
+}
+
+fn words(bytes: &[u8]) -> u32 {
+    let word = |pair: &[u8]| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
+    bytes.chunks(2).map(word).map(u32::from).sum()
+}
+
+fn folded(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+fn what_was_wrong_stays_wrong(connect: Connect, arrival: Arrival) {
+    if !available(Need::Root) {
+        return;
+    }
+    for copied in [Copied::ToServer, Copied::ToSocket] {
+        let scene = Scene::new(connect, copied, arrival);
+        let mut number = 0;
+        for options in [NO_OPTIONS, STAMPED, STAMPED_FIRST] {
+            for length in LENGTHS {
+                if arrival == Arrival::SummedUp && length > LARGEST_FED {
+                    continue;
+                }
+                for damaged in [false, true] {
+                    number += 1;
+                    let segment = scene.segment(number, options, length, damaged);
+                    scene.send(&segment, arrival);
+                    let asked = format!("{length} bytes behind {options:?}, {:?}", scene.copied);
+                    eprintln!("{asked}");
+                    let mut left = scene.bare();
+                    // What the connection says by itself has no number: an acknowledgement comes late.
+                    while left[18..20] != number.to_be_bytes() {
+                        left = scene.bare();
+                    }
+                    assert_eq!(left[13], ACK, "{asked}");
+                    assert_eq!(scene.is_right(&left), !damaged, "{asked}: {left:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn over_ipv4() {
+    what_was_wrong_stays_wrong(Connected::across, Arrival::Unseen);
+}
+
+#[test]
+fn over_ipv6() {
+    what_was_wrong_stays_wrong(Connected::across_v6, Arrival::Unseen);
+}
+
+fn has_ethtool() -> bool {
+    let missing = netlab::program("ethtool").is_none();
+    netlab::present(
+        "ethtool",
+        missing.then(|| "no ethtool (apt install ethtool)".into()),
+    )
+}
+
+/// GRO looks at what it might merge.
+#[test]
+fn verified_by_the_device_over_ipv4() {
+    if has_ethtool() {
+        what_was_wrong_stays_wrong(Connected::across, Arrival::Verified);
+    }
+}
+
+#[test]
+fn verified_by_the_device_over_ipv6() {
+    if has_ethtool() {
+        what_was_wrong_stays_wrong(Connected::across_v6, Arrival::Verified);
+    }
+}
+
+#[test]
+fn summed_up_by_the_device_over_ipv4() {
+    what_was_wrong_stays_wrong(Connected::across, Arrival::SummedUp);
+}
+
+#[test]
+fn summed_up_by_the_device_over_ipv6() {
+    what_was_wrong_stays_wrong(Connected::across_v6, Arrival::SummedUp);
+}
+
+/// An acknowledgement that goes to the socket as it is, but for its numbers: the sum follows.
+fn summed_up_and_bare(connect: Connect) {
+    const NEXT: i32 = -1;
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new(connect, Copied::ToSocket, Arrival::SummedUp);
+    for number in 0..64 {
+        for damaged in [false, true] {
+            let segment = scene.segment(number, STAMPED, 0, damaged);
+            let (verdict, became) = scene.feed_summed_up(&segment);
+            assert_eq!(verdict, NEXT);
+            assert_ne!(became, segment, "it was not for the socket");
+            assert_eq!(scene.is_right(&became), !damaged, "{became:?}");
+        }
+    }
+}
+
+#[test]
+fn summed_up_and_bare_over_ipv4() {
+    summed_up_and_bare(Connected::across);
+}
+
+#[test]
+fn summed_up_and_bare_over_ipv6() {
+    summed_up_and_bare(Connected::across_v6);
+}
+
+/// A checksum that a sender on this host has left to a device (CHECKSUM_PARTIAL) is the sum of the
+/// pseudo-header alone.
+fn what_is_to_be_computed_stays_so(connect: Connect) {
+    if !available(Need::Root) {
+        return;
+    }
+    // Two frames and more are one super-packet here.
+    for length in [1, 512, 1023, LARGE, 3 * LARGE] {
+        for copied in [Copied::ToServer, Copied::ToSocket] {
+            let scene = Scene::new(connect, copied, Arrival::Unseen);
+            let sent = (&scene.client).write(&vec![1; length]).expect("write");
+            assert_eq!(sent, length);
+            let left = scene.bare();
+            let [from, to] = scene.receiver_ends.map(|end| end.ip());
+            let carried = u16::from_be_bytes([left[16], left[17]]);
+            let expected = folded(pseudo(from, to, left.len()));
+            assert_eq!(carried, expected, "{length} bytes, {copied:?}");
+        }
+    }
+}
+
+#[test]
+fn still_to_be_computed_over_ipv4() {
+    what_is_to_be_computed_stays_so(Connected::across);
+}
+
+#[test]
+fn still_to_be_computed_over_ipv6() {
+    what_is_to_be_computed_stays_so(Connected::across_v6);
+}

@@ -1,0 +1,157 @@
+//! Devices that come and go.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::coexistence::{BYSTANDER, index_of};
+use super::*;
+use splice_bpf::Opened;
+
+/// What has not been there may be there later.
+#[test]
+fn a_device_that_was_refused_is_asked_for_again() {
+    const INDEX: u32 = 77;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let datapath = ground_in(&lab);
+    let stands = || {
+        let stands = lab.relay().enter(|| datapath.attach_beside(INDEX));
+        stands.expect("entered")
+    };
+    netlab::until("it is refused", || matches!(stands(), Some(Err(_))));
+    let add = format!("link add late index {INDEX} type veth peer name other");
+    run(lab.relay(), "ip", &add);
+    netlab::until("the program stands there", || stands() == Some(Ok(())));
+}
+
+fn has_the_index_of_another(way: Way) {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let datapath = ground_in(&lab);
+    if way == Way::Clsact {
+        datapath.attach_by_clsact();
+    }
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    drop((client, server));
+    ended(&handle);
+    let [relay, server] = [lab.relay(), lab.server()];
+    let index = index_of(relay, Lab::TO_SERVER);
+    run(relay, "ip", &format!("link del {}", Lab::TO_SERVER));
+    let add = format!(
+        "link add {} index {index} type veth peer name {} netns {}",
+        Lab::TO_SERVER,
+        Lab::TO_RELAY,
+        server.name()
+    );
+    run(relay, "ip", &add);
+    for (namespace, device, address) in [
+        (relay, Lab::TO_SERVER, Lab::RELAY_FAR_V4),
+        (server, Lab::TO_RELAY, Lab::SERVER_V4),
+    ] {
+        let add = format!("address add {address}/24 dev {device}");
+        run(namespace, "ip", &add);
+        run(namespace, "ip", &format!("link set {device} up"));
+    }
+    assert_eq!(index_of(relay, Lab::TO_SERVER), index);
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    exchange(&client, &server, 1 << 20, seed());
+    ended(&handle);
+    proof.end(2 << 20);
+}
+
+#[test]
+fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
+    has_the_index_of_another(Way::Tcx);
+}
+
+#[test]
+fn neither_is_one_whose_qdisc_has_gone() {
+    has_the_index_of_another(Way::Clsact);
+}
+
+/// Another thread asks whether the program still stands on a device, since that may have to wait for
+/// somebody else who loads one.
+#[test]
+fn no_loop_waits_for_a_load_to_ask_for_a_device() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let datapath = ground_in(&lab);
+    datapath.attach_by_clsact();
+    let (unseen, beside) = (Connected::across(&lab), Connected::across(&lab));
+    prepare(&splicer);
+    let copied = Options {
+        engine: EngineChoice::Only(EngineName::Copy),
+        ..Options::default()
+    };
+    let (client, server, _handle) = beside.join(&splicer, &copied);
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    }
+    let (loads, loading) = mpsc::channel();
+    let (finish, finished) = mpsc::channel::<()>();
+    let other = thread::spawn(move || {
+        let adjust = |_: &mut Opened| {
+            loads.send(()).expect("awaited");
+            // Until the sender is dropped.
+            let _ = finished.recv();
+            Ok(())
+        };
+        load("bystander", BYSTANDER, adjust).map(drop)
+    });
+    loading.recv().expect("it loads");
+    let at_once = Options {
+        segment_after: Some(Duration::ZERO),
+        ..Options::default()
+    };
+    // Nobody has seen a segment of it, so the devices are asked for.
+    datapath.doubt_all();
+    let pair = unseen.join(&splicer, &at_once);
+    netlab::until("a device is asked for", || {
+        ping(&client, &server);
+        datapath.is_asking()
+    });
+    ping(&client, &server);
+    assert!(datapath.is_asking());
+    drop(finish);
+    other.join().expect("no panic").expect("loaded");
+    netlab::until("the pair is taken", || pair.2.is_taken());
+}
+
+/// The kernel gives the inode of a namespace to another once it is gone, however long the datapath stays.
+#[test]
+fn a_ground_is_that_of_one_namespace_only() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stand = |namespace: &Namespace| {
+        let stand = || {
+            let inode = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
+            (inode.ino(), Datapath::here().expect("a datapath"))
+        };
+        namespace.enter(stand).expect("entered")
+    };
+    let namespace = Namespace::new("twice").expect("a namespace");
+    let [once, twice] = [stand(&namespace), stand(&namespace)];
+    assert!(Arc::ptr_eq(&once.1, &twice.1));
+    drop(namespace);
+    let mut stood_on: Vec<(u64, Arc<Datapath>)> = vec![once];
+    netlab::until("a namespace has the inode of one before", || {
+        let namespace = Namespace::new("later").expect("a namespace");
+        let (inode, datapath) = stand(&namespace);
+        let known = stood_on
+            .iter()
+            .any(|(_, known)| Arc::ptr_eq(known, &datapath));
+        assert!(!known, "the datapath of another, with the inode {inode}");
+        let has_been = stood_on.iter().any(|(before, _)| *before == inode);
+        stood_on.push((inode, datapath));
+        has_been
+    });
+}

@@ -1,0 +1,337 @@
+//! Spliced pairs: silence, ends, what is left behind.
+
+use super::*;
+
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard};
+
+use super::proof::{calls_of, expect_translated};
+use splice_base::socket_option::{self, Repair};
+use splice_bpf::clock::{self, now_ns};
+use splice_bpf::types::segment_state as state;
+
+/// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment_translate.h).
+pub(super) const LONG_OVERLAP: Duration = Duration::from_millis(400);
+
+#[test]
+fn idle_pairs_are_reset_at_both_ends() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (_lab, _splicer, (mut client, mut server, handle)) = spliced_lab();
+    drop(handle);
+    for stream in [&mut client, &mut server] {
+        let error = stream.read(&mut [0; 1]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+}
+
+/// The program's clock is that of the machine; this process's may be another.
+#[test]
+fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
+    if !available(Need::Root) {
+        return;
+    }
+    clock::a_day_ahead("kernel::segment::tests::life::moved_just_now");
+}
+
+#[test]
+#[ignore = "what the test above starts"]
+fn moved_just_now() {
+    let (lab, _splicer, _pair) = spliced_lab();
+    let moved_ns = ground_in(&lab).flow(0).moved_ns.load(Relaxed);
+    let since = Duration::from_nanos(now_ns().abs_diff(moved_ns));
+    assert!(since < PATIENCE, "{since:?}");
+}
+
+#[test]
+fn a_sleeping_pair_is_silent_and_lives_on() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, _splicer, (client, server, handle)) = spliced_lab();
+    let sent = || count(lab.relay(), &["OutSegs"]);
+    ping(&client, &server);
+    let before = sent();
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+    assert_eq!(sent(), before, "the relay's own sockets sent segments");
+    // Half-close, then the rest of the other direction.
+    client.shutdown(Shutdown::Write).expect("shutdown");
+    assert_eq!((&server).read(&mut [0; 8]).expect("the end"), 0);
+    (&server).write_all(b"late").expect("write");
+    drop(server);
+    let mut rest = Vec::new();
+    (&client).read_to_end(&mut rest).expect("the rest");
+    assert_eq!(rest, b"late");
+    assert_eq!(moved(&ended(&handle)), [5 * 102, 5 * 102 + 4]);
+}
+
+#[test]
+fn many_short_connections_over_few_ports() {
+    if !available(Need::Root) {
+        return;
+    }
+    let connections = rounds(1) * 1000;
+    let lab = Lab::new().expect("a lab");
+    lab.client()
+        .set_sysctl("net.ipv4.ip_local_port_range", "20000 20199")
+        .expect("sysctl");
+    let splicer = splicer_in(lab.relay());
+    let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let (back, back_address) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
+    // The first pair makes the program stand where the others are seen from the start.
+    let _first = spliced_across(&lab, &splicer);
+    let mut calls = calls_of(&splicer);
+    let handles = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..connections {
+                let (mut stream, _) = back.accept().expect("accept");
+                let mut buffer = [0; 8];
+                stream.read_exact(&mut buffer).expect("read");
+                // Every other answer is sure to come behind the change-over's beginning, and a stream of
+                // which nothing is under way goes past the sockets from then on.
+                netlab::until("the pair changes over", || {
+                    let handles: MutexGuard<'_, Vec<Handle>> = handles.lock().expect("whole");
+                    number % 2 == 1 || handles.get(number).is_some_and(Handle::is_taken)
+                });
+                stream.write_all(&buffer).expect("write");
+                // It closes first.
+            }
+        });
+        let client = scope.spawn(|| {
+            lab.client().enter(|| {
+                for number in 0..connections as u64 {
+                    let mut stream = TcpStream::connect(front_address).expect("connect");
+                    stream.write_all(&number.to_le_bytes()).expect("write");
+                    let mut answer = Vec::new();
+                    stream.read_to_end(&mut answer).expect("read");
+                    assert_eq!(answer, number.to_le_bytes());
+                }
+            })
+        });
+        for _ in 0..connections {
+            let a = front.accept().expect("accept").0;
+            let b = connect_in(lab.relay(), back_address);
+            let [a, b] = [a, b].map(|end| Endpoint::new(end).expect("an end"));
+            let handle = splicer.join(a, b, &by_name()).expect("joined");
+            handles.lock().expect("whole").push(handle);
+        }
+        client.join().expect("client").expect("entered");
+        let mut translated = 0;
+        let handles = handles.lock().expect("whole");
+        for (number, handle) in handles.iter().enumerate() {
+            let outcome = handle.wait_timeout(PATIENCE);
+            let outcome = outcome.unwrap_or_else(|| panic!("connection {number} did not end"));
+            assert_eq!(outcome.reason, Reason::EndOfStream, "{number}: {outcome:?}");
+            assert_eq!(outcome.engine, EngineName::Segment);
+            assert_eq!(moved(&outcome), [8, 8], "{number}");
+            let forwarded = handle.forwarded_bytes();
+            assert!(number % 2 == 1 || forwarded >= 8, "{number}: {forwarded}");
+            translated += forwarded;
+        }
+        // By hand goes what comes before its pair has begun to change over.
+        let [reads, writes] = ["recvfrom", "sendto"].map(|name| calls.begun(name));
+        let most = connections as u64 * 3 / 2;
+        assert!(writes <= most, "{writes} writes, {reads} reads");
+        expect_translated(translated, connections as u64 * 16 - writes * 8);
+    });
+}
+
+/// A segment that the program had let pass reaches its socket when that sleeps already. The change-over
+/// has taken long before, so the clock of what goes past the sockets is behind theirs by as much. That the
+/// program lets one pass is done by hand, and meanwhile the loop stands still: what a pair does on its
+/// own while its flow is in a state that user space has not put it in proves nothing.
+#[test]
+fn what_reaches_a_sleeping_socket_is_delivered() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let connected = Connected::across(&lab);
+    let near = connected.a.as_fd().try_clone_to_owned();
+    let near = near.expect("a second descriptor");
+    // Each of the two sockets is put to sleep.
+    let halt = Halt::at(&splicer, ["settled", "asleep", "asleep"]);
+    let (client, server, handle) = connected.join(&splicer, &by_name());
+    for stream in [&client, &server] {
+        let patience = Some(Duration::from_secs(60));
+        stream.set_read_timeout(patience).expect("a timeout");
+    }
+    // An answer would be acknowledged with what follows, and the socket has not sent it.
+    (&client).write_all(b"hello").expect("write");
+    halt.wait();
+    let mut hello = [0; 5];
+    (&server).read_exact(&mut hello).expect("read");
+    let datapath = ground_in(&lab);
+    let from_client = &datapath.flow(0).side[0];
+    let bare_word = || {
+        let repair = |state| socket_option::repair(&client, state).expect("TCP_REPAIR");
+        repair(Repair::On);
+        repair(Repair::OffWithProbe);
+    };
+    bare_word();
+    netlab::until("the clock stands", || {
+        from_client.stamp_floor.load(Relaxed) != 0
+    });
+    thread::sleep(LONG_OVERLAP);
+    for _socket in Side::BOTH {
+        halt.go_on();
+        halt.wait();
+    }
+    let state = &datapath.flow(0).state;
+    assert_eq!(state.load(Relaxed), state::SPLICED);
+    bare_word();
+    netlab::until("the clock goes on", || {
+        from_client.stamp_delta.load(Relaxed) != 0
+    });
+    let stood = from_client.stamp_floor.load(Relaxed);
+    state.store(state::WATCH, Relaxed);
+    socket_option::detach_filter(&near).expect("it sleeps");
+    (&client).write_all(b"late!").expect("write");
+    netlab::until("the socket has what is late", || {
+        rustix::io::ioctl_fionread(&near).expect("FIONREAD") == 5
+    });
+    socket_option::attach_filter(&near, datapath.asleep()).expect("a filter");
+    state.store(state::SPLICED, Relaxed);
+    drop(near);
+    halt.go_on();
+    let mut late = [0; 5];
+    (&server).read_exact(&mut late).expect("read");
+    assert_eq!(&late, b"late!");
+    // The bare word, like a repetition, was stamped with a clock that had gone on, and is not noted.
+    let stands = from_client.stamp_floor.load(Relaxed);
+    assert!(
+        stands.wrapping_sub(stood).cast_signed() > 0,
+        "{stood} {stands}"
+    );
+    for _ in 0..100 {
+        ping(&client, &server);
+    }
+    // At the client the answer to what came late may be, which here was given while all were watched.
+    assert_eq!(count(lab.server(), &["PAWSEstab"]), 0);
+    drop((client, server));
+    assert_eq!(moved(&ended(&handle)), [5 * 102, 5 * 100]);
+}
+
+/// A process that is being started has a duplicate of every descriptor until its exec.
+#[test]
+fn a_duplicate_does_not_hold_a_reset_back() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let connected = Connected::across(&lab);
+    let near = connected.a.as_fd().try_clone_to_owned();
+    let near = near.expect("a second descriptor");
+    let (client, server, handle) = connected.join(&splicer, &by_name());
+    ping(&client, &server);
+    let datapath = ground_in(&lab);
+    netlab::until("the pair is spliced", || {
+        datapath.flow(0).state.load(Relaxed) == state::SPLICED
+    });
+    drop(handle);
+    for mut stream in [&client, &server] {
+        let patience = Some(Duration::from_secs(20));
+        stream.set_read_timeout(patience).expect("a timeout");
+        let error = stream.read(&mut [0]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+    drop(near);
+}
+
+/// The program is gone for a while: the flow stalls, and goes on when it is back.
+#[test]
+fn a_flow_outlives_a_detached_program() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, (client, server, handle)) = spliced_lab();
+    let datapath = ground_in(&lab);
+    let proof = Proof::begin(&lab, &splicer, &handle);
+    let bytes = 32 << 20;
+    thread::scope(|scope| {
+        scope.spawn(|| exchange(&client, &server, bytes, seed()));
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(20));
+            lab.relay()
+                .enter(|| {
+                    let devices = datapath.detach_all();
+                    thread::sleep(Duration::from_millis(50));
+                    // A process that is being started holds duplicates of the links until its exec.
+                    for device in devices {
+                        netlab::until("it is attached again", || {
+                            datapath.ensure_attached(device).is_ok()
+                        });
+                    }
+                })
+                .expect("entered");
+        }
+    });
+    assert_eq!(moved(&ended(&handle)), [bytes as u64 + 5; 2]);
+    proof.end(2 * bytes as u64);
+}
+
+/// Nothing stays: neither entries nor the program.
+#[test]
+fn what_lingers_goes() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, (client, server, handle)) = spliced_lab();
+    let datapath = ground_in(&lab);
+    assert_eq!(datapath.entries(), 2);
+    drop((client, server));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    netlab::until("no entry is left", || datapath.entries() == 0);
+    drop(datapath);
+    drop(splicer);
+    // A process that is being started holds duplicates of the links until its exec.
+    netlab::until("the program has left", || {
+        let attached = lab.relay().command("bpftool").args(["net"]).output();
+        !attached
+            .is_ok_and(|attached| String::from_utf8_lossy(&attached.stdout).contains("segment"))
+    });
+}
+
+#[test]
+fn connection_tracking_forgets_spliced_connections() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    run(lab.relay(), "nft", "add table ip t");
+    run(
+        lab.relay(),
+        "nft",
+        "add chain ip t in { type filter hook input priority 0 ; }",
+    );
+    run(
+        lab.relay(),
+        "nft",
+        "add rule ip t in ct state established accept",
+    );
+    let splicer = splicer_in(lab.relay());
+    let datapath = ground_in(&lab);
+    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let tuples = datapath.tuples();
+    let tracked = || {
+        let tuples = [tuples[0], tuples[1]];
+        lab.relay()
+            .enter(|| datapath.forget(&tuples))
+            .expect("entered")
+            .expect("run")
+    };
+    assert_eq!(tracked(), 2);
+    // A look makes it forget; the next segment of a connection whose sockets are awake would bring
+    // it back, and these sleep.
+    ping(&client, &server);
+    assert_eq!(tracked(), 0);
+    drop((client, server));
+    assert_eq!(handle.wait().reason, Reason::EndOfStream);
+    assert_eq!(tracked(), 0);
+}

@@ -1,0 +1,259 @@
+//! Change-overs in namespaces of their own.
+
+mod bad_path;
+mod change_over;
+mod coexistence;
+mod congestion;
+mod connected;
+mod cost;
+mod counters;
+mod crash;
+mod damaged;
+mod device;
+mod ends;
+mod fences;
+mod forgery;
+mod life;
+mod on_this_host;
+mod own_word;
+mod proof;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../../tests/support/random.rs"]
+mod random;
+mod refusal;
+mod room;
+mod size;
+pub(super) mod step;
+mod summed_up;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../../tests/support/system_calls.rs"]
+mod system_calls;
+mod turns;
+mod window_scale;
+mod wrap;
+mod zero_window;
+
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use connected::{
+    Connected, Joined, by_name, by_volume, connect_in, ended, ground_in, listen, listen_in, moved,
+    sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
+    why_refused,
+};
+use counters::{changes, count, counters_across, counters_in};
+// It has room for a last acknowledgement that gets lost four times on a bad path (6 s), and for what
+// wakes a pair once (`SLEEPING_PAUSE`, 20 s).
+use netlab::PATIENCE;
+use netlab::{Lab, Namespace, Need, available};
+use proof::{Proof, Witness};
+use random::Random;
+use step::{Halt, watch};
+
+use super::datapath::Datapath;
+use crate::{
+    Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
+};
+use splice_bpf::Plain;
+use splice_bpf::{DeviceLink, Traffic, Way};
+use splice_bpf::{SharedArray, load};
+
+/// How many change-overs a test does; more in a hunt.
+fn rounds(few: usize) -> usize {
+    std::env::var("SEGMENT_ROUNDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(few)
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEGMENT_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
+    eprintln!("SEGMENT_SEED={seed}");
+    seed
+}
+
+/// Writes pseudo-random bytes and the end of the stream; gives their hash.
+fn write_all(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    let hash = write_some(stream, bytes, seed);
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    hash
+}
+
+/// Writes pseudo-random bytes; gives their hash.
+fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    let mut random = Random::seeded(seed);
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(buffer.len());
+        for chunk in buffer.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&random.next().to_ne_bytes());
+        }
+        hasher.write(&buffer[..length]);
+        stream.write_all(&buffer[..length]).expect("write");
+        left -= length;
+    }
+    hasher.finish()
+}
+
+/// Reads what [`write_some`] has written; gives the hash.
+fn read_some(mut stream: &TcpStream, bytes: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(buffer.len());
+        stream.read_exact(&mut buffer[..length]).expect("read");
+        hasher.write(&buffer[..length]);
+        left -= length;
+    }
+    hasher.finish()
+}
+
+/// Reads to the end of the stream; gives length, hash, and the longest pause between two reads.
+fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
+    let mut buffer = vec![0u8; 128 << 10];
+    let mut hasher = DefaultHasher::new();
+    let (mut total, mut filled) = (0, 0);
+    let mut pause = Duration::ZERO;
+    let mut last = Instant::now();
+    loop {
+        let count = stream.read(&mut buffer[filled..]).expect("read");
+        pause = pause.max(last.elapsed());
+        last = Instant::now();
+        filled += count;
+        total += count;
+        if filled == buffer.len() || count == 0 {
+            hasher.write(&buffer[..filled]);
+            filled = 0;
+        }
+        if count == 0 {
+            return (total, hasher.finish(), pause);
+        }
+    }
+}
+
+/// As many bytes each way at once, and the end; with a `place` the pair changes over once so many have
+/// passed, and from then on they pass by the relay.
+fn both_ways(
+    connected: Connected,
+    splicer: &Splicer,
+    place: Option<u64>,
+    bytes: usize,
+    seed: u64,
+) -> (Outcome, u64, Duration) {
+    let never = Options {
+        segment_after: None,
+        ..by_volume(u64::MAX)
+    };
+    // Not before there is a witness.
+    let options = place.map_or(never, |place| by_volume(place.max(1)));
+    prepare(splicer);
+    let (client, server, handle) = connected.join(splicer, &options);
+    let witness = place.map(|_| Witness::of(splicer, &[&handle]));
+    let pause = exchange(&client, &server, bytes, seed);
+    let outcome = ended(&handle);
+    assert_eq!(moved(&outcome), [bytes as u64; 2]);
+    let forwarded = handle.forwarded_bytes();
+    if let Some(witness) = witness {
+        assert_eq!(outcome.engine, EngineName::Segment, "{outcome:?}");
+        witness.end(&[(&outcome, forwarded)]);
+    }
+    (outcome, forwarded, pause)
+}
+
+/// Has the program loaded and attached to every device, which `auto` does not wait for.
+fn prepare(splicer: &Splicer) {
+    on_loop(splicer, |event_loop| {
+        event_loop.prepare(EngineChoice::Auto).expect("loaded");
+        let datapath = Datapath::here().expect("the loop's");
+        for device in devices_here() {
+            datapath.ensure_attached(device).expect("attached");
+        }
+    });
+}
+
+/// What `work` gives, done on the splicer's loop, which is its only one.
+fn on_loop<T: Send + 'static>(
+    splicer: &Splicer,
+    work: impl FnOnce(&mut EventLoop) -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = mpsc::channel();
+    let work = move |event_loop: &mut EventLoop| sender.send(work(event_loop)).expect("awaited");
+    splicer.remote().run(work).expect("a loop");
+    receiver.recv().expect("done")
+}
+
+/// The indices of this thread's devices.
+fn devices_here() -> Vec<u32> {
+    let listed = std::fs::read_to_string("/proc/thread-self/net/igmp").expect("devices");
+    let indices = listed
+        .lines()
+        .skip(1)
+        .filter(|line| !line.starts_with('\t'));
+    indices
+        .filter_map(|line| line.split_whitespace().next()?.parse().ok())
+        .collect()
+}
+
+/// As many bytes each way at once; the longest pause.
+fn exchange(client: &TcpStream, server: &TcpStream, bytes: usize, seed: u64) -> Duration {
+    thread::scope(|scope| {
+        let up = scope.spawn(|| one_way(client, server, bytes, seed));
+        let down = one_way(server, client, bytes, seed ^ 0xffff);
+        down.max(up.join().expect("up"))
+    })
+}
+
+/// Bytes and the end of their stream; the longest pause.
+fn one_way(sender: &TcpStream, receiver: &TcpStream, bytes: usize, seed: u64) -> Duration {
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| write_all(sender, bytes, seed));
+        let (length, hash, pause) = read_all(receiver);
+        let sent = sent.join().expect("sent");
+        assert_eq!((length, hash), (bytes, sent), "{sender:?} to {receiver:?}");
+        pause
+    })
+}
+
+/// All but lo.
+fn devices(namespace: &Namespace) -> Vec<u32> {
+    let listed = namespace
+        .command("ip")
+        .args(["-o", "link"])
+        .output()
+        .expect("ip");
+    let text = String::from_utf8(listed.stdout).expect("text");
+    text.lines()
+        .filter_map(|line| line.split(':').next()?.trim().parse().ok())
+        .filter(|index| *index != 1)
+        .collect()
+}
+
+fn run(namespace: &Namespace, program: &str, arguments: &str) {
+    let done = namespace
+        .command(program)
+        .args(arguments.split(' '))
+        .output()
+        .expect(program);
+    assert!(done.status.success(), "{program} {arguments}: {done:?}");
+}
+
+fn ping(mut one: &TcpStream, mut other: &TcpStream) {
+    let mut buffer = [0; 5];
+    one.write_all(b"hello").expect("write");
+    other.read_exact(&mut buffer).expect("read");
+    other.write_all(b"world").expect("write");
+    one.read_exact(&mut buffer).expect("read");
+    assert_eq!(&buffer, b"world");
+}

@@ -1,0 +1,138 @@
+//! That the bytes of a pair pass by its relay.
+
+use std::sync::Mutex;
+
+use super::system_calls::{CARRYING, SystemCalls};
+use super::*;
+
+/// How many of the bytes after a change-over must have been translated, in percent. Repetitions
+/// count as well, so that the relay has neither read nor written is what settles it.
+const TRANSLATED_PERCENT: u64 = 99;
+
+/// What a pair moves after its change-over.
+pub(super) struct Proof<'a> {
+    handle: &'a Handle,
+    datapath: Arc<Datapath>,
+    calls: SystemCalls,
+    carried: Vec<u64>,
+    moved_bytes: u64,
+    translated_bytes: u64,
+}
+
+impl<'a> Proof<'a> {
+    /// Begins once the pair is spliced and its sockets have had their last words. It is the only
+    /// one of the splicer's, which has one loop, that moves bytes from then on.
+    pub(super) fn begin(lab: &Lab, splicer: &Splicer, handle: &'a Handle) -> Self {
+        netlab::until("the pair is taken", || handle.is_taken());
+        wait_for_sleep(lab);
+        let datapath = ground_in(lab);
+        let mut calls = calls_of(splicer);
+        Self {
+            handle,
+            carried: carried(&mut calls),
+            calls,
+            moved_bytes: handle.counters().total(),
+            translated_bytes: datapath.translated_bytes(),
+            datapath,
+        }
+    }
+
+    /// So many bytes have gone both ways together since it began: past the sockets.
+    pub(super) fn end(mut self, bytes: u64) {
+        let moved = || self.handle.counters().total() - self.moved_bytes;
+        // The last may not have been acknowledged yet.
+        netlab::until("all has arrived", || moved() >= bytes);
+        assert_eq!(moved(), bytes);
+        let translated = self.datapath.translated_bytes() - self.translated_bytes;
+        expect_translated(translated, bytes);
+        expect_none_carried(&self.carried, &mut self.calls);
+    }
+}
+
+/// The same of pairs that change over while bytes flow: what they move from then on.
+pub(super) struct Witness {
+    calls: Arc<Mutex<SystemCalls>>,
+    seen: Arc<Mutex<Option<Seen>>>,
+}
+
+/// How it stood when the last of the pairs was put to sleep.
+struct Seen {
+    carried: Vec<u64>,
+    /// What the relay had moved of each, in bytes.
+    by_hand: Vec<u64>,
+}
+
+impl Witness {
+    /// Before the first byte of pairs that change over by what they have moved. They are the only
+    /// ones of the splicer's, which has one loop, that move bytes from then on.
+    pub(super) fn of(splicer: &Splicer, handles: &[&Handle]) -> Self {
+        let by_hand: Vec<_> = handles
+            .iter()
+            .map(|handle| handle.by_user_space())
+            .collect();
+        let calls = Arc::new(Mutex::new(calls_of(splicer)));
+        let seen = Arc::new(Mutex::new(None));
+        let (counted, noted) = (Arc::clone(&calls), Arc::clone(&seen));
+        watch(splicer, move |step| {
+            if step == "asleep" {
+                *noted.lock().expect("no panic") = Some(Seen {
+                    carried: carried_here(&counted),
+                    by_hand: by_hand.iter().map(|by_hand| by_hand()).collect(),
+                });
+            }
+        });
+        Self { calls, seen }
+    }
+
+    /// Until the pairs have changed over, where they have moved what that takes.
+    pub(super) fn wait_for_sleep(&self) {
+        netlab::until("the sockets sleep", || {
+            self.seen.lock().expect("no panic").is_some()
+        });
+    }
+
+    /// The pairs have ended with these outcomes, and the program has carried so much of each, in
+    /// bytes: all that the relay had not moved when it put the last of them to sleep.
+    pub(super) fn end(self, ended: &[(&Outcome, u64)]) {
+        let seen = self.seen.lock().expect("no panic").take();
+        let seen = seen.unwrap_or_else(|| panic!("none was put to sleep: {ended:?}"));
+        let mut past_sockets = 0;
+        let mut translated = 0;
+        for ((outcome, carried), by_hand) in ended.iter().zip(&seen.by_hand) {
+            past_sockets += outcome.moved.total() - by_hand;
+            translated += carried;
+        }
+        expect_translated(translated, past_sockets);
+        expect_none_carried(&seen.carried, &mut self.calls.lock().expect("no panic"));
+    }
+}
+
+pub(super) fn expect_translated(translated: u64, bytes: u64) {
+    assert!(
+        translated * 100 >= bytes * TRANSLATED_PERCENT,
+        "{translated} of {bytes}"
+    );
+}
+
+fn expect_none_carried(before: &[u64], calls: &mut SystemCalls) {
+    assert_eq!(carried(calls), before, "{CARRYING:?}, splice");
+}
+
+/// What the splicer's loop calls from now on.
+pub(super) fn calls_of(splicer: &Splicer) -> SystemCalls {
+    on_loop(splicer, |_| SystemCalls::of_this_thread())
+}
+
+/// How often the loop has made each call that can carry bytes.
+fn carried(calls: &mut SystemCalls) -> Vec<u64> {
+    let names = CARRYING.into_iter().chain(["splice"]);
+    names.map(|name| calls.begun(name)).collect()
+}
+
+/// The same on the loop's own thread, which must not read the counters itself: that would count.
+fn carried_here(calls: &Mutex<SystemCalls>) -> Vec<u64> {
+    thread::scope(|scope| {
+        let counting = scope.spawn(|| carried(&mut calls.lock().expect("no panic")));
+        counting.join().expect("counted")
+    })
+}

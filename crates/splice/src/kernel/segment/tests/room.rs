@@ -1,0 +1,61 @@
+//! Where the table has no slot for one more flow.
+
+use super::forgery::forged;
+use super::*;
+use crate::kernel::segment::slots::LEAST_LINGER;
+
+/// At 5200 connections a second all slots would be kept by those that have ended in the last three seconds.
+#[test]
+fn a_pair_that_has_ended_makes_room_for_a_new_one() {
+    const NEXT: i32 = -1;
+    const REDIRECT: i32 = 7;
+    const SYN: u8 = 2;
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, _first) = spliced_lab();
+    let datapath = ground_in(&lab);
+    datapath.keep_slots(1);
+    let device = devices(lab.relay())[0];
+    let verdict = |packet: &[u8]| {
+        let fed = lab.relay().enter(|| datapath.feed_on(device, packet));
+        fed.expect("entered").expect("run")
+    };
+    let mut before: Option<Vec<u8>> = None;
+    for number in 0..3 {
+        let (client, server, handle) = spliced_across(&lab, &splicer);
+        if let Some(before) = before {
+            // What is late now is for the kernel.
+            assert_eq!(verdict(&before), NEXT);
+        }
+        let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
+        let packet = forged(from, to, 0, SYN);
+        assert_eq!(verdict(&packet), REDIRECT);
+        before = Some(packet);
+        drop(client);
+        drop(server);
+        assert_eq!(moved(&ended(&handle)), [5, 5], "{number}");
+        let ended_at = Instant::now();
+        netlab::until("it may give up its slot", || {
+            ended_at.elapsed() > LEAST_LINGER
+        });
+    }
+}
+
+/// What has not ended keeps its slot.
+#[test]
+fn a_pair_without_a_slot_is_refused_in_words() {
+    if !available(Need::Root) {
+        return;
+    }
+    let (lab, splicer, first) = spliced_lab();
+    let datapath = ground_in(&lab);
+    datapath.keep_slots(1);
+    let second = spliced_across(&lab, &splicer);
+    let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains("no slot is left"), "{why}");
+    for (client, server, _) in [first, second] {
+        ping(&client, &server);
+    }
+}

@@ -1,0 +1,216 @@
+//! What all sockmap pairs of a process share: the programs, the maps, and the table of
+//! directions.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::reactor::Notifier;
+use splice_base::error::Result;
+use splice_base::obstacle::Obstacle;
+use splice_bpf::types::{DirectionEntry, Inspection};
+use splice_bpf::{Map, Program, Ring, SharedArray, load};
+use splice_bpf::{clock, objects};
+use std::task::Waker;
+
+/// The fewest directions that the tables are made for.
+const LEAST_DIRECTIONS: u32 = 64;
+
+/// The most directions that the tables are made for: 8 MiB for the array of entries, which the
+/// kernel allocates at once.
+const MOST_DIRECTIONS: u32 = 1 << 16;
+
+/// What one call takes in the ring, in bytes: a header of 8 and an index, rounded up to 8.
+const CALL_BYTES: u32 = 16;
+
+/// How many calls one direction can have under way: one in an opening, one at its byte limit, and
+/// one that says that it is lost.
+const CALLS_PER_DIRECTION: u32 = 4;
+
+/// How long an index stays unused after its direction has ended. A verdict that was running when
+/// the direction was taken out still counts there; it runs in a softirq or with preemption off,
+/// for microseconds.
+const REST_OF_INDEX: Duration = Duration::from_millis(20);
+
+/// The one object of the process, as long as a pair or a loop uses it.
+static CURRENT: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+
+pub(crate) struct Shared {
+    pub(super) sources: Map,
+    pub(super) targets: Map,
+    pub(super) indices: Map,
+    pub(super) gate: Program,
+    entries: SharedArray<DirectionEntry>,
+    inspect: Program,
+    calls: Map,
+    ring: Mutex<Ring>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    /// Indices that were never used begin here.
+    unused: u32,
+    free: VecDeque<(Instant, u32)>,
+    wakers: Vec<Option<Waker>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these protect is changed in single steps, so a panic cannot leave it half made.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// The process's object, loaded if nobody has it.
+    pub(crate) fn of_process() -> Result<Arc<Self>> {
+        let mut current = lock(&CURRENT);
+        if let Some(shared) = current.upgrade() {
+            return Ok(shared);
+        }
+        let shared = Arc::new(Self::load()?);
+        *current = Arc::downgrade(&shared);
+        Ok(shared)
+    }
+
+    fn load() -> Result<Self> {
+        // A direction has a source, and a source is a descriptor.
+        let directions = getrlimit(Resource::Nofile)
+            .current
+            .and_then(|most| u32::try_from(most).ok())
+            .unwrap_or(MOST_DIRECTIONS)
+            .clamp(LEAST_DIRECTIONS, MOST_DIRECTIONS)
+            .next_power_of_two();
+        let ring_bytes = (directions * CALLS_PER_DIRECTION * CALL_BYTES).max(page_bytes());
+        let object = load("redirect", objects::REDIRECT, |opened| {
+            for map in ["sources", "targets", "indices", "directions"] {
+                opened.resize(map, directions)?;
+            }
+            opened.resize("calls", ring_bytes)
+        })?;
+        let sources = object.map("sources")?;
+        let targets = object.map("targets")?;
+        // Members get the program that is attached when they come in.
+        object.attach_to_map("redirect", &sources)?;
+        let inspect = load("inspect", objects::INSPECT, |opened| {
+            opened.resize("targets", directions)?;
+            opened.share("targets", &targets)
+        })?;
+        clock::prepare();
+        let (indices, entries) = (object.map("indices")?, object.map("directions")?);
+        let calls = object.map("calls")?;
+        let gate = load("gate", objects::GATE, |opened| {
+            for (name, map, entries) in [
+                ("sources", &sources, directions),
+                ("indices", &indices, directions),
+                ("directions", &entries, directions),
+                ("calls", &calls, ring_bytes),
+            ] {
+                opened.resize(name, entries)?;
+                opened.share(name, map)?;
+            }
+            Ok(())
+        })?;
+        Ok(Self {
+            sources,
+            targets,
+            indices,
+            gate: gate.program("gate")?,
+            entries: entries.share_values()?,
+            inspect: inspect.program("inspect")?,
+            ring: Mutex::new(calls.consume()?),
+            calls,
+            table: Mutex::new(Table {
+                unused: 0,
+                free: VecDeque::new(),
+                wakers: vec![None; directions as usize],
+            }),
+        })
+    }
+
+    /// A fresh entry, all zero; its calls go to `waker`. `None` when all are in use.
+    pub(super) fn claim(&self, waker: Waker) -> Option<u32> {
+        let mut table = lock(&self.table);
+        let index = match table.free.front() {
+            Some((since, index)) if since.elapsed() >= REST_OF_INDEX => {
+                let index = *index;
+                table.free.pop_front();
+                index
+            }
+            _ if (table.unused as usize) < self.entries.len() => {
+                table.unused += 1;
+                table.unused - 1
+            }
+            _ => return None,
+        };
+        table.wakers[index as usize] = Some(waker);
+        self.entry(index).clear();
+        Some(index)
+    }
+
+    pub(super) fn give_back(&self, index: u32) {
+        let mut table = lock(&self.table);
+        table.wakers[index as usize] = None;
+        table.free.push_back((Instant::now(), index));
+    }
+
+    pub(super) fn entry(&self, index: u32) -> &DirectionEntry {
+        self.entries.at(index as usize)
+    }
+
+    /// How far the target of the source with this cookie has come.
+    pub(super) fn inspect(&self, cookie: u64) -> std::result::Result<Inspection, Errno> {
+        let answer = self.inspect.run(&Inspection {
+            cookie,
+            ..Inspection::default()
+        })?;
+        match answer.found {
+            0 => Err(Errno::NOENT),
+            _ => Ok(answer),
+        }
+    }
+
+    /// How many entries its maps hold: sources, targets, indices.
+    pub(crate) fn counts(&self) -> [usize; 3] {
+        [&self.sources, &self.targets, &self.indices].map(Map::count)
+    }
+}
+
+impl Notifier for Shared {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.calls.as_fd()
+    }
+
+    fn answer(&self) {
+        let mut wakers = Vec::new();
+        lock(&self.ring).take(|index| {
+            if let Some(Some(waker)) = lock(&self.table).wakers.get(index as usize) {
+                wakers.push(waker.clone());
+            }
+        });
+        wakers.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+fn page_bytes() -> u32 {
+    // A page is far below 4 GiB.
+    u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX)
+}
+
+/// Loads everything once, so that a refusal comes before a pair is at stake.
+///
+/// # Errors
+/// What is in the way.
+pub(super) fn found() -> std::result::Result<Arc<Shared>, Obstacle> {
+    Shared::of_process().map_err(|error| Obstacle::of_bpf(&error))
+}

@@ -1,0 +1,415 @@
+//! When `auto` tries a pair with an engine in the kernel, and with which.
+//!
+//! How a pair comes to be tried with `segment`, once it is old or large enough ([`Attempt`]):
+//!
+//! ```text
+//! the program is still being loaded: a little later
+//!  ┌─┐
+//!  │ ▼   others of its loop are before it
+//! Open ──────────────────────────────────▶ Booked ─┐ others still are: later
+//!  │                                         │  ▲──┘
+//!  └───────────────────┬─────────────────────┘
+//!                      ▼
+//!                    Over: the engine tries to take it, or cannot be used
+//! ```
+//!
+//! A pair that `segment` does not take, and that has moved little by then, is tried with `sockmap`
+//! where [`Options::promote_after`] says so.
+
+use std::time::{Duration, Instant};
+
+use splice_base::error::Result;
+
+use crate::endpoint::{Endpoint, Kind};
+use crate::kernel::segment::Segment;
+use crate::kernel::segment::datapath::DatapathHandle;
+use crate::kernel::sockmap::Sockmap;
+use crate::name::{EngineChoice, EngineName};
+use crate::options::Options;
+use crate::reactor::Context;
+use crate::session::pair::Plan;
+use crate::session::pair::ends::Ends;
+use crate::session::pair::promotion::{Candidate, Occasion, Promotion, Proposal};
+
+/// How long a pair goes on before it asks again for a program that is still being loaded: as long as
+/// that takes on a machine that is not busy.
+const LOAD_LOOK: Duration = Duration::from_millis(50);
+
+/// How a pair with these ends may come into the kernel.
+///
+/// # Errors
+/// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and
+/// cannot take the pair.
+pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
+    let EngineChoice::Only(engine) = options.engine else {
+        let promotion = Auto::new(ends, options, Instant::now());
+        return Ok(Plan {
+            kernel: None,
+            promotion: promotion.map(|auto| Box::new(auto) as _),
+        });
+    };
+    if ends.is_echo() {
+        engine.can_echo()?;
+    }
+    Ok(match engine {
+        EngineName::Sockmap => {
+            for end in ends.each() {
+                engine.can_take(end.kind())?;
+            }
+            let sockmap = Sockmap::new().map_err(|obstacle| engine.hindered(obstacle))?;
+            Plan {
+                kernel: Some(Box::new(sockmap)),
+                promotion: None,
+            }
+        }
+        EngineName::Segment => Plan {
+            kernel: None,
+            promotion: Some(Box::new(ByName {
+                bypasses_firewall: options.bypass_firewall,
+            })),
+        },
+        _ => Plan::default(),
+    })
+}
+
+fn are_tcp(ends: &Ends) -> bool {
+    let is_tcp = |end: &Endpoint| matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
+    ends.each().iter().all(is_tcp)
+}
+
+/// `segment` was asked for by name: it is tried at once, and the loop waits for its program.
+#[derive(Debug)]
+struct ByName {
+    bypasses_firewall: bool,
+}
+
+impl Promotion for ByName {
+    fn wants(&self, _moved_bytes: u64) -> bool {
+        false
+    }
+
+    fn ask_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn propose(
+        &mut self,
+        _occasion: Occasion,
+        candidate: &Candidate<'_>,
+        cx: &mut Context<'_>,
+    ) -> Proposal {
+        if !are_tcp(candidate.ends) {
+            return Proposal::Unavailable("segment: an end is not a TCP connection".into());
+        }
+        match cx.local::<DatapathHandle>().datapath() {
+            Ok(datapath) => Proposal::Try(Box::new(Segment::new(
+                datapath,
+                true,
+                self.bypasses_firewall,
+            ))),
+            Err(obstacle) => Proposal::Unavailable(obstacle.reason.into()),
+        }
+    }
+
+    fn taken(&mut self, _engine: EngineName) {}
+
+    fn declined(&mut self, _engine: EngineName, _now: Instant) {}
+
+    fn may_redirect(&self) -> bool {
+        false
+    }
+}
+
+/// Nobody asked for an engine by name.
+#[derive(Debug)]
+struct Auto {
+    schedule: Schedule,
+    bypasses_firewall: bool,
+}
+
+impl Auto {
+    /// `None` for a pair that stays in user space anyway.
+    fn new(ends: &Ends, options: &Options, now: Instant) -> Option<Self> {
+        if ends.is_echo() {
+            return None;
+        }
+        let segment_after = options.segment_after.filter(|_| are_tcp(ends));
+        let schedule = Schedule::new(
+            now,
+            options.promote_after_bytes,
+            segment_after,
+            options.promote_after,
+        )?;
+        Some(Self {
+            schedule,
+            bypasses_firewall: options.bypass_firewall,
+        })
+    }
+
+    fn segment(&mut self, cx: &mut Context<'_>) -> Proposal {
+        let now = cx.now();
+        let handle = cx.local::<DatapathHandle>();
+        match handle.datapath_at_hand() {
+            None => {
+                self.schedule.ask_at = Some(now + LOAD_LOOK);
+                Proposal::Nothing
+            }
+            Some(Ok(datapath)) => {
+                if let Err(at) = handle.pace().admit(now, self.schedule.is_booked()) {
+                    self.schedule.book(at);
+                    return Proposal::Nothing;
+                }
+                self.schedule.attempt = Attempt::Over;
+                Proposal::Try(Box::new(Segment::new(
+                    datapath,
+                    false,
+                    self.bypasses_firewall,
+                )))
+            }
+            Some(Err(obstacle)) => {
+                self.schedule.declined(EngineName::Segment, now);
+                Proposal::Unavailable(obstacle.reason.into())
+            }
+        }
+    }
+
+    fn sockmap(&mut self, candidate: &Candidate<'_>) -> Proposal {
+        let kinds = candidate.ends.each().iter().map(Endpoint::kind);
+        let engine = EngineName::Sockmap;
+        let takes = kinds.into_iter().try_for_each(|kind| engine.can_take(kind));
+        let sockmap =
+            takes.and_then(|()| Sockmap::new().map_err(|obstacle| engine.hindered(obstacle)));
+        match sockmap {
+            Ok(sockmap) => Proposal::Try(Box::new(sockmap)),
+            Err(refusal) => {
+                self.schedule.sockmap_at = None;
+                Proposal::Unavailable(refusal.to_string().into())
+            }
+        }
+    }
+}
+
+impl Promotion for Auto {
+    fn wants(&self, moved_bytes: u64) -> bool {
+        self.schedule.wants(moved_bytes)
+    }
+
+    fn ask_at(&self) -> Option<Instant> {
+        self.schedule.ask_at
+    }
+
+    fn propose(
+        &mut self,
+        occasion: Occasion,
+        candidate: &Candidate<'_>,
+        cx: &mut Context<'_>,
+    ) -> Proposal {
+        let now = cx.now();
+        match self
+            .schedule
+            .next(occasion, now, candidate.moved_bytes, candidate.is_held)
+        {
+            None => Proposal::Nothing,
+            Some(Next::Segment) => self.segment(cx),
+            Some(Next::Sockmap) => self.sockmap(candidate),
+        }
+    }
+
+    fn taken(&mut self, engine: EngineName) {
+        self.schedule.taken(engine);
+    }
+
+    fn declined(&mut self, engine: EngineName, now: Instant) {
+        self.schedule.declined(engine, now);
+    }
+
+    fn may_redirect(&self) -> bool {
+        self.schedule.sockmap_at.is_some()
+    }
+}
+
+/// Where a pair stands with `segment`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Open,
+    /// It is tried then.
+    Booked(Instant),
+    /// It was tried, or is not to be.
+    Over,
+}
+
+/// Which engine is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Segment,
+    Sockmap,
+}
+
+/// What is left of the way of one pair into the kernel, without the engines.
+#[derive(Debug)]
+struct Schedule {
+    attempt: Attempt,
+    /// A pair that has moved so much is tried with `segment` and not with `sockmap`.
+    after_bytes: u64,
+    ask_at: Option<Instant>,
+    /// From when on it is for `sockmap`; `None` once that is out of the question.
+    sockmap_at: Option<Instant>,
+}
+
+impl Schedule {
+    fn new(
+        joined_at: Instant,
+        after_bytes: u64,
+        segment_after: Option<Duration>,
+        sockmap_after: Option<Duration>,
+    ) -> Option<Self> {
+        let at = |after: Duration| joined_at.checked_add(after);
+        let sockmap_at = sockmap_after.and_then(at);
+        match segment_after {
+            Some(after) => Some(Self {
+                attempt: Attempt::Open,
+                after_bytes,
+                ask_at: at(after),
+                sockmap_at,
+            }),
+            None => sockmap_at.map(|at| Self {
+                attempt: Attempt::Over,
+                after_bytes,
+                ask_at: Some(at),
+                sockmap_at: Some(at),
+            }),
+        }
+    }
+
+    fn wants(&self, moved_bytes: u64) -> bool {
+        self.attempt != Attempt::Over && moved_bytes >= self.after_bytes
+    }
+
+    fn is_booked(&self) -> bool {
+        matches!(self.attempt, Attempt::Booked(_))
+    }
+
+    fn book(&mut self, at: Instant) {
+        self.attempt = Attempt::Booked(at);
+        self.ask_at = Some(at);
+    }
+
+    fn next(
+        &mut self,
+        occasion: Occasion,
+        now: Instant,
+        moved_bytes: u64,
+        is_held: bool,
+    ) -> Option<Next> {
+        match (occasion, self.attempt) {
+            (Occasion::Start, _) => return None,
+            (_, Attempt::Booked(at)) if at > now => return None,
+            (_, Attempt::Open | Attempt::Booked(_)) => {
+                if occasion == Occasion::Time {
+                    self.ask_at = None;
+                }
+                return Some(Next::Segment);
+            }
+            (Occasion::Moved, Attempt::Over) => return None,
+            (Occasion::Time, Attempt::Over) => self.ask_at = None,
+        }
+        // What moves bulk is well served by `pipe`.
+        if is_held || moved_bytes >= self.after_bytes {
+            self.sockmap_at = None;
+        }
+        self.sockmap_at.map(|_| Next::Sockmap)
+    }
+
+    fn taken(&mut self, engine: EngineName) {
+        if engine == EngineName::Segment {
+            self.sockmap_at = None;
+        }
+    }
+
+    fn declined(&mut self, engine: EngineName, now: Instant) {
+        self.attempt = Attempt::Over;
+        if engine == EngineName::Sockmap {
+            self.sockmap_at = None;
+        }
+        self.ask_at = self.sockmap_at.map(|at| at.max(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT_AFTER: Duration = Duration::from_millis(50);
+    const SOCKMAP_AFTER: Duration = Duration::from_millis(200);
+    const AFTER_BYTES: u64 = 64 << 10;
+
+    fn both(now: Instant) -> Schedule {
+        Schedule::new(now, AFTER_BYTES, Some(SEGMENT_AFTER), Some(SOCKMAP_AFTER)).expect("one")
+    }
+
+    #[test]
+    fn without_an_engine_there_is_nothing_to_schedule() {
+        assert!(Schedule::new(Instant::now(), AFTER_BYTES, None, None).is_none());
+    }
+
+    #[test]
+    fn a_pair_is_tried_when_it_is_old_or_large_enough() {
+        let now = Instant::now();
+        let mut old = both(now);
+        assert_eq!(old.ask_at, Some(now + SEGMENT_AFTER));
+        assert!(!old.wants(AFTER_BYTES - 1));
+        let asked = old.next(Occasion::Time, now + SEGMENT_AFTER, 0, false);
+        assert_eq!(asked, Some(Next::Segment));
+        let mut large = both(now);
+        assert!(large.wants(AFTER_BYTES));
+        let asked = large.next(Occasion::Moved, now, AFTER_BYTES, false);
+        assert_eq!(asked, Some(Next::Segment));
+    }
+
+    #[test]
+    fn a_booked_pair_waits_for_its_time_whatever_it_moves() {
+        let now = Instant::now();
+        let mut pair = both(now);
+        let at = now + Duration::from_millis(70);
+        pair.book(at);
+        assert_eq!(pair.ask_at, Some(at));
+        assert_eq!(pair.next(Occasion::Moved, now, AFTER_BYTES, false), None);
+        assert_eq!(pair.ask_at, Some(at));
+        assert_eq!(pair.next(Occasion::Time, at, 0, false), Some(Next::Segment));
+    }
+
+    #[test]
+    fn a_quiet_pair_that_segment_declines_goes_to_sockmap_and_nowhere_after_that() {
+        let now = Instant::now();
+        let mut pair = both(now);
+        let declined_at = now + SEGMENT_AFTER;
+        pair.declined(EngineName::Segment, declined_at);
+        assert_eq!(pair.ask_at, Some(now + SOCKMAP_AFTER));
+        assert!(!pair.wants(u64::MAX));
+        let at = now + SOCKMAP_AFTER;
+        assert_eq!(
+            pair.next(Occasion::Time, at, 100, false),
+            Some(Next::Sockmap)
+        );
+        pair.declined(EngineName::Sockmap, at);
+        assert_eq!((pair.ask_at, pair.sockmap_at), (None, None));
+        assert_eq!(pair.next(Occasion::Time, at, 100, false), None);
+    }
+
+    #[test]
+    fn a_pair_that_moves_bulk_or_was_taken_does_not_go_to_sockmap() {
+        let now = Instant::now();
+        let at = now + SOCKMAP_AFTER;
+        let mut bulk = both(now);
+        bulk.declined(EngineName::Segment, now);
+        assert_eq!(bulk.next(Occasion::Time, at, AFTER_BYTES, false), None);
+        assert_eq!(bulk.sockmap_at, None);
+        let mut taken = both(now);
+        taken.attempt = Attempt::Over;
+        taken.taken(EngineName::Segment);
+        assert_eq!(taken.next(Occasion::Time, at, 0, true), None);
+        // Given back later, it stays in user space.
+        taken.declined(EngineName::Segment, at);
+        assert_eq!(taken.ask_at, None);
+    }
+}

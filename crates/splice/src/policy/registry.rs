@@ -1,0 +1,117 @@
+//! The engines: which of them work here, and which pairs each takes.
+
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::obstacle::Obstacle;
+
+use crate::carrier::{aio, pipe, uring};
+use crate::endpoint::Kind;
+use crate::kernel::segment::datapath::{Datapath, DatapathHandle};
+use crate::kernel::sockmap;
+use crate::name::{EngineChoice, EngineName};
+use crate::reactor::EventLoop;
+
+impl EngineName {
+    /// Tries whether this process can use the engine at all; whether it can take a certain pair
+    /// shows when that is joined.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason and what to do about it.
+    pub fn probe(self) -> Result<()> {
+        let probed = match self {
+            Self::Copy => Ok(()),
+            Self::Pipe => pipe::probe(),
+            Self::Aio => aio::Requests::new().map(drop),
+            Self::Uring => uring::probe(),
+            Self::Sockmap => sockmap::probe(),
+            Self::Segment => Datapath::found().map(drop),
+        };
+        probed.map_err(|obstacle| self.hindered(obstacle))
+    }
+
+    /// Whether the engine can splice a socket to itself, whatever this process may do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub fn can_echo(self) -> Result<()> {
+        let why = match self {
+            Self::Copy | Self::Pipe | Self::Aio | Self::Uring | Self::Sockmap => {
+                return Ok(());
+            }
+            Self::Segment => "it translates the segments of one connection into those of another",
+        };
+        Err(Error::new(ErrorKind::EngineRefused, why)
+            .about(format!("engine {self} cannot splice a socket to itself"))
+            .with_remedy("choose another"))
+    }
+
+    /// Whether the engine takes pairs with such sockets, whatever this process may do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EngineRefused`] with the reason.
+    pub fn can_take(self, kind: Kind) -> Result<()> {
+        let why = match (self, kind) {
+            // `unix_shutdown` takes the socket at the other end out of every map, together with
+            // what was redirected to it and not yet sent.
+            (Self::Sockmap, Kind::Unix) => {
+                "a UNIX socket loses what is under way to it when its peer half-closes"
+            }
+            (Self::Sockmap, Kind::Mptcp) => {
+                "the kernel does not take Multipath TCP into a map of sockets"
+            }
+            (Self::Segment, Kind::Unix | Kind::Mptcp) => {
+                "it translates the segments of plain TCP connections"
+            }
+            _ => return Ok(()),
+        };
+        Err(self.declines(why, "use copy or pipe"))
+    }
+}
+
+impl EventLoop {
+    /// Loads what an engine needs once, which its first pair would wait for otherwise, or, with
+    /// [`EngineChoice::Auto`], go without for a while. As long as this loop has tasks it stays
+    /// loaded.
+    ///
+    /// # Errors
+    /// As [`EngineName::probe`]. Without what could not be had, `auto` picks other engines.
+    pub fn prepare(&mut self, engine: EngineChoice) -> Result<()> {
+        let segment = |obstacle: Obstacle| EngineName::Segment.hindered(obstacle);
+        match engine {
+            EngineChoice::Only(EngineName::Segment) => {
+                self.local::<DatapathHandle>().prepare().map_err(segment)
+            }
+            EngineChoice::Auto => {
+                let found = self.local::<DatapathHandle>().datapath();
+                found.map(drop).map_err(segment)
+            }
+            EngineChoice::Only(EngineName::Sockmap) => {
+                let notifier = sockmap::notifier();
+                let sockmap = |obstacle| EngineName::Sockmap.hindered(obstacle);
+                self.watch_notifier(notifier.map_err(sockmap)?)
+            }
+            EngineChoice::Only(other) => other.probe(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_loop_that_is_driven_keeps_what_was_prepared() {
+        let engine = EngineChoice::Only(EngineName::Sockmap);
+        let forbidden = EngineName::Sockmap.probe().err();
+        if !netlab::present("sockmap", forbidden.map(|error| error.to_string())) {
+            return;
+        }
+        let mut event_loop = EventLoop::new().unwrap();
+        event_loop.prepare(engine).unwrap();
+        for _ in 0..3 {
+            event_loop.turn(Some(Duration::ZERO)).unwrap();
+        }
+        assert_eq!(event_loop.notifiers(), 1);
+    }
+}

@@ -1,0 +1,155 @@
+//! How other threads reach an event loop.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::EventLoop;
+use super::token::Key;
+use splice_base::error::{Context as _, Error, ErrorKind, Result};
+
+/// What a loop does on its own thread.
+pub(crate) type Action = Box<dyn FnOnce(&mut EventLoop) + Send>;
+
+pub(crate) enum Message {
+    Run(Action),
+    Wake(Key),
+    Close(Key),
+    End,
+}
+
+/// Messages to one loop, and the descriptor that wakes it.
+pub(crate) struct Mailbox {
+    /// `None` once the loop has ended.
+    messages: Mutex<Option<Vec<Message>>>,
+    eventfd: OwnedFd,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> Result<Self> {
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context("cannot create the event loop's eventfd")?;
+        Ok(Self {
+            messages: Mutex::new(Some(Vec::new())),
+            eventfd,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
+        // A vector of messages has no state that a panic could leave half made.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the message back when the loop has ended.
+    pub(crate) fn post(&self, message: Message) -> std::result::Result<(), Message> {
+        let first = match &mut *self.lock() {
+            None => return Err(message),
+            Some(messages) => {
+                messages.push(message);
+                messages.len() == 1
+            }
+        };
+        if first {
+            // It fails only when the counter is full, and then the loop is woken anyway.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take(&self) -> Vec<Message> {
+        let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
+        self.lock().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub(crate) fn shut(&self) -> Vec<Message> {
+        self.lock().take().unwrap_or_default()
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+}
+
+/// A way to an [`EventLoop`] from any thread.
+#[derive(Clone)]
+pub struct Remote(Arc<Mailbox>);
+
+impl Remote {
+    pub(crate) fn new(mailbox: Arc<Mailbox>) -> Self {
+        Self(mailbox)
+    }
+
+    /// Runs `action` on the loop's thread, soon.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LoopEnded`] when the loop is gone; `action` is dropped.
+    pub fn run(&self, action: impl FnOnce(&mut EventLoop) + Send + 'static) -> Result<()> {
+        self.0.post(Message::Run(Box::new(action))).map_err(|_| {
+            Error::new(
+                ErrorKind::LoopEnded,
+                "the event loop has ended and takes nothing more",
+            )
+        })
+    }
+
+    /// Ends the loop: its tasks are closed, its pairs end with
+    /// [`Reason::Shutdown`](crate::Reason::Shutdown), and [`EventLoop::run`] returns.
+    pub fn end(&self) {
+        let _ = self.0.post(Message::End);
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").finish_non_exhaustive()
+    }
+}
+
+/// Wakes or closes one task from any thread. A task that is gone ignores it.
+#[derive(Clone)]
+pub struct Waker {
+    mailbox: Arc<Mailbox>,
+    key: Key,
+}
+
+impl Waker {
+    pub(crate) fn new(mailbox: Arc<Mailbox>, key: Key) -> Self {
+        Self { mailbox, key }
+    }
+
+    /// Makes the loop call the task's [`resume`](crate::Task::resume).
+    pub fn wake(&self) {
+        let _ = self.mailbox.post(Message::Wake(self.key));
+    }
+
+    /// Makes the loop close and drop the task.
+    pub fn close(&self) {
+        let _ = self.mailbox.post(Message::Close(self.key));
+    }
+}
+
+/// For a layer that knows no loop.
+impl From<Waker> for std::task::Waker {
+    fn from(waker: Waker) -> Self {
+        Self::from(Arc::new(waker))
+    }
+}
+
+impl Wake for Waker {
+    fn wake(self: Arc<Self>) {
+        Self::wake(&self);
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,134 @@
+//! Which engine a pair has, and why; at its end, what each engine has moved.
+
+use super::Pair;
+use crate::flow::Direction;
+use crate::kernel::KernelEngine;
+use crate::name::{EngineChoice, EngineName};
+use crate::session::status::Chosen;
+
+/// Why a pair has the engine that it was to have, and no byte went another way.
+pub(crate) const BY_NAME: &str = "asked for by name";
+
+impl Pair {
+    /// What is told while the pair runs.
+    pub(super) fn engine(&self) -> Chosen {
+        if self.taken
+            && let Some(kernel) = &self.kernel
+        {
+            return Chosen::new(kernel.name(), self.why_taken(kernel.as_ref()));
+        }
+        self.user_space_engine()
+    }
+
+    /// What is told of a pair that has ended: the engine in the kernel if that moved a byte, or else the
+    /// one that moved the last bytes; and where the first had or was to have the pair, how much went by
+    /// user space, and why.
+    pub(super) fn engine_at_end(&self, user_space_bytes: u64, in_kernel_bytes: u64) -> Chosen {
+        let Some(kernel) = &self.kernel else {
+            return self.user_space_engine();
+        };
+        let name = kernel.name();
+        if let Some(why) = self.filtered.as_deref().cloned() {
+            return Chosen { name, why };
+        }
+        let user_space = self.user_space_engine();
+        let carriers = match user_space.name {
+            EngineName::Pipe => "copy and pipe",
+            _ => "copy",
+        };
+        let total_bytes = user_space_bytes + in_kernel_bytes;
+        if !self.taken {
+            let mut ways = self.directions.iter().map(Direction::way_taken);
+            if ways.any(|way| way.piped || way.no_pipe.is_some()) {
+                return user_space;
+            }
+            return Chosen {
+                name: user_space.name,
+                why: format!(
+                    "the pair ended before {name} took it: {}",
+                    kernel.left_to_user_space()
+                )
+                .into(),
+            };
+        }
+        match (user_space_bytes, in_kernel_bytes) {
+            (0, _) => Chosen::new(name, self.why_taken(kernel.as_ref())),
+            (_, 0) => Chosen {
+                name: user_space.name,
+                why: match (self.choice, user_space.name) {
+                    (EngineChoice::Only(_), _) => format!(
+                        "{name} took the pair, but {carriers} moved all {total_bytes} bytes: {}",
+                        kernel.left_to_user_space()
+                    ),
+                    (EngineChoice::Auto, EngineName::Pipe) => {
+                        format!("a direction moved bulk; {name} took the pair and moved no byte")
+                    }
+                    (EngineChoice::Auto, _) => {
+                        format!("no direction moved bulk; {name} took the pair and moved no byte")
+                    }
+                }
+                .into(),
+            },
+            _ => Chosen {
+                name,
+                why: format!(
+                    "{}; {carriers} moved {user_space_bytes} of {total_bytes} bytes: {}",
+                    self.why_taken(kernel.as_ref()),
+                    kernel.left_to_user_space()
+                )
+                .into(),
+            },
+        }
+    }
+
+    fn why_taken(&self, kernel: &dyn KernelEngine) -> &'static str {
+        match self.choice {
+            EngineChoice::Only(_) => BY_NAME,
+            EngineChoice::Auto => kernel.why_picked(),
+        }
+    }
+
+    /// An engine in the kernel that was asked for by name begins with `copy`, too.
+    fn user_space_engine(&self) -> Chosen {
+        let ways = self
+            .directions
+            .iter()
+            .map(|direction| direction.way_taken());
+        let piped = ways.clone().any(|way| way.piped);
+        let missed = ways.clone().find_map(|way| way.no_pipe);
+        let declined = self.declined.as_deref().cloned();
+        let (name, kernel_by_name) = match self.choice {
+            EngineChoice::Only(name) if name.is_in_kernel() => (EngineName::Copy, true),
+            EngineChoice::Only(name) => (name, false),
+            EngineChoice::Auto if piped => (EngineName::Pipe, false),
+            EngineChoice::Auto => (EngineName::Copy, false),
+        };
+        let by_name = self.choice != EngineChoice::Auto;
+        if let Some(why) = &declined
+            && matches!(name, EngineName::Aio | EngineName::Uring)
+        {
+            return Chosen {
+                name,
+                why: why.clone(),
+            };
+        }
+        match (missed, declined) {
+            (Some(errno), _) => Chosen {
+                name,
+                why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
+            },
+            (None, Some(why)) if !piped => Chosen { name, why },
+            (None, Some(why)) if !by_name => Chosen {
+                name,
+                why: format!("a direction moved bulk; {why}").into(),
+            },
+            (None, None) if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
+            // Before its first turn a pair has no engine yet.
+            (None, _) if self.kernel.is_some() || kernel_by_name => {
+                Chosen::new(name, "no engine in the kernel has taken it yet")
+            }
+            (None, _) if by_name => Chosen::new(name, BY_NAME),
+            (None, _) => Chosen::new(name, "no direction moved bulk"),
+        }
+    }
+}

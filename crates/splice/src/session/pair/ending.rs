@@ -1,0 +1,124 @@
+//! How a pair ends: its reason, its last counts, its sockets closed in order or with a reset.
+
+use std::time::Duration;
+
+use super::Pair;
+use super::aftermath::Remains;
+use crate::endpoint::Endpoint;
+use crate::kernel::DirectionView as _;
+use crate::outcome::{Outcome, Reason, Side};
+use crate::reactor::{Context, Step, Task};
+use crate::session::status::Chosen;
+
+/// How long a pair that has reached its byte limit waits for slow peers. There is no event for
+/// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
+const PARTING_MOST: Duration = Duration::from_secs(10);
+const PARTING_LOOK: Duration = Duration::from_millis(5);
+
+impl Pair {
+    /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
+    ///
+    /// A peer may still talk, and a TCP socket that is closed with bytes unread sends a reset and
+    /// drops what it has not sent yet (`__tcp_close`). Behind the end of stream it does no harm.
+    pub(super) fn part(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(ends) = &self.ends else {
+            return Step::Done;
+        };
+        let sides = ends.sides();
+        let in_kernel = self.in_kernel_bytes();
+        let moved =
+            |from: &Side| self.directions[from.index()].given_bytes() + in_kernel[from.index()];
+        let receivers: Vec<_> = Side::BOTH
+            .into_iter()
+            .filter(|from| self.kernel.is_none() || Some(moved(from)) == self.byte_limit)
+            .map(|from| sides[from.other().index()])
+            .collect();
+        let until = *self.parting_until.get_or_insert_with(|| {
+            for end in &receivers {
+                // It fails where the peer is gone, and then there is nobody to wait for.
+                let _ = end.end_stream();
+            }
+            cx.now() + PARTING_MOST
+        });
+        let has_all = receivers.iter().all(|end| end.has_delivered_all());
+        for direction in &mut self.directions {
+            direction.release(cx.carriers());
+        }
+        if has_all || cx.now() >= until {
+            return self.end(cx, Reason::ByteLimit);
+        }
+        cx.set_deadline(Some(cx.now() + PARTING_LOOK));
+        Step::Wait
+    }
+
+    pub(super) fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
+        // Closing the last descriptor of a socket takes it out of epoll by itself.
+        let shared = self.each_end().iter().filter(|end| end.is_shared());
+        shared.for_each(|end| cx.deregister(end));
+        for (index, direction) in self.directions.iter_mut().enumerate() {
+            direction.release(cx.carriers());
+            self.status.meter.set(index, direction.given_bytes());
+        }
+        cx.carriers().leave();
+        match self.finish(reason) {
+            Some(task) => Step::Become(task),
+            None => Step::Done,
+        }
+    }
+
+    /// Closes both ends and tells why. Only the first reason counts.
+    fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
+        let ends = self.ends.take()?;
+        let reason = if ends.is_echo() {
+            reason.of_echo()
+        } else {
+            reason
+        };
+        let mut moved_in_kernel = [0, 0];
+        if let Some(kernel) = &mut self.kernel {
+            #[cfg(test)]
+            let carried = kernel.carried_bytes();
+            #[cfg(test)]
+            self.status
+                .meter
+                .carried_bytes
+                .store(carried, std::sync::atomic::Ordering::Relaxed);
+            let directions = self.directions.each_ref().map(|direction| direction as _);
+            moved_in_kernel = kernel.release(ends.sides(), directions);
+            let by_user_space = [0, 1].map(|index| self.directions[index].given_bytes());
+            self.status
+                .meter
+                .settle([0, 1].map(|index: usize| moved_in_kernel[index] + by_user_space[index]));
+        }
+        if reason.cuts() {
+            ends.each().iter().for_each(Endpoint::cut);
+        }
+        drop(ends);
+        let Chosen { name, why } =
+            self.engine_at_end(self.given_bytes(), moved_in_kernel.into_iter().sum());
+        let remains = self
+            .kernel
+            .take()
+            .and_then(|mut kernel| kernel.closed(reason))
+            .map(|left| Box::new(Remains(left)) as Box<dyn Task>);
+        let outcome = Outcome {
+            reason,
+            moved: self.status.meter.read(),
+            engine: name,
+            why_engine: why,
+            duration: self.joined_at.elapsed(),
+        };
+        if let Some(on_end) = self.on_end.take() {
+            on_end(outcome.clone());
+        }
+        self.status.finish(outcome);
+        remains
+    }
+}
+
+/// A pair that was on its way to a loop which ended has to tell its handle, too.
+impl Drop for Pair {
+    fn drop(&mut self) {
+        drop(self.finish(Reason::Shutdown));
+    }
+}

@@ -1,0 +1,60 @@
+//! A pair's way by its loop's ring (`carrier/uring/`).
+
+use std::os::fd::AsFd;
+
+use super::{Pair, errno_of};
+use crate::kernel::Watch;
+use crate::outcome::{Reason, Side};
+use crate::reactor::{Context, Interest};
+
+impl Pair {
+    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
+    pub(super) fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        match cx.lanes() {
+            Ok(lanes) => {
+                for (direction, lane) in self.directions.iter_mut().zip(lanes) {
+                    direction.enter(lane);
+                }
+            }
+            Err(error) => {
+                self.declined = Some(Box::new(error.to_string().into()));
+                return Some(Reason::Refused);
+            }
+        }
+        if self.registered {
+            return self.rewatch(cx, Watch::Ends);
+        }
+        None
+    }
+
+    /// The ring does not wait for room, epoll does: from the first time on that there is none, so
+    /// that a UNIX stream's reader does not wake a relay that needs no room.
+    ///
+    /// Where there is none a direction does not read, and a receive that was under way may have taken
+    /// the source's error, of which neither epoll nor the socket tells any more.
+    pub(super) fn watch_room(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
+        let Some(ends) = &self.ends else {
+            return None;
+        };
+        for from in Side::BOTH {
+            let to = ends.across(from);
+            let direction = &self.directions[from.index()];
+            if !direction.is_blocked_on_ring() {
+                continue;
+            }
+            if let Some(errno) = direction.fault_on_ring(cx.carriers()) {
+                return Some(Reason::fault(from, errno));
+            }
+            let watched = &mut self.room_watched[to.index()];
+            if !*watched {
+                *watched = true;
+                let end = ends.sides()[to.index()].as_fd();
+                if let Err(error) = cx.rewatch(end, to.index() as u8, Interest::ENDS_AND_ROOM) {
+                    let errno = errno_of(&error);
+                    return Some(Reason::Failed { side: to, errno });
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,145 @@
+//! A pair's turns with an engine in the kernel.
+
+use std::os::fd::AsFd;
+
+use super::promotion::{Candidate, Occasion, Proposal};
+use super::{Pair, errno_of};
+use crate::endpoint::redirected_receive_bytes;
+use crate::kernel::{DirectionView as _, Next, PairView, Turn, Watch};
+use crate::name::EngineChoice;
+use crate::outcome::{Reason, Side};
+use crate::reactor::{Context, Interest, Step};
+
+impl Pair {
+    pub(super) fn in_kernel_bytes(&self) -> [u64; 2] {
+        self.kernel
+            .as_ref()
+            .map_or([0, 0], |kernel| kernel.counters().moved_bytes())
+    }
+
+    pub(super) fn kernel_turn(&mut self, cx: &mut Context<'_>, turn_over: bool) -> Step {
+        let (Some(kernel), Some(ends)) = (&mut self.kernel, &self.ends) else {
+            return Step::Wait;
+        };
+        if !self.is_notified {
+            self.is_notified = true;
+            if let Some(notifier) = kernel.notifier()
+                && let Err(error) = cx.watch_notifier(notifier)
+            {
+                let (side, errno) = (Side::A, errno_of(&error));
+                return self.end(cx, Reason::Failed { side, errno });
+            }
+        }
+        let name = kernel.name();
+        let turn = kernel.turn(&mut PairView {
+            ends: ends.sides(),
+            directions: self.directions.each_mut().map(|direction| direction as _),
+            buffer_bytes: self.shares.buffer_bytes,
+            byte_limit: self.byte_limit,
+            waker: &|| cx.waker().into(),
+            now: cx.now(),
+        });
+        let next = match turn {
+            Turn::Holds(next) => {
+                if kernel.has_taken() && !self.taken {
+                    self.taken = true;
+                    self.status.meter.set_kernel(kernel.counters());
+                    if let Some(promotion) = &mut self.promotion {
+                        promotion.taken(name);
+                    }
+                    self.status.set_engine(self.engine());
+                }
+                next
+            }
+            Turn::Refused(why) if self.choice != EngineChoice::Auto => {
+                self.kernel = None;
+                self.declined = Some(Box::new(why));
+                return self.end(cx, Reason::Refused);
+            }
+            Turn::Declined(why) | Turn::Refused(why) => {
+                if let Some(promotion) = &mut self.promotion {
+                    promotion.declined(name, cx.now());
+                }
+                self.kernel = None;
+                self.is_notified = false;
+                self.declined = Some(Box::new(why));
+                self.status.set_engine(self.engine());
+                Next {
+                    again: self.directions.iter().any(|direction| direction.can_move()),
+                    ..Next::watching(Watch::Stream)
+                }
+            }
+            Turn::Ends(reason) => return self.end(cx, reason),
+            Turn::Filtered(why) => {
+                self.filtered = Some(Box::new(why));
+                return self.end(cx, Reason::Filtered);
+            }
+        };
+        if next.watch != self.watch
+            && let Some(reason) = self.rewatch(cx, next.watch)
+        {
+            return self.end(cx, reason);
+        }
+        self.kernel_look_at = next.look_at;
+        self.set_deadline(cx);
+        if next.again || turn_over {
+            Step::Again
+        } else {
+            Step::Wait
+        }
+    }
+
+    pub(super) fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
+        let interest = match watch {
+            Watch::Stream => Interest::STREAM,
+            Watch::Ends => Interest::ENDS,
+        };
+        for (source, end) in self.each_end().iter().enumerate() {
+            if let Err(error) = cx.rewatch(end.as_fd(), source as u8, interest) {
+                let (side, errno) = (Side::BOTH[source], errno_of(&error));
+                return Some(Reason::Failed { side, errno });
+            }
+        }
+        self.watch = watch;
+        None
+    }
+
+    /// What a receive buffer of this pair is fixed at.
+    pub(super) fn receive_bytes(&self) -> usize {
+        let promotion = self.promotion.as_ref();
+        let kernel = self.kernel.as_ref();
+        if promotion.is_some_and(|promotion| promotion.may_redirect())
+            || kernel.is_some_and(|kernel| kernel.redirects())
+        {
+            redirected_receive_bytes(self.shares.buffer_bytes)
+        } else {
+            self.shares.buffer_bytes
+        }
+    }
+
+    /// Asks which engine in the kernel is to try the pair, which the next turn does.
+    pub(super) fn ask(&mut self, cx: &mut Context<'_>, occasion: Occasion) {
+        let (Some(promotion), Some(ends)) = (&mut self.promotion, &self.ends) else {
+            return;
+        };
+        let candidate = Candidate {
+            ends,
+            moved_bytes: self.status.meter.read().total(),
+            is_held: self.kernel.is_some(),
+        };
+        let asked_at = promotion.ask_at();
+        let proposal = promotion.propose(occasion, &candidate, cx);
+        let is_put_off = promotion.ask_at() != asked_at;
+        match proposal {
+            Proposal::Nothing => {}
+            Proposal::Try(engine) => self.kernel = Some(engine),
+            Proposal::Unavailable(why) => {
+                self.declined = Some(Box::new(why));
+                self.status.set_engine(self.engine());
+            }
+        }
+        if is_put_off {
+            self.set_deadline(cx);
+        }
+    }
+}
