@@ -2,7 +2,7 @@
 /*
  * TCP segment translation: what one peer of a spliced pair sends is rewritten into what the
  * other expects, and goes on without a socket in between. The steps and the reasons are in
- * docs/segment.md.
+ * docs/notes/segment-design.md.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>

@@ -26,8 +26,8 @@ pub enum EngineName {
     /// TCP sockets; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
     /// A tc program translates the segments of one TCP connection into those of the other; the
-    /// relay's sockets sleep. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; docs/segment.md says what
-    /// is open.
+    /// relay's sockets sleep. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; docs/segment.md has its
+    /// limits.
     Segment,
 }
 

@@ -19,8 +19,8 @@ pub struct Options {
     /// turns to bulk there goes by `copy`, not by `pipe`.
     pub promote_after: Option<Duration>,
     /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives this long goes to
-    /// `segment`, where that can be used. The default is 50 ms; `None`: never. docs/segment.md says
-    /// what is open.
+    /// `segment`, where that can be used. The default is 50 ms; `None`: never. docs/segment.md has
+    /// its limits.
     pub segment_after: Option<Duration>,
     /// Lets `segment` move a pair past the packet filters of this host (nftables, iptables, BPF programs of
     /// its control group) although they might stop it, or count, log or mark its segments. By default such
@@ -33,7 +33,7 @@ pub struct Options {
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
 /// When a pair has proved to live long enough to earn the cost of taking it over: some two thousand
-/// times the 25 to 28 µs of the loop's CPU time that it takes (docs/segment.md).
+/// times the 25 to 28 µs of the loop's CPU time that it takes (docs/notes/segment-measurements.md).
 const SEGMENT_AFTER: Duration = Duration::from_millis(50);
 
 impl Default for Options {

@@ -43,7 +43,7 @@
 //!   segment that was sent again with other borders (`trim` in `bpf/redirect.bpf.c`).
 //! - A UNIX socket is refused. When its peer half-closes, the kernel takes it out of the maps and
 //!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end). As a source it would
-//!   lag behind by what waited when it was put in (docs/sockmap.md).
+//!   lag behind by what waited when it was put in (docs/notes/sockmap-design.md).
 //! - An end of stream is passed on only after everything that came has had its verdict and has
 //!   been pushed ([`Tap::finish`]).
 //! - Near its byte limit a direction goes by hand: only user space can stop at a byte.

@@ -10,8 +10,8 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const SHORTEST: Duration = Duration::from_millis(2);
 
 /// It lasts this long at most. An attempt of a direction that outruns the kernel's worker costs it no
-/// throughput that could be measured with 4 ms here (docs/sockmap.md); what limits it is the look that
-/// waits up to 1 ms for a segment, which may take a fiftieth of its time.
+/// throughput that could be measured with 4 ms here (docs/notes/sockmap-measurements.md); what limits
+/// it is the look that waits up to 1 ms for a segment, which may take a fiftieth of its time.
 const LONGEST: Duration = Duration::from_millis(64);
 
 /// An opening that was shorter than this has outrun the kernel's worker.

@@ -9,7 +9,7 @@ use super::*;
 const PAIRS: usize = 100;
 
 /// System calls of the loop for a pair at rest that is spliced, beyond those of one by `copy`:
-/// docs/segment.md names them.
+/// docs/notes/segment-measurements.md names them.
 const MOST_CALLS: u64 = 26;
 
 /// What the splicer's loop has spent: system calls, and CPU time in nanoseconds.
