@@ -4,7 +4,6 @@
 //! task registered the descriptor. Layers above keep what they need once per loop as a
 //! [`Local`], which may be a second [`Poller`].
 
-mod context;
 mod local;
 mod mailbox;
 mod notifier;
@@ -26,7 +25,6 @@ use rustix::io::Errno;
 use splice_base::error::{Context as _, Result};
 use splice_base::socket_option::set_epoll_busy_poll;
 
-pub use self::context::Context;
 pub(crate) use self::local::Local;
 use self::local::Locals;
 use self::mailbox::{Mailbox, Message};
@@ -36,7 +34,7 @@ use self::poller::Called;
 pub(crate) use self::poller::Poller;
 pub use self::readiness::{Interest, Readiness};
 use self::slots::Slots;
-pub use self::task::{Step, Task};
+pub use self::task::{Context, Step, Task};
 use self::timer::timespec;
 use self::timer_wheel::TimerWheel;
 pub(crate) use self::token::Key;
