@@ -12,6 +12,8 @@ mod claim;
 pub(crate) mod device;
 mod map;
 mod shared_memory;
+#[cfg(test)]
+mod verified;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
