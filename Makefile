@@ -8,7 +8,7 @@ DEMO ?=
 # What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
 
-.PHONY: help build test demo compare bench-check check fmt
+.PHONY: help build test test-kernels demo compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,6 +22,9 @@ test: ## Run every test; as root none is left out
 	@OPTIONAL_WITHOUT_ROOT=1 scripts/install test
 	@[ "$$(id -u)" -eq 0 ] || echo "not root: tests that need it are left out, each says so"
 	$(CARGO) test --workspace
+
+test-kernels: ## Boot Linux 6.1 and 6.12 in QEMU and run there what depends on the kernel; 2 minutes
+	@scripts/test-kernels
 
 demo: ## Compare every engine with the direct path and with other proxies (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo: it makes network namespaces; run it as root" >&2; exit 1; }

@@ -94,6 +94,28 @@ __noinline __u64 functions_of(__u64 registered, __u32 place)
 	return functions;
 }
 
+/* Writes one registered entry into the answer, as its entry number `at`; false where it cannot. */
+__noinline int list_entry(struct __sk_buff *skb, __u64 registered, __u32 place, __u32 index, __u32 at)
+{
+	struct nf_hook_entries *entries = (void *)registered;
+	/* struct nf_hook_ops *[], behind the entries (nf_hook_entries_get_hook_ops) */
+	struct nf_hook_ops **all = (void *)&entries->hooks[BPF_CORE_READ(entries, num_hook_entries)];
+	struct hooks_entry entry = { .place = place, .kind = HOOKS_KIND_UNTOLD };
+	struct nf_hook_ops *ops = NULL;
+	__u64 function;
+
+	if (at >= HOOKS_LISTED)
+		return 0;
+	function = (__u64)BPF_CORE_READ(entries, hooks[index].hook);
+	BPF_SNPRINTF(entry.function, sizeof(entry.function), "%ps", function);
+	bpf_probe_read_kernel(&ops, sizeof(ops), &all[index]);
+	entry.priority = BPF_CORE_READ(ops, priority);
+	if (bpf_core_field_exists(ops->hook_ops_type))
+		entry.kind = BPF_CORE_READ_BITFIELD_PROBED(ops, hook_ops_type);
+	return !bpf_skb_store_bytes(skb, sizeof(struct hooks_counts) + at * sizeof(entry), &entry,
+				    sizeof(entry), 0);
+}
+
 /*
  * Lists the entries of one place. The answer has room for HOOKS_LISTED entries, from `skip` on in the
  * order of all; the first of this place is `first` in it. How many the place has.
@@ -101,30 +123,12 @@ __noinline __u64 functions_of(__u64 registered, __u32 place)
 __noinline __u32 list(struct __sk_buff *skb, __u64 registered, __u32 place, __u32 first, __u32 skip)
 {
 	struct nf_hook_entries *entries = (void *)registered;
-	/* struct nf_hook_ops *[], behind the entries (nf_hook_entries_get_hook_ops) */
-	struct nf_hook_ops **all;
 	__u16 count, i;
 
 	count = BPF_CORE_READ(entries, num_hook_entries);
-	all = (void *)&entries->hooks[count];
-	for (i = 0; i < HOOKS_LISTED && i < count; i++) {
-		struct hooks_entry entry = { .place = place, .kind = HOOKS_KIND_UNTOLD };
-		struct nf_hook_ops *ops = NULL;
-		__u32 at = first + i - skip;
-		__u64 function;
-
-		/* Before `skip` it wraps around. */
-		if (at >= HOOKS_LISTED)
-			continue;
-		function = (__u64)BPF_CORE_READ(entries, hooks[i].hook);
-		BPF_SNPRINTF(entry.function, sizeof(entry.function), "%ps", function);
-		bpf_probe_read_kernel(&ops, sizeof(ops), &all[i]);
-		entry.priority = BPF_CORE_READ(ops, priority);
-		if (bpf_core_field_exists(ops->hook_ops_type))
-			entry.kind = BPF_CORE_READ_BITFIELD_PROBED(ops, hook_ops_type);
-		bpf_skb_store_bytes(skb, sizeof(struct hooks_counts) + at * sizeof(entry), &entry,
-				    sizeof(entry), 0);
-	}
+	/* What comes before `skip` wraps around and is out of bounds. */
+	for (i = 0; i < HOOKS_LISTED && i < count; i++)
+		list_entry(skb, registered, place, i, first + i - skip);
 	return count;
 }
 

@@ -76,6 +76,26 @@ static __always_inline void look(__u64 cookie, struct direction *direction)
 #define MOST_CUTS 160
 
 /*
+ * Takes bytes away from the front of an skb. 0 when that has worked.
+ *
+ * A global function, which the verifier looks at by itself: it would follow the rest of the program anew for
+ * every number of turns of the loop.
+ */
+__noinline int cut_front(struct __sk_buff *skb, __u32 bytes)
+{
+	/* A number of turns, since a remainder that shrinks is a new state to the verifier at each turn. */
+	__u32 cuts = bytes / MOST_CUT, rest = bytes % MOST_CUT;
+
+	if (cuts > MOST_CUTS)
+		return -1;
+	for (__u32 i = 0; i < MOST_CUTS && i < cuts; i++) {
+		if (bpf_skb_adjust_room(skb, -MOST_CUT, 0, 0))
+			return -1;
+	}
+	return rest && bpf_skb_adjust_room(skb, -(__s32)rest, 0, 0) ? -1 : 0;
+}
+
+/*
  * Takes bytes away that have come before. A segment that was sent again with other borders is
  * queued whole, and its reader skips what it knows (tcp_recvmsg_locked); tcp_read_skb hands the
  * whole skb to the verdict. So it does with an skb that was read in part before the opening.
@@ -90,14 +110,7 @@ static __always_inline int trim(struct __sk_buff *skb, struct direction *directi
 	if (known == 0)
 		return 0;
 	direction->trimmed++;
-	for (int i = 0; i < MOST_CUTS && known > 0; i++) {
-		__u32 cut = known < MOST_CUT ? known : MOST_CUT;
-
-		if (bpf_skb_adjust_room(skb, -(__s32)cut, 0, 0))
-			return -1;
-		known -= cut;
-	}
-	return known ? -1 : 0;
+	return cut_front(skb, known);
 }
 
 /* Nobody can say what belongs where from here on: user space resets both ends. */

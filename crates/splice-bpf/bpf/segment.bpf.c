@@ -209,7 +209,7 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
 	}
-	ok = s.ipv6 ? rewrite(skb, &s, true) : rewrite(skb, &s, false);
+	ok = s.ipv6 ? rewrite_ipv6(skb, &s) : rewrite_ipv4(skb, &s);
 	if (!ok) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;

@@ -170,14 +170,17 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 	return !walk.nonsense;
 }
 
-/* False for what is not ours to understand: it goes on untouched. */
-static __always_inline bool parse(struct __sk_buff *skb, struct segment *s)
+/*
+ * Reads the headers into `s`, which holds zeroes. False for what is not ours to understand: it goes on
+ * untouched. A global function: the verifier need not follow its callers for each kind of packet.
+ */
+__noinline int parse(struct __sk_buff *skb, struct segment *s)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct tcphdr *tcp;
 	__u32 total;
 
-	if (skb->vlan_present)
+	if (!s || skb->vlan_present)
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = data + ETH_HLEN;

@@ -127,7 +127,6 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 	return 1;
 }
 
-/* Writes the translated segment into the packet. False when it fails. */
 static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bool ipv6)
 {
 	__u32 at = ETH_HLEN + (ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -237,6 +236,17 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 	return true;
 }
 
+/* Write the translated segment into the packet. False when it fails. */
+__noinline int rewrite_ipv4(struct __sk_buff *skb, struct segment *s)
+{
+	return s && rewrite(skb, s, false);
+}
+
+__noinline int rewrite_ipv6(struct __sk_buff *skb, struct segment *s)
+{
+	return s && rewrite(skb, s, true);
+}
+
 /* The socket may have sent less than its peer has got meanwhile, and would discard the segment. */
 static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
 {
@@ -306,16 +316,18 @@ static long sum_chunk(__u32 index, struct sum_walk *walk)
  * computed, so the payload is not in it, or a device has made it (LRO), has verified its segments, and
  * left it the checksum of the first.
  */
-static __noinline int payload_change(struct __sk_buff *skb, const struct segment *s, __u32 *change)
+__noinline int payload_change(struct __sk_buff *skb, struct segment *s, __u32 *change)
 {
-	__u32 zero = 0, header = s->header, start = tcp_offset(s) + header;
-	struct sum_walk walk = {
-		.skb = skb,
-		.chunk = bpf_map_lookup_elem(&segment_chunks, &zero),
-		.at = start,
-		.end = start + s->payload,
-	};
+	struct sum_walk walk = { .skb = skb };
+	__u32 zero = 0, header, start;
 
+	if (!s || !change)
+		return 0;
+	header = s->header;
+	start = tcp_offset(s) + header;
+	walk.at = start;
+	walk.end = start + s->payload;
+	walk.chunk = bpf_map_lookup_elem(&segment_chunks, &zero);
 	if (!walk.chunk)
 		return 0;
 	if (skb->gso_size || bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0) {
@@ -332,11 +344,11 @@ static __noinline int payload_change(struct __sk_buff *skb, const struct segment
  * Takes the payload from a packet, and its share from the checksum. That is not computed anew, since
  * nobody may have looked at it yet: what was wrong has to stay so. False when it fails.
  */
-static __always_inline bool drop_payload(struct __sk_buff *skb, const struct segment *s)
+static __always_inline bool drop_payload(struct __sk_buff *skb, struct segment *s)
 {
 	const __u32 start = tcp_offset(s) + s->header;
 	const __u32 check = tcp_offset(s) + offsetof(struct tcphdr, check);
-	__u32 change;
+	__u32 change = 0;
 
 	/* A device's sum of the whole packet (CHECKSUM_COMPLETE) goes with its end (__skb_trim_rcsum). */
 	return payload_change(skb, s, &change) && !bpf_skb_change_tail(skb, start, 0) &&
@@ -349,13 +361,17 @@ static __always_inline bool drop_payload(struct __sk_buff *skb, const struct seg
  * Takes the payload and the end of stream from a segment; its header is then in the scratch, as it is in
  * the packet and as it will be, for `seal` to write. False when it fails.
  */
-static __noinline int strip(struct __sk_buff *skb, struct segment *s)
+__noinline int strip(struct __sk_buff *skb, struct segment *s)
 {
-	const __u32 at = tcp_offset(s);
 	struct scratch *b = scratch();
-	__u64 header = s->header;
 	void *data, *end;
+	__u64 header;
+	__u32 at;
 
+	if (!s)
+		return 0;
+	at = tcp_offset(s);
+	header = s->header;
 	if (!b || !IS_WITHIN(header, sizeof(struct tcphdr), 60))
 		return 0;
 	if (s->payload && !drop_payload(skb, s))
@@ -414,9 +430,9 @@ static __always_inline bool seal(struct __sk_buff *skb, const struct segment *s)
 }
 
 /* Leaves of a segment what it acknowledges. False when it fails. */
-static __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
+__noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
 {
-	return strip(skb, s) && seal(skb, s);
+	return s && strip(skb, s) && seal(skb, s);
 }
 
 /*
@@ -424,17 +440,17 @@ static __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
  * reset. Where the peer's stream goes past the socket the number that it has sent lies outside of
  * the socket's window, so it gets that at which the socket stands still.
  */
-static __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s,
-				     const struct segment_side *side,
-				     const struct segment_side *other, bool reset)
+__noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct segment_side *side,
+			      struct segment_side *other, bool reset)
 {
-	/* of what the socket sends, or far away */
-	const __u32 own_final = is_past(other) ? socket_end(other) + other->seq_delta :
-						 s->ack + SACK_REACH;
 	struct scratch *b = scratch();
-	__u32 i;
+	__u32 own_final, i;
 
-	if (!b || (!s->plain_stamp && !find_options(skb, s)))
+	if (!s || !side || !other || !b)
+		return DROP;
+	/* of what the socket sends, or far away */
+	own_final = is_past(other) ? socket_end(other) + other->seq_delta : s->ack + SACK_REACH;
+	if (!s->plain_stamp && !find_options(skb, s))
 		return DROP;
 	if (!strip(skb, s)) {
 		count(SEGMENT_UNWRITABLE);

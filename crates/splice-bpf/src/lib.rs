@@ -25,6 +25,8 @@ mod shared_memory;
     reason = "the fields are described with the structures in bpf/*.h"
 )]
 pub mod types;
+#[cfg(test)]
+mod verified;
 
 pub use attach::{DeviceLink, Traffic, Way};
 #[cfg(feature = "test")]

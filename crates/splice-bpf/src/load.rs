@@ -38,11 +38,11 @@ const fn is_forced() -> bool {
 
 /// An object that has been parsed; its maps can still be sized.
 #[derive(Debug)]
-pub struct Opened(OpenObject);
+pub struct Opened(pub(crate) OpenObject);
 
 /// A loaded object.
 #[derive(Debug)]
-pub struct Object(libbpf_rs::Object);
+pub struct Object(pub(crate) libbpf_rs::Object);
 
 /// Opens, adjusts and loads an object.
 ///

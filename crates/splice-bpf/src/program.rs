@@ -48,7 +48,7 @@ impl Program {
         Ok(self.info()?.id)
     }
 
-    fn info(&self) -> Result<libbpf_sys::bpf_prog_info, Errno> {
+    pub(crate) fn info(&self) -> Result<libbpf_sys::bpf_prog_info, Errno> {
         let mut info = libbpf_sys::bpf_prog_info::default();
         let mut length = size_of_val(&info) as u32;
         // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`, whose
