@@ -220,7 +220,7 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
         lab.relay(),
         "tc",
         &format!(
-            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/bystander.bpf.o section tc",
             Lab::TO_CLIENT,
             env!("CARGO_MANIFEST_DIR")
         ),
@@ -289,7 +289,7 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
 /// Where all places are taken there is none for one more, which leaves the others alone.
 #[test]
 fn a_filter_that_finds_no_place_takes_none_away() {
-    /// Priorities that `bpf_object/device.rs` has.
+    /// Priorities that `attach/clsact.rs` of `splice-bpf` has.
     const PLACES: usize = 64;
     if !available(Need::Root) {
         return;
@@ -309,7 +309,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     assert_eq!(standing(), PLACES);
     // One whose place somebody else has taken leaves it to him.
     let last = format!(
-        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/bystander.bpf.o section tc",
         Lab::TO_CLIENT,
         env!("CARGO_MANIFEST_DIR")
     );
