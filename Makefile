@@ -41,10 +41,11 @@ bench-check: ## Hold the bench against what is known (root)
 	@$(MAKE) --no-print-directory build
 	$(TARGET)/release/splice-bench check
 
-check: ## Formatting, lints and docs, without a warning
+check: ## Formatting, lints, layers and docs, without a warning
 	@scripts/install build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+	$(CARGO) run --quiet --package layers
 	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
 fmt: ## Format the code

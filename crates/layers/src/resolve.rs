@@ -1,0 +1,118 @@
+//! From a path to the module that defines what it names.
+
+use std::collections::{BTreeSet, HashSet};
+
+use crate::tree::{ROOT, Tree};
+
+/// What a path of this crate leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    /// A module itself.
+    Module(usize),
+    /// An item, or what belongs to an item, by the module that defines it.
+    Item(usize),
+}
+
+impl Tree {
+    /// What `path` may mean in the module `from`, re-exports followed to the definition; nothing if
+    /// it leads out of the crate. A name can stand for a function and a module at once.
+    pub(crate) fn resolve(&self, from: usize, path: &[String]) -> BTreeSet<Target> {
+        self.follow(from, path, &mut HashSet::new())
+    }
+
+    /// The modules that define a macro of this name, which its place in the text brings into scope.
+    pub(crate) fn macros(&self, name: &str) -> BTreeSet<Target> {
+        let modules = self.modules.iter().enumerate();
+        let defining = modules.filter(|(_, module)| module.names.defined.contains(name));
+        defining.map(|(index, _)| Target::Item(index)).collect()
+    }
+
+    fn follow(
+        &self,
+        from: usize,
+        path: &[String],
+        seen: &mut HashSet<(usize, String)>,
+    ) -> BTreeSet<Target> {
+        let Some((first, mut rest)) = path.split_first() else {
+            return BTreeSet::new();
+        };
+        let mut here = match first.as_str() {
+            "crate" => BTreeSet::from([Target::Module(ROOT)]),
+            "self" => BTreeSet::from([Target::Module(from)]),
+            "super" => BTreeSet::from([Target::Module(self.modules[from].parent.unwrap_or(ROOT))]),
+            name => self.look_up(from, name, seen),
+        };
+        while let Some((name, after)) = rest.split_first() {
+            // Only a module or a type can be followed by `::`, and a type ends the search.
+            let modules: Vec<usize> = here
+                .iter()
+                .filter_map(|target| match target {
+                    Target::Module(module) => Some(*module),
+                    Target::Item(_) => None,
+                })
+                .collect();
+            if modules.is_empty() {
+                break;
+            }
+            here = BTreeSet::new();
+            for module in modules {
+                if name == "super" {
+                    here.insert(Target::Module(self.modules[module].parent.unwrap_or(ROOT)));
+                    continue;
+                }
+                let found = self.look_up(module, name, seen);
+                if found.is_empty() && !self.imports_from_outside(module, name) {
+                    // A macro may have made it.
+                    here.insert(Target::Item(module));
+                }
+                here.extend(found);
+            }
+            rest = after;
+        }
+        here
+    }
+
+    /// What `name` means inside of `module`.
+    fn look_up(
+        &self,
+        module: usize,
+        name: &str,
+        seen: &mut HashSet<(usize, String)>,
+    ) -> BTreeSet<Target> {
+        let mut found = BTreeSet::new();
+        // Imports may go round in a circle through `*`.
+        if !seen.insert((module, name.to_owned())) {
+            return found;
+        }
+        let here = &self.modules[module];
+        found.extend(here.children.get(name).map(|child| Target::Module(*child)));
+        if here.names.defined.contains(name) {
+            found.insert(Target::Item(module));
+        }
+        let named = || {
+            here.names
+                .imports
+                .iter()
+                .filter(|it| it.name.as_deref() == Some(name))
+        };
+        for import in named() {
+            found.extend(self.follow(module, &import.path, seen));
+        }
+        if found.is_empty() && named().next().is_none() {
+            for import in here.names.imports.iter().filter(|it| it.name.is_none()) {
+                for target in self.follow(module, &import.path, seen) {
+                    if let Target::Module(other) = target {
+                        found.extend(self.look_up(other, name, seen));
+                    }
+                }
+            }
+        }
+        seen.remove(&(module, name.to_owned()));
+        found
+    }
+
+    fn imports_from_outside(&self, module: usize, name: &str) -> bool {
+        let imports = &self.modules[module].names.imports;
+        imports.iter().any(|it| it.name.as_deref() == Some(name))
+    }
+}
