@@ -8,11 +8,14 @@
 //!                               ├──▶ rule: tables, chains, rules ──▶ walk ──▶ Verdict
 //! iptables-legacy ──▶ legacy ───┘                                     ▲
 //!                  xt: matches and targets of both          segment: what is known of the segments
+//!                  expression: what rules of nftables are made of
 //! ```
 //!
 //! Answers have three values, because a rule may ask for what is not known
 //! (`known`): a connection passes only if every filter accepts it for certain.
 
+mod action;
+mod expression;
 mod filters;
 mod hooks;
 mod known;
@@ -28,4 +31,4 @@ mod xt;
 pub use filters::{Changes, Filters, ReadError, Reader};
 pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook, classify};
 pub use segment::{Connection, Device, End, Family, Hook};
-pub use verdict::{Place, Reason, RuleId, Verdict};
+pub use verdict::{Reason, RuleId, RulePlace, Verdict};

@@ -1,13 +1,16 @@
 //! Tables, chains and rules as they are walked, whoever made them: nftables or iptables-legacy.
 
+use crate::action::{Action, SETS_A_MARK};
+use crate::expression::Expression;
 use crate::known::Answer;
 use crate::segment::{Family, Hook, Segment};
 use crate::verdict::RuleId;
+use crate::xt::{Header, Match};
 
 /// A table of one family. Jumps name chains by their index in `chains`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// As [`Place::family`](crate::verdict::Place::family).
+    /// As [`RulePlace::family`](crate::verdict::RulePlace::family).
     pub(crate) family: &'static str,
     pub(crate) name: String,
     pub(crate) chains: Vec<Chain>,
@@ -90,16 +93,33 @@ pub(crate) enum Step {
     /// What then happens.
     Act(Action),
     /// An expression of nftables.
-    Nft(crate::nft::Expression),
+    Nft(Expression),
+}
+
+impl Step {
+    /// The steps of a match of iptables. One that changes something does so wherever the rule's earlier
+    /// steps match, whether or not it matches itself.
+    pub(crate) fn of_match(one: Match) -> Vec<Self> {
+        match one {
+            Match::Stateful { effect, .. } => vec![
+                Self::Act(Action::Effect(effect.into())),
+                Self::Test(Test::Match(one)),
+            ],
+            Match::Foreign(name) => vec![Self::Act(Action::Opaque(format!(
+                "is of a kind that is not understood (xt match {name})"
+            )))],
+            _ => vec![Self::Test(Test::Match(one))],
+        }
+    }
 }
 
 /// What matches of iptables ask, be they in a legacy table or within nftables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     /// The fixed part of an iptables rule: addresses, devices, protocol.
-    Header(crate::legacy::Header),
+    Header(Header),
     /// `-m NAME`.
-    Match(crate::xt::Match),
+    Match(Match),
 }
 
 impl Test {
@@ -109,32 +129,4 @@ impl Test {
             Self::Match(one) => one.holds(segment),
         }
     }
-}
-
-/// What setting a packet's mark is told as.
-pub(crate) const SETS_A_MARK: &str = "sets a mark";
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// The segment passes this base chain.
-    Accept,
-    /// What is done instead, as a verb and what follows it: "drops", "rejects", "queues to user space".
-    Stop(String),
-    /// The segment passes and something else is done or asked, which a translated segment would miss:
-    /// "logs", "sets a mark", "counts against a quota".
-    Effect(String),
-    /// The same, and it decides whether the rule goes on: "limits a rate".
-    Limit(String),
-    /// Nobody can tell what it does: "is of a kind that is not understood (xt target TEE)".
-    Opaque(String),
-    /// To another chain and back.
-    Jump(usize),
-    /// To another chain without coming back.
-    Goto(usize),
-    /// Back to where the chain was called; in a base chain: its policy.
-    Return,
-    /// To the rule's next step.
-    Continue,
-    /// To the next rule.
-    Next,
 }

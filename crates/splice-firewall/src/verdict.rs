@@ -17,14 +17,14 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
     /// Where the rule stands; `None` where no rule of a table decides.
-    pub place: Option<Place>,
+    pub place: Option<RulePlace>,
     /// What it would do: "drops", "may reject", "is of a kind that is not understood: xt bpf".
     pub why: String,
 }
 
 /// Where a rule stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RulePlace {
     /// The family of its table as nft writes it (`ip`, `inet`, `netdev`), or `iptables`, `ip6tables`
     /// for the tables of iptables-legacy.
     pub family: &'static str,
@@ -64,7 +64,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RulePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             family,

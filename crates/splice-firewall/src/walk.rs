@@ -3,11 +3,12 @@
 //! A rule that matches for certain decides; one that may match adds its decision to what may happen, and
 //! the walk goes on. So a chain comes to a set of [`Outcomes`], not to one.
 
+use crate::action::Action;
+use crate::expression::{Expression, Registers};
 use crate::known::Answer;
-use crate::nft::{Expression, Registers};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::rule::{Base, Chain, Rule, Step, Table};
 use crate::segment::{Connection, Hook, Segment};
-use crate::verdict::{Place, Reason, RuleId, Verdict};
+use crate::verdict::{Reason, RuleId, RulePlace, Verdict};
 
 /// How deep jumps may go; the kernel allows 16 (`NFT_JUMP_STACK_SIZE`), iptables-legacy has no loops.
 const MOST_JUMPS: u32 = 64;
@@ -86,7 +87,7 @@ fn applies(table: &Table, base: &Base, segment: &Segment<'_>) -> bool {
 
 fn reason(table: &Table, chain: &Chain, rule: Option<RuleId>, why: &str) -> Reason {
     Reason {
-        place: Some(Place {
+        place: Some(RulePlace {
             family: table.family,
             table: table.name.clone(),
             chain: chain.name.clone(),

@@ -1,6 +1,5 @@
 //! iptables-legacy: its tables as the kernel tells them by getsockopt(2).
 
-mod header;
 mod parse;
 mod socket;
 
@@ -12,7 +11,6 @@ use std::path::Path;
 
 use crate::rule::Table;
 use crate::segment::Family;
-pub(crate) use header::Header;
 
 #[cfg(test)]
 pub(crate) mod fixture;

@@ -7,12 +7,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::legacy::header::Header;
+use crate::action::Action;
 use crate::legacy::socket::{Blob, HOOKS};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table, Test};
+use crate::rule::{Base, Chain, Rule, Step, Table, Test};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
-use crate::xt::{self, Info};
+use crate::xt::{self, Header, Info, Match};
 
 /// Names of the chains of hooks, by the number of the hook (`NF_INET_*`), and which of them segments
 /// of this host meet.
@@ -271,12 +271,8 @@ impl Entry<'_> {
     ) -> Result<Vec<Step>, &'static str> {
         let mut steps = vec![Step::Test(Test::Header(self.header.clone()))];
         for one in &self.matches {
-            steps.extend(xt::steps_of_match(
-                family,
-                &one.name,
-                one.revision,
-                one.info,
-            ));
+            let asked = Match::decode(family, &one.name, one.revision, one.info);
+            steps.extend(Step::of_match(asked));
         }
         steps.extend(self.action(chain_at)?.map(Step::Act));
         Ok(steps)

@@ -11,8 +11,9 @@ use super::fixture::{
 use super::parse;
 use super::socket::{self, Blob, HookOffsets};
 use super::{Error, Names};
+use crate::action::Action;
 use crate::known::Answer::{Maybe, No, Yes};
-use crate::rule::{Action, Base, Step};
+use crate::rule::{Base, Step};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
 

@@ -1,18 +1,17 @@
 //! nftables: its rule set as the kernel tells it over netlink.
 
-mod evaluate;
-mod expression;
-mod set;
+mod decode;
+mod fuse;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub(crate) use self::evaluate::Registers;
-pub(crate) use self::expression::Expression;
-use self::expression::{Data, Surroundings, data, decode, together};
-use self::set::{Element, Set, Told};
+use self::decode::{Surroundings, data, decode};
+use self::fuse::fused;
+use crate::action::Action;
+use crate::expression::{Data, Element, Set, Told};
 use crate::netlink::{Attributes, DumpError, Socket, string_attribute};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::rule::{Base, Chain, Rule, Step, Table};
 use crate::segment::{Connection, Hook};
 use crate::verdict::RuleId;
 
@@ -216,7 +215,7 @@ const INET: u8 = 1;
 const IPV4: u8 = 2;
 const NETDEV: u8 = 5;
 const BRIDGE: u8 = 7;
-const IPV6: u8 = expression::IPV6;
+const IPV6: u8 = decode::IPV6;
 
 fn family_name(family: u8) -> Option<&'static str> {
     match family {
@@ -312,7 +311,7 @@ fn table(
             .collect();
         chain.rules.push(Rule {
             id: RuleId::Handle(handle),
-            steps: together(steps),
+            steps: fused(steps),
         });
     }
     Ok(Table {
@@ -327,7 +326,7 @@ fn table(
 fn fed_sets(rules: &[(String, u64, Vec<u8>)]) -> Vec<String> {
     let of_rule = |(_, _, expressions): &(String, u64, Vec<u8>)| {
         let each = Attributes::of(expressions).each();
-        each.filter_map(|(_, expression)| expression::fed_set(Attributes::of(expression)))
+        each.filter_map(|(_, expression)| decode::fed_set(Attributes::of(expression)))
             .collect::<Vec<_>>()
     };
     rules.iter().flat_map(of_rule).collect()

@@ -6,15 +6,16 @@
 
 mod addresses;
 mod conntrack;
+mod header;
 mod info;
 mod ports;
 mod target;
 
 use crate::known::Answer;
-use crate::rule::{Action, Step, Test};
 use crate::segment::{DeviceAt, Family, Segment};
 use addresses::{AddressTypes, Ranges};
 use conntrack::Conntrack;
+pub(crate) use header::Header;
 pub(crate) use info::Info;
 use ports::{Multiport, Tcp};
 pub(crate) use target::target;
@@ -40,19 +41,13 @@ pub(crate) enum Match {
     },
     /// It may match or not, and does nothing else.
     Opaque(String),
-    /// Asking it changes something: what, as [`Action::Effect`] says it.
+    /// Asking it changes something: what, as [`Action::Effect`](crate::action::Action::Effect) says it.
     Stateful {
         name: String,
         effect: &'static str,
     },
     /// Nobody knows whether it only matches.
     Foreign(String),
-}
-
-/// The steps of a match. One that changes something does so wherever the rule's earlier steps match,
-/// whether or not it matches itself.
-pub(crate) fn steps_of_match(family: Family, name: &str, revision: u8, info: &[u8]) -> Vec<Step> {
-    Match::decode(family, name, revision, info).into_steps()
 }
 
 impl Match {
@@ -100,19 +95,6 @@ impl Match {
         }
         // Shorter than its structure: not what these revisions are here.
         .unwrap_or_else(|| Self::Foreign(name.into()))
-    }
-
-    pub(crate) fn into_steps(self) -> Vec<Step> {
-        match self {
-            Self::Stateful { effect, .. } => vec![
-                Step::Act(Action::Effect(effect.into())),
-                Step::Test(Test::Match(self)),
-            ],
-            Self::Foreign(name) => vec![Step::Act(Action::Opaque(format!(
-                "is of a kind that is not understood (xt match {name})"
-            )))],
-            _ => vec![Step::Test(Test::Match(self))],
-        }
     }
 
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {

@@ -1,6 +1,6 @@
 //! Targets: `-j NAME`, but for chains and the standard verdicts.
 
-use crate::rule::Action;
+use crate::action::Action;
 
 /// What a target does to a segment of an established TCP connection (`struct xt_entry_target`). Its
 /// data is of no account: which mark or which queue it is does not matter.

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use crate::action::Action;
 use crate::known::Answer::{Maybe, No, Yes};
 use crate::legacy::fixture::{actions, connection, holds, holds_at, rules};
-use crate::rule::{Action, Rule};
+use crate::rule::{Rule, Step};
 use crate::segment::{Connection, Device, End, Family, Hook, Segment};
-use crate::xt::{Match, steps_of_match, target};
+use crate::xt::{Match, target};
 use cases::{BOTH, Case, IPV4, IPV6};
 
 #[test]
@@ -283,8 +284,8 @@ fn what_nobody_knows_is_opaque() {
     assert_eq!(target("NOVELTY"), opaque("xt target NOVELTY"));
     assert_eq!(target("DNAT"), opaque("xt target DNAT"));
     assert_eq!(
-        steps_of_match(Family::Ipv4, "novelty", 0, &[0; 64]),
-        [crate::rule::Step::Act(opaque("xt match novelty"))]
+        Step::of_match(Match::decode(Family::Ipv4, "novelty", 0, &[0; 64])),
+        [Step::Act(opaque("xt match novelty"))]
     );
     // A BPF program may do more than match.
     assert!(matches!(
@@ -334,8 +335,9 @@ fn older_revisions_are_read() {
 #[test]
 fn a_set_matches_or_not_unless_it_counts() {
     let mut info = [0; 48];
-    let decode =
-        |revision, info: &[u8; 48]| Match::decode(Family::Ipv4, "set", revision, info).into_steps();
+    let decode = |revision, info: &[u8; 48]| {
+        Step::of_match(Match::decode(Family::Ipv4, "set", revision, info))
+    };
     for revision in 1..=4 {
         assert_eq!(decode(revision, &info).len(), 1, "{revision}");
     }
@@ -387,7 +389,7 @@ proptest! {
             for hook in Hook::ALL {
                 decoded.holds(&Segment::at(&connection, hook, 0, false));
             }
-            prop_assert!(!decoded.into_steps().is_empty());
+            prop_assert!(!Step::of_match(decoded).is_empty());
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The fixed part of a rule.
+//! The fixed part of an iptables rule.
 
 use crate::known::{Answer, Known};
 use crate::segment::{DeviceAt, End, Family, Segment, TCP};
-use crate::xt::Info;
+use crate::xt::info::Info;
 
 /// Addresses, devices and protocol that a rule asks for (`struct ipt_ip`, `struct ip6t_ip6`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ mod ipv6_flag {
 
 impl Header {
     /// Reads it, and whether the rule's jump is a goto.
-    pub(super) fn decode(family: Family, entry: Info<'_>) -> Option<(Self, bool)> {
+    pub(crate) fn decode(family: Family, entry: Info<'_>) -> Option<(Self, bool)> {
         match family {
             Family::Ipv4 => Self::decode_ipv4(entry),
             Family::Ipv6 => Self::decode_ipv6(entry),
@@ -96,7 +96,7 @@ impl Header {
     }
 
     /// Whether it matches every packet.
-    pub(super) fn is_unconditional(&self) -> bool {
+    pub(crate) fn is_unconditional(&self) -> bool {
         let masks = [self.source, self.destination, self.input, self.output];
         masks.iter().all(|masked| masked.mask == [0; 16])
             && self.protocol.is_none()

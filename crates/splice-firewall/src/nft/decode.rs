@@ -1,237 +1,14 @@
-//! Expressions: what a rule of nftables is made of, decoded from netlink.
+//! From netlink to expressions.
 
 use std::sync::Arc;
 
-use super::set::Set;
+use crate::action::{Action, SETS_A_MARK};
+use crate::expression::{Comparison, Data, Expression, META_MARK, Register, Set, Source, Target};
 use crate::known::MOST_BYTES;
 use crate::netlink::Attributes;
-use crate::rule::{Action, SETS_A_MARK, Step};
+use crate::rule::Step;
 use crate::segment::Family;
-use crate::xt;
-
-/// The registers that data lies in, as an offset in bytes into all of them.
-pub(crate) type Register = u8;
-
-/// Up to 16 bytes, kept where the expression is: a rule set is walked as fast as it comes out of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Short {
-    bytes: [u8; 16],
-    length: u8,
-}
-
-impl Short {
-    fn of(bytes: &[u8]) -> Option<Self> {
-        let mut short = Self {
-            bytes: [0; 16],
-            length: u8::try_from(bytes.len()).ok()?,
-        };
-        short.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(short)
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-
-    /// All of them at once, and which bits of that count.
-    pub(crate) fn bits(&self) -> (u128, u128) {
-        let mut mask = [0; 16];
-        mask[..usize::from(self.length)].fill(0xff);
-        (u128::from_ne_bytes(self.bytes), u128::from_ne_bytes(mask))
-    }
-}
-
-/// One expression of a rule, as far as it can matter here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Expression {
-    /// Sets a register.
-    Immediate { to: Register, value: Box<[u8]> },
-    /// Goes on if a register compares so with a value.
-    Compare {
-        from: Register,
-        how: Comparison,
-        value: Box<[u8]>,
-    },
-    /// Goes on if a register lies within both values, or outside.
-    Range {
-        from: Register,
-        low: Box<[u8]>,
-        high: Box<[u8]>,
-        inverted: bool,
-    },
-    /// `(from & and) ^ xor`.
-    MaskXor {
-        from: Register,
-        to: Register,
-        and: Box<[u8]>,
-        xor: Box<[u8]>,
-    },
-    /// Numbers of `size` bytes change their order.
-    Swap {
-        from: Register,
-        to: Register,
-        length: u8,
-        size: u8,
-    },
-    /// Goes on if the set has the key, or has it not.
-    Lookup {
-        from: Register,
-        /// Of a map.
-        to: Option<Target>,
-        set: Arc<Set>,
-        inverted: bool,
-    },
-    /// Loads something of the packet.
-    Load { to: Register, what: Source },
-    /// A load and the comparison of what it loaded, which nothing else reads: most of all rules are made of
-    /// these, so they are one step ([`together`]).
-    Ask {
-        what: Source,
-        is_equal: bool,
-        value: Short,
-    },
-    /// Goes on if a header is there that TCP segments do not have.
-    Absent,
-}
-
-impl Expression {
-    /// The chains that a map's verdicts go to.
-    pub(crate) fn leads_to(&self) -> Vec<usize> {
-        match self {
-            Self::Lookup {
-                to: Some(Target::Verdict),
-                set,
-                ..
-            } => set.leads_to(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// The registers that it reads, as offset and length.
-    fn reads(&self) -> Option<(Register, usize)> {
-        match self {
-            Self::Compare { from, value, .. } => Some((*from, value.len())),
-            Self::Range { from, low, .. } => Some((*from, low.len())),
-            Self::MaskXor { from, and, .. } => Some((*from, and.len())),
-            Self::Swap { from, length, .. } => Some((*from, usize::from(*length))),
-            Self::Lookup { from, set, .. } => Some((*from, set.key_bytes)),
-            Self::Immediate { .. } | Self::Load { .. } | Self::Ask { .. } | Self::Absent => None,
-        }
-    }
-}
-
-/// Puts loads and comparisons of a rule together.
-pub(super) fn together(steps: Vec<Step>) -> Vec<Step> {
-    let mut together: Vec<Step> = Vec::with_capacity(steps.len());
-    let mut rest = steps.into_iter().peekable();
-    while let Some(step) = rest.next() {
-        let Step::Nft(Expression::Load { to, what }) = &step else {
-            together.push(step);
-            continue;
-        };
-        let asked = match rest.peek() {
-            Some(Step::Nft(Expression::Compare { from, how, value })) if from == to => match how {
-                // The kernel fills the rest of a register with zeros.
-                _ if !what.has(value.len()) => None,
-                Comparison::Equal => Short::of(value).map(|value| (true, value)),
-                Comparison::NotEqual => Short::of(value).map(|value| (false, value)),
-                _ => None,
-            },
-            _ => None,
-        };
-        // Until something else is loaded there.
-        let is_read_again = |length: usize| {
-            let mut later = rest.clone().skip(1).filter_map(|step| match step {
-                Step::Nft(later) => Some(later),
-                _ => None,
-            });
-            later.find_map(|later| {
-                let (from, read) = match later {
-                    Expression::Load { to: again, .. } if again == *to => return Some(false),
-                    later => later.reads()?,
-                };
-                let (from, to) = (usize::from(from), usize::from(*to));
-                (from < to + length && to < from + read).then_some(true)
-            }) == Some(true)
-        };
-        match asked {
-            Some((is_equal, value)) if !is_read_again(value.bytes().len()) => {
-                together.push(Step::Nft(Expression::Ask {
-                    what: what.clone(),
-                    is_equal,
-                    value,
-                }));
-                rest.next();
-            }
-            _ => together.push(step),
-        }
-    }
-    together
-}
-
-/// Where a map's data goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    Register(Register),
-    Verdict,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
-    Equal,
-    NotEqual,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-}
-
-/// What is loaded into a register.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    NetworkHeader {
-        offset: usize,
-        length: usize,
-    },
-    TransportHeader {
-        offset: usize,
-        length: usize,
-    },
-    Meta(u32),
-    Ct {
-        key: u32,
-        has_direction: bool,
-    },
-    Fib {
-        result: u32,
-        flags: u32,
-    },
-    Zero {
-        length: usize,
-    },
-    /// Nothing is known of it.
-    Other,
-}
-
-impl Source {
-    /// Whether a load of it brings so many bytes.
-    fn has(&self, bytes: usize) -> bool {
-        match self {
-            Self::NetworkHeader { length, .. } | Self::TransportHeader { length, .. } => {
-                bytes <= *length
-            }
-            Self::Meta(META_NFPROTO | META_L4PROTO) => bytes == 1,
-            _ => true,
-        }
-    }
-}
-
-/// What an element of a map or an immediate has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Data {
-    Value(Vec<u8>),
-    Verdict(Action),
-}
+use crate::xt::{self, Match};
 
 /// What decoding needs to know of the table.
 pub(crate) struct Surroundings<'a> {
@@ -519,10 +296,7 @@ fn meta(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 
 /// `NFT_META_*`.
 const META_PRIORITY: u32 = 2;
-pub(super) const META_MARK: u32 = 3;
 const META_NFTRACE: u32 = 12;
-pub(super) const META_NFPROTO: u32 = 15;
-pub(super) const META_L4PROTO: u32 = 16;
 /// `NFT_RT_XFRM`.
 const RT_XFRM: u32 = 4;
 
@@ -565,7 +339,7 @@ fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> 
         Family::Ipv4
     };
     Some(if kind == "match" {
-        xt::steps_of_match(family, &name, revision, info)
+        Step::of_match(Match::decode(family, &name, revision, info))
     } else {
         vec![Step::Act(xt::target(&name))]
     })

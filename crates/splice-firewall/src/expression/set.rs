@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::expression::Data;
+use crate::action::Action;
 use crate::known::{Answer, Known};
-use crate::rule::Action;
 
 /// A set, or a map, whose elements have data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +28,13 @@ pub(crate) struct Element {
     pub(crate) expires: bool,
     /// A hit does something else as well: it is counted against a quota or a limit.
     pub(crate) effect: Option<String>,
+}
+
+/// What an element of a map or an immediate has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Data {
+    Value(Vec<u8>),
+    Verdict(Action),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

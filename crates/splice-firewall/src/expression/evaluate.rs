@@ -1,11 +1,11 @@
 //! What an expression says of a segment.
 
-use super::expression::{
+use super::{
     Comparison, Data, Expression, META_L4PROTO, META_MARK, META_NFPROTO, Register, Short, Source,
     Target,
 };
+use crate::action::Action;
 use crate::known::{Answer, Known, MOST_BYTES};
-use crate::rule::Action;
 use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
 
 /// All registers of a rule under evaluation.
