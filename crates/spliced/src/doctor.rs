@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use splice::doctor::{Defect, Finding, Report, examine};
 
 use crate::cli::DoctorArgs;
-use crate::relay::raise_descriptor_limit;
+use crate::resource_limit::raise_descriptor_limit;
 
 /// Columns that a line of the text takes at most.
 const WIDTH: usize = 80;

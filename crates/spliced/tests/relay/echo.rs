@@ -136,7 +136,7 @@ fn a_reset_ends_one_connection_and_a_signal_all() {
         let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
         exchange(&gone, Payload::new(72), 0, 1000);
         gone.reset();
-        echo.wait_told("1000 bytes back: reset by A");
+        echo.wait_told("echoed 1000 bytes to a client: reset by A");
         exchange(&client, Payload::new(73), 0, 1000);
         echo.signal(Signal::TERM);
         echo.wait_told("no longer accepting; 1 connection left");

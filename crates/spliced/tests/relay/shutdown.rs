@@ -122,7 +122,7 @@ fn the_drain_timeout_resets_the_rest_and_says_how_many() {
     }
     assert!(start.elapsed() >= Duration::from_millis(500));
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("cut 4 connections short: the drain timeout was over");
+    relay.wait_told("reset 4 connections: the drain timeout was over");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_second_signal_ends_it_at_once_and_with_a_status_of_its_own() {
     client.expect_reset();
     far.expect_reset();
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("cut 1 connection short: a second signal ended the relay");
+    relay.wait_told("reset 1 connection: a second signal ended the relay");
 }
 
 #[test]
