@@ -1,29 +1,29 @@
 //! What a rule does with a segment.
 
-/// What setting a packet's mark is told as.
+/// The [`Action::Effect`] of setting a packet's mark.
 pub(crate) const SETS_A_MARK: &str = "sets a mark";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// The segment passes this base chain.
     Accept,
-    /// What is done instead, as a verb and what follows it: "drops", "rejects", "queues to user space".
+    /// The segment does not pass. The text is a verb phrase: "drops", "rejects", "queues to user space".
     Stop(String),
-    /// The segment passes and something else is done or asked, which a translated segment would miss:
-    /// "logs", "sets a mark", "counts against a quota".
+    /// The segment passes with a side effect, which a translated segment would not have: "logs", "sets a
+    /// mark", "counts against a quota".
     Effect(String),
-    /// The same, and it decides whether the rule goes on: "limits a rate".
+    /// A side effect that also decides whether the rule continues: "limits a rate".
     Limit(String),
-    /// Nobody can tell what it does: "is of a kind that is not understood (xt target TEE)".
+    /// Its effect is unknown: "is of a kind that is not understood (xt target TEE)".
     Opaque(String),
-    /// To another chain and back.
+    /// Continues in another chain, and comes back.
     Jump(usize),
-    /// To another chain without coming back.
+    /// Continues in another chain, and does not come back.
     Goto(usize),
-    /// Back to where the chain was called; in a base chain: its policy.
+    /// Returns to the calling chain; in a base chain, applies the policy.
     Return,
-    /// To the rule's next step.
+    /// Continues with the rule's next step.
     Continue,
-    /// To the next rule.
+    /// Continues with the next rule.
     Next,
 }

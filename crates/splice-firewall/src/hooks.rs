@@ -1,8 +1,8 @@
-//! The netfilter hooks that the kernel really calls, and whether all of them are accounted for.
+//! The netfilter hooks that are registered in the kernel, and whether each of them is known.
 //!
-//! Rule sets tell what nftables and iptables-legacy do with a segment. They do not tell who else has
-//! registered a hook: a BPF program, a security module, a module from out of the tree. So whoever can
-//! read the kernel's own list of hooks gives it to [`classify`].
+//! Rule sets show what nftables and iptables-legacy do with a segment. They do not show other hooks: those
+//! of BPF programs, security modules and modules out of the tree. The caller reads the kernel's own list
+//! of hooks and passes it to [`classify`].
 
 mod function;
 #[cfg(test)]
@@ -13,27 +13,27 @@ use std::fmt;
 use self::function::{Function, LEGACY_TABLES};
 use crate::segment::{Family, Hook};
 
-/// A place at which the kernel calls the registered hooks in turn.
+/// A place where the kernel calls the registered hooks in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HookPlace {
     /// `prerouting` of a protocol.
     Prerouting(Family),
     /// `input`.
     Input(Family),
-    /// `forward`. No segment of a connection of this host passes it.
+    /// `forward`, which no segment of this host's connections passes.
     Forward(Family),
     /// `output`.
     Output(Family),
     /// `postrouting`.
     Postrouting(Family),
-    /// `ingress` of the device that was asked for.
+    /// `ingress` of the device of the [`Registry`].
     Ingress,
     /// `egress` of that device.
     Egress,
 }
 
 impl HookPlace {
-    /// All, in the order of [`HookCounts::count`].
+    /// All places, in the order of [`HookCounts::count`].
     pub const ALL: [Self; 12] = [
         Self::Prerouting(Family::Ipv4),
         Self::Input(Family::Ipv4),
@@ -49,7 +49,7 @@ impl HookPlace {
         Self::Egress,
     ];
 
-    /// Where the segments of a connection meet this hook.
+    /// The place of this hook for connections of this family.
     pub fn of(family: Family, hook: Hook) -> Self {
         match hook {
             Hook::Ingress => Self::Ingress,
@@ -61,7 +61,7 @@ impl HookPlace {
         }
     }
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// The index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
         let within = match self {
             Self::Prerouting(_) => 0,
@@ -78,7 +78,7 @@ impl HookPlace {
         }
     }
 
-    /// The protocol whose packets pass it; `None`: those of both.
+    /// The protocol whose packets pass it; `None` for both.
     pub fn family(self) -> Option<Family> {
         match self {
             Self::Prerouting(family)
@@ -116,16 +116,16 @@ impl fmt::Display for HookPlace {
 pub struct HookCounts {
     /// At each of [`HookPlace::ALL`].
     pub count: [u16; HookPlace::ALL.len()],
-    /// Differs when the same numbers of hooks call other functions. Means nothing across boots.
+    /// A hash of the called functions. It is comparable within one boot only.
     pub functions: u64,
-    /// The device was found; otherwise nothing is known of its `ingress` and `egress`.
+    /// Whether the device was found; otherwise its `ingress` and `egress` are unknown.
     pub device_known: bool,
 }
 
 /// Who has registered a hook (`enum nf_hook_ops_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookKind {
-    /// A module, without a word about itself.
+    /// A module, which gives no details.
     Module,
     /// A base chain of nftables.
     NfTables,
@@ -133,7 +133,7 @@ pub enum HookKind {
     Bpf,
     /// A flow table of nftables.
     FlowTable,
-    /// One that was unknown in Linux 6.18.
+    /// A type that Linux 6.18 does not have.
     Other(u8),
     /// The kernel does not say (before 5.14).
     Untold,
@@ -148,34 +148,34 @@ pub struct RegisteredHook {
     pub function: String,
     /// Who has registered it.
     pub kind: HookKind,
-    /// Where it stands among the others at that place: the lowest comes first.
+    /// The order at that place: the lowest comes first.
     pub priority: i32,
 }
 
-/// All hooks that are registered.
+/// All registered hooks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registry {
     /// How many.
     pub counts: HookCounts,
-    /// The hooks; fewer than `counts` says where there are more than can be listed.
+    /// The hooks; fewer than in `counts` if there are more than can be listed.
     pub hooks: Vec<RegisteredHook>,
 }
 
-/// Why the hooks are not all accounted for.
+/// Why not every hook is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnknownHook {
-    /// This one is called, and nobody knows what it does.
+    /// The effect of this hook is unknown.
     Hook(RegisteredHook),
-    /// nftables has another number of base chains there than were listed.
+    /// The number of nftables' base chains at a place differs from the rule set.
     Chains {
         /// Where.
         place: HookPlace,
-        /// That the kernel calls.
+        /// How many the kernel calls.
         called: usize,
-        /// That were listed.
+        /// How many the rule set has.
         listed: usize,
     },
-    /// A table of iptables-legacy is called there that was not listed.
+    /// The kernel calls a table of iptables-legacy that was not listed.
     Table {
         /// Where.
         place: HookPlace,
@@ -193,15 +193,15 @@ pub enum UnknownHook {
     NoDevice,
 }
 
-/// Whether every hook that a connection of this host over `family` may meet is accounted for: by
-/// `chains`, which gives the number of nftables' base chains at a place, by `has_table`, which says
-/// whether a table of iptables-legacy was listed, or as harmless.
+/// Checks that every hook which a connection of this host over `family` may pass is known. A hook is known
+/// if it is a base chain of nftables (`chains` returns their number at a place), a table of
+/// iptables-legacy (`has_table` says whether it was listed), or harmless.
 ///
-/// Base chains of type nat and those of dormant tables do not count; the kernel registers no hook for
-/// them. One of family `inet` counts for both protocols, or on the device.
+/// Do not count base chains of type nat or of dormant tables, for which the kernel registers no hook. Count
+/// a chain of family `inet` for both protocols, or on the device.
 ///
 /// # Errors
-/// The first that is not.
+/// The first hook that is not known.
 pub fn classify(
     registry: &Registry,
     family: Family,

@@ -1,4 +1,4 @@
-//! Tables, chains and rules as they are walked, whoever made them: nftables or iptables-legacy.
+//! Tables, chains and rules, the same for nftables and iptables-legacy.
 
 use crate::action::{Action, SETS_A_MARK};
 use crate::expression::Expression;
@@ -19,7 +19,7 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) name: String,
-    /// How packets get into it, if not by a jump.
+    /// The hook that calls it; `None` if it is reached by jumps only.
     pub(crate) base: Option<Base>,
     pub(crate) rules: Vec<Rule>,
 }
@@ -29,15 +29,15 @@ pub(crate) struct Chain {
 pub(crate) struct Base {
     pub(crate) hook: Hook,
     pub(crate) priority: i32,
-    /// With [`Hook::Ingress`] and [`Hook::Egress`]: the devices, by name; a trailing `*` stands for
-    /// any rest.
+    /// The names of the devices, with [`Hook::Ingress`] and [`Hook::Egress`]. A trailing `*` is a
+    /// wildcard.
     pub(crate) devices: Vec<String>,
-    /// What happens to a packet that no rule decides on.
+    /// The policy: whether it drops a packet that no rule decides on.
     pub(crate) drops: bool,
 }
 
 impl Chain {
-    /// Whether a rule of it sets marks.
+    /// Whether one of its rules sets marks.
     pub(crate) fn sets_marks(&self) -> bool {
         let mut steps = self.rules.iter().flat_map(|rule| &rule.steps);
         steps.any(|step| matches!(step, Step::Act(Action::Effect(what)) if what == SETS_A_MARK))
@@ -55,7 +55,7 @@ impl Chain {
 }
 
 impl Table {
-    /// Whether packets of this family come by.
+    /// Whether it sees packets of this family.
     pub(crate) fn has(&self, family: Family) -> bool {
         match self.family {
             "ip" | "iptables" => family == Family::Ipv4,
@@ -66,7 +66,7 @@ impl Table {
 }
 
 impl Base {
-    /// Whether it is called for packets on this device.
+    /// Whether it sees packets on this device.
     pub(crate) fn is_on(&self, device: &str) -> bool {
         let is_it = |name: &String| match name.strip_suffix('*') {
             Some(prefix) => device.starts_with(prefix),
@@ -85,20 +85,20 @@ pub(crate) struct Rule {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One step of a rule: they are taken in turn until one does not match.
+/// One step of a rule. The steps run in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Go on if this matches.
+    /// Continues if this matches.
     Test(Test),
-    /// What then happens.
+    /// Does this.
     Act(Action),
     /// An expression of nftables.
     Nft(Expression),
 }
 
 impl Step {
-    /// The steps of a match of iptables. One that changes something does so wherever the rule's earlier
-    /// steps match, whether or not it matches itself.
+    /// The steps of a match of iptables. A match with a side effect has it whenever the earlier steps
+    /// match, whether or not it matches itself.
     pub(crate) fn of_match(one: Match) -> Vec<Self> {
         match one {
             Match::Stateful { effect, .. } => vec![
@@ -113,7 +113,7 @@ impl Step {
     }
 }
 
-/// What matches of iptables ask, be they in a legacy table or within nftables.
+/// A test of iptables, in a legacy table or within nftables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     /// The fixed part of an iptables rule: addresses, devices, protocol.

@@ -1,4 +1,4 @@
-//! Expressions: what a rule of nftables is made of.
+//! Expressions, the parts of a rule of nftables.
 
 mod evaluate;
 mod set;
@@ -6,12 +6,12 @@ mod set;
 use std::sync::Arc;
 
 pub(crate) use evaluate::Registers;
-pub(crate) use set::{Data, Element, Set, Told};
+pub(crate) use set::{Data, DumpedElement, Element, Set};
 
-/// The registers that data lies in, as an offset in bytes into all of them.
+/// A register, as an offset in bytes into all registers.
 pub(crate) type Register = u8;
 
-/// Up to 16 bytes, kept where the expression is: a rule set is walked as fast as it comes out of memory.
+/// Up to 16 bytes, stored inline: memory access limits how fast a rule set is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Short {
     bytes: [u8; 16],
@@ -32,7 +32,7 @@ impl Short {
         &self.bytes[..usize::from(self.length)]
     }
 
-    /// All of them at once, and which bits of that count.
+    /// All bytes as one number, and the mask of the bits in use.
     pub(crate) fn bits(&self) -> (u128, u128) {
         let mut mask = [0; 16];
         mask[..usize::from(self.length)].fill(0xff);
@@ -40,18 +40,18 @@ impl Short {
     }
 }
 
-/// One expression of a rule, as far as it can matter here.
+/// One expression of a rule. Expressions without influence on the verdict are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Expression {
     /// Sets a register.
     Immediate { to: Register, value: Box<[u8]> },
-    /// Goes on if a register compares so with a value.
+    /// Continues if the comparison of a register with a value holds.
     Compare {
         from: Register,
         how: Comparison,
         value: Box<[u8]>,
     },
-    /// Goes on if a register lies within both values, or outside.
+    /// Continues if a register is in a range, or outside of it.
     Range {
         from: Register,
         low: Box<[u8]>,
@@ -65,36 +65,36 @@ pub(crate) enum Expression {
         and: Box<[u8]>,
         xor: Box<[u8]>,
     },
-    /// Numbers of `size` bytes change their order.
+    /// Swaps the byte order of numbers of `size` bytes.
     Swap {
         from: Register,
         to: Register,
         length: u8,
         size: u8,
     },
-    /// Goes on if the set has the key, or has it not.
+    /// Continues if the set contains the key, or does not.
     Lookup {
         from: Register,
-        /// Of a map.
+        /// Where a map's data goes; `None` for a set.
         to: Option<Target>,
         set: Arc<Set>,
         inverted: bool,
     },
-    /// Loads something of the packet.
+    /// Loads a part of the packet, or data about it.
     Load { to: Register, what: Source },
-    /// A load and the comparison of what it loaded, which nothing else reads: most of all rules are made of
-    /// these, so they are one step (`nft/fuse.rs`).
+    /// A load and the comparison of its value, if nothing else reads the value. Most rules consist of these,
+    /// so they are one step (`nft/fuse.rs`).
     Ask {
         what: Source,
         is_equal: bool,
         value: Short,
     },
-    /// Goes on if a header is there that TCP segments do not have.
+    /// Continues if the packet has a header that TCP segments do not have.
     Absent,
 }
 
 impl Expression {
-    /// The chains that a map's verdicts go to.
+    /// The chains to which the verdicts of a map go.
     pub(crate) fn leads_to(&self) -> Vec<usize> {
         match self {
             Self::Lookup {
@@ -106,7 +106,7 @@ impl Expression {
         }
     }
 
-    /// The registers that it reads, as offset and length.
+    /// The bytes of registers that it reads, as offset and length.
     pub(crate) fn reads(&self) -> Option<(Register, usize)> {
         match self {
             Self::Compare { from, value, .. } => Some((*from, value.len())),
@@ -159,12 +159,12 @@ pub(crate) enum Source {
     Zero {
         length: usize,
     },
-    /// Nothing is known of it.
+    /// Unknown.
     Other,
 }
 
 impl Source {
-    /// Whether a load of it brings so many bytes.
+    /// Whether it loads at least this number of bytes.
     pub(crate) fn has(&self, bytes: usize) -> bool {
         match self {
             Self::NetworkHeader { length, .. } | Self::TransportHeader { length, .. } => {

@@ -1,4 +1,4 @@
-//! What the functions do that are registered as hooks.
+//! What the registered functions do.
 
 use super::{HookKind, RegisteredHook};
 
@@ -13,10 +13,10 @@ pub(super) const LEGACY_TABLES: [(i32, &str); 5] = [
     (50, "security"),
 ];
 
-/// What a function that modules of the kernel register does with a segment.
+/// What a registered function does with a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Function {
-    /// Nothing that an established connection would miss.
+    /// Nothing that matters to an established connection.
     Harmless,
     /// It walks a base chain of nftables.
     Chain,
@@ -25,13 +25,13 @@ pub(super) enum Function {
     Unknown,
 }
 
-/// Functions that do not decide on the segments of an established connection, by kernel version where
-/// the name has changed.
+/// Functions that do not decide on the segments of an established connection. Some names depend on the
+/// kernel version.
 const HARMLESS: &[&str] = &[
-    // Left in the place of one that is being removed (`nf_remove_net_hook`).
+    // Replaces a hook that is being removed (`nf_remove_net_hook`).
     "accept_all",
-    // Connection tracking. What it says of a segment is asked by rules, which are walked; it drops
-    // none by itself but those that it has no memory for. (nf_conntrack_proto.c)
+    // Connection tracking. The rules that test its state are walked. It drops a packet by itself only if
+    // it lacks memory. (nf_conntrack_proto.c)
     "ipv4_conntrack_in",
     "ipv4_conntrack_local",
     "ipv4_confirm",
@@ -45,8 +45,8 @@ const HARMLESS: &[&str] = &[
     // Reassembles fragments, which TCP does not send.
     "ipv4_conntrack_defrag",
     "ipv6_defrag",
-    // Address translation. Its rules are asked for the first packet of a connection only; whether a
-    // connection is translated shows in its addresses. (nf_nat_proto.c)
+    // Address translation. Its rules see the first packet of a connection only. The addresses of the
+    // connection show whether it is translated. (nf_nat_proto.c)
     "nf_nat_ipv4_in",
     "nf_nat_ipv4_pre_routing",
     "nf_nat_ipv4_fn",
@@ -58,24 +58,24 @@ const HARMLESS: &[&str] = &[
     "nf_nat_ipv6_local_in",
     "nf_nat_ipv6_local_fn",
     "nf_nat_ipv6_out",
-    // Has IP's hooks not called again where br_netfilter has called them for a port of the bridge: those
-    // still come first when segments are translated on the bridge. (br_netfilter_hooks.c)
+    // Skips the IP hooks if br_netfilter has called them for a port of the bridge. They still come first
+    // if segments are translated on the bridge. (br_netfilter_hooks.c)
     "ip_sabotage_in",
-    // Flow tables carry connections that are forwarded; one of this host never gets into them.
+    // Flow tables contain forwarded connections only.
     "nf_flow_offload_ip_hook",
     "nf_flow_offload_ipv6_hook",
     "nf_flow_offload_inet_hook",
-    // AppArmor looks at packets with a mark of SECMARK only. Rules that set one are walked. Two
-    // names before 5.18.
+    // AppArmor checks only packets with a SECMARK. The rules that set one are walked. Two names before
+    // 5.18.
     "apparmor_ip_postroute",
     "apparmor_ipv4_postroute",
     "apparmor_ipv6_postroute",
-    // Smack labels what goes out with that mark, and lets everything pass. Two names before 5.18.
+    // Smack labels outgoing packets with a SECMARK and accepts all. Two names before 5.18.
     "smack_ip_output",
     "smack_ipv4_output",
     "smack_ipv6_output",
-    // SELinux decides by the labels of socket, device and addresses, and by that mark: by nothing in
-    // which two segments of a connection differ. The first have passed. Two names each before 5.18.
+    // SELinux decides by the labels of socket, device and addresses, and by the SECMARK. All segments of a
+    // connection have the same, and the first ones have passed. Two names each before 5.18.
     "selinux_ip_output",
     "selinux_ip_postroute",
     "selinux_ipv4_output",
@@ -84,7 +84,7 @@ const HARMLESS: &[&str] = &[
     "selinux_ipv6_postroute",
 ];
 
-/// How the functions begin that walk chains of nftables, of type filter and route.
+/// Prefixes of the functions that walk chains of nftables, of type filter and route.
 const CHAIN: [&str; 2] = ["nft_do_chain", "nf_route_table_"];
 
 impl Function {
@@ -95,7 +95,7 @@ impl Function {
             HookKind::NfTables => Self::Chain,
             HookKind::FlowTable => Self::Harmless,
             HookKind::Bpf | HookKind::Other(_) => Self::Unknown,
-            // nftables says who it is since 5.14.
+            // Since 5.14 the kernel reports hooks of nftables as such.
             HookKind::Untold if CHAIN.iter().any(|prefix| name.starts_with(prefix)) => Self::Chain,
             HookKind::Module | HookKind::Untold => {
                 if HARMLESS.contains(&name) {
@@ -110,14 +110,14 @@ impl Function {
     }
 }
 
-/// The name of the function, without its module and without what a compiler has added
-/// (`.llvm.1`, `.cfi_jt`, `.constprop.0`).
+/// The name of the function without its module and without a suffix of the compiler (`.llvm.1`, `.cfi_jt`,
+/// `.constprop.0`).
 fn bare_name(function: &str) -> &str {
     let name = function.split(' ').next().unwrap_or_default();
     name.split('.').next().unwrap_or_default()
 }
 
-/// Since 5.16 most tables have one function in common; `mangle` and older kernels have one for each.
+/// Since 5.16 most tables share one function; `mangle`, and all tables in older kernels, have their own.
 fn is_legacy(name: &str) -> bool {
     ["ipt_do_table", "ip6t_do_table"].contains(&name)
         || ["iptable_", "ip6table_"].iter().any(|prefix| {

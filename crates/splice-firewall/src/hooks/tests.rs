@@ -22,7 +22,7 @@ fn registry(hooks: Vec<RegisteredHook>) -> Registry {
     Registry { counts, hooks }
 }
 
-/// With one chain of nftables for IPv4 input, and the table filter.
+/// The result with one chain of nftables for IPv4 input, and the table filter.
 fn said(hooks: Vec<RegisteredHook>) -> Result<(), String> {
     let registry = registry(hooks);
     let chains = |place| usize::from(place == INPUT);
@@ -39,14 +39,14 @@ fn with_chain(other: RegisteredHook) -> Result<(), String> {
 }
 
 #[test]
-fn places_have_the_index_of_their_count() {
+fn every_place_has_the_index_of_its_count() {
     for (index, place) in HookPlace::ALL.into_iter().enumerate() {
         assert_eq!(place.index(), index, "{place}");
     }
 }
 
 #[test]
-fn chains_must_be_as_many_as_were_listed() {
+fn the_kernel_must_call_as_many_chains_as_the_rule_set_has() {
     assert_eq!(said(vec![chain()]), Ok(()));
     for (chains, called) in [(vec![], 0), (vec![chain(), chain()], 2)] {
         let words = format!(
@@ -58,9 +58,9 @@ fn chains_must_be_as_many_as_were_listed() {
     assert_eq!(said(vec![untold]), Ok(()));
 }
 
-/// Debian and Fedora have them from the start.
+/// Debian and Fedora enable them by default.
 #[test]
-fn security_modules_are_known() {
+fn hooks_of_security_modules_are_harmless() {
     for function in ["apparmor_ip_postroute", "selinux_ip_postroute"] {
         let place = HookPlace::Postrouting(Family::Ipv4);
         let hook = hook(place, function, HookKind::Module, -225);
@@ -69,7 +69,7 @@ fn security_modules_are_known() {
 }
 
 #[test]
-fn modules_and_what_compilers_add_do_not_hide_a_name() {
+fn a_module_name_or_compiler_suffix_does_not_hide_a_function() {
     for (function, known) in [
         ("nf_confirm [nf_conntrack]", true),
         ("nf_confirm.llvm.1234 [nf_conntrack]", true),
@@ -84,9 +84,9 @@ fn modules_and_what_compilers_add_do_not_hide_a_name() {
     }
 }
 
-/// A name proves nothing of a program.
+/// The name of a BPF program proves nothing.
 #[test]
-fn what_is_not_known_is_named() {
+fn an_unknown_hook_is_named() {
     for (kind, words) in [
         (
             HookKind::Bpf,
@@ -108,7 +108,7 @@ fn what_is_not_known_is_named() {
 }
 
 #[test]
-fn only_what_the_connection_meets_counts() {
+fn only_hooks_that_the_connection_passes_count() {
     for place in HookPlace::ALL {
         let met = match place {
             HookPlace::Forward(_) => false,
@@ -120,7 +120,7 @@ fn only_what_the_connection_meets_counts() {
 }
 
 #[test]
-fn a_table_that_was_not_listed_is_told() {
+fn a_table_that_was_not_listed_is_named() {
     for (priority, words) in [
         (0, None),
         (-150, Some("mangle")),
@@ -138,7 +138,7 @@ fn a_table_that_was_not_listed_is_told() {
 }
 
 #[test]
-fn a_list_that_is_cut_is_told() {
+fn a_truncated_list_is_reported() {
     let mut cut = registry(vec![chain()]);
     cut.counts.count[HookPlace::Egress.index()] = 100;
     let unknown = UnknownHook::TooMany {

@@ -1,4 +1,4 @@
-//! From netlink to expressions.
+//! Decodes expressions from netlink.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::rule::Step;
 use crate::segment::Family;
 use crate::xt::{self, Match};
 
-/// What decoding needs to know of the table.
-pub(crate) struct Surroundings<'a> {
+/// The context of an expression: its table.
+pub(crate) struct TableContext<'a> {
     /// `NFPROTO_*`.
     pub(crate) family: u8,
     pub(crate) chain_by_name: &'a dyn Fn(&str) -> Option<usize>,
@@ -42,7 +42,7 @@ mod verdict {
     pub(super) const JUMP: i32 = -3;
     pub(super) const GOTO: i32 = -4;
     pub(super) const RETURN: i32 = -5;
-    /// The rest of a verdict carries a queue's number or an error (`NF_VERDICT_MASK`).
+    /// The other bits are a queue number or an error (`NF_VERDICT_MASK`).
     pub(super) const MASK: i32 = 0xff;
 }
 
@@ -50,7 +50,7 @@ mod verdict {
 const VERDICT_REGISTER: u32 = 0;
 
 /// The steps of one expression (`NFTA_LIST_ELEM`).
-pub(crate) fn decode(expression: Attributes<'_>, at: &Surroundings<'_>) -> Vec<Step> {
+pub(crate) fn decode(expression: Attributes<'_>, at: &TableContext<'_>) -> Vec<Step> {
     let name = expression.text(EXPR_NAME).unwrap_or_default();
     let empty = Attributes::of(&[]);
     let data = expression.nested(EXPR_DATA).unwrap_or(empty);
@@ -84,7 +84,7 @@ fn stop(what: &str) -> Vec<Step> {
     vec![Step::Act(Action::Stop(what.into()))]
 }
 
-fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn decode_named(name: &str, data: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     Some(match name {
         "immediate" => immediate(data, at)?,
         "cmp" => compare(data)?,
@@ -111,7 +111,7 @@ fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Opti
         "numgen" | "hash" | "osf" => vec![Step::Act(Action::Opaque(format!(
             "chooses by what is not known here ({name})"
         )))],
-        // They only count.
+        // They only count packets.
         "counter" | "last" => Vec::new(),
         "objref" => limit("counts in, or is limited by, a named object"),
         "limit" => limit("limits a rate"),
@@ -148,7 +148,7 @@ fn load(to: u32, what: Source) -> Option<Vec<Step>> {
 }
 
 /// The value or verdict within an attribute (`NFTA_DATA_*`).
-pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data> {
+pub(super) fn data(nested: Attributes<'_>, at: &TableContext<'_>) -> Option<Data> {
     if let Some(value) = nested.bytes(DATA_VALUE) {
         return Some(Data::Value(value.into()));
     }
@@ -179,7 +179,7 @@ fn value(attributes: Attributes<'_>, kind: u16) -> Option<Box<[u8]>> {
     Some(attributes.nested(kind)?.bytes(DATA_VALUE)?.into())
 }
 
-fn immediate(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn immediate(attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let to = attributes.u32(1)?;
     Some(vec![match data(attributes.nested(2)?, at)? {
         Data::Verdict(action) => Step::Act(action),
@@ -220,7 +220,7 @@ fn bitwise(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let to = attributes.u32(2)?;
     let (from, length) = (register(attributes.u32(1)?)?, attributes.u32(3)? as usize);
     if attributes.u32(6).unwrap_or(0) != 0 || length > MOST_BYTES {
-        // A shift of numbers, or one register by another: rules that compute marks.
+        // A shift, or an operation on two registers: rules that compute marks.
         return load(to, Source::Other);
     }
     Some(vec![Step::Nft(Expression::MaskXor {
@@ -247,7 +247,7 @@ fn byteorder(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 /// `NFT_LOOKUP_F_INV`.
 const INVERTED: u32 = 1;
 
-fn lookup(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn lookup(attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let set = (at.set_by_name)(&attributes.text(1)?)?;
     let to = match attributes.u32(3) {
         None => None,
@@ -270,7 +270,7 @@ fn payload(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let Some(to) = attributes.u32(1) else {
         return Some(effect("changes the packet"));
     };
-    // The kernel takes no larger ones (`nft_payload_init`: u8).
+    // The kernel accepts no larger ones (`nft_payload_init`: u8).
     let [offset, length] = [3, 4].map(|kind| attributes.u32(kind).and_then(|n| n.try_into().ok()));
     let (offset, length) = (offset?, length?);
     let what = match attributes.u32(2)? {
@@ -317,7 +317,7 @@ const OF_IPV4: u32 = 2;
 
 fn extension_header(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let Some(to) = attributes.u32(1) else {
-        // `tcp option maxseg size set` is for SYNs, which stand before it in the rule.
+        // `tcp option maxseg size set` is for SYNs, which the rule tests before.
         return Some(effect("changes the packet"));
     };
     let asks_presence = attributes.u32(5).unwrap_or(0) & PRESENT != 0;
@@ -330,7 +330,7 @@ fn extension_header(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 }
 
 /// A match or target of iptables (`nft_compat`).
-fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn compatible(kind: &str, attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let (name, revision) = (attributes.text(1)?, attributes.u32(2).unwrap_or(0) as u8);
     let info = attributes.bytes(3)?;
     let family = if at.family == IPV6 {

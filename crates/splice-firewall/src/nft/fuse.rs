@@ -1,9 +1,9 @@
-//! A load and the comparison of what it loaded, as one step.
+//! Joins a load and the comparison of the loaded value into one step.
 
 use crate::expression::{Comparison, Expression, Short};
 use crate::rule::Step;
 
-/// Joins each load with the comparison behind it, where nothing else reads what was loaded.
+/// Joins each load with the comparison after it, if no later step reads the loaded value.
 pub(super) fn fused(steps: Vec<Step>) -> Vec<Step> {
     let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
     let mut rest = steps.into_iter().peekable();
@@ -14,7 +14,7 @@ pub(super) fn fused(steps: Vec<Step>) -> Vec<Step> {
         };
         let asked = match rest.peek() {
             Some(Step::Nft(Expression::Compare { from, how, value })) if from == to => match how {
-                // The kernel fills the rest of a register with zeros.
+                // The kernel pads a register with zeros.
                 _ if !what.has(value.len()) => None,
                 Comparison::Equal => Short::of(value).map(|value| (true, value)),
                 Comparison::NotEqual => Short::of(value).map(|value| (false, value)),
@@ -22,7 +22,7 @@ pub(super) fn fused(steps: Vec<Step>) -> Vec<Step> {
             },
             _ => None,
         };
-        // Until something else is loaded there.
+        // Up to the next load into the register.
         let is_read_again = |length: usize| {
             let mut later = rest.clone().skip(1).filter_map(|step| match step {
                 Step::Nft(later) => Some(later),

@@ -42,7 +42,7 @@ fn check(family: Family, cases: &[Case]) {
 }
 
 #[test]
-fn what_is_not_known_of_a_connection_makes_a_maybe() {
+fn an_unknown_property_of_a_connection_makes_a_match_maybe() {
     let cases: &[Case] = &[
         ("-p tcp --dport 80", Maybe, Maybe),
         ("-p tcp --sport 0:65535", Yes, Yes),
@@ -78,7 +78,7 @@ fn what_is_not_known_of_a_connection_makes_a_maybe() {
 }
 
 #[test]
-fn over_loopback_both_ends_are_local() {
+fn on_loopback_both_ends_are_local() {
     for family in [Family::Ipv4, Family::Ipv6] {
         let options = ["--src-type LOCAL", "--dst-type LOCAL"];
         let options = options.map(|types| format!("-m addrtype {types}"));
@@ -101,7 +101,7 @@ fn over_loopback_both_ends_are_local() {
 }
 
 #[test]
-fn the_direction_is_that_of_the_opener() {
+fn the_original_direction_is_that_of_the_opener() {
     let Some(rules) = rules(Family::Ipv4, "mangle", &["-m conntrack --ctdir ORIGINAL"]) else {
         return;
     };
@@ -112,7 +112,7 @@ fn the_direction_is_that_of_the_opener() {
 }
 
 #[test]
-fn before_connection_tracking_nothing_is_known_of_the_state() {
+fn before_connection_tracking_the_state_is_unknown() {
     let option = ["-m conntrack --ctstate ESTABLISHED"];
     let Some(raw) = rules(Family::Ipv4, "raw", &option) else {
         return;
@@ -134,7 +134,7 @@ fn before_connection_tracking_nothing_is_known_of_the_state() {
 }
 
 #[test]
-fn a_match_that_changes_something_is_an_effect() {
+fn a_match_with_a_side_effect_is_an_effect() {
     let cases = [
         ("-m limit --limit 1/s", "counts against a limit"),
         (
@@ -175,7 +175,7 @@ fn a_match_that_changes_something_is_an_effect() {
 }
 
 #[test]
-fn targets_are_known() {
+fn every_target_has_its_action() {
     let stop = |what: &str| Action::Stop(what.into());
     let effect = |what: &str| Action::Effect(what.into());
     let both = [
@@ -279,7 +279,7 @@ fn targets_are_known() {
 }
 
 #[test]
-fn what_nobody_knows_is_opaque() {
+fn an_unknown_match_or_target_is_opaque() {
     let opaque = |what| Action::Opaque(format!("is of a kind that is not understood ({what})"));
     assert_eq!(target("NOVELTY"), opaque("xt target NOVELTY"));
     assert_eq!(target("DNAT"), opaque("xt target DNAT"));
@@ -299,9 +299,9 @@ fn what_nobody_knows_is_opaque() {
     ));
 }
 
-/// Older revisions, which no program loads any more.
+/// No current program loads older revisions.
 #[test]
-fn older_revisions_are_read() {
+fn older_revisions_are_decoded() {
     let connection = connection(Family::Ipv4);
     let ask = |name: &str, revision, info: &[u8], hook| {
         Match::decode(Family::Ipv4, name, revision, info).holds(&Segment::at(
@@ -333,7 +333,7 @@ fn older_revisions_are_read() {
 
 /// The program ipset, which makes the sets that such a rule needs, may be missing.
 #[test]
-fn a_set_matches_or_not_unless_it_counts() {
+fn a_set_match_has_an_effect_only_if_it_tests_counters() {
     let mut info = [0; 48];
     let decode = |revision, info: &[u8; 48]| {
         Step::of_match(Match::decode(Family::Ipv4, "set", revision, info))
@@ -347,7 +347,7 @@ fn a_set_matches_or_not_unless_it_counts() {
 }
 
 #[test]
-fn only_matching_names_are_listed_once() {
+fn names_without_side_effects_are_listed_once() {
     let names: BTreeSet<_> = super::ONLY_MATCH.into_iter().collect();
     assert_eq!(names.len(), super::ONLY_MATCH.len());
 }
