@@ -38,6 +38,7 @@ mod control_group;
 mod ip;
 mod lab;
 mod namespace;
+mod own_group;
 mod patience;
 mod pinned;
 mod process;

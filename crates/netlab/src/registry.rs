@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::control_group;
 use crate::ip::ip;
+use crate::own_group;
 
 /// First part of every name, so that [`sweep`] never mistakes what belongs to somebody else.
 const PREFIX: &str = "spl";
@@ -123,7 +123,7 @@ pub fn sweep() {
     ];
     // Where control groups cannot be made, none were left.
     places.extend(
-        control_group::parent()
+        own_group::directory()
             .ok()
             .map(|parent| (parent, control_group_at as _)),
     );

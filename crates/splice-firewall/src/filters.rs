@@ -1,4 +1,4 @@
-//! All packet filters of one network namespace, as they were at one moment.
+//! A snapshot of all packet filters of one network namespace.
 
 use std::fmt;
 use std::io;
@@ -13,23 +13,23 @@ use crate::segment::{Connection, Family, Hook};
 use crate::verdict::{Reason, Verdict};
 use crate::walk;
 
-/// Reads the packet filters of one network namespace, as often as is wanted.
+/// Reads the packet filters of one network namespace, any number of times.
 #[derive(Debug)]
 pub struct Reader {
     rules: Socket,
-    /// Or why the lists may not be read.
+    /// The lists of tables, or why they cannot be read.
     names: Result<Names, String>,
 }
 
-/// The packet filters of one network namespace at one moment.
+/// A snapshot of the packet filters of one network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filters {
     nft: nft::Ruleset,
-    /// Or why they are not known. Should there be any, the kernel's hooks say so.
+    /// The tables of iptables-legacy, or why they are not known; the kernel's hooks show if there are any.
     legacy: Result<Vec<Table>, String>,
 }
 
-/// Hears when the rules of nftables change. Those of iptables-legacy change without a word.
+/// Is notified when the rules of nftables change. iptables-legacy has no notifications.
 #[derive(Debug)]
 pub struct Changes(Socket);
 
@@ -63,11 +63,11 @@ impl From<DumpError> for ReadError {
 }
 
 impl Reader {
-    /// For this thread's network namespace. The lists of iptables-legacy's tables are readable by root
-    /// only; they are opened here and can be read later without that right.
+    /// A reader for this thread's network namespace. Only root can open the lists of iptables-legacy's
+    /// tables, so this opens them; reading them later needs no privilege.
     ///
     /// # Errors
-    /// When there is no netlink socket to be had.
+    /// If no netlink socket can be created.
     pub fn new() -> Result<Self, ReadError> {
         Ok(Self {
             rules: Socket::new().map_err(ReadError)?,
@@ -75,10 +75,10 @@ impl Reader {
         })
     }
 
-    /// Reads all filters. Call it in the network namespace that the reader was made in.
+    /// Reads all filters. Call it in the network namespace in which the reader was created.
     ///
     /// # Errors
-    /// Without CAP_NET_ADMIN, or when the rules change faster than they can be read.
+    /// Without CAP_NET_ADMIN, or if the rules change faster than they can be read.
     pub fn read(&mut self) -> Result<Filters, ReadError> {
         Ok(Filters {
             nft: nft::read(&mut self.rules)?,
@@ -91,8 +91,8 @@ impl Reader {
         names.tables().map_err(|error| error.to_string())
     }
 
-    /// The same filters with what has changed since, `None` if nothing has. Where [`Changes`] has not told of
-    /// any, only iptables-legacy is looked at, which costs little where it has no tables.
+    /// Reads the filters again; `None` if nothing has changed. `told` says whether [`Changes`] reported a
+    /// change; otherwise this reads iptables-legacy only, which is cheap without tables.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -118,18 +118,18 @@ impl Reader {
 }
 
 impl Changes {
-    /// Of this thread's network namespace, from now on.
+    /// Notifications for this thread's network namespace, from now on.
     ///
     /// # Errors
-    /// When there is no netlink socket to be had.
+    /// If no netlink socket can be created.
     pub fn new() -> io::Result<Self> {
         Socket::listening().map(Self)
     }
 
-    /// Takes all that has been heard: whether anything has changed, or may have.
+    /// Reads all pending notifications. Returns whether anything may have changed.
     ///
     /// # Errors
-    /// When the socket has failed.
+    /// If the socket has failed.
     pub fn any(&mut self) -> io::Result<bool> {
         self.0.drain()
     }
@@ -150,7 +150,7 @@ impl Filters {
         Reader::new()?.read()
     }
 
-    /// What they would do with the segments of a connection, in both directions.
+    /// What the filters would do with the segments of a connection, in both directions.
     pub fn judge(&self, connection: &Connection) -> Verdict {
         let legacy = || self.legacy.iter().flatten();
         let mut verdict = Verdict::Accepts;
@@ -172,11 +172,11 @@ impl Filters {
         verdict
     }
 
-    /// Whether every hook that the kernel calls for connections of a family, and on the device that
-    /// `registry` is of, belongs to a filter that is known here, or to what filters nothing.
+    /// Checks that every hook which the kernel calls for connections of a family, on the device of
+    /// `registry`, belongs to a known filter or is harmless.
     ///
     /// # Errors
-    /// The first that does not, in words.
+    /// The first hook that does not, as a sentence.
     pub fn account_for(
         &self,
         registry: &Registry,
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_may_not_read_is_told_of_the_capability() {
+    fn an_error_names_the_capability_only_if_it_is_missing() {
         let said = |error| ReadError::from(error).to_string();
         let forbidden = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(said(DumpError::System(forbidden)).ends_with("this needs CAP_NET_ADMIN"));

@@ -1,10 +1,10 @@
-//! Bytes of which only some bits are known, and the comparisons that can still be answered.
+//! Bytes of which some bits are unknown, and comparisons that may answer maybe.
 
 /// The answer to whether something matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     No,
-    /// It depends on what is not known.
+    /// The unknown bits decide.
     Maybe,
     Yes,
 }
@@ -18,7 +18,7 @@ impl Answer {
         }
     }
 
-    /// Whether both hold.
+    /// Yes if both are yes, no if one is no.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::No, _) | (_, Self::No) => Self::No,
@@ -27,12 +27,12 @@ impl Answer {
         }
     }
 
-    /// Whether at least one holds.
+    /// Yes if one is yes, no if both are no.
     pub(crate) fn or(self, other: Self) -> Self {
         self.not().and(other.not()).not()
     }
 
-    /// The same with the sense of an option that can be inverted (`!`).
+    /// Negated if the option is inverted (`!`).
     pub(crate) fn invert_if(self, inverted: bool) -> Self {
         if inverted { self.not() } else { self }
     }
@@ -44,11 +44,11 @@ impl From<bool> for Answer {
     }
 }
 
-/// The longest value: four concatenated fields of 16 bytes, all that nftables' registers hold
-/// (`NFT_REG32_15`).
+/// The longest value: four concatenated fields of 16 bytes, which is all that the registers of nftables
+/// hold (`NFT_REG32_15`).
 pub(crate) const MOST_BYTES: usize = 64;
 
-/// Bytes in network order of which the bits of `known` are known; the others are 0 in `value`.
+/// Bytes in network order. `known` is the mask of the known bits; unknown bits of `value` are 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     value: [u8; MOST_BYTES],
@@ -57,7 +57,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Bytes that are known. What is longer than [`MOST_BYTES`] is cut.
+    /// Bytes that are all known, truncated to [`MOST_BYTES`].
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         let mut this = Self::unknown(bytes.len());
         let length = this.length;
@@ -66,7 +66,7 @@ impl Known {
         this
     }
 
-    /// Bytes of which the bits in `known` are known; both have one length.
+    /// Bytes whose bits in `known` are known. Both slices have the same length.
     pub(crate) fn masked(value: &[u8], known: &[u8]) -> Self {
         let mut this = Self::unknown(value.len());
         for (at, (value, known)) in value.iter().zip(known).enumerate().take(this.length) {
@@ -76,7 +76,7 @@ impl Known {
         this
     }
 
-    /// Bytes of which nothing is known.
+    /// Bytes that are all unknown.
     pub(crate) fn unknown(length: usize) -> Self {
         Self {
             value: [0; MOST_BYTES],
@@ -85,7 +85,7 @@ impl Known {
         }
     }
 
-    /// A part of them; what lies behind their end is unknown.
+    /// A range of the bytes; bytes past the end are unknown.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
         let mut part = Self::unknown(length);
         let from = offset.min(self.length);
@@ -95,7 +95,7 @@ impl Known {
         part
     }
 
-    /// Whether the bytes from `offset` on, as far as `mask` has bits, are those of `bits`: 16 bytes at once.
+    /// Whether the 16 bytes from `offset` on equal `bits` under `mask`, in one comparison.
     pub(crate) fn equals_at(&self, offset: usize, bits: u128, mask: u128) -> Answer {
         let window = |bytes: &[u8; MOST_BYTES]| {
             let window = bytes.get(offset..offset + size_of::<u128>());
@@ -117,7 +117,7 @@ impl Known {
         }
     }
 
-    /// Makes it the first bytes of two runs that may be too short.
+    /// Sets it to the first `length` bytes of two slices; unknown if one is missing or too short.
     pub(crate) fn set(&mut self, value: Option<&[u8]>, known: Option<&[u8]>, length: usize) {
         *self = Self::unknown(length);
         if let (Some(value), Some(known)) = (value, known) {
@@ -148,14 +148,14 @@ impl Known {
         let mut result = *self;
         for at in 0..self.length {
             let (and, xor) = (byte(and, at), byte(xor, at));
-            // A bit that is masked out is known to be 0.
+            // A masked bit is known: it is 0.
             result.known[at] = self.known[at] | !and;
             result.value[at] = ((self.value[at] & and) ^ xor) & result.known[at];
         }
         result
     }
 
-    /// Whether they are these bytes.
+    /// Whether they equal `bytes`.
     pub(crate) fn equals(&self, bytes: &[u8]) -> Answer {
         let mut answer = Answer::Yes;
         for at in 0..self.length {
@@ -169,7 +169,7 @@ impl Known {
         answer
     }
 
-    /// Whether they lie between two values, both included, as numbers in network order.
+    /// Whether they are in the inclusive range, as numbers in network order.
     pub(crate) fn lies_within(&self, from: &[u8], to: &[u8]) -> Answer {
         if self.is_known() && from.len() == self.length && to.len() == self.length {
             return (from <= self.value() && self.value() <= to).into();

@@ -1,18 +1,22 @@
 //! Would the packet filters of this host let the segments of an established TCP connection through?
 //!
-//! An engine that moves segments past the network stack moves them past its filters too. Before it takes
-//! a connection it asks here, and again whenever the rules change. Nothing is ever changed here.
+//! An engine that moves segments past the network stack bypasses the stack's filters, too. It asks this
+//! crate before it takes a connection, and again when the rules change. The crate only reads: it never
+//! changes a rule.
 //!
 //! ```text
 //! nftables (netlink) ──▶ nft ───┐
 //!                               ├──▶ rule: tables, chains, rules ──▶ walk ──▶ Verdict
 //! iptables-legacy ──▶ legacy ───┘                                     ▲
 //!                  xt: matches and targets of both          segment: what is known of the segments
+//!                  expression: what rules of nftables are made of
 //! ```
 //!
-//! Answers have three values, because a rule may ask for what is not known
-//! (`known`): a connection passes only if every filter accepts it for certain.
+//! Answers have three values (yes, no, maybe), because a rule may test something that is not known
+//! (`known`). A connection passes only if every filter accepts it for certain.
 
+mod action;
+mod expression;
 mod filters;
 mod hooks;
 mod known;
@@ -28,4 +32,4 @@ mod xt;
 pub use filters::{Changes, Filters, ReadError, Reader};
 pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook, classify};
 pub use segment::{Connection, Device, End, Family, Hook};
-pub use verdict::{Place, Reason, RuleId, Verdict};
+pub use verdict::{Reason, RuleId, RulePlace, Verdict};

@@ -1,4 +1,4 @@
-//! The netlink socket of nf_tables, and attributes.
+//! The netlink socket of nf_tables, and its attributes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,11 +23,10 @@ const VERSION: u8 = 0;
 const FAMILY_HEADER_BYTES: usize = 4;
 /// `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
-/// The kernel fills what the reader offers, up to 32 KiB a message (`netlink_recvmsg`,
-/// `netlink_dump`).
+/// The kernel fills the reader's buffer, up to 32 KiB a message (`netlink_recvmsg`, `netlink_dump`).
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// What one message of a dump says.
+/// One message of a dump.
 pub(crate) struct Message<'a> {
     /// `NFPROTO_*`.
     pub(crate) family: u8,
@@ -42,10 +41,10 @@ pub(crate) struct Socket {
     sequence: u32,
 }
 
-/// Why a dump has no answer.
+/// Why a dump failed.
 #[derive(Debug)]
 pub(crate) enum DumpError {
-    /// The rules changed meanwhile: ask again.
+    /// The rules changed during the dump: try again.
     Changed,
     System(io::Error),
 }
@@ -64,7 +63,7 @@ impl Socket {
         Self::in_groups(0)
     }
 
-    /// Hears of every change of the rules; see [`Self::drain`].
+    /// A socket that is notified of every change of the rules; see [`Self::drain`].
     pub(crate) fn listening() -> io::Result<Self> {
         Self::in_groups(NOTIFICATIONS)
     }
@@ -84,7 +83,7 @@ impl Socket {
         })
     }
 
-    /// Asks for everything of a kind (`NFT_MSG_GET*`) and calls `take` with each answer.
+    /// Dumps all objects of a kind (`NFT_MSG_GET*`) and calls `take` with each.
     pub(crate) fn dump(
         &mut self,
         kind: u8,
@@ -95,7 +94,7 @@ impl Socket {
         self.ask(kind, family, NLM_F_DUMP, attributes, take)
     }
 
-    /// Asks for one thing.
+    /// Requests one object.
     pub(crate) fn get(
         &mut self,
         kind: u8,
@@ -143,7 +142,7 @@ impl Socket {
                 interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 match message.message_type() {
                     NLMSG_DONE if interrupted => return Err(DumpError::Changed),
-                    // A dump that had to end early says why here.
+                    // A dump that ended early reports the error here.
                     NLMSG_DONE => match i32_at(payload, 0) {
                         Some(errno) if errno < 0 => {
                             return Err(Errno::from_raw_os_error(-errno).into());
@@ -177,7 +176,7 @@ impl Socket {
         }
     }
 
-    /// Takes all notifications that wait; whether there were any. One that got lost counts as one.
+    /// Reads all pending notifications. Returns whether there were any, lost ones included.
     pub(crate) fn drain(&mut self) -> io::Result<bool> {
         let mut any = false;
         loop {
@@ -206,7 +205,7 @@ impl<'a> Attributes<'a> {
         Self(bytes)
     }
 
-    /// All of them, by type.
+    /// All attributes with their types.
     pub(crate) fn each(self) -> impl Iterator<Item = (u16, &'a [u8])> {
         NlasIterator::new(self.0).filter_map(|attribute| {
             let attribute = attribute.ok()?;
@@ -224,7 +223,7 @@ impl<'a> Attributes<'a> {
         self.bytes(kind).map(Self)
     }
 
-    /// A number in network order, as nf_tables has them.
+    /// A number in network order, as in all of nf_tables.
     pub(crate) fn u32(self, kind: u16) -> Option<u32> {
         let bytes = self.bytes(kind)?;
         Some(u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?))

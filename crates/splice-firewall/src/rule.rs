@@ -1,13 +1,16 @@
-//! Tables, chains and rules as they are walked, whoever made them: nftables or iptables-legacy.
+//! Tables, chains and rules, the same for nftables and iptables-legacy.
 
+use crate::action::{Action, SETS_A_MARK};
+use crate::expression::Expression;
 use crate::known::Answer;
 use crate::segment::{Family, Hook, Segment};
 use crate::verdict::RuleId;
+use crate::xt::{Header, Match};
 
 /// A table of one family. Jumps name chains by their index in `chains`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// As [`Place::family`](crate::verdict::Place::family).
+    /// As [`RulePlace::family`](crate::verdict::RulePlace::family).
     pub(crate) family: &'static str,
     pub(crate) name: String,
     pub(crate) chains: Vec<Chain>,
@@ -16,7 +19,7 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) name: String,
-    /// How packets get into it, if not by a jump.
+    /// The hook that calls it; `None` if it is reached by jumps only.
     pub(crate) base: Option<Base>,
     pub(crate) rules: Vec<Rule>,
 }
@@ -26,15 +29,15 @@ pub(crate) struct Chain {
 pub(crate) struct Base {
     pub(crate) hook: Hook,
     pub(crate) priority: i32,
-    /// With [`Hook::Ingress`] and [`Hook::Egress`]: the devices, by name; a trailing `*` stands for
-    /// any rest.
+    /// The names of the devices, with [`Hook::Ingress`] and [`Hook::Egress`]. A trailing `*` is a
+    /// wildcard.
     pub(crate) devices: Vec<String>,
-    /// What happens to a packet that no rule decides on.
+    /// The policy: whether it drops a packet that no rule decides on.
     pub(crate) drops: bool,
 }
 
 impl Chain {
-    /// Whether a rule of it sets marks.
+    /// Whether one of its rules sets marks.
     pub(crate) fn sets_marks(&self) -> bool {
         let mut steps = self.rules.iter().flat_map(|rule| &rule.steps);
         steps.any(|step| matches!(step, Step::Act(Action::Effect(what)) if what == SETS_A_MARK))
@@ -52,7 +55,7 @@ impl Chain {
 }
 
 impl Table {
-    /// Whether packets of this family come by.
+    /// Whether it sees packets of this family.
     pub(crate) fn has(&self, family: Family) -> bool {
         match self.family {
             "ip" | "iptables" => family == Family::Ipv4,
@@ -63,7 +66,7 @@ impl Table {
 }
 
 impl Base {
-    /// Whether it is called for packets on this device.
+    /// Whether it sees packets on this device.
     pub(crate) fn is_on(&self, device: &str) -> bool {
         let is_it = |name: &String| match name.strip_suffix('*') {
             Some(prefix) => device.starts_with(prefix),
@@ -82,24 +85,41 @@ pub(crate) struct Rule {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One step of a rule: they are taken in turn until one does not match.
+/// One step of a rule. The steps run in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Go on if this matches.
+    /// Continues if this matches.
     Test(Test),
-    /// What then happens.
+    /// Does this.
     Act(Action),
     /// An expression of nftables.
-    Nft(crate::nft::Expression),
+    Nft(Expression),
 }
 
-/// What matches of iptables ask, be they in a legacy table or within nftables.
+impl Step {
+    /// The steps of a match of iptables. A match with a side effect has it whenever the earlier steps
+    /// match, whether or not it matches itself.
+    pub(crate) fn of_match(one: Match) -> Vec<Self> {
+        match one {
+            Match::Stateful { effect, .. } => vec![
+                Self::Act(Action::Effect(effect.into())),
+                Self::Test(Test::Match(one)),
+            ],
+            Match::Foreign(name) => vec![Self::Act(Action::Opaque(format!(
+                "is of a kind that is not understood (xt match {name})"
+            )))],
+            _ => vec![Self::Test(Test::Match(one))],
+        }
+    }
+}
+
+/// A test of iptables, in a legacy table or within nftables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     /// The fixed part of an iptables rule: addresses, devices, protocol.
-    Header(crate::legacy::Header),
+    Header(Header),
     /// `-m NAME`.
-    Match(crate::xt::Match),
+    Match(Match),
 }
 
 impl Test {
@@ -109,32 +129,4 @@ impl Test {
             Self::Match(one) => one.holds(segment),
         }
     }
-}
-
-/// What setting a packet's mark is told as.
-pub(crate) const SETS_A_MARK: &str = "sets a mark";
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// The segment passes this base chain.
-    Accept,
-    /// What is done instead, as a verb and what follows it: "drops", "rejects", "queues to user space".
-    Stop(String),
-    /// The segment passes and something else is done or asked, which a translated segment would miss:
-    /// "logs", "sets a mark", "counts against a quota".
-    Effect(String),
-    /// The same, and it decides whether the rule goes on: "limits a rate".
-    Limit(String),
-    /// Nobody can tell what it does: "is of a kind that is not understood (xt target TEE)".
-    Opaque(String),
-    /// To another chain and back.
-    Jump(usize),
-    /// To another chain without coming back.
-    Goto(usize),
-    /// Back to where the chain was called; in a base chain: its policy.
-    Return,
-    /// To the rule's next step.
-    Continue,
-    /// To the next rule.
-    Next,
 }

@@ -1,4 +1,4 @@
-//! What is known of the segments of an established TCP connection where filters look at them.
+//! What is known about the segments of an established TCP connection at each hook.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ impl Device {
     }
 }
 
-/// One end of a connection; what is `None` may be anything.
+/// One end of a connection. `None` means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct End {
     /// Its address, of the connection's family.
@@ -51,17 +51,18 @@ pub struct Connection {
     pub local: End,
     /// The other end.
     pub peer: End,
-    /// The device that its segments come in on and leave by.
+    /// The device that receives and sends its segments.
     pub device: Option<Device>,
-    /// The peer opened it; otherwise this host did.
+    /// The peer opened the connection; otherwise this host did.
     pub accepted: bool,
-    /// Connection tracking knows it as established. One that is older than the first rule that asks for
-    /// its state, or was forgotten (`conntrack -F`), is not: its next segment would count as new.
+    /// Connection tracking has the connection as established. It does not know a connection that is older
+    /// than the first rule that uses connection tracking, or that was flushed (`conntrack -F`): the next
+    /// segment would count as a new connection.
     pub tracked: bool,
 }
 
 impl Connection {
-    /// Any connection of a family that connection tracking knows.
+    /// Any tracked connection of a family.
     pub fn any(family: Family) -> Self {
         Self {
             family,
@@ -74,12 +75,12 @@ impl Connection {
     }
 }
 
-/// A place on a packet's way at which filters are called.
+/// A netfilter hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
     /// `ingress` of a device.
     Ingress,
-    /// Before the route of a packet that came in is known.
+    /// Before routing, for a packet that was received.
     Prerouting,
     /// On the way to a socket of this host.
     Input,
@@ -92,7 +93,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// All, in the order in which a packet meets them.
+    /// All hooks, in the order in which a packet passes them.
     pub const ALL: [Self; 6] = [
         Self::Ingress,
         Self::Prerouting,
@@ -102,7 +103,7 @@ impl Hook {
         Self::Egress,
     ];
 
-    /// A packet meets it on its way to this host.
+    /// Whether received packets pass this hook.
     pub(crate) fn is_inbound(self) -> bool {
         matches!(self, Self::Ingress | Self::Prerouting | Self::Input)
     }
@@ -113,13 +114,13 @@ impl Hook {
 pub(crate) struct Segment<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) hook: Hook,
-    /// Connection tracking has seen the segment by then, and knows the connection.
+    /// Connection tracking has processed the segment before this hook, and knows the connection.
     pub(crate) is_tracked: bool,
-    /// Nobody can have set its mark: no rule anywhere, and no socket, since one with SO_MARK is not spliced. On
-    /// lo the peer is a socket of this host, whose mark its packets keep.
+    /// The mark is 0: no rule sets one, and a socket with SO_MARK is not spliced. On lo the mark is
+    /// unknown, since the peer is a socket of this host and its packets keep its mark.
     pub(crate) is_unmarked: bool,
-    /// The IP header. IPv4 options and IPv6 extension headers are not sent by TCP, so it has its least
-    /// length; filters see no fragments of TCP.
+    /// The IP header, of minimal length: TCP sends neither IPv4 options nor IPv6 extension headers. Filters
+    /// see no fragments of TCP.
     pub(crate) network_header: Known,
     /// The TCP header, without options.
     pub(crate) transport_header: Known,
@@ -129,15 +130,15 @@ pub(crate) struct Segment<'a> {
 pub(crate) const TCP: u8 = 6;
 /// `ETH_P_IP` and `ETH_P_IPV6`.
 const ETHERTYPES: [u16; 2] = [0x0800, 0x86dd];
-/// The TCP flags that are known of an established connection's segments: it has no SYN, and all but
-/// some resets have ACK.
+/// The known TCP flags of an established connection: no segment has SYN, and all but some RSTs have
+/// ACK.
 const TCP_FLAGS: (u8, u8) = (0x10, 0x12);
 
 /// The priority at which connection tracking sees a packet (`NF_IP_PRI_CONNTRACK`).
 const CONNECTION_TRACKING: i32 = -200;
 
 impl<'a> Segment<'a> {
-    /// As a base chain of this priority sees it.
+    /// The segment as a base chain of this priority sees it.
     pub(crate) fn at(
         connection: &'a Connection,
         hook: Hook,
@@ -183,7 +184,7 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Whether it goes the way that the connection's first packet went (`IP_CT_DIR_ORIGINAL`).
+    /// Whether it has the direction of the connection's first packet (`IP_CT_DIR_ORIGINAL`).
     pub(crate) fn is_original(&self) -> bool {
         self.hook.is_inbound() == self.connection.accepted
     }
@@ -208,7 +209,7 @@ impl<'a> Segment<'a> {
         )
     }
 
-    /// What the link header says of the protocol above it.
+    /// The EtherType in the link header.
     pub(crate) fn ethertype(&self) -> u16 {
         match self.family() {
             Family::Ipv4 => ETHERTYPES[0],
@@ -229,7 +230,7 @@ impl<'a> Segment<'a> {
         let header = match self.family() {
             Family::Ipv4 => {
                 put(0, Known::bytes(&[0x45]));
-                // No fragment: the offset and the flag MF are 0, DF may be either.
+                // Not a fragment: offset and MF are 0, DF is unknown.
                 put(6, Known::masked(&[0, 0], &[0x3f, 0xff]));
                 put(9, Known::bytes(&[TCP]));
                 put(12, source);
@@ -262,7 +263,7 @@ impl<'a> Segment<'a> {
         self.device_if(self.hook.is_inbound())
     }
 
-    /// On the way out: at every hook but `ingress`, `prerouting` and `input`.
+    /// The outgoing device, at every hook but `ingress`, `prerouting` and `input`.
     pub(crate) fn out_device(&self) -> DeviceAt<'_> {
         self.device_if(!self.hook.is_inbound())
     }
@@ -279,7 +280,7 @@ impl<'a> Segment<'a> {
 /// A device as a hook sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DeviceAt<'a> {
-    /// There is none at this hook.
+    /// This hook has none.
     None,
     Known(&'a Device),
     Unknown,

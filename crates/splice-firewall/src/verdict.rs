@@ -5,26 +5,26 @@ use std::fmt;
 /// What the filters of a host would do with the segments of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All pass, and nothing else would be done with them.
+    /// They accept every segment and have no side effect on it.
     Accepts,
-    /// This keeps them from passing unseen, whatever is not known of the connection.
+    /// They stop a segment, whatever is unknown about the connection.
     Stops(Reason),
-    /// It cannot be told: because of this.
+    /// Unknown, for this reason.
     Unknown(Reason),
 }
 
 /// The rule that decides, and what it would do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// Where the rule stands; `None` where no rule of a table decides.
-    pub place: Option<Place>,
+    /// The rule; `None` if no rule of a table decides.
+    pub place: Option<RulePlace>,
     /// What it would do: "drops", "may reject", "is of a kind that is not understood: xt bpf".
     pub why: String,
 }
 
-/// Where a rule stands.
+/// Identifies a rule by its table and chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RulePlace {
     /// The family of its table as nft writes it (`ip`, `inet`, `netdev`), or `iptables`, `ip6tables`
     /// for the tables of iptables-legacy.
     pub family: &'static str,
@@ -36,7 +36,7 @@ pub struct Place {
     pub rule: Option<RuleId>,
 }
 
-/// How a rule is named.
+/// The identifier of a rule in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleId {
     /// nftables: its handle (`nft -a list chain`).
@@ -46,7 +46,7 @@ pub enum RuleId {
 }
 
 impl Verdict {
-    /// The more forbidding of both.
+    /// The stricter of the two.
     pub(crate) fn worse(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Stops(_), _) | (_, Self::Accepts) => self,
@@ -55,7 +55,7 @@ impl Verdict {
         }
     }
 
-    /// The reason, unless everything passes.
+    /// The reason, unless they accept.
     pub fn reason(&self) -> Option<&Reason> {
         match self {
             Self::Accepts => None,
@@ -64,7 +64,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RulePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             family,

@@ -1,27 +1,28 @@
-//! Walks the rules that a segment meets, and tells what may come of it.
+//! Walks the rules that apply to a segment, and collects what may happen to it.
 //!
-//! A rule that matches for certain decides; one that may match adds its decision to what may happen, and
-//! the walk goes on. So a chain comes to a set of [`Outcomes`], not to one.
+//! A rule that matches for certain decides. A rule that may match adds its decision to the possible ones,
+//! and the walk continues. So a chain has a set of [`Outcomes`], not one.
 
+use crate::action::Action;
+use crate::expression::{Expression, Registers};
 use crate::known::Answer;
-use crate::nft::{Expression, Registers};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::rule::{Base, Chain, Rule, Step, Table};
 use crate::segment::{Connection, Hook, Segment};
-use crate::verdict::{Place, Reason, RuleId, Verdict};
+use crate::verdict::{Reason, RuleId, RulePlace, Verdict};
 
-/// How deep jumps may go; the kernel allows 16 (`NFT_JUMP_STACK_SIZE`), iptables-legacy has no loops.
+/// The maximum depth of jumps. The kernel allows 16 (`NFT_JUMP_STACK_SIZE`); iptables-legacy has no loops.
 const MOST_JUMPS: u32 = 64;
 
-/// What may become of a segment in a chain.
+/// What may happen to a segment in a chain.
 #[derive(Debug, Default)]
 struct Outcomes {
     /// It may be accepted.
     accepts: bool,
-    /// It may come to the chain's end.
+    /// It may reach the end of the chain.
     falls: bool,
-    /// It may be stopped, first by this.
+    /// The first rule that may stop it.
     stops: Option<Reason>,
-    /// Something else may be done with it, or what is done is not known, first by this.
+    /// The first rule that may do something else with it, or something unknown.
     notes: Option<Reason>,
 }
 
@@ -86,7 +87,7 @@ fn applies(table: &Table, base: &Base, segment: &Segment<'_>) -> bool {
 
 fn reason(table: &Table, chain: &Chain, rule: Option<RuleId>, why: &str) -> Reason {
     Reason {
-        place: Some(Place {
+        place: Some(RulePlace {
             family: table.family,
             table: table.name.clone(),
             chain: chain.name.clone(),
@@ -101,7 +102,7 @@ struct Walk<'a> {
     segment: Segment<'a>,
 }
 
-/// Whether the walk goes on behind an action.
+/// How the walk continues after an action.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
     /// With the rule's next step.
@@ -152,7 +153,7 @@ impl Walk<'_> {
                         return after;
                     }
                 }
-                // Most steps are these.
+                // The most frequent step.
                 Step::Nft(Expression::Ask {
                     what,
                     is_equal,
@@ -183,7 +184,7 @@ impl Walk<'_> {
         After::Rule
     }
 
-    /// What comes of an action whose rule matches for certain, or may.
+    /// Applies an action of a rule that matches for certain, or may match.
     fn act(
         &self,
         chain: &Chain,

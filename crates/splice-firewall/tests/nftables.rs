@@ -103,7 +103,7 @@ fn in_table(content: &str) -> String {
 }
 
 #[test]
-fn what_a_rule_asks_of_ipv4() {
+fn a_rule_for_ipv4_has_its_verdict() {
     const ROWS: &str = r#"
         drop                                        => stops inet t c handle 2 drops
         reject                                      => stops rejects
@@ -198,7 +198,7 @@ fn what_a_rule_asks_of_ipv4() {
 }
 
 #[test]
-fn what_a_rule_asks_of_ipv6() {
+fn a_rule_for_ipv6_has_its_verdict() {
     const ROWS: &str = r"
         ip6 saddr fd00:1::2 drop                    => stops drops
         ip6 saddr fd00:1::/64 drop                  => stops drops
@@ -216,7 +216,7 @@ fn what_a_rule_asks_of_ipv6() {
 }
 
 #[test]
-fn where_a_chain_is_called() {
+fn a_chain_counts_only_at_hooks_that_the_connection_passes() {
     const ROWS: &str = r"
         table ip t { chain c { type filter hook input priority 0; policy drop; } } => stops ip t c policy drops
         table ip t { chain c { type filter hook output priority 0; tcp sport 8080 drop; } } => stops drops
@@ -242,7 +242,7 @@ fn where_a_chain_is_called() {
 
 /// Marks that are set where the connection itself does not come by, but its packets may have been.
 #[test]
-fn marks_of_other_rules_are_not_known() {
+fn a_mark_that_another_rule_may_set_is_unknown() {
     const ROWS: &str = r"
         table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => accepts
         table bridge b { chain c { type filter hook prerouting priority 0; meta mark set 7; } } table inet t { chain c { type filter hook input priority 0; meta mark 7 drop; } } => unknown may apply
@@ -273,7 +273,7 @@ fn marks_of_other_rules_are_not_known() {
 
 /// A connection that is older than conntrack's first rule would be translated as if it were new.
 #[test]
-fn what_tracking_does_not_know_may_be_translated() {
+fn an_untracked_connection_may_be_translated() {
     const ROWS: &str = "
         chain c { type nat hook prerouting priority -100; tcp dport 80 redirect to :81; } => unknown address translation
         chain c { type filter hook prerouting priority 0; } => accepts
@@ -284,7 +284,7 @@ fn what_tracking_does_not_know_may_be_translated() {
 }
 
 #[test]
-fn ways_through_chains() {
+fn jumps_gotos_and_returns_are_followed() {
     const ROWS: &str = r"
         chain d { drop; } chain c { type filter hook input priority 0; tcp dport 8080 jump d; } => stops ip t d handle
         chain d { tcp dport 80 drop; } chain c { type filter hook input priority 0; jump d; accept; } => accepts
@@ -299,7 +299,7 @@ fn ways_through_chains() {
 }
 
 #[test]
-fn named_sets_and_objects() {
+fn named_sets_are_looked_up_and_named_objects_are_effects() {
     const ROWS: &str = r"
         set s { type ipv4_addr; elements = { 198.18.1.2 }; } chain c { type filter hook input priority 0; ip saddr @s drop; } => stops drops
         set s { type ipv4_addr; } chain c { type filter hook input priority 0; ip saddr @s drop; } => accepts
@@ -321,7 +321,7 @@ fn named_sets_and_objects() {
 
 /// A client of any address: what concerns some is not known, what concerns none or all is.
 #[test]
-fn a_connection_of_which_only_the_local_end_is_known() {
+fn a_connection_with_an_unknown_peer_is_judged_by_its_local_end() {
     const ROWS: &str = r"
         ip saddr 198.18.1.2 drop                           => unknown may apply
         ip saddr { 198.18.1.2, 198.18.1.3 } drop           => unknown may apply

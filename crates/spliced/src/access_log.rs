@@ -1,4 +1,4 @@
-//! The access log: one JSON object a line for every connection that has ended.
+//! The access log: one line of JSON for every connection that has ended.
 
 use std::fmt;
 use std::io;
@@ -39,7 +39,7 @@ impl Entry {
     }
 }
 
-/// The way to the log, which a thread of its own writes.
+/// The access log. A thread of its own writes the lines.
 #[derive(Clone, Debug)]
 pub(crate) struct AccessLog {
     queue: LogQueue,
@@ -60,7 +60,7 @@ impl AccessLog {
             LogFile::open(path)
         };
         let file = file.with_context(|| {
-            format!("the access log {name} cannot be opened; check the path and its rights")
+            format!("the access log {name} cannot be opened; check the path and its permissions")
         })?;
         let queue = LogQueue::start("access-log", file, name.clone())
             .context("cannot start the access log's thread")?;
@@ -77,7 +77,7 @@ impl AccessLog {
         self.queue.push(line);
     }
 
-    /// Opens the file again, for logrotate, which has renamed it.
+    /// Reopens the file after logrotate has renamed it.
     pub(crate) fn reopen(&self) {
         if self.name.is_stdout() {
             tracing::info!("the access log is standard output and stays open");
@@ -86,7 +86,7 @@ impl AccessLog {
         }
     }
 
-    /// Waits until all entries are written, for `time` at most.
+    /// Waits until all entries are written, at most for `time`.
     pub(crate) fn finish(&self, time: Duration) {
         let finished = self.queue.finish(time);
         if finished.lost > 0 {

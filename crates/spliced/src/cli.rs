@@ -1,4 +1,4 @@
-//! What a person typed.
+//! The command line.
 #![allow(
     rustdoc::broken_intra_doc_links,
     reason = "the comments are the program's help, where [::1] is an address"
@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use splice::{Address, EngineChoice};
 
-/// Joins sockets so that their bytes flow without being lost.
+/// Relay TCP and UNIX connections, inside the kernel where possible.
 #[derive(Debug, Parser)]
 #[command(
     name = "spliced",
@@ -19,7 +19,7 @@ use splice::{Address, EngineChoice};
     max_term_width = 100
 )]
 pub(crate) struct Cli {
-    /// How much to tell on standard error.
+    /// Log level on standard error.
     #[arg(
         long,
         global = true,
@@ -50,90 +50,88 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
-/// Try what works here: each engine (copy, pipe, aio, uring, sockmap, segment) on sockets of its own.
+/// Test which engines work on this host: copy, pipe, aio, uring, sockmap and segment.
 ///
-/// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
-/// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
-/// with the limits and capabilities, that the relay is going to have.
+/// The doctor tries each engine on sockets of its own and prints yes, or no with the reason and the
+/// remedy. It also tests for known defects of the kernel. It takes a second or two and leaves nothing
+/// behind. Run it as the same user, with the same limits and capabilities, as the relay.
 ///
 /// Exit status: 0 examined, whatever was found, 1 failed while running, 2 wrong usage.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy;
-    /// defects, each with name, present (null when it could not be tried) and reason.
+    /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy; defects,
+    /// each with name, present (null if it could not be tested) and reason.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Relay every connection to LISTEN to TARGET.
+/// Accept connections on LISTEN and relay each to TARGET.
 ///
-/// Addresses are written 127.0.0.1:80, [::1]:80, :80 (every local address to listen on, this
-/// host's loopback to connect to), host:port (every address of the name is tried in turn),
-/// unix:/path or unix:@abstract. localhost is 127.0.0.1 and [::1].
+/// An address is 127.0.0.1:80, [::1]:80, :80 (listen: every local address; connect: this host's
+/// loopback), host:port (every address of the name, tried in turn), unix:/path or unix:@abstract.
+/// localhost is 127.0.0.1 and [::1].
 ///
-/// If the name in TARGET does not resolve, the relay starts, resets its clients and asks again
-/// until it does. A TARGET that is the relay itself is refused, also when a name comes to stand
-/// for it later.
+/// If the name in TARGET does not resolve, the relay starts, resets its clients and asks again until the
+/// name resolves. The relay refuses a TARGET that is the relay itself, also if a name resolves to it
+/// later.
 ///
-/// SIGTERM, SIGINT, and SIGHUP where the relay has a controlling terminal: stop accepting and let the
-/// connections end within the drain timeout. A second signal resets them at once; it counts from one
-/// second after the first. SIGUSR1, and SIGHUP without a terminal: open the access log again, after
-/// logrotate has renamed it. SIGUSR2 is ignored.
+/// SIGTERM, SIGINT, and SIGHUP if there is a controlling terminal: stop accepting and let the connections
+/// end within the drain timeout. A second signal resets them at once; it counts from one second after the
+/// first. SIGUSR1, and SIGHUP without a terminal: reopen the access log, after logrotate has renamed it.
+/// SIGUSR2 is ignored.
 ///
-/// No log holds up the traffic. Up to 16384 lines wait for a reader that stalls or a disk that is
-/// full; further ones are dropped and counted, and a warning tells how many. At its end the relay
-/// waits for the access log for what is left of the drain timeout, or one second if that is longer,
-/// and for standard error for one second.
+/// Logging never blocks traffic. If a reader stalls or a disk is full, up to 16384 lines wait; further
+/// lines are dropped and counted, and a warning reports the number. When the relay ends, it waits for the
+/// access log as long as the drain timeout lasts, but at least one second, and one second for standard
+/// error.
 ///
 /// Exit status: 0 ended well, 1 failed while running, 2 wrong usage, 3 connections were reset because
 /// the drain timeout was over or a second signal came.
 #[derive(Args, Debug)]
 pub(crate) struct RelayArgs {
-    /// Where to accept connections.
+    /// The address to accept connections on.
     pub(crate) listen: Address,
 
-    /// Where to connect each of them to.
+    /// The address to connect each client to.
     pub(crate) target: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
-    /// comparison), uring (io_uring(7)), or by BPF programs in the kernel: sockmap (redirect) or
-    /// segment (translate TCP segments).
+    /// The engine that moves the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
+    /// comparison), uring (io_uring(7)), or BPF programs in the kernel: sockmap (redirect) or segment
+    /// (translate TCP segments).
     ///
-    /// auto begins with copy, takes pipe for a flow that moves bulk, and tries segment for a pair
-    /// that has moved 64 KiB or lives for 50 ms, where its program can be loaded. An engine asked for by
-    /// name is used, or the relay refuses to start. copy, pipe, aio and uring move every byte from
-    /// the first on; bytes for which no pipe can be had for a moment are copied. sockmap and segment
-    /// take a connection that has begun with copy: sockmap leaves the first 20 ms, bulk and slow
-    /// receivers to copy, segment all bytes before its change-over. The access log names one of
-    /// these two only if it moved bytes, and says how many were copied.
+    /// auto starts with copy and uses pipe for bulk. If it can load the BPF program, it tries segment for
+    /// a connection that has moved 64 KiB or lives for 50 ms. An engine that is asked for by name is used,
+    /// or the relay refuses to start. copy, pipe, aio and uring move every byte from the first on; pipe
+    /// copies bytes while it cannot get a pipe. sockmap and segment take over from copy: sockmap leaves
+    /// the first 20 ms, bulk and slow receivers to copy, segment all bytes before its change-over. The
+    /// access log names sockmap or segment only if the engine moved bytes, and says how many were copied.
     ///
-    /// uring needs Linux 5.19, is at its best from 6.10 on, and is refused where io_uring is
-    /// forbidden (kernel.io_uring_disabled, or the seccomp filter of a container); auto does not
-    /// pick it.
+    /// uring needs Linux 5.19 and is fastest from 6.10 on. The relay refuses it where io_uring is
+    /// forbidden (kernel.io_uring_disabled, or the seccomp filter of a container). auto never uses uring.
     ///
-    /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto
-    /// never picks sockmap, which is for small messages: the start of bulk can cost it a repetition
-    /// of the sender. Asked for by name, segment resets a pair that cannot be translated, with a
-    /// warning; where LISTEN and TARGET have no address family in common, the relay refuses to
-    /// start. 'spliced doctor' tells which engines work here.
+    /// sockmap and segment join TCP with TCP and need CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. auto never
+    /// uses sockmap, which is for small messages: bulk may cause one retransmission when it starts. If
+    /// segment is asked for by name, the relay resets a connection that segment cannot translate and logs a
+    /// warning. If LISTEN and TARGET have no address family in common, the relay refuses to start.
+    /// 'spliced doctor' shows which engines work on this host.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 
-    /// Let segment move connections past the packet filters of this host (nftables, iptables, BPF programs
-    /// of its control group), whatever their rules say.
+    /// Let segment bypass the packet filters of this host (nftables, iptables, BPF programs of its control
+    /// group), whatever their rules say.
     ///
-    /// Without it a connection is spliced only if the filters would let its segments through anyway and do
-    /// nothing else with them, such as logging, marking or limiting them; one that new rules would stop is
-    /// reset. Counters without a name do not count what is spliced.
+    /// By default a connection is spliced only if the filters accept its segments and do nothing else with
+    /// them, such as logging, marking or limiting. If new rules would stop a spliced connection, it is
+    /// reset. Anonymous counters do not count spliced segments.
     #[arg(long)]
     pub(crate) bypass_firewall: bool,
 
-    /// How long a client waits for its connection to the target, all its addresses together.
+    /// Time to connect to the target, for all its addresses together.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     pub(crate) connect_timeout: Duration,
 
-    /// Write a line of JSON to this file or FIFO (- is standard output) for every connection that has
-    /// ended. SIGUSR1 opens it again.
+    /// Write one line of JSON to this file or FIFO (- is standard output) for every connection that has
+    /// ended. SIGUSR1 reopens it.
     #[arg(long, value_name = "PATH")]
     pub(crate) access_log: Option<PathBuf>,
 
@@ -141,24 +139,23 @@ pub(crate) struct RelayArgs {
     pub(crate) life: LifeArgs,
 }
 
-/// Give every byte that comes to LISTEN back to who sent it: each connection is spliced to itself.
+/// Accept connections on LISTEN and echo every byte: each connection is spliced to itself.
 ///
-/// Addresses, signals and the exit status are those of 'spliced relay'. What a client has sent
-/// and not taken back is bounded; its end of stream is answered behind all of its bytes.
+/// Addresses, signals and the exit status are those of 'spliced relay'. The bytes that a client has sent
+/// and not yet read are bounded. The echo ends its stream after it has sent the client's last byte.
 #[derive(Args, Debug)]
 pub(crate) struct EchoArgs {
-    /// Where to accept connections.
+    /// The address to accept connections on.
     pub(crate) listen: Address,
 
-    /// How to move the bytes: auto, copy (read and write), pipe (splice(2)), aio (one io_submit(2)
-    /// reads and writes), uring (io_uring(7)), or sockmap (a BPF program redirects what comes). An engine
+    /// The engine that moves the bytes: auto, copy (read and write), pipe (splice(2)), aio (one io_submit(2)
+    /// reads and writes), uring (io_uring(7)), or sockmap (a BPF program redirects the bytes). An engine
     /// that needs two sockets is refused.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
 
-    /// Poll the network device for up to 10 ms before sleeping: SO_BUSY_POLL on every connection,
-    /// and the same for the wait of the event loops (Linux 6.9 on). It has an effect where the
-    /// device can be polled (NAPI), which loopback cannot.
+    /// Poll the network device for up to 10 ms before sleeping: SO_BUSY_POLL on every connection, and the
+    /// same for the event loops (from Linux 6.9 on). It needs a device with NAPI; loopback has none.
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
@@ -166,25 +163,24 @@ pub(crate) struct EchoArgs {
     pub(crate) life: LifeArgs,
 }
 
-/// How many there are, and how long they live.
+/// Limits and times that the relay and the echo have in common.
 #[derive(Args, Debug)]
 pub(crate) struct LifeArgs {
-    /// Threads, each with an event loop and a listening socket of its own [default: one per CPU].
+    /// Number of threads, each with its own event loop and listening socket [default: one per CPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
 
-    /// Reset a connection on which nothing has moved for this long (500ms, 5m, 1h 30m)
-    /// [default: never].
+    /// Reset a connection after this time without traffic (500ms, 5m, 1h 30m) [default: never].
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) idle_timeout: Option<Duration>,
 
-    /// Accept no more than this many connections at once; others wait in the listener's backlog
+    /// Maximum number of open connections; further clients wait in the listener's backlog
     /// [default: no limit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: Option<u32>,
 
-    /// How long to let connections end by themselves after SIGTERM or SIGINT. Those that are left are
-    /// reset, and the exit status is 3.
+    /// Time for connections to end after SIGTERM or SIGINT. The relay resets those that are left and exits
+    /// with status 3.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
 }
@@ -195,7 +191,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Longer ones are mistakes, and at some length the clock overflows.
+/// A longer time is a mistake, and a very long one overflows the clock.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 fn time(text: &str) -> Result<Duration, String> {

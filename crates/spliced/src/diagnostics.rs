@@ -1,5 +1,5 @@
-//! Diagnostics: what the program says on stderr, written by a thread of its own so that nobody waits
-//! for a reader of stderr that has stalled.
+//! Diagnostics on stderr. A thread of its own writes them, so that a stalled reader of stderr blocks
+//! nothing.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
@@ -12,21 +12,21 @@ use crate::cli::Level;
 use crate::log_file::LogFile;
 use crate::log_queue::{LogQueue, Reporter};
 
-/// How long the end of the program waits for a log that is not being read: long for a reader that
-/// reads at all, short for an operator who waits.
+/// How long the program waits at its end for a log that is not being read: long enough for any reader
+/// that still reads, short enough for an operator who waits.
 pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The way to stderr.
+/// The log on stderr.
 #[derive(Clone, Debug)]
 pub(crate) struct Diagnostics(LogQueue);
 
 impl Diagnostics {
-    /// From now on events of `level` and above go to stderr.
+    /// Sends events of `level` and above to stderr from now on.
     pub(crate) fn start(level: Level) -> Result<Self> {
         let stderr = io::stderr();
         let queue = LogFile::standard_stream(&stderr)
             .and_then(|file| LogQueue::start("stderr", file, Stderr))
-            .context("the thread that writes to stderr cannot be started; raise the limits")?;
+            .context("cannot start the thread that writes to stderr; raise the limits")?;
         let diagnostics = Self(queue);
         tracing_subscriber::fmt()
             .with_max_level(match level {
@@ -40,20 +40,20 @@ impl Diagnostics {
             .with_writer(diagnostics.clone())
             .with_ansi(stderr.is_terminal())
             .with_target(false)
-            // It would print to stderr by itself, and wait for its reader.
+            // It would write to stderr directly, and block on its reader.
             .log_internal_errors(false)
             .init();
         Ok(diagnostics)
     }
 
-    /// Says why the program failed, behind everything that was logged before.
+    /// Writes why the program failed, after everything that was logged before.
     pub(crate) fn say(&self, sentence: &str) {
         self.0.push(format!("spliced: {sentence}\n").into_bytes());
     }
 
-    /// Waits until everything is written, for [`LAST_WORDS`] at most.
+    /// Waits until everything is written, at most for [`LAST_WORDS`].
     pub(crate) fn finish(&self) {
-        // There is nobody left to tell of lines that were lost.
+        // Lost lines cannot be reported any more.
         let _ = self.0.finish(LAST_WORDS);
     }
 }
@@ -66,7 +66,7 @@ impl<'a> MakeWriter<'a> for Diagnostics {
     }
 }
 
-/// An event's line, which comes in one piece.
+/// A writer for the line of one event, which arrives in one piece.
 #[derive(Debug)]
 pub(crate) struct Event<'a>(&'a LogQueue);
 
@@ -81,14 +81,15 @@ impl Write for Event<'_> {
     }
 }
 
-/// The diagnostics' own log: nobody can be told that it fails, but where it goes on says what it lost.
+/// Reports on stderr about itself: a failure cannot be reported, but a line says how many lines are
+/// missing once it works again.
 struct Stderr;
 
 impl Reporter for Stderr {
     fn failed(&mut self, _error: &io::Error) {}
 
     fn recovered(&mut self, lost: u64) -> Option<Vec<u8>> {
-        // Not an event: it would come behind lines that are newer, and could be dropped in turn.
+        // Not an event, which would be queued behind newer lines and could be dropped itself.
         let time = humantime::format_rfc3339_micros(SystemTime::now());
         (lost > 0).then(|| {
             format!("{time}  WARN {lost} lines were lost here: stderr was not being read\n")

@@ -1,4 +1,4 @@
-//! `spliced doctor`: what works here, for a person or a program to read.
+//! `spliced doctor`: prints which engines work on this host, as text or JSON.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 use splice::doctor::{Defect, Finding, Report, examine};
 
 use crate::cli::DoctorArgs;
-use crate::relay::raise_descriptor_limit;
+use crate::resource_limit::raise_descriptor_limit;
 
-/// Columns that a line of the text takes at most.
+/// The longest line of the text, in columns.
 const WIDTH: usize = 80;
-/// Columns of a name, and of what comes behind it.
+/// Columns of the name and of the verdict.
 const NAME_WIDTH: usize = 10;
 const VERDICT_WIDTH: usize = 9;
 
-/// Examines this machine and prints what was found.
+/// Examines this host and prints the report.
 ///
 /// # Errors
-/// When it cannot be printed.
+/// If the report cannot be printed.
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
-    // A relay has as many descriptors as this.
+    // The same limit as in a relay.
     raise_descriptor_limit(None);
     let report = examine();
     let text = if args.json {
@@ -30,9 +30,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
         as_text(&report)
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // A reader that has gone away has had enough.
+        // If the reader has gone away, nobody misses the rest.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("what was found cannot be printed"),
+        written => written.context("cannot print the report"),
     }
 }
 
@@ -85,7 +85,7 @@ fn as_text(report: &Report) -> String {
     text
 }
 
-/// A row of three columns, the last of which is broken into lines.
+/// A row of three columns. The last one is broken into lines.
 fn add_row(text: &mut String, name: &str, verdict: &str, words: &str) {
     const INDENT: usize = 2;
     let (mut name, mut verdict) = (name, verdict);
@@ -100,7 +100,7 @@ fn add_row(text: &mut String, name: &str, verdict: &str, words: &str) {
     }
 }
 
-/// Lines of at most `most` characters, where no word is longer.
+/// Breaks `words` into lines of at most `most` characters; a longer word gets its own line.
 fn broken(words: &str, most: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in words.split_whitespace() {

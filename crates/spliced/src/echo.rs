@@ -5,27 +5,36 @@ use std::sync::atomic::Ordering;
 
 use splice::{Context, Endpoint, Outcome, Reason, echo_task};
 
-use crate::live::Alive;
-use crate::relay::Relay;
+use crate::connection_limit::ConnectionPermit;
+use crate::service::Service;
 
-/// Places the echo on the loop.
-pub(crate) fn spawn(cx: &mut Context<'_>, client: Endpoint, alive: Alive, relay: Arc<Relay>) {
+/// Starts the echo on this loop.
+pub(crate) fn spawn(
+    cx: &mut Context<'_>,
+    client: Endpoint,
+    permit: ConnectionPermit,
+    service: Arc<Service>,
+) {
     let on_end = {
-        let relay = Arc::clone(&relay);
-        move |outcome| ended(&outcome, &relay, alive)
+        let service = Arc::clone(&service);
+        move |outcome| ended(&outcome, &service, permit)
     };
-    match echo_task(client, &relay.options, None, on_end) {
+    match echo_task(client, &service.options, None, on_end) {
         Ok(echo) => drop(cx.spawn(echo)),
-        Err(error) => relay.engine_refused.emit(|_| tracing::error!("{error}")),
+        Err(error) => service
+            .warnings
+            .engine_refused
+            .emit(|_| tracing::error!("{error}")),
     }
 }
 
-fn ended(outcome: &Outcome, relay: &Relay, _alive: Alive) {
+fn ended(outcome: &Outcome, service: &Service, _permit: ConnectionPermit) {
     let Outcome { reason, moved, .. } = outcome;
-    tracing::debug!("a client has had {} bytes back: {reason}", moved.a_to_b);
+    tracing::debug!("echoed {} bytes to a client: {reason}", moved.a_to_b);
     match reason {
-        Reason::Shutdown => drop(relay.cut_short.fetch_add(1, Ordering::Relaxed)),
-        Reason::Refused => relay
+        Reason::Shutdown => drop(service.cut_short.fetch_add(1, Ordering::Relaxed)),
+        Reason::Refused => service
+            .warnings
             .engine_refused
             .emit(|_| tracing::error!("{}", outcome.why_engine)),
         _ => {}

@@ -1,29 +1,30 @@
-//! What the packet filters of this host mean for a relay, told at its start.
+//! What the packet filters of this host mean for a relay, logged when it starts.
 
 use std::net::SocketAddr;
 
 use splice::firewall::{Connection, End, Family, Verdict, judge};
 
-use crate::place::Place;
+use crate::socket_address::SocketAddress;
 
-/// Tells why some or all connections are not going to be spliced. Reading the rules takes some milliseconds.
-pub(crate) fn tell_what_is_kept_back(listening: &[Place], targets: &[Place]) {
+/// Logs why the packet filters keep some or all connections out of `segment`. Reading the rules takes
+/// some milliseconds.
+pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) {
     let clients = listening.iter().filter_map(inet).map(of_clients);
     let servers = targets.iter().filter_map(inet).map(of_server);
     clients
         .flatten()
         .chain(servers)
-        .for_each(|connection| tell(&connection));
+        .for_each(|connection| log(&connection));
 }
 
-fn inet(place: &Place) -> Option<SocketAddr> {
-    match place {
-        Place::Inet(address) => Some(*address),
-        Place::Unix(_) => None,
+fn inet(address: &SocketAddress) -> Option<SocketAddr> {
+    match address {
+        SocketAddress::Inet(address) => Some(*address),
+        SocketAddress::Unix(_) => None,
     }
 }
 
-/// Any client of a listening socket, over each family that it takes.
+/// Any client of a listening socket, for each family that it accepts.
 fn of_clients(listening: SocketAddr) -> Vec<Connection> {
     let known = !listening.ip().is_unspecified();
     let families = match listening {
@@ -41,8 +42,8 @@ fn of_clients(listening: SocketAddr) -> Vec<Connection> {
     families.into_iter().map(connection).collect()
 }
 
-/// The first of the ports that no service has (RFC 6335, section 6): the kernel gives the relay's end one like
-/// it.
+/// The first dynamic port (RFC 6335, section 6), in place of the one that the kernel is going to pick for
+/// the relay's end.
 const DYNAMIC_PORT: u16 = 49152;
 
 fn of_server(target: SocketAddr) -> Connection {
@@ -64,7 +65,7 @@ fn of_server(target: SocketAddr) -> Connection {
     }
 }
 
-fn tell(connection: &Connection) {
+fn log(connection: &Connection) {
     let whom = match (connection.accepted, connection.family) {
         (true, Family::Ipv4) => "clients over IPv4",
         (true, Family::Ipv6) => "clients over IPv6",
@@ -74,12 +75,12 @@ fn tell(connection: &Connection) {
         Ok(Verdict::Accepts) => {}
         Ok(Verdict::Stops(why)) => tracing::warn!(
             "segment is not used for connections with {whom}, since the packet filters would stop them: \
-             {why}; --bypass-firewall overrides that"
+             {why}; --bypass-firewall overrides this"
         ),
         Ok(Verdict::Unknown(why)) => tracing::info!(
-            "segment may not be used for all connections with {whom}, for the packet filters' sake: {why}"
+            "segment may not be used for all connections with {whom}, because of the packet filters: {why}"
         ),
-        // Then the engine cannot be used, which is said elsewhere.
+        // The engine cannot be used then, which is reported elsewhere.
         Err(error) => tracing::debug!("{error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A file that log lines are appended to: a line is in it whole or not at all.
+//! A file to which log lines are appended, each of them whole or not at all.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,14 +15,14 @@ use rustix::io::Errno;
 #[derive(Debug)]
 pub(crate) struct LogFile {
     file: File,
-    /// `None` for a standard stream, which cannot be opened again.
+    /// `None` for a standard stream, which cannot be reopened.
     path: Option<PathBuf>,
-    /// It ends with a part of a line.
+    /// The file ends with an incomplete line.
     torn: bool,
 }
 
 impl LogFile {
-    /// Opens `path` for appending. Never blocks on a FIFO that has no reader.
+    /// Opens `path` for appending. Does not block on a FIFO without a reader.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = open(path)?;
         Ok(Self {
@@ -32,8 +32,8 @@ impl LogFile {
         })
     }
 
-    /// A second descriptor of a standard stream, without the buffer and the lock that `std::io` has
-    /// for it: nobody else may come to wait for a write to it.
+    /// Duplicates the descriptor of a standard stream. `std::io` would lock the stream during a write, and
+    /// others would wait.
     pub(crate) fn standard_stream(stream: &impl AsFd) -> io::Result<Self> {
         let descriptor: OwnedFd = stream.as_fd().try_clone_to_owned()?;
         Ok(Self {
@@ -43,7 +43,7 @@ impl LogFile {
         })
     }
 
-    /// Opens the path again, which logrotate has renamed in between. On failure the old file stays.
+    /// Opens the path again after logrotate has renamed the file. On failure the old file stays open.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
         if let Some(path) = self.path.take() {
             let opened = Self::open(&path);
@@ -57,7 +57,7 @@ impl LogFile {
     /// same file, and a pipe takes up to `PIPE_BUF` bytes whole or not at all.
     ///
     /// # Errors
-    /// The line is not in the file then. [`io::ErrorKind::WouldBlock`]: the reader does not read.
+    /// The line is not in the file then. [`io::ErrorKind::WouldBlock`] means that the reader does not read.
     pub(crate) fn append(&mut self, line: &[u8]) -> io::Result<()> {
         let on_its_own;
         let bytes = if self.torn {
@@ -72,7 +72,7 @@ impl LogFile {
                 Ok(0) => return self.fail(written, io::ErrorKind::WriteZero.into()),
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A terminal or a line longer than PIPE_BUF: the rest has to follow.
+                // A terminal, or a line longer than PIPE_BUF, may take a part: the rest has to follow.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && written > 0 => {
                     self.wait_writable(None);
                 }
@@ -83,10 +83,10 @@ impl LogFile {
         Ok(())
     }
 
-    /// Waits until it takes bytes or has an error, for `time` at most.
+    /// Waits until the file is writable or has an error, at most for `time`.
     pub(crate) fn wait_writable(&self, time: Option<Duration>) {
         let time = time.and_then(|time| Timespec::try_from(time).ok());
-        // The write that follows tells of an error.
+        // The next write reports an error.
         let _ = poll(
             &mut [PollFd::new(&self.file, PollFlags::OUT)],
             time.as_ref(),
@@ -100,7 +100,7 @@ impl LogFile {
         Err(error)
     }
 
-    /// Cuts the last bytes off, provided that they still are the last.
+    /// Truncates the last bytes, if nobody has written after them.
     fn take_back(&mut self, written: u64) -> io::Result<()> {
         let end = self.file.stream_position()?;
         let metadata = self.file.metadata()?;
@@ -108,7 +108,7 @@ impl LogFile {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.file.set_len(end - written)?;
-        // A standard stream need not be open for appending, and would leave a hole.
+        // A standard stream may not be in append mode: without the seek it would leave a hole.
         self.file.seek(SeekFrom::Start(end - written)).map(drop)
     }
 }
@@ -120,7 +120,7 @@ fn open(path: &Path) -> io::Result<File> {
         .append(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
     match options.open(path) {
-        // A FIFO without a reader. Being one itself, the relay need not wait for the first (fifo(7)).
+        // A FIFO without a reader. Open for reading too, it needs no other reader (fifo(7)).
         Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
             options.read(true).open(path)
         }
@@ -128,9 +128,9 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether a process was killed, or a disk became full, in the middle of the last line.
+/// Whether the last line is incomplete, because a process was killed or a disk became full.
 fn ends_within_line(file: &File, path: &Path) -> bool {
-    // `file` itself is open for writing only.
+    // `file` is write-only.
     let last_byte = || -> io::Result<u8> {
         let mut file = File::open(path)?;
         let mut byte = [0];

@@ -1,18 +1,19 @@
-//! A log that never makes anybody wait: a bounded queue of lines, and the thread that writes them.
+//! A log that never blocks its users: a bounded queue of lines, and the thread that writes them.
 //!
 //! ```text
 //!          a line                       written
 //! asleep ─────────▶ writing ────────────────────────────▶ asleep
 //!                    │   ▲
-//!   the write fails, │   │ it works again: what was lost is told
+//!   the write fails, │   │ it works again: reports the lost lines
 //!   or blocks        ▼   │
 //!                    stuck (lines wait; once the queue is full they are dropped and counted)
 //!
-//! any ──finish──▶ writes what waits ──▶ over; a write that fails then ends it too
+//! any ──finish──▶ writes the lines that wait ──▶ over; a failing write ends it as well
 //! ```
 //!
-//! The crate `tracing-appender` has such a thread. It ignores write errors, so a full disk loses lines
-//! uncounted and leaves half ones, and it may print to a stalled stdout when the program ends.
+//! The crate `tracing-appender` has such a thread, but ignores write errors: with a full disk it loses
+//! lines without counting them and leaves incomplete ones. It may also block on stdout when the program
+//! ends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,31 +23,31 @@ use std::time::Duration;
 
 use crate::log_file::LogFile;
 
-/// How often a log that cannot be written is tried again: often enough for an operator who has just
-/// made room, seldom enough to cost nothing.
+/// The pause before a failed write is tried again: short for an operator who has just made room, long
+/// enough to cost nothing.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-/// What has to be said about a log, and where.
+/// Hears what happens to a log.
 pub(crate) trait Reporter: Send + 'static {
-    /// Writing fails, for the first time since it worked.
+    /// A write has failed, for the first time since writing worked.
     fn failed(&mut self, error: &io::Error);
 
-    /// Writing works again, or the reader reads again, after `lost` lines were dropped. Returns a line
-    /// for the log itself, in the place of those that were dropped.
+    /// Writing works again after `lost` lines were dropped. Returns a line for the log itself, in place of
+    /// the lost ones.
     fn recovered(&mut self, lost: u64) -> Option<Vec<u8>>;
 
-    /// Someone asked for the file to be opened again.
+    /// The file was reopened on request.
     fn reopened(&mut self, result: io::Result<()>);
 }
 
-/// The way to the thread, for any number of threads.
+/// The sending end of the queue, for any number of threads.
 #[derive(Clone, Debug)]
 pub(crate) struct LogQueue(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// A line, or a request, for a thread that is asleep or stuck.
+    /// Wakes the writer: there is a line or a request.
     to_writer: Condvar,
     ended: Condvar,
     capacity_lines: usize,
@@ -55,29 +56,29 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Vec<u8>>,
-    /// Lines that the thread has taken and not yet written.
-    in_hand: usize,
-    /// Lines that were dropped behind those that wait, and that nobody has been told of.
+    /// Lines that the writer has taken and not yet written.
+    in_flight: usize,
+    /// Lines that were dropped after those that wait, and not yet reported.
     dropped: u64,
-    /// The thread waits for a line; waking it costs a system call.
+    /// The writer waits for a line; waking it costs a system call.
     asleep: bool,
     reopen: bool,
     closing: bool,
     ended: bool,
 }
 
-/// How a log came to its end.
+/// How a log ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finished {
-    /// Lines that are not in the log and that no line tells of.
+    /// Lines that are missing in the log without a report.
     pub(crate) lost: u64,
-    /// The thread still waits for a reader.
+    /// The writer still waits for a reader.
     pub(crate) stalled: bool,
 }
 
 impl LogQueue {
-    /// Lines that may wait: two seconds of the most connections that the bench has seen end (8000 a
-    /// second), about 5 MB.
+    /// The most lines that may wait: two seconds at the highest rate of ending connections that the bench
+    /// has seen (8000 a second), about 5 MB.
     pub(crate) const CAPACITY_LINES: usize = 16 * 1024;
 
     /// Starts the thread, called `name`, that writes to `file`.
@@ -109,8 +110,8 @@ impl LogQueue {
         Ok(Self(shared))
     }
 
-    /// Adds a line, its newline included. Never waits for the log: a line for which there is no room
-    /// is dropped and counted.
+    /// Adds a line, its newline included. Never blocks: if the queue is full, the line is dropped and
+    /// counted.
     pub(crate) fn push(&self, line: Vec<u8>) {
         let mut state = self.0.lock();
         if state.ended || state.waiting.len() >= self.0.capacity_lines {
@@ -124,13 +125,13 @@ impl LogQueue {
         }
     }
 
-    /// Has the file opened again. What is pushed from now on is not written to the old one.
+    /// Has the file reopened. Lines that are pushed from now on go to the new file.
     pub(crate) fn reopen(&self) {
         self.0.lock().reopen = true;
         self.0.to_writer.notify_one();
     }
 
-    /// Waits for `time` at most until everything is written.
+    /// Waits until everything is written, at most for `time`.
     pub(crate) fn finish(&self, time: Duration) -> Finished {
         let mut state = self.0.lock();
         state.closing = true;
@@ -141,7 +142,7 @@ impl LogQueue {
             .wait_timeout_while(state, time, |state| !state.ended)
             .unwrap_or_else(PoisonError::into_inner);
         Finished {
-            lost: state.dropped + (state.waiting.len() + state.in_hand) as u64,
+            lost: state.dropped + (state.waiting.len() + state.in_flight) as u64,
             stalled: !state.ended,
         }
     }
@@ -149,21 +150,21 @@ impl LogQueue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No change of the state can panic half way.
+        // No change of the state can panic halfway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the thread has.
+/// The thread that writes.
 struct Writer<R> {
     shared: Arc<Shared>,
     file: LogFile,
     reporter: R,
-    /// A failure has been reported, its end has not.
+    /// A failure has been reported, the recovery has not.
     failing: bool,
 }
 
-/// The log takes no more lines, be it by a panic of its thread.
+/// Marks the log as ended on drop, also if the thread panics.
 struct Ending(Arc<Shared>);
 
 impl Drop for Ending {
@@ -173,7 +174,7 @@ impl Drop for Ending {
     }
 }
 
-/// The log cannot be written, and the program is about to end.
+/// The log cannot be written, and the program is ending.
 struct GivenUp;
 
 impl<R: Reporter> Writer<R> {
@@ -184,15 +185,15 @@ impl<R: Reporter> Writer<R> {
                 if self.write(&line).is_err() {
                     return;
                 }
-                self.shared.lock().in_hand -= 1;
+                self.shared.lock().in_flight -= 1;
             }
-            if self.tell_recovery(dropped).is_err() {
+            if self.report_recovery(dropped).is_err() {
                 return;
             }
         }
     }
 
-    /// The next lines, all that there are, and how many were dropped behind them.
+    /// All lines that wait, and how many were dropped after them.
     fn take(&mut self) -> Option<(VecDeque<Vec<u8>>, u64)> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
@@ -203,7 +204,7 @@ impl<R: Reporter> Writer<R> {
                 state = shared.lock();
             } else if !state.waiting.is_empty() {
                 let lines = std::mem::take(&mut state.waiting);
-                state.in_hand = lines.len();
+                state.in_flight = lines.len();
                 return Some((lines, state.dropped));
             } else if state.closing {
                 return None;
@@ -253,9 +254,9 @@ impl<R: Reporter> Writer<R> {
         }
     }
 
-    /// Everything taken has been written, and behind it comes the gap of the `dropped` lines.
-    fn tell_recovery(&mut self, dropped: u64) -> Result<(), GivenUp> {
-        // With lines dropped meanwhile, the next time is the one to tell it.
+    /// Reports the `dropped` lines, and the end of a failure, after everything taken has been written.
+    fn report_recovery(&mut self, dropped: u64) -> Result<(), GivenUp> {
+        // If lines were dropped meanwhile, the next call reports it.
         let recovered = self.failing && self.shared.lock().dropped == 0;
         if dropped == 0 && !recovered {
             return Ok(());
@@ -279,10 +280,10 @@ mod tests {
 
     use super::*;
 
-    /// Tells what it hears, and answers a recovery in the log itself.
-    struct Told(Sender<String>);
+    /// Passes on every report, and adds a line to the log on recovery.
+    struct Reports(Sender<String>);
 
-    impl Reporter for Told {
+    impl Reporter for Reports {
         fn failed(&mut self, error: &io::Error) {
             self.0.send(error.kind().to_string()).expect("a test");
         }
@@ -305,30 +306,30 @@ mod tests {
         (reader, file, bytes)
     }
 
-    /// A line of so many bytes.
+    /// A line of the given length.
     fn line(number: u64, bytes: usize) -> Vec<u8> {
         format!("{number:>0$}\n", bytes - 1).into_bytes()
     }
 
-    /// Waits until the thread has taken what there was, and is asleep or stuck.
+    /// Waits until the writer has taken every line, and is asleep or stuck.
     fn until_taken(queue: &LogQueue) {
         until("the lines are taken", || queue.0.lock().waiting.is_empty());
     }
 
     #[test]
-    fn a_gap_is_told_of_in_its_place_and_with_its_size() {
+    fn a_gap_is_reported_in_its_place_and_with_its_size() {
         const CAPACITY_LINES: usize = 3;
         let (reader, file, pipe_bytes) = pipe();
-        let (sender, told) = mpsc::channel();
-        let queue = LogQueue::with_capacity(CAPACITY_LINES, "log", file, Told(sender));
+        let (sender, reports) = mpsc::channel();
+        let queue = LogQueue::with_capacity(CAPACITY_LINES, "log", file, Reports(sender));
         let queue = queue.expect("a thread");
-        // The pipe has the first, the thread has the second, three wait, the others are lost.
+        // The pipe holds the first line, the writer the second; three wait, the rest is lost.
         for number in 1..=2 {
             queue.push(line(number, pipe_bytes));
             until_taken(&queue);
         }
         (3..=9).for_each(|number| queue.push(line(number, pipe_bytes)));
-        assert!(told.try_recv().is_err(), "nothing works again yet");
+        assert!(reports.try_recv().is_err(), "nothing works again yet");
         let mut reader = BufReader::with_capacity(1, reader);
         let mut read = || {
             let mut line = String::new();
@@ -339,7 +340,7 @@ mod tests {
             assert_eq!(read(), number.to_string());
         }
         assert_eq!(read(), "lost 4");
-        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("lost 4"));
+        assert_eq!(reports.recv_timeout(PATIENCE).as_deref(), Ok("lost 4"));
         queue.push(line(10, pipe_bytes));
         assert_eq!(read(), "10");
         let all = Finished {
@@ -350,9 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stalls_for_good_is_waited_for_no_longer_than_asked() {
+    fn finish_gives_up_on_a_stalled_reader_after_the_time_given() {
         let (_reader, file, pipe_bytes) = pipe();
-        let queue = LogQueue::with_capacity(2, "log", file, Told(mpsc::channel().0));
+        let queue = LogQueue::with_capacity(2, "log", file, Reports(mpsc::channel().0));
         let queue = queue.expect("a thread");
         for number in 1..=2 {
             queue.push(line(number, pipe_bytes));
@@ -367,27 +368,27 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_and_no_line_is_lost_where_the_file_is_opened_again() {
+    fn a_failure_is_reported_once_and_reopening_the_file_loses_no_line() {
         let scratch = Scratch::new("queue").expect("a directory");
         let path = scratch.path().join("log");
         std::os::unix::fs::symlink("/dev/full", &path).expect("a link");
-        let (sender, told) = mpsc::channel();
+        let (sender, reports) = mpsc::channel();
         let file = LogFile::open(&path).expect("the device");
-        let queue = LogQueue::start("log", file, Told(sender)).expect("a thread");
+        let queue = LogQueue::start("log", file, Reports(sender)).expect("a thread");
         (1..=3).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
         let full = io::ErrorKind::StorageFull.to_string();
-        assert_eq!(told.recv_timeout(PATIENCE), Ok(full));
+        assert_eq!(reports.recv_timeout(PATIENCE), Ok(full));
         std::fs::remove_file(&path).expect("the link");
         queue.reopen();
-        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("Ok(())"));
-        assert_eq!(told.recv_timeout(PATIENCE).as_deref(), Ok("lost 0"));
+        assert_eq!(reports.recv_timeout(PATIENCE).as_deref(), Ok("Ok(())"));
+        assert_eq!(reports.recv_timeout(PATIENCE).as_deref(), Ok("lost 0"));
         assert_eq!(queue.finish(PATIENCE).lost, 0);
         let text = std::fs::read_to_string(&path).expect("the log");
         assert_eq!(text, "1\n2\n3\n");
     }
 
     #[test]
-    fn half_a_line_that_somebody_left_stays_alone() {
+    fn an_incomplete_last_line_is_kept_apart_from_the_next() {
         let scratch = Scratch::new("half").expect("a directory");
         let path = scratch.write("log", "whole\nha").expect("a file");
         let mut file = LogFile::open(&path).expect("the file");

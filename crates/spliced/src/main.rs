@@ -1,28 +1,29 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
-//! What was typed ([`cli`]) becomes what is meant: a [`relay`], to a target or back to the client
-//! ([`echo`]), which runs until a signal, or the [`doctor`], who tries what works here.
+//! The command line ([`cli`]) asks for a [`relay`], to a target or back to the client ([`echo`]), which
+//! runs until a signal ends it, or for the [`doctor`], which tests what works on this host.
 
 mod access_log;
 mod cli;
 mod connection;
+mod connection_limit;
 mod diagnostics;
 mod doctor;
 mod echo;
+mod exit_status;
 mod firewall;
-mod itself;
 mod listener;
-mod listening;
-mod live;
 mod log_file;
 mod log_queue;
-mod place;
 mod rate_limited_warning;
 mod refusal;
 mod relay;
-mod shortage;
+mod resource_limit;
+mod service;
 mod signal;
+mod socket_address;
 mod target;
+mod worker;
 
 use std::env;
 use std::ffi::OsString;
@@ -34,18 +35,12 @@ use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
+use crate::exit_status::{CUT_SHORT, FAILED, WRONG_USAGE};
 use crate::relay::Ended;
 use crate::signal::Signals;
 
-/// The exit status of a command that failed while it ran.
-const FAILED: u8 = 1;
-/// The exit status of a command that was written wrongly or asked for what cannot be had here.
-const WRONG_USAGE: u8 = 2;
-/// The exit status of a relay that had to cut connections at the end of draining.
-const CUT_SHORT: u8 = 3;
-
 fn main() -> ExitCode {
-    // Before anything else: until then a signal kills the process without a word.
+    // First of all: until then a signal kills the process silently.
     let signals = Signals::catch();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -85,13 +80,13 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
     }
 }
 
-/// Prints what clap found: help as it is, an error as one sentence.
+/// Prints the help as clap writes it, and an error as one sentence.
 fn usage(error: &clap::Error) -> ExitCode {
     if matches!(
         error.kind(),
         UsageError::DisplayHelp | UsageError::DisplayVersion
     ) {
-        // A reader that has gone away has had enough.
+        // If the reader has gone away, nobody misses the rest.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -114,12 +109,12 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(WRONG_USAGE)
 }
 
-/// The subcommand that `arguments` name, if they do.
+/// The subcommand in `arguments`, if there is one.
 fn subcommand(mut arguments: impl Iterator<Item = OsString>) -> Option<String> {
     let name = loop {
         let argument = arguments.next()?.into_string().ok()?;
         match argument.as_str() {
-            // The one option before a subcommand that has a value.
+            // The only option before a subcommand that takes a value.
             "--log" => drop(arguments.next()),
             option if option.starts_with('-') => {}
             _ => break argument,

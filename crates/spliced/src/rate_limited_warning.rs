@@ -1,9 +1,9 @@
-//! A warning that may recur thousands of times a second and is logged at most once a second.
+//! A warning that may occur thousands of times a second and is logged at most once a second.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The least time between two warnings of one kind: a person reads it, a disk survives it.
+/// The least time between two warnings of one kind: a person can read them, and they fill no disk.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// One kind of warning.

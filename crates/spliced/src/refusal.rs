@@ -1,14 +1,14 @@
-//! What a relay refuses when it starts, because no client could be served.
+//! Command lines that a relay refuses when it starts, because it could serve no client.
 
 use std::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::place::Place;
+use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
-/// The command line asks for what cannot be had.
+/// The command line asks for something that cannot work.
 #[derive(Debug)]
 pub(crate) struct WrongUsage(String);
 
@@ -20,24 +20,26 @@ impl fmt::Display for WrongUsage {
 
 impl std::error::Error for WrongUsage {}
 
-/// A relay to itself would go on until its descriptors are used up.
-pub(crate) fn of_itself(target: &Arc<Target>, listening: &[Place]) -> Result<()> {
-    let Some(place) = target.keep_off(listening)? else {
+/// Refuses a target that is the relay itself: each connection would make another until the descriptors are
+/// used up.
+pub(crate) fn of_itself(target: &Arc<Target>, listening: &[SocketAddress]) -> Result<()> {
+    let Some(address) = target.keep_off(listening)? else {
         return Ok(());
     };
     Err(WrongUsage(format!(
-        "the target {} is this relay itself ({place}); choose another target",
+        "the target {} is this relay itself ({address}); choose another target",
         target.address
     ))
     .into())
 }
 
-/// `segment` translates addresses of one family. Where one target address fits one listener, the
-/// relay starts, and a pair of both families is refused when it comes.
-pub(crate) fn of_families(targets: &[Place], listening: &[Place]) -> Result<()> {
-    let fits = |target: &Place| {
-        let takes = |own: &Place| own.takes_both_families() || own.is_ipv4() == target.is_ipv4();
-        listening.iter().any(takes)
+/// Refuses targets and listeners without a common address family: `segment` does not translate between
+/// families. If one pair of addresses fits, the relay starts, and the engine refuses pairs that do not.
+pub(crate) fn of_families(targets: &[SocketAddress], listening: &[SocketAddress]) -> Result<()> {
+    let fits = |target: &SocketAddress| {
+        let accepts =
+            |own: &SocketAddress| own.is_dual_stack() || own.is_ipv4() == target.is_ipv4();
+        listening.iter().any(accepts)
     };
     let [target, ..] = targets else {
         return Ok(());

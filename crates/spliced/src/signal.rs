@@ -1,4 +1,4 @@
-//! Signals: what each asks for, and who acts on it.
+//! Signals: what each one requests, and who acts on it.
 //!
 //! ```text
 //!             there is something to undo          the connections are over
@@ -31,7 +31,7 @@ const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 const CANNOT_HANDLE: &str = "signals cannot be handled";
 
-/// The signals that this process has caught so far.
+/// The signals that this process catches.
 #[derive(Debug)]
 pub(crate) struct Signals {
     caught: iterator::Signals,
@@ -47,7 +47,7 @@ pub(crate) enum Request {
     Reopen,
 }
 
-/// How far the relay is.
+/// Which phase the relay is in.
 #[derive(Debug)]
 pub(crate) struct Progress(Arc<Mutex<Phase>>);
 
@@ -55,13 +55,13 @@ pub(crate) struct Progress(Arc<Mutex<Phase>>);
 enum Phase {
     Starting,
     Running,
-    /// With the exit status that a signal ends it with.
+    /// With the exit status of a process that a signal ends now.
     Ending(u8),
 }
 
 impl Signals {
-    /// From now on signals wait until [`watch`](Self::watch) or [`leave_to_default`] handles them. This
-    /// has to be the first thing that the program does.
+    /// Catches the signals; they wait until [`watch`](Self::watch) or [`leave_to_default`] handles them. The
+    /// program has to call this first of all.
     ///
     /// [`leave_to_default`]: Self::leave_to_default
     pub(crate) fn catch() -> Result<Self> {
@@ -81,28 +81,28 @@ impl Signals {
         for signal in [SIGUSR1, SIGUSR2, SIGXFSZ] {
             caught.add_signal(signal).context(CANNOT_HANDLE)?;
         }
-        // nohup(1) has it ignored.
+        // nohup(1) starts a program with SIGHUP ignored.
         if !is_ignored(SIGHUP) {
             caught.add_signal(SIGHUP).context(CANNOT_HANDLE)?;
         }
         Ok(Self {
             caught,
-            // Looked at now: while the terminal hangs up it may be gone already.
+            // Tested now: when the terminal hangs up, it may already be gone.
             has_terminal: File::open("/dev/tty").is_ok(),
         })
     }
 
-    /// Has every signal do what it does in a program that catches none.
+    /// Gives every signal its default action.
     pub(crate) fn leave_to_default(mut self) -> Result<()> {
         start_thread(move || {
             for signal in self.caught.forever() {
-                // It ends the process, or there is nothing that could be done about it.
+                // It ends the process; otherwise nothing can be done.
                 let _ = emulate_default_handler(signal);
             }
         })
     }
 
-    /// Starts the thread that has `tell` know of every request.
+    /// Starts the thread that calls `tell` for every request.
     pub(crate) fn watch(
         mut self,
         diagnostics: Diagnostics,
@@ -128,19 +128,19 @@ impl Signals {
 }
 
 impl Progress {
-    /// There is something to undo from now on, or a client that may have connected: a signal no longer
-    /// ends the process on the spot.
+    /// From now on there may be something to undo, or a client: a signal no longer ends the process at
+    /// once.
     pub(crate) fn running(&self) {
         *self.lock() = Phase::Running;
     }
 
-    /// The relay no longer listens to requests: a further one ends the process with `status`.
+    /// From now on the relay ignores requests: another one ends the process with `status`.
     pub(crate) fn ending(&self, status: u8) {
         *self.lock() = Phase::Ending(status);
     }
 
     fn stop(&self, signal: i32, diagnostics: &Diagnostics, tell: &impl Fn(Request)) {
-        // Held to the end: the relay must not go on to bind a socket's file.
+        // Locked until the process has ended: the relay must not go on and bind a socket file.
         let phase = self.lock();
         let name = signal_name(signal).unwrap_or("a signal");
         match *phase {
@@ -164,7 +164,7 @@ impl Progress {
     }
 }
 
-/// Tells a request from the same one again.
+/// Distinguishes a new request from the same one again.
 #[derive(Debug, Default)]
 struct StopRequests {
     last: Option<Instant>,
@@ -212,7 +212,7 @@ mod tests {
         assert!(!requests.is_new(start + Duration::from_millis(999)));
         let second = start + SAME_REQUEST;
         assert!(requests.is_new(second));
-        // Whoever sends many would otherwise end the process while it cuts.
+        // Otherwise a burst of signals would end the process while it resets connections.
         assert!(!requests.is_new(second + Duration::from_millis(1)));
         assert!(requests.is_new(second + SAME_REQUEST));
     }

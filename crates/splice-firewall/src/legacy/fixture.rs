@@ -6,9 +6,10 @@ use std::process::Stdio;
 
 use netlab::{Namespace, Need};
 
+use crate::action::Action;
 use crate::known::Answer;
 use crate::legacy::{Error, Names};
-use crate::rule::{Action, Chain, Rule, Step, Table};
+use crate::rule::{Chain, Rule, Step, Table};
 use crate::segment::{Connection, Device, End, Family, Hook, Segment};
 
 pub(crate) const PROGRAMS: [(Family, &str); 2] = [

@@ -1,6 +1,5 @@
-//! iptables-legacy: its tables as the kernel tells them by getsockopt(2).
+//! iptables-legacy: reads its tables by getsockopt(2).
 
-mod header;
 mod parse;
 mod socket;
 
@@ -12,15 +11,14 @@ use std::path::Path;
 
 use crate::rule::Table;
 use crate::segment::Family;
-pub(crate) use header::Header;
 
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
-/// The lists of tables of a network namespace. They are readable to root alone, but once opened they
-/// can be read without its rights.
+/// The lists of tables of a network namespace. Only root can open them; reading them afterwards needs no
+/// privilege.
 #[derive(Debug)]
 pub(crate) struct Names {
     v4: Option<File>,
@@ -34,21 +32,20 @@ pub(crate) enum Error {
     List(&'static str, io::Error),
     /// A table that is listed.
     Table(&'static str, String, io::Error),
-    /// A table that is not as the kernel makes them: what is wrong.
+    /// A table that is malformed: what is wrong with it.
     Malformed(&'static str, String, &'static str),
 }
 
-/// The lists of this thread's network namespace, which may be another than that of the process.
+/// The lists of this thread's network namespace, which may differ from that of the process.
 const NETWORK: &str = "/proc/thread-self/net";
 const IPV4_NAMES: &str = "/proc/thread-self/net/ip_tables_names";
 const IPV6_NAMES: &str = "/proc/thread-self/net/ip6_tables_names";
 
-/// The table of address translation. The kernel asks it only about a connection's first packet.
+/// The table of address translation, which sees only the first packet of a connection.
 pub(crate) const NAT: &str = "nat";
 
 impl Names {
-    /// Opens the lists of this thread's network namespace. There is none of a family whose module is
-    /// not loaded.
+    /// Opens the lists of this thread's network namespace. A family whose module is not loaded has none.
     pub(crate) fn open() -> Result<Self, Error> {
         Ok(Self {
             v4: open(IPV4_NAMES)?,
@@ -56,10 +53,10 @@ impl Names {
         })
     }
 
-    /// Reads all tables, `nat` without its rules. Call it in the network namespace that the lists were opened in;
-    /// with the capability `CAP_NET_ADMIN` in it, unless there are no tables.
+    /// Reads all tables, `nat` without its rules. Call it in the network namespace in which the lists were
+    /// opened. It needs `CAP_NET_ADMIN` there, unless there are no tables.
     ///
-    /// Only tables that are listed are asked for, because the kernel creates those that are not.
+    /// It requests listed tables only, because a request would create a table that does not exist.
     pub(crate) fn tables(&self) -> Result<Vec<Table>, Error> {
         let mut tables = Vec::new();
         for (family, path, file) in [
@@ -108,7 +105,7 @@ fn table(family: Family, name: &str) -> Result<Table, Error> {
 fn open(path: &'static str) -> Result<Option<File>, Error> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
-        // Not that /proc is not mounted.
+        // If /proc is mounted, the module is not loaded.
         Err(error) if error.kind() == io::ErrorKind::NotFound && Path::new(NETWORK).is_dir() => {
             Ok(None)
         }
@@ -116,7 +113,7 @@ fn open(path: &'static str) -> Result<Option<File>, Error> {
     }
 }
 
-/// Reads a file of `/proc` from its beginning, wherever it was read before.
+/// Reads a file of `/proc` from its start, whatever has been read before.
 fn list(file: &File) -> io::Result<String> {
     let mut bytes = Vec::new();
     let mut part = [0; 4096];

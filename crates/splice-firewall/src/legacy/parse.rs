@@ -1,21 +1,21 @@
-//! From the kernel's memory of a table to chains and rules.
+//! Parses the kernel's image of a table into chains and rules.
 //!
-//! A table is one row of entries: for each hook its rules and, last, its policy; then the chains of
-//! users, each led by an entry with the target ERROR that holds its name and ended by an
-//! unconditional RETURN; at the end one more ERROR. Jumps name their target by its offset.
+//! A table is a sequence of entries. First come the chains of the hooks, each with its rules and its
+//! policy. User-defined chains follow: an entry with the target ERROR holds the name, and an unconditional
+//! RETURN ends the chain. One more ERROR ends the table. A jump contains the offset of its target.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::legacy::header::Header;
+use crate::action::Action;
 use crate::legacy::socket::{Blob, HOOKS};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table, Test};
+use crate::rule::{Base, Chain, Rule, Step, Table, Test};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
-use crate::xt::{self, Info};
+use crate::xt::{self, Header, Info, Match};
 
-/// Names of the chains of hooks, by the number of the hook (`NF_INET_*`), and which of them segments
-/// of this host meet.
+/// Names of the chains of hooks, by the number of the hook (`NF_INET_*`), with the hook if segments of this
+/// host pass it.
 const BASES: [(&str, Option<Hook>); HOOKS] = [
     ("PREROUTING", Some(Hook::Prerouting)),
     ("INPUT", Some(Hook::Input)),
@@ -24,7 +24,7 @@ const BASES: [(&str, Option<Hook>); HOOKS] = [
     ("POSTROUTING", Some(Hook::Postrouting)),
 ];
 
-/// Where the hooks of a table stand among others (`enum nf_ip_hook_priorities`).
+/// The priority of a table's hooks (`enum nf_ip_hook_priorities`).
 pub(super) fn priority(table: &str) -> i32 {
     match table {
         "raw" => -300,
@@ -70,10 +70,10 @@ pub(super) fn table(family: Family, name: &str, blob: &Blob) -> Result<Table, &'
     })
 }
 
-/// Which entries make a chain.
+/// The entries of a chain.
 struct Span {
     name: String,
-    /// `None` for a chain of users, `Some(None)` for that of a hook that no segment meets.
+    /// `None` for a user-defined chain, `Some(None)` for the chain of a hook that no segment passes.
     base: Option<Option<Base>>,
     /// Without the policy or the RETURN at its end.
     rules: Range<usize>,
@@ -136,7 +136,7 @@ fn spans(entries: &[Entry<'_>], blob: &Blob, priority: i32) -> Result<Vec<Span>,
     Ok(spans)
 }
 
-/// Where things stand in `struct ipt_entry` and `struct ip6t_entry`, whose counters are `__u64`.
+/// Offsets in `struct ipt_entry` and `struct ip6t_entry`, whose counters are `__u64`.
 struct Layout {
     family: Family,
     target_offset: usize,
@@ -167,7 +167,7 @@ impl Layout {
             Family::Ipv4 => 88,
             Family::Ipv6 => 140,
         };
-        // Behind it: next_offset (__u16) and comefrom (unsigned int).
+        // next_offset (__u16) and comefrom (unsigned int) follow.
         let counters = (target_offset + 8).next_multiple_of(align_of::<u64>());
         Self {
             family,
@@ -213,7 +213,7 @@ impl Layout {
     }
 }
 
-/// A rule as it lies there.
+/// A rule in the image.
 struct Entry<'a> {
     offset: usize,
     next: usize,
@@ -231,7 +231,7 @@ struct Extension<'a> {
 }
 
 impl<'a> Extension<'a> {
-    /// Reads the first, and returns what follows it.
+    /// Reads the first extension, and returns the rest.
     fn decode(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let length: usize = Info(bytes).u16(0)?.into();
         let (this, behind) = bytes.split_at_checked(length)?;
@@ -246,7 +246,7 @@ impl<'a> Extension<'a> {
 }
 
 impl Entry<'_> {
-    /// The name of the chain that it leads.
+    /// The name of the chain that starts here.
     fn error_name(&self) -> Option<String> {
         (self.target.name == ERROR).then(|| text(self.target.info))
     }
@@ -271,18 +271,14 @@ impl Entry<'_> {
     ) -> Result<Vec<Step>, &'static str> {
         let mut steps = vec![Step::Test(Test::Header(self.header.clone()))];
         for one in &self.matches {
-            steps.extend(xt::steps_of_match(
-                family,
-                &one.name,
-                one.revision,
-                one.info,
-            ));
+            let asked = Match::decode(family, &one.name, one.revision, one.info);
+            steps.extend(Step::of_match(asked));
         }
         steps.extend(self.action(chain_at)?.map(Step::Act));
         Ok(steps)
     }
 
-    /// As `ipt_do_table` does; `None` for going on with the next rule.
+    /// The action, as in `ipt_do_table`; `None` continues with the next rule.
     fn action(&self, chain_at: &HashMap<usize, usize>) -> Result<Option<Action>, &'static str> {
         if self.target.name != STANDARD {
             return Ok(Some(xt::target(&self.target.name)));
@@ -315,7 +311,7 @@ impl Entry<'_> {
     }
 }
 
-/// Text that ends with the first zero.
+/// A NUL-terminated string.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()

@@ -1,4 +1,4 @@
-//! What the kernel tells of a table by getsockopt(2): `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`.
+//! Reads a table by getsockopt(2): `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`.
 
 #![allow(
     unsafe_code,
@@ -19,11 +19,11 @@ const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
 /// `XT_TABLE_MAXNAMELEN`.
 const NAME_BYTES: usize = 32;
-/// `sizeof(struct ipt_getinfo)`, whose fields are all `unsigned int` behind the name.
+/// `sizeof(struct ipt_getinfo)`: after the name, all fields are `unsigned int`.
 const INFO_BYTES: usize = NAME_BYTES + 13 * size_of::<u32>();
 /// Offset of `entrytable` in `struct ipt_get_entries`: the entries hold `__u64`.
 const ENTRIES_OFFSET: usize = (NAME_BYTES + size_of::<u32>()).next_multiple_of(align_of::<u64>());
-/// How often a table may change between the two calls.
+/// How often to retry if the table changes between the two calls.
 const MOST_ATTEMPTS: u32 = 16;
 
 /// A table as the kernel keeps it.
@@ -43,10 +43,10 @@ pub(super) struct HookOffsets {
 /// `NF_INET_NUMHOOKS`.
 pub(super) const HOOKS: usize = 5;
 
-/// Reads a table of this thread's network namespace. The kernel creates one that is not there, if it
-/// can, so `name` must be one that it lists. Needs `CAP_NET_ADMIN`.
+/// Reads a table of this thread's network namespace. The kernel creates a missing table if it can, so
+/// `name` must be a listed one. Needs `CAP_NET_ADMIN`.
 pub(super) fn read(family: Family, name: &str) -> io::Result<Blob> {
-    // A datagram socket does: ip_getsockopt passes options that it does not know to nf_getsockopt.
+    // A datagram socket is enough: ip_getsockopt passes unknown options to nf_getsockopt.
     let family_of_socket = match family {
         Family::Ipv4 => AddressFamily::INET,
         Family::Ipv6 => AddressFamily::INET6,
@@ -59,7 +59,7 @@ pub(super) fn read(family: Family, name: &str) -> io::Result<Blob> {
     )?;
     for _ in 0..MOST_ATTEMPTS {
         match attempt(&socket, family, name) {
-            // The table has another size than a moment ago.
+            // The table's size has changed since the first call.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {}
             result => return result,
         }

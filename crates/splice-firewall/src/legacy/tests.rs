@@ -11,8 +11,9 @@ use super::fixture::{
 use super::parse;
 use super::socket::{self, Blob, HookOffsets};
 use super::{Error, Names};
+use crate::action::Action;
 use crate::known::Answer::{Maybe, No, Yes};
-use crate::rule::{Action, Base, Step};
+use crate::rule::{Base, Step};
 use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
 
@@ -26,7 +27,7 @@ fn names(namespace: &netlab::Namespace) -> [String; 2] {
 }
 
 #[test]
-fn where_there_are_no_tables_none_is_made() {
+fn reading_creates_no_table() {
     let Some(namespace) = namespace() else { return };
     assert_eq!(names(&namespace), ["", ""]);
     assert_eq!(read(&namespace).unwrap(), []);
@@ -173,7 +174,7 @@ fn chains_jumps_and_policies_are_read() {
 }
 
 #[test]
-fn of_an_unknown_address_only_the_mask_is_asked() {
+fn an_unknown_address_matches_only_an_empty_mask() {
     let Some(rules) = super::fixture::rules(
         Family::Ipv6,
         "filter",
@@ -214,7 +215,7 @@ fn a_large_table_is_read() {
 }
 
 #[test]
-fn lists_that_are_open_tell_of_tables_made_since() {
+fn open_lists_show_tables_that_were_created_since() {
     let Some(namespace) = namespace() else { return };
     let names = namespace.enter(|| Names::open().unwrap()).unwrap();
     let tables = || namespace.enter(|| names.tables().unwrap()).unwrap();
@@ -230,7 +231,7 @@ fn lists_that_are_open_tell_of_tables_made_since() {
 }
 
 #[test]
-fn without_rights_tables_are_an_error_and_no_tables_are_none() {
+fn without_privileges_tables_are_an_error_but_no_tables_are_not() {
     let Some(namespace) = namespace() else { return };
     let names = namespace.enter(|| Names::open().unwrap()).unwrap();
     // The thread that does this ends with it.
@@ -271,7 +272,7 @@ fn blobs() -> Option<Vec<(Family, Blob)>> {
 }
 
 #[test]
-fn a_table_that_is_cut_is_an_error() {
+fn a_truncated_table_is_an_error() {
     let Some(blobs) = blobs() else { return };
     for (family, blob) in blobs {
         assert!(parse::table(family, "filter", &blob).is_ok());
@@ -284,7 +285,7 @@ fn a_table_that_is_cut_is_an_error() {
 }
 
 #[test]
-fn what_a_table_cannot_be_is_an_error() {
+fn an_impossible_table_is_an_error() {
     let Some(blobs) = blobs() else { return };
     for (family, blob) in blobs {
         let with = |first: Option<u32>, policy: Option<u32>| {
@@ -318,7 +319,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn random_bytes_are_no_table_and_no_panic(
+    fn random_bytes_are_rejected_without_a_panic(
         entries in proptest::collection::vec(any::<u8>(), 0..1024),
         hooks: [Option<(u16, u16)>; 5],
     ) {
@@ -334,7 +335,7 @@ proptest! {
 }
 
 #[test]
-fn a_damaged_table_is_no_panic() {
+fn a_damaged_table_does_not_panic() {
     let Some(blobs) = blobs() else { return };
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 2048,

@@ -1,18 +1,17 @@
-//! nftables: its rule set as the kernel tells it over netlink.
+//! nftables: reads its rule set over netlink.
 
-mod evaluate;
-mod expression;
-mod set;
+mod decode;
+mod fuse;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub(crate) use self::evaluate::Registers;
-pub(crate) use self::expression::Expression;
-use self::expression::{Data, Surroundings, data, decode, together};
-use self::set::{Element, Set, Told};
+use self::decode::{TableContext, data, decode};
+use self::fuse::fused;
+use crate::action::Action;
+use crate::expression::{Data, DumpedElement, Element, Set};
 use crate::netlink::{Attributes, DumpError, Socket, string_attribute};
-use crate::rule::{Action, Base, Chain, Rule, Step, Table};
+use crate::rule::{Base, Chain, Rule, Step, Table};
 use crate::segment::{Connection, Hook};
 use crate::verdict::RuleId;
 
@@ -26,40 +25,40 @@ mod message {
     pub(super) const GET_GENERATION: u8 = 16;
 }
 
-/// How often a rule set is read that changes while it is read.
+/// How often to read a rule set that changes while it is read.
 const TRIES: u32 = 20;
 
 /// Tables by family and name.
 type Key = (u8, String);
 
-/// A chain as it is told, before its rules are known.
-struct ToldChain {
+/// A chain of a dump, before its rules are known.
+struct DumpedChain {
     name: String,
     base: Option<Base>,
     entered: Option<Entered>,
 }
 
-/// What packets a chain is called for.
+/// The packets that a chain is called for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
-    /// The first of each connection (type `nat`).
+    /// The first packet of each connection (type `nat`).
     First,
     All,
 }
 
-/// All tables that IP packets of this host may meet.
+/// All tables that may see IP packets of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ruleset {
     pub(crate) tables: Vec<Table>,
-    /// Where marks are set that packets of a connection may come with, though its walk does not come by.
+    /// Rules outside of a connection's walk whose marks its packets may carry.
     pub(crate) marks_elsewhere: Vec<Elsewhere>,
-    /// There are chains that translate the addresses of new connections.
+    /// Some chain translates the addresses of new connections.
     pub(crate) translates: bool,
-    /// Each change makes a new one.
+    /// Changes with every change of the rules.
     pub(crate) generation: u32,
 }
 
-/// Where rules are that a connection's packets may have met before this host's own hooks.
+/// A place where a connection's packets may have passed rules before this host's own hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elsewhere {
     /// On a bridge.
@@ -69,7 +68,7 @@ pub(crate) enum Elsewhere {
 }
 
 impl Ruleset {
-    /// Whether packets of a connection may come with a mark that its walk does not see set.
+    /// Whether packets of a connection may carry a mark that no rule of its walk has set.
     pub(crate) fn may_mark(&self, connection: &Connection) -> bool {
         let mut all = self.marks_elsewhere.iter();
         all.any(|elsewhere| match (elsewhere, &connection.device) {
@@ -90,7 +89,7 @@ pub(crate) fn read(socket: &mut Socket) -> Result<Ruleset, DumpError> {
                 return Ok(ruleset);
             }
             Ok(_) | Err(DumpError::Changed) => {}
-            // What was told of may be gone a moment later.
+            // An object of the dump may be gone a moment later.
             Err(_) if generation(socket)? != before => {}
             Err(error) => return Err(error),
         }
@@ -98,7 +97,7 @@ pub(crate) fn read(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     Err(DumpError::Changed)
 }
 
-/// The number of the present generation of rules; each change of any makes a new one.
+/// The generation of the rule set, which changes with every change of the rules.
 pub(crate) fn generation(socket: &mut Socket) -> Result<u32, DumpError> {
     let mut found = 0;
     socket.get(message::GET_GENERATION, |message| {
@@ -109,7 +108,7 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, DumpError> {
 
 fn ruleset(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     let active = active_tables(socket)?;
-    let mut chains: HashMap<Key, Vec<ToldChain>> = HashMap::new();
+    let mut chains: HashMap<Key, Vec<DumpedChain>> = HashMap::new();
     socket.dump(message::GET_CHAIN, 0, &[], |message| {
         let attributes = message.attributes;
         if let (Some(table), Some(name)) = (attributes.text(1), attributes.text(3)) {
@@ -120,7 +119,7 @@ fn ruleset(socket: &mut Socket) -> Result<Ruleset, DumpError> {
                 true => Entered::First,
                 false => Entered::All,
             });
-            of_table.push(ToldChain {
+            of_table.push(DumpedChain {
                 name,
                 base,
                 entered,
@@ -128,7 +127,7 @@ fn ruleset(socket: &mut Socket) -> Result<Ruleset, DumpError> {
         }
     })?;
     chains.retain(|key, _| active.contains(key));
-    // A family that an IP packet does not meet: arp.
+    // IP packets do not pass the family arp.
     chains.retain(|(family, _), _| family_name(*family).is_some());
     let mut rules: HashMap<Key, Vec<(String, u64, Vec<u8>)>> = HashMap::new();
     socket.dump(message::GET_RULE, 0, &[], |message| {
@@ -158,7 +157,7 @@ fn ruleset(socket: &mut Socket) -> Result<Ruleset, DumpError> {
     Ok(ruleset)
 }
 
-/// Where a table sets marks without being walked for every connection.
+/// The places where a table sets marks without being walked for every connection.
 fn marks_elsewhere(family: u8, table: &Table, entered: &[Option<Entered>]) -> Vec<Elsewhere> {
     let mut found = Vec::new();
     for (at, entered) in entered.iter().enumerate() {
@@ -195,7 +194,7 @@ fn sets_marks(table: &Table, chain: usize) -> bool {
     false
 }
 
-/// `NFT_TABLE_F_DORMANT`: the table's chains are called by nobody.
+/// `NFT_TABLE_F_DORMANT`: the kernel calls none of the table's chains.
 const DORMANT: u32 = 1;
 
 fn active_tables(socket: &mut Socket) -> Result<Vec<Key>, DumpError> {
@@ -216,22 +215,22 @@ const INET: u8 = 1;
 const IPV4: u8 = 2;
 const NETDEV: u8 = 5;
 const BRIDGE: u8 = 7;
-const IPV6: u8 = expression::IPV6;
+const IPV6: u8 = decode::IPV6;
 
 fn family_name(family: u8) -> Option<&'static str> {
     match family {
         INET => Some("inet"),
         IPV4 => Some("ip"),
         NETDEV => Some("netdev"),
-        // Its rules do not decide here, but the marks that they set are kept.
+        // Its rules do not decide, but packets keep the marks that they set.
         BRIDGE => Some("bridge"),
         IPV6 => Some("ip6"),
         _ => None,
     }
 }
 
-/// Where a base chain is called; `None` for others, for hooks that a packet from or to this host does not
-/// pass, and for chains that translate addresses, which see a connection's first packet only.
+/// The hook of a base chain. `None` for other chains, for hooks that packets from or to this host do not
+/// pass, and for chains of type nat, which see a connection's first packet only.
 fn base(family: u8, attributes: Attributes<'_>) -> Option<Base> {
     let hook = attributes.nested(4)?;
     if attributes.text(7).is_some_and(|kind| kind == "nat") {
@@ -249,7 +248,7 @@ fn base(family: u8, attributes: Attributes<'_>) -> Option<Base> {
     };
     let mut devices = Vec::from_iter(hook.text(3));
     if let Some(list) = hook.nested(4) {
-        // A prefix (6.16) stands for every device whose name begins so.
+        // A prefix (6.16) matches every device whose name starts with it.
         devices.extend(list.each().map(|(kind, name)| {
             let name = crate::netlink::text(name);
             if kind == DEVICE_PREFIX {
@@ -276,7 +275,7 @@ const DEVICE_PREFIX: u16 = 2;
 fn table(
     socket: &mut Socket,
     key: &Key,
-    told: Vec<ToldChain>,
+    told: Vec<DumpedChain>,
     rules: Vec<(String, u64, Vec<u8>)>,
 ) -> Result<Table, DumpError> {
     let (family, name) = key;
@@ -288,14 +287,14 @@ fn table(
     let chain_by_name = |name: &str| by_name.get(name).copied();
     let fed = fed_sets(&rules);
     let sets = sets(socket, key, &fed, &chain_by_name)?;
-    let at = Surroundings {
+    let at = TableContext {
         family: *family,
         chain_by_name: &chain_by_name,
         set_by_name: &|name| sets.get(name).cloned(),
     };
     let mut chains: Vec<Chain> = told
         .into_iter()
-        .map(|ToldChain { name, base, .. }| Chain {
+        .map(|DumpedChain { name, base, .. }| Chain {
             name,
             base,
             rules: Vec::new(),
@@ -303,7 +302,7 @@ fn table(
         .collect();
     for (chain, handle, expressions) in rules {
         let Some(chain) = chain_by_name(&chain).and_then(|index| chains.get_mut(index)) else {
-            // It is newer than the chains: the generation tells.
+            // The rule is newer than the dump of the chains: the generation has changed.
             return Err(DumpError::Changed);
         };
         let expressions = Attributes::of(&expressions).each();
@@ -312,7 +311,7 @@ fn table(
             .collect();
         chain.rules.push(Rule {
             id: RuleId::Handle(handle),
-            steps: together(steps),
+            steps: fused(steps),
         });
     }
     Ok(Table {
@@ -322,12 +321,12 @@ fn table(
     })
 }
 
-/// The sets that rules add elements to or delete them from. nft flags only those that it makes together with
-/// such a rule.
+/// The sets to which rules add elements, or from which they delete them. nft flags only sets that it creates
+/// together with such a rule.
 fn fed_sets(rules: &[(String, u64, Vec<u8>)]) -> Vec<String> {
     let of_rule = |(_, _, expressions): &(String, u64, Vec<u8>)| {
         let each = Attributes::of(expressions).each();
-        each.filter_map(|(_, expression)| expression::fed_set(Attributes::of(expression)))
+        each.filter_map(|(_, expression)| decode::fed_set(Attributes::of(expression)))
             .collect::<Vec<_>>()
     };
     rules.iter().flat_map(of_rule).collect()
@@ -337,7 +336,7 @@ fn fed_sets(rules: &[(String, u64, Vec<u8>)]) -> Vec<String> {
 const SET_INTERVAL: u32 = 0x4;
 const SET_EVAL: u32 = 0x20;
 
-struct ToldSet {
+struct DumpedSet {
     name: String,
     flags: u32,
     key_bytes: usize,
@@ -368,7 +367,7 @@ fn sets(
             .filter_map(|(_, field)| Attributes::of(field).u32(1))
             .map(|bytes| bytes as usize)
             .collect();
-        told.push(ToldSet {
+        told.push(DumpedSet {
             name,
             flags: attributes.u32(3).unwrap_or(0),
             key_bytes,
@@ -379,7 +378,7 @@ fn sets(
     for set in told {
         let mut of_set = of_table.clone();
         of_set.extend(string_attribute(2, &set.name));
-        let at = Surroundings {
+        let at = TableContext {
             family: *family,
             chain_by_name,
             set_by_name: &|_| None,
@@ -408,7 +407,7 @@ fn sets(
 const INTERVAL_END: u32 = 1;
 const CATCH_ALL: u32 = 2;
 
-fn element(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Told> {
+fn element(attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<DumpedElement> {
     let flags = attributes.u32(3).unwrap_or(0);
     let is_catch_all = flags & CATCH_ALL != 0;
     let key_of = |kind| -> Option<Vec<u8>> {
@@ -437,7 +436,7 @@ fn element(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Told> {
             }
             _ => None,
         });
-    Some(Told {
+    Some(DumpedElement {
         key,
         key_end: key_of(10),
         is_end: flags & INTERVAL_END != 0,

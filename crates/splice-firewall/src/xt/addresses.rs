@@ -32,7 +32,7 @@ impl Ranges {
         })
     }
 
-    /// As `iprange_mt4` and `iprange_mt6` do.
+    /// As `iprange_mt4` and `iprange_mt6`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
         let ask = |asked: u8, inverted: u8, end: &End, (from, to): &(Address, Address)| {
             if self.flags & asked == 0 {
@@ -63,11 +63,11 @@ impl Ranges {
 pub(crate) struct AddressTypes {
     source: Types,
     destination: Types,
-    /// Only addresses of the device that the packet goes by are local.
+    /// Only addresses of the packet's device are local.
     of_device: bool,
 }
 
-/// The types of which one must be that of an address: `XT_ADDRTYPE_*`; none asks nothing.
+/// The accepted types of an address: `XT_ADDRTYPE_*`; an empty mask accepts all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Types {
     mask: u16,
@@ -83,7 +83,7 @@ mod types {
     pub(super) const MULTICAST: u16 = 1 << 5;
     pub(super) const UNREACHABLE: u16 = 1 << 7;
     pub(super) const PROHIBIT: u16 = 1 << 8;
-    /// Those that `match_type6` looks up a route for.
+    /// Types that need a route lookup in `match_type6`.
     pub(super) const OF_ROUTE: u16 = LOCAL | ANYCAST | UNREACHABLE | PROHIBIT;
 }
 
@@ -125,7 +125,7 @@ impl AddressTypes {
         })
     }
 
-    /// As `addrtype_mt_v0` and `addrtype_mt_v1` do.
+    /// As `addrtype_mt_v0` and `addrtype_mt_v1`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
         let inbound = segment.hook.is_inbound();
         self.ask(&self.source, !inbound, segment)
@@ -144,8 +144,7 @@ impl AddressTypes {
         .invert_if(asked.inverted)
     }
 
-    /// Whether an end's address is one of this host. The peer's is if the connection goes over
-    /// loopback.
+    /// Whether an end's address is local. The peer's is local if the connection uses loopback.
     fn is_local(&self, of_local_end: bool, segment: &Segment<'_>) -> Answer {
         let device = if segment.hook.is_inbound() {
             segment.in_device()
@@ -158,15 +157,14 @@ impl AddressTypes {
             DeviceAt::None | DeviceAt::Unknown => Answer::Maybe,
         };
         match is_local {
-            // It may be that of another device.
+            // It may belong to another device.
             Answer::Yes if self.of_device => Answer::Maybe,
             answer => answer,
         }
     }
 }
 
-/// An address has one type (`inet_dev_addr_type`): that of one end of a connection is local or
-/// unicast.
+/// An address has exactly one type (`inet_dev_addr_type`): an end of a connection is local or unicast.
 fn ipv4(mask: u16, is_local: Answer) -> Answer {
     let within = |bit: u16| Answer::from(mask & bit != 0);
     match is_local {
@@ -177,8 +175,8 @@ fn ipv4(mask: u16, is_local: Answer) -> Answer {
     }
 }
 
-/// As `match_type6` asks: every local address is unicast as well, and of the types that are looked
-/// up one must hold.
+/// As `match_type6`: every local address is also unicast, and one of the types that were looked up must
+/// match.
 fn ipv6(mask: u16, is_local: Answer) -> Answer {
     if mask & (types::MULTICAST | types::UNSPEC) != 0 {
         return Answer::No;

@@ -7,7 +7,7 @@ use crate::xt::Info;
 /// `struct xt_conntrack_mtinfo1` to `3`, as far as its answers are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Conntrack {
-    /// What is asked: `XT_CONNTRACK_*`.
+    /// The tested fields: `XT_CONNTRACK_*`.
     asked: u16,
     inverted: u16,
     states: u16,
@@ -21,7 +21,7 @@ mod ask {
     pub(super) const PROTOCOL: u16 = 1 << 1;
     pub(super) const STATUS: u16 = 1 << 6;
     pub(super) const DIRECTION: u16 = 1 << 12;
-    /// `XT_CONNTRACK_STATE_ALIAS`: the rule was written with `-m state`; it asks nothing.
+    /// `XT_CONNTRACK_STATE_ALIAS`: the rule was written with `-m state`. It tests nothing.
     pub(super) const STATE_ALIAS: u16 = 1 << 13;
 }
 
@@ -29,8 +29,8 @@ mod ask {
 mod state {
     /// `XT_CONNTRACK_STATE_BIT(IP_CT_ESTABLISHED)`, and the same in `-m state`.
     pub(super) const ESTABLISHED: u16 = 1 << 1;
-    /// `XT_CONNTRACK_STATE_SNAT` and `XT_CONNTRACK_STATE_DNAT`, which a connection has beside its
-    /// state.
+    /// `XT_CONNTRACK_STATE_SNAT` and `XT_CONNTRACK_STATE_DNAT`, which a connection has in addition to
+    /// its state.
     pub(super) const TRANSLATED: u16 = (1 << 6) | (1 << 7);
 }
 
@@ -62,15 +62,15 @@ impl Conntrack {
         Some(Self {
             asked: ask::STATE,
             inverted: 0,
-            // It knows nothing of address translation: bit 6 is `XT_STATE_UNTRACKED`.
+            // It does not support address translation: bit 6 is `XT_STATE_UNTRACKED`.
             states: states & !state::TRANSLATED,
             statuses: 0,
             protocol: 0,
         })
     }
 
-    /// As `conntrack_mt` does with an entry whose state is ESTABLISHED. Addresses and ports are not
-    /// known, because they may be translated.
+    /// As `conntrack_mt` with an entry in the state ESTABLISHED. Addresses and ports are unknown, because
+    /// they may be translated.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
         if !segment.is_tracked {
             return Answer::Maybe;
@@ -102,7 +102,7 @@ impl Conntrack {
     }
 }
 
-/// Whether one of the bits in `mask` is set, of which some are known to be and some may be.
+/// Whether a bit of `mask` is set, given the bits that are known to be set and those that may be.
 fn one_of(mask: u16, set: u16, perhaps: u16) -> Answer {
     if mask & set != 0 {
         Answer::Yes

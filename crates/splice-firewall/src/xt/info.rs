@@ -1,6 +1,6 @@
-//! The data of a match or target (`struct xt_*_info`), which the kernel hands out as its memory.
+//! The data of a match or target (`struct xt_*_info`), in the kernel's memory layout.
 
-/// Fields are read by their offset in the structure; a field behind the end is `None`.
+/// Reads fields by their offset in the structure; a field past the end is `None`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Info<'a>(pub(crate) &'a [u8]);
 

@@ -1,20 +1,21 @@
 //! Matches and targets of iptables, in legacy tables and within nftables (`nft_compat`).
 //!
-//! Both hand out the same structures, those of `linux/netfilter/xt_*.h`, `linux/netfilter_ipv4/` and
-//! `linux/netfilter_ipv6/`. What the kernel does with them is taken from the match functions of
-//! Linux 6.18 (`net/netfilter/xt_*.c`).
+//! Both use the structures of `linux/netfilter/xt_*.h`, `linux/netfilter_ipv4/` and
+//! `linux/netfilter_ipv6/`. Their meaning follows the match functions of Linux 6.18
+//! (`net/netfilter/xt_*.c`).
 
 mod addresses;
 mod conntrack;
+mod header;
 mod info;
 mod ports;
 mod target;
 
 use crate::known::Answer;
-use crate::rule::{Action, Step, Test};
 use crate::segment::{DeviceAt, Family, Segment};
 use addresses::{AddressTypes, Ranges};
 use conntrack::Conntrack;
+pub(crate) use header::Header;
 pub(crate) use info::Info;
 use ports::{Multiport, Tcp};
 pub(crate) use target::target;
@@ -25,38 +26,32 @@ mod tests;
 /// `-m NAME`, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    /// It has the same answer for every segment of an established TCP connection.
+    /// The same answer for every segment of an established TCP connection.
     Fixed(bool),
     Conntrack(Conntrack),
     Tcp(Tcp),
     Multiport(Multiport),
     Ranges(Ranges),
     AddressTypes(AddressTypes),
-    /// What is asked of the mark, answered for a packet without one.
+    /// The answer for a packet without a mark.
     Mark(bool),
-    /// Whether the route to the source leaves by the device the segment came in on.
+    /// Whether the route to the source uses the device that received the segment.
     ReversePath {
         inverted: bool,
     },
-    /// It may match or not, and does nothing else.
+    /// It may match, and has no side effect.
     Opaque(String),
-    /// Asking it changes something: what, as [`Action::Effect`] says it.
+    /// It has a side effect, in the words of [`Action::Effect`](crate::action::Action::Effect).
     Stateful {
         name: String,
         effect: &'static str,
     },
-    /// Nobody knows whether it only matches.
+    /// It may have side effects.
     Foreign(String),
 }
 
-/// The steps of a match. One that changes something does so wherever the rule's earlier steps match,
-/// whether or not it matches itself.
-pub(crate) fn steps_of_match(family: Family, name: &str, revision: u8, info: &[u8]) -> Vec<Step> {
-    Match::decode(family, name, revision, info).into_steps()
-}
-
 impl Match {
-    /// Reads what the kernel keeps of a match (`struct xt_entry_match`): its name, revision and data.
+    /// Decodes a match (`struct xt_entry_match`) from its name, revision and data.
     pub(crate) fn decode(family: Family, name: &str, revision: u8, info: &[u8]) -> Self {
         let opaque = || Self::Opaque(name.into());
         let info = Info(info);
@@ -73,18 +68,17 @@ impl Match {
             }),
             ("mark", 1) => unmarked(info).map(Self::Mark),
             ("policy", 0) => without_ipsec(info).map(Self::Fixed),
-            // Only a SYN has the option; xt_tcpmss takes a packet without it for one that does not
-            // match.
+            // Only a SYN has the option. xt_tcpmss does not match a packet without it.
             ("tcpmss", 0) => info.u8(4).map(|inverted| Self::Fixed(inverted != 0)),
             ("ipv6header", 0) => without_extension_headers(info).map(Self::Fixed),
             ("comment", _) => Some(Self::Fixed(true)),
-            // Of another protocol.
+            // Matches of other protocols.
             (
                 "udp" | "udplite" | "icmp" | "icmp6" | "sctp" | "dccp" | "esp" | "ah" | "ipcomp"
                 | "mh",
                 _,
             ) => Some(Self::Fixed(false)),
-            // Without the extension header they do not match; what they can invert are fields of it.
+            // They do not match without the extension header, and invert only fields of it.
             ("rt" | "frag" | "hbh" | "dst" | "srh", _) if family == Family::Ipv6 => {
                 Some(Self::Fixed(false))
             }
@@ -98,21 +92,8 @@ impl Match {
                 None => Self::Foreign(name.into()),
             }),
         }
-        // Shorter than its structure: not what these revisions are here.
+        // The data is shorter than the structure: an unknown layout of this revision.
         .unwrap_or_else(|| Self::Foreign(name.into()))
-    }
-
-    pub(crate) fn into_steps(self) -> Vec<Step> {
-        match self {
-            Self::Stateful { effect, .. } => vec![
-                Step::Act(Action::Effect(effect.into())),
-                Step::Test(Test::Match(self)),
-            ],
-            Self::Foreign(name) => vec![Step::Act(Action::Opaque(format!(
-                "is of a kind that is not understood (xt match {name})"
-            )))],
-            _ => vec![Step::Test(Test::Match(self))],
-        }
     }
 
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
@@ -125,8 +106,7 @@ impl Match {
             Self::Multiport(multiport) => multiport.holds(segment),
             Self::Ranges(ranges) => ranges.holds(segment),
             Self::AddressTypes(types) => types.holds(segment),
-            // An engine takes a connection only if its route leaves by the device that its segments
-            // come in on.
+            // An engine takes a connection only if its route uses the device that receives its segments.
             Self::ReversePath { inverted } => match segment.in_device() {
                 DeviceAt::Known(_) => Answer::Yes.invert_if(*inverted),
                 DeviceAt::None | DeviceAt::Unknown => Answer::Maybe,
@@ -141,7 +121,7 @@ mod rpfilter {
     pub(super) const INVERT: u8 = 1 << 3;
 }
 
-/// Matches of the kernel (Linux 6.18) whose answer is not known, and which change nothing.
+/// Matches of the kernel (Linux 6.18) without side effects, whose answer is unknown.
 const ONLY_MATCH: [&str; 40] = [
     "addrtype",
     "bpf",
@@ -185,14 +165,14 @@ const ONLY_MATCH: [&str; 40] = [
     "u32",
 ];
 
-/// What a match changes when it is asked.
+/// The side effect of a match.
 fn effect(name: &str, revision: u8, info: Info<'_>) -> Option<&'static str> {
     match name {
         "limit" | "hashlimit" => Some("counts against a limit"),
         "quota" => Some("counts against a quota"),
         "connlimit" => Some("counts connections"),
         "nfacct" | "statistic" => Some("counts packets"),
-        // `check_set` of struct xt_recent_mtinfo; XT_RECENT_CHECK alone only looks.
+        // `check_set` of struct xt_recent_mtinfo; XT_RECENT_CHECK alone only reads.
         "recent" if info.u8(8) != Some(1 << 0) => Some("changes a list of recent addresses"),
         // `options` of struct xt_connlabel_mtinfo: XT_CONNLABEL_OP_SET.
         "connlabel" if info.u16(2).is_none_or(|options| options & (1 << 1) != 0) => {
@@ -206,8 +186,8 @@ fn effect(name: &str, revision: u8, info: Info<'_>) -> Option<&'static str> {
 }
 
 /// Whether a match of an ipset depends on the counters of its elements (`struct
-/// xt_set_info_match_v3` and `_v4`: `packets.op` and `bytes.op` are not `IPSET_COUNTER_NONE`). That
-/// every match may raise them is no more than a rule's own counters do.
+/// xt_set_info_match_v3` and `_v4`: `packets.op` and `bytes.op` are not `IPSET_COUNTER_NONE`). Counting
+/// alone is no side effect, like a rule's own counters.
 fn asks_counters(revision: u8, info: Info<'_>) -> bool {
     let operations = match revision {
         0..=2 => return false,
@@ -217,28 +197,28 @@ fn asks_counters(revision: u8, info: Info<'_>) -> bool {
     operations.iter().any(|at| info.u8(*at) != Some(0))
 }
 
-/// Whether a BPF match is a loaded program, which may do more than look (`mode` of `struct
-/// xt_bpf_info_v1` is not `XT_BPF_MODE_BYTECODE`); classic BPF cannot.
+/// Whether a BPF match is an eBPF program, which may have side effects (`mode` of `struct xt_bpf_info_v1` is
+/// not `XT_BPF_MODE_BYTECODE`); classic BPF has none.
 fn is_bpf_object(name: &str, revision: u8, info: Info<'_>) -> bool {
     name == "bpf" && revision > 0 && info.u16(0) != Some(0)
 }
 
-/// `struct xt_mark_mtinfo1` asked of a packet whose mark is 0. So they all are: who sets a mark on a
-/// socket or by a rule is refused for it.
+/// The answer of `struct xt_mark_mtinfo1` for a packet whose mark is 0. Spliced packets have no mark: a
+/// connection with a marked socket, or with a rule that sets marks, is refused.
 fn unmarked(info: Info<'_>) -> Option<bool> {
     let (mark, inverted) = (info.u32(0)?, info.u8(8)? != 0);
     Some((mark == 0) != inverted)
 }
 
-/// `struct xt_policy_info` asked of a packet without IPsec; a connection with it is refused
-/// elsewhere.
+/// The answer of `struct xt_policy_info` for a packet without IPsec. The engine refuses connections with
+/// IPsec.
 fn without_ipsec(info: Info<'_>) -> Option<bool> {
     /// `XT_POLICY_MATCH_NONE`.
     const NONE: u16 = 0x4;
     Some(info.u16(304)? & NONE != 0)
 }
 
-/// `struct ip6t_ipv6header_info` asked of a packet that has none but TCP's (`MASK_PROTO`).
+/// The answer of `struct ip6t_ipv6header_info` for a packet with the header of TCP only (`MASK_PROTO`).
 fn without_extension_headers(info: Info<'_>) -> Option<bool> {
     const THERE: u8 = 1;
     let (wanted, inverted, soft) = (info.u8(0)?, info.u8(1)?, info.u8(2)? != 0);

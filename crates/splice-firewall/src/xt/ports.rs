@@ -9,7 +9,7 @@ use crate::xt::Info;
 pub(crate) struct Tcp {
     source: Range,
     destination: Range,
-    /// A TCP option that must be there; 0 for none.
+    /// A required TCP option; 0 for none.
     option: u8,
     flags_mask: u8,
     flags: u8,
@@ -24,7 +24,7 @@ mod inverted {
     pub(super) const OPTION: u8 = 0x08;
 }
 
-/// Where the flags stand in a TCP header.
+/// The offset of the flags in a TCP header.
 const FLAGS_OFFSET: usize = 13;
 
 impl Tcp {
@@ -39,7 +39,7 @@ impl Tcp {
         })
     }
 
-    /// As `tcp_mt` does.
+    /// As `tcp_mt`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
         let inverted = |bit: u8| self.inverted & bit != 0;
         let source = self.source.has(segment.source());
@@ -49,7 +49,7 @@ impl Tcp {
             .part(FLAGS_OFFSET, 1)
             .and_xor(&[self.flags_mask], &[0])
             .equals(&[self.flags]);
-        // Which options a segment has is not known, nor does the inversion help.
+        // The options of a segment are unknown, and so is the inverse.
         let option = match self.option {
             0 => Answer::Yes,
             _ => Answer::Maybe.invert_if(inverted(inverted::OPTION)),
@@ -100,7 +100,7 @@ impl Multiport {
             if starts_range[at] != 0 {
                 at += 1;
             }
-            // A range whose end is missing does not come from iptables.
+            // iptables writes no range without an end.
             ranges.push(Range(*from, *ports.get(at)?));
             at += 1;
         }
@@ -111,7 +111,7 @@ impl Multiport {
         })
     }
 
-    /// As `multiport_mt` does.
+    /// As `multiport_mt`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
         let any = |end: &End| {
             self.ranges
@@ -130,7 +130,7 @@ impl Multiport {
 /// `XT_MULTI_PORTS`.
 const MOST_PORTS: usize = 15;
 
-/// Ports from the first to the second.
+/// An inclusive range of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range(u16, u16);
 

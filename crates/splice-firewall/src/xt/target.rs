@@ -1,9 +1,9 @@
-//! Targets: `-j NAME`, but for chains and the standard verdicts.
+//! Targets: `-j NAME`, except chains and the standard verdicts.
 
-use crate::rule::Action;
+use crate::action::Action;
 
-/// What a target does to a segment of an established TCP connection (`struct xt_entry_target`). Its
-/// data is of no account: which mark or which queue it is does not matter.
+/// What a target does to a segment of an established TCP connection (`struct xt_entry_target`). Its data,
+/// such as the value of a mark, does not matter.
 pub(crate) fn target(name: &str) -> Action {
     let stop = |what: &str| Action::Stop(what.into());
     let effect = |what: &str| Action::Effect(what.into());
@@ -17,8 +17,8 @@ pub(crate) fn target(name: &str) -> Action {
         "CLASSIFY" => effect("sets a priority"),
         "CT" | "NOTRACK" => effect("tells connection tracking what to do"),
         "DSCP" | "TOS" | "TTL" | "HL" => effect("changes the IP header"),
-        // The SYN that it is meant for is found by another match. Without that it gives the option
-        // to a pure ACK as well (`tcpmss_mangle_packet`).
+        // It is meant for SYNs, which another match of the rule selects. Without that match it adds the
+        // option to a pure ACK as well (`tcpmss_mangle_packet`).
         "TCPMSS" => effect("changes the maximum segment size"),
         "ECN" | "TCPOPTSTRIP" => effect("changes the TCP header"),
         "CHECKSUM" => effect("fills in checksums"),
@@ -27,8 +27,7 @@ pub(crate) fn target(name: &str) -> Action {
         "IDLETIMER" => effect("restarts a timer"),
         "LED" => effect("lights an LED"),
         "TEE" => effect("sends a copy to another host"),
-        // Address translation is left to a table of its own, which is not walked, and whatever else
-        // there is.
+        // Includes address translation, which has a table of its own that is not walked.
         _ => Action::Opaque(format!(
             "is of a kind that is not understood (xt target {name})"
         )),

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use crate::action::Action;
 use crate::known::Answer::{Maybe, No, Yes};
 use crate::legacy::fixture::{actions, connection, holds, holds_at, rules};
-use crate::rule::{Action, Rule};
+use crate::rule::{Rule, Step};
 use crate::segment::{Connection, Device, End, Family, Hook, Segment};
-use crate::xt::{Match, steps_of_match, target};
+use crate::xt::{Match, target};
 use cases::{BOTH, Case, IPV4, IPV6};
 
 #[test]
@@ -41,7 +42,7 @@ fn check(family: Family, cases: &[Case]) {
 }
 
 #[test]
-fn what_is_not_known_of_a_connection_makes_a_maybe() {
+fn an_unknown_property_of_a_connection_makes_a_match_maybe() {
     let cases: &[Case] = &[
         ("-p tcp --dport 80", Maybe, Maybe),
         ("-p tcp --sport 0:65535", Yes, Yes),
@@ -77,7 +78,7 @@ fn what_is_not_known_of_a_connection_makes_a_maybe() {
 }
 
 #[test]
-fn over_loopback_both_ends_are_local() {
+fn on_loopback_both_ends_are_local() {
     for family in [Family::Ipv4, Family::Ipv6] {
         let options = ["--src-type LOCAL", "--dst-type LOCAL"];
         let options = options.map(|types| format!("-m addrtype {types}"));
@@ -100,7 +101,7 @@ fn over_loopback_both_ends_are_local() {
 }
 
 #[test]
-fn the_direction_is_that_of_the_opener() {
+fn the_original_direction_is_that_of_the_opener() {
     let Some(rules) = rules(Family::Ipv4, "mangle", &["-m conntrack --ctdir ORIGINAL"]) else {
         return;
     };
@@ -111,7 +112,7 @@ fn the_direction_is_that_of_the_opener() {
 }
 
 #[test]
-fn before_connection_tracking_nothing_is_known_of_the_state() {
+fn before_connection_tracking_the_state_is_unknown() {
     let option = ["-m conntrack --ctstate ESTABLISHED"];
     let Some(raw) = rules(Family::Ipv4, "raw", &option) else {
         return;
@@ -133,7 +134,7 @@ fn before_connection_tracking_nothing_is_known_of_the_state() {
 }
 
 #[test]
-fn a_match_that_changes_something_is_an_effect() {
+fn a_match_with_a_side_effect_is_an_effect() {
     let cases = [
         ("-m limit --limit 1/s", "counts against a limit"),
         (
@@ -174,7 +175,7 @@ fn a_match_that_changes_something_is_an_effect() {
 }
 
 #[test]
-fn targets_are_known() {
+fn every_target_has_its_action() {
     let stop = |what: &str| Action::Stop(what.into());
     let effect = |what: &str| Action::Effect(what.into());
     let both = [
@@ -278,13 +279,13 @@ fn targets_are_known() {
 }
 
 #[test]
-fn what_nobody_knows_is_opaque() {
+fn an_unknown_match_or_target_is_opaque() {
     let opaque = |what| Action::Opaque(format!("is of a kind that is not understood ({what})"));
     assert_eq!(target("NOVELTY"), opaque("xt target NOVELTY"));
     assert_eq!(target("DNAT"), opaque("xt target DNAT"));
     assert_eq!(
-        steps_of_match(Family::Ipv4, "novelty", 0, &[0; 64]),
-        [crate::rule::Step::Act(opaque("xt match novelty"))]
+        Step::of_match(Match::decode(Family::Ipv4, "novelty", 0, &[0; 64])),
+        [Step::Act(opaque("xt match novelty"))]
     );
     // A BPF program may do more than match.
     assert!(matches!(
@@ -298,9 +299,9 @@ fn what_nobody_knows_is_opaque() {
     ));
 }
 
-/// Older revisions, which no program loads any more.
+/// No current program loads older revisions.
 #[test]
-fn older_revisions_are_read() {
+fn older_revisions_are_decoded() {
     let connection = connection(Family::Ipv4);
     let ask = |name: &str, revision, info: &[u8], hook| {
         Match::decode(Family::Ipv4, name, revision, info).holds(&Segment::at(
@@ -332,10 +333,11 @@ fn older_revisions_are_read() {
 
 /// The program ipset, which makes the sets that such a rule needs, may be missing.
 #[test]
-fn a_set_matches_or_not_unless_it_counts() {
+fn a_set_match_has_an_effect_only_if_it_tests_counters() {
     let mut info = [0; 48];
-    let decode =
-        |revision, info: &[u8; 48]| Match::decode(Family::Ipv4, "set", revision, info).into_steps();
+    let decode = |revision, info: &[u8; 48]| {
+        Step::of_match(Match::decode(Family::Ipv4, "set", revision, info))
+    };
     for revision in 1..=4 {
         assert_eq!(decode(revision, &info).len(), 1, "{revision}");
     }
@@ -345,7 +347,7 @@ fn a_set_matches_or_not_unless_it_counts() {
 }
 
 #[test]
-fn only_matching_names_are_listed_once() {
+fn names_without_side_effects_are_listed_once() {
     let names: BTreeSet<_> = super::ONLY_MATCH.into_iter().collect();
     assert_eq!(names.len(), super::ONLY_MATCH.len());
 }
@@ -387,7 +389,7 @@ proptest! {
             for hook in Hook::ALL {
                 decoded.holds(&Segment::at(&connection, hook, 0, false));
             }
-            prop_assert!(!decoded.into_steps().is_empty());
+            prop_assert!(!Step::of_match(decoded).is_empty());
         }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn thousand_rules() -> String {
 }
 
 #[test]
-fn there_are_a_thousand_and_they_load() {
+fn the_rule_set_has_a_thousand_rules_and_loads() {
     if !crate::can_run() {
         return;
     }

@@ -45,7 +45,7 @@ fn check_fields(entry: &Value) {
 }
 
 #[test]
-fn every_field_is_right_and_the_bytes_are_exact() {
+fn every_field_is_correct_and_the_byte_counts_are_exact() {
     const THERE: u64 = 1_234_567;
     const BACK: u64 = 2_345_678;
     /// The least that the connection lasts.
@@ -112,7 +112,7 @@ fn a_file_is_appended_to() {
 }
 
 #[test]
-fn an_entry_is_there_as_soon_as_its_connection_has_ended() {
+fn an_entry_is_written_as_soon_as_its_connection_has_ended() {
     let scratch = Scratch::new("soon").expect("a directory");
     let log = Log::below(&scratch);
     let server = Server::new().answering();
@@ -127,7 +127,7 @@ fn an_entry_is_there_as_soon_as_its_connection_has_ended() {
 }
 
 #[test]
-fn a_dash_is_standard_output() {
+fn a_dash_means_standard_output() {
     let server = Server::new().answering();
     let mut command = command(&["relay", "127.0.0.1:0", &server.address, "--access-log", "-"]);
     let mut relay = Relay::spawn(command.stdout(Stdio::piped()));
@@ -149,7 +149,7 @@ fn a_dash_is_standard_output() {
 }
 
 #[test]
-fn a_log_that_cannot_be_opened_is_said_before_anything_starts() {
+fn a_log_that_cannot_be_opened_keeps_the_relay_from_starting() {
     let scratch = Scratch::new("closed").expect("a directory");
     let path = scratch.path().join("nowhere/access.log");
     let path = path.display().to_string();
@@ -223,7 +223,7 @@ fn the_log_is_complete_after_a_signal_under_load() {
 }
 
 #[test]
-fn what_a_signal_cuts_short_has_its_entry() {
+fn a_connection_that_a_signal_resets_has_its_entry() {
     let scratch = Scratch::new("cut").expect("a directory");
     let log = Log::below(&scratch);
     let server = Server::new();
@@ -254,7 +254,7 @@ fn full_log(server: &str) -> (Relay, impl Read + use<>) {
 }
 
 #[test]
-fn a_late_reader_of_the_log_gets_all_of_it() {
+fn a_late_reader_of_the_log_gets_every_line() {
     let server = Server::new().answering();
     let (mut relay, mut stdout) = full_log(&server.address);
     relay.signal(Signal::TERM);
@@ -267,7 +267,7 @@ fn a_late_reader_of_the_log_gets_all_of_it() {
 }
 
 #[test]
-fn a_reader_of_the_log_that_does_not_read_cannot_keep_it_from_ending() {
+fn a_stalled_reader_of_the_log_does_not_prevent_shutdown() {
     let server = Server::new().answering();
     let (mut relay, stdout) = full_log(&server.address);
     relay.signal(Signal::TERM);

@@ -135,7 +135,7 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn everything_works_for_who_has_every_right() {
+fn with_every_privilege_every_engine_works() {
     let report = report(&mut command(&["doctor", "--json"]));
     assert_eq!(verdict(&report, "copy"), "yes");
     assert_eq!(verdict(&report, "pipe"), "yes");
@@ -159,7 +159,7 @@ fn everything_works_for_who_has_every_right() {
 }
 
 #[test]
-fn the_text_is_made_of_aligned_rows() {
+fn the_text_has_aligned_rows() {
     let output = examined(&mut command(&["doctor"]));
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(text.starts_with("Linux "), "{text}");
@@ -184,7 +184,7 @@ fn the_text_is_made_of_aligned_rows() {
 }
 
 #[test]
-fn who_lacks_a_capability_is_told_which() {
+fn a_missing_capability_is_named() {
     if !available(Need::Root) {
         return;
     }
@@ -227,7 +227,7 @@ fn who_lacks_a_capability_is_told_which() {
 }
 
 #[test]
-fn a_relay_without_the_capabilities_says_the_same() {
+fn a_relay_without_the_capabilities_names_them_too() {
     if !available(Need::Root) {
         return;
     }
@@ -250,7 +250,7 @@ fn a_relay_without_the_capabilities_says_the_same() {
 
 /// Without the capabilities `auto` serves all the same.
 #[test]
-fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
+fn with_auto_missing_engines_are_logged_at_debug_level() {
     if !available(Need::Root) {
         return;
     }
@@ -288,7 +288,7 @@ fn a_relay_that_may_choose_tells_at_debug_what_does_not_work() {
 }
 
 #[test]
-fn few_descriptors_are_blamed_on_their_limit() {
+fn a_low_descriptor_limit_is_named() {
     /// Enough for the loop and a listener, but for no connection.
     const TOO_FEW: usize = 7;
     let limited = |spare: usize| {
@@ -320,7 +320,7 @@ fn few_descriptors_are_blamed_on_their_limit() {
 }
 
 #[test]
-fn pipes_that_are_short_are_told_with_what_makes_them_so() {
+fn small_pipes_are_reported_with_their_limit() {
     /// A user whom no other test is.
     const USER: &str = "65533";
     /// One pipe more than the pages of `fs.pipe-user-pages-soft` make with 16 pages each, held
@@ -366,7 +366,7 @@ fn pipes_that_are_short_are_told_with_what_makes_them_so() {
 }
 
 #[test]
-fn without_a_loopback_it_says_so_and_ends() {
+fn without_loopback_the_doctor_reports_that_and_ends() {
     if !available(Need::Netns) {
         return;
     }
@@ -389,7 +389,7 @@ fn without_a_loopback_it_says_so_and_ends() {
 }
 
 #[test]
-fn a_reader_that_has_gone_away_is_no_failure() {
+fn a_closed_stdout_is_not_a_failure() {
     let mut command = Process::command("sh");
     command
         .args(["-c", r#"("$0" doctor; echo $? >&2) | true"#, BINARY])

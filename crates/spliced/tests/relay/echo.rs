@@ -37,7 +37,7 @@ fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
 }
 
 #[test]
-fn every_byte_and_the_end_of_the_stream_come_back() {
+fn every_byte_and_the_end_of_stream_are_echoed() {
     let scratch = Scratch::new("echo").expect("a directory");
     let unix = format!("unix:{}/echo", scratch.path().display());
     for engine in engines() {
@@ -56,7 +56,7 @@ fn every_byte_and_the_end_of_the_stream_come_back() {
 }
 
 #[test]
-fn the_kernel_answers_alone_with_sockmap() {
+fn with_sockmap_the_kernel_echoes_without_the_process() {
     const MESSAGES: u64 = 1000;
     if !available(Need::Bpf) {
         return;
@@ -83,7 +83,7 @@ fn the_kernel_answers_alone_with_sockmap() {
 }
 
 #[test]
-fn many_clients_have_their_own_bytes_back_at_once() {
+fn many_simultaneous_clients_get_their_own_bytes() {
     const CLIENTS: u64 = 300;
     for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--threads", "2"]);
@@ -105,7 +105,7 @@ fn many_clients_have_their_own_bytes_back_at_once() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_held_within_the_bound() {
+fn a_client_that_does_not_read_stays_within_the_memory_bound() {
     const BOUND_BYTES: usize = 16 << 20;
     for engine in engines() {
         let echo = Relay::echo("127.0.0.1:0", &["--engine", engine]);
@@ -130,13 +130,13 @@ fn a_client_that_does_not_read_is_held_within_the_bound() {
 }
 
 #[test]
-fn a_reset_ends_one_connection_and_a_signal_all() {
+fn a_reset_ends_one_echo_and_a_signal_ends_all() {
     for engine in engines() {
         let mut echo = Relay::echo("127.0.0.1:0", &["--engine", engine, "--log", "debug"]);
         let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
         exchange(&gone, Payload::new(72), 0, 1000);
         gone.reset();
-        echo.wait_told("1000 bytes back: reset by A");
+        echo.wait_told("echoed 1000 bytes to a client: reset by A");
         exchange(&client, Payload::new(73), 0, 1000);
         echo.signal(Signal::TERM);
         echo.wait_told("no longer accepting; 1 connection left");
@@ -148,7 +148,7 @@ fn a_reset_ends_one_connection_and_a_signal_all() {
 }
 
 #[test]
-fn its_connections_do_not_wait_for_more_and_poll_when_asked_to() {
+fn connections_have_nodelay_and_busy_poll_on_request() {
     /// `SO_BUSY_POLL`, of `asm-generic/socket.h`.
     const WANTED: [(&[&str], u32); 2] = [(&[], 0), (&["--busy-poll"], 10_000)];
     for (options, microseconds) in WANTED {
@@ -163,7 +163,7 @@ fn its_connections_do_not_wait_for_more_and_poll_when_asked_to() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_sentence() {
+fn an_impossible_echo_is_refused_in_one_sentence() {
     let arguments = ["echo", "127.0.0.1:0", "--engine", "segment"];
     let sentence = complaint(&mut command(&arguments), 2);
     for part in ["segment cannot splice a socket to itself", "choose another"] {

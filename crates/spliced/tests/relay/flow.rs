@@ -32,7 +32,7 @@ fn mixes(scratch: &Scratch) -> [(String, String); 4] {
 }
 
 #[test]
-fn a_peer_that_never_reads_holds_the_sender_back_within_the_bound() {
+fn back_pressure_keeps_a_pair_within_the_memory_bound() {
     /// What is read at full speed first, so that the kernel's tuning makes all buffers large.
     const WARM_UP_BYTES: u64 = 48 << 20;
     for engine in ENGINES {
@@ -82,7 +82,7 @@ fn a_peer_that_never_reads_holds_the_sender_back_within_the_bound() {
 }
 
 #[test]
-fn single_bytes_arrive_one_after_the_other() {
+fn single_bytes_arrive_in_order() {
     const BYTES: u64 = 2000;
     for engine in ENGINES {
         let server = Server::new();
@@ -152,7 +152,7 @@ fn an_end_of_stream_leaves_the_other_direction_open() {
 }
 
 #[test]
-fn both_ways_at_once_every_byte_arrives() {
+fn every_byte_arrives_in_both_directions_at_once() {
     const BYTES: u64 = 16 << 20;
     for engine in ENGINES {
         let scratch = Scratch::new("both").expect("a directory");

@@ -24,7 +24,7 @@ fn with_address(namespace: &Namespace, address: &str) {
 }
 
 #[test]
-fn a_target_that_is_the_relay_is_refused_by_each_of_its_addresses() {
+fn a_target_that_is_the_relay_is_refused_under_each_of_its_addresses() {
     if !available(Need::Netns) {
         return;
     }
@@ -63,7 +63,7 @@ fn a_target_that_is_the_relay_is_refused_by_each_of_its_addresses() {
 }
 
 #[test]
-fn a_socket_file_is_known_by_each_of_its_paths() {
+fn a_socket_file_is_recognised_under_each_of_its_paths() {
     let scratch = Scratch::new("itself").expect("a directory");
     let directory = scratch.path().join("directory");
     fs::create_dir(&directory).expect("a directory");
@@ -91,7 +91,7 @@ fn a_socket_file_is_known_by_each_of_its_paths() {
 }
 
 #[test]
-fn another_address_of_the_target_is_used() {
+fn other_addresses_of_the_target_are_used() {
     if !available(Need::Netns) {
         return;
     }
@@ -111,7 +111,7 @@ fn another_address_of_the_target_is_used() {
 }
 
 #[test]
-fn a_name_that_comes_to_stand_for_the_relay_is_refused_then() {
+fn a_name_that_later_resolves_to_the_relay_is_refused() {
     with_name_server(|names, scratch| {
         const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
         let _server = Server::on(&format!("{ELSEWHERE}:{PORT}")).answering();
@@ -137,7 +137,7 @@ fn a_name_that_comes_to_stand_for_the_relay_is_refused_then() {
 }
 
 #[test]
-fn an_address_that_comes_to_the_relays_host_is_refused_then() {
+fn an_address_that_later_becomes_local_is_refused() {
     if !available(Need::Netns) {
         return;
     }

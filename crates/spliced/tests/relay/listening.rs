@@ -22,7 +22,7 @@ fn works(address: &str, server: &Server, number: u64) {
 }
 
 #[test]
-fn a_privileged_port_without_the_right_says_which_right() {
+fn a_privileged_port_names_the_missing_capability() {
     if !available(Need::Netns) {
         return;
     }
@@ -50,7 +50,7 @@ fn a_privileged_port_without_the_right_says_which_right() {
 }
 
 #[test]
-fn a_port_in_use_is_left_to_who_has_it() {
+fn a_port_in_use_is_left_to_its_owner() {
     let server = Server::new();
     for threads in ["1", "4"] {
         let mut second = command(&[
@@ -68,7 +68,7 @@ fn a_port_in_use_is_left_to_who_has_it() {
 }
 
 #[test]
-fn a_relays_port_is_not_shared_with_another_relay_of_the_same_user() {
+fn a_second_relay_of_the_same_user_does_not_share_the_port() {
     for listen in ["127.0.0.1:0", ":0", "[::1]:0"] {
         let server = Server::new();
         let relay = Relay::between(listen, &server.address, &["--threads", "4"]);
@@ -87,7 +87,7 @@ fn a_relays_port_is_not_shared_with_another_relay_of_the_same_user() {
 }
 
 #[test]
-fn a_stale_socket_file_is_taken_over_and_removed_at_the_end() {
+fn a_stale_socket_file_is_replaced_and_removed_at_the_end() {
     let scratch = Scratch::new("stale").expect("a directory");
     let path = scratch.path().join("socket");
     drop(UnixListener::bind(&path).expect("bind"));
@@ -104,7 +104,7 @@ fn a_stale_socket_file_is_taken_over_and_removed_at_the_end() {
 }
 
 #[test]
-fn a_live_socket_file_is_refused_and_goes_on() {
+fn a_socket_file_in_use_is_refused_and_stays_in_use() {
     let scratch = Scratch::new("live").expect("a directory");
     let address = format!("unix:{}/socket", scratch.path().display());
     let server = Server::new();
@@ -120,7 +120,7 @@ fn a_live_socket_file_is_refused_and_goes_on() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_refused_and_untouched() {
+fn a_file_that_is_not_a_socket_is_refused_and_untouched() {
     let scratch = Scratch::new("file").expect("a directory");
     let path = scratch.write("notes", "mine\n").expect("a file");
     let address = format!("unix:{}", path.display());
@@ -132,7 +132,7 @@ fn a_file_that_is_no_socket_is_refused_and_untouched() {
 }
 
 #[test]
-fn a_socket_file_of_somebody_else_is_not_removed() {
+fn a_socket_file_that_has_been_replaced_is_not_removed() {
     let scratch = Scratch::new("other").expect("a directory");
     let path = scratch.path().join("socket");
     let mut relay = Relay::between(&format!("unix:{}", path.display()), "127.0.0.1:1", &[]);
@@ -147,7 +147,7 @@ fn a_socket_file_of_somebody_else_is_not_removed() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_said() {
+fn a_missing_directory_is_reported() {
     let scratch = Scratch::new("nowhere").expect("a directory");
     let address = format!("unix:{}/nowhere/socket", scratch.path().display());
     let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
@@ -161,7 +161,7 @@ fn a_directory_that_is_not_there_is_said() {
 }
 
 #[test]
-fn an_address_of_another_host_is_said() {
+fn an_address_of_another_host_is_reported() {
     // From a range for documentation, RFC 5737.
     let address = "203.0.113.1:0";
     let sentence = complaint(&mut command(&["relay", address, "127.0.0.1:1"]), 1);
@@ -182,7 +182,7 @@ fn an_abstract_name_is_listened_on_and_connected_to() {
 }
 
 #[test]
-fn port_alone_takes_both_families() {
+fn a_port_alone_listens_on_both_families() {
     for threads in ["1", "3"] {
         let server = Server::new();
         let relay = Relay::between(":0", &server.address, &["--threads", threads]);
@@ -207,7 +207,7 @@ fn a_relay_that_cannot_start_leaves_no_socket_file() {
 }
 
 #[test]
-fn a_restart_gets_its_port_back_at_once() {
+fn a_restarted_relay_gets_its_port_at_once() {
     let server = Server::new().answering();
     let address = format!("127.0.0.1:{}", free_port());
     let mut relay = Relay::between(&address, &server.address, &[]);
@@ -225,7 +225,7 @@ fn a_restart_gets_its_port_back_at_once() {
 }
 
 #[test]
-fn a_name_listens_where_this_host_can() {
+fn a_name_listens_on_those_addresses_that_this_host_has() {
     if !available(Need::Netns) {
         return;
     }

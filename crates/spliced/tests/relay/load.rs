@@ -53,7 +53,7 @@ fn crowd(address: &str, numbers: std::ops::Range<u64>) {
 }
 
 #[test]
-fn five_hundred_at_once_leave_nothing_behind() {
+fn five_hundred_simultaneous_clients_leave_nothing_behind() {
     const CLIENTS: u64 = 500;
     const ROUNDS: u64 = 4;
     allow_a_crowd();
@@ -81,7 +81,7 @@ fn five_hundred_at_once_leave_nothing_behind() {
 }
 
 #[test]
-fn connections_that_bring_nothing_leave_nothing() {
+fn connections_without_data_leave_nothing_behind() {
     const CLIENTS: usize = 300;
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--threads", "2"]);
@@ -110,7 +110,7 @@ fn short_of_descriptors(target: &str, spare: usize, options: &[&str]) -> Relay {
 }
 
 #[test]
-fn a_shortage_of_descriptors_keeps_clients_waiting_and_loses_none() {
+fn a_shortage_of_descriptors_delays_clients_and_loses_none() {
     const CLIENTS: usize = 40;
     const SOME_BYTES: u64 = 50_000;
     /// For this long it is watched while it can do nothing.
@@ -180,7 +180,7 @@ fn a_shortage_of_descriptors_keeps_clients_waiting_and_loses_none() {
 }
 
 #[test]
-fn a_relay_that_has_room_again_is_as_quick_as_before() {
+fn after_a_shortage_the_relay_is_as_fast_as_before() {
     let server = Server::new();
     // One that has packet filters to watch needs descriptors for that, for which there may be no room.
     let options = ["--threads", "1", "--engine", "copy"];

@@ -22,7 +22,7 @@ use crate::server::{Server, ask, call};
 const SOME_BYTES: u64 = 50_000;
 
 #[test]
-fn no_more_than_max_connections_are_let_in_and_the_others_later() {
+fn max_connections_is_enforced_and_waiting_clients_are_served_later() {
     const MOST: usize = 3;
     const CLIENTS: usize = 20;
     let name = format!("unix:@spliced-test-most-{}", std::process::id());
@@ -62,7 +62,7 @@ fn no_more_than_max_connections_are_let_in_and_the_others_later() {
 }
 
 #[test]
-fn a_full_relay_waits_without_spinning_and_names_its_limit() {
+fn a_full_relay_does_not_spin_and_names_its_limit() {
     const WATCHED: Duration = Duration::from_millis(500);
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--max-connections", "1"]);
@@ -126,15 +126,23 @@ fn an_idle_connection_is_reset_and_a_busy_one_is_not() {
     });
 }
 
+/// Waits until the relay has this number of threads with a loop. A thread that one of them starts has the
+/// name of its parent until it runs for the first time.
+fn until_loops(relay: &Relay, count: usize) {
+    until("each loop has its thread", || {
+        let names = relay.of_threads("comm", |name| name.trim().to_owned());
+        names.iter().filter(|name| *name == "loop").count() == count
+    });
+}
+
 #[test]
-fn connections_are_spread_over_the_threads() {
+fn connections_are_distributed_over_the_threads() {
     const THREADS: usize = 4;
     /// So many that none of the threads goes without one by chance: (3/4)^120.
     const CLIENTS: usize = 120;
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--threads", "4"]);
-    let names = relay.of_threads("comm", |name| name.trim().to_owned());
-    assert_eq!(names.iter().filter(|name| *name == "loop").count(), THREADS);
+    until_loops(&relay, THREADS);
     assert_eq!(relay.watched(), [IDLE_WATCHED; THREADS]);
     let pairs: Vec<_> = (0..CLIENTS)
         .map(|_| (Peer::connect(&relay.address), server.accept()))
@@ -156,15 +164,14 @@ fn connections_are_spread_over_the_threads() {
 }
 
 #[test]
-fn without_a_number_there_is_a_thread_for_each_cpu() {
+fn by_default_there_is_one_thread_per_cpu() {
     let relay = Relay::to("127.0.0.1:1", &[]);
-    let names = relay.of_threads("comm", |name| name.trim().to_owned());
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    assert_eq!(names.iter().filter(|name| *name == "loop").count(), cpus);
+    until_loops(&relay, cpus);
 }
 
 #[test]
-fn both_legs_have_no_delay_and_keep_alive() {
+fn both_sockets_have_nodelay_and_keepalive() {
     for listen in ["127.0.0.1:0", "[::1]:0", ":0"] {
         for target in ["127.0.0.1:0", "[::1]:0"] {
             let server = Server::on(target);
@@ -185,7 +192,7 @@ fn both_legs_have_no_delay_and_keep_alive() {
 }
 
 #[test]
-fn a_level_is_taken_from_the_option_or_the_environment() {
+fn the_log_level_comes_from_the_option_or_the_environment() {
     let server = Server::new().answering();
     let log_of = |options: &[&str], environment: Option<&str>| {
         let whole = ["relay", "127.0.0.1:0", &server.address];
@@ -207,7 +214,7 @@ fn a_level_is_taken_from_the_option_or_the_environment() {
 }
 
 #[test]
-fn a_silent_relay_says_nothing_and_works() {
+fn log_level_off_writes_nothing() {
     let scratch = Scratch::new("silent").expect("a directory");
     let path = scratch.path().join("socket");
     let address = format!("unix:{}", path.display());
@@ -227,7 +234,7 @@ fn a_silent_relay_says_nothing_and_works() {
 
 /// What reads its diagnostics may go away; its connections must not notice.
 #[test]
-fn a_reader_of_stderr_that_leaves_stops_nothing() {
+fn a_closed_stderr_does_not_stop_the_relay() {
     let scratch = Scratch::new("stderr").expect("a directory");
     let path = scratch.path().join("socket");
     let listen = format!("unix:{}", path.display());

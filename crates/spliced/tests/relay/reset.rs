@@ -59,7 +59,7 @@ fn a_client_that_resets_before_the_target_is_connected_is_forgotten() {
 }
 
 #[test]
-fn resets_in_the_middle_of_a_backlog_leave_the_others_alone() {
+fn resets_in_the_backlog_do_not_affect_other_clients() {
     const CLIENTS: u64 = 60;
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--threads", "2"]);
@@ -104,7 +104,7 @@ fn resets_in_the_middle_of_a_backlog_leave_the_others_alone() {
 }
 
 #[test]
-fn a_reset_during_a_transfer_reaches_the_other_side_as_one() {
+fn a_reset_during_a_transfer_resets_the_other_side() {
     for engine in ENGINES {
         let scratch = Scratch::new("during").expect("a directory");
         let log = Log::below(&scratch);
@@ -150,7 +150,7 @@ fn a_reset_during_a_transfer_reaches_the_other_side_as_one() {
 }
 
 #[test]
-fn a_reset_after_an_end_of_stream_reaches_the_other_side_as_one() {
+fn a_reset_after_an_end_of_stream_resets_the_other_side() {
     for engine in ENGINES {
         let server = Server::new();
         let relay = Relay::to(&server.address, &["--engine", engine]);
@@ -191,7 +191,7 @@ fn a_reset_after_an_end_of_stream_reaches_the_other_side_as_one() {
 }
 
 #[test]
-fn resets_at_any_moment_lose_nothing_of_the_others() {
+fn resets_at_any_moment_lose_no_byte_of_other_clients() {
     const CLIENTS: u64 = 240;
     const AT_ONCE: u64 = 24;
     for (engine, seed) in ENGINES.iter().zip(1..) {

@@ -153,7 +153,7 @@ pub(crate) fn with_name_server(body: impl FnOnce(&NameServer, &Scratch) + Send) 
 }
 
 #[test]
-fn one_that_falls_silent_holds_up_neither_clients_nor_the_end() {
+fn a_name_server_that_falls_silent_delays_neither_clients_nor_shutdown() {
     with_name_server(|names, scratch| {
         let server = Server::new().answering();
         let port = server.address.rsplit_once(':').expect("a port").1;
@@ -174,7 +174,7 @@ fn one_that_falls_silent_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
-fn a_name_is_asked_for_again_without_losing_who_comes_meanwhile() {
+fn a_name_is_resolved_again_without_losing_clients() {
     const CLIENTS: u64 = 50;
     with_name_server(|names, scratch| {
         let server = Server::new().answering();
@@ -195,7 +195,7 @@ fn a_name_is_asked_for_again_without_losing_who_comes_meanwhile() {
 }
 
 #[test]
-fn a_signal_ends_a_relay_that_has_never_had_an_answer() {
+fn a_signal_ends_a_relay_whose_target_has_never_resolved() {
     with_name_server(|names, scratch| {
         names.fall_silent();
         let mut command = relay(scratch, &format!("{NAME}:1"));
@@ -210,7 +210,7 @@ fn a_signal_ends_a_relay_that_has_never_had_an_answer() {
 }
 
 #[test]
-fn a_signal_ends_a_relay_that_does_not_know_yet_where_to_listen() {
+fn a_signal_ends_a_relay_that_still_resolves_its_listen_address() {
     with_name_server(|names, scratch| {
         names.fall_silent();
         let mut command = relay_between(scratch, &format!("{NAME}:0"), "127.0.0.1:1");
@@ -223,7 +223,7 @@ fn a_signal_ends_a_relay_that_does_not_know_yet_where_to_listen() {
 }
 
 #[test]
-fn a_target_that_does_not_resolve_is_told_once_and_asked_for_until_it_does() {
+fn an_unresolved_target_is_logged_once_and_retried() {
     with_name_server(|names, scratch| {
         let server = Server::new().answering();
         let port = server.address.rsplit_once(':').expect("a port").1;
@@ -249,7 +249,7 @@ fn a_target_that_does_not_resolve_is_told_once_and_asked_for_until_it_does() {
 }
 
 #[test]
-fn a_name_server_that_says_nothing_does_not_keep_it_from_listening() {
+fn a_silent_name_server_does_not_delay_listening() {
     with_name_server(|names, scratch| {
         names.fall_silent();
         let mut command = relay(scratch, &format!("{NAME}:1"));

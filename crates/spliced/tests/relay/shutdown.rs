@@ -13,7 +13,7 @@ use crate::server::{Server, ask, try_ask};
 const SOME_BYTES: u64 = 100_000;
 
 #[test]
-fn either_signal_ends_an_idle_relay_well_and_at_once() {
+fn sigterm_and_sigint_end_an_idle_relay_at_once_with_status_0() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut relay = Relay::to("127.0.0.1:1", &[]);
         relay.signal(signal);
@@ -24,7 +24,7 @@ fn either_signal_ends_an_idle_relay_well_and_at_once() {
 }
 
 #[test]
-fn running_transfers_end_by_themselves() {
+fn draining_lets_running_transfers_finish() {
     const BYTES: u64 = 12 << 20;
     for (engine, signal) in [
         ("auto", Signal::TERM),
@@ -66,7 +66,7 @@ fn running_transfers_end_by_themselves() {
 }
 
 #[test]
-fn who_waits_in_the_backlog_is_served() {
+fn draining_serves_clients_in_the_backlog() {
     const CLIENTS: u64 = 100;
     for (listen, threads) in [
         ("127.0.0.1:0".to_owned(), "1"),
@@ -95,7 +95,7 @@ fn who_waits_in_the_backlog_is_served() {
 }
 
 #[test]
-fn the_drain_timeout_resets_the_rest_and_says_how_many() {
+fn the_drain_timeout_resets_the_rest_and_reports_their_number() {
     // One connection fits into the backlog beside the two that are accepted, and counts as made;
     // the last one is still on its way when the time is over.
     let server = Server::with_backlog("127.0.0.1:0", 0);
@@ -122,11 +122,11 @@ fn the_drain_timeout_resets_the_rest_and_says_how_many() {
     }
     assert!(start.elapsed() >= Duration::from_millis(500));
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("cut 4 connections short: the drain timeout was over");
+    relay.wait_told("reset 4 connections: the drain timeout was over");
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once_and_with_a_status_of_its_own() {
+fn a_second_signal_ends_the_relay_at_once_with_status_3() {
     let server = Server::new();
     let mut relay = Relay::to(&server.address, &["--drain-timeout", "1h"]);
     let client = Peer::connect(&relay.address);
@@ -142,11 +142,11 @@ fn a_second_signal_ends_it_at_once_and_with_a_status_of_its_own() {
     client.expect_reset();
     far.expect_reset();
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("cut 1 connection short: a second signal ended the relay");
+    relay.wait_told("reset 1 connection: a second signal ended the relay");
 }
 
 #[test]
-fn a_drain_without_time_resets_at_once() {
+fn a_drain_timeout_of_zero_resets_at_once() {
     let server = Server::new();
     let mut relay = Relay::to(&server.address, &["--drain-timeout", "0s"]);
     let client = Peer::connect(&relay.address);
@@ -159,7 +159,7 @@ fn a_drain_without_time_resets_at_once() {
 }
 
 #[test]
-fn a_connection_that_comes_while_it_ends_is_whole_or_refused() {
+fn a_connection_during_shutdown_is_complete_or_refused() {
     let server = Server::new().answering();
     let mut relay = Relay::to(&server.address, &["--threads", "2"]);
     let mut held = vec![0];
@@ -179,7 +179,7 @@ fn a_connection_that_comes_while_it_ends_is_whole_or_refused() {
 }
 
 #[test]
-fn a_pair_that_ends_one_direction_has_its_time_for_the_other() {
+fn draining_waits_for_the_other_direction_of_a_half_closed_pair() {
     let server = Server::new();
     let mut relay = Relay::to(&server.address, &[]);
     let client = Peer::connect(&relay.address);
@@ -197,7 +197,7 @@ fn a_pair_that_ends_one_direction_has_its_time_for_the_other() {
 }
 
 #[test]
-fn a_client_that_waits_for_its_target_is_drained_too() {
+fn draining_waits_for_a_client_that_waits_for_its_target() {
     let server = Server::with_backlog("127.0.0.1:0", 0);
     let first = Peer::connect(&server.address);
     let mut relay = Relay::to(&server.address, &["--connect-timeout", "60s"]);
@@ -212,7 +212,7 @@ fn a_client_that_waits_for_its_target_is_drained_too() {
 
 /// `timeout` sends one to its child and then one to the whole group.
 #[test]
-fn two_signals_at_once_are_one() {
+fn two_signals_at_once_count_as_one() {
     let server = Server::new();
     let mut relay = Relay::to(&server.address, &["--drain-timeout", "1h"]);
     let client = Peer::connect(&relay.address);

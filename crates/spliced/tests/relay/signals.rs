@@ -49,7 +49,7 @@ fn with_terminal(server: &str) -> (OwnedFd, Command) {
 }
 
 #[test]
-fn either_signal_opens_the_log_again_after_it_was_renamed() {
+fn sigusr1_and_sighup_reopen_a_renamed_log() {
     let scratch = Scratch::new("reopen").expect("a directory");
     let log = Log::below(&scratch);
     let server = Server::new().answering();
@@ -75,7 +75,7 @@ fn either_signal_opens_the_log_again_after_it_was_renamed() {
 }
 
 #[test]
-fn a_log_that_cannot_be_opened_again_stays_open() {
+fn a_log_that_cannot_be_reopened_stays_open() {
     let scratch = Scratch::new("stays-open").expect("a directory");
     let log = Log::below(&scratch);
     let server = Server::new().answering();
@@ -94,7 +94,7 @@ fn a_log_that_cannot_be_opened_again_stays_open() {
 }
 
 #[test]
-fn without_a_log_a_request_to_open_it_again_is_answered_in_words() {
+fn a_request_to_reopen_is_answered_without_a_log() {
     let server = Server::new().answering();
     let mut relay = Relay::to(&server.address, &[]);
     relay.signal(Signal::USR1);
@@ -104,7 +104,7 @@ fn without_a_log_a_request_to_open_it_again_is_answered_in_words() {
 }
 
 #[test]
-fn a_terminal_that_hangs_up_has_the_relay_drain() {
+fn a_hangup_of_the_terminal_drains_the_relay() {
     let server = Server::new().answering();
     let (terminal, mut command) = with_terminal(&server.address);
     let mut relay = Relay::spawn(&mut command);
@@ -121,7 +121,7 @@ fn a_terminal_that_hangs_up_has_the_relay_drain() {
 }
 
 #[test]
-fn nohup_is_obeyed() {
+fn under_nohup_sighup_is_ignored() {
     let scratch = Scratch::new("nohup").expect("a directory");
     let log = Log::below(&scratch);
     let server = Server::new().answering();
@@ -137,7 +137,7 @@ fn nohup_is_obeyed() {
 }
 
 #[test]
-fn usr2_is_ignored_with_a_line_and_a_broken_pipe_without() {
+fn sigusr2_is_ignored_with_a_log_line_and_sigpipe_without() {
     let server = Server::new().answering();
     let mut relay = Relay::to(&server.address, &[]);
     assert!(relay.has_in_set("SigIgn", Signal::PIPE));
@@ -148,7 +148,7 @@ fn usr2_is_ignored_with_a_line_and_a_broken_pipe_without() {
 }
 
 #[test]
-fn a_signal_at_any_moment_of_the_start_ends_it_well_and_in_words() {
+fn a_signal_during_the_start_ends_the_relay_with_status_0_and_a_log_line() {
     const LAUNCHES: u32 = 60;
     const LONGEST_DELAY: Duration = Duration::from_millis(5);
     let scratch = Scratch::new("start").expect("a directory");
@@ -177,7 +177,7 @@ fn a_signal_at_any_moment_of_the_start_ends_it_well_and_in_words() {
 
 /// It has nothing to drain.
 #[test]
-fn the_doctor_dies_of_a_signal() {
+fn a_signal_kills_the_doctor() {
     let mut doctor = Relay::spawn_silent(command(&["doctor"]).stdout(Stdio::null()));
     until("it catches the signal", || {
         doctor.has_in_set("SigCgt", Signal::TERM)

@@ -45,7 +45,7 @@ fn with_stderr_unread(server: &str) -> (Process, BufReader<ChildStderr>, String)
 }
 
 #[test]
-fn stderr_that_nobody_reads_stops_neither_traffic_nor_the_end() {
+fn a_stalled_stderr_blocks_neither_traffic_nor_shutdown() {
     let server = Server::new().answering();
     let (mut process, stderr, address) = with_stderr_unread(&server.address);
     for number in 0..SOME_CLIENTS {
@@ -58,7 +58,7 @@ fn stderr_that_nobody_reads_stops_neither_traffic_nor_the_end() {
 }
 
 #[test]
-fn stderr_that_is_read_late_has_every_line() {
+fn a_late_reader_of_stderr_gets_every_line() {
     let server = Server::new().answering();
     let (process, mut stderr, address) = with_stderr_unread(&server.address);
     for number in 0..SOME_CLIENTS {
@@ -82,7 +82,7 @@ fn stderr_that_is_read_late_has_every_line() {
 }
 
 #[test]
-fn lines_that_stderr_has_lost_are_counted_where_they_are_missing() {
+fn lines_lost_on_stderr_are_counted_where_they_are_missing() {
     let started = Instant::now();
     let (process, mut stderr, address) = with_stderr_unread("127.0.0.1:1");
     for _ in 0..TOO_MANY_CLIENTS {
@@ -135,7 +135,7 @@ fn with_stdout_unread(clients: u64, options: &[&str]) -> (Relay, ChildStdout) {
 }
 
 #[test]
-fn lines_for_which_there_is_no_room_are_counted_and_told_of() {
+fn dropped_log_lines_are_counted_and_reported() {
     const CLIENTS: u64 = TOO_MANY_CLIENTS;
     let (mut relay, mut stdout) = with_stdout_unread(CLIENTS, &[]);
     let reader = thread::spawn(move || {
@@ -158,7 +158,7 @@ fn lines_for_which_there_is_no_room_are_counted_and_told_of() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_delays_the_end_by_no_more_than_the_drain_timeout() {
+fn a_stalled_log_delays_shutdown_at_most_by_the_drain_timeout() {
     let options = ["--drain-timeout", "3s"];
     let (mut relay, stdout) = with_stdout_unread(SOME_CLIENTS, &options);
     relay.signal(Signal::TERM);
@@ -169,7 +169,7 @@ fn a_log_that_nobody_reads_delays_the_end_by_no_more_than_the_drain_timeout() {
 }
 
 #[test]
-fn a_fifo_may_be_the_log_and_its_reader_come_late_and_stall() {
+fn a_fifo_works_as_log_with_a_late_and_stalling_reader() {
     let scratch = Scratch::new("fifo").expect("a directory");
     let log = Log::below(&scratch);
     mknodat(CWD, &log.path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("mkfifo");
@@ -210,7 +210,7 @@ fn check_complete(files: &[&str], clients: u64) {
 }
 
 #[test]
-fn a_file_that_may_not_grow_has_whole_lines_only_and_the_next_file_has_the_rest() {
+fn a_log_at_its_size_limit_has_whole_lines_and_the_next_file_the_rest() {
     /// Neither a multiple of an entry nor of a page.
     const MOST_BYTES: u64 = 5001;
     let scratch = Scratch::new("limited").expect("a directory");
@@ -240,7 +240,7 @@ fn a_file_that_may_not_grow_has_whole_lines_only_and_the_next_file_has_the_rest(
 }
 
 #[test]
-fn a_full_disk_costs_no_line_when_room_is_made() {
+fn a_full_disk_loses_no_line_if_space_is_freed() {
     if !available(Need::Netns) {
         return;
     }
@@ -281,7 +281,7 @@ fn a_full_disk_costs_no_line_when_room_is_made() {
 }
 
 #[test]
-fn a_disk_that_stays_full_does_not_delay_the_end_and_says_what_it_lost() {
+fn a_full_disk_does_not_delay_shutdown_and_the_loss_is_reported() {
     const CLIENTS: u64 = 20;
     let server = Server::new().answering();
     let options = ["--access-log", "/dev/full", "--drain-timeout", "1h"];

@@ -48,7 +48,7 @@ fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
 }
 
 #[test]
-fn refused_is_a_reset_and_says_so() {
+fn a_refused_connection_is_a_reset_and_logged() {
     comes_to_nothing(&deserted(), &[], "connection refused");
 }
 
@@ -56,7 +56,7 @@ fn refused_is_a_reset_and_says_so() {
 /// for this end (a simultaneous open): the client would get back what it sends, and the target could
 /// not have its port again.
 #[test]
-fn a_connection_with_itself_is_refused_and_says_so() {
+fn a_self_connection_is_a_reset_and_logged() {
     if !available(Need::Netns) {
         return;
     }
@@ -82,20 +82,20 @@ fn a_connection_with_itself_is_refused_and_says_so() {
 }
 
 #[test]
-fn unreachable_is_a_reset_and_says_so() {
+fn an_unreachable_target_is_a_reset_and_logged() {
     // No stream leads to a broadcast address, whatever the routes are (tcp_v4_connect).
     comes_to_nothing("255.255.255.255:9", &[], "unreachable");
 }
 
 #[test]
-fn a_socket_file_that_is_not_there_is_a_reset_and_says_so() {
+fn a_missing_socket_file_is_a_reset_and_logged() {
     let scratch = Scratch::new("missing").expect("a directory");
     let target = format!("unix:{}/socket", scratch.path().display());
     comes_to_nothing(&target, &[], "no such file");
 }
 
 #[test]
-fn slow_is_a_reset_within_the_connect_timeout_and_says_so() {
+fn a_slow_target_is_a_reset_after_the_connect_timeout_and_logged() {
     const TIMEOUT: Duration = Duration::from_millis(700);
     let name = format!("unix:@spliced-test-slow-{}", std::process::id());
     for (address, why) in [
@@ -147,7 +147,7 @@ fn every_address_of_a_name_is_tried() {
 }
 
 #[test]
-fn a_target_that_dies_and_comes_back_is_found_again() {
+fn a_target_that_restarts_is_reached_again() {
     let address = deserted();
     let server = Server::on(&address);
     let relay = Relay::to(&address, &[]);
@@ -179,7 +179,7 @@ fn a_target_that_dies_and_comes_back_is_found_again() {
 }
 
 #[test]
-fn a_warning_that_recurs_is_counted_and_not_repeated() {
+fn a_recurring_warning_is_counted_and_not_repeated() {
     const CLIENTS: usize = 200;
     let mut relay = Relay::to(&deserted(), &[]);
     let start = Instant::now();

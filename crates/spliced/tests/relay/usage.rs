@@ -25,7 +25,7 @@ pub(crate) fn complaint(command: &mut Command, status: i32) -> String {
 }
 
 #[test]
-fn a_wrong_address_is_named_with_its_place_and_its_remedy() {
+fn a_wrong_address_is_named_with_its_argument_and_remedy() {
     for (address, what, remedy) in [
         ("", "port is missing", "write HOST:PORT"),
         ("127.0.0.1", "port is missing", "write HOST:PORT"),
@@ -123,7 +123,7 @@ fn wrong_usage_is_one_sentence_and_status_2() {
 }
 
 #[test]
-fn the_help_of_the_subcommand_is_named_wherever_its_options_stand() {
+fn an_error_names_the_help_of_the_subcommand() {
     for (arguments, help) in [
         (&["--log", "loud", "relay", ":0", ":1"][..], "spliced relay"),
         (&["--log=loud", "echo", ":0"], "spliced echo"),
@@ -138,7 +138,7 @@ fn the_help_of_the_subcommand_is_named_wherever_its_options_stand() {
 }
 
 #[test]
-fn without_a_command_it_says_which_there_are() {
+fn without_a_subcommand_the_subcommands_are_listed() {
     let output = output(&mut command(&[]));
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(output.stdout, b"");
@@ -147,7 +147,7 @@ fn without_a_command_it_says_which_there_are() {
 }
 
 #[test]
-fn the_environment_is_read_like_the_option() {
+fn the_environment_variable_is_validated_like_the_option() {
     let mut wrong = command(&["relay", "127.0.0.1:0", "127.0.0.1:1"]);
     let sentence = complaint(wrong.env("SPLICED_LOG", "loud"), 2);
     assert!(sentence.contains("'loud'"), "{sentence}");
@@ -155,7 +155,7 @@ fn the_environment_is_read_like_the_option() {
 }
 
 #[test]
-fn a_name_to_listen_on_without_address_is_a_failure_at_run_time() {
+fn an_unresolvable_name_to_listen_on_is_a_runtime_failure() {
     // A label of more than 63 bytes is refused before any server is asked.
     let name = format!("{}:80", "x".repeat(64));
     let sentence = complaint(&mut command(&["relay", &name, "127.0.0.1:1"]), 1);
@@ -166,7 +166,7 @@ fn a_name_to_listen_on_without_address_is_a_failure_at_run_time() {
 
 /// Each client would be reset.
 #[test]
-fn families_that_segment_cannot_join_are_refused_at_once() {
+fn segment_refuses_to_start_without_a_common_address_family() {
     for (listen, target, theirs) in [
         ("127.0.0.1:0", "[::1]:1", "[::1]:1 is reached over IPv6"),
         ("0.0.0.0:0", "[::1]:1", "clients come over IPv4"),
@@ -183,7 +183,7 @@ fn families_that_segment_cannot_join_are_refused_at_once() {
 
 /// Otherwise it would accept clients only to cut them.
 #[test]
-fn an_engine_that_takes_no_unix_socket_is_refused_at_once() {
+fn an_engine_without_unix_support_refuses_to_start_with_unix_sockets() {
     let unix = format!("unix:@spliced-test-usage-{}", std::process::id());
     for (arguments, engine) in [
         (&["relay", "127.0.0.1:0", &unix][..], "sockmap"),
@@ -208,7 +208,7 @@ fn in_one_line(help: Vec<u8>) -> String {
 }
 
 #[test]
-fn help_is_enough_to_use_it() {
+fn the_help_describes_every_address_option_and_signal() {
     let all = output(&mut command(&["--help"]));
     assert_eq!(all.status.code(), Some(0));
     assert_eq!(all.stderr, b"");
@@ -265,7 +265,7 @@ fn help_is_enough_to_use_it() {
 }
 
 #[test]
-fn the_doctors_help_names_what_is_tried_and_what_is_printed() {
+fn the_doctors_help_names_the_engines_and_the_output() {
     let help = output(&mut command(&["doctor", "--help"]));
     assert_eq!(help.status.code(), Some(0));
     let text = in_one_line(help.stdout);
@@ -281,7 +281,7 @@ fn the_doctors_help_names_what_is_tried_and_what_is_printed() {
 }
 
 #[test]
-fn it_tells_its_version() {
+fn version_is_printed() {
     let version = output(&mut command(&["--version"]));
     assert_eq!(version.status.code(), Some(0));
     // Behind it stands the commit, where it is known.
@@ -292,7 +292,7 @@ fn it_tells_its_version() {
 }
 
 #[test]
-fn a_time_that_no_clock_holds_is_refused() {
+fn a_time_beyond_the_clock_is_refused() {
     let arguments = ["relay", ":0", ":1", "--connect-timeout", "400000000000y"];
     let sentence = complaint(&mut command(&arguments), 2);
     assert!(sentence.contains("longer than a year"), "{sentence}");

@@ -1,11 +1,11 @@
-//! What rules ask, and what the answers are.
+//! Rules and their answers.
 
 use crate::known::Answer::{self, Maybe, No, Yes};
 
-/// Options of a rule, and whether it matches segments that come in and that go out.
+/// The options of a rule, and whether it matches received and sent segments.
 pub(super) type Case = (&'static str, Answer, Answer);
 
-/// Of both families, asked about [`connection`](crate::legacy::fixture::connection).
+/// Cases of both families, for [`connection`](crate::legacy::fixture::connection).
 pub(super) const BOTH: &[Case] = &[
     // The fixed part of a rule.
     ("", Yes, Yes),

@@ -1,5 +1,5 @@
-//! The same rules, asked of the kernel: a connection is opened, the rules are loaded, and their
-//! counters tell which of them its segments matched.
+//! The same rules in the kernel: a test opens a connection and loads the rules, whose counters show which
+//! of them its segments matched.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -15,12 +15,12 @@ use crate::legacy::fixture::{connection, namespace, restore};
 use crate::segment::{End, Family};
 
 #[test]
-fn the_kernel_answers_the_same_for_ipv4() {
+fn the_kernel_gives_the_same_answers_for_ipv4() {
     compare(Family::Ipv4, IPV4);
 }
 
 #[test]
-fn the_kernel_answers_the_same_for_ipv6() {
+fn the_kernel_gives_the_same_answers_for_ipv6() {
     compare(Family::Ipv6, IPV6);
 }
 
@@ -29,7 +29,7 @@ fn compare(family: Family, more: &[Case]) {
         return;
     };
     join(&here, &there, family);
-    // Connection tracking begins with the first rule that asks for it.
+    // Connection tracking starts with the first rule that needs it.
     let track = "*filter\n-A INPUT -m conntrack --ctstate ESTABLISHED\nCOMMIT\n";
     restore(&here, family, track);
     let (mut local, mut peer) = connect(&here, &there, family);
@@ -38,7 +38,7 @@ fn compare(family: Family, more: &[Case]) {
     let mut text = String::from("*mangle\n:IN -\n:OUT -\n");
     let mut expected = Vec::new();
     for (options, inbound, outbound) in cases() {
-        // Some options the kernel takes in no chain that OUTPUT jumps to.
+        // The kernel rejects some options in a chain that OUTPUT jumps to.
         let only_inbound = options.contains("--dir in") || options.contains("--limit-iface-in");
         for (chain, answer, is_possible) in
             [("IN", inbound, true), ("OUT", outbound, !only_inbound)]
@@ -51,7 +51,7 @@ fn compare(family: Family, more: &[Case]) {
     }
     text += "-A PREROUTING -p tcp -j IN\n-A OUTPUT -p tcp -j OUT\nCOMMIT\n";
     restore(&here, family, &text);
-    // Both chains in turn, as they are listed.
+    // Both chains, in the order of the listing.
     expected.sort_by_key(|(chain, ..)| *chain);
 
     for end in [&mut peer, &mut local] {
@@ -60,7 +60,7 @@ fn compare(family: Family, more: &[Case]) {
     for end in [&mut peer, &mut local] {
         end.read_exact(&mut [0; 16]).unwrap();
     }
-    // A last acknowledgement may be on its way and counted by some of the rules.
+    // A last ACK may be in flight, and some rules may have counted it.
     let mut last = Vec::new();
     netlab::until("the kernel's counters agree (the others are above)", || {
         let wrong = differences(&expected, &counters(&here, family));

@@ -65,7 +65,7 @@ fn a_filter_that_forbids_bpf_is_named() {
 }
 
 #[test]
-fn a_filter_that_forbids_io_uring_costs_the_ring_only() {
+fn a_filter_that_forbids_io_uring_disables_only_uring() {
     let Some(mut command) = doctor_without(IO_URING_SETUP, Errno::PERM) else {
         return;
     };
@@ -81,7 +81,7 @@ fn a_filter_that_forbids_io_uring_costs_the_ring_only() {
 }
 
 #[test]
-fn a_relay_where_io_uring_is_forbidden_says_so() {
+fn a_relay_reports_that_io_uring_is_forbidden() {
     let Some(mut command) = without(
         IO_URING_SETUP,
         Errno::PERM,
@@ -100,7 +100,7 @@ fn a_relay_where_io_uring_is_forbidden_says_so() {
 }
 
 #[test]
-fn a_filter_that_forbids_splice_costs_the_pipe_only() {
+fn a_filter_that_forbids_splice_disables_only_pipe() {
     let Some(mut command) = doctor_without(SPLICE, Errno::PERM) else {
         return;
     };
@@ -112,7 +112,7 @@ fn a_filter_that_forbids_splice_costs_the_pipe_only() {
 }
 
 #[test]
-fn what_keeps_aio_from_working_is_told_apart() {
+fn each_cause_that_disables_aio_is_named() {
     for (errno, why, remedy) in [
         (Errno::NOSYS, "no Linux AIO", "CONFIG_AIO"),
         (Errno::AGAIN, "used up fs.aio-max-nr", "raise it"),

@@ -13,7 +13,7 @@ const ROWS: [(&str, &str, &str); 3] = [
 ];
 
 #[test]
-fn a_packet_filter_is_named_and_segment_works_all_the_same() {
+fn a_packet_filter_is_named_and_segment_still_works() {
     let needs = [Need::Netns, Need::Bpf, Need::Nft];
     if !needs.into_iter().all(available) {
         return;

@@ -56,7 +56,7 @@ table inet filter {
 }";
 
 #[test]
-fn pairs_that_the_filters_let_through_are_spliced() {
+fn pairs_that_nftables_accepts_are_spliced() {
     if !can_filter() {
         return;
     }
@@ -74,7 +74,7 @@ fn pairs_that_the_filters_let_through_are_spliced() {
 }
 
 #[test]
-fn pairs_that_iptables_lets_through_are_spliced() {
+fn pairs_that_iptables_accepts_are_spliced() {
     const RULES: [&str; 6] = [
         "-A INPUT -i lo -j ACCEPT",
         "-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",

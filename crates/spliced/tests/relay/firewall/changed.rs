@@ -182,7 +182,7 @@ fn a_rule_against_the_target_resets_all_pairs() {
 }
 
 #[test]
-fn pairs_that_bypass_the_filters_go_on() {
+fn pairs_that_bypass_the_filters_continue() {
     if !can_filter() {
         return;
     }
@@ -204,7 +204,7 @@ fn pairs_that_bypass_the_filters_go_on() {
 /// Two go on when a rule begins to log their segments. A third that comes while it stands stays in the
 /// stack.
 #[test]
-fn pairs_go_on_while_nobody_can_tell() {
+fn pairs_continue_while_the_verdict_is_unknown() {
     const LOG: &str = "table inet t { chain c {
         type filter hook input priority 0; policy accept;
         tcp sport 2000-2002 log
@@ -283,7 +283,7 @@ fn a_doubtful_pair_is_reset_by_rules_that_would_stop_it() {
 
 /// Connection tracking begins with the first rule that asks for it.
 #[test]
-fn pairs_that_tracking_does_not_know_go_on() {
+fn untracked_pairs_continue() {
     if !can_filter() {
         return;
     }

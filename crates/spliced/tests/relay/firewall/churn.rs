@@ -22,7 +22,7 @@ const UNRELATED: &str = "table ip t {
 }";
 
 #[test]
-fn changes_that_concern_nobody_disturb_nobody() {
+fn irrelevant_changes_disturb_no_pair() {
     if !can_filter() {
         return;
     }
@@ -67,7 +67,7 @@ fn changes_that_concern_nobody_disturb_nobody() {
 /// Between a new base chain and the next look at the rules the kernel calls more than has been read. Nobody is
 /// refused for that.
 #[test]
-fn clients_that_come_while_base_chains_change_are_spliced() {
+fn clients_that_connect_while_base_chains_change_are_spliced() {
     const CHAINS: u32 = 60;
     if !can_filter() {
         return;
@@ -114,7 +114,7 @@ fn missed(host: &Host) -> u64 {
 }
 
 #[test]
-fn changes_that_were_missed_are_seen_all_the_same() {
+fn missed_notifications_do_not_hide_a_change() {
     const ELEMENTS: u32 = 5_000;
     if !can_filter() {
         return;

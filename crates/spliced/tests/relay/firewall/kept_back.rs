@@ -69,7 +69,7 @@ fn expect_all(text: &str, parts: &[String]) {
 }
 
 #[test]
-fn auto_leaves_them_to_the_stack() {
+fn auto_leaves_pairs_with_filter_side_effects_to_the_stack() {
     if !can_filter() {
         return;
     }
@@ -97,7 +97,7 @@ fn auto_leaves_them_to_the_stack() {
 }
 
 #[test]
-fn segment_refuses_them() {
+fn segment_refuses_pairs_with_filter_side_effects() {
     if !can_filter() {
         return;
     }
@@ -118,7 +118,7 @@ fn segment_refuses_them() {
 }
 
 #[test]
-fn they_can_be_bypassed_knowingly() {
+fn bypass_firewall_splices_pairs_with_filter_side_effects() {
     if !can_filter() {
         return;
     }

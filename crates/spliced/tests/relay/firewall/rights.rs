@@ -27,7 +27,7 @@ fn host(scratch: &Scratch, prepare: impl FnOnce(&Lab)) -> Host {
 }
 
 #[test]
-fn rules_of_nftables_hold() {
+fn rules_of_nftables_apply_without_root() {
     if !can_filter() {
         return;
     }
@@ -53,7 +53,7 @@ fn rules_of_nftables_hold() {
 
 /// The lists of their names are for root.
 #[test]
-fn tables_of_iptables_legacy_that_cannot_be_listed_are_in_the_way() {
+fn unlistable_tables_of_iptables_legacy_prevent_splicing() {
     if !can_filter() {
         return;
     }

@@ -12,7 +12,7 @@ fn chain(rule: &str) -> String {
 }
 
 #[test]
-fn a_rule_against_all_clients_is_told_at_the_start() {
+fn a_rule_against_all_clients_is_logged_at_the_start() {
     if !can_filter() {
         return;
     }
@@ -37,7 +37,7 @@ fn a_rule_against_all_clients_is_told_at_the_start() {
 }
 
 #[test]
-fn a_rule_against_some_clients_is_mentioned_at_the_start() {
+fn a_rule_against_some_clients_is_logged_as_info_at_the_start() {
     if !can_filter() {
         return;
     }
@@ -56,7 +56,7 @@ fn a_rule_against_some_clients_is_mentioned_at_the_start() {
 }
 
 #[test]
-fn nothing_is_told_of_rules_that_are_bypassed_or_in_nobodys_way() {
+fn bypassed_and_irrelevant_rules_are_not_logged() {
     if !can_filter() {
         return;
     }

@@ -9,7 +9,7 @@ use crate::relay::Relay;
 use crate::server::{Server, ask};
 
 #[test]
-fn a_chain_with_haproxy_carries_everything() {
+fn a_chain_with_haproxy_carries_every_byte() {
     const BYTES: u64 = 16 << 20;
     if !available(Need::Haproxy) {
         return;

@@ -51,7 +51,7 @@ pub(super) fn measure(
 }
 
 #[test]
-fn iperf3_measures_through_it_in_both_directions() {
+fn iperf3_measures_through_the_relay_in_both_directions() {
     let Some(iperf3) = installed("iperf3", "iperf3") else {
         return;
     };

@@ -71,7 +71,7 @@ fn fetch(address: &str, name: &str, bytes: u64) {
 }
 
 #[test]
-fn nginx_serves_a_large_file_through_it() {
+fn nginx_serves_a_large_file_through_the_relay() {
     let Some(nginx) = Nginx::start(&Host::HERE) else {
         return;
     };
@@ -111,7 +111,7 @@ pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usiz
 }
 
 #[test]
-fn wrk_sees_no_error_through_it() {
+fn wrk_sees_no_error_through_the_relay() {
     const TIME: Duration = Duration::from_secs(1);
     let Some(wrk) = installed("wrk", "wrk") else {
         return;

@@ -134,7 +134,7 @@ pub(super) fn transact(
 }
 
 #[test]
-fn pgbench_gets_every_answer_through_it() {
+fn pgbench_gets_every_answer_through_the_relay() {
     let Some(pgbench) = installed("pgbench", "postgresql-contrib") else {
         return;
     };

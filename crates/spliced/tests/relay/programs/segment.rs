@@ -57,7 +57,7 @@ fn iperf3_is_translated_in_both_directions() {
 }
 
 #[test]
-fn http_that_is_kept_alive_is_translated() {
+fn http_keep_alive_is_translated() {
     const CONNECTIONS: usize = 32;
     /// By far enough for all of them to be seen to be spliced: wrk does not wait for that.
     const TIME: Duration = Duration::from_secs(5);
@@ -106,7 +106,7 @@ fn pgbench_is_translated() {
 }
 
 #[test]
-fn a_copy_by_ssh_is_translated() {
+fn a_copy_over_ssh_is_translated() {
     let Some(scp) = installed("scp", "openssh-client") else {
         return;
     };

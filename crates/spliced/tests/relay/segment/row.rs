@@ -29,7 +29,7 @@ fn carry_over_two(
 }
 
 #[test]
-fn two_relays_over_lo() {
+fn two_relays_on_lo_are_spliced() {
     if !available(Need::Root) {
         return;
     }
@@ -38,7 +38,7 @@ fn two_relays_over_lo() {
 }
 
 #[test]
-fn two_relays_between_a_client_elsewhere_and_a_server_on_this_host() {
+fn two_relays_between_a_remote_client_and_a_local_server_are_spliced() {
     if !available(Need::Root) {
         return;
     }
@@ -54,7 +54,7 @@ fn two_relays_between_a_client_elsewhere_and_a_server_on_this_host() {
 }
 
 #[test]
-fn two_relays_between_a_client_and_a_server_elsewhere() {
+fn two_relays_between_a_remote_client_and_a_remote_server_are_spliced() {
     if !available(Need::Root) {
         return;
     }

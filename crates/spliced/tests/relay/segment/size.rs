@@ -47,7 +47,7 @@ fn a_client_on_this_host_is_spliced_with_a_server_elsewhere() {
 }
 
 #[test]
-fn jumbo_frames_on_one_side_are_spliced_with_usual_ones_on_the_other() {
+fn jumbo_frames_on_one_side_are_spliced_with_standard_frames_on_the_other() {
     if !available(Need::Root) {
         return;
     }

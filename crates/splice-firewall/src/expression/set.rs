@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 
-use super::expression::Data;
+use crate::action::Action;
 use crate::known::{Answer, Known};
-use crate::rule::Action;
 
-/// A set, or a map, whose elements have data.
+/// A set, or a map: a set whose elements have data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Set {
     pub(crate) name: String,
     pub(crate) key_bytes: usize,
-    /// The fields of a concatenated key, in bytes, each padded to whole registers; else one.
+    /// The lengths of the key's fields in bytes: several for a concatenation, each padded to whole
+    /// registers.
     pub(crate) fields: Vec<usize>,
-    /// Rules may add and delete elements (`flags dynamic`, or there is such a rule), of which nobody is told.
+    /// Rules may add and delete elements (`flags dynamic`, or there is such a rule). There is no notification
+    /// of that.
     pub(crate) is_dynamic: bool,
     elements: Elements,
     catch_all: Option<Element>,
@@ -22,31 +23,38 @@ pub(crate) struct Set {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Element {
     pub(crate) from: Vec<u8>,
-    /// The last key that it stands for.
+    /// The last key of its range.
     pub(crate) to: Vec<u8>,
     pub(crate) data: Option<Data>,
-    /// It goes by itself at some time.
+    /// It has a timeout.
     pub(crate) expires: bool,
-    /// A hit does something else as well: it is counted against a quota or a limit.
+    /// The side effect of a hit: it counts against a quota or a limit.
     pub(crate) effect: Option<String>,
+}
+
+/// The data of a map's element or of an immediate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Data {
+    Value(Vec<u8>),
+    Verdict(Action),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Elements {
     /// By key.
     Exact(HashMap<Vec<u8>, Element>),
-    /// In order, apart from each other.
+    /// Sorted and disjoint.
     Ranges(Vec<Element>),
-    /// Of several fields, each a range.
+    /// A range for each of several fields.
     Concatenated(Vec<Element>),
 }
 
-/// An element as the kernel tells it, before the ends of intervals are put to their beginnings.
+/// An element of a dump: the end of an interval is an element of its own.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct DumpedElement {
     pub(crate) key: Vec<u8>,
     pub(crate) key_end: Option<Vec<u8>>,
-    /// It only says where an interval ends, which does not have it any more.
+    /// It marks the exclusive end of an interval.
     pub(crate) is_end: bool,
     pub(crate) is_catch_all: bool,
     pub(crate) element: Element,
@@ -59,16 +67,16 @@ impl Set {
         fields: Vec<usize>,
         is_interval: bool,
         is_dynamic: bool,
-        told: Vec<Told>,
+        told: Vec<DumpedElement>,
     ) -> Self {
         let (catch_all, told): (Vec<_>, Vec<_>) =
             told.into_iter().partition(|told| told.is_catch_all);
         let elements = if fields.len() > 1 && is_interval {
-            Elements::Concatenated(told.into_iter().map(Told::with_key_end).collect())
+            Elements::Concatenated(told.into_iter().map(DumpedElement::with_key_end).collect())
         } else if is_interval {
             Elements::Ranges(ranges(told, key_bytes))
         } else {
-            let with_key = |told: Told| (told.key.clone(), told.with_key_end());
+            let with_key = |told: DumpedElement| (told.key.clone(), told.with_key_end());
             Elements::Exact(told.into_iter().map(with_key).collect())
         };
         Self {
@@ -81,13 +89,12 @@ impl Set {
         }
     }
 
-    /// The elements that a key may hit, each with whether it does for certain; and whether none may be
-    /// hit.
+    /// The elements that a key may hit, each with its answer, and whether it hits any.
     pub(crate) fn look_up(&self, key: &Known) -> (Vec<(Answer, &Element)>, Answer) {
         let mut found = Vec::new();
         let mut hit = Answer::No;
         let mut consider = |answer: Answer, element| {
-            // One that rules add or delete may be gone by now, of which nobody is told.
+            // The element may be gone by now, without a notification.
             let answer = if element_expires(element) || self.is_dynamic {
                 answer.and(Answer::Maybe)
             } else {
@@ -144,7 +151,7 @@ impl Set {
         (found, hit)
     }
 
-    /// The chains that verdicts of a map go to.
+    /// The chains to which the verdicts of a map go.
     pub(crate) fn leads_to(&self) -> Vec<usize> {
         let elements: Vec<&Element> = match &self.elements {
             Elements::Exact(elements) => elements.values().collect(),
@@ -177,7 +184,7 @@ fn element_expires(element: &Element) -> bool {
     element.expires
 }
 
-impl Told {
+impl DumpedElement {
     fn with_key_end(self) -> Element {
         Element {
             to: self.key_end.unwrap_or_else(|| self.key.clone()),
@@ -187,10 +194,10 @@ impl Told {
     }
 }
 
-/// Puts beginnings and ends of intervals together. They may come in any order (`nft_rbtree` tells them
-/// backwards).
-fn ranges(mut told: Vec<Told>, key_bytes: usize) -> Vec<Element> {
-    // Where one interval ends another may begin: the end goes first.
+/// Joins the starts and ends of intervals, which may come in any order (`nft_rbtree` dumps them in
+/// reverse).
+fn ranges(mut told: Vec<DumpedElement>, key_bytes: usize) -> Vec<Element> {
+    // An interval may start where another ends: the end sorts first.
     told.sort_by(|a, b| a.key.cmp(&b.key).then(b.is_end.cmp(&a.is_end)));
     let mut ranges: Vec<Element> = Vec::new();
     let mut is_open = false;
@@ -220,7 +227,7 @@ fn ranges(mut told: Vec<Told>, key_bytes: usize) -> Vec<Element> {
     ranges
 }
 
-/// The key before this one.
+/// The previous key.
 fn before(key: &[u8]) -> Vec<u8> {
     let mut key = key.to_vec();
     for byte in key.iter_mut().rev() {

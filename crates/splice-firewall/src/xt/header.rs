@@ -1,10 +1,10 @@
-//! The fixed part of a rule.
+//! The fixed part of an iptables rule.
 
 use crate::known::{Answer, Known};
 use crate::segment::{DeviceAt, End, Family, Segment, TCP};
-use crate::xt::Info;
+use crate::xt::info::Info;
 
-/// Addresses, devices and protocol that a rule asks for (`struct ipt_ip`, `struct ip6t_ip6`).
+/// The addresses, devices and protocol that a rule tests (`struct ipt_ip`, `struct ip6t_ip6`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     source: Masked,
@@ -13,13 +13,12 @@ pub(crate) struct Header {
     output: Masked,
     /// `None` for any.
     protocol: Option<u16>,
-    /// IPv4: only fragments behind the first.
+    /// IPv4: only fragments after the first.
     of_fragments: bool,
     inverted: u8,
 }
 
-/// An address or the name of a device, and the bits of it that count. An IPv4 address is the first
-/// four bytes.
+/// An address or a device name, with a mask. An IPv4 address is the first four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Masked {
     value: [u8; 16],
@@ -42,15 +41,15 @@ mod ipv4_flag {
     pub(super) const GOTO: u8 = 0x02;
 }
 
-/// `IP6T_F_*`. `IP6T_F_TOS` is not among them: `ip6_packet_match` (Linux 6.18) does not look at it.
+/// `IP6T_F_*`. `IP6T_F_TOS` is not among them: `ip6_packet_match` (Linux 6.18) ignores it.
 mod ipv6_flag {
     pub(super) const PROTOCOL: u8 = 0x01;
     pub(super) const GOTO: u8 = 0x04;
 }
 
 impl Header {
-    /// Reads it, and whether the rule's jump is a goto.
-    pub(super) fn decode(family: Family, entry: Info<'_>) -> Option<(Self, bool)> {
+    /// Decodes the header, and whether the rule's jump is a goto.
+    pub(crate) fn decode(family: Family, entry: Info<'_>) -> Option<(Self, bool)> {
         match family {
             Family::Ipv4 => Self::decode_ipv4(entry),
             Family::Ipv6 => Self::decode_ipv6(entry),
@@ -89,14 +88,14 @@ impl Header {
             output: Masked::decode(entry, 80, 112)?,
             protocol: asks_protocol.then_some(protocol),
             of_fragments: false,
-            // ip6_packet_match does not look at this one.
+            // ip6_packet_match ignores this bit.
             inverted: entry.u8(132)? & !inverted::FRAGMENT,
         };
         Some((header, flags & ipv6_flag::GOTO != 0))
     }
 
     /// Whether it matches every packet.
-    pub(super) fn is_unconditional(&self) -> bool {
+    pub(crate) fn is_unconditional(&self) -> bool {
         let masks = [self.source, self.destination, self.input, self.output];
         masks.iter().all(|masked| masked.mask == [0; 16])
             && self.protocol.is_none()
@@ -104,7 +103,7 @@ impl Header {
             && self.inverted == 0
     }
 
-    /// As `ip_packet_match` and `ip6_packet_match` do.
+    /// As `ip_packet_match` and `ip6_packet_match`.
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
         let address = |end: &End, masked: &Masked, bit: u8| {
             masked.holds(&segment.address(end)).invert_if(self.is(bit))
@@ -137,8 +136,8 @@ impl Header {
 }
 
 impl Masked {
-    /// What the mask leaves out does not count on either side (`ifname_compare_aligned`,
-    /// `ipv6_masked_addr_cmp`): the value of `eth+` has the `+`.
+    /// Clears the bits outside of the mask, as the kernel ignores them (`ifname_compare_aligned`,
+    /// `ipv6_masked_addr_cmp`): the value of `eth+` contains the `+`.
     fn decode(entry: Info<'_>, value: usize, mask: usize) -> Option<Self> {
         let mut value: [u8; 16] = *entry.bytes(value)?;
         let mask: [u8; 16] = *entry.bytes(mask)?;
@@ -153,8 +152,7 @@ impl Masked {
     }
 }
 
-/// The name of a device, filled with zeros. Where there is no device, the kernel compares with an
-/// empty name.
+/// The name of a device, padded with zeros. Without a device the kernel compares with an empty name.
 fn name(device: DeviceAt<'_>) -> Known {
     match device {
         DeviceAt::None => Known::bytes(&[0; 16]),

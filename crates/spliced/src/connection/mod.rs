@@ -1,18 +1,20 @@
-//! A client's connection from being accepted to being joined with the target, and its end.
+//! A client's connection from accept to the join with the target, and its end.
 //!
 //! ```text
 //!                            connected
 //! accepted ──▶ Connecting ─────────────▶ joined (a pair takes over)
 //!               │ ▲  │ ▲
-//!       no room │ │  └─┘ refused, or its share of the time is over: the next place
+//!       no room │ │  └─┘ refused, or its share of the time is over: the next address
 //!               ▼ │
-//!             NoRoom     a little later: the same place
+//!             NoRoom     after NO_ROOM_RETRY: the same address
 //!
-//! either ──no place left, connect timeout, reset by client, shutdown──▶ over
+//! either ──no address left, connect timeout, reset by client, shutdown──▶ over
 //! ```
 //!
-//! What the client sends meanwhile waits in its socket, unread, and holds the client back when
-//! that is full. Without a target, or past the connect timeout, the client gets a reset.
+//! What the client sends meanwhile stays in its socket, unread; TCP flow control stops the client when
+//! the socket is full. Without a target, or past the connect timeout, the client gets a reset.
+
+mod record;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,123 +23,104 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{getpeername, sockopt};
-use splice::{
-    Context, Endpoint, Interest, Kind, Outcome, Readiness, Reason, SegmentSize, Side, Step, Task,
-    pair_task,
-};
+use splice::{Context, Endpoint, Interest, Kind, Readiness, SegmentSize, Step, Task, pair_task};
 
-use crate::access_log::Entry;
-use crate::live::Alive;
-use crate::place::Place;
-use crate::relay::Relay;
-use crate::shortage::limit_met;
+use self::record::Record;
+use crate::connection_limit::ConnectionPermit;
+use crate::resource_limit::limit_met;
+use crate::service::Service;
+use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
 const CLIENT: u8 = 0;
 const TARGET: u8 = 1;
 
-/// How long until a place is tried again after the backlog of a UNIX socket was full, or
-/// descriptors or memory were used up. The kernel tells nobody when there is room
+/// The pause before the same address is tried again, after the backlog of a UNIX socket was full or
+/// descriptors or memory were used up. The kernel signals nothing when there is room again
 /// (`unix_stream_connect`).
 const NO_ROOM_RETRY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Connection {
-    /// `None` once it was handed on or reset.
+    /// `None` once the pair has it, or it was reset.
     client: Option<OwnedFd>,
     client_kind: Kind,
     client_readiness: Readiness,
     target: Option<OwnedFd>,
     target_readiness: Readiness,
-    places: Arc<[Place]>,
-    /// Which of the places is being tried.
-    place: usize,
+    addresses: Arc<[SocketAddress]>,
+    /// The index of the address that is being tried.
+    address: usize,
     state: State,
     last_error: Option<Errno>,
     deadline: Instant,
     record: Option<Record>,
-    relay: Arc<Relay>,
+    service: Arc<Service>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Connecting,
-    /// Waiting to try the same place again.
+    /// Waiting to try the same address again.
     NoRoom,
-}
-
-/// What is told about a connection when it has ended.
-struct Record {
-    id: u64,
-    client: Option<Place>,
-    /// What it was connected to.
-    target: Option<Place>,
-    wanted: Arc<Target>,
-    accepted_at: Instant,
-    relay: Arc<Relay>,
-    _alive: Alive,
 }
 
 impl Connection {
     pub(crate) fn new(
         client: OwnedFd,
         client_kind: Kind,
-        peer: Option<Place>,
-        alive: Alive,
+        client_address: Option<SocketAddress>,
+        permit: ConnectionPermit,
         target: Arc<Target>,
-        relay: Arc<Relay>,
+        service: Arc<Service>,
     ) -> Self {
         let now = Instant::now();
-        let id = relay.next_id.fetch_add(1, Ordering::Relaxed) + 1;
         Self {
             client: Some(client),
             client_kind,
             client_readiness: Readiness::WRITABLE,
             target: None,
             target_readiness: Readiness::NONE,
-            places: target.places(),
-            place: 0,
+            addresses: target.addresses(),
+            address: 0,
             state: State::Connecting,
             last_error: None,
-            deadline: now + relay.connect_timeout,
-            record: Some(Record {
-                id,
-                client: peer,
-                target: None,
-                wanted: target,
-                accepted_at: now,
-                relay: Arc::clone(&relay),
-                _alive: alive,
-            }),
-            relay,
+            deadline: now + service.connect_timeout,
+            record: Some(Record::new(
+                client_address,
+                target,
+                permit,
+                Arc::clone(&service),
+            )),
+            service,
         }
     }
 
-    /// Tries the places from the present one on until one does not fail at once.
+    /// Tries the addresses, from the current one on, until one does not fail at once.
     fn connect(&mut self, cx: &mut Context<'_>) -> Step {
         self.state = State::Connecting;
-        if self.places.is_empty() {
+        if self.addresses.is_empty() {
             let why = self
                 .record
                 .as_ref()
-                .map(|record| record.wanted.why_nowhere());
+                .map(|record| record.wanted().why_nowhere());
             return self.fail(&format!("no target: {}", why.unwrap_or_default()));
         }
-        while let Some(place) = self.places.get(self.place) {
-            let socket = match place.socket() {
+        while let Some(address) = self.addresses.get(self.address) {
+            let socket = match address.socket() {
                 Ok(socket) => socket,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                     return self.wait_for_room(cx, errno);
                 }
                 Err(errno) => {
                     self.last_error = Some(errno);
-                    self.place += 1;
+                    self.address += 1;
                     continue;
                 }
             };
-            if self.relay.translates_segments() {
-                self.fit_segments(place.kind(), &socket);
+            if self.service.translates_segments() {
+                self.fit_segments(address.kind(), &socket);
             }
-            let connected = place.connect(&socket);
+            let connected = address.connect(&socket);
             match connected {
                 Ok(()) | Err(Errno::INPROGRESS) => {
                     if let Err(error) = cx.register(&socket, TARGET, Interest::STREAM) {
@@ -151,12 +134,12 @@ impl Connection {
                     self.set_deadline_of_attempt(cx);
                     return Step::Wait;
                 }
-                Err(Errno::AGAIN) if place.kind() == Kind::Unix => {
+                Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
                     return self.wait_for_room(cx, Errno::AGAIN);
                 }
                 Err(errno) => {
                     self.last_error = Some(errno);
-                    self.place += 1;
+                    self.address += 1;
                 }
             }
         }
@@ -164,13 +147,13 @@ impl Connection {
         self.fail(&format!("no target: {}", words(errno)))
     }
 
-    /// Has the target send no larger segments than the client takes.
+    /// Makes the target send segments that are no larger than the client accepts.
     fn fit_segments(&self, kind: Kind, target: &OwnedFd) {
         if let Some(client) = &self.client
             && self.client_kind != Kind::Unix
             && kind != Kind::Unix
         {
-            // Should it fail, the pair says why it is not taken.
+            // If this fails, the engine refuses the pair and says why.
             let _ = SegmentSize::taken_by_peer(client).and_then(|size| size.announce_on(target));
         }
     }
@@ -182,11 +165,11 @@ impl Connection {
         Step::Wait
     }
 
-    /// Each place gets an equal share of the time that is left, so that one which does not answer
-    /// leaves time for the others.
+    /// Gives each address an equal share of the time that is left, so that an address which does not
+    /// answer leaves time for the others.
     fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
         let left = self.deadline.saturating_duration_since(cx.now());
-        let share = left / (self.places.len() - self.place) as u32;
+        let share = left / (self.addresses.len() - self.address) as u32;
         cx.set_deadline(Some(cx.now() + share));
     }
 
@@ -194,18 +177,18 @@ impl Connection {
         self.last_error = Some(errno);
         self.abandon_target();
         self.target_readiness = Readiness::NONE;
-        self.place += 1;
+        self.address += 1;
         self.connect(cx)
     }
 
-    /// Where nobody listens, TCP may have connected the socket with itself: the port was the one that
-    /// it had picked for this end.
+    /// Joins the client with the target, unless TCP has connected the socket with itself (simultaneous
+    /// open). That happens if nobody listens and the target's port is picked for this end.
     fn connected(&mut self, cx: &mut Context<'_>) -> Step {
-        let place = &self.places[self.place];
+        let address = &self.addresses[self.address];
         if self
             .target
             .as_ref()
-            .is_some_and(|target| place.is_itself(target))
+            .is_some_and(|target| address.is_itself(target))
         {
             return self.try_next(cx, Errno::CONNREFUSED);
         }
@@ -218,19 +201,20 @@ impl Connection {
         else {
             return Step::Done;
         };
-        let place = &self.places[self.place];
-        record.target = Some(place.clone());
+        let address = &self.addresses[self.address];
+        record.connected_to(address.clone());
         let pair = pair_task(
             Endpoint::prepared(client, self.client_kind),
-            Endpoint::prepared(target, place.kind()),
-            &self.relay.options,
+            Endpoint::prepared(target, address.kind()),
+            &self.service.options,
             Some([self.client_readiness, self.target_readiness]),
             move |outcome| record.ended(&outcome),
         );
         match pair {
             Ok(pair) => Step::Become(pair),
             Err(error) => {
-                self.relay
+                self.service
+                    .warnings
                     .engine_refused
                     .emit(|_| tracing::error!("{error}"));
                 Step::Done
@@ -238,38 +222,38 @@ impl Connection {
         }
     }
 
-    /// Closes the connection to the target, which may have been made without our having heard of
-    /// it: then the target must not see an end of stream either.
+    /// Resets the connection to the target. It may be established by now, and the target must not see
+    /// an end of stream.
     fn abandon_target(&mut self) {
         if let Some(target) = self.target.take() {
-            // It can fail only on a connection that is already gone.
+            // This fails only on a connection that is already gone.
             let _ = sockopt::set_socket_linger(&target, Some(Duration::ZERO));
         }
     }
 
-    /// " from" and the client's address; nothing where it has none, as most UNIX sockets.
+    /// " from" and the address of the client. Most UNIX sockets have none: then it is empty.
     fn client_name(&self) -> String {
-        // Asked only now: most connections never need it.
+        // Looked up only here, since most connections never need it.
         let peer = self
             .client
             .as_ref()
             .and_then(|client| getpeername(client).ok());
-        match Place::from_kernel(peer.flatten()).map(|place| place.to_string()) {
+        match SocketAddress::from_kernel(peer.flatten()).map(|address| address.to_string()) {
             Some(name) if name != "unix:" => format!(" from {name}"),
             _ => String::new(),
         }
     }
 
-    /// Ends without having reached the target: the client gets a reset, never an end of stream,
-    /// which it could take for an empty answer.
+    /// Ends without a target: the client gets a reset, since it could take an end of stream for an
+    /// empty answer.
     fn fail(&mut self, why: &str) -> Step {
         if let Some(record) = &self.record {
-            self.relay.target_unreachable.emit(|suppressed| {
+            self.service.warnings.target_unreachable.emit(|suppressed| {
                 tracing::warn!(
                     "connection {}{} to {} was reset: {why}{}",
-                    record.id,
+                    record.id(),
                     self.client_name(),
-                    record.wanted.address,
+                    record.wanted().address,
                     match suppressed {
                         0 => String::new(),
                         count => format!(" ({count} more like it since the last warning)"),
@@ -280,7 +264,7 @@ impl Connection {
         if let Some(client) = self.client.take()
             && self.client_kind != Kind::Unix
         {
-            // It can fail only on a connection that is already gone.
+            // This fails only on a connection that is already gone.
             let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
         }
         self.abandon_target();
@@ -333,7 +317,7 @@ impl Task for Connection {
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         if cx.now() >= self.deadline {
-            let timeout = humantime::format_duration(self.relay.connect_timeout);
+            let timeout = humantime::format_duration(self.service.connect_timeout);
             let why = match self.last_error {
                 Some(Errno::AGAIN) => {
                     format!(
@@ -354,99 +338,12 @@ impl Task for Connection {
     }
 
     fn close(&mut self, _cx: &mut Context<'_>) {
-        self.relay.cut_short.fetch_add(1, Ordering::Relaxed);
+        self.service.cut_short.fetch_add(1, Ordering::Relaxed);
         self.fail("shutdown before the target was reached");
     }
 }
 
-impl Record {
-    fn ended(self, outcome: &Outcome) {
-        let name = |side| match side {
-            Side::A => "client",
-            Side::B => "target",
-        };
-        let why = match outcome.reason {
-            Reason::EndOfStream => "end of stream".into(),
-            Reason::Reset(side) => format!("reset by {}", name(side)),
-            Reason::Failed { side, errno } => {
-                format!(
-                    "{} failed: {}",
-                    name(side),
-                    std::io::Error::from_raw_os_error(errno)
-                )
-            }
-            Reason::Filtered => format!("stopped: {}", outcome.why_engine),
-            other => other.to_string(),
-        };
-        if outcome.reason == Reason::Shutdown {
-            self.relay.cut_short.fetch_add(1, Ordering::Relaxed);
-        }
-        if outcome.reason == Reason::Refused {
-            self.warn_of_refusal(&outcome.why_engine);
-        }
-        self.write(Some(outcome), &why);
-    }
-
-    fn warn_of_refusal(&self, why: &str) {
-        self.relay.engine_refused.emit(|held_back| {
-            let name = |place: &Option<Place>| place.as_ref().map(Place::to_string);
-            tracing::warn!(
-                "connection {} from {} to {} was reset: engine {} refused it: {why}{}",
-                self.id,
-                name(&self.client).unwrap_or_default(),
-                name(&self.target).unwrap_or_else(|| self.wanted.address.to_string()),
-                self.relay.options.engine,
-                match held_back {
-                    0 => String::new(),
-                    count => format!(" ({count} more like it since the last warning)"),
-                }
-            );
-        });
-    }
-
-    fn write(self, outcome: Option<&Outcome>, why: &str) {
-        match outcome {
-            Some(Outcome {
-                engine, why_engine, ..
-            }) => tracing::debug!(
-                "connection {} ended: {why}; engine {engine}: {why_engine}",
-                self.id
-            ),
-            None => tracing::debug!("connection {} ended: {why}", self.id),
-        }
-        let Some(log) = &self.relay.access_log else {
-            return;
-        };
-        let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
-        let entry = Entry {
-            time: Entry::now(),
-            id: self.id,
-            client: self
-                .client
-                .as_ref()
-                .map(Place::to_string)
-                .unwrap_or_default(),
-            target: match &self.target {
-                Some(place) => place.to_string(),
-                None => self.wanted.address.to_string(),
-            },
-            // An engine that refused a connection has moved none of its bytes.
-            engine: outcome
-                .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
-                .map(|outcome| outcome.engine.as_str()),
-            why_engine: outcome
-                .map(|outcome| outcome.why_engine.to_string())
-                .unwrap_or_default(),
-            client_to_target_bytes: moved.a_to_b,
-            target_to_client_bytes: moved.b_to_a,
-            outcome: why.into(),
-            duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),
-        };
-        log.write(&entry);
-    }
-}
-
-/// The limit that was met, or the system's words for an error number, without the number.
+/// The limit that was met, or the system's text for an error number, without the number.
 fn words(errno: Errno) -> String {
     if let Some(limit) = limit_met(errno) {
         return limit;

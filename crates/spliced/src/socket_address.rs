@@ -1,4 +1,4 @@
-//! A resolved address: what the kernel can bind to or connect to.
+//! A resolved address, which the kernel can bind or connect to.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -12,18 +12,18 @@ use rustix::net::{
 };
 use splice::{Address, Kind};
 
-/// One address as the kernel takes it.
+/// The address of a socket. What the user wrote is an [`Address`], which may stand for several.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SocketAddress {
     Inet(SocketAddr),
     Unix(SocketAddrUnix),
 }
 
-impl Place {
-    /// The places that `address` stands for when listening.
+impl SocketAddress {
+    /// The addresses to listen on for `address`.
     pub(crate) fn to_listen(address: &Address) -> Result<Vec<Self>> {
         match address {
-            // One socket takes both families where the host has IPv6.
+            // One dual-stack socket, if the host has IPv6.
             Address::Inet { host, port } if host.is_empty() => {
                 Ok(vec![Self::Inet((Ipv6Addr::UNSPECIFIED, *port).into())])
             }
@@ -31,15 +31,15 @@ impl Place {
         }
     }
 
-    /// The places that `address` stands for when connecting, in the order in which to try them.
-    /// It may block on name resolution.
+    /// The addresses to connect to for `address`, in the order in which to try them. Blocks on name
+    /// resolution.
     pub(crate) fn resolve(address: &Address) -> Result<Vec<Self>> {
         match address {
             Address::Inet { host, port } if host.is_empty() => Ok(vec![
                 Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
                 Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
             ]),
-            // RFC 6761: the name is this host's loopback, whatever /etc/hosts or a server says of it.
+            // RFC 6761: the name is this host's loopback, whatever /etc/hosts or a server says.
             Address::Inet { host, port } if is_localhost(host) => Ok(vec![
                 Self::Inet((Ipv4Addr::LOCALHOST, *port).into()),
                 Self::Inet((Ipv6Addr::LOCALHOST, *port).into()),
@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// Whether `address` is a name whose addresses can be others later.
+    /// Whether `address` is a name, whose addresses may change.
     pub(crate) fn needs_resolver(address: &Address) -> bool {
         matches!(address, Address::Inet { host, .. }
             if !host.is_empty() && !is_localhost(host) && host.parse::<IpAddr>().is_err())
@@ -89,19 +89,19 @@ impl Place {
         }
     }
 
-    /// A listener on this place takes clients over IPv4 and over IPv6.
-    pub(crate) fn takes_both_families(&self) -> bool {
+    /// Whether a listener on this address is dual-stack: it accepts clients over IPv4 and IPv6.
+    pub(crate) fn is_dual_stack(&self) -> bool {
         matches!(self, Self::Inet(inet) if inet.is_ipv6() && inet.ip().is_unspecified())
     }
 
-    /// Segments on the way here are IPv4.
+    /// Whether connections to this address use IPv4.
     pub(crate) fn is_ipv4(&self) -> bool {
         matches!(self, Self::Inet(inet) if inet.ip().to_canonical().is_ipv4())
     }
 
-    /// A socket of this place's kind that is ready to be an end of a pair: non-blocking, and,
-    /// where it is TCP, without Nagle's delay, with keep-alive, with urgent bytes in their place.
-    /// A listening socket hands these options on to what it accepts (`sk_clone`).
+    /// A socket of this address's kind with the options that a pair needs: non-blocking, and for TCP
+    /// `TCP_NODELAY`, `SO_KEEPALIVE` and `SO_OOBINLINE`. An accepted socket inherits them from the
+    /// listening socket (`sk_clone`).
     pub(crate) fn socket(&self) -> Result<OwnedFd, Errno> {
         let (family, protocol) = match self.kind() {
             Kind::Tcp4 => (AddressFamily::INET, Some(ipproto::TCP)),
@@ -134,12 +134,12 @@ impl Place {
         }
     }
 
-    /// Whether `socket`, which was connected to this place, is its own peer.
+    /// Whether `socket`, which was connected to this address, is connected to itself.
     pub(crate) fn is_itself(&self, socket: &OwnedFd) -> bool {
         let Self::Inet(peer) = self else {
             return false;
         };
-        // Its port says no nearly always, which saves the other system call.
+        // The port nearly always rules it out, which saves the second system call.
         match Self::from_kernel(getsockname(socket).ok()) {
             Some(Self::Inet(own)) if own.port() == peer.port() => {
                 let peer = getpeername(socket).ok().flatten();
@@ -155,17 +155,17 @@ fn is_localhost(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost")
 }
 
-/// Keeps the urgent bytes of a UNIX stream in their place. What a UNIX listener accepts does not
-/// have its options. A kernel whose UNIX streams know no urgent byte (before 5.15) loses none.
+/// Sets `SO_OOBINLINE`, so that an urgent byte stays in the stream. A socket that a UNIX listener accepts
+/// does not inherit the option. Before Linux 5.15 UNIX streams have no urgent bytes.
 pub(crate) fn keep_urgent_bytes(unix: &OwnedFd) {
     let _ = sockopt::set_socket_oobinline(unix, true);
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SocketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Inet(inet) => match inet.ip().to_canonical() {
-                // A client that came over IPv4 to a socket of both families.
+                // An IPv4 client of a dual-stack listener.
                 IpAddr::V4(mapped) => write!(f, "{mapped}:{}", inet.port()),
                 IpAddr::V6(_) => inet.fmt(f),
             },

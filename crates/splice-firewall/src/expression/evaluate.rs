@@ -1,14 +1,14 @@
-//! What an expression says of a segment.
+//! Evaluates an expression for a segment.
 
-use super::expression::{
+use super::{
     Comparison, Data, Expression, META_L4PROTO, META_MARK, META_NFPROTO, Register, Short, Source,
     Target,
 };
+use crate::action::Action;
 use crate::known::{Answer, Known, MOST_BYTES};
-use crate::rule::Action;
 use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
 
-/// All registers of a rule under evaluation.
+/// All registers, while a rule is evaluated.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     value: [u8; MOST_BYTES],
@@ -16,7 +16,7 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// Nothing is in them. A rule reads only what it has set itself, so they may serve the next as well.
+    /// Empty registers. A rule reads only registers that it has set, so the next rule can reuse them.
     pub(crate) fn new() -> Self {
         Self {
             value: [0; MOST_BYTES],
@@ -47,18 +47,18 @@ impl Registers {
 
     fn forget(&mut self, from: Register) {
         let from = usize::from(from);
-        // How much the source fills is not known; no load fills more than 16 bytes.
+        // The source's length is not known; no load fills more than 16 bytes.
         for at in from..(from + 16).min(MOST_BYTES) {
             (self.value[at], self.known[at]) = (0, 0);
         }
     }
 }
 
-/// What comes of an expression.
+/// The result of an expression.
 pub(crate) struct Evaluated {
-    /// Whether the rule goes on.
+    /// Whether the rule continues.
     pub(crate) goes_on: Answer,
-    /// What else may happen: verdicts of a map, effects of its elements.
+    /// Further actions: verdicts of a map, side effects of its elements.
     pub(crate) actions: Vec<(Answer, Action)>,
 }
 
@@ -161,7 +161,7 @@ fn swapped(value: &Known, size: usize) -> Known {
     Known::masked(&swap(value.value()), &swap(value.mask()))
 }
 
-/// Keys of `NFT_META_*`; each says how it is stored (`nft_meta_get_eval`, 6.18).
+/// Keys of `NFT_META_*` (`nft_meta_get_eval`, 6.18).
 mod meta {
     pub(super) const PROTOCOL: u32 = 1;
     pub(super) const IIF: u32 = 4;
@@ -234,7 +234,7 @@ impl Source {
                 registers.set(to, &value);
                 Answer::Yes
             }
-            // The kernel ends the rule where there is nothing to load.
+            // If there is nothing to load, the kernel ends the rule.
             None => {
                 registers.forget(to);
                 Answer::Maybe
@@ -242,7 +242,7 @@ impl Source {
         }
     }
 
-    /// Whether it is these bytes.
+    /// Whether it equals these bytes.
     pub(crate) fn is(&self, value: &Short, segment: &Segment<'_>) -> Answer {
         let (header, offset) = match self {
             Self::NetworkHeader { offset, .. } => (&segment.network_header, *offset),
@@ -262,7 +262,7 @@ impl Source {
         header.equals_at(offset, bits, mask)
     }
 
-    /// `None`: nothing is known, or there is nothing to load and the rule ends.
+    /// The loaded value. `None` if it is unknown, or if there is nothing to load and the rule ends.
     fn load(&self, segment: &Segment<'_>) -> Option<Known> {
         Some(match self {
             Self::NetworkHeader { offset, length } => segment.network_header.part(*offset, *length),
@@ -276,7 +276,7 @@ impl Source {
                 has_direction: false,
             } => return load_ct(*key, segment),
             Self::Fib { result, flags } => return load_fib(*result, *flags, segment),
-            // Addresses and counts of the one direction or the other: address translation changes them.
+            // Addresses and counts of one direction: address translation changes them.
             Self::Ct { .. } | Self::Other => return None,
         })
     }
@@ -306,11 +306,11 @@ fn load_meta(key: u32, segment: &Segment<'_>) -> Option<Known> {
             DeviceAt::Known(device) => hardware(device),
             _ => return None,
         },
-        // `PACKET_HOST`: addressed to this host, or made here.
+        // `PACKET_HOST`: addressed to this host, or sent by it.
         META_NFPROTO => Known::bytes(&[protocol_family(segment)]),
         META_L4PROTO => Known::bytes(&[TCP]),
         meta::PKTTYPE => Known::bytes(&[0]),
-        // What comes by IPsec or a VRF is not spliced.
+        // Connections over IPsec or a VRF are not spliced.
         meta::SECPATH => Known::bytes(&[0]),
         meta::SDIF => number(0),
         meta::SDIFNAME => no_name,
@@ -335,8 +335,8 @@ fn load_ct(key: u32, segment: &Segment<'_>) -> Option<Known> {
     })
 }
 
-/// The engine takes only connections whose route to the peer leaves by the device that its segments come
-/// in on, so a reverse path lookup finds that device.
+/// The engine takes a connection only if the route to the peer uses the device that receives its segments,
+/// so a reverse path lookup finds this device.
 fn load_fib(result: u32, flags: u32, segment: &Segment<'_>) -> Option<Known> {
     let end = match flags & (fib::SADDR | fib::DADDR) {
         fib::SADDR => segment.source(),

@@ -1,4 +1,7 @@
-//! The task that accepts connections on one socket.
+//! Listening: the sockets, and the task that accepts connections on one of them.
+
+mod socket_file;
+mod sockets;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,75 +11,79 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
+use self::sockets::BACKLOG;
+pub(crate) use self::sockets::ListeningSockets;
 use crate::connection::Connection;
+use crate::connection_limit::ConnectionPermit;
 use crate::echo;
-use crate::listening::BACKLOG;
-use crate::live::Alive;
-use crate::place::{Place, keep_urgent_bytes};
-use crate::relay::{Goal, Relay};
-use crate::shortage::limit_met;
+use crate::resource_limit::limit_met;
+use crate::service::{Destination, Service};
+use crate::socket_address::{SocketAddress, keep_urgent_bytes};
 
-/// The most connections that one turn of a loop accepts. A turn beside 32 bulk flows takes some 40 ms
-/// on a busy machine; 50 clients that come at once waited 50 of them when each turn accepted one, and
-/// wait four with 16. With 64 they wait no less, since their targets are connected in turns as well.
+/// The most connections that one turn of a loop accepts. A turn with 32 bulk flows takes some 40 ms on a
+/// busy machine. When each turn accepted one connection, the last of 50 simultaneous clients waited 50
+/// turns; with 16 it waits four. With 64 it waits as long, since targets are connected in turns as well.
 /// 16 connections cost a turn about 1 ms.
 const ACCEPTED_PER_TURN: usize = 16;
 
-/// How long to leave a listener alone after the process or the system has run out of something:
-/// connections wait in the backlog meanwhile, and the loop has its time for those that will free
-/// it.
+/// How long a listener pauses when descriptors or memory are used up. Meanwhile connections wait in the
+/// backlog, and the loop has time for those whose end frees some.
 const RETRY_AFTER_SHORTAGE: Duration = Duration::from_millis(100);
 
 /// Accepts on one socket of one thread.
 ///
 /// ```text
-/// Accepting ──descriptors or memory used up──▶ Pausing ──after a moment──▶ Accepting
-///     └──────as many connections as allowed──▶ Pausing ──one has ended───▶ Accepting
+/// Accepting ──descriptors or memory used up──▶ Pausing ──RETRY_AFTER_SHORTAGE──▶ Accepting
+///     └──────────────limit on connections────▶ Pausing ──a connection ends─────▶ Accepting
 /// ```
 pub(crate) struct Listener {
     socket: OwnedFd,
-    /// Of the connections that it accepts: an IPv4 client of a socket of both families has an IPv6
+    /// The kind of the sockets that it accepts: an IPv4 client of a dual-stack listener has an IPv6
     /// socket.
     kind: Kind,
     interest: Interest,
     accepting: bool,
-    relay: Arc<Relay>,
+    service: Arc<Service>,
 }
 
 impl Listener {
-    pub(crate) fn new(socket: OwnedFd, shared: bool, relay: Arc<Relay>) -> Self {
+    pub(crate) fn new(socket: OwnedFd, shared: bool, service: Arc<Service>) -> Self {
         let interest = if shared {
             Interest::TAKE_SHARED
         } else {
             Interest::TAKE
         };
-        let bound = Place::from_kernel(getsockname(&socket).ok());
+        let bound = SocketAddress::from_kernel(getsockname(&socket).ok());
         Self {
             socket,
-            kind: bound.map_or(Kind::Tcp4, |place| place.kind()),
+            kind: bound.map_or(Kind::Tcp4, |address| address.kind()),
             interest,
             accepting: false,
-            relay,
+            service,
         }
     }
 
-    /// Accepts one connection; false when there is none to be had now.
-    fn accept(&mut self, cx: &mut Context<'_>, alive: Alive) -> bool {
+    /// Accepts one connection; returns false if there is none for now.
+    fn accept(&mut self, cx: &mut Context<'_>, permit: ConnectionPermit) -> bool {
         match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok((client, peer)) => {
-                let peer = Place::from_kernel(peer);
-                let relay = Arc::clone(&self.relay);
+                let peer = SocketAddress::from_kernel(peer);
+                let service = Arc::clone(&self.service);
                 let kind = self.kind;
                 if kind == Kind::Unix {
                     keep_urgent_bytes(&client);
                 }
-                match &self.relay.goal {
-                    Goal::Target(target) => {
+                match &self.service.destination {
+                    Destination::Target(target) => {
                         let target = Arc::clone(target);
-                        let connection = Connection::new(client, kind, peer, alive, target, relay);
+                        let connection =
+                            Connection::new(client, kind, peer, permit, target, service);
                         cx.spawn(Box::new(connection));
                     }
-                    Goal::Client => echo::spawn(cx, Endpoint::prepared(client, kind), alive, relay),
+                    Destination::Client => {
+                        let client = Endpoint::prepared(client, kind);
+                        echo::spawn(cx, client, permit, service);
+                    }
                 }
                 true
             }
@@ -84,7 +91,7 @@ impl Listener {
                 Failure::NoneWaits => false,
                 Failure::ThisOne => true,
                 Failure::Shortage => {
-                    self.relay.shortage.emit(|_| {
+                    self.service.warnings.shortage.emit(|_| {
                         tracing::warn!(
                             "no connection can be accepted for now: {}; raise the limit or lower \
                              --max-connections",
@@ -111,7 +118,8 @@ impl Listener {
             match cx.register(&self.socket, 0, self.interest) {
                 Ok(()) => self.accepting = true,
                 Err(error) => {
-                    self.relay
+                    self.service
+                        .warnings
                         .shortage
                         .emit(|_| tracing::warn!("no connection can be accepted: {error}"));
                     cx.set_deadline(Some(cx.now() + RETRY_AFTER_SHORTAGE));
@@ -125,13 +133,13 @@ impl Listener {
 /// What a failed accept4 means for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// Nobody waits to be accepted.
+    /// The backlog is empty.
     NoneWaits,
-    /// The process or the system has run out of something, or forbids it: the next one would fail
+    /// The process or the system has run out of something, or forbids it: the next accept would fail
     /// as well.
     Shortage,
-    /// This connection died in the backlog, or its network had a fault, which accept(2) passes
-    /// on: the next one may be well.
+    /// This connection died in the backlog, or accept(2) passed on an error of its network: the next
+    /// connection may be fine.
     ThisOne,
 }
 
@@ -139,7 +147,7 @@ impl Failure {
     fn of(errno: Errno) -> Self {
         match errno {
             Errno::AGAIN => Self::NoneWaits,
-            // The list of accept(2), and what a connection leaves that died in the backlog.
+            // The list in accept(2), and the errors of connections that died in the backlog.
             Errno::CONNABORTED
             | Errno::INTR
             | Errno::PROTO
@@ -151,7 +159,7 @@ impl Failure {
             | Errno::OPNOTSUPP
             | Errno::NETUNREACH
             | Errno::TIMEDOUT => Self::ThisOne,
-            // Unknown: it may stay, and must not make the loop spin.
+            // An unknown error may persist, and must not make the loop spin.
             _ => Self::Shortage,
         }
     }
@@ -162,22 +170,22 @@ impl Task for Listener {
         self.go_on(cx)
     }
 
-    /// A few at a time: while more wait, the kernel says so again, and the connections that are
-    /// already there have their turn in between.
+    /// Accepts a few at a time. While more wait, the kernel reports the socket as readable again, and
+    /// the other connections have their turn in between.
     fn ready(&mut self, cx: &mut Context<'_>, _source: u8, _readiness: Readiness) -> Step {
         for _ in 0..ACCEPTED_PER_TURN {
-            let Some(alive) = self.relay.live.enter(|| cx.waker()) else {
-                self.relay.max_connections_reached.emit(|_| {
+            let Some(permit) = self.service.connection_limit.acquire(|| cx.waker()) else {
+                self.service.warnings.max_connections_reached.emit(|_| {
                     tracing::warn!(
                         "--max-connections {} is reached: clients wait in the backlog until a \
                          connection ends",
-                        self.relay.live.most()
+                        self.service.connection_limit.most()
                     );
                 });
                 self.pause(cx);
                 break;
             };
-            if !self.accept(cx, alive) {
+            if !self.accept(cx, permit) {
                 break;
             }
         }
@@ -192,14 +200,13 @@ impl Task for Listener {
         self.go_on(cx)
     }
 
-    /// What has been established by the kernel was promised to its client: it is accepted before
-    /// the socket goes, since closing it resets what is left in the backlog.
+    /// Accepts the backlog: its clients are connected, and closing the socket would reset them.
     ///
-    /// Not more than the backlog holds, since more may come all the time.
+    /// Accepts no more than the backlog holds, since new clients may keep coming.
     fn close(&mut self, cx: &mut Context<'_>) {
         for _ in 0..BACKLOG {
-            let alive = self.relay.live.enter_beyond_limit();
-            if !self.accept(cx, alive) {
+            let permit = self.service.connection_limit.acquire_beyond_limit();
+            if !self.accept(cx, permit) {
                 break;
             }
         }
@@ -214,33 +221,31 @@ mod tests {
     use splice::EventLoop;
 
     use super::*;
-    use crate::listening::Listening;
 
-    fn listening_on(address: &str) -> Listening {
+    fn listening_on(address: &str) -> ListeningSockets {
         let address = address.parse().expect("an address");
-        let places = Place::to_listen(&address).expect("places");
-        Listening::on(&address, places, 1, None).expect("it listens")
+        let addresses = SocketAddress::to_listen(&address).expect("addresses");
+        ListeningSockets::bind(&address, addresses, 1, None).expect("it listens")
     }
 
-    /// The connections that are there have their turn after a few new ones.
     #[test]
-    fn a_turn_accepts_a_few_connections_and_leaves_the_others_to_the_next() {
+    fn a_turn_accepts_a_bounded_number_of_connections() {
         const CLIENTS: usize = 3 * ACCEPTED_PER_TURN + 2;
-        let relay = Arc::new(Relay::back_to_clients(None));
+        let service = Arc::new(Service::echo(None));
         let mut listening = listening_on("127.0.0.1:0");
-        let address = listening.places[0].to_string();
+        let address = listening.addresses[0].to_string();
         let mut event_loop = EventLoop::new().expect("a loop");
         let socket = listening.by_thread[0].pop().expect("a socket");
-        event_loop.spawn(Box::new(Listener::new(socket, false, Arc::clone(&relay))));
-        // Who has connected waits in the backlog, and no turn is taken meanwhile.
+        event_loop.spawn(Box::new(Listener::new(socket, false, Arc::clone(&service))));
+        // All clients are in the backlog before the first turn.
         let clients: Vec<_> = (0..CLIENTS)
             .map(|_| TcpStream::connect(&address).expect("connected"))
             .collect();
         let mut accepted = Vec::new();
         until("all are accepted", || {
-            let before = relay.live.count();
+            let before = service.connection_limit.count();
             event_loop.turn(Some(Duration::ZERO)).expect("a turn");
-            let now = relay.live.count();
+            let now = service.connection_limit.count();
             accepted.extend((now > before).then_some(now - before));
             now == CLIENTS
         });
@@ -250,37 +255,37 @@ mod tests {
     }
 
     #[test]
-    fn no_turn_accepts_beyond_the_limit_on_connections() {
-        let relay = Arc::new(Relay::back_to_clients(Some(3)));
+    fn a_listener_never_accepts_beyond_max_connections() {
+        let service = Arc::new(Service::echo(Some(3)));
         let mut listening = listening_on("127.0.0.1:0");
-        let address = listening.places[0].to_string();
+        let address = listening.addresses[0].to_string();
         let mut event_loop = EventLoop::new().expect("a loop");
         let socket = listening.by_thread[0].pop().expect("a socket");
-        event_loop.spawn(Box::new(Listener::new(socket, false, Arc::clone(&relay))));
+        event_loop.spawn(Box::new(Listener::new(socket, false, Arc::clone(&service))));
         let mut clients: Vec<_> = (0..5)
             .map(|_| TcpStream::connect(&address).expect("connected"))
             .collect();
         until("three are accepted", || {
             event_loop.turn(Some(Duration::ZERO)).expect("a turn");
-            relay.live.count() == 3
+            service.connection_limit.count() == 3
         });
         event_loop.turn(Some(Duration::ZERO)).expect("a turn");
-        assert_eq!(relay.live.count(), 3);
+        assert_eq!(service.connection_limit.count(), 3);
         clients.drain(..3);
         until("the others are let in", || {
             event_loop.turn(Some(Duration::ZERO)).expect("a turn");
-            relay.live.count() == 2
+            service.connection_limit.count() == 2
         });
     }
 
     #[test]
-    fn each_socket_of_a_listener_knows_the_kind_of_its_own_clients() {
-        let relay = Arc::new(Relay::back_to_clients(None));
+    fn each_listening_socket_knows_the_kind_of_its_clients() {
+        let service = Arc::new(Service::echo(None));
         let kinds = |address: &str| -> Vec<_> {
             let mut listening = listening_on(address);
             let sockets = listening.by_thread[0].drain(..);
             sockets
-                .map(|socket| Listener::new(socket, false, Arc::clone(&relay)).kind)
+                .map(|socket| Listener::new(socket, false, Arc::clone(&service)).kind)
                 .collect()
         };
         assert_eq!(kinds("127.0.0.1:0"), [Kind::Tcp4]);
@@ -294,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_died_does_not_stop_the_others_and_a_shortage_pauses_them() {
+    fn a_dead_connection_is_skipped_and_a_shortage_pauses_the_listener() {
         for errno in [
             Errno::CONNABORTED,
             Errno::PROTO,

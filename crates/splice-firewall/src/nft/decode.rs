@@ -1,240 +1,17 @@
-//! Expressions: what a rule of nftables is made of, decoded from netlink.
+//! Decodes expressions from netlink.
 
 use std::sync::Arc;
 
-use super::set::Set;
+use crate::action::{Action, SETS_A_MARK};
+use crate::expression::{Comparison, Data, Expression, META_MARK, Register, Set, Source, Target};
 use crate::known::MOST_BYTES;
 use crate::netlink::Attributes;
-use crate::rule::{Action, SETS_A_MARK, Step};
+use crate::rule::Step;
 use crate::segment::Family;
-use crate::xt;
+use crate::xt::{self, Match};
 
-/// The registers that data lies in, as an offset in bytes into all of them.
-pub(crate) type Register = u8;
-
-/// Up to 16 bytes, kept where the expression is: a rule set is walked as fast as it comes out of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Short {
-    bytes: [u8; 16],
-    length: u8,
-}
-
-impl Short {
-    fn of(bytes: &[u8]) -> Option<Self> {
-        let mut short = Self {
-            bytes: [0; 16],
-            length: u8::try_from(bytes.len()).ok()?,
-        };
-        short.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(short)
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-
-    /// All of them at once, and which bits of that count.
-    pub(crate) fn bits(&self) -> (u128, u128) {
-        let mut mask = [0; 16];
-        mask[..usize::from(self.length)].fill(0xff);
-        (u128::from_ne_bytes(self.bytes), u128::from_ne_bytes(mask))
-    }
-}
-
-/// One expression of a rule, as far as it can matter here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Expression {
-    /// Sets a register.
-    Immediate { to: Register, value: Box<[u8]> },
-    /// Goes on if a register compares so with a value.
-    Compare {
-        from: Register,
-        how: Comparison,
-        value: Box<[u8]>,
-    },
-    /// Goes on if a register lies within both values, or outside.
-    Range {
-        from: Register,
-        low: Box<[u8]>,
-        high: Box<[u8]>,
-        inverted: bool,
-    },
-    /// `(from & and) ^ xor`.
-    MaskXor {
-        from: Register,
-        to: Register,
-        and: Box<[u8]>,
-        xor: Box<[u8]>,
-    },
-    /// Numbers of `size` bytes change their order.
-    Swap {
-        from: Register,
-        to: Register,
-        length: u8,
-        size: u8,
-    },
-    /// Goes on if the set has the key, or has it not.
-    Lookup {
-        from: Register,
-        /// Of a map.
-        to: Option<Target>,
-        set: Arc<Set>,
-        inverted: bool,
-    },
-    /// Loads something of the packet.
-    Load { to: Register, what: Source },
-    /// A load and the comparison of what it loaded, which nothing else reads: most of all rules are made of
-    /// these, so they are one step ([`together`]).
-    Ask {
-        what: Source,
-        is_equal: bool,
-        value: Short,
-    },
-    /// Goes on if a header is there that TCP segments do not have.
-    Absent,
-}
-
-impl Expression {
-    /// The chains that a map's verdicts go to.
-    pub(crate) fn leads_to(&self) -> Vec<usize> {
-        match self {
-            Self::Lookup {
-                to: Some(Target::Verdict),
-                set,
-                ..
-            } => set.leads_to(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// The registers that it reads, as offset and length.
-    fn reads(&self) -> Option<(Register, usize)> {
-        match self {
-            Self::Compare { from, value, .. } => Some((*from, value.len())),
-            Self::Range { from, low, .. } => Some((*from, low.len())),
-            Self::MaskXor { from, and, .. } => Some((*from, and.len())),
-            Self::Swap { from, length, .. } => Some((*from, usize::from(*length))),
-            Self::Lookup { from, set, .. } => Some((*from, set.key_bytes)),
-            Self::Immediate { .. } | Self::Load { .. } | Self::Ask { .. } | Self::Absent => None,
-        }
-    }
-}
-
-/// Puts loads and comparisons of a rule together.
-pub(super) fn together(steps: Vec<Step>) -> Vec<Step> {
-    let mut together: Vec<Step> = Vec::with_capacity(steps.len());
-    let mut rest = steps.into_iter().peekable();
-    while let Some(step) = rest.next() {
-        let Step::Nft(Expression::Load { to, what }) = &step else {
-            together.push(step);
-            continue;
-        };
-        let asked = match rest.peek() {
-            Some(Step::Nft(Expression::Compare { from, how, value })) if from == to => match how {
-                // The kernel fills the rest of a register with zeros.
-                _ if !what.has(value.len()) => None,
-                Comparison::Equal => Short::of(value).map(|value| (true, value)),
-                Comparison::NotEqual => Short::of(value).map(|value| (false, value)),
-                _ => None,
-            },
-            _ => None,
-        };
-        // Until something else is loaded there.
-        let is_read_again = |length: usize| {
-            let mut later = rest.clone().skip(1).filter_map(|step| match step {
-                Step::Nft(later) => Some(later),
-                _ => None,
-            });
-            later.find_map(|later| {
-                let (from, read) = match later {
-                    Expression::Load { to: again, .. } if again == *to => return Some(false),
-                    later => later.reads()?,
-                };
-                let (from, to) = (usize::from(from), usize::from(*to));
-                (from < to + length && to < from + read).then_some(true)
-            }) == Some(true)
-        };
-        match asked {
-            Some((is_equal, value)) if !is_read_again(value.bytes().len()) => {
-                together.push(Step::Nft(Expression::Ask {
-                    what: what.clone(),
-                    is_equal,
-                    value,
-                }));
-                rest.next();
-            }
-            _ => together.push(step),
-        }
-    }
-    together
-}
-
-/// Where a map's data goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    Register(Register),
-    Verdict,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
-    Equal,
-    NotEqual,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-}
-
-/// What is loaded into a register.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    NetworkHeader {
-        offset: usize,
-        length: usize,
-    },
-    TransportHeader {
-        offset: usize,
-        length: usize,
-    },
-    Meta(u32),
-    Ct {
-        key: u32,
-        has_direction: bool,
-    },
-    Fib {
-        result: u32,
-        flags: u32,
-    },
-    Zero {
-        length: usize,
-    },
-    /// Nothing is known of it.
-    Other,
-}
-
-impl Source {
-    /// Whether a load of it brings so many bytes.
-    fn has(&self, bytes: usize) -> bool {
-        match self {
-            Self::NetworkHeader { length, .. } | Self::TransportHeader { length, .. } => {
-                bytes <= *length
-            }
-            Self::Meta(META_NFPROTO | META_L4PROTO) => bytes == 1,
-            _ => true,
-        }
-    }
-}
-
-/// What an element of a map or an immediate has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Data {
-    Value(Vec<u8>),
-    Verdict(Action),
-}
-
-/// What decoding needs to know of the table.
-pub(crate) struct Surroundings<'a> {
+/// The context of an expression: its table.
+pub(crate) struct TableContext<'a> {
     /// `NFPROTO_*`.
     pub(crate) family: u8,
     pub(crate) chain_by_name: &'a dyn Fn(&str) -> Option<usize>,
@@ -265,7 +42,7 @@ mod verdict {
     pub(super) const JUMP: i32 = -3;
     pub(super) const GOTO: i32 = -4;
     pub(super) const RETURN: i32 = -5;
-    /// The rest of a verdict carries a queue's number or an error (`NF_VERDICT_MASK`).
+    /// The other bits are a queue number or an error (`NF_VERDICT_MASK`).
     pub(super) const MASK: i32 = 0xff;
 }
 
@@ -273,7 +50,7 @@ mod verdict {
 const VERDICT_REGISTER: u32 = 0;
 
 /// The steps of one expression (`NFTA_LIST_ELEM`).
-pub(crate) fn decode(expression: Attributes<'_>, at: &Surroundings<'_>) -> Vec<Step> {
+pub(crate) fn decode(expression: Attributes<'_>, at: &TableContext<'_>) -> Vec<Step> {
     let name = expression.text(EXPR_NAME).unwrap_or_default();
     let empty = Attributes::of(&[]);
     let data = expression.nested(EXPR_DATA).unwrap_or(empty);
@@ -307,7 +84,7 @@ fn stop(what: &str) -> Vec<Step> {
     vec![Step::Act(Action::Stop(what.into()))]
 }
 
-fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn decode_named(name: &str, data: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     Some(match name {
         "immediate" => immediate(data, at)?,
         "cmp" => compare(data)?,
@@ -334,7 +111,7 @@ fn decode_named(name: &str, data: Attributes<'_>, at: &Surroundings<'_>) -> Opti
         "numgen" | "hash" | "osf" => vec![Step::Act(Action::Opaque(format!(
             "chooses by what is not known here ({name})"
         )))],
-        // They only count.
+        // They only count packets.
         "counter" | "last" => Vec::new(),
         "objref" => limit("counts in, or is limited by, a named object"),
         "limit" => limit("limits a rate"),
@@ -371,7 +148,7 @@ fn load(to: u32, what: Source) -> Option<Vec<Step>> {
 }
 
 /// The value or verdict within an attribute (`NFTA_DATA_*`).
-pub(super) fn data(nested: Attributes<'_>, at: &Surroundings<'_>) -> Option<Data> {
+pub(super) fn data(nested: Attributes<'_>, at: &TableContext<'_>) -> Option<Data> {
     if let Some(value) = nested.bytes(DATA_VALUE) {
         return Some(Data::Value(value.into()));
     }
@@ -402,7 +179,7 @@ fn value(attributes: Attributes<'_>, kind: u16) -> Option<Box<[u8]>> {
     Some(attributes.nested(kind)?.bytes(DATA_VALUE)?.into())
 }
 
-fn immediate(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn immediate(attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let to = attributes.u32(1)?;
     Some(vec![match data(attributes.nested(2)?, at)? {
         Data::Verdict(action) => Step::Act(action),
@@ -443,7 +220,7 @@ fn bitwise(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let to = attributes.u32(2)?;
     let (from, length) = (register(attributes.u32(1)?)?, attributes.u32(3)? as usize);
     if attributes.u32(6).unwrap_or(0) != 0 || length > MOST_BYTES {
-        // A shift of numbers, or one register by another: rules that compute marks.
+        // A shift, or an operation on two registers: rules that compute marks.
         return load(to, Source::Other);
     }
     Some(vec![Step::Nft(Expression::MaskXor {
@@ -470,7 +247,7 @@ fn byteorder(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 /// `NFT_LOOKUP_F_INV`.
 const INVERTED: u32 = 1;
 
-fn lookup(attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn lookup(attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let set = (at.set_by_name)(&attributes.text(1)?)?;
     let to = match attributes.u32(3) {
         None => None,
@@ -493,7 +270,7 @@ fn payload(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let Some(to) = attributes.u32(1) else {
         return Some(effect("changes the packet"));
     };
-    // The kernel takes no larger ones (`nft_payload_init`: u8).
+    // The kernel accepts no larger ones (`nft_payload_init`: u8).
     let [offset, length] = [3, 4].map(|kind| attributes.u32(kind).and_then(|n| n.try_into().ok()));
     let (offset, length) = (offset?, length?);
     let what = match attributes.u32(2)? {
@@ -519,10 +296,7 @@ fn meta(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 
 /// `NFT_META_*`.
 const META_PRIORITY: u32 = 2;
-pub(super) const META_MARK: u32 = 3;
 const META_NFTRACE: u32 = 12;
-pub(super) const META_NFPROTO: u32 = 15;
-pub(super) const META_L4PROTO: u32 = 16;
 /// `NFT_RT_XFRM`.
 const RT_XFRM: u32 = 4;
 
@@ -543,7 +317,7 @@ const OF_IPV4: u32 = 2;
 
 fn extension_header(attributes: Attributes<'_>) -> Option<Vec<Step>> {
     let Some(to) = attributes.u32(1) else {
-        // `tcp option maxseg size set` is for SYNs, which stand before it in the rule.
+        // `tcp option maxseg size set` is for SYNs, which the rule tests before.
         return Some(effect("changes the packet"));
     };
     let asks_presence = attributes.u32(5).unwrap_or(0) & PRESENT != 0;
@@ -556,7 +330,7 @@ fn extension_header(attributes: Attributes<'_>) -> Option<Vec<Step>> {
 }
 
 /// A match or target of iptables (`nft_compat`).
-fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> Option<Vec<Step>> {
+fn compatible(kind: &str, attributes: Attributes<'_>, at: &TableContext<'_>) -> Option<Vec<Step>> {
     let (name, revision) = (attributes.text(1)?, attributes.u32(2).unwrap_or(0) as u8);
     let info = attributes.bytes(3)?;
     let family = if at.family == IPV6 {
@@ -565,7 +339,7 @@ fn compatible(kind: &str, attributes: Attributes<'_>, at: &Surroundings<'_>) -> 
         Family::Ipv4
     };
     Some(if kind == "match" {
-        xt::steps_of_match(family, &name, revision, info)
+        Step::of_match(Match::decode(family, &name, revision, info))
     } else {
         vec![Step::Act(xt::target(&name))]
     })

@@ -1,0 +1,67 @@
+//! The file of a listening UNIX socket.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::io::Errno;
+
+use crate::socket_address::SocketAddress;
+
+/// A socket file of this process. Drop removes it, unless another file has taken its path.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    device_and_inode: (u64, u64),
+}
+
+impl SocketFile {
+    pub(super) fn of(path: &Path) -> Result<Self> {
+        let device_and_inode = identity(path).context("cannot stat the socket file")?;
+        Ok(Self {
+            path: path.into(),
+            device_and_inode,
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|now| now == self.device_and_inode) {
+            // A failure can be ignored: the next start removes a stale file.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Removes the file at `path` if it is a socket on which nobody listens any more. Returns false if
+/// somebody does.
+pub(super) fn remove_stale(path: &Path, address: &SocketAddress) -> Result<bool> {
+    let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {address}"))?;
+    if !metadata.file_type().is_socket() {
+        bail!("the file exists and is not a socket; remove it or choose another");
+    }
+    let probe = unix_socket(address)?;
+    if address.connect(&probe) != Err(Errno::CONNREFUSED) {
+        return Ok(false);
+    }
+    fs::remove_file(path).map_err(|error| {
+        anyhow!("cannot remove the stale socket file: {error}; remove it or choose another")
+    })?;
+    Ok(true)
+}
+
+pub(super) fn unix_socket(address: &SocketAddress) -> Result<std::os::fd::OwnedFd> {
+    address.socket().map_err(|errno| {
+        anyhow!(
+            "cannot create a UNIX socket: {}; raise the limit or listen on a TCP address",
+            std::io::Error::from(errno)
+        )
+    })
+}
