@@ -11,7 +11,9 @@
 mod claim;
 pub(crate) mod device;
 mod map;
+mod plain;
 mod shared_memory;
+pub(crate) mod statistics;
 #[cfg(test)]
 mod verified;
 
@@ -25,8 +27,8 @@ use libbpf_rs::{
 use rustix::io::Errno;
 
 pub(crate) use self::map::Map;
+pub(crate) use self::plain::Plain;
 pub(crate) use self::shared_memory::{Ring, SharedArray};
-use crate::bpf_types::Plain;
 use crate::error::{Error, ErrorKind, Result};
 
 /// CPUs may read later what a program reads first (bpf/fence.h).

@@ -1,44 +1,12 @@
-//! The twins of the structures in `bpf/*.h`.
+//! The twins of the types that the BPF programs share with this process, as `make bpf` has found them in the BTF of
+//! `bpf/types.bpf.c`. Do not edit: the headers in `bpf` define the types, and say what their fields mean.
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
-/// A type whose bytes are the same on both sides: no padding, no pointer, every bit pattern
-/// valid.
-///
-/// # Safety
-/// The implementor is `repr(C)`, has no padding and is valid for every bit pattern.
-#[allow(unsafe_code, reason = "the promise that bpf_object.rs builds on")]
-pub(crate) unsafe trait Plain: Sized {}
+use crate::bpf_object::Plain;
 
-/// `struct direction` in `bpf/redirect.h`: what the fields mean stands there.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub(crate) struct DirectionEntry {
-    pub(crate) redirected: AtomicU64,
-    pub(crate) last_ns: AtomicU64,
-    pub(crate) credit: AtomicI64,
-    pub(crate) full: AtomicU32,
-    pub(crate) over: AtomicU32,
-    pub(crate) missed: AtomicU32,
-    pub(crate) trimmed: AtomicU32,
-    pub(crate) fins: AtomicU32,
-    pub(crate) most: AtomicU32,
-    spare: [AtomicU32; 4],
-    pub(crate) limit: AtomicU64,
-    pub(crate) base_seq: AtomicU32,
-    pub(crate) target_seq: AtomicU32,
-    pub(crate) opened: AtomicU32,
-    pub(crate) closed: AtomicU32,
-    pub(crate) refused: AtomicU32,
-    pub(crate) beyond: AtomicU32,
-    pub(crate) let_in: AtomicU64,
-    pub(crate) asked: AtomicU32,
-    pub(crate) error: AtomicU32,
-    rest_of_line: [AtomicU64; 2],
-}
-
-/// `struct inspection` in `bpf/redirect.h`.
-#[derive(Clone, Copy, Debug, Default)]
+/// `struct inspection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct Inspection {
     pub(crate) cookie: u64,
@@ -52,8 +20,12 @@ pub(crate) struct Inspection {
     pub(crate) state: u32,
 }
 
-/// `struct segment_tuple` in `bpf/segment.h`: a connection as a segment from its peer carries it.
-/// Addresses and ports are in network order.
+const _: () = assert!(size_of::<Inspection>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Inspection {}
+
+/// `struct segment_tuple`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct SegmentTuple {
@@ -63,8 +35,13 @@ pub(crate) struct SegmentTuple {
     pub(crate) destination_port: [u8; 2],
 }
 
+const _: () = assert!(size_of::<SegmentTuple>() == 36);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentTuple {}
+
 /// `struct segment_place`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct SegmentPlace {
     pub(crate) flow: u32,
@@ -73,7 +50,171 @@ pub(crate) struct SegmentPlace {
     pub(crate) serial: u32,
 }
 
-/// `struct segment_side`: what the fields mean stands there.
+const _: () = assert!(size_of::<SegmentPlace>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentPlace {}
+
+/// `struct segment_socket`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct SegmentSocket {
+    pub(crate) cookie: u64,
+    pub(crate) flags: u32,
+    pub(crate) state: u32,
+    pub(crate) write_seq: u32,
+    pub(crate) snd_una: u32,
+    pub(crate) snd_nxt: u32,
+    pub(crate) snd_wnd: u32,
+    pub(crate) copied_seq: u32,
+    pub(crate) rcv_nxt: u32,
+    pub(crate) rcv_wup: u32,
+    pub(crate) rcv_wnd: u32,
+    pub(crate) clock: u32,
+    pub(crate) announced_mss: u32,
+    pub(crate) peer_mss: u32,
+    pub(crate) path_mtu: u32,
+    pub(crate) in_device: u32,
+    pub(crate) out_device: u32,
+    pub(crate) out_type: u32,
+    pub(crate) largest_window: u32,
+    pub(crate) received_bytes: u32,
+    pub(crate) peer_scale: u8,
+    pub(crate) own_scale: u8,
+    pub(crate) _reserved: u16,
+}
+
+const _: () = assert!(size_of::<SegmentSocket>() == 88);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSocket {}
+
+/// `struct segment_seen`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct SegmentSeen {
+    pub(crate) device: u32,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) mss: u16,
+    pub(crate) hops: u16,
+}
+
+const _: () = assert!(size_of::<SegmentSeen>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSeen {}
+
+/// `struct segment_inspection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct SegmentInspection {
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) _reserved: [u8; 2],
+    pub(crate) tuple: [SegmentTuple; 2],
+    pub(crate) socket: [SegmentSocket; 2],
+    pub(crate) seen: [SegmentSeen; 2],
+    pub(crate) forgotten: u32,
+    pub(crate) tracked: [u32; 2],
+    pub(crate) _reserved2: u32,
+}
+
+const _: () = assert!(size_of::<SegmentInspection>() == 312);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentInspection {}
+
+/// `struct hooks_counts`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct HooksCounts {
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) device_known: u8,
+    pub(crate) answered: u8,
+    pub(crate) device: u32,
+    pub(crate) skip: u32,
+    pub(crate) functions: u64,
+    pub(crate) count: [u16; 12],
+}
+
+const _: () = assert!(size_of::<HooksCounts>() == 56);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksCounts {}
+
+/// `struct hooks_entry`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct HooksEntry {
+    pub(crate) function: [u8; 44],
+    pub(crate) priority: i32,
+    pub(crate) place: u8,
+    pub(crate) kind: u8,
+    pub(crate) _reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<HooksEntry>() == 52);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksEntry {}
+
+/// `struct hooks_list`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct HooksList {
+    pub(crate) counts: HooksCounts,
+    pub(crate) entry: [HooksEntry; 64],
+}
+
+const _: () = assert!(size_of::<HooksList>() == 3384);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksList {}
+
+/// `struct clock_reading`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct ClockReading {
+    pub(crate) ethernet: [u8; 14],
+    pub(crate) _reserved: [u8; 2],
+    pub(crate) now_ns: u64,
+}
+
+const _: () = assert!(size_of::<ClockReading>() == 24);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for ClockReading {}
+
+/// `struct direction_entry`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct DirectionEntry {
+    pub(crate) redirected: AtomicU64,
+    pub(crate) last_ns: AtomicU64,
+    pub(crate) credit: AtomicI64,
+    pub(crate) full: AtomicU32,
+    pub(crate) over: AtomicU32,
+    pub(crate) missed: AtomicU32,
+    pub(crate) _reserved: [AtomicU32; 7],
+    pub(crate) limit: AtomicU64,
+    pub(crate) base_seq: AtomicU32,
+    pub(crate) target_seq: AtomicU32,
+    pub(crate) opened: AtomicU32,
+    pub(crate) closed: AtomicU32,
+    pub(crate) refused: AtomicU32,
+    pub(crate) beyond: AtomicU32,
+    pub(crate) let_in: AtomicU64,
+    pub(crate) asked: AtomicU32,
+    pub(crate) error: AtomicU32,
+    pub(crate) _reserved_line: [AtomicU64; 2],
+}
+
+const _: () = assert!(size_of::<DirectionEntry>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for DirectionEntry {}
+
+/// `struct segment_side`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct SegmentSide {
@@ -102,8 +243,13 @@ pub(crate) struct SegmentSide {
     pub(crate) room_end: AtomicU32,
 }
 
+const _: () = assert!(size_of::<SegmentSide>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSide {}
+
 /// `struct segment_flow`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct SegmentFlow {
     pub(crate) state: AtomicU32,
@@ -112,19 +258,30 @@ pub(crate) struct SegmentFlow {
     pub(crate) moved_ns: AtomicU64,
     pub(crate) last_ns: AtomicU64,
     pub(crate) latest_stamp: [AtomicU32; 2],
-    reserved: [AtomicU64; 3],
+    pub(crate) _reserved2: [AtomicU64; 3],
     pub(crate) side: [SegmentSide; 2],
 }
 
+const _: () = assert!(size_of::<SegmentFlow>() == 320);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentFlow {}
+
 /// `struct segment_gate`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct SegmentGate {
     pub(crate) awake: AtomicU32,
     pub(crate) behind: AtomicU32,
 }
 
+const _: () = assert!(size_of::<SegmentGate>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentGate {}
+
 /// `enum segment_state`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub(crate) mod segment_state {
     pub(crate) const FREE: u32 = 0;
     pub(crate) const WATCH: u32 = 1;
@@ -134,17 +291,18 @@ pub(crate) mod segment_state {
 }
 
 /// `enum segment_mark`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub(crate) mod segment_mark {
     pub(crate) const NOTED: u32 = 1;
     pub(crate) const FIN: u32 = 2;
     pub(crate) const FIN_ACKED: u32 = 4;
     pub(crate) const RST: u32 = 8;
     pub(crate) const PAST: u32 = 16;
-    #[cfg(test)]
     pub(crate) const CONGESTED: u32 = 32;
 }
 
 /// `enum segment_flag`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub(crate) mod segment_flag {
     pub(crate) const LOCAL: u8 = 1;
     pub(crate) const CLEAR_ECN: u8 = 2;
@@ -154,6 +312,7 @@ pub(crate) mod segment_flag {
 }
 
 /// `enum segment_socket_flag`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub(crate) mod segment_socket_flag {
     pub(crate) const FOUND: u32 = 1;
     pub(crate) const TIMESTAMPS: u32 = 2;
@@ -170,174 +329,61 @@ pub(crate) mod segment_socket_flag {
     pub(crate) const FILTERED: u32 = 4096;
 }
 
-/// `struct segment_socket`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct SegmentSocket {
-    pub(crate) cookie: u64,
-    pub(crate) flags: u32,
-    pub(crate) state: u32,
-    pub(crate) write_seq: u32,
-    pub(crate) snd_una: u32,
-    pub(crate) snd_nxt: u32,
-    pub(crate) snd_wnd: u32,
-    pub(crate) copied_seq: u32,
-    pub(crate) rcv_nxt: u32,
-    pub(crate) rcv_wup: u32,
-    pub(crate) rcv_wnd: u32,
-    pub(crate) clock: u32,
-    pub(crate) announced_mss: u32,
-    pub(crate) peer_mss: u32,
-    pub(crate) path_mtu: u32,
-    pub(crate) in_device: u32,
-    pub(crate) out_device: u32,
-    pub(crate) out_type: u32,
-    pub(crate) largest_window: u32,
-    pub(crate) received_bytes: u32,
-    pub(crate) peer_scale: u8,
-    pub(crate) own_scale: u8,
-    reserved: u16,
-}
-
-/// `struct segment_seen`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct SegmentSeen {
-    pub(crate) device: u32,
-    pub(crate) seq: u32,
-    pub(crate) ack: u32,
-    pub(crate) mss: u16,
-    pub(crate) hops: u16,
-}
-
-/// `struct segment_inspection`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct SegmentInspection {
-    pub(crate) ethernet: [u8; 14],
-    pub(crate) reserved: [u8; 2],
-    pub(crate) tuple: [SegmentTuple; 2],
-    pub(crate) socket: [SegmentSocket; 2],
-    pub(crate) seen: [SegmentSeen; 2],
-    pub(crate) forgotten: u32,
-    /// By the program `segment_tracked`; see the module of that name.
-    pub(crate) tracked: [u32; 2],
-    pub(crate) reserved2: u32,
-}
-
-/// `SEGMENT_TRACKED`: what connection tracking knows of a connection.
+/// `enum segment_tracked`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub(crate) mod segment_tracked {
     pub(crate) const TRACKED: u32 = 1;
-    pub(crate) const OPENED_HERE: u32 = 2;
+    pub(crate) const TRACKED_OPENED_HERE: u32 = 2;
 }
 
-/// How many entries a [`HooksList`] has room for (`HOOKS_LISTED`).
-pub(crate) const HOOKS_LISTED: usize = 64;
-/// The places of [`HooksCounts::count`] (`HOOKS_PLACES`).
-pub(crate) const HOOKS_PLACES: usize = 12;
-/// The length of [`HooksEntry::function`] (`HOOKS_NAME_BYTES`).
-pub(crate) const HOOKS_NAME_BYTES: usize = 44;
-
-/// `struct hooks_entry` in `bpf/hooks.h`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct HooksEntry {
-    pub(crate) function: [u8; HOOKS_NAME_BYTES],
-    pub(crate) priority: i32,
-    pub(crate) place: u8,
-    pub(crate) kind: u8,
-    pub(crate) reserved: [u8; 2],
+/// `enum hooks_place`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub(crate) mod hooks_place {
+    pub(crate) const IPV4: u32 = 0;
+    pub(crate) const IPV6: u32 = 5;
+    pub(crate) const INGRESS: u32 = 10;
+    pub(crate) const EGRESS: u32 = 11;
+    pub(crate) const PLACES: u32 = 12;
 }
 
-/// `struct hooks_counts`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct HooksCounts {
-    pub(crate) ethernet: [u8; 14],
-    pub(crate) device_known: u8,
-    pub(crate) answered: u8,
-    pub(crate) device: u32,
-    pub(crate) skip: u32,
-    pub(crate) functions: u64,
-    pub(crate) count: [u16; HOOKS_PLACES],
+/// `enum hooks_limit`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub(crate) mod hooks_limit {
+    pub(crate) const LISTED: u32 = 64;
+    pub(crate) const NAME_BYTES: u32 = 44;
+    pub(crate) const KIND_UNTOLD: u32 = 255;
 }
 
-/// `struct hooks_list`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct HooksList {
-    pub(crate) counts: HooksCounts,
-    pub(crate) entry: [HooksEntry; HOOKS_LISTED],
-}
-
-const _: () = {
-    assert!(size_of::<HooksEntry>() == 52);
-    assert!(size_of::<HooksCounts>() == 56);
-    assert!(size_of::<HooksList>() == 56 + 64 * 52);
-};
-
-/// `struct clock_reading` in `bpf/clock.bpf.c`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct ClockReading {
-    ethernet: [u8; 14],
-    reserved: [u8; 2],
-    pub(crate) now_ns: u64,
-}
-
-const _: () = {
-    assert!(size_of::<ClockReading>() == 24);
-    assert!(size_of::<DirectionEntry>() == 128);
-    assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
-    assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
-    assert!(std::mem::offset_of!(DirectionEntry, let_in) == 96);
-    assert!(std::mem::offset_of!(DirectionEntry, asked) == 104);
-    assert!(std::mem::offset_of!(DirectionEntry, closed) == 84);
-    assert!(size_of::<Inspection>() == 40);
-    assert!(size_of::<SegmentTuple>() == 36);
-    assert!(size_of::<SegmentSide>() == 128);
-    assert!(std::mem::offset_of!(SegmentSide, window_left) == 48);
-    assert!(std::mem::offset_of!(SegmentSide, window_right) == 49);
-    assert!(std::mem::offset_of!(SegmentSide, flags) == 50);
-    assert!(std::mem::offset_of!(SegmentSide, own_scale) == 51);
-    assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
-    assert!(std::mem::offset_of!(SegmentSide, payload_bytes) == 104);
-    assert!(size_of::<SegmentFlow>() == 320);
-    assert!(size_of::<SegmentSocket>() == 88);
-    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 88 + 2 * 16 + 16);
-    // Shared memory is read with plain loads of the program's size.
-    assert!(align_of::<AtomicU64>() == 8);
-};
-
-#[allow(unsafe_code, reason = "see each comment")]
-mod plain {
-    use super::{
-        ClockReading, DirectionEntry, HooksCounts, HooksList, Inspection, Plain, SegmentFlow,
-        SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple,
-    };
-
-    // SAFETY: integers have no padding and no invalid value.
-    unsafe impl Plain for u32 {}
-    // SAFETY: as above.
-    unsafe impl Plain for u64 {}
-    // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
-    unsafe impl Plain for DirectionEntry {}
-    // SAFETY: repr(C), 14 + 2 + 8 bytes of integers, the last of them aligned.
-    unsafe impl Plain for ClockReading {}
-    // SAFETY: repr(C), integers only, 8 + 8 * 4 = 40 bytes.
-    unsafe impl Plain for Inspection {}
-    // SAFETY: repr(C), arrays of bytes only.
-    unsafe impl Plain for SegmentTuple {}
-    // SAFETY: repr(C), four u32.
-    unsafe impl Plain for SegmentPlace {}
-    // SAFETY: repr(C), atomic integers only; the sizes asserted above leave no room for padding.
-    unsafe impl Plain for SegmentFlow {}
-    // SAFETY: repr(C), two atomic integers.
-    unsafe impl Plain for SegmentGate {}
-    // SAFETY: repr(C), integers only, and reserved fields where padding would be.
-    unsafe impl Plain for SegmentInspection {}
-    // SAFETY: repr(C), integers only: 16 + 2 * 4 + 8 + 12 * 2 = 56 bytes.
-    unsafe impl Plain for HooksCounts {}
-    // SAFETY: repr(C), integers only: the counts, and entries of 44 + 4 + 4 = 52 bytes.
-    unsafe impl Plain for HooksList {}
+/// `enum segment_reason`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub(crate) mod segment_reason {
+    pub(crate) const TRANSLATED: u32 = 0;
+    pub(crate) const OWN_COPIES: u32 = 1;
+    pub(crate) const BY_SOCKET: u32 = 2;
+    pub(crate) const OTHER_DEVICE: u32 = 3;
+    pub(crate) const EXPIRED: u32 = 4;
+    pub(crate) const REUSED: u32 = 5;
+    pub(crate) const HOPS_EXCEEDED: u32 = 6;
+    pub(crate) const MALFORMED: u32 = 7;
+    pub(crate) const UNWRITABLE: u32 = 8;
+    pub(crate) const RST_REFUSED: u32 = 9;
+    pub(crate) const HUSHED: u32 = 10;
+    pub(crate) const GONE: u32 = 11;
+    pub(crate) const NO_ROOM: u32 = 12;
+    pub(crate) const REASONS: u32 = 13;
+    pub(crate) const NAMES: [&str; 13] = [
+        "translated",
+        "own_copies",
+        "by_socket",
+        "other_device",
+        "expired",
+        "reused",
+        "hops_exceeded",
+        "malformed",
+        "unwritable",
+        "rst_refused",
+        "hushed",
+        "gone",
+        "no_room",
+    ];
 }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use self::sockets::Family;
 use self::trial::{Refusal, Trial};
-use crate::engine::{EngineChoice, EngineName, pipe, sockmap};
+use crate::engine::{EngineChoice, EngineName, pipe, segment, sockmap};
 use crate::error::Result;
 use crate::event_loop::EventLoop;
 use crate::firewall;
@@ -234,6 +234,16 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
                  change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
+}
+
+/// How many segments the engine [`Segment`](EngineName::Segment) has treated in which way, by name: in all relays of
+/// this machine, each since its program was loaded. Empty where no relay uses the engine. What the names mean is
+/// in `docs/segment.md`.
+///
+/// # Errors
+/// Where the process may not list the BPF maps of this machine, which takes `CAP_SYS_ADMIN`.
+pub fn segment_counts() -> Result<Vec<(&'static str, u64)>> {
+    segment::ground::counts()
 }
 
 /// How many entries the process's maps of sockets hold: sources, targets, indices.

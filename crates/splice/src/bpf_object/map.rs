@@ -7,9 +7,9 @@ use libbpf_rs::{MapCore as _, MapHandle, libbpf_sys};
 use rustix::io::Errno;
 use rustix::param::page_size;
 
+use super::plain::Plain;
 use super::shared_memory::{Mapping, Ring, SharedArray};
 use super::{bytes_of, checked};
-use crate::bpf_types::Plain;
 use crate::error::Result;
 
 /// One BPF map.

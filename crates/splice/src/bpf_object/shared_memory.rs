@@ -11,7 +11,7 @@ use rustix::param::page_size;
 
 use super::absent;
 use super::map::Map;
-use crate::bpf_types::Plain;
+use super::plain::Plain;
 use crate::error::{Error, Result};
 
 /// A piece of a map in this process's memory.

@@ -16,9 +16,9 @@ use self::footing::{Approach, Footing};
 use super::slots::{Offer, Slots};
 use crate::bpf_clock;
 use crate::bpf_object::device::{Way, namespace};
-use crate::bpf_object::{Map, Program, SharedArray, load};
-use crate::bpf_types::segment_state as state;
+use crate::bpf_object::{Map, Program, SharedArray, load, statistics};
 use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
+use crate::bpf_types::{segment_reason as reason, segment_state as state};
 use crate::error::Result;
 use crate::firewall::Firewall;
 use crate::obstacle::Obstacle;
@@ -27,6 +27,9 @@ static OBJECT: &[u8] = include_bytes!("../../../bpf/prebuilt/segment.bpf.o");
 
 /// The grounds of this process, by the namespace's cookie.
 static GROUNDS: Mutex<Vec<(u64, Weak<Ground>)>> = Mutex::new(Vec::new());
+
+/// Where the program counts; the kernel keeps 15 letters of a name.
+const COUNTS_MAP: &str = "segment_counts";
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
@@ -157,6 +160,16 @@ struct Book {
     /// Devices that another thread was to attach the program to, or to ask for it.
     approaches: HashMap<u32, Approach>,
     way: Way,
+}
+
+/// How many segments went which way, by the reasons' names (`bpf/reasons.h`): in all network namespaces, since
+/// the programs that are there were loaded, by whatever process. Empty where no program is loaded.
+///
+/// # Errors
+/// Where the process may not list the maps of this machine.
+pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
+    let counts = statistics::counters(COUNTS_MAP, reason::NAMES.len())?;
+    Ok(reason::NAMES.into_iter().zip(counts).collect())
 }
 
 impl Ground {

@@ -7,6 +7,7 @@ mod congestion;
 mod connected;
 mod cost;
 mod counters;
+mod counts;
 mod crash;
 mod damaged;
 mod device;
@@ -57,9 +58,9 @@ use random::Random;
 use step::{Halt, watch};
 
 use super::ground::Ground;
+use crate::bpf_object::Plain;
 use crate::bpf_object::device::{DeviceLink, Traffic, Way};
 use crate::bpf_object::{SharedArray, load};
-use crate::bpf_types::Plain;
 use crate::{
     Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
 };
