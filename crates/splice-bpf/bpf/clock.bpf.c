@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Tells user space what the programs' clock shows. Never attached: user space runs it with BPF_PROG_RUN
- * and a struct clock_reading (src/bpf_types.rs) as the packet.
+ * and a struct clock_reading as the packet.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#include "clock.h"
 
-/* A packet is no shorter than an Ethernet header. */
-struct clock_reading {
-	__u8 ethernet[14];
-	__u8 reserved[2];
-	__u64 now_ns;
-};
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 SEC("tc")
 int read_clock(struct __sk_buff *skb)

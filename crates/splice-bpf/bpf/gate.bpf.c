@@ -71,7 +71,7 @@ static __always_inline int is_through(struct tcp_sock *tcp, __u32 let_in)
 	return taken == come && (__s32)(let_in - come) <= 0;
 }
 
-static __always_inline void close(struct direction *direction, __u64 cookie, __u32 index,
+static __always_inline void close(struct direction_entry *direction, __u64 cookie, __u32 index,
 				  struct tcp_sock *tcp)
 {
 	__u64 noted = *(volatile __u64 *)&direction->let_in;
@@ -88,7 +88,7 @@ static __always_inline void close(struct direction *direction, __u64 cookie, __u
 	call(index);
 }
 
-static __always_inline void open(struct direction *direction, __u64 cookie, __u32 index,
+static __always_inline void open(struct direction_entry *direction, __u64 cookie, __u32 index,
 				 struct bpf_sock *source)
 {
 	__u32 asked = *(volatile __u32 *)&direction->asked;
@@ -108,7 +108,7 @@ static __always_inline void open(struct direction *direction, __u64 cookie, __u3
 SEC("socket")
 int gate(struct __sk_buff *skb)
 {
-	struct direction *direction;
+	struct direction_entry *direction;
 	struct numbers numbers;
 	__u32 *index, seq, end, opened, content, header;
 	struct bpf_sock *source;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What hooks.bpf.c and src/hooks.rs say to each other; mirrored by src/bpf_types.rs. */
+/* What hooks.bpf.c and src/hooks.rs say to each other. */
 #ifndef HOOKS_H
 #define HOOKS_H
 
@@ -18,15 +18,16 @@ enum hooks_place {
 	HOOKS_PLACES,
 };
 
-/*
- * Entries in one answer, and looked at in one place. The kernel limits the packet of a test run to a
- * page without the room for struct skb_shared_info (bpf_prog_test_run_skb), some 3.7 kB.
- */
-#define HOOKS_LISTED 64
-#define HOOKS_NAME_BYTES 44
-
-/* The kernel does not say who registered an entry: nf_hook_ops.hook_ops_type is new in 5.14. */
-#define HOOKS_KIND_UNTOLD 255
+enum hooks_limit {
+	/*
+	 * Entries in one answer, and looked at in one place. The kernel limits the packet of a test run to a
+	 * page without the room for struct skb_shared_info (bpf_prog_test_run_skb), some 3.7 kB.
+	 */
+	HOOKS_LISTED = 64,
+	HOOKS_NAME_BYTES = 44,
+	/* The kernel does not say who registered an entry: nf_hook_ops.hook_ops_type is new in 5.14. */
+	HOOKS_KIND_UNTOLD = 255,
+};
 
 struct hooks_entry {
 	char function[HOOKS_NAME_BYTES];	/* as %ps writes it, cut at the end */
@@ -53,8 +54,5 @@ struct hooks_list {
 	struct hooks_entry entry[HOOKS_LISTED];
 };
 
-_Static_assert(sizeof(struct hooks_entry) == 52, "src/bpf_types.rs");
-_Static_assert(sizeof(struct hooks_counts) == 56, "src/bpf_types.rs");
-_Static_assert(sizeof(struct hooks_list) == 56 + 64 * 52, "src/bpf_types.rs");
 
 #endif

@@ -21,19 +21,11 @@
 #include "backlog.h"
 #include "maps.h"
 
-/* skbs of sources that have no direction; only a pair that is over can make one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 1);
-} strays SEC(".maps");
-
 /* The most that is granted at once: the sooner the next look, the closer to the bound. */
 #define MOST_CREDIT (128 << 10)
 
 /* Looks at the target, and draws the conclusions from what is on its way there. */
-static __always_inline void look(__u64 cookie, struct direction *direction)
+static __always_inline void look(__u64 cookie, struct direction_entry *direction)
 {
 	struct bpf_sock *target = bpf_map_lookup_elem(&targets, &cookie);
 	__u32 opened = direction->opened;
@@ -54,8 +46,6 @@ static __always_inline void look(__u64 cookie, struct direction *direction)
 	if (!tcp)
 		return;
 
-	if ((used >> 10) > direction->most)
-		direction->most = used >> 10;
 	room = size - (size >> SPARE_SHIFT) - used;
 	if (room > 0) {
 		direction->credit = room < MOST_CREDIT ? room : MOST_CREDIT;
@@ -100,7 +90,7 @@ __noinline int cut_front(struct __sk_buff *skb, __u32 bytes)
  * queued whole, and its reader skips what it knows (tcp_recvmsg_locked); tcp_read_skb hands the
  * whole skb to the verdict. So it does with an skb that was read in part before the opening.
  */
-static __always_inline int trim(struct __sk_buff *skb, struct direction *direction)
+static __always_inline int trim(struct __sk_buff *skb, struct direction_entry *direction)
 {
 	__u32 seq = 0, known;
 
@@ -109,12 +99,11 @@ static __always_inline int trim(struct __sk_buff *skb, struct direction *directi
 	known = direction->base_seq + (__u32)direction->redirected - seq;
 	if (known == 0)
 		return 0;
-	direction->trimmed++;
 	return cut_front(skb, known);
 }
 
 /* Nobody can say what belongs where from here on: user space resets both ends. */
-static __always_inline int give_up(struct direction *direction, __u32 index)
+static __always_inline int give_up(struct direction_entry *direction, __u32 index)
 {
 	direction->missed++;
 	call(index);
@@ -126,28 +115,21 @@ int redirect(struct __sk_buff *skb)
 {
 	__u64 cookie = bpf_get_socket_cookie(skb);
 	__u32 *index = bpf_map_lookup_elem(&indices, &cookie);
-	struct direction *direction;
+	struct direction_entry *direction;
 	__u32 opened;
 	__s64 cost;
 
 	direction = index ? bpf_map_lookup_elem(&directions, index) : NULL;
-	if (!direction) {
-		__u32 zero = 0;
-		__u64 *count = bpf_map_lookup_elem(&strays, &zero);
-
-		if (count)
-			__sync_fetch_and_add(count, 1);
+	/* Only a pair that is over can have made it. */
+	if (!direction)
 		return SK_DROP;
-	}
 
 	/*
 	 * A bare end of stream. Redirected it would break the target (the worker takes the zero
 	 * for EPIPE). Dropping it loses nothing: the socket has noted the end already.
 	 */
-	if (skb->len == 0) {
-		direction->fins++;
+	if (skb->len == 0)
 		return SK_DROP;
-	}
 
 	if (direction->missed || trim(skb, direction))
 		return give_up(direction, *index);

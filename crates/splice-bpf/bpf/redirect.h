@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the programs and user space share; mirrored by src/bpf_types.rs. */
+/* What the programs and user space share. */
 #ifndef REDIRECT_H
 #define REDIRECT_H
 
@@ -20,7 +20,7 @@
  * the source is a plain TCP socket, and its bytes wait in its receive queue. User space asks, gate
  * opens and closes; every byte that passes is redirected.
  */
-struct direction {
+struct direction_entry {
 	/* Written by redirect, under the source's socket lock. */
 	__u64 redirected;	/* bytes handed to the target */
 	__u64 last_ns;		/* CLOCK_MONOTONIC_COARSE when bytes last came */
@@ -28,13 +28,10 @@ struct direction {
 	__u32 full;		/* the opening in which the target had its share: gate closes */
 	__u32 over;		/* the opening in which gate has to refuse what is new */
 	__u32 missed;		/* skbs that could not be redirected: the pair is lost */
-	__u32 trimmed;		/* skbs that began with bytes which had come before */
-	__u32 fins;		/* bare ends of stream, dropped; the socket knows of them */
-	__u32 most;		/* KiB on the way to the target, the most that was seen */
-	__u32 spare[4];
+	__u32 reserved[7];	/* the rest of a cache line, which redirect alone writes */
 
 	/* Written by user space. */
-	__u64 limit __attribute__((aligned(64))); /* byte limit, as `redirected` counts */
+	__u64 limit;		/* byte limit, as `redirected` counts */
 	__u32 base_seq;		/* sequence number of the source's first byte */
 	__u32 target_seq;	/* where that byte went in the target's numbering */
 	__u32 opened;		/* number of this opening, from 1 */
@@ -59,7 +56,11 @@ struct direction {
 
 	/* Written by gate. */
 	__u32 error;		/* errno of the kernel where it did not take the source */
-} __attribute__((aligned(64)));
+	__u64 reserved_line[2];
+};
+
+_Static_assert(__builtin_offsetof(struct direction_entry, limit) == 64, "writers share no cache line");
+_Static_assert(sizeof(struct direction_entry) == 128, "writers share no cache line");
 
 /* What inspect tells of a target, which is a source of the other direction too. */
 struct inspection {

@@ -32,7 +32,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct direction);
+	__type(value, struct direction_entry);
 	__uint(max_entries, 1);
 } directions SEC(".maps");
 

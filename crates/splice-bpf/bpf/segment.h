@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What segment.bpf.c and user space (src/engine/segment) say to each other; mirrored by
- * src/bpf_types.rs.
+ * What segment.bpf.c and user space (src/engine/segment) say to each other.
  *
  * Numberings. Each of the relay's two sockets has its own sequence numbers, so a byte has two
  * numbers. "Side 0" is the peer of socket A, "side 1" the peer of socket B; what a peer sends is
@@ -11,12 +10,14 @@
 #ifndef SEGMENT_H
 #define SEGMENT_H
 
+#include "reasons.h"
+
 /* A connection as a segment from its peer carries it; network order, IPv4 mapped into IPv6. */
 struct segment_tuple {
-	__u32 source[4];
-	__u32 destination[4];
-	__u16 source_port;
-	__u16 destination_port;
+	__be32 source[4];
+	__be32 destination[4];
+	__be16 source_port;
+	__be16 destination_port;
 };
 
 /* Where a tuple belongs. */
@@ -70,7 +71,7 @@ enum segment_flag {
 	SEGMENT_STRIP_SACK = 4,	/* the other connection does not do SACK */
 	SEGMENT_MICROSECONDS = 8,	/* the other connection's timestamps tick once a microsecond */
 	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
-};
+} __attribute__((packed));
 
 /* `stamp_delta` has been chosen. */
 #define SEGMENT_STAMP_KNOWN (1ULL << 32)
@@ -178,15 +179,11 @@ struct segment_socket {
 	__u16 reserved;
 };
 
-_Static_assert(sizeof(struct segment_tuple) == 36, "src/bpf_types.rs");
-_Static_assert(sizeof(struct segment_side) == 128, "src/bpf_types.rs");
-_Static_assert(sizeof(struct segment_flow) == 320, "src/bpf_types.rs");
-_Static_assert(sizeof(struct segment_socket) == 88, "src/bpf_types.rs");
 
-/* The host tracks the connection, and has seen packets go both ways. */
-#define SEGMENT_TRACKED 1
-/* This host has opened it. */
-#define SEGMENT_TRACKED_OPENED_HERE 2
+enum segment_tracked {
+	SEGMENT_TRACKED = 1,	/* the host tracks the connection, and has seen packets go both ways */
+	SEGMENT_TRACKED_OPENED_HERE = 2,	/* this host has opened it */
+};
 
 /* The packet that the program segment_inspect is run on. */
 struct segment_inspection {
@@ -198,24 +195,6 @@ struct segment_inspection {
 	__u32 forgotten;	/* by segment_forget: how many the host was tracking */
 	__u32 tracked[2];	/* by segment_tracked: SEGMENT_TRACKED_* */
 	__u32 reserved2;
-};
-
-/* Why a segment went which way. */
-enum segment_reason {
-	SEGMENT_TRANSLATED,
-	SEGMENT_OWN_COPIES,	/* without payload, for the relay's own socket */
-	SEGMENT_BY_SOCKET,	/* left to the relay's own socket, which still receives that stream */
-	SEGMENT_OTHER_DEVICE,	/* left to the stack: a known tuple on another device */
-	SEGMENT_EXPIRED,	/* left to the stack: the owner is gone */
-	SEGMENT_REUSED,		/* left to the stack: a SYN on a tuple that lingered */
-	SEGMENT_HOPS_EXCEEDED,	/* dropped: TTL, or too many relays in a row */
-	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
-	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
-	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
-	SEGMENT_HUSHED,		/* dropped: a late word of a socket that sleeps */
-	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is given on */
-	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
-	SEGMENT_REASONS,
 };
 
 #endif

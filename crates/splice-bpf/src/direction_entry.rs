@@ -14,9 +14,6 @@ impl DirectionEntry {
             full,
             over,
             missed,
-            trimmed,
-            fins,
-            most,
             limit,
             base_seq,
             target_seq,
@@ -34,8 +31,7 @@ impl DirectionEntry {
             field.store(0, Ordering::Relaxed);
         }
         for field in [
-            full, over, missed, trimmed, fins, most, base_seq, target_seq, opened, closed, refused,
-            beyond, asked, error,
+            full, over, missed, base_seq, target_seq, opened, closed, refused, beyond, asked, error,
         ] {
             field.store(0, Ordering::Relaxed);
         }

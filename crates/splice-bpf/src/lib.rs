@@ -20,6 +20,7 @@ mod program;
 mod segment_side;
 pub mod sequence;
 mod shared_memory;
+pub mod statistics;
 #[allow(
     missing_docs,
     reason = "the fields are described with the structures in bpf/*.h"

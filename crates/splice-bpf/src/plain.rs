@@ -11,6 +11,11 @@
 /// The implementor is `repr(C)`, has no padding and is valid for every bit pattern.
 pub unsafe trait Plain: Sized {}
 
+// SAFETY: integers have no padding and no invalid value.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+
 /// The bytes of a value, as the kernel reads them.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: `Plain` has no padding, so all `size_of` bytes are initialised, and they live as

@@ -1,36 +1,12 @@
-//! The twins of the structures in `bpf/*.h`.
+//! The twins of the types that the BPF programs share with this process, as `make bpf` has found them in the BTF of
+//! `bpf/types.bpf.c`. Do not edit: the headers in `bpf` define the types, and say what their fields mean.
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
-/// `struct direction` in `bpf/redirect.h`: what the fields mean stands there.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub struct DirectionEntry {
-    pub redirected: AtomicU64,
-    pub last_ns: AtomicU64,
-    pub credit: AtomicI64,
-    pub full: AtomicU32,
-    pub over: AtomicU32,
-    pub missed: AtomicU32,
-    pub trimmed: AtomicU32,
-    pub fins: AtomicU32,
-    pub most: AtomicU32,
-    spare: [AtomicU32; 4],
-    pub limit: AtomicU64,
-    pub base_seq: AtomicU32,
-    pub target_seq: AtomicU32,
-    pub opened: AtomicU32,
-    pub closed: AtomicU32,
-    pub refused: AtomicU32,
-    pub beyond: AtomicU32,
-    pub let_in: AtomicU64,
-    pub asked: AtomicU32,
-    pub error: AtomicU32,
-    rest_of_line: [AtomicU64; 2],
-}
+use crate::plain::Plain;
 
-/// `struct inspection` in `bpf/redirect.h`.
-#[derive(Clone, Copy, Debug, Default)]
+/// `struct inspection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Inspection {
     pub cookie: u64,
@@ -44,8 +20,12 @@ pub struct Inspection {
     pub state: u32,
 }
 
-/// `struct segment_tuple` in `bpf/segment.h`: a connection as a segment from its peer carries it.
-/// Addresses and ports are in network order.
+const _: () = assert!(size_of::<Inspection>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Inspection {}
+
+/// `struct segment_tuple`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SegmentTuple {
@@ -55,8 +35,13 @@ pub struct SegmentTuple {
     pub destination_port: [u8; 2],
 }
 
+const _: () = assert!(size_of::<SegmentTuple>() == 36);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentTuple {}
+
 /// `struct segment_place`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SegmentPlace {
     pub flow: u32,
@@ -65,7 +50,171 @@ pub struct SegmentPlace {
     pub serial: u32,
 }
 
-/// `struct segment_side`: what the fields mean stands there.
+const _: () = assert!(size_of::<SegmentPlace>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentPlace {}
+
+/// `struct segment_socket`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentSocket {
+    pub cookie: u64,
+    pub flags: u32,
+    pub state: u32,
+    pub write_seq: u32,
+    pub snd_una: u32,
+    pub snd_nxt: u32,
+    pub snd_wnd: u32,
+    pub copied_seq: u32,
+    pub rcv_nxt: u32,
+    pub rcv_wup: u32,
+    pub rcv_wnd: u32,
+    pub clock: u32,
+    pub announced_mss: u32,
+    pub peer_mss: u32,
+    pub path_mtu: u32,
+    pub in_device: u32,
+    pub out_device: u32,
+    pub out_type: u32,
+    pub largest_window: u32,
+    pub received_bytes: u32,
+    pub peer_scale: u8,
+    pub own_scale: u8,
+    pub _reserved: u16,
+}
+
+const _: () = assert!(size_of::<SegmentSocket>() == 88);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSocket {}
+
+/// `struct segment_seen`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentSeen {
+    pub device: u32,
+    pub seq: u32,
+    pub ack: u32,
+    pub mss: u16,
+    pub hops: u16,
+}
+
+const _: () = assert!(size_of::<SegmentSeen>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSeen {}
+
+/// `struct segment_inspection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentInspection {
+    pub ethernet: [u8; 14],
+    pub _reserved: [u8; 2],
+    pub tuple: [SegmentTuple; 2],
+    pub socket: [SegmentSocket; 2],
+    pub seen: [SegmentSeen; 2],
+    pub forgotten: u32,
+    pub tracked: [u32; 2],
+    pub _reserved2: u32,
+}
+
+const _: () = assert!(size_of::<SegmentInspection>() == 312);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentInspection {}
+
+/// `struct hooks_counts`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct HooksCounts {
+    pub ethernet: [u8; 14],
+    pub device_known: u8,
+    pub answered: u8,
+    pub device: u32,
+    pub skip: u32,
+    pub functions: u64,
+    pub count: [u16; 12],
+}
+
+const _: () = assert!(size_of::<HooksCounts>() == 56);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksCounts {}
+
+/// `struct hooks_entry`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct HooksEntry {
+    pub function: [u8; 44],
+    pub priority: i32,
+    pub place: u8,
+    pub kind: u8,
+    pub _reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<HooksEntry>() == 52);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksEntry {}
+
+/// `struct hooks_list`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct HooksList {
+    pub counts: HooksCounts,
+    pub entry: [HooksEntry; 64],
+}
+
+const _: () = assert!(size_of::<HooksList>() == 3384);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for HooksList {}
+
+/// `struct clock_reading`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct ClockReading {
+    pub ethernet: [u8; 14],
+    pub _reserved: [u8; 2],
+    pub now_ns: u64,
+}
+
+const _: () = assert!(size_of::<ClockReading>() == 24);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for ClockReading {}
+
+/// `struct direction_entry`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct DirectionEntry {
+    pub redirected: AtomicU64,
+    pub last_ns: AtomicU64,
+    pub credit: AtomicI64,
+    pub full: AtomicU32,
+    pub over: AtomicU32,
+    pub missed: AtomicU32,
+    pub _reserved: [AtomicU32; 7],
+    pub limit: AtomicU64,
+    pub base_seq: AtomicU32,
+    pub target_seq: AtomicU32,
+    pub opened: AtomicU32,
+    pub closed: AtomicU32,
+    pub refused: AtomicU32,
+    pub beyond: AtomicU32,
+    pub let_in: AtomicU64,
+    pub asked: AtomicU32,
+    pub error: AtomicU32,
+    pub _reserved_line: [AtomicU64; 2],
+}
+
+const _: () = assert!(size_of::<DirectionEntry>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for DirectionEntry {}
+
+/// `struct segment_side`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SegmentSide {
@@ -94,8 +243,13 @@ pub struct SegmentSide {
     pub room_end: AtomicU32,
 }
 
+const _: () = assert!(size_of::<SegmentSide>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentSide {}
+
 /// `struct segment_flow`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct SegmentFlow {
     pub state: AtomicU32,
@@ -104,19 +258,30 @@ pub struct SegmentFlow {
     pub moved_ns: AtomicU64,
     pub last_ns: AtomicU64,
     pub latest_stamp: [AtomicU32; 2],
-    reserved: [AtomicU64; 3],
+    pub _reserved2: [AtomicU64; 3],
     pub side: [SegmentSide; 2],
 }
 
+const _: () = assert!(size_of::<SegmentFlow>() == 320);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentFlow {}
+
 /// `struct segment_gate`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct SegmentGate {
     pub awake: AtomicU32,
     pub behind: AtomicU32,
 }
 
+const _: () = assert!(size_of::<SegmentGate>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentGate {}
+
 /// `enum segment_state`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_state {
     pub const FREE: u32 = 0;
     pub const WATCH: u32 = 1;
@@ -126,6 +291,7 @@ pub mod segment_state {
 }
 
 /// `enum segment_mark`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_mark {
     pub const NOTED: u32 = 1;
     pub const FIN: u32 = 2;
@@ -136,6 +302,7 @@ pub mod segment_mark {
 }
 
 /// `enum segment_flag`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_flag {
     pub const LOCAL: u8 = 1;
     pub const CLEAR_ECN: u8 = 2;
@@ -145,6 +312,7 @@ pub mod segment_flag {
 }
 
 /// `enum segment_socket_flag`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_socket_flag {
     pub const FOUND: u32 = 1;
     pub const TIMESTAMPS: u32 = 2;
@@ -161,175 +329,61 @@ pub mod segment_socket_flag {
     pub const FILTERED: u32 = 4096;
 }
 
-/// `struct segment_socket`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct SegmentSocket {
-    pub cookie: u64,
-    pub flags: u32,
-    pub state: u32,
-    pub write_seq: u32,
-    pub snd_una: u32,
-    pub snd_nxt: u32,
-    pub snd_wnd: u32,
-    pub copied_seq: u32,
-    pub rcv_nxt: u32,
-    pub rcv_wup: u32,
-    pub rcv_wnd: u32,
-    pub clock: u32,
-    pub announced_mss: u32,
-    pub peer_mss: u32,
-    pub path_mtu: u32,
-    pub in_device: u32,
-    pub out_device: u32,
-    pub out_type: u32,
-    pub largest_window: u32,
-    pub received_bytes: u32,
-    pub peer_scale: u8,
-    pub own_scale: u8,
-    reserved: u16,
-}
-
-/// `struct segment_seen`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct SegmentSeen {
-    pub device: u32,
-    pub seq: u32,
-    pub ack: u32,
-    pub mss: u16,
-    pub hops: u16,
-}
-
-/// `struct segment_inspection`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct SegmentInspection {
-    pub ethernet: [u8; 14],
-    pub reserved: [u8; 2],
-    pub tuple: [SegmentTuple; 2],
-    pub socket: [SegmentSocket; 2],
-    pub seen: [SegmentSeen; 2],
-    pub forgotten: u32,
-    /// By the program `segment_tracked`; see the module of that name.
-    pub tracked: [u32; 2],
-    pub reserved2: u32,
-}
-
-/// `SEGMENT_TRACKED`: what connection tracking knows of a connection.
+/// `enum segment_tracked`.
+#[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_tracked {
     pub const TRACKED: u32 = 1;
-    pub const OPENED_HERE: u32 = 2;
+    pub const TRACKED_OPENED_HERE: u32 = 2;
 }
 
-/// How many entries a [`HooksList`] has room for (`HOOKS_LISTED`).
-pub const HOOKS_LISTED: usize = 64;
-/// The places of [`HooksCounts::count`] (`HOOKS_PLACES`).
-pub const HOOKS_PLACES: usize = 12;
-/// The length of [`HooksEntry::function`] (`HOOKS_NAME_BYTES`).
-pub const HOOKS_NAME_BYTES: usize = 44;
-
-/// `struct hooks_entry` in `bpf/hooks.h`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HooksEntry {
-    pub function: [u8; HOOKS_NAME_BYTES],
-    pub priority: i32,
-    pub place: u8,
-    pub kind: u8,
-    pub reserved: [u8; 2],
+/// `enum hooks_place`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod hooks_place {
+    pub const IPV4: u32 = 0;
+    pub const IPV6: u32 = 5;
+    pub const INGRESS: u32 = 10;
+    pub const EGRESS: u32 = 11;
+    pub const PLACES: u32 = 12;
 }
 
-/// `struct hooks_counts`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct HooksCounts {
-    pub ethernet: [u8; 14],
-    pub device_known: u8,
-    pub answered: u8,
-    pub device: u32,
-    pub skip: u32,
-    pub functions: u64,
-    pub count: [u16; HOOKS_PLACES],
+/// `enum hooks_limit`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod hooks_limit {
+    pub const LISTED: u32 = 64;
+    pub const NAME_BYTES: u32 = 44;
+    pub const KIND_UNTOLD: u32 = 255;
 }
 
-/// `struct hooks_list`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HooksList {
-    pub counts: HooksCounts,
-    pub entry: [HooksEntry; HOOKS_LISTED],
-}
-
-const _: () = {
-    assert!(size_of::<HooksEntry>() == 52);
-    assert!(size_of::<HooksCounts>() == 56);
-    assert!(size_of::<HooksList>() == 56 + 64 * 52);
-};
-
-/// `struct clock_reading` in `bpf/clock.bpf.c`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct ClockReading {
-    ethernet: [u8; 14],
-    reserved: [u8; 2],
-    pub now_ns: u64,
-}
-
-const _: () = {
-    assert!(size_of::<ClockReading>() == 24);
-    assert!(size_of::<DirectionEntry>() == 128);
-    assert!(std::mem::offset_of!(DirectionEntry, most) == 44);
-    assert!(std::mem::offset_of!(DirectionEntry, limit) == 64);
-    assert!(std::mem::offset_of!(DirectionEntry, let_in) == 96);
-    assert!(std::mem::offset_of!(DirectionEntry, asked) == 104);
-    assert!(std::mem::offset_of!(DirectionEntry, closed) == 84);
-    assert!(size_of::<Inspection>() == 40);
-    assert!(size_of::<SegmentTuple>() == 36);
-    assert!(size_of::<SegmentSide>() == 128);
-    assert!(std::mem::offset_of!(SegmentSide, window_left) == 48);
-    assert!(std::mem::offset_of!(SegmentSide, window_right) == 49);
-    assert!(std::mem::offset_of!(SegmentSide, flags) == 50);
-    assert!(std::mem::offset_of!(SegmentSide, own_scale) == 51);
-    assert!(std::mem::offset_of!(SegmentSide, stamp_delta) == 72);
-    assert!(std::mem::offset_of!(SegmentSide, payload_bytes) == 104);
-    assert!(size_of::<SegmentFlow>() == 320);
-    assert!(size_of::<SegmentSocket>() == 88);
-    assert!(size_of::<SegmentInspection>() == 16 + 2 * 36 + 2 * 88 + 2 * 16 + 16);
-    // Shared memory is read with plain loads of the program's size.
-    assert!(align_of::<AtomicU64>() == 8);
-};
-
-#[allow(unsafe_code, reason = "see each comment")]
-mod plain {
-    use super::{
-        ClockReading, DirectionEntry, HooksCounts, HooksList, Inspection, SegmentFlow, SegmentGate,
-        SegmentInspection, SegmentPlace, SegmentTuple,
-    };
-    use crate::plain::Plain;
-
-    // SAFETY: integers have no padding and no invalid value.
-    unsafe impl Plain for u32 {}
-    // SAFETY: as above.
-    unsafe impl Plain for u64 {}
-    // SAFETY: repr(C), 16 atomic integers' worth of bytes, filled up to its alignment by fields of its own.
-    unsafe impl Plain for DirectionEntry {}
-    // SAFETY: repr(C), 14 + 2 + 8 bytes of integers, the last of them aligned.
-    unsafe impl Plain for ClockReading {}
-    // SAFETY: repr(C), integers only, 8 + 8 * 4 = 40 bytes.
-    unsafe impl Plain for Inspection {}
-    // SAFETY: repr(C), arrays of bytes only.
-    unsafe impl Plain for SegmentTuple {}
-    // SAFETY: repr(C), four u32.
-    unsafe impl Plain for SegmentPlace {}
-    // SAFETY: repr(C), atomic integers only; the sizes asserted above leave no room for padding.
-    unsafe impl Plain for SegmentFlow {}
-    // SAFETY: repr(C), two atomic integers.
-    unsafe impl Plain for SegmentGate {}
-    // SAFETY: repr(C), integers only, and reserved fields where padding would be.
-    unsafe impl Plain for SegmentInspection {}
-    // SAFETY: repr(C), integers only: 16 + 2 * 4 + 8 + 12 * 2 = 56 bytes.
-    unsafe impl Plain for HooksCounts {}
-    // SAFETY: repr(C), integers only: the counts, and entries of 44 + 4 + 4 = 52 bytes.
-    unsafe impl Plain for HooksList {}
+/// `enum segment_reason`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod segment_reason {
+    pub const TRANSLATED: u32 = 0;
+    pub const OWN_COPIES: u32 = 1;
+    pub const BY_SOCKET: u32 = 2;
+    pub const OTHER_DEVICE: u32 = 3;
+    pub const EXPIRED: u32 = 4;
+    pub const REUSED: u32 = 5;
+    pub const HOPS_EXCEEDED: u32 = 6;
+    pub const MALFORMED: u32 = 7;
+    pub const UNWRITABLE: u32 = 8;
+    pub const RST_REFUSED: u32 = 9;
+    pub const HUSHED: u32 = 10;
+    pub const GONE: u32 = 11;
+    pub const NO_ROOM: u32 = 12;
+    pub const REASONS: u32 = 13;
+    pub const NAMES: [&str; 13] = [
+        "translated",
+        "own_copies",
+        "by_socket",
+        "other_device",
+        "expired",
+        "reused",
+        "hops_exceeded",
+        "malformed",
+        "unwritable",
+        "rst_refused",
+        "hushed",
+        "gone",
+        "no_room",
+    ];
 }

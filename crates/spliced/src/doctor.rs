@@ -1,11 +1,12 @@
 //! `spliced doctor`: prints which engines work on this host, as text or JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use splice::doctor::{Defect, Finding, Report, examine};
+use splice::doctor::{Defect, Finding, Report, examine, segment_counts};
 
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
@@ -23,11 +24,13 @@ const VERDICT_WIDTH: usize = 9;
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     // The same limit as in a relay.
     raise_descriptor_limit(None);
+    // Before the trials, which load a program of their own.
+    let counts = segment_counts();
     let report = examine();
     let text = if args.json {
-        format!("{:#}\n", as_json(&report))
+        format!("{:#}\n", as_json(&report, &counts))
     } else {
-        as_text(&report)
+        as_text(&report, &counts)
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // If the reader has gone away, nobody misses the rest.
@@ -36,7 +39,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     }
 }
 
-fn as_json(report: &Report) -> Value {
+/// How many segments went which way in the relays that run.
+type Counts = splice::Result<Vec<(&'static str, u64)>>;
+
+fn as_json(report: &Report, counts: &Counts) -> Value {
     let engine = |finding: &Finding| {
         json!({
             "engine": finding.engine.as_str(),
@@ -56,10 +62,12 @@ fn as_json(report: &Report) -> Value {
         "kernel": report.kernel,
         "engines": report.engines.iter().map(engine).collect::<Vec<_>>(),
         "defects": report.defects.iter().map(defect).collect::<Vec<_>>(),
+        // null where they cannot be read, which is not the same as none.
+        "segments": counts.as_ref().ok().map(|counts| counts.iter().copied().collect::<BTreeMap<_, _>>()),
     })
 }
 
-fn as_text(report: &Report) -> String {
+fn as_text(report: &Report, counts: &Counts) -> String {
     let mut text = format!("Linux {}\n\nEngines\n", report.kernel);
     for finding in &report.engines {
         let mut words = finding.reason.clone();
@@ -82,7 +90,26 @@ fn as_text(report: &Report) -> String {
         };
         add_row(&mut text, defect.name, presence, &defect.reason);
     }
+    text.push_str("\nSegments in the relays that run\n");
+    add_counts(&mut text, counts);
     text
+}
+
+fn add_counts(text: &mut String, counts: &Counts) {
+    let words = match counts {
+        Ok(counts) if counts.is_empty() => "no relay here uses the engine segment".into(),
+        Ok(counts) => {
+            let seen = counts.iter().filter(|(_, count)| *count > 0);
+            let rows: Vec<_> = seen
+                .map(|(name, count)| format!("{name} {count}"))
+                .collect();
+            rows.join("\n")
+        }
+        Err(error) => format!("unknown: {error}"),
+    };
+    for line in words.lines().flat_map(|line| broken(line, WIDTH - 2)) {
+        let _ = writeln!(text, "  {line}");
+    }
 }
 
 /// A row of three columns. The last one is broken into lines.

@@ -29,7 +29,7 @@ use self::sockets::Family;
 use self::trial::{Refusal, Trial};
 use crate::carrier::pipe;
 use crate::firewall;
-use crate::kernel::sockmap;
+use crate::kernel::{segment, sockmap};
 use crate::name::{EngineChoice, EngineName};
 use crate::reactor::EventLoop;
 use splice_base::error::Result;
@@ -238,6 +238,16 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
                  change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
+}
+
+/// How many segments the engine [`Segment`](EngineName::Segment) has treated in which way, by name: in all relays of
+/// this machine, each since its program was loaded. Empty where no relay uses the engine. What the names mean is
+/// in `docs/segment.md`.
+///
+/// # Errors
+/// Where the process may not list the BPF maps of this machine, which takes `CAP_SYS_ADMIN`.
+pub fn segment_counts() -> Result<Vec<(&'static str, u64)>> {
+    segment::datapath::counts()
 }
 
 /// How many entries the process's maps of sockets hold: sources, targets, indices.

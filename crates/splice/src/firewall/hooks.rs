@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
 
 use splice_base::error::{Error, ErrorKind, Result};
-use splice_bpf::types::{
-    HOOKS_LISTED, HOOKS_NAME_BYTES, HOOKS_PLACES, HooksCounts, HooksEntry, HooksList,
-};
+use splice_bpf::types::{HooksCounts, HooksEntry, HooksList, hooks_limit, hooks_place};
 use splice_bpf::{Program, load, objects};
 
 /// The program of this process: it serves every namespace.
@@ -17,8 +15,9 @@ static LOADED: Mutex<Weak<Hooks>> = Mutex::new(Weak::new());
 /// changes them once.
 const TRIES: usize = 4;
 
-/// `HOOKS_KIND_UNTOLD`.
-const KIND_UNTOLD: u8 = 255;
+const KIND_UNTOLD: u8 = hooks_limit::KIND_UNTOLD as u8;
+const HOOKS_LISTED: usize = hooks_limit::LISTED as usize;
+const HOOKS_NAME_BYTES: usize = hooks_limit::NAME_BYTES as usize;
 
 /// Reads the hooks of the calling thread's network namespace.
 #[derive(Debug)]
@@ -115,10 +114,10 @@ const NO_ENTRY: HooksEntry = HooksEntry {
     priority: 0,
     place: 0,
     kind: 0,
-    reserved: [0; 2],
+    _reserved: [0; 2],
 };
 
-const _: () = assert!(HookPlace::ALL.len() == HOOKS_PLACES);
+const _: () = assert!(HookPlace::ALL.len() == hooks_place::PLACES as usize);
 
 fn not_run(errno: rustix::io::Errno) -> Error {
     Error::new(

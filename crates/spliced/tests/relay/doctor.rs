@@ -4,6 +4,8 @@ mod filter;
 mod packet_filter;
 
 use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -39,7 +41,10 @@ fn examined(command: &mut Command) -> Output {
 fn report(command: &mut Command) -> Value {
     let output = examined(command);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(fields(&report), ["defects", "engines", "kernel"]);
+    assert_eq!(
+        fields(&report),
+        ["defects", "engines", "kernel", "segments"]
+    );
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     assert_eq!(report["kernel"], kernel.trim());
     let engines = report["engines"].as_array().expect("a list");
@@ -224,6 +229,27 @@ fn a_missing_capability_is_named() {
         let report = with(",+bpf,+net_admin,+perfmon");
         assert_eq!(verdict(&report, "sockmap"), "yes", "{report}");
     }
+}
+
+#[test]
+fn it_shows_what_the_programs_of_relays_have_counted() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let server = Relay::echo("127.0.0.1:0", &[]);
+    let relay = Relay::to(&server.address, &["--engine", "segment"]);
+    let mut client = TcpStream::connect(&relay.address).expect("connected");
+    until("segments are counted", || {
+        client.write_all(b"x").expect("written");
+        client.read_exact(&mut [0]).expect("given back");
+        let report = report(&mut command(&["doctor", "--json"]));
+        report["segments"]["translated"].as_u64() > Some(0)
+    });
+    let text = String::from_utf8(examined(&mut command(&["doctor"])).stdout).expect("text");
+    let (_, counts) = text
+        .split_once("Segments in the relays")
+        .expect("a part of the text");
+    assert!(counts.contains("  translated "), "{counts}");
 }
 
 #[test]

@@ -18,12 +18,15 @@ use super::slots::{Offer, Slots};
 use crate::firewall::Firewall;
 use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
-use splice_bpf::types::segment_state as state;
 use splice_bpf::types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
-use splice_bpf::{Map, Program, SharedArray, Way, clock, load, namespace, objects};
+use splice_bpf::types::{segment_reason as reason, segment_state as state};
+use splice_bpf::{Map, Program, SharedArray, Way, clock, load, namespace, objects, statistics};
 
 /// The datapaths of this process, by the namespace's cookie.
 static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
+
+/// Where the program counts; the kernel keeps 15 letters of a name.
+const COUNTS_MAP: &str = "segment_counts";
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
@@ -58,6 +61,16 @@ struct Table {
     /// Devices that another thread was to attach the program to, or to ask for it.
     attach_states: HashMap<u32, AttachState>,
     way: Way,
+}
+
+/// How many segments went which way, by the reasons' names (`bpf/lib/reasons.h`): in all network namespaces, since
+/// the programs that are there were loaded, by whatever process. Empty where no program is loaded.
+///
+/// # Errors
+/// Where the process may not list the maps of this machine.
+pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
+    let counts = statistics::counters(COUNTS_MAP, reason::NAMES.len())?;
+    Ok(reason::NAMES.into_iter().zip(counts).collect())
 }
 
 impl Datapath {

@@ -45,7 +45,7 @@ impl Segment {
             let known = self.datapath.tracked(tuples).unwrap_or_default();
             for (connection, known) in connections.iter_mut().zip(known) {
                 connection.tracked = known & tracked::TRACKED != 0;
-                connection.accepted = known & tracked::OPENED_HERE == 0;
+                connection.accepted = known & tracked::TRACKED_OPENED_HERE == 0;
             }
         };
         let firewall = Arc::clone(firewall);

@@ -7,6 +7,7 @@ mod congestion;
 mod connected;
 mod cost;
 mod counters;
+mod counts;
 mod crash;
 mod damaged;
 mod device;

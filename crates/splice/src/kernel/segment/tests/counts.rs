@@ -1,0 +1,31 @@
+//! What the program counts, as the doctor shows it.
+
+use super::*;
+use splice_bpf::types::segment_reason as reason;
+
+use crate::doctor::segment_counts;
+
+fn translated() -> u64 {
+    let counts = segment_counts().expect("root may read them");
+    let name = reason::NAMES[reason::TRANSLATED as usize];
+    let found = counts.into_iter().find(|(found, _)| *found == name);
+    found.expect("a program is loaded").1
+}
+
+#[test]
+fn what_is_translated_is_counted() {
+    const MESSAGES: u64 = 100;
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    let (mut client, mut server, _handle) = spliced_across(&lab, &splicer);
+    let before = translated();
+    for _ in 0..MESSAGES {
+        client.write_all(b"x").expect("write");
+        server.read_exact(&mut [0]).expect("read");
+    }
+    // Other relays of this machine add theirs.
+    assert!(translated() >= before + MESSAGES);
+}
