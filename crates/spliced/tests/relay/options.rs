@@ -69,7 +69,7 @@ fn a_full_relay_does_not_spin_and_names_its_limit() {
     let _first = Peer::connect(&relay.address);
     let _far = server.accept();
     let _others: Vec<_> = (0..10).map(|_| Peer::connect(&relay.address)).collect();
-    let line = relay.wait_told("--max-connections 1 is reached");
+    let line = relay.wait_logged("--max-connections 1 is reached");
     assert!(line.contains(" WARN "), "{line}");
     until_at_rest(Duration::from_millis(100), || relay.cpu_time());
     let before = relay.cpu_time();
@@ -203,8 +203,8 @@ fn the_log_level_comes_from_the_option_or_the_environment() {
     let tells_ends = |mut relay: Relay| {
         ask(&Peer::connect(&relay.address), 0, 10, 10);
         relay.terminate();
-        relay.wait_told("no longer accepting");
-        relay.lines_told("connection 1 ended")
+        relay.wait_logged("no longer accepting");
+        relay.lines_logged("connection 1 ended")
     };
     assert_eq!(tells_ends(log_of(&[], None)), 0);
     assert_eq!(tells_ends(log_of(&["--log", "debug"], None)), 1);
@@ -228,7 +228,7 @@ fn log_level_off_writes_nothing() {
         })
     });
     relay.terminate();
-    assert_eq!(relay.lines_told(""), 0);
+    assert_eq!(relay.lines_logged(""), 0);
     assert_eq!(server.finish(), [5]);
 }
 

@@ -30,7 +30,7 @@ fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
     let start = Instant::now();
     Peer::is_reset_by(&relay.address);
     let took = start.elapsed();
-    let line = relay.wait_told(" was reset: ");
+    let line = relay.wait_logged(" was reset: ");
     for part in [" WARN ", "connection 1", target, why] {
         assert!(line.contains(part), "no {part:?} in {line:?}");
     }
@@ -76,7 +76,7 @@ fn a_self_connection_is_a_reset_and_logged() {
         // It may have been cut by then.
         let _ = client.try_send(Payload::new(1), 0, 100);
         assert_eq!(client.read_to_end(Payload::new(1), 0).0, 0, "{target}");
-        relay.wait_told("connection refused");
+        relay.wait_logged("connection refused");
         relay.terminate();
     }
 }
@@ -167,7 +167,7 @@ fn a_target_that_restarts_is_reached_again() {
     for _ in 0..20 {
         Peer::is_reset_by(&relay.address);
     }
-    relay.wait_told("connection refused");
+    relay.wait_logged("connection refused");
     relay.wait_descriptors(before);
 
     let server = Server::on(&address);
@@ -188,7 +188,7 @@ fn a_recurring_warning_is_counted_and_not_repeated() {
     }
     relay.terminate();
     let most = 1 + start.elapsed().as_secs() as usize;
-    let told = relay.lines_told(" was reset: ");
+    let told = relay.lines_logged(" was reset: ");
     assert!(
         (1..=most).contains(&told),
         "{told} lines in {:?}",
