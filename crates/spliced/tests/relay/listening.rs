@@ -1,4 +1,4 @@
-//! Where it listens, and where it must not.
+//! The addresses on which the relay listens, and those that it refuses.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -14,7 +14,7 @@ use crate::usage::failure;
 
 const SOME_BYTES: u64 = 100_000;
 
-/// A connection through `address` reaches `server`, whole.
+/// Checks that a connection through `address` reaches `server` without loss.
 fn works(address: &str, server: &Server, number: u64) {
     let near = Peer::connect(address);
     let far = server.accept();
@@ -26,7 +26,7 @@ fn a_privileged_port_names_the_missing_capability() {
     if !available(Need::Netns) {
         return;
     }
-    // In a namespace of its own, since some containers make every port unprivileged.
+    // In a namespace, since some containers make every port unprivileged.
     let namespace = Namespace::new("port").expect("a namespace");
     let without_right = |listen: &str| {
         let mut command = namespace.command("setpriv");
@@ -78,7 +78,7 @@ fn a_second_relay_of_the_same_user_does_not_share_the_port() {
             let sentence = failure(&mut second, 1);
             assert!(sentence.contains("in use"), "{sentence}");
         }
-        // Had one of them got a socket at this port, it would have taken some of these with it.
+        // If the second relay had a socket on this port, it would have taken some of these connections.
         let reached = relay.address.replace("[::]", "[::1]");
         for number in 0..16 {
             works(&reached, &server, number);
@@ -113,8 +113,8 @@ fn a_socket_file_in_use_is_refused_and_stays_in_use() {
     for part in [&address, "in use", "choose another"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
-    // The second one's look whether somebody listens was a connection to the first, which passed
-    // it on.
+    // To test whether somebody listens, the second relay has connected to the first one, which relayed the
+    // connection.
     server.accept().expect_end();
     works(&relay.address, &server, 2);
 }
@@ -162,7 +162,7 @@ fn a_missing_directory_is_reported() {
 
 #[test]
 fn an_address_of_another_host_is_reported() {
-    // From a range for documentation, RFC 5737.
+    // A range for documentation (RFC 5737).
     let address = "203.0.113.1:0";
     let sentence = failure(&mut command(&["relay", address, "127.0.0.1:1"]), 1);
     for part in [address, "not an address of this host", "choose one that is"] {
@@ -212,7 +212,7 @@ fn a_restarted_relay_gets_its_port_at_once() {
     let address = format!("127.0.0.1:{}", free_port());
     let mut relay = Relay::between(&address, &server.address, &[]);
     for number in 0..4 {
-        // The relay's end closes last or first by turns; one of both leaves it in TIME_WAIT.
+        // The relay closes first and last in turn, so that one connection leaves it in TIME_WAIT.
         ask(&Peer::connect(&address), number, 10, 10);
     }
     relay.terminate();
@@ -241,7 +241,7 @@ fn a_name_listens_on_those_addresses_that_this_host_has() {
     assert!(relay.address.starts_with("127.0.0.1:"), "{}", relay.address);
 }
 
-/// Many a host's file of names has one of the two only.
+/// The hosts file of many machines has only one of the two addresses.
 #[test]
 fn localhost_listens_on_both_families_with_one_port() {
     if !available(Need::Netns) {

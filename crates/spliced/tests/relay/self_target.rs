@@ -1,4 +1,4 @@
-//! A relay whose target is itself would relay to itself without end.
+//! Targets that are the relay itself, which would relay to itself without end.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -13,7 +13,7 @@ use crate::server::{Server, ask};
 use crate::target::ANSWER_TOO_OLD;
 use crate::usage::failure;
 
-/// Free in a namespace of its own.
+/// Free, since each test has a namespace of its own.
 const PORT: u16 = 7000;
 
 fn with_address(namespace: &Namespace, address: &str) {
@@ -123,7 +123,7 @@ fn a_name_that_later_resolves_to_the_relay_is_refused() {
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         names.answer_with(Some(Ipv4Addr::LOCALHOST));
         std::thread::sleep(ANSWER_TOO_OLD);
-        // The last one by the old answer, which has become too old.
+        // This client still gets the old answer, and triggers a new resolution.
         ask(&Peer::connect(&relay.address), 1, 1000, 1000);
         netlab::until("the new answer is known", || {
             let client = Peer::connect(&relay.address);
