@@ -16,7 +16,7 @@ pub(crate) fn broken(arrows: &[Arrow], layers: &[Layers]) -> Vec<String> {
         .iter()
         .filter_map(|arrow| up(arrow, layers))
         .collect();
-    // Nothing but the root's own file may be above the root, so a cycle through it is told of as an
+    // Nothing but the root's own file may be above the root, so a cycle through it is reported as an
     // arrow up.
     let inner: Vec<&Arrow> = arrows
         .iter()

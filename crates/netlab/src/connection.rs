@@ -4,12 +4,11 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use crate::PATIENCE;
 
-/// Both ends of a connection over the loopback device of the caller's namespace: the one that
-/// connected, which sends each message at once, and the one that was accepted. Neither waits for
-/// longer than [`PATIENCE`].
+/// Both ends of a connection over the loopback device of the caller's namespace: the connecting end, with
+/// `TCP_NODELAY`, and the accepted end. Reads and writes time out after [`PATIENCE`].
 ///
 /// # Panics
-/// Where it cannot be made.
+/// If the connection cannot be made.
 pub fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
     let address = listener.local_addr().expect("its address");

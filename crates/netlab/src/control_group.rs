@@ -1,4 +1,4 @@
-//! One control group.
+//! A control group.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,8 +15,8 @@ use crate::registry::{self, Leftover};
 
 /// A control group (version 2) below that of this process, removed on drop.
 ///
-/// It is a threaded one, so that single threads can be in it. A socket belongs to the group of the thread
-/// that made it, and one that was accepted to that of its listener.
+/// It is threaded, so that it can contain single threads. A socket belongs to the group of the thread that
+/// created it; an accepted socket belongs to the group of its listener.
 #[derive(Debug)]
 pub struct ControlGroup {
     path: PathBuf,
@@ -42,8 +42,8 @@ impl ControlGroup {
         }
     }
 
-    /// Runs `work` on a fresh thread in this group and waits for it. Threads that `work` starts are in it
-    /// as well, and have to end before. A panic of `work` becomes a panic of the caller.
+    /// Runs `work` on a new thread in this group and waits for it. Threads that `work` starts are in the
+    /// group as well, and must end before `work` does. A panic of `work` becomes a panic of the caller.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let joined = thread::scope(|scope| {
             scope
@@ -70,8 +70,8 @@ impl Drop for ControlGroup {
     }
 }
 
-/// A thread in a group. It leaves before it ends: whoever joins it may run before the kernel has taken it
-/// out, and a group with a thread in it cannot be removed.
+/// A thread in a group. It leaves before it ends: the caller that joins the thread may run before the kernel
+/// has removed it from the group, and a group with a thread cannot be removed.
 struct Inside<'a> {
     group: &'a Path,
 }
@@ -85,7 +85,7 @@ impl<'a> Inside<'a> {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        // Should it fail, removing the group tells of it.
+        // If this fails, removing the group reports it.
         let _ = self.group.parent().map(move_this_thread);
     }
 }

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs `ip` with these arguments; what it prints on failure becomes the error.
+/// Runs `ip` with these arguments. On failure its output becomes the error.
 pub(crate) fn ip(arguments: &[&str]) -> Result<()> {
     let output = Command::new(crate::program("ip").unwrap_or_else(|| "ip".into()))
         .args(arguments)

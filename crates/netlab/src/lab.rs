@@ -9,8 +9,8 @@ use crate::ip::ip;
 
 /// `client`, `relay` and `server`, joined by two veths. The relay forwards packets.
 ///
-/// The addresses are from the blocks that RFC 2544 (198.18.0.0/15) and RFC 5180 (2001:2::/48) set
-/// aside for benchmarks, so they collide with no real network that a test might need to reach.
+/// The addresses are from the blocks that RFC 2544 (198.18.0.0/15) and RFC 5180 (2001:2::/48) reserve for
+/// benchmarks, so they do not collide with a real network.
 #[derive(Debug)]
 pub struct Lab {
     client: Namespace,
@@ -19,7 +19,7 @@ pub struct Lab {
     has_ipv6: bool,
 }
 
-/// One veth: where it ends, and both addresses at each end.
+/// One veth: its ends, each with an interface and two addresses.
 struct Cable<'a> {
     left: (&'a Namespace, &'a str, Ipv4Addr, Ipv6Addr),
     right: (&'a Namespace, &'a str, Ipv4Addr, Ipv6Addr),
@@ -28,7 +28,7 @@ struct Cable<'a> {
 impl Lab {
     /// The client's address.
     pub const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
-    /// The relay's address on the client's side: where a relay listens.
+    /// The relay's address on the client's side, for a relay to listen on.
     pub const RELAY_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 1);
     /// The relay's address on the server's side.
     pub const RELAY_FAR_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 2, 1);
@@ -50,7 +50,7 @@ impl Lab {
     /// The relay's interface towards the server.
     pub const TO_SERVER: &str = "to-server";
 
-    /// Builds the three namespaces and the wires between them. Needs root.
+    /// Creates the three namespaces and the veths between them. Needs root.
     pub fn new() -> Result<Self> {
         let client = Namespace::new("client")?;
         let relay = Namespace::new("relay")?;
@@ -117,10 +117,10 @@ impl Lab {
             .try_for_each(|namespace| namespace.set_sysctl(name, value))
     }
 
-    /// Gives every veth an instance of NAPI, as a network card has one: what arrives is polled from a
-    /// queue of the device, by a socket's busy polling as well. A veth has it only while GRO is on,
-    /// and goes past it unless the other end cuts its segments itself (`veth_set_features`,
-    /// `veth_skb_is_eligible_for_gro`; Linux 5.13). Needs the program `ethtool`.
+    /// Enables NAPI on every veth, so that packets are polled from a queue of the device as with a network
+    /// card, also by busy-polling sockets. A veth has NAPI only with GRO on, and uses it only if the other
+    /// end has TSO off (`veth_set_features`, `veth_skb_is_eligible_for_gro`; Linux 5.13). Needs the program
+    /// `ethtool`.
     pub fn enable_napi(&self) -> Result<()> {
         for (namespace, interface) in [
             (&self.client, Self::TO_RELAY),
@@ -145,7 +145,7 @@ impl Lab {
     fn join(&self, cable: &Cable<'_>) -> Result<()> {
         let (left, right) = (&cable.left, &cable.right);
         let (left_name, right_name) = (left.0.name(), right.0.name());
-        // Both ends are born inside: the machine's own namespace never sees them.
+        // Creates both ends inside: the machine's own namespace never sees them.
         ip(&[
             "-n", left_name, "link", "add", left.1, "type", "veth", "peer", "name", right.1,
             "netns", right_name,
@@ -155,8 +155,8 @@ impl Lab {
             let v4 = format!("{v4}/24");
             ip(&["-n", name, "address", "add", &v4, "dev", interface])?;
             if self.has_ipv6 {
-                // Link-local addresses would be checked for duplicates for a second as well, and
-                // neighbours are not found meanwhile.
+                // Duplicate address detection takes a second for link-local addresses as well, and
+                // neighbour discovery does not work meanwhile.
                 namespace.set_sysctl(&format!("net.ipv6.conf.{interface}.accept_dad"), "0")?;
                 let v6 = format!("{v6}/64");
                 ip(&["-n", name, "address", "add", &v6, "dev", interface, "nodad"])?;

@@ -1,5 +1,5 @@
-//! A network to try things on: namespaces joined by veths, programs inside them, and one CPU kept
-//! awake, all of which is gone afterwards.
+//! A network for tests: namespaces joined by veths, programs inside them, and a CPU that is kept awake.
+//! Nothing of it remains afterwards.
 //!
 //! The usual shape is a [`Lab`], three namespaces in a row:
 //!
@@ -7,9 +7,8 @@
 //!  client 198.18.1.2 ---- 198.18.1.1 relay 198.18.2.1 ---- 198.18.2.2 server
 //! ```
 //!
-//! The relay's namespace forwards packets, so the client reaches the server both ways: directly, by
-//! routing, and through a relay that listens on [`Lab::RELAY_V4`]. The first is the reference that
-//! the second is held against.
+//! The relay's namespace forwards packets. So the client reaches the server directly, by routing, and
+//! through a relay that listens on [`Lab::RELAY_V4`]. The direct path is the reference for the relay.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -21,15 +20,20 @@
 //! # }
 //! ```
 //!
-//! # What is left behind: nothing
+//! # Cleaning up
 //!
-//! Every namespace, [`ControlGroup`] and [`Scratch`] directory carries the pid of the process that made it. It goes
-//! away when its guard is dropped (a panic drops it too), when the process gets SIGINT, SIGTERM or
-//! SIGHUP (a program that has something to finish first calls [`end_gracefully`]), and, should the process have been killed outright, when [`sweep`] runs next; every first
-//! use of this crate in a process runs it. A [`Process`] dies with the thread that started it. The
-//! machine's own network is never configured: interfaces are created inside namespaces only.
+//! The name of every namespace, [`ControlGroup`] and [`Scratch`] directory contains the pid of the process
+//! that created it. It is removed:
 //!
-//! # Tests that need more than a plain user has
+//! - when its guard is dropped, also by a panic;
+//! - when the process gets SIGINT, SIGTERM or SIGHUP (a program that has something to finish first calls
+//!   [`end_gracefully`]);
+//! - after SIGKILL, by the next [`sweep`], which the first use of this crate in a process runs.
+//!
+//! A [`Process`] dies with the thread that started it. This crate never configures the machine's own
+//! network: it creates interfaces inside namespaces only.
+//!
+//! # Tests that need privileges
 //!
 //! See [`available`] and `SPLICED_REQUIRE`.
 

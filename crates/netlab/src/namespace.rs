@@ -1,4 +1,4 @@
-//! One network namespace.
+//! A network namespace.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -16,8 +16,8 @@ use crate::registry::{self, Leftover, NAMESPACES};
 
 /// A network namespace with its loopback up, removed on drop.
 ///
-/// A socket belongs to the namespace that it was created in for all its life: one that
-/// [`enter`](Self::enter) returns goes on working on whatever thread uses it.
+/// A socket belongs to the namespace in which it was created: a socket that [`enter`](Self::enter) returns
+/// works on any thread.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -47,8 +47,8 @@ impl Namespace {
         &self.name
     }
 
-    /// Runs `work` on a fresh thread inside this namespace and waits for it. Threads that `work`
-    /// starts are inside as well. A panic of `work` becomes a panic of the caller.
+    /// Runs `work` on a new thread inside this namespace and waits for it. Threads that `work` starts are
+    /// inside as well. A panic of `work` becomes a panic of the caller.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let joined = thread::scope(|scope| {
             thread::Builder::new()
@@ -79,12 +79,12 @@ impl Namespace {
     /// Sets a sysctl of this namespace, such as `net.ipv4.tcp_timestamps`.
     pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = sysctl_path(name);
-        // Which namespace a file below /proc/sys/net speaks of is decided by who opens it.
+        // A file below /proc/sys/net belongs to the namespace of the thread that opens it.
         self.enter(|| fs::write(&path, value))?
             .with_context(|| format!("cannot set {name} to {value} in {}", self.name))
     }
 
-    /// Reads a sysctl of this namespace; `None` when this kernel has none of that name.
+    /// Reads a sysctl of this namespace; `None` if this kernel does not have it.
     pub fn sysctl(&self, name: &str) -> Result<Option<String>> {
         let path = sysctl_path(name);
         Ok(self
@@ -96,7 +96,7 @@ impl Namespace {
     /// One of the TCP counters of this namespace that `netstat --statistics` shows (`TcpExt:` in
     /// `/proc/net/netstat`), by the kernel's name.
     pub fn tcp_counter(&self, name: &str) -> Result<u64> {
-        // `/proc/net` would be that of the process, whose namespace is another.
+        // `/proc/net` belongs to the process, which is in another namespace.
         let path = "/proc/thread-self/net/netstat";
         let text = self
             .enter(|| fs::read_to_string(path))?
@@ -111,13 +111,13 @@ impl Namespace {
             .with_context(|| format!("this kernel has no TCP counter {name}"))
     }
 
-    /// How many packets an interface of this namespace has received and sent; one that is to be cut
-    /// into segments later counts once.
+    /// How many packets an interface of this namespace has received and sent. A packet that is segmented
+    /// later (GSO) counts once.
     pub fn packets(&self, interface: &str) -> Result<u64> {
         self.enter(|| -> Result<u64> {
             let path = "/proc/thread-self/net/dev";
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-            // `name: bytes packets` and six more that were received, then as many that were sent.
+            // `name: bytes packets` and six more for reception, then the same for transmission.
             let line = text
                 .lines()
                 .find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));

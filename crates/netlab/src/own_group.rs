@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The directory of this process's own group.
+/// The directory of this process's control group.
 pub(crate) fn directory() -> Result<PathBuf> {
     let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
     let (mounts, groups) = (read("/proc/self/mountinfo")?, read("/proc/self/cgroup")?);

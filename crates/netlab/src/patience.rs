@@ -1,10 +1,10 @@
-//! How long a test waits for what has to happen.
+//! How long a test waits for a condition.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// After this a test fails. It is never the time that a test takes: a shared, busy machine may
-/// need seconds for what takes a millisecond.
+/// A test that waits longer fails. It is far above the time that a test takes, since a busy machine may need
+/// seconds for a millisecond's work.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -32,9 +32,8 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     until_found(what, || condition().then_some(()));
 }
 
-/// Waits until `measure` gives the same for `time`: what it measures has come to rest. Under load
-/// it may rest only seemingly, so a test may conclude from it that something *has* happened, or
-/// that a bound held until then, and nothing else.
+/// Waits until `measure` returns the same value for `time`. Under load the value may change again later, so a
+/// test may conclude only that something *has* happened, or that a bound has held until then.
 ///
 /// # Panics
 /// After [`PATIENCE`].

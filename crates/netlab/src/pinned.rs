@@ -1,4 +1,4 @@
-//! One CPU, and keeping it awake.
+//! Pinning to a CPU, and keeping it awake.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,18 +18,17 @@ pub fn pin_thread(cpu: usize) -> Result<()> {
         .with_context(|| format!("cannot pin to CPU {cpu}: choose one that this machine has"))
 }
 
-/// 19 is the least that a group can be nice to the others with, a seventieth of the usual weight.
+/// 19 gives a group the lowest weight: a seventieth of the default.
 const SPIN: &str = "[ ! -w /proc/self/autogroup ] || echo 19 >/proc/self/autogroup
 while :; do :; done";
 
-/// A busy loop of the lowest class there is (`SCHED_IDLE`) on one CPU. It gives way to everything
-/// else, but the CPU never gets to sleep: on a virtual machine waking one up costs more, and varies
-/// more, than the round trip that is to be measured.
+/// A busy loop of the lowest scheduling class (`SCHED_IDLE`) on one CPU. It yields to everything else, but
+/// keeps the CPU awake: on a virtual machine a wake-up costs more, and varies more, than the round trip
+/// that is measured.
 ///
-/// The class counts within a group of tasks only, and a kernel with autogroups (sched(7)) makes every
-/// session a group, with as much weight as one of the kernel's workers. So it has a session of its
-/// own, of the least weight: in that of the others a worker of the kernel waited for it up to a tick
-/// (4 ms at 250 Hz).
+/// The class applies within a group of tasks only. With autogroups (sched(7)) every session is a group of
+/// the same weight as a kernel worker. So the loop has a session of its own with the lowest weight;
+/// without it, a kernel worker waited for the loop up to a tick (4 ms at 250 Hz).
 #[derive(Debug)]
 pub struct Spinner {
     process: Process,
@@ -55,7 +54,7 @@ impl Spinner {
         self.process.id()
     }
 
-    /// CPU time that it has had so far; what is left of the elapsed time, somebody else had.
+    /// The CPU time that it has used so far. The rest of the elapsed time was used by others.
     pub fn cpu_time(&self) -> Result<Duration> {
         self.process.cpu_time()
     }

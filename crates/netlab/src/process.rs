@@ -9,19 +9,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often an ending is looked for; short against anything that a caller waits for.
+/// The interval at which to look for the end of a process; short against anything that a caller waits for.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
-/// A parent that dies before the child has asked for the signal never causes it, so the child looks
-/// once more who its parent is. `$0` is the pid that it ought to be.
+/// If the parent dies before the child has requested the signal, there is no signal. So the child checks its
+/// parent afterwards: `$0` is the expected pid.
 const UNLESS_ORPHANED: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
 
 /// A running child, killed and reaped on drop.
 ///
-/// Commands made by [`Process::command`] or [`crate::Namespace::command`] are killed by the kernel as
-/// well when the *thread* that spawned them ends (`PR_SET_PDEATHSIG`), so spawn from one that lives
-/// as long as the child is wanted: the test's own thread, not a closure given to
-/// [`crate::Namespace::enter`].
+/// The kernel also kills commands of [`Process::command`] and [`crate::Namespace::command`] when the *thread*
+/// that spawned them ends (`PR_SET_PDEATHSIG`). Spawn them from a thread that lives long enough: the test's
+/// own thread, not a closure for [`crate::Namespace::enter`].
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -29,11 +28,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// A command that the kernel kills when the thread that spawned it ends. Every program in the
-    /// chain replaces the one before it, so the child's pid is that of `program`.
+    /// A command that the kernel kills when the thread that spawned it ends. Each program in the chain
+    /// executes the next one, so the child's pid is that of `program`.
     pub fn command(program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("setpriv");
-        // What others' programs say is read, and some complain of a language that is not installed.
+        // Tests read the output of programs, and some programs warn about a missing locale.
         command.env("LC_ALL", "C");
         command
             .args(["--pdeathsig", "KILL", "--", "sh", "-c", UNLESS_ORPHANED])
@@ -63,7 +62,7 @@ impl Process {
             .with_context(|| format!("cannot wait for {}", self.what))
     }
 
-    /// CPU time that its threads have had so far.
+    /// The CPU time that its threads have used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
         let directory = format!("/proc/{}/task", self.id());
         let threads = fs::read_dir(&directory)
@@ -71,7 +70,7 @@ impl Process {
         let mut nanoseconds = 0;
         for thread in threads.flatten() {
             let path = thread.path().join("schedstat");
-            // A thread may have ended since.
+            // The thread may have ended.
             let text = fs::read_to_string(&path).unwrap_or_default();
             // First field: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
             let first = text.split_ascii_whitespace().next();
@@ -84,12 +83,12 @@ impl Process {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        // The child is reaped by `self` alone, so its pid is not yet anybody else's.
+        // Only `self` reaps the child, so its pid has not been reused.
         kill_process(Pid::from_child(&self.child), signal)
             .with_context(|| format!("cannot signal {}", self.what))
     }
 
-    /// Waits at most `patience` for it to end by itself; `None` when it did not.
+    /// Waits at most `patience` for it to end by itself; `None` if it does not.
     pub fn wait_at_most(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
         let deadline = Instant::now() + patience;
         loop {
@@ -111,7 +110,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only for a child that has ended and been reaped already.
+        // Both fail only for a child that has been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

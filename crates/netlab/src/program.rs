@@ -4,11 +4,11 @@ use std::env;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Debian keeps these out of the search path of a plain user, though `ip`, `haproxy` and `nginx`
-/// live there.
+/// Debian does not have these in the search path of a plain user, though `ip`, `haproxy` and `nginx` are
+/// there.
 const ADMINISTRATION: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Where the program called `name` is, or `None` when it is not installed.
+/// The path of a program, or `None` if it is not installed.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -27,7 +27,7 @@ mod tests {
     use super::program;
 
     #[test]
-    fn finds_a_shell_and_nothing_invented() {
+    fn an_installed_program_is_found_and_an_invented_one_is_not() {
         assert!(program("sh").is_some_and(|path| path.is_absolute()));
         assert_eq!(program("no-such-program-anywhere"), None);
     }

@@ -1,4 +1,4 @@
-//! What exists outside of this process because of it, so that a signal can take it away.
+//! Everything that this process creates outside of itself, so that a signal can remove it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 use crate::ip::ip;
 use crate::own_group;
 
-/// First part of every name, so that [`sweep`] never mistakes what belongs to somebody else.
+/// The prefix of every name, so that [`sweep`] removes nothing that belongs to others.
 const PREFIX: &str = "spl";
 
 /// Where iproute2 keeps the names of network namespaces (`NETNS_RUN_DIR`).
@@ -37,7 +37,7 @@ impl Leftover {
             Self::Namespace(name) => ip(&["netns", "delete", name]),
             Self::Directory(path) => fs::remove_dir_all(path)
                 .with_context(|| format!("cannot remove the directory {}", path.display())),
-            // Its files are the kernel's.
+            // Its files belong to the kernel and need not be removed.
             Self::ControlGroup(path) => fs::remove_dir(path)
                 .with_context(|| format!("cannot remove the control group {}", path.display())),
         }
@@ -47,27 +47,26 @@ impl Leftover {
 static REGISTERED: Mutex<BTreeSet<Leftover>> = Mutex::new(BTreeSet::new());
 static STARTED: Once = Once::new();
 static COUNTER: AtomicU32 = AtomicU32::new(0);
-/// Whether the next signal is the program's to handle.
+/// Whether the program handles the next signal.
 static GRACEFUL: AtomicBool = AtomicBool::new(false);
-/// The signal that was left to the program; 0 is no signal.
+/// The signal that the program handles; 0 for none.
 static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on the first SIGINT, SIGTERM or SIGHUP does not end the process: it only shows in
-/// [`interrupted`], so that the program can write down what it has and end by itself. The second one
-/// ends it as ever.
+/// From now on the first SIGINT, SIGTERM or SIGHUP does not end the process: [`interrupted`] returns it, so
+/// that the program can save its results and end by itself. The second signal ends the process.
 pub fn end_gracefully() -> Result<()> {
     start()?;
     GRACEFUL.store(true, Ordering::Release);
     Ok(())
 }
 
-/// The signal that came after [`end_gracefully`], if one did.
+/// The signal that arrived after [`end_gracefully`], if any.
 pub fn interrupted() -> Option<i32> {
     Some(INTERRUPTED.load(Ordering::Acquire)).filter(|&signal| signal != 0)
 }
 
 fn registered() -> MutexGuard<'static, BTreeSet<Leftover>> {
-    // A panic while the set was locked leaves a set, not half of one.
+    // A panic cannot leave the set half changed.
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -86,8 +85,8 @@ fn pid_in(name: &str) -> Option<u32> {
     pid.parse().ok().filter(|_| prefix == PREFIX)
 }
 
-/// Makes `leftover` with `make`. The set stays locked meanwhile: a signal that arrives in the middle
-/// waits until the thing exists and then removes it, and nothing is made after the signal.
+/// Creates `leftover` with `make`. The set stays locked meanwhile: a signal waits until `leftover` exists
+/// and then removes it, and nothing is created after the signal.
 pub(crate) fn create(leftover: Leftover, make: impl FnOnce() -> Result<()>) -> Result<()> {
     start()?;
     let mut registered = registered();
@@ -95,7 +94,7 @@ pub(crate) fn create(leftover: Leftover, make: impl FnOnce() -> Result<()>) -> R
     let made = make();
     if made.is_err() {
         registered.remove(&leftover);
-        // Some of it may exist; what does not cannot be removed, which is no news here.
+        // A part of it may exist. Removing the rest fails, which does not matter.
         let _ = leftover.remove();
     }
     made
@@ -106,13 +105,13 @@ pub(crate) fn remove(leftover: &Leftover) {
     if registered().remove(leftover)
         && let Err(error) = leftover.remove()
     {
-        // A guard's drop has nobody to return an error to.
+        // Drop cannot return an error.
         eprintln!("netlab: {error:#}");
     }
 }
 
-/// Removes what processes that no longer run have left behind. A process that was killed outright
-/// had no chance to; the name of each thing carries its pid.
+/// Removes what dead processes have left behind, for example after SIGKILL. Each name contains the pid of
+/// its process.
 pub fn sweep() {
     let mut places = vec![
         (
@@ -121,20 +120,20 @@ pub fn sweep() {
         ),
         (env::temp_dir(), directory_at),
     ];
-    // Where control groups cannot be made, none were left.
+    // Without control groups there is none to remove.
     places.extend(
         own_group::directory()
             .ok()
             .map(|parent| (parent, control_group_at as _)),
     );
     for (directory, wrap) in places {
-        // No such directory means that nothing was left there.
+        // Without the directory there is nothing to remove.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
             if pid_in(&name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-                // Another process may be sweeping too; the first one wins.
+                // This fails if another process sweeps at the same time.
                 let _ = wrap(&directory, name).remove();
             }
         }
@@ -174,12 +173,12 @@ fn watch_signals() -> Result<()> {
                     INTERRUPTED.store(signal, Ordering::Release);
                     continue;
                 }
-                // Held to the end: whoever wants to make something new waits here for ever.
+                // Locked until the process ends, so that nothing new is created.
                 let registered = registered();
                 for leftover in registered.iter() {
                     let _ = leftover.remove();
                 }
-                // Ends the process as if the signal had not been caught, so that a shell sees it.
+                // Ends the process by the signal's default action, which a shell recognises.
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
             }
         })
@@ -192,12 +191,12 @@ mod tests {
     use super::{pid_in, unique_name};
 
     #[test]
-    fn a_name_carries_its_pid() {
+    fn a_name_contains_its_pid() {
         assert_eq!(pid_in(&unique_name("relay")), Some(std::process::id()));
     }
 
     #[test]
-    fn names_of_others_have_no_pid() {
+    fn a_foreign_name_has_no_pid() {
         for name in [
             "spl",
             "spl-1",

@@ -1,4 +1,4 @@
-//! What a test needs beyond a plain user's rights, and what happens without it.
+//! What a test needs beyond the privileges of a plain user, and what happens without it.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,11 +9,10 @@ use rustix::thread::CapabilitySet;
 
 use crate::{Namespace, program};
 
-/// The variable that turns a skip into a failure: a comma-separated list of [`Need::name`]s, or
-/// `all`.
+/// The variable that turns skipped tests into failures: a comma-separated list of [`Need::name`]s, or `all`.
 const VARIABLE: &str = "SPLICED_REQUIRE";
 
-/// Something that not every machine or user has.
+/// A privilege or program that not every machine or user has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Need {
@@ -21,7 +20,7 @@ pub enum Need {
     Root,
     /// Creating network namespaces.
     Netns,
-    /// Loading BPF programs of the networking kind: CAP_BPF, CAP_NET_ADMIN and a kernel with BTF.
+    /// Loading BPF programs for networking: CAP_BPF, CAP_NET_ADMIN and a kernel with BTF.
     Bpf,
     /// The `haproxy` program.
     Haproxy,
@@ -31,14 +30,14 @@ pub enum Need {
     Chromium,
     /// The `nft` program of nftables.
     Nft,
-    /// The programs of iptables, those of the legacy tables too.
+    /// The programs of iptables, including those for legacy tables.
     Iptables,
     /// The `ipset` program.
     Ipset,
 }
 
 impl Need {
-    /// Every need; no two have one name.
+    /// Every need. The names are unique.
     pub const ALL: [Self; 9] = [
         Self::Root,
         Self::Netns,
@@ -51,7 +50,7 @@ impl Need {
         Self::Ipset,
     ];
 
-    /// What `SPLICED_REQUIRE` calls it.
+    /// The name in `SPLICED_REQUIRE`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -66,7 +65,7 @@ impl Need {
         }
     }
 
-    /// Why it is not there, or `None` when it is.
+    /// Why it is missing; `None` if it is there.
     fn missing(self) -> Option<String> {
         match self {
             Self::Root => without_root(),
@@ -83,7 +82,7 @@ impl Need {
     }
 }
 
-/// Whether this machine has what a test needs. The test returns at once when it has not:
+/// Whether this machine has what a test needs. If not, the test returns at once:
 ///
 /// ```no_run
 /// use netlab::{Need, available};
@@ -93,21 +92,20 @@ impl Need {
 /// }
 /// ```
 ///
-/// A line `skipped: TEST: why` then goes to stderr. So that a machine which ought to have everything
-/// cannot skip in silence, the variable `SPLICED_REQUIRE` lists what must be there, comma-separated
-/// (`root,netns,bpf`), or says `all`.
+/// This prints `skipped: TEST: why` to stderr. The variable `SPLICED_REQUIRE` lists needs that must not be
+/// missing, comma-separated (`root,netns,bpf`) or `all`, so that a fully equipped machine skips nothing.
 ///
 /// # Panics
-/// When the need is missing and `SPLICED_REQUIRE` names it.
+/// If the need is missing and `SPLICED_REQUIRE` lists it.
 pub fn available(need: Need) -> bool {
     present(need.name(), need.missing())
 }
 
-/// The same for something that [`Need`] does not list: `name` is what `SPLICED_REQUIRE` calls it,
-/// `missing` why it is not there.
+/// The same for a need that is not in [`Need`]: `name` is its name in `SPLICED_REQUIRE`, `missing` says why
+/// it is missing.
 ///
 /// # Panics
-/// When it is missing and `SPLICED_REQUIRE` names it.
+/// If it is missing and `SPLICED_REQUIRE` lists it.
 pub fn present(name: &str, missing: Option<String>) -> bool {
     let Some(why) = missing else {
         return true;
@@ -119,7 +117,7 @@ pub fn present(name: &str, missing: Option<String>) -> bool {
         !names(&list, name),
         "{test} needs {name}, which {VARIABLE} names: {why}"
     );
-    // Not `eprintln`, which the test harness keeps to itself when the test passes.
+    // Not `eprintln`: the test harness hides its output if the test passes.
     let _ = writeln!(io::stderr(), "skipped: {test}: {why}");
     false
 }
@@ -135,7 +133,7 @@ fn without_root() -> Option<String> {
 }
 
 fn without_namespaces() -> Option<String> {
-    // Tried once per process: a test binary asks this many times.
+    // Tested once per process, since a test binary asks many times.
     static TRIED: OnceLock<Option<String>> = OnceLock::new();
     TRIED
         .get_or_init(|| {
@@ -152,7 +150,7 @@ fn without_namespaces() -> Option<String> {
 
 fn without_bpf() -> Option<String> {
     let held = rustix::thread::capabilities(None).map(|sets| sets.effective);
-    // Kernels before 5.8 have no CAP_BPF and ask for CAP_SYS_ADMIN in its place.
+    // Kernels before 5.8 require CAP_SYS_ADMIN instead of CAP_BPF.
     let wanted = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
     if !held.is_ok_and(|held| held.contains(wanted) || held.contains(CapabilitySet::SYS_ADMIN)) {
         return Some("no CAP_BPF and CAP_NET_ADMIN".into());
@@ -172,7 +170,7 @@ mod tests {
     use super::{Need, names};
 
     #[test]
-    fn the_list_is_read_word_by_word() {
+    fn the_list_matches_whole_words() {
         assert!(names("root, netns", "netns"));
         assert!(names("all", "bpf"));
         assert!(!names("", "root"));

@@ -1,4 +1,4 @@
-//! A directory for the files of one run.
+//! A temporary directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::registry::{self, Leftover};
 
-/// A directory below the system's temporary one, removed with its content on drop and on a signal.
+/// A directory in the system's temporary directory, removed with its content on drop and on a signal.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -24,12 +24,12 @@ impl Scratch {
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file into it and returns where that is.
+    /// Writes a file into it and returns the file's path.
     pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

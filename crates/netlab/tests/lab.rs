@@ -1,4 +1,4 @@
-//! A lab carries traffic both ways, and nothing of it stays behind.
+//! A lab forwards traffic in both directions, and leaves nothing behind.
 #![allow(
     clippy::unwrap_used,
     reason = "a helper of a test that cannot go on fails the test"
@@ -18,7 +18,7 @@ use netlab::{
 };
 use rustix::process::Signal;
 
-/// Set for the copy of this program that a test starts, to tell it what to do.
+/// Tells the copy of this program that a test starts what to do.
 const ROLE: &str = "NETLAB_TEST_ROLE";
 
 fn exists(name: &str) -> bool {
@@ -66,7 +66,7 @@ fn the_client_reaches_the_server_through_the_relay() {
         round_trip(&lab, Lab::SERVER_V6.into());
     }
 
-    // Nothing but forwarding joins the two.
+    // Only forwarding connects the two.
     lab.relay().set_sysctl("net.ipv4.ip_forward", "0").unwrap();
     let listener = lab
         .server()
@@ -103,7 +103,7 @@ fn sysctls_belong_to_one_namespace() {
 }
 
 #[test]
-fn commands_run_inside() {
+fn commands_run_inside_their_namespace() {
     if !available(Need::Netns) {
         return;
     }
@@ -127,7 +127,7 @@ fn commands_run_inside() {
 }
 
 #[test]
-fn drop_and_panic_leave_nothing() {
+fn a_drop_and_a_panic_leave_nothing_behind() {
     if !available(Need::Netns) {
         return;
     }
@@ -149,7 +149,7 @@ fn drop_and_panic_leave_nothing() {
     assert!(!made.iter().any(|name| exists(name)));
 }
 
-/// Not a test of its own: what [`start_holder`] runs in another process.
+/// Not a test of its own: [`start_holder`] runs it in another process.
 #[test]
 #[ignore = "the child's part of the tests about signals"]
 fn hold_a_lab() {
@@ -194,12 +194,12 @@ fn start_holder() -> (Process, Vec<String>, String, u32) {
 }
 
 fn gone(pid: u32) -> bool {
-    // A killed child stays a zombie until init has reaped it: its state is Z then.
+    // A killed child is a zombie (state Z) until init has reaped it.
     fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 #[test]
-fn a_signal_leaves_nothing() {
+fn a_signal_leaves_nothing_behind() {
     if !available(Need::Netns) {
         return;
     }
@@ -224,7 +224,7 @@ fn a_signal_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_swept() {
+fn sweep_removes_what_a_killed_process_left() {
     if !available(Need::Netns) {
         return;
     }
@@ -236,14 +236,14 @@ fn what_a_killed_process_left_is_swept() {
         .expect("the holder ends");
     until("the sleeper is gone", || gone(sleeper));
     netlab::sweep();
-    // Other processes sweep as well, and a name may be on its way out.
+    // Other processes sweep as well, and may be removing a name.
     until("nothing is left", || {
         !namespaces.iter().any(|name| exists(name)) && !Path::new(&scratch).exists()
     });
 }
 
 #[test]
-fn a_spinner_takes_what_is_left_and_stops() {
+fn a_spinner_uses_only_idle_time_and_stops() {
     if !available(Need::Root) {
         return;
     }
@@ -255,9 +255,9 @@ fn a_spinner_takes_what_is_left_and_stops() {
     });
 }
 
-/// What of `SCHED_IDLE` counts within a group only holds against the kernel's workers as well.
+/// `SCHED_IDLE` applies within a group only; the group's weight applies against kernel workers.
 #[test]
-fn a_spinner_has_a_group_of_the_least_weight() {
+fn a_spinner_has_a_group_of_the_lowest_weight() {
     if !available(Need::Root) {
         return;
     }
@@ -275,7 +275,7 @@ fn a_spinner_has_a_group_of_the_least_weight() {
 }
 
 #[test]
-fn a_thread_enters_a_control_group_that_goes_away_with_its_guard() {
+fn a_control_group_contains_its_threads_and_is_removed_with_its_guard() {
     if !available(Need::Root) {
         return;
     }

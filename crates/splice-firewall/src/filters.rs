@@ -91,7 +91,7 @@ impl Reader {
         names.tables().map_err(|error| error.to_string())
     }
 
-    /// Reads the filters again; `None` if nothing has changed. `told` says whether [`Changes`] reported a
+    /// Reads the filters again; `None` if nothing has changed. `changed` says whether [`Changes`] reported a
     /// change; otherwise this reads iptables-legacy only, which is cheap without tables.
     ///
     /// # Errors
@@ -99,9 +99,9 @@ impl Reader {
     pub fn read_again(
         &mut self,
         filters: &Filters,
-        told: bool,
+        changed: bool,
     ) -> Result<Option<Filters>, ReadError> {
-        let is_old = told && nft::generation(&mut self.rules)? != filters.nft.generation;
+        let is_old = changed && nft::generation(&mut self.rules)? != filters.nft.generation;
         let legacy = self.legacy();
         if !is_old && legacy == filters.legacy {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! What single rules of nftables mean for an established connection.
+//! Verdicts of single nftables rules on an established connection.
 //!
-//! A row is a rule set, `=>`, and the verdict expected of it: `accepts`, or `stops` or `unknown` and a
-//! part of the reason. Each is loaded into a namespace and judged there.
+//! A row is a rule set, `=>`, and the expected verdict: `accepts`, or `stops` or `unknown` with a part of
+//! the reason. Each rule set is loaded into a namespace and judged there.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ fn connection(family: Family) -> Connection {
         device: Some(Device {
             index: 1,
             name: "lo".into(),
-            // Not that of lo: its peer is elsewhere.
+            // Not the index of lo, since the peer is remote.
             hardware_type: 1,
         }),
         accepted: true,
@@ -34,7 +34,7 @@ fn connection(family: Family) -> Connection {
 }
 
 fn load(rules: &str) {
-    // nft wants an end of line behind what a brace closes.
+    // nft requires a newline after a closing brace.
     let lines = rules
         .replace("; }", ";\n}\n")
         .replace("} chain", "}\nchain");
@@ -79,7 +79,7 @@ fn judge_each(connection: &Connection, rows: impl IntoIterator<Item = (String, &
     namespace.enter(judge).expect("in the namespace");
 }
 
-/// Rows whose left side is made a rule set by `whole`.
+/// Rows whose left side `whole` turns into a rule set.
 fn rows(
     text: &'static str,
     whole: impl Fn(&str) -> String,
@@ -90,14 +90,14 @@ fn rows(
     })
 }
 
-/// One rule in the input chain, behind which everything is accepted.
+/// An input chain with one rule and the policy accept.
 fn in_input(rule: &str) -> String {
     format!(
         "table inet t {{ chain c {{ type filter hook input priority 0; policy accept; {rule}; }} }}"
     )
 }
 
-/// A table of IPv4.
+/// A table of family ip.
 fn in_table(content: &str) -> String {
     format!("table ip t {{ {content} }}")
 }
@@ -240,7 +240,7 @@ fn a_chain_counts_only_at_hooks_that_the_connection_passes() {
     judge_each(&connection(Family::Ipv4), rows(ROWS, str::to_string));
 }
 
-/// Marks that are set where the connection itself does not come by, but its packets may have been.
+/// Rules that the connection does not pass, but its packets may have passed, may set marks.
 #[test]
 fn a_mark_that_another_rule_may_set_is_unknown() {
     const ROWS: &str = r"
@@ -262,7 +262,7 @@ fn a_mark_that_another_rule_may_set_is_unknown() {
         connection
     };
     judge_each(&elsewhere(), rows(ROWS, ifb));
-    // The peer is a socket of this host, which may have a mark.
+    // The peer is a socket of this host, and may have SO_MARK.
     let mut on_loopback = connection(Family::Ipv4);
     if let Some(device) = &mut on_loopback.device {
         device.hardware_type = 772;
@@ -271,7 +271,7 @@ fn a_mark_that_another_rule_may_set_is_unknown() {
     judge_each(&on_loopback, rows(rule, in_input));
 }
 
-/// A connection that is older than conntrack's first rule would be translated as if it were new.
+/// A connection that is older than the first conntrack rule would be translated like a new one.
 #[test]
 fn an_untracked_connection_may_be_translated() {
     const ROWS: &str = "
@@ -319,7 +319,7 @@ fn named_sets_are_looked_up_and_named_objects_are_effects() {
     judge_each(&connection(Family::Ipv4), rows(ROWS, in_table));
 }
 
-/// A client of any address: what concerns some is not known, what concerns none or all is.
+/// With an unknown client address a rule for some clients is unknown, a rule for all or none is not.
 #[test]
 fn a_connection_with_an_unknown_peer_is_judged_by_its_local_end() {
     const ROWS: &str = r"

@@ -5,7 +5,7 @@
 //! Starting ────────────────────────────▶ Running ──────────────────────────▶ Ending
 //!     │ a request to stop                   │ a request to stop, and a second     │ a second request
 //!     ▼                                     ▼                                     ▼
-//! the process ends here, with status 0   the relay is told                    the process ends here
+//! the process ends here, with status 0   the relay is notified                the process ends here
 //! ```
 //!
 //! A request to stop is SIGTERM, SIGINT, or SIGHUP where there is a terminal. The next one comes at

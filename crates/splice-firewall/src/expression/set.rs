@@ -67,17 +67,22 @@ impl Set {
         fields: Vec<usize>,
         is_interval: bool,
         is_dynamic: bool,
-        told: Vec<DumpedElement>,
+        dumped: Vec<DumpedElement>,
     ) -> Self {
-        let (catch_all, told): (Vec<_>, Vec<_>) =
-            told.into_iter().partition(|told| told.is_catch_all);
+        let (catch_all, dumped): (Vec<_>, Vec<_>) =
+            dumped.into_iter().partition(|dumped| dumped.is_catch_all);
         let elements = if fields.len() > 1 && is_interval {
-            Elements::Concatenated(told.into_iter().map(DumpedElement::with_key_end).collect())
+            Elements::Concatenated(
+                dumped
+                    .into_iter()
+                    .map(DumpedElement::with_key_end)
+                    .collect(),
+            )
         } else if is_interval {
-            Elements::Ranges(ranges(told, key_bytes))
+            Elements::Ranges(ranges(dumped, key_bytes))
         } else {
-            let with_key = |told: DumpedElement| (told.key.clone(), told.with_key_end());
-            Elements::Exact(told.into_iter().map(with_key).collect())
+            let with_key = |dumped: DumpedElement| (dumped.key.clone(), dumped.with_key_end());
+            Elements::Exact(dumped.into_iter().map(with_key).collect())
         };
         Self {
             name,
@@ -85,7 +90,7 @@ impl Set {
             fields,
             is_dynamic,
             elements,
-            catch_all: catch_all.into_iter().next().map(|told| told.element),
+            catch_all: catch_all.into_iter().next().map(|dumped| dumped.element),
         }
     }
 
@@ -196,12 +201,12 @@ impl DumpedElement {
 
 /// Joins the starts and ends of intervals, which may come in any order (`nft_rbtree` dumps them in
 /// reverse).
-fn ranges(mut told: Vec<DumpedElement>, key_bytes: usize) -> Vec<Element> {
+fn ranges(mut dumped: Vec<DumpedElement>, key_bytes: usize) -> Vec<Element> {
     // An interval may start where another ends: the end sorts first.
-    told.sort_by(|a, b| a.key.cmp(&b.key).then(b.is_end.cmp(&a.is_end)));
+    dumped.sort_by(|a, b| a.key.cmp(&b.key).then(b.is_end.cmp(&a.is_end)));
     let mut ranges: Vec<Element> = Vec::new();
     let mut is_open = false;
-    for one in told {
+    for one in dumped {
         if is_open && let Some(open) = ranges.last_mut() {
             open.to = before(&one.key);
         }

@@ -1,4 +1,4 @@
-//! Real tables for tests: a namespace in which the programs of iptables-legacy load them.
+//! Real tables for tests, which the programs of iptables-legacy load into a namespace.
 
 use std::fmt::Write;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ pub(crate) const PROGRAMS: [(Family, &str); 2] = [
     (Family::Ipv6, "ip6tables-legacy"),
 ];
 
-/// A namespace to load tables in; `None` after saying what is missing for that.
+/// A namespace for tables; `None` after reporting what is missing.
 pub(crate) fn namespace() -> Option<Namespace> {
     let name = PROGRAMS[0].1;
     let missing = netlab::program(name)
@@ -27,7 +27,7 @@ pub(crate) fn namespace() -> Option<Namespace> {
         .then(|| Namespace::new("legacy").unwrap())
 }
 
-/// Loads what `iptables-save` would print.
+/// Loads rules in the format of `iptables-save`.
 pub(crate) fn restore(namespace: &Namespace, family: Family, text: &str) {
     let program = match family {
         Family::Ipv4 => "iptables-legacy-restore",
@@ -92,7 +92,7 @@ pub(crate) fn holds(rule: &Rule, connection: &Connection, hook: Hook) -> Answer 
     holds_at(rule, &Segment::at(connection, hook, 0, false))
 }
 
-/// The same of one segment.
+/// The same for one segment.
 pub(crate) fn holds_at(rule: &Rule, segment: &Segment<'_>) -> Answer {
     let mut answer = Answer::Yes;
     for step in &rule.steps {

@@ -93,7 +93,7 @@ fn an_empty_table_has_the_chains_of_its_hooks() {
     assert_eq!(read(&namespace).unwrap().len(), 2 * tables.len());
 }
 
-/// Chains of users, verdicts, jumps and policies.
+/// User-defined chains, verdicts, jumps and policies.
 const RULES: &str = "*filter
 :INPUT DROP
 :OUTPUT ACCEPT
@@ -165,7 +165,7 @@ fn chains_jumps_and_policies_are_read() {
         assert_eq!(drops("FORWARD"), None);
         assert_eq!(drops("LOOK"), None);
 
-        // Counters do not count.
+        // Counters have no influence.
         let again = super::fixture::table(&namespace, family, "filter");
         assert_eq!(again, table);
         restore(&namespace, family, "*filter\n-A OUTPUT -j LOG\nCOMMIT\n");
@@ -224,7 +224,7 @@ fn open_lists_show_tables_that_were_created_since() {
     assert_eq!(tables().len(), 1);
     restore(&namespace, Family::Ipv4, "*raw\nCOMMIT\n");
     assert_eq!(tables().len(), 2);
-    // A file that was read to its end is read again.
+    // The file was read to its end, and is read again from its start.
     let mut file = names.v4.as_ref().unwrap();
     file.read_to_end(&mut Vec::new()).unwrap();
     assert_eq!(tables().len(), 2);
@@ -234,7 +234,7 @@ fn open_lists_show_tables_that_were_created_since() {
 fn without_privileges_tables_are_an_error_but_no_tables_are_not() {
     let Some(namespace) = namespace() else { return };
     let names = namespace.enter(|| Names::open().unwrap()).unwrap();
-    // The thread that does this ends with it.
+    // Only this thread drops the capability, and it ends with the closure.
     let unprivileged = || {
         namespace
             .enter(|| {
@@ -256,7 +256,7 @@ fn without_privileges_tables_are_an_error_but_no_tables_are_not() {
     );
 }
 
-/// Tables of both families that the kernel made.
+/// Tables of both families, as the kernel returns them.
 fn blobs() -> Option<Vec<(Family, Blob)>> {
     let namespace = namespace()?;
     Some(

@@ -275,11 +275,11 @@ const DEVICE_PREFIX: u16 = 2;
 fn table(
     socket: &mut Socket,
     key: &Key,
-    told: Vec<DumpedChain>,
+    dumped: Vec<DumpedChain>,
     rules: Vec<(String, u64, Vec<u8>)>,
 ) -> Result<Table, DumpError> {
     let (family, name) = key;
-    let by_name: HashMap<String, usize> = told
+    let by_name: HashMap<String, usize> = dumped
         .iter()
         .enumerate()
         .map(|(index, chain)| (chain.name.clone(), index))
@@ -292,7 +292,7 @@ fn table(
         chain_by_name: &chain_by_name,
         set_by_name: &|name| sets.get(name).cloned(),
     };
-    let mut chains: Vec<Chain> = told
+    let mut chains: Vec<Chain> = dumped
         .into_iter()
         .map(|DumpedChain { name, base, .. }| Chain {
             name,
@@ -349,7 +349,7 @@ fn sets(
     fed: &[String],
     chain_by_name: &dyn Fn(&str) -> Option<usize>,
 ) -> Result<HashMap<String, Arc<Set>>, DumpError> {
-    let mut told = Vec::new();
+    let mut dumped = Vec::new();
     let of_table = string_attribute(1, table);
     socket.dump(message::GET_SET, *family, &of_table, |message| {
         let attributes = message.attributes;
@@ -367,7 +367,7 @@ fn sets(
             .filter_map(|(_, field)| Attributes::of(field).u32(1))
             .map(|bytes| bytes as usize)
             .collect();
-        told.push(DumpedSet {
+        dumped.push(DumpedSet {
             name,
             flags: attributes.u32(3).unwrap_or(0),
             key_bytes,
@@ -375,7 +375,7 @@ fn sets(
         });
     })?;
     let mut sets = HashMap::new();
-    for set in told {
+    for set in dumped {
         let mut of_set = of_table.clone();
         of_set.extend(string_attribute(2, &set.name));
         let at = TableContext {
@@ -386,8 +386,8 @@ fn sets(
         let mut elements = Vec::new();
         socket.dump(message::GET_SET_ELEMENTS, *family, &of_set, |message| {
             let list = message.attributes.nested(3);
-            let told = list.into_iter().flat_map(Attributes::each);
-            elements.extend(told.filter_map(|(_, one)| element(Attributes::of(one), &at)));
+            let dumped = list.into_iter().flat_map(Attributes::each);
+            elements.extend(dumped.filter_map(|(_, one)| element(Attributes::of(one), &at)));
         })?;
         let is_dynamic = set.flags & SET_EVAL != 0 || fed.contains(&set.name);
         let set = Set::new(

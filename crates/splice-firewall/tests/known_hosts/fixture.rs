@@ -1,6 +1,6 @@
-//! A rule set of a known host, and the verdicts that it should get.
+//! A rule set of a known host, and the expected verdicts.
 //!
-//! A fixture is a text file: lines of words first, then sections, each of which one program loads.
+//! A fixture is a text file: first lines of words, then sections, each loaded by one program.
 //!
 //! ```text
 //! # What this host is.
@@ -11,25 +11,25 @@
 //! *filter
 //! ```
 //!
-//! An expectation names the end that opened the connection first. After the device follows one of
+//! An expectation names the opener of the connection first. After the device comes one of
 //!
 //! - `accepts`
-//! - `stops at FAMILY TABLE CHAIN`, and `policy` where the chain's policy decides
+//! - `stops at FAMILY TABLE CHAIN`, and `policy` if the chain's policy decides
 //! - `unknown at ...`
-//! - `refused at ...`: one of the two, where either is right
+//! - `refused at ...`: one of these two, if both are correct
 //!
-//! and then, if it matters, `: ` and how the reason begins. What really becomes of the bytes follows
-//! from `accepts`, `drops` and `rejects`; elsewhere `(passes)` or `(blocked)` says it.
+//! and then, if it matters, `: ` and the start of the reason. `accepts`, `drops` and `rejects` imply what
+//! really happens to the bytes; otherwise `(passes)` or `(blocked)` says it.
 //!
-//! Sections: `[nft]`, `[iptables]`, `[ip6tables]`, `[ipset]`. One with a section of iptables is loaded
-//! twice, into nftables and into the legacy tables, and written with the names of the former.
-//! `backend nft` or `backend legacy` among the first lines leaves out the other.
+//! Sections: `[nft]`, `[iptables]`, `[ip6tables]`, `[ipset]`. A fixture with a section of iptables is loaded
+//! twice, into nftables and into the legacy tables; its expectations use the names of nftables.
+//! `backend nft` or `backend legacy` among the first lines leaves out the other one.
 
 use std::net::SocketAddr;
 
 use splice_firewall::{Connection, Device, End, Family};
 
-/// Where the rules of iptables go.
+/// The backend of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
     Nft,
@@ -52,7 +52,7 @@ pub(crate) struct Fixture {
     pub(crate) backends: Vec<Backend>,
 }
 
-/// A connection, and what should be said of it.
+/// A connection, and the expected verdict.
 #[derive(Clone, Debug)]
 pub(crate) struct Expectation {
     /// Its line.
@@ -80,15 +80,15 @@ pub(crate) enum Answer {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// The verdict is to be `Stops`.
+    /// Whether the verdict may be `Stops`.
     pub(crate) may_stop: bool,
-    /// The verdict is to be `Unknown`.
+    /// Whether the verdict may be `Unknown`.
     pub(crate) may_be_unknown: bool,
     /// Family, table, chain.
     pub(crate) place: [String; 3],
-    /// The chain's policy decides, not a rule.
+    /// Whether the chain's policy decides, not a rule.
     pub(crate) policy: bool,
-    /// How the reason begins.
+    /// The start of the reason.
     pub(crate) why: String,
 }
 

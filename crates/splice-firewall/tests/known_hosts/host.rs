@@ -1,4 +1,4 @@
-//! A host in a namespace of its own, and another one at the far end of its devices.
+//! A host in a namespace, and its peers in another one.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -11,27 +11,27 @@ use crate::fixture::{Backend, Expectation, Fixture, Loader};
 
 #[derive(Debug)]
 pub(crate) struct Host {
-    /// Where the rules are.
+    /// The namespace with the rules.
     pub(crate) namespace: Namespace,
-    /// Where the peers are.
+    /// The namespace of the peers.
     pub(crate) peers: Namespace,
 }
 
-/// Makes conntrack follow the connections that are opened before a fixture is loaded: a rule that
-/// asks for the state of a connection sees one that was not followed as new.
+/// Makes conntrack track connections before a fixture is loaded. Otherwise a rule that tests the state would
+/// see them as new.
 const FOLLOW: &str = "table inet follow {
     chain input { type filter hook input priority 0; ct state new accept; }
 }";
 
 impl Host {
-    /// A host with the devices and addresses that the expectations name.
+    /// A host with the devices and addresses of the expectations.
     pub(crate) fn new(fixture: &Fixture) -> Self {
         let host = Self {
             namespace: Namespace::new("host").expect("a namespace"),
             peers: Namespace::new("peers").expect("a namespace"),
         };
         for namespace in [&host.namespace, &host.peers] {
-            // Addresses are used at once. A machine without IPv6 has no such setting.
+            // Without duplicate address detection. A machine without IPv6 does not have this setting.
             let _ = namespace.set_sysctl("net.ipv6.conf.default.accept_dad", "0");
         }
         let outside = || fixture.expectations.iter().filter(|e| !e.is_on_loopback());
@@ -71,12 +71,12 @@ impl Host {
         host
     }
 
-    /// Lets conntrack follow connections until [`unfollow`](Self::unfollow).
+    /// Makes conntrack track connections until [`unfollow`](Self::unfollow).
     pub(crate) fn follow(&self) {
         self.load(Loader::Nft, FOLLOW, Backend::Nft);
     }
 
-    /// Undoes [`follow`](Self::follow). Conntrack goes on only if other rules ask for it.
+    /// Undoes [`follow`](Self::follow). Conntrack continues only if other rules need it.
     pub(crate) fn unfollow(&self) {
         self.load(Loader::Nft, "delete table inet follow", Backend::Nft);
     }
@@ -93,14 +93,14 @@ impl Host {
             (Loader::Ipset, _) => ("ipset", &["restore"]),
             (Loader::Iptables, Backend::Nft) => ("iptables-nft-restore", &[]),
             (Loader::Ip6tables, Backend::Nft) => ("ip6tables-nft-restore", &[]),
-            // There is one lock for all namespaces of a machine.
+            // All namespaces of a machine share one lock.
             (Loader::Iptables, Backend::Legacy) => ("iptables-legacy-restore", &["--wait"]),
             (Loader::Ip6tables, Backend::Legacy) => ("ip6tables-legacy-restore", &["--wait"]),
         };
         run(&self.namespace, program, arguments, text);
     }
 
-    /// What a program prints within the host.
+    /// The output of a program on the host.
     pub(crate) fn output(&self, program: &str, arguments: &[&str]) -> String {
         run(&self.namespace, program, arguments, "")
     }
@@ -117,7 +117,7 @@ fn run(namespace: &Namespace, name: &str, arguments: &[&str], input: &str) -> St
         .spawn()
         .unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
     let mut stdin = child.stdin.take().expect("its input");
-    // One that ends early says why on its standard error.
+    // If the program ends early, its standard error says why.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().expect("its output");

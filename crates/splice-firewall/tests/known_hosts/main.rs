@@ -1,4 +1,4 @@
-//! The rule sets of known hosts: what the detector says of them, and what the kernel does.
+//! The rule sets of known hosts: the detector's verdict, and what the kernel does.
 
 mod fixture;
 mod host;
@@ -8,7 +8,7 @@ mod verdict;
 
 use netlab::{Need, available};
 
-/// What every test of this file needs.
+/// Whether this machine has what every test of this file needs.
 fn can_run() -> bool {
     [Need::Netns, Need::Nft, Need::Iptables, Need::Ipset]
         .into_iter()

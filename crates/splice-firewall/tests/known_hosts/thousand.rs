@@ -1,18 +1,18 @@
-//! A rule set to measure with.
+//! A rule set for measurements.
 
 use std::fmt::Write;
 use std::time::Instant;
 
 use splice_firewall::{Filters, Verdict};
 
-/// A thousand rules for `nft -f` that a connection between 198.18.1.2 and port 8080 of 198.18.1.1 all
-/// passes, and most of which it has to be compared with: by port, by address, by device, by set, and in
-/// chains that are jumped to. No rule accepts what is established before them.
+/// A thousand rules for `nft -f` that accept a connection between 198.18.1.2 and port 8080 of 198.18.1.1. Most
+/// of them have to be evaluated: they test ports, addresses, devices and sets, also in chains that are jumped
+/// to. No rule accepts established connections before them.
 pub(crate) fn thousand_rules() -> String {
     let mut rules = String::from("table inet thousand {\n");
     let mut chains = String::new();
     let mut input = String::new();
-    // Into strings: nothing can go wrong.
+    // Writing to a string cannot fail.
     for n in 0..50 {
         let _ = writeln!(
             rules,
@@ -22,7 +22,7 @@ pub(crate) fn thousand_rules() -> String {
                 .collect::<Vec<_>>()
                 .join(", ")
         );
-        // 20 rules for each n: 6 of a chain, and 14 of the base chain.
+        // 20 rules for each n: 6 in a chain, and 14 in the base chain.
         let _ = writeln!(chains, "chain c{n} {{");
         for m in 0..3 {
             let _ = writeln!(chains, "ip saddr 198.19.{n}.{m} tcp dport 8080 drop");

@@ -1,4 +1,4 @@
-//! Whether the bytes of an established connection really arrive while a fixture's rules are in force.
+//! Whether the bytes of an established connection really arrive under a fixture's rules.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -12,22 +12,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::fixture::{Backend, Expectation, Fixture, Truth};
 use crate::host::Host;
 
-/// After so many timeouts of a sender its bytes count as stopped: one may be the machine's delay.
+/// After this number of timeouts the bytes of a sender count as blocked. One may be a delay of the machine.
 const TIMEOUTS: u32 = 2;
 
-/// The kernel goes through the sockets of all namespaces for its table.
+/// The interval for reading the table: the kernel walks the sockets of all namespaces for it.
 const READ_TABLE_EVERY: Duration = Duration::from_millis(100);
 
 const MESSAGE: &[u8] = b"does this arrive?";
 
-/// Opens the connections, loads the rules, sends a message both ways on each, and compares.
+/// Opens the connections, loads the rules, sends a message in both directions on each, and compares.
 pub(crate) fn holds(name: &str) {
     holds_for(name, &Fixture::read(name));
 }
 
 /// The same for a fixture that is not in a file.
 pub(crate) fn holds_for(name: &str, fixture: &Fixture) {
-    // Most of the time is spent waiting for what is dropped.
+    // Most of the time passes while the test waits for dropped bytes.
     thread::scope(|scope| {
         for &backend in &fixture.backends {
             scope.spawn(move || holds_with(name, fixture, backend));
@@ -64,7 +64,7 @@ fn holds_with(name: &str, fixture: &Fixture, backend: Backend) {
 struct Pair<'a> {
     local: TcpStream,
     peer: TcpStream,
-    /// What has arrived here, and at the peer.
+    /// The bytes that have arrived here, and at the peer.
     arrived: [usize; 2],
     /// When the table was last read.
     read_table: Instant,
@@ -104,12 +104,12 @@ impl<'a> Pair<'a> {
 
     fn send(&mut self) {
         for end in [&mut self.local, &mut self.peer] {
-            // A filter at the output may refuse at once: the socket tries again by itself.
+            // A filter at the output may return an error: the socket retransmits by itself.
             let _ = end.write_all(MESSAGE);
         }
     }
 
-    /// What becomes of the messages, once that can be told.
+    /// What has happened to the messages, once it is certain.
     fn look(&mut self, host: &Host) -> Option<Truth> {
         for (end, arrived) in [&mut self.local, &mut self.peer]
             .into_iter()
@@ -144,13 +144,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// One for each address, until the end: a process that another test starts may hold a listener for a
-/// moment after it was closed here, and a second one could not be bound then.
+/// The listeners, one for each address. They stay open to the end: a child of another test may keep a closed
+/// listener open for a moment, and another one could not be bound then.
 #[derive(Default)]
 struct Listeners(BTreeMap<SocketAddr, TcpListener>);
 
 impl Listeners {
-    /// A connection from one address to another: both ends in this order.
+    /// Connects one address to another, and returns the ends in this order.
     fn connect(
         &mut self,
         from: (&Namespace, SocketAddr),
@@ -180,9 +180,9 @@ impl Listeners {
     }
 }
 
-/// How often a socket has waited in vain for an acknowledgement, as /proc/net/tcp tells: both the
-/// retransmissions (`retrnsmt`) and the probes (`timeout`), which it sends instead while its own
-/// host's filters hold back the first copy of a segment.
+/// How often a socket has timed out without an ACK, from /proc/net/tcp: the retransmissions (`retrnsmt`) and
+/// the probes (`timeout`). A socket sends probes while its own host's filters drop the first copy of a
+/// segment.
 fn timeouts(namespace: &Namespace, local: SocketAddr, remote: SocketAddr) -> u32 {
     let path = match local {
         SocketAddr::V4(_) => "/proc/thread-self/net/tcp",
@@ -201,8 +201,8 @@ fn timeouts(namespace: &Namespace, local: SocketAddr, remote: SocketAddr) -> u32
     table.lines().find_map(field).unwrap_or(0)
 }
 
-/// An address and a port as /proc/net/tcp writes them: the words of the address as this machine reads
-/// what is in network order (`get_tcp4_sock`, `get_tcp6_sock`).
+/// An address and a port in the format of /proc/net/tcp: the words of the address are in network order, and
+/// printed in the byte order of this machine (`get_tcp4_sock`, `get_tcp6_sock`).
 fn as_in_table(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),

@@ -1,4 +1,4 @@
-//! What the detector says of a fixture.
+//! The detector's verdict on a fixture.
 
 use rustix::net::{AddressFamily, SocketType};
 use splice_firewall::{Filters, Reason, RuleId, Verdict};
@@ -69,7 +69,7 @@ fn names(expected: &Refusal, found: &Reason, backend: Backend) -> bool {
         && found.why.starts_with(&expected.why)
 }
 
-/// The handle that a reason gives is one of a rule in the chain that it names.
+/// Checks that the handle in a reason belongs to a rule of the chain in the reason.
 fn check_handle(host: &Host, reason: &Reason) {
     let Some(place) = &reason.place else { return };
     let Some(RuleId::Handle(handle)) = place.rule else {

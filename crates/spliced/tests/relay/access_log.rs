@@ -1,4 +1,4 @@
-//! One entry for every connection, and what stands in it.
+//! The access log: one entry for every connection, and its fields.
 
 use std::fs;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::payload::Payload;
 use crate::peer::{Peer, exchange};
 use crate::relay::{CUT_SHORT, Relay, command};
 use crate::server::{Server, ask};
-use crate::usage::complaint;
+use crate::usage::failure;
 
 const FIELDS: [&str; 10] = [
     "client",
@@ -48,7 +48,7 @@ fn check_fields(entry: &Value) {
 fn every_field_is_correct_and_the_byte_counts_are_exact() {
     const THERE: u64 = 1_234_567;
     const BACK: u64 = 2_345_678;
-    /// The least that the connection lasts.
+    /// The minimum duration of the connection.
     const LASTS: Duration = Duration::from_millis(50);
     let scratch = Scratch::new("fields").expect("a directory");
     for (engine, used, why) in [
@@ -73,13 +73,13 @@ fn every_field_is_correct_and_the_byte_counts_are_exact() {
         };
         check_fields(entry);
         assert_eq!(entry["id"], 1);
-        // As the client itself knows its address, not as an IPv6 socket sees it.
+        // The address as the client sees it, not the IPv4-mapped one of a dual-stack socket.
         assert_eq!(entry["client"], client.local_address());
         assert_eq!(entry["target"], server.address);
         assert_eq!(entry["client_to_target_bytes"], THERE);
         assert_eq!(entry["target_to_client_bytes"], BACK);
         assert_eq!(entry["outcome"], "end of stream");
-        // It may live long enough for that.
+        // The connection may live long enough for segment.
         let (used, why) = if engine == "auto" && entry["engine"] == "segment" {
             ("segment", "translate")
         } else {
@@ -142,7 +142,7 @@ fn a_dash_means_standard_output() {
     assert_eq!(entries.len(), 3);
     for (entry, number) in entries.iter().zip(0..) {
         check_fields(entry);
-        // The conversation begins with three numbers of eight bytes.
+        // The conversation starts with three numbers of eight bytes.
         assert_eq!(entry["client_to_target_bytes"], 24 + 100 * number);
         assert_eq!(entry["target_to_client_bytes"], 7);
     }
@@ -154,7 +154,7 @@ fn a_log_that_cannot_be_opened_keeps_the_relay_from_starting() {
     let path = scratch.path().join("nowhere/access.log");
     let path = path.display().to_string();
     let arguments = ["relay", "127.0.0.1:0", "127.0.0.1:1", "--access-log", &path];
-    let sentence = complaint(&mut command(&arguments), 1);
+    let sentence = failure(&mut command(&arguments), 1);
     for part in [&path, "cannot be opened", "check the path"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
@@ -167,7 +167,7 @@ fn a_log_that_cannot_be_written_does_not_stop_the_relay() {
     for number in 0..20 {
         ask(&Peer::connect(&relay.address), number, 1000, 1000);
     }
-    let line = relay.wait_told("the access log cannot be written");
+    let line = relay.wait_logged("the access log cannot be written");
     assert!(line.contains("make room"), "{line}");
     relay.terminate();
     assert_eq!(server.finish(), (0..20).collect::<Vec<_>>());
@@ -241,8 +241,7 @@ fn a_connection_that_a_signal_resets_has_its_entry() {
     assert_eq!(entries[0]["client_to_target_bytes"], 4321);
 }
 
-/// More entries than fit into the pipe that a relay's standard output is, with the relay that has
-/// them to write.
+/// A relay whose standard output is a pipe, with more entries to write than fit into it.
 fn full_log(server: &str) -> (Relay, impl Read + use<>) {
     let arguments = ["relay", "127.0.0.1:0", server, "--access-log", "-"];
     let mut relay = Relay::spawn(command(&arguments).stdout(Stdio::piped()));
@@ -258,7 +257,7 @@ fn a_late_reader_of_the_log_gets_every_line() {
     let server = Server::new().answering();
     let (mut relay, mut stdout) = full_log(&server.address);
     relay.signal(Signal::TERM);
-    relay.wait_told("no longer accepting");
+    relay.wait_logged("no longer accepting");
     assert!(relay.is_running(), "there is more than a pipe holds");
     let mut text = String::new();
     stdout.read_to_string(&mut text).expect("its stdout");
@@ -271,8 +270,8 @@ fn a_stalled_reader_of_the_log_does_not_prevent_shutdown() {
     let server = Server::new().answering();
     let (mut relay, stdout) = full_log(&server.address);
     relay.signal(Signal::TERM);
-    relay.wait_told("no longer accepting");
-    // The first one leaves it waiting for the log; a person presses the key again.
+    relay.wait_logged("no longer accepting");
+    // The first signal leaves the relay waiting for its log; the user presses Ctrl-C again.
     relay.signal_until_it_ends(Signal::INT);
     assert_eq!(relay.wait_end().code(), Some(1));
     drop(stdout);

@@ -1,4 +1,4 @@
-//! What the doctor says to those who have every right, to those who lack one, and about what.
+//! The doctor's report, with every privilege and with one missing.
 
 mod filter;
 mod packet_filter;
@@ -20,13 +20,13 @@ use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, command, limit_with, output};
 use crate::server::{Server, ask};
 
-/// The user `nobody`, who owns nothing (Debian's `base-passwd`; kernel.overflowuid).
+/// The user `nobody`, which owns nothing (Debian's `base-passwd`; kernel.overflowuid).
 pub(crate) const NOBODY: &str = "65534";
 
-/// Far more than an examination takes where nothing moves, on a machine that is busy.
+/// Far more than an examination takes on a busy machine.
 const EXAMINATION_MOST: Duration = Duration::from_secs(30);
 
-/// An examination that worked, whatever it found.
+/// An examination that has succeeded, whatever it has found.
 fn examined(command: &mut Command) -> Output {
     let start = Instant::now();
     let output = output(command);
@@ -37,7 +37,7 @@ fn examined(command: &mut Command) -> Output {
     output
 }
 
-/// Its JSON, of which every field is there and makes sense.
+/// The JSON report, with every field checked.
 fn report(command: &mut Command) -> Value {
     let output = examined(command);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -100,7 +100,7 @@ fn verdict<'a>(report: &'a Value, engine: &str) -> &'a str {
     text(&finding(report, engine)["verdict"])
 }
 
-/// Both of what a person reads about an engine that does not work.
+/// The reason and the remedy for an engine that does not work.
 fn refusal<'a>(report: &'a Value, engine: &str) -> (&'a str, &'a str) {
     let finding = finding(report, engine);
     assert_eq!(finding["verdict"], "no", "{finding}");
@@ -114,13 +114,13 @@ fn fionread(report: &Value) -> &Value {
         .expect("it was looked for")
 }
 
-/// The program where anybody may run it, whoever owns the directory that this was built in, and
-/// whatever the files that one makes are open to.
+/// A copy of the program that every user can run, independent of the build directory's owner and of the
+/// umask.
 pub(crate) fn for_anybody(scratch: &Scratch) -> PathBuf {
     let spliced = scratch.path().join("spliced");
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).expect("its mode");
-    // A program that another test starts would hold on to a file that is written here until its exec,
-    // and a file that is open for writing cannot be executed.
+    // A child of another test inherits a file that is open for writing here until it calls exec, and a file
+    // that is open for writing cannot be executed.
     let copied = Process::command("install")
         .args(["--mode", "755", BINARY])
         .arg(&spliced)
@@ -129,7 +129,7 @@ pub(crate) fn for_anybody(scratch: &Scratch) -> PathBuf {
     spliced
 }
 
-/// `program` with `arguments`, which ends in becoming the doctor.
+/// `program` with `arguments`, which executes the doctor at the end.
 fn doctor_by(program: &str, arguments: &[&str]) -> Command {
     let mut command = Process::command(program);
     command
@@ -181,7 +181,7 @@ fn the_text_has_aligned_rows() {
     for line in text.lines() {
         assert!(line.chars().count() <= 80, "{line}");
         assert_eq!(line, line.trim_end());
-        // A row goes on where its words began.
+        // A continuation line starts in the column of the text.
         if line.starts_with("   ") {
             assert_eq!(line.len() - line.trim_start().len(), 21, "{line:?}");
         }
@@ -263,7 +263,7 @@ fn a_relay_without_the_capabilities_names_them_too() {
             .args(["--bounding-set=-all", "--", BINARY, "relay"])
             .args(["127.0.0.1:0", "127.0.0.1:1", "--engine", engine])
             .env_remove("SPLICED_LOG");
-        let sentence = crate::usage::complaint(&mut command, 2);
+        let sentence = crate::usage::failure(&mut command, 2);
         for part in [
             &format!("engine {engine} cannot be used"),
             "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
@@ -274,14 +274,14 @@ fn a_relay_without_the_capabilities_names_them_too() {
     }
 }
 
-/// Without the capabilities `auto` serves all the same.
+/// Without the capabilities `auto` still relays.
 #[test]
 fn with_auto_missing_engines_are_logged_at_debug_level() {
     if !available(Need::Root) {
         return;
     }
     const CHANCES: u32 = 20;
-    /// After 50 ms a connection is one for `segment`.
+    /// `auto` tries `segment` for a connection after 50 ms.
     const OLD: Duration = Duration::from_millis(60);
     let server = Server::new().answering();
     let mut command = Process::command("setpriv");
@@ -290,7 +290,7 @@ fn with_auto_missing_engines_are_logged_at_debug_level() {
         .args(["127.0.0.1:0", &server.address, "--log", "debug"])
         .env_remove("SPLICED_LOG");
     let mut relay = Relay::spawn(&mut command);
-    let refusal = relay.wait_told("engine sockmap cannot be used");
+    let refusal = relay.wait_logged("engine sockmap cannot be used");
     let missing = "lacks CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON";
     assert!(refusal.contains(missing), "{refusal}");
     let mut number = 0;
@@ -299,12 +299,12 @@ fn with_auto_missing_engines_are_logged_at_debug_level() {
         let client = Peer::connect(&relay.address);
         thread::sleep(life);
         ask(&client, 0, 10, 10);
-        let end = relay.wait_told(&format!("connection {number} ended"));
+        let end = relay.wait_logged(&format!("connection {number} ended"));
         let is_known = end.contains("no direction moved bulk") || end.contains(missing);
         assert!(end.contains("engine copy: ") && is_known, "{end}");
         end
     };
-    // On a machine at work each may grow old.
+    // On a busy machine the connection may live longer.
     let young = (0..CHANCES).find(|_| !end_after(Duration::ZERO).contains(missing));
     assert!(young.is_some(), "none of {CHANCES} was young");
     until("an old one tells what is missing", || {
@@ -315,7 +315,7 @@ fn with_auto_missing_engines_are_logged_at_debug_level() {
 
 #[test]
 fn a_low_descriptor_limit_is_named() {
-    /// Enough for the loop and a listener, but for no connection.
+    /// Enough for the loop and a listener, but not for a connection.
     const TOO_FEW: usize = 7;
     let limited = |spare: usize| {
         let limit = format!("--nofile={0}:{0}", limit_with(spare));
@@ -337,7 +337,7 @@ fn a_low_descriptor_limit_is_named() {
     let report = limited(TOO_FEW);
     is_blamed(&report, "copy");
     is_short(&report);
-    // As soon as it is enough for a pair, it is for no pipe.
+    // A limit that is enough for a pair is still too low for a pipe.
     let first = (TOO_FEW + 1..2 * TOO_FEW)
         .map(limited)
         .find(|report| verdict(report, "copy") == "yes")
@@ -347,10 +347,10 @@ fn a_low_descriptor_limit_is_named() {
 
 #[test]
 fn small_pipes_are_reported_with_their_limit() {
-    /// A user whom no other test is.
+    /// A user that no other test uses.
     const USER: &str = "65533";
-    /// One pipe more than the pages of `fs.pipe-user-pages-soft` make with 16 pages each, held
-    /// while the doctor runs.
+    /// One pipe more than fit into `fs.pipe-user-pages-soft` with 16 pages each, held while the doctor
+    /// runs.
     const SCRIPT: &str = r#"
         my $pipes = shift(@ARGV);
         my @held;
@@ -396,7 +396,7 @@ fn without_loopback_the_doctor_reports_that_and_ends() {
     if !available(Need::Netns) {
         return;
     }
-    // One that was never up has no route; one that was swallows every packet.
+    // A loopback that was never up has no route; after down, it drops every packet.
     let namespace = Namespace::new("down").expect("a namespace");
     let mut down = namespace.command("ip");
     let status = down.args(["link", "set", "lo", "down"]).status();

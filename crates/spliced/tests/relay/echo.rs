@@ -12,13 +12,13 @@ use crate::payload::Payload;
 use crate::peer::{End, Peer};
 use crate::relay::{CUT_SHORT, Relay, command, held_bytes};
 use crate::server::Server;
-use crate::usage::complaint;
+use crate::usage::failure;
 
 const SOME_BYTES: u64 = 3_000_000;
-/// For this long nothing more has to happen before it is taken that nothing will.
+/// If nothing more happens for this long, the echo is at rest.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// The engines that take any socket, and that this machine does not forbid.
+/// The engines that can echo any socket, and that this machine allows.
 fn engines() -> Vec<&'static str> {
     let mut engines = vec!["auto", "copy", "pipe", "aio"];
     let forbidden = splice::EngineName::Uring.probe().err();
@@ -28,7 +28,7 @@ fn engines() -> Vec<&'static str> {
     engines
 }
 
-/// Sends `count` bytes from `position` on and takes them back.
+/// Sends `count` bytes from `position` on and reads the echo.
 fn exchange(client: &Peer, payload: Payload, position: u64, count: u64) {
     thread::scope(|scope| {
         scope.spawn(|| client.send(payload, position, count));
@@ -67,7 +67,7 @@ fn with_sockmap_the_kernel_echoes_without_the_process() {
     for message in 0..MESSAGES {
         exchange(&client, payload, message * 100, 100);
         if message == 0 {
-            // The engine takes the connection over behind what the process has answered.
+            // The engine takes over after the bytes that the process has echoed.
             until_at_rest(QUIET, || echo.switches());
         }
     }
@@ -136,10 +136,10 @@ fn a_reset_ends_one_echo_and_a_signal_ends_all() {
         let (gone, client) = (Peer::connect(&echo.address), Peer::connect(&echo.address));
         exchange(&gone, Payload::new(72), 0, 1000);
         gone.reset();
-        echo.wait_told("echoed 1000 bytes to a client: reset by A");
+        echo.wait_logged("echoed 1000 bytes to a client: reset by A");
         exchange(&client, Payload::new(73), 0, 1000);
         echo.signal(Signal::TERM);
-        echo.wait_told("no longer accepting; 1 connection left");
+        echo.wait_logged("no longer accepting; 1 connection left");
         exchange(&client, Payload::new(73), 1000, 1000);
         echo.signal_until_it_ends(Signal::INT);
         client.expect_reset();
@@ -165,12 +165,12 @@ fn connections_have_nodelay_and_busy_poll_on_request() {
 #[test]
 fn an_impossible_echo_is_refused_in_one_sentence() {
     let arguments = ["echo", "127.0.0.1:0", "--engine", "segment"];
-    let sentence = complaint(&mut command(&arguments), 2);
+    let sentence = failure(&mut command(&arguments), 2);
     for part in ["segment cannot splice a socket to itself", "choose another"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
     let taken = Server::new();
-    let sentence = complaint(&mut command(&["echo", &taken.address]), 1);
+    let sentence = failure(&mut command(&["echo", &taken.address]), 1);
     let parts = [taken.address.as_str(), "in use", "choose another"];
     for part in parts {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");

@@ -1,4 +1,4 @@
-//! Peers that end one direction, trickle, do not read, or come before their target.
+//! Peers that half-close, send single bytes, do not read, or send before the target is connected.
 
 use std::thread;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::server::Server;
 const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 const SOME_BYTES: u64 = 100_000;
 
-/// The contract's bound on what lies in a relay for one pair whose receiver does not read.
+/// The contract's bound on the bytes in a relay for one pair whose receiver does not read.
 const MEMORY_PER_PAIR_BYTES: usize = 16 << 20;
 
-/// For this long nothing more has to fit before it is taken that nothing will.
+/// If nothing more fits for this long, the buffers are full.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// The mixes of kinds: where to listen, where the target is.
+/// The combinations of socket kinds: the listening address and the target's.
 fn mixes(scratch: &Scratch) -> [(String, String); 4] {
     let unix = |name: &str| format!("unix:{}/{name}", scratch.path().display());
     [
@@ -33,7 +33,7 @@ fn mixes(scratch: &Scratch) -> [(String, String); 4] {
 
 #[test]
 fn back_pressure_keeps_a_pair_within_the_memory_bound() {
-    /// What is read at full speed first, so that the kernel's tuning makes all buffers large.
+    /// Bytes to read at full speed first, so that the kernel tunes all buffers up.
     const WARM_UP_BYTES: u64 = 48 << 20;
     for engine in ENGINES {
         for by_client in [true, false] {
@@ -64,11 +64,11 @@ fn back_pressure_keeps_a_pair_within_the_memory_bound() {
                 own + in_sockets + in_pipes < MEMORY_PER_PAIR_BYTES,
                 "{engine}: {own} bytes of its own, {in_sockets} in sockets, {in_pipes} in pipes"
             );
-            // Otherwise it would not be the relay that is measured.
-            // What auto has spliced is held by the peers.
+            // Otherwise the test would not measure the relay.
+            // With a spliced pair the bytes wait at the peers.
             let in_relay = in_sockets > 100_000 || engine == "auto";
             assert!(in_relay, "{engine}: only {in_sockets} bytes");
-            // What the other way carries is not held back by it.
+            // The other direction is not affected.
             idle.send(payload, 0, SOME_BYTES);
             near.expect(payload, 0, SOME_BYTES);
             near.end_stream();
@@ -90,7 +90,7 @@ fn single_bytes_arrive_in_order() {
         let client = Peer::connect(&relay.address);
         let far = server.accept();
         let (there, back) = (Payload::new(10), Payload::new(11));
-        // Each is answered before the next one goes, so that none travels with another.
+        // Each byte is answered before the next one, so that no two share a segment.
         for position in 0..BYTES {
             client.send(there, position, 1);
             far.expect(there, position, 1);
@@ -101,7 +101,7 @@ fn single_bytes_arrive_in_order() {
         far.expect_end();
         far.end_stream();
         client.expect_end();
-        // And now in a hurry, as they come.
+        // Now without waiting.
         let client = Peer::connect(&relay.address);
         let far = server.accept();
         thread::scope(|scope| {
@@ -165,8 +165,7 @@ fn every_byte_arrives_in_both_directions_at_once() {
     }
 }
 
-/// A client whose bytes come before its target does: `ends` says whether its end of stream is
-/// among them.
+/// A client that sends before its target is connected. With `ends` it also ends its stream.
 fn comes_early(target: &str, engine: &str, ends: bool) {
     const EARLY_BYTES: u64 = 200_000;
     let server = Server::with_backlog(target, 0);
@@ -181,7 +180,7 @@ fn comes_early(target: &str, engine: &str, ends: bool) {
         client.end_stream();
     }
     until("it tries to connect", || relay.descriptors() > before);
-    // The first one's place becomes free.
+    // Makes room in the backlog.
     server.accept();
     drop(first);
     let far = server.accept();

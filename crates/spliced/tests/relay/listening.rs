@@ -1,4 +1,4 @@
-//! Where it listens, and where it must not.
+//! The addresses on which the relay listens, and those that it refuses.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -10,11 +10,11 @@ use crate::patience::until;
 use crate::peer::{Peer, exchange};
 use crate::relay::{BINARY, IDLE_WATCHED, Relay, command};
 use crate::server::{Server, ask, free_port};
-use crate::usage::complaint;
+use crate::usage::failure;
 
 const SOME_BYTES: u64 = 100_000;
 
-/// A connection through `address` reaches `server`, whole.
+/// Checks that a connection through `address` reaches `server` without loss.
 fn works(address: &str, server: &Server, number: u64) {
     let near = Peer::connect(address);
     let far = server.accept();
@@ -26,7 +26,7 @@ fn a_privileged_port_names_the_missing_capability() {
     if !available(Need::Netns) {
         return;
     }
-    // In a namespace of its own, since some containers make every port unprivileged.
+    // In a namespace, since some containers make every port unprivileged.
     let namespace = Namespace::new("port").expect("a namespace");
     let without_right = |listen: &str| {
         let mut command = namespace.command("setpriv");
@@ -34,7 +34,7 @@ fn a_privileged_port_names_the_missing_capability() {
             .args(["--bounding-set=-net_bind_service", "--"])
             .args([BINARY, "relay", listen, "127.0.0.1:1"])
             .env_remove("SPLICED_LOG");
-        complaint(&mut command, 1)
+        failure(&mut command, 1)
     };
     for listen in [":1", "0.0.0.0:1", "[::]:1"] {
         let sentence = without_right(listen);
@@ -60,7 +60,7 @@ fn a_port_in_use_is_left_to_its_owner() {
             "--threads",
             threads,
         ]);
-        let sentence = complaint(&mut second, 1);
+        let sentence = failure(&mut second, 1);
         for part in [&server.address, "in use", "choose another"] {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
@@ -75,10 +75,10 @@ fn a_second_relay_of_the_same_user_does_not_share_the_port() {
         let taken = relay.address.replace("[::]", "");
         for threads in ["1", "4"] {
             let mut second = command(&["relay", &taken, "127.0.0.1:1", "--threads", threads]);
-            let sentence = complaint(&mut second, 1);
+            let sentence = failure(&mut second, 1);
             assert!(sentence.contains("in use"), "{sentence}");
         }
-        // Had one of them got a socket at this port, it would have taken some of these with it.
+        // If the second relay had a socket on this port, it would have taken some of these connections.
         let reached = relay.address.replace("[::]", "[::1]");
         for number in 0..16 {
             works(&reached, &server, number);
@@ -109,12 +109,12 @@ fn a_socket_file_in_use_is_refused_and_stays_in_use() {
     let address = format!("unix:{}/socket", scratch.path().display());
     let server = Server::new();
     let relay = Relay::between(&address, &server.address, &[]);
-    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
     for part in [&address, "in use", "choose another"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
-    // The second one's look whether somebody listens was a connection to the first, which passed
-    // it on.
+    // To test whether somebody listens, the second relay has connected to the first one, which relayed the
+    // connection.
     server.accept().expect_end();
     works(&relay.address, &server, 2);
 }
@@ -124,7 +124,7 @@ fn a_file_that_is_not_a_socket_is_refused_and_untouched() {
     let scratch = Scratch::new("file").expect("a directory");
     let path = scratch.write("notes", "mine\n").expect("a file");
     let address = format!("unix:{}", path.display());
-    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
     for part in [&address, "not a socket", "remove it or choose another"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
@@ -150,7 +150,7 @@ fn a_socket_file_that_has_been_replaced_is_not_removed() {
 fn a_missing_directory_is_reported() {
     let scratch = Scratch::new("nowhere").expect("a directory");
     let address = format!("unix:{}/nowhere/socket", scratch.path().display());
-    let sentence = complaint(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", &address, "127.0.0.1:1"]), 1);
     for part in [
         &address,
         "directory does not exist",
@@ -162,9 +162,9 @@ fn a_missing_directory_is_reported() {
 
 #[test]
 fn an_address_of_another_host_is_reported() {
-    // From a range for documentation, RFC 5737.
+    // A range for documentation (RFC 5737).
     let address = "203.0.113.1:0";
-    let sentence = complaint(&mut command(&["relay", address, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", address, "127.0.0.1:1"]), 1);
     for part in [address, "not an address of this host", "choose one that is"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
@@ -177,7 +177,7 @@ fn an_abstract_name_is_listened_on_and_connected_to() {
     let relay = Relay::between(&name("listen"), &server.address, &[]);
     assert_eq!(relay.address, name("listen"));
     works(&relay.address, &server, 3);
-    let sentence = complaint(&mut command(&["relay", &relay.address, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", &relay.address, "127.0.0.1:1"]), 1);
     assert!(sentence.contains("in use"), "{sentence}");
 }
 
@@ -198,7 +198,7 @@ fn a_relay_that_cannot_start_leaves_no_socket_file() {
     let scratch = Scratch::new("undone").expect("a directory");
     let address = format!("unix:{}/socket", scratch.path().display());
     let log = scratch.path().join("nowhere/log").display().to_string();
-    complaint(
+    failure(
         &mut command(&["relay", &address, "127.0.0.1:1", "--access-log", &log]),
         1,
     );
@@ -212,7 +212,7 @@ fn a_restarted_relay_gets_its_port_at_once() {
     let address = format!("127.0.0.1:{}", free_port());
     let mut relay = Relay::between(&address, &server.address, &[]);
     for number in 0..4 {
-        // The relay's end closes last or first by turns; one of both leaves it in TIME_WAIT.
+        // The relay closes first and last in turn, so that one connection leaves it in TIME_WAIT.
         ask(&Peer::connect(&address), number, 10, 10);
     }
     relay.terminate();
@@ -241,7 +241,7 @@ fn a_name_listens_on_those_addresses_that_this_host_has() {
     assert!(relay.address.starts_with("127.0.0.1:"), "{}", relay.address);
 }
 
-/// Many a host's file of names has one of the two only.
+/// The hosts file of many machines has only one of the two addresses.
 #[test]
 fn localhost_listens_on_both_families_with_one_port() {
     if !available(Need::Netns) {
@@ -261,8 +261,11 @@ fn localhost_listens_on_both_families_with_one_port() {
             .args([BINARY, "relay", "localhost:0", &server.address])
             .env_remove("SPLICED_LOG");
         let relay = Relay::spawn(&mut command);
-        relay.wait_told("listening on [::1]:");
-        assert_eq!(relay.lines_told(&format!(":{}, relaying", relay.port())), 2);
+        relay.wait_logged("listening on [::1]:");
+        assert_eq!(
+            relay.lines_logged(&format!(":{}, relaying", relay.port())),
+            2
+        );
         for host in ["127.0.0.1", "[::1]"] {
             works(&format!("{host}:{}", relay.port()), &server, 0);
         }

@@ -1,4 +1,4 @@
-//! Crowds, and running out of descriptors.
+//! Many clients at once, and a shortage of descriptors.
 
 use std::sync::Barrier;
 use std::thread;
@@ -13,12 +13,12 @@ use crate::peer::{End, Peer};
 use crate::relay::{BINARY, Relay, limit_with};
 use crate::server::{Server, ask, call};
 
-/// What a crowd of this size may leave in a process by the way in which memory is handed out. What
-/// each connection left behind would be more: a single page of each is twice this.
+/// The growth of a process that the allocator may cause with this number of clients. A leak of one page for
+/// each connection would be twice as much.
 const RESIDENT_SLACK_BYTES: u64 = 4 << 20;
 
-/// A crowd takes two descriptors for each client, and the usual soft limit is 1024. Where that is too
-/// few, it is made enough for all tests at once, and no more: programs of others inherit it.
+/// Each client takes two descriptors, and the usual soft limit is 1024. Raises a lower limit to what all tests
+/// together need, and no further, since child processes inherit it.
 fn allow_a_crowd() {
     const ENOUGH: u64 = 4096;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -32,7 +32,7 @@ fn allow_a_crowd() {
     }
 }
 
-/// `count` clients connect, all are there at once, each holds a conversation, all leave at once.
+/// `count` clients connect at the same time, each holds a conversation, and all leave at the same time.
 fn crowd(address: &str, numbers: std::ops::Range<u64>) {
     const THREADS: u64 = 10;
     let each = (numbers.end - numbers.start) / THREADS;
@@ -96,9 +96,9 @@ fn connections_without_data_leave_nothing_behind() {
     relay.wait_descriptors(before);
 }
 
-/// With `spare` descriptors left when it starts.
+/// A relay with `spare` descriptors left after its start.
 fn short_of_descriptors(target: &str, spare: usize, options: &[&str]) -> Relay {
-    // What it has by itself differs with its options, so it is looked at first.
+    // A first relay shows how many descriptors these options need.
     let own = Relay::to(target, options).own_descriptors();
     let limit = format!("--nofile={0}:{0}", limit_with(own + spare));
     let mut command = Process::command("prlimit");
@@ -113,9 +113,9 @@ fn short_of_descriptors(target: &str, spare: usize, options: &[&str]) -> Relay {
 fn a_shortage_of_descriptors_delays_clients_and_loses_none() {
     const CLIENTS: usize = 40;
     const SOME_BYTES: u64 = 50_000;
-    /// For this long it is watched while it can do nothing.
+    /// The time for which the test watches the relay while it is out of descriptors.
     const WATCHED: Duration = Duration::from_secs(1);
-    // Odd and even, since a connection takes two: one of both leaves a client without a target.
+    // Odd and even: a connection takes two, so one of the numbers leaves a client without a target.
     for spare in [20, 21] {
         for engine in ["auto", "pipe"] {
             let server = Server::new();
@@ -133,7 +133,7 @@ fn a_shortage_of_descriptors_delays_clients_and_loses_none() {
             let clients: Vec<_> = (0..CLIENTS as u64)
                 .map(|number| call(&relay.address, number, SOME_BYTES))
                 .collect();
-            let line = relay.wait_told("no connection can be accepted for now");
+            let line = relay.wait_logged("no connection can be accepted for now");
             assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
             let cpu_before = relay.cpu_time();
             thread::sleep(WATCHED);
@@ -143,8 +143,8 @@ fn a_shortage_of_descriptors_delays_clients_and_loses_none() {
                 "{cpu:?} of CPU time to do nothing in {WATCHED:?}"
             );
             let most = 1 + started.elapsed().as_secs() as usize;
-            assert!(relay.lines_told("no connection can be accepted") <= most);
-            // Every one that ends makes room, and each of them comes, once, with all its bytes.
+            assert!(relay.lines_logged("no connection can be accepted") <= most);
+            // Each connection that ends makes room for another, and every client is served exactly once.
             let mut served: Vec<_> = (0..CLIENTS)
                 .map(|_| {
                     let far = server.accept();
@@ -182,12 +182,12 @@ fn a_shortage_of_descriptors_delays_clients_and_loses_none() {
 #[test]
 fn after_a_shortage_the_relay_is_as_fast_as_before() {
     let server = Server::new();
-    // One that has packet filters to watch needs descriptors for that, for which there may be no room.
+    // Watching packet filters would need descriptors as well.
     let options = ["--threads", "1", "--engine", "copy"];
     let relay = short_of_descriptors(&server.address, 4, &options);
     let before = relay.descriptors();
     let held: Vec<_> = (0..4).map(|_| Peer::connect(&relay.address)).collect();
-    relay.wait_told("no connection can be accepted for now");
+    relay.wait_logged("no connection can be accepted for now");
     drop(held);
     for _ in 0..4 {
         server.accept().expect_end();

@@ -19,13 +19,13 @@ impl Log {
         }
     }
 
-    /// All entries so far; every line has to be whole.
+    /// All entries so far. Every line must be complete.
     pub(crate) fn entries(&self) -> Vec<Value> {
         entries(&fs::read_to_string(&self.path).expect("the log"))
     }
 }
 
-/// The entries in `text`, sorted by their ids; each line has to be one JSON object.
+/// The entries in `text`, sorted by id. Each line must be one JSON object.
 pub(crate) fn entries(text: &str) -> Vec<Value> {
     assert!(text.is_empty() || text.ends_with('\n'), "cut: {text:?}");
     let mut entries: Vec<Value> = text

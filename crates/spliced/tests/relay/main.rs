@@ -1,7 +1,6 @@
-//! The program as a person or a service manager meets it: run as a process, on real sockets.
+//! Tests of the program as a process, on real sockets.
 //!
-//! What a test stands on comes first (peers, servers, the running relay), then what is tested, by
-//! the part of the promise that it is about.
+//! First the infrastructure (peers, servers, the running relay), then the tests by subject.
 
 mod patience;
 #[path = "../../../splice/tests/support/payload.rs"]
@@ -21,7 +20,6 @@ mod doctor;
 mod echo;
 mod firewall;
 mod flow;
-mod itself;
 mod listening;
 mod load;
 mod log;
@@ -30,6 +28,7 @@ mod programs;
 mod reset;
 mod resolver;
 mod segment;
+mod self_target;
 mod shutdown;
 mod signals;
 mod stalled_log;

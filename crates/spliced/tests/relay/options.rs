@@ -1,4 +1,4 @@
-//! What the options do that no other part of these tests is about.
+//! The options that no other module tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -69,7 +69,7 @@ fn a_full_relay_does_not_spin_and_names_its_limit() {
     let _first = Peer::connect(&relay.address);
     let _far = server.accept();
     let _others: Vec<_> = (0..10).map(|_| Peer::connect(&relay.address)).collect();
-    let line = relay.wait_told("--max-connections 1 is reached");
+    let line = relay.wait_logged("--max-connections 1 is reached");
     assert!(line.contains(" WARN "), "{line}");
     until_at_rest(Duration::from_millis(100), || relay.cpu_time());
     let before = relay.cpu_time();
@@ -83,8 +83,7 @@ fn an_idle_connection_is_reset_and_a_busy_one_is_not() {
     const TIMEOUT: Duration = Duration::from_millis(600);
     let scratch = Scratch::new("idle").expect("a directory");
     let server = Server::new();
-    // Where this machine keeps the busy one from moving for so long that it may well be idle,
-    // nothing can be said.
+    // If the machine stops the busy connection for so long that it becomes idle, the test tries again.
     until("the busy one was busy all the time", || {
         let log = Log::below(&scratch);
         let options = ["--idle-timeout", "600ms", "--access-log", &log.path];
@@ -138,7 +137,7 @@ fn until_loops(relay: &Relay, count: usize) {
 #[test]
 fn connections_are_distributed_over_the_threads() {
     const THREADS: usize = 4;
-    /// So many that none of the threads goes without one by chance: (3/4)^120.
+    /// Enough that every thread gets a connection: the probability of the opposite is (3/4)^120.
     const CLIENTS: usize = 120;
     let server = Server::new();
     let relay = Relay::to(&server.address, &["--threads", "4"]);
@@ -176,7 +175,7 @@ fn both_sockets_have_nodelay_and_keepalive() {
         for target in ["127.0.0.1:0", "[::1]:0"] {
             let server = Server::on(target);
             let relay = Relay::between(listen, &server.address, &["--threads", "2"]);
-            // By both of its listening sockets, of which each hands its own options on.
+            // Through both listening sockets, since an accepted socket inherits the options of its own one.
             let address = relay.address.replace("[::]", "[::1]");
             let pairs: Vec<_> = (0..16)
                 .map(|_| (Peer::connect(&address), server.accept()))
@@ -203,13 +202,13 @@ fn the_log_level_comes_from_the_option_or_the_environment() {
     let tells_ends = |mut relay: Relay| {
         ask(&Peer::connect(&relay.address), 0, 10, 10);
         relay.terminate();
-        relay.wait_told("no longer accepting");
-        relay.lines_told("connection 1 ended")
+        relay.wait_logged("no longer accepting");
+        relay.lines_logged("connection 1 ended")
     };
     assert_eq!(tells_ends(log_of(&[], None)), 0);
     assert_eq!(tells_ends(log_of(&["--log", "debug"], None)), 1);
     assert_eq!(tells_ends(log_of(&[], Some("debug"))), 1);
-    // What was typed last, for this run, counts more than what was set for all.
+    // The option overrides the environment.
     assert_eq!(tells_ends(log_of(&["--log", "info"], Some("debug"))), 0);
 }
 
@@ -228,11 +227,11 @@ fn log_level_off_writes_nothing() {
         })
     });
     relay.terminate();
-    assert_eq!(relay.lines_told(""), 0);
+    assert_eq!(relay.lines_logged(""), 0);
     assert_eq!(server.finish(), [5]);
 }
 
-/// What reads its diagnostics may go away; its connections must not notice.
+/// The reader of the diagnostics may go away without an effect on connections.
 #[test]
 fn a_closed_stderr_does_not_stop_the_relay() {
     let scratch = Scratch::new("stderr").expect("a directory");
@@ -261,7 +260,7 @@ fn a_closed_stderr_does_not_stop_the_relay() {
         .expect("its first line");
     assert!(first.contains("listening on"), "{first}");
     for _ in 0..3 {
-        // Each makes it complain about the target.
+        // Each client causes a warning about the target.
         let mut client = UnixStream::connect(&path).expect("it still accepts");
         let ended = client.read(&mut [0]);
         assert!(!matches!(ended, Ok(1)), "{ended:?}");

@@ -1,4 +1,4 @@
-//! One end of a connection: the client, or what the target accepted.
+//! One end of a connection: the client, or the connection that the target has accepted.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -19,14 +19,14 @@ use crate::payload::Payload;
 
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// A connected stream. `TcpStream` only reads, writes and shuts down here, which is the same for
-/// UNIX streams.
+/// A connected stream. It may be a UNIX stream as well, since `TcpStream` only reads, writes and shuts down
+/// here.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: TcpStream,
 }
 
-/// How a stream that was read to its end has ended.
+/// How a stream has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     OfStream,
@@ -36,13 +36,13 @@ pub(crate) enum End {
 impl Peer {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let stream = TcpStream::from(fd);
-        // A lost byte shows as a read that never returns; it has to fail instead.
+        // Without a timeout a lost byte would block the read forever.
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
         Self { stream }
     }
 
-    /// Connects to an address as `spliced` writes it.
+    /// Connects to an address in the notation of `spliced`.
     pub(crate) fn connect(address: &str) -> Self {
         Self::try_connect(address).unwrap_or_else(|error| panic!("{address}: {error}"))
     }
@@ -59,7 +59,7 @@ impl Peer {
                 None => UnixStream::connect(name)?.into(),
                 Some(name) => {
                     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-                    // A relay that another test starts would inherit it and keep it open.
+                    // Otherwise a relay that another test starts would inherit it and keep it open.
                     let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
                     connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
                     fd
@@ -85,7 +85,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends what fits without waiting; returns how many bytes it was.
+    /// Sends as much as fits without blocking. Returns the number of bytes.
     pub(crate) fn send_what_fits(&self, payload: Payload, position: u64) -> u64 {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut done = 0;
@@ -119,8 +119,7 @@ impl Peer {
         }
     }
 
-    /// Reads to the end, whatever that is, and compares what comes with `payload`; returns how
-    /// many bytes came.
+    /// Reads to the end of any kind and compares the bytes with `payload`. Returns their number and the end.
     pub(crate) fn read_to_end(&self, payload: Payload, position: u64) -> (u64, End) {
         let mut buffer = vec![0; BLOCK_BYTES];
         let mut done = 0;
@@ -139,17 +138,17 @@ impl Peer {
         }
     }
 
-    /// Nothing but the end of the stream may come.
+    /// Expects an end of stream, and no byte before it.
     pub(crate) fn expect_end(&self) {
         assert_eq!(self.read_to_end(Payload::new(0), 0), (0, End::OfStream));
     }
 
-    /// Nothing but a reset may come.
+    /// Expects a reset, and no byte before it.
     pub(crate) fn expect_reset(&self) {
         assert_eq!(self.read_to_end(Payload::new(0), 0), (0, End::Reset));
     }
 
-    /// Connects, sends some bytes, and gets a reset for an answer, whenever it comes.
+    /// Connects, sends some bytes, and expects a reset at any time.
     pub(crate) fn is_reset_by(address: &str) {
         let end = Self::try_connect(address).and_then(|peer| {
             peer.try_send(Payload::new(0), 0, BLOCK_BYTES as u64)?;
@@ -160,7 +159,7 @@ impl Peer {
             Err(error) => assert!(
                 matches!(
                     error.kind(),
-                    // Whoever writes after he was told of the reset.
+                    // A write after the reset was reported.
                     ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
                 ),
                 "{error}"
@@ -181,7 +180,7 @@ impl Peer {
         sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO)).expect("SO_LINGER");
     }
 
-    /// Whether there is something to read, be it an end or an error, within `time`.
+    /// Whether it becomes readable within `time`, by bytes, an end of stream or an error.
     pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
         let time = Timespec::try_from(time).expect("a short time");
         poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&time)).expect("poll") > 0
@@ -207,7 +206,7 @@ impl Peer {
         u64::from_le_bytes(bytes)
     }
 
-    /// The number, or nothing when a reset comes in its place. An end of stream may not.
+    /// The number; `None` after a reset. Panics on an end of stream.
     pub(crate) fn try_read_number(&self) -> Option<u64> {
         let mut bytes = [0; size_of::<u64>()];
         match (&self.stream).read_exact(&mut bytes) {
@@ -217,8 +216,8 @@ impl Peer {
         }
     }
 
-    /// Whether the connection is gone by a reset that somebody else was told of: it has no peer
-    /// any more.
+    /// Whether the connection was reset, also if another call has reported the reset: it has no peer any
+    /// more.
     pub(crate) fn was_reset(&self) -> bool {
         self.stream.peer_addr().is_err()
     }
@@ -242,8 +241,8 @@ impl AsFd for Peer {
     }
 }
 
-/// Moves `there` bytes from `near` to `far` and `back` bytes the other way, at once, each followed
-/// by its end of stream, and compares both.
+/// Moves `there` bytes from `near` to `far` and at the same time `back` bytes in the other direction, each
+/// followed by an end of stream, and compares both.
 pub(crate) fn exchange(near: &Peer, far: &Peer, number: u64, there: u64, back: u64) {
     let (forth, answer) = (Payload::new(number), Payload::new(!number));
     thread::scope(|scope| {

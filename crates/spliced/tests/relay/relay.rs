@@ -1,4 +1,4 @@
-//! A running `spliced relay`, and what can be seen of it from outside.
+//! A running `spliced relay`, and its state as seen from outside.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,13 +21,13 @@ use crate::patience::{PATIENCE, until, until_found};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spliced");
 
-/// What the epoll instance of a thread without connections watches: a mailbox, a timer, a listener.
+/// The descriptors in the epoll instance of an idle thread: a mailbox, a timer, a listener.
 pub(crate) const IDLE_WATCHED: usize = 3;
 
-/// The exit status of a relay that had to cut connections.
+/// The exit status of a relay that has reset connections.
 pub(crate) const CUT_SHORT: i32 = 3;
 
-/// Signals that come within this time are one request.
+/// Signals within this time are one request.
 pub(crate) const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// `/proc/PID/stat` counts in hundredths of a second for every program (`USER_HZ`).
@@ -36,20 +36,20 @@ const TICK: Duration = Duration::from_millis(10);
 pub(crate) struct Relay {
     process: Process,
     told: Arc<Told>,
-    /// Reads what it says, to the end.
+    /// The thread that reads stderr to its end.
     reader: JoinHandle<()>,
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) address: String,
 }
 
-/// What it has said on stderr.
+/// The lines on stderr so far.
 #[derive(Default)]
 struct Told {
     lines: Mutex<Vec<String>>,
     more: Condvar,
 }
 
-/// `spliced` with `arguments`, without what this process's environment has to say about it.
+/// `spliced` with `arguments`, without its variables in the environment of the tests.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Process::command(BINARY);
     command.args(arguments).env_remove("SPLICED_LOG");
@@ -65,7 +65,7 @@ pub(crate) fn output(command: &mut Command) -> Output {
             .stderr(Stdio::piped()),
     )
     .expect("it starts");
-    // A few lines fit into the pipes, and a program that does not end is the likelier fault.
+    // The output fits into the pipes. A program that does not end is the more likely failure.
     let status = process
         .wait_at_most(PATIENCE)
         .expect("it can be waited for")
@@ -83,7 +83,7 @@ pub(crate) fn output(command: &mut Command) -> Output {
     }
 }
 
-/// The numbers of the descriptors that a child of this process begins with.
+/// The numbers of the descriptors that a child of this process inherits.
 fn inherited() -> BTreeSet<usize> {
     let is_passed_on = |number: &usize| {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
@@ -93,12 +93,12 @@ fn inherited() -> BTreeSet<usize> {
     };
     let all = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
     let numbers = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    // Whatever these are here, a child has them.
+    // The child has these, whatever they are here.
     (0..=2).chain(numbers.filter(is_passed_on)).collect()
 }
 
-/// The limit of descriptors, which is one for their numbers, that leaves a child of this process so
-/// many beside those it inherits.
+/// The limit on descriptors that leaves a child of this process `spare` beside those that it inherits. The
+/// kernel compares it with descriptor numbers.
 pub(crate) fn limit_with(spare: usize) -> usize {
     let inherited = inherited();
     let mut free = (0..).filter(|number| !inherited.contains(number));
@@ -106,7 +106,7 @@ pub(crate) fn limit_with(spare: usize) -> usize {
 }
 
 impl Relay {
-    /// Relays a free port to `target`.
+    /// A relay from a free port to `target`.
     pub(crate) fn to(target: &str, options: &[&str]) -> Self {
         Self::between("127.0.0.1:0", target, options)
     }
@@ -116,7 +116,7 @@ impl Relay {
         Self::spawn(&mut command(&arguments))
     }
 
-    /// Gives back what comes to `listen`.
+    /// An echo on `listen`.
     pub(crate) fn echo(listen: &str, options: &[&str]) -> Self {
         Self::spawn(&mut command(&[&["echo", listen], options].concat()))
     }
@@ -124,15 +124,15 @@ impl Relay {
     /// Starts `command`, and waits until it listens.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut relay = Self::spawn_silent(command);
-        let line = relay.wait_told("listening on ");
+        let line = relay.wait_logged("listening on ");
         let after = line.split_once("listening on ").expect("found above").1;
-        // What it does with whom it accepts comes behind.
+        // The destination follows in the line.
         let (address, _) = after.split_once(", ").expect("where it listens");
         address.clone_into(&mut relay.address);
         relay
     }
 
-    /// Starts `command`, which is not going to say where it listens.
+    /// Starts `command`, which does not log its address.
     pub(crate) fn spawn_silent(command: &mut Command) -> Self {
         let mut process =
             Process::spawn(command.stdin(Stdio::null()).stderr(Stdio::piped())).expect("it starts");
@@ -153,8 +153,8 @@ impl Relay {
         }
     }
 
-    /// Waits until it has said a line with `words`, and returns that.
-    pub(crate) fn wait_told(&self, words: &str) -> String {
+    /// Waits until it has logged a line with `words`, and returns the line.
+    pub(crate) fn wait_logged(&self, words: &str) -> String {
         let has = |lines: &Vec<String>| lines.iter().find(|line| line.contains(words)).cloned();
         let lines = self.told.lines.lock().expect("no panic");
         let (lines, _) = self
@@ -167,7 +167,7 @@ impl Relay {
         found.unwrap_or_else(|| panic!("it never says {words:?}"))
     }
 
-    pub(crate) fn lines_told(&self, words: &str) -> usize {
+    pub(crate) fn lines_logged(&self, words: &str) -> usize {
         let lines = self.told.lines.lock().expect("no panic");
         lines.iter().filter(|line| line.contains(words)).count()
     }
@@ -176,7 +176,7 @@ impl Relay {
         self.address.rsplit_once(':').expect("a port").1
     }
 
-    /// What it has written to its standard output, which must have been piped, until it ends.
+    /// Reads its standard output, which must be a pipe, to the end.
     pub(crate) fn take_stdout(&mut self) -> ChildStdout {
         self.process.child_mut().stdout.take().expect("its stdout")
     }
@@ -185,16 +185,16 @@ impl Relay {
         self.process.signal(signal).expect("it can be signalled");
     }
 
-    /// Sends it the signal again and again: a second one counts only [`SAME_REQUEST`] after the first.
+    /// Sends the signal repeatedly: a second one counts only [`SAME_REQUEST`] after the first.
     pub(crate) fn signal_until_it_ends(&mut self, signal: Signal) {
         until("it ends", || {
-            // It may have ended meanwhile, and stays there until it is waited for.
+            // The process may have ended. It stays a zombie until it is reaped.
             self.signal(signal);
             !self.is_running()
         });
     }
 
-    /// Stops all its threads where they are, until [`go_on`](Self::go_on).
+    /// Stops all its threads until [`go_on`](Self::go_on).
     pub(crate) fn hold_still(&self) {
         self.signal(Signal::STOP);
         until("all its threads have stopped", || {
@@ -214,7 +214,7 @@ impl Relay {
         self.process.try_wait().expect("wait").is_none()
     }
 
-    /// Waits until it has ended and all that it has said is known.
+    /// Waits until it has ended and its stderr has been read.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
         let ended = self.process.wait_at_most(PATIENCE).expect("wait");
         let status = ended.expect("it ends");
@@ -222,7 +222,7 @@ impl Relay {
         status
     }
 
-    /// Asks it to end; it has to do so well.
+    /// Sends SIGTERM, and expects exit status 0.
     pub(crate) fn terminate(&mut self) {
         self.signal(Signal::TERM);
         assert_eq!(self.wait_end().code(), Some(0));
@@ -232,13 +232,13 @@ impl Relay {
         self.process.id()
     }
 
-    /// Whether the program itself has `signal` in its set `name` (`SigCgt`, `SigIgn`).
+    /// Whether the process has `signal` in its set `name` (`SigCgt`, `SigIgn`).
     pub(crate) fn has_in_set(&self, name: &str, signal: Signal) -> bool {
         let status = self.file("status");
         let set = status.lines().find_map(|line| line.strip_prefix(name));
         let set = set.and_then(|set| set.strip_prefix(':'));
         let set = u64::from_str_radix(set.expect("a set").trim(), 16).expect("a mask");
-        // Until exec(2) it is another program's.
+        // Before exec(2) the set belongs to another program.
         status.starts_with("Name:\tspliced") && set >> (signal.as_raw() - 1) & 1 == 1
     }
 
@@ -255,7 +255,7 @@ impl Relay {
             .collect()
     }
 
-    /// What `read` makes of the file `name` of each of its threads.
+    /// Applies `read` to the file `name` of each thread.
     pub(crate) fn of_threads<T>(&self, name: &str, read: impl Fn(&str) -> T) -> Vec<T> {
         self.entries("task")
             .iter()
@@ -263,8 +263,8 @@ impl Relay {
             .collect()
     }
 
-    /// How many descriptors it has beside those of its BPF programs, which it keeps once a
-    /// connection has needed them.
+    /// The number of its descriptors, without those of BPF programs, which stay open after their first
+    /// use.
     pub(crate) fn descriptors(&self) -> usize {
         let is_bpf = |number: &String| {
             let path = format!("/proc/{}/fd/{number}", self.process.id());
@@ -275,12 +275,12 @@ impl Relay {
         all.iter().filter(|number| !is_bpf(number)).count()
     }
 
-    /// The same without those that it has inherited.
+    /// The same without inherited ones.
     pub(crate) fn own_descriptors(&self) -> usize {
         self.descriptors() - inherited().len()
     }
 
-    /// Waits until it has as many descriptors as it had `before`.
+    /// Waits until it has as many descriptors as `before`.
     pub(crate) fn wait_descriptors(&self, before: usize) {
         let start = Instant::now();
         while self.descriptors() != before {
@@ -306,7 +306,7 @@ impl Relay {
     pub(crate) fn threads_but(&self, name: &str) -> Vec<i32> {
         let id = self.process.id();
         let has_it = |thread: &i32| {
-            // It may have ended meanwhile.
+            // The thread may have ended.
             fs::read_to_string(format!("/proc/{id}/task/{thread}/comm"))
                 .is_ok_and(|found| found.trim_end() == name)
         };
@@ -315,18 +315,18 @@ impl Relay {
         threads
     }
 
-    /// What the kernel tells of each of its descriptors.
+    /// The `fdinfo` of each of its descriptors.
     pub(crate) fn descriptor_infos(&self) -> Vec<String> {
         self.entries("fdinfo")
             .iter()
-            // Some may be closed meanwhile.
+            // A descriptor may have been closed.
             .filter_map(|fd| {
                 fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.process.id())).ok()
             })
             .collect()
     }
 
-    /// How many descriptors each of its epoll instances watches, [`IDLE_WATCHED`] without connections.
+    /// The number of descriptors in each epoll instance: [`IDLE_WATCHED`] without connections.
     pub(crate) fn watched(&self) -> Vec<usize> {
         self.descriptor_infos()
             .iter()
@@ -342,7 +342,7 @@ impl Relay {
         kib.expect("VmRSS") << 10
     }
 
-    /// How often its threads went to sleep.
+    /// How often its threads have gone to sleep.
     pub(crate) fn switches(&self) -> u64 {
         let voluntary = |status: &str| {
             let line = status
@@ -366,7 +366,7 @@ impl Relay {
         TICK * ticks
     }
 
-    /// Its descriptors of a sort, as second descriptors of the same things.
+    /// Duplicates of its descriptors of a kind.
     fn descriptors_of(&self, sort: &str) -> Vec<OwnedFd> {
         let pid = Pid::from_raw(self.process.id().cast_signed()).expect("a pid");
         let process = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
@@ -378,16 +378,16 @@ impl Relay {
             })
             .filter_map(|fd| {
                 let fd = fd.parse().expect("a number");
-                // It may be closed meanwhile.
+                // It may have been closed.
                 pidfd_getfd(process.as_fd(), fd, PidfdGetfdFlags::empty()).ok()
             })
             .collect()
     }
 
-    /// What lies in its pipes, in bytes.
+    /// The bytes in its pipes.
     pub(crate) fn piped_bytes(&self) -> usize {
         let bytes = |pipe: &OwnedFd| ioctl_fionread(pipe).expect("FIONREAD") as usize;
-        // Both ends of a pipe tell the same.
+        // Both ends of a pipe report the same number.
         self.descriptors_of("pipe:")
             .iter()
             .map(bytes)
@@ -409,13 +409,13 @@ impl Relay {
     }
 }
 
-/// What the kernel holds in these sockets' buffers, in bytes.
+/// The bytes in the kernel's buffers of these sockets.
 pub(crate) fn held_bytes(sockets: &[OwnedFd]) -> usize {
     sockets
         .iter()
         .map(|socket| {
             let socket = socket.try_clone().expect("a descriptor");
-            // Its kind plays no part in this.
+            // The kind of the socket does not matter here.
             let memory = Endpoint::prepared(socket, Kind::Unix).memory();
             memory.expect("SO_MEMINFO").held_bytes()
         })

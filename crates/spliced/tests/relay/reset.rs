@@ -1,4 +1,4 @@
-//! Peers that reset their connection: at each moment of its life, and in a crowd.
+//! Peers that reset their connection, at every stage and among many clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -16,10 +16,10 @@ use crate::server::Server;
 
 const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 const SOME_BYTES: u64 = 100_000;
-/// More than all buffers between two peers hold together.
+/// More bytes than all buffers between two peers hold.
 const MANY_BYTES: u64 = 256 << 20;
 
-/// A healthy connection is served as if nothing had been.
+/// Checks that a further connection works.
 fn serves_on(relay: &Relay, server: &Server, before: usize) {
     relay.wait_descriptors(before);
     let client = Peer::connect(&relay.address);
@@ -80,7 +80,7 @@ fn resets_in_the_backlog_do_not_affect_other_clients() {
     let mut served = Vec::new();
     while served.len() < healthy.len() {
         let far = server.accept();
-        // Nobody ends his stream yet, so an end of stream here would be a reset that became one.
+        // No peer ends its stream yet, so an end of stream here would be a lost reset.
         assert!(far.is_readable_within(crate::patience::PATIENCE));
         let Some(number) = far.try_read_number() else {
             continue;
@@ -127,15 +127,14 @@ fn a_reset_during_a_transfer_resets_the_other_side() {
                     quick.expect(payload, 0, 3 * SOME_BYTES);
                     quick.reset();
                 });
-                // Both directions are busy when it comes.
+                // Both directions are busy when the reset arrives.
                 scope.spawn(|| {
                     let sent = patient.try_send(payload, 0, MANY_BYTES);
                     assert!(sent.is_err(), "all was taken by a peer that is gone");
                 });
                 let (count, end) = patient.read_to_end(payload, 0);
                 assert!(count <= 3 * SOME_BYTES);
-                // Which of the two threads is told of a reset is the kernel's choice; the other
-                // one sees its consequence.
+                // The kernel reports the reset to one of the two threads; the other sees its consequence.
                 assert!(end == End::Reset || patient.was_reset());
             });
             drop(patient);
@@ -175,7 +174,7 @@ fn a_reset_after_an_end_of_stream_resets_the_other_side() {
                 assert_eq!(hears.read_to_end(payload, 0), (SOME_BYTES, End::OfStream));
                 one.reset();
                 if ended_by_same {
-                    // Its own direction is over, so the reset shows in what it is sent.
+                    // This peer has ended its own direction, so it sees the reset when it reads.
                     until("a reset arrives", || {
                         other.try_send(payload, 0, 1).is_err() || other.was_reset()
                     });
@@ -208,7 +207,7 @@ fn resets_at_any_moment_lose_no_byte_of_other_clients() {
                     let address = &relay.address;
                     scope.spawn(move || visit(address, number, resets_after));
                 }
-                // Those that reset may never get here; the others all do.
+                // Clients that reset may never get here; all others do.
                 until("all that do not reset are served", || {
                     while server.is_called_within(Duration::ZERO) {
                         let far = server.accept();
@@ -227,7 +226,7 @@ fn resets_at_any_moment_lose_no_byte_of_other_clients() {
     }
 }
 
-/// Sends to `address`, and resets after some bytes, if it is told to.
+/// Sends to `address`, and resets after some bytes if asked to.
 fn visit(address: &str, number: u64, resets_after: Option<u64>) {
     let near = Peer::connect(address);
     near.write_number(number);
@@ -245,7 +244,7 @@ fn visit(address: &str, number: u64, resets_after: Option<u64>) {
     }
 }
 
-/// Serves a [`visit`], and counts it unless it is one that resets.
+/// Serves a [`visit`], and counts it unless it resets.
 fn host(far: Peer, served: &AtomicU64) {
     let Some(number) = far.try_read_number() else {
         return;

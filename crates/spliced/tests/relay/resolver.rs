@@ -1,4 +1,4 @@
-//! A name server that does not answer.
+//! Name resolution with a name server that does not always answer.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
@@ -19,18 +19,18 @@ use crate::target::ANSWER_TOO_OLD;
 pub(crate) const NAME: &str = "target.test";
 const CLIENTS: u64 = 10;
 
-/// Between two looks whether the answering is over.
+/// The interval at which the thread checks whether it should end.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// The most that glibc allows (`RES_MAXRETRANS`, `RES_MAXRETRY` of `resolv.h`): it gives up after
-/// two and a half minutes, long after a test does.
+/// The maximum of glibc (`RES_MAXRETRANS`, `RES_MAXRETRY` in `resolv.h`): the resolver gives up after two and
+/// a half minutes, long after a test does.
 const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
 
-/// Says that each name is at one address, as long as it says anything.
+/// A name server that answers every name with one address, until it falls silent.
 pub(crate) struct NameServer {
     asked: Arc<AtomicUsize>,
     silent: Arc<AtomicBool>,
-    /// An IPv4 address; none where it is 0.
+    /// An IPv4 address; 0 for none.
     address: Arc<AtomicU32>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -54,7 +54,7 @@ impl NameServer {
                     let Ok((length, from)) = socket.recv_from(&mut question) else {
                         continue;
                     };
-                    // Counted first: who has the answer may look.
+                    // Counted first, since the test may read the counter as soon as the answer arrives.
                     asked.fetch_add(1, Ordering::Relaxed);
                     if !silent.load(Ordering::Relaxed) {
                         let answer = answer(&question[..length], address.load(Ordering::Relaxed));
@@ -76,7 +76,7 @@ impl NameServer {
         self.silent.store(true, Ordering::Relaxed);
     }
 
-    /// From now on names are at `address`, or do not exist.
+    /// Answers with `address` from now on, or that the name does not exist.
     pub(crate) fn answer_with(&self, address: Option<Ipv4Addr>) {
         let bits = address.map_or(0, Ipv4Addr::to_bits);
         self.address.store(bits, Ordering::Relaxed);
@@ -101,8 +101,7 @@ impl Drop for NameServer {
     }
 }
 
-/// What RFC 1035 wants: the header, the question again, and one record if an IPv4 address is asked
-/// for.
+/// A response (RFC 1035): the header, the question, and a record if the query is for an IPv4 address.
 fn answer(question: &[u8], address: u32) -> Vec<u8> {
     const HEADER_BYTES: usize = 12;
     let name = question[HEADER_BYTES..].iter().position(|byte| *byte == 0);
@@ -116,14 +115,14 @@ fn answer(question: &[u8], address: u32) -> Vec<u8> {
     answer.extend([0x81, code, 0, 1, 0, u8::from(has_record), 0, 0, 0, 0]);
     answer.extend(&question[HEADER_BYTES..type_at + 4]);
     if has_record {
-        // The name of the question; type A, class IN, a second to live, four bytes.
+        // A pointer to the question's name; type A, class IN, a TTL of one second, four bytes.
         answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
         answer.extend(address.to_be_bytes());
     }
     answer
 }
 
-/// `spliced relay` to `target`, which asks the name server of its own network only.
+/// `spliced relay` to `target`, which uses only the name server of its own namespace.
 fn relay(scratch: &Scratch, target: &str) -> Command {
     relay_between(scratch, "127.0.0.1:0", target)
 }
@@ -140,7 +139,7 @@ pub(crate) fn relay_between(scratch: &Scratch, listen: &str, target: &str) -> Co
     command
 }
 
-/// Runs `body` where the port of a name server is free.
+/// Runs `body` in a namespace in which port 53 is free.
 pub(crate) fn with_name_server(body: impl FnOnce(&NameServer, &Scratch) + Send) {
     if !available(Need::Netns) {
         return;
@@ -199,13 +198,13 @@ fn a_signal_ends_a_relay_whose_target_has_never_resolved() {
     with_name_server(|names, scratch| {
         names.fall_silent();
         let mut command = relay(scratch, &format!("{NAME}:1"));
-        // It waits for an answer as long as a client would.
+        // The relay waits for an answer as long as the connect timeout.
         let mut relay = Relay::spawn_silent(command.args(["--connect-timeout", "1h"]));
         names.wait_asked_beyond(0);
         relay.signal(Signal::TERM);
         assert_eq!(relay.wait_end().code(), Some(0));
-        relay.wait_told("stopped by SIGTERM before it accepted any connection");
-        assert_eq!(relay.lines_told("listening on"), 0);
+        relay.wait_logged("stopped by SIGTERM before it accepted any connection");
+        assert_eq!(relay.lines_logged("listening on"), 0);
     });
 }
 
@@ -218,7 +217,7 @@ fn a_signal_ends_a_relay_that_still_resolves_its_listen_address() {
         names.wait_asked_beyond(0);
         relay.signal(Signal::TERM);
         relay.wait_end();
-        assert_eq!(relay.lines_told("listening on"), 0);
+        assert_eq!(relay.lines_logged("listening on"), 0);
     });
 }
 
@@ -229,21 +228,21 @@ fn an_unresolved_target_is_logged_once_and_retried() {
         let port = server.address.rsplit_once(':').expect("a port").1;
         names.answer_with(None);
         let mut relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
-        let told = relay.wait_told("cannot be resolved");
+        let told = relay.wait_logged("cannot be resolved");
         for part in [NAME, " WARN ", "check it", "clients are reset until it can"] {
             assert!(told.contains(part), "no {part:?} in {told:?}");
         }
         Peer::is_reset_by(&relay.address);
-        relay.wait_told("no target: its name does not resolve");
-        // It goes on asking, though no client wants to know.
+        relay.wait_logged("no target: its name does not resolve");
+        // It retries without any client.
         names.wait_asked_beyond(names.asked() + 2);
-        assert_eq!(relay.lines_told("cannot be resolved"), 1);
+        assert_eq!(relay.lines_logged("cannot be resolved"), 1);
         names.answer_with(Some(Ipv4Addr::LOCALHOST));
-        let told = relay.wait_told("resolves now");
+        let told = relay.wait_logged("resolves now");
         assert!(told.contains(&format!("127.0.0.1:{port}")), "{told}");
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         relay.terminate();
-        assert_eq!(relay.lines_told("resolves now"), 1);
+        assert_eq!(relay.lines_logged("resolves now"), 1);
         assert_eq!(server.finish(), [0]);
     });
 }
@@ -254,7 +253,7 @@ fn a_silent_name_server_does_not_delay_listening() {
         names.fall_silent();
         let mut command = relay(scratch, &format!("{NAME}:1"));
         let mut relay = Relay::spawn(command.args(["--connect-timeout", "10ms"]));
-        relay.wait_told("has no answer yet; clients are reset until it has");
+        relay.wait_logged("has no answer yet; clients are reset until it has");
         Peer::is_reset_by(&relay.address);
         relay.terminate();
     });

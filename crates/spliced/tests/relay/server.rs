@@ -21,10 +21,10 @@ use crate::peer::{End, Peer};
 
 const BACKLOG: i32 = 4096;
 
-/// Between two looks whether the answering is over.
+/// The interval at which the thread checks whether it should end.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Enough for a conversation's one buffer on the heap, in bytes; hundreds of these are alive.
+/// The stack of a conversation's thread in bytes. Its buffer is on the heap, and there are hundreds.
 const STACK_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Server {
         Self { socket, address }
     }
 
-    /// Somebody connects within `time`.
+    /// Whether a client connects within `time`.
     pub(crate) fn is_called_within(&self, time: Duration) -> bool {
         let time = Timespec::try_from(time).expect("a short time");
         poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&time)).expect("poll") > 0
@@ -87,7 +87,7 @@ impl Server {
         Peer::new(accept_with(&self.socket, SocketFlags::CLOEXEC).expect("accept"))
     }
 
-    /// A thread that holds a conversation with everybody.
+    /// Starts a thread that holds a conversation with every client.
     pub(crate) fn answering(self) -> Answering {
         let address = self.address.clone();
         let over = Arc::new(AtomicBool::new(false));
@@ -122,7 +122,7 @@ pub(crate) struct Answering {
 }
 
 impl Answering {
-    /// Ends it; returns the numbers of the conversations that were held, sorted.
+    /// Ends the thread. Returns the sorted numbers of the conversations.
     pub(crate) fn finish(mut self) -> Vec<u64> {
         self.over.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("it runs");
@@ -138,9 +138,8 @@ impl Drop for Answering {
     }
 }
 
-/// A port at which nobody listens yet. It lies below those that the kernel hands out by itself
-/// (32768 on, by default), so that none of the many connections around takes it: not even the one
-/// that somebody tries to make to it, which could meet itself.
+/// A port on which nobody listens. It is below the kernel's ephemeral ports (from 32768 on by default), so
+/// that no other connection gets it. A connection attempt to it cannot connect to itself either.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 20_000;
@@ -154,7 +153,7 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// A client that has said its number and sent so many bytes, and an end of stream.
+/// A client that has sent its number, `there` bytes and an end of stream.
 pub(crate) fn call(address: &str, number: u64, bytes: u64) -> Peer {
     let client = Peer::connect(address);
     client.write_number(number);
@@ -163,14 +162,13 @@ pub(crate) fn call(address: &str, number: u64, bytes: u64) -> Peer {
     client
 }
 
-/// Asks for `back` bytes with `there` bytes. The order is strict, so the smaller of both should
-/// fit into the buffers.
+/// Sends `there` bytes and then reads `back` bytes. The smaller of the two should fit into the buffers.
 pub(crate) fn ask(peer: &Peer, number: u64, there: u64, back: u64) {
     let held = try_ask(peer, number, there, back);
     held.unwrap_or_else(|error| panic!("conversation {number}: {error}"));
 }
 
-/// The same, where a reset instead of any answer is an error and no failure.
+/// The same, but a reset instead of an answer is an error, not a failure of the test.
 pub(crate) fn try_ask(peer: &Peer, number: u64, there: u64, back: u64) -> io::Result<()> {
     peer.try_write_number(number)?;
     peer.try_write_number(there)?;
@@ -186,7 +184,7 @@ pub(crate) fn try_ask(peer: &Peer, number: u64, there: u64, back: u64) -> io::Re
     }
 }
 
-/// The other side of [`ask`]; returns its number.
+/// The server's side of [`ask`]. Returns the number of the client.
 pub(crate) fn answer(peer: &Peer) -> u64 {
     let number = peer.read_number();
     let there = peer.read_number();

@@ -1,4 +1,4 @@
-//! How it ends.
+//! Draining and shutdown.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn sigterm_and_sigint_end_an_idle_relay_at_once_with_status_0() {
         let mut relay = Relay::to("127.0.0.1:1", &[]);
         relay.signal(signal);
         assert_eq!(relay.wait_end().code(), Some(0));
-        relay.wait_told("no longer accepting; 0 connections");
+        relay.wait_logged("no longer accepting; 0 connections");
         assert!(Peer::try_connect(&relay.address).is_err());
     }
 }
@@ -43,7 +43,7 @@ fn draining_lets_running_transfers_finish() {
             far.send(back, 0, SOME_BYTES);
         }
         relay.signal(signal);
-        relay.wait_told("no longer accepting; 4 connections");
+        relay.wait_logged("no longer accepting; 4 connections");
         assert!(Peer::try_connect(&relay.address).is_err());
         thread::scope(|scope| {
             for (near, far) in &pairs {
@@ -59,9 +59,9 @@ fn draining_lets_running_transfers_finish() {
                 }
             }
         });
-        // Nobody has closed yet: both ends of stream are enough.
+        // No socket is closed yet: two ends of stream are enough.
         assert_eq!(relay.wait_end().code(), Some(0));
-        assert_eq!(relay.lines_told("still open"), 0);
+        assert_eq!(relay.lines_logged("still open"), 0);
     }
 }
 
@@ -81,23 +81,23 @@ fn draining_serves_clients_in_the_backlog() {
         let address = relay.address.replace("[::]", "127.0.0.1");
         relay.hold_still();
         let clients: Vec<_> = (0..CLIENTS).map(|_| Peer::connect(&address)).collect();
-        // Both are there before its threads run again.
+        // Both clients are in the backlog before the relay's threads run again.
         relay.signal(Signal::TERM);
         relay.go_on();
-        relay.wait_told(&format!("no longer accepting; {CLIENTS} connections"));
+        relay.wait_logged(&format!("no longer accepting; {CLIENTS} connections"));
         for (client, number) in clients.iter().zip(0..) {
             ask(client, number, 1000, 1000);
         }
         assert_eq!(relay.wait_end().code(), Some(0));
-        assert_eq!(relay.lines_told("still open"), 0);
+        assert_eq!(relay.lines_logged("still open"), 0);
         assert_eq!(server.finish(), (0..CLIENTS).collect::<Vec<_>>());
     }
 }
 
 #[test]
 fn the_drain_timeout_resets_the_rest_and_reports_their_number() {
-    // One connection fits into the backlog beside the two that are accepted, and counts as made;
-    // the last one is still on its way when the time is over.
+    // Two connections are accepted and one is in the backlog, which counts as connected. The last one is
+    // still connecting when the time is over.
     let server = Server::with_backlog("127.0.0.1:0", 0);
     let options = ["--drain-timeout", "500ms", "--connect-timeout", "60s"];
     let mut relay = Relay::to(&server.address, &options);
@@ -116,13 +116,13 @@ fn the_drain_timeout_resets_the_rest_and_reports_their_number() {
     clients.push(Peer::connect(&relay.address));
     let start = Instant::now();
     relay.signal(Signal::TERM);
-    relay.wait_told("500ms to end");
+    relay.wait_logged("500ms to end");
     for peer in clients.iter().chain(&accepted) {
         peer.expect_reset();
     }
     assert!(start.elapsed() >= Duration::from_millis(500));
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("reset 4 connections: the drain timeout was over");
+    relay.wait_logged("reset 4 connections: the drain timeout was over");
 }
 
 #[test]
@@ -135,14 +135,14 @@ fn a_second_signal_ends_the_relay_at_once_with_status_3() {
     far.expect(Payload::new(23), 0, SOME_BYTES);
     let first = Instant::now();
     relay.signal(Signal::INT);
-    relay.wait_told("1 connection left with 1h to end");
+    relay.wait_logged("1 connection left with 1h to end");
     assert!(relay.is_running());
     relay.signal_until_it_ends(Signal::TERM);
     assert!(first.elapsed() >= SAME_REQUEST);
     client.expect_reset();
     far.expect_reset();
     assert_eq!(relay.wait_end().code(), Some(CUT_SHORT));
-    relay.wait_told("reset 1 connection: a second signal ended the relay");
+    relay.wait_logged("reset 1 connection: a second signal ended the relay");
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn a_connection_during_shutdown_is_complete_or_refused() {
     let mut held = vec![0];
     ask(&Peer::connect(&relay.address), 0, 1000, 1000);
     relay.signal(Signal::TERM);
-    // Who comes in the very moment of the close may see a reset. What he may not see is a stream
-    // that ends early, nor may the server get half a conversation, which it checks.
+    // A client that connects at the moment of the close may get a reset. It must not see a stream that ends
+    // early, nor must the server get half a conversation, which it checks.
     let mut number = 0;
     while let Ok(client) = Peer::try_connect(&relay.address) {
         number += 1;
@@ -187,7 +187,7 @@ fn draining_waits_for_the_other_direction_of_a_half_closed_pair() {
     client.end_stream();
     far.expect_end();
     relay.signal(Signal::TERM);
-    relay.wait_told("1 connection left");
+    relay.wait_logged("1 connection left");
     far.send(Payload::new(24), 0, SOME_BYTES);
     client.expect(Payload::new(24), 0, SOME_BYTES);
     assert!(relay.is_running());
@@ -203,14 +203,14 @@ fn draining_waits_for_a_client_that_waits_for_its_target() {
     let mut relay = Relay::to(&server.address, &["--connect-timeout", "60s"]);
     let client = Peer::connect(&relay.address);
     relay.signal(Signal::TERM);
-    relay.wait_told("no longer accepting");
+    relay.wait_logged("no longer accepting");
     server.accept();
     drop(first);
     exchange(&client, &server.accept(), 25, SOME_BYTES, SOME_BYTES);
     assert_eq!(relay.wait_end().code(), Some(0));
 }
 
-/// `timeout` sends one to its child and then one to the whole group.
+/// `timeout` signals its child, and then the whole process group.
 #[test]
 fn two_signals_at_once_count_as_one() {
     let server = Server::new();
@@ -223,7 +223,7 @@ fn two_signals_at_once_count_as_one() {
     relay.signal(Signal::TERM);
     relay.signal(Signal::INT);
     relay.go_on();
-    relay.wait_told("1 connection left");
+    relay.wait_logged("1 connection left");
     far.send(Payload::new(27), 0, SOME_BYTES);
     client.expect(Payload::new(27), 0, SOME_BYTES);
     assert!(relay.is_running());
@@ -231,5 +231,5 @@ fn two_signals_at_once_count_as_one() {
     drop(far);
     client.expect_end();
     assert_eq!(relay.wait_end().code(), Some(0));
-    assert_eq!(relay.lines_told("short"), 0);
+    assert_eq!(relay.lines_logged("short"), 0);
 }

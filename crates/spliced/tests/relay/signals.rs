@@ -1,4 +1,4 @@
-//! What each signal does, from the first moment on.
+//! The effect of each signal, from the start of the process on.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, command};
 use crate::server::{Server, ask};
 
-/// Whoever runs the tests may do so under nohup(1), and that is inherited.
+/// The tests may run under nohup(1), and children inherit the ignored SIGHUP.
 const DEFAULT_HUP: &str = "--default-signal=HUP";
 
-/// The program in a session of its own, which has no controlling terminal, begun by `through`.
+/// The program in a session of its own without a controlling terminal, started by `through`.
 fn without_terminal(through: &[&str], server: &str, log: &Log) -> Command {
     let mut command = Process::command("env");
     command
@@ -69,9 +69,9 @@ fn sigusr1_and_sighup_reopen_a_renamed_log() {
         until("the new one has the entry", || log.entries().len() == 1);
         assert_eq!(renamed.entries().len(), 1);
     }
-    relay.wait_told("was opened again");
+    relay.wait_logged("was opened again");
     relay.terminate();
-    assert_eq!(relay.lines_told("was opened again"), 2);
+    assert_eq!(relay.lines_logged("was opened again"), 2);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_log_that_cannot_be_reopened_stays_open() {
     fs::rename(&log.path, &renamed.path).expect("renamed");
     fs::create_dir(&log.path).expect("a directory in its place");
     relay.signal(Signal::USR1);
-    let line = relay.wait_told("cannot be opened again");
+    let line = relay.wait_logged("cannot be opened again");
     assert!(line.contains(&log.path), "{line}");
     ask(&Peer::connect(&relay.address), 0, 10, 10);
     relay.terminate();
@@ -98,7 +98,7 @@ fn a_request_to_reopen_is_answered_without_a_log() {
     let server = Server::new().answering();
     let mut relay = Relay::to(&server.address, &[]);
     relay.signal(Signal::USR1);
-    relay.wait_told("no access log");
+    relay.wait_logged("no access log");
     ask(&Peer::connect(&relay.address), 0, 10, 10);
     relay.terminate();
 }
@@ -109,14 +109,14 @@ fn a_hangup_of_the_terminal_drains_the_relay() {
     let (terminal, mut command) = with_terminal(&server.address);
     let mut relay = Relay::spawn(&mut command);
     relay.signal(Signal::HUP);
-    relay.wait_told("no longer accepting");
+    relay.wait_logged("no longer accepting");
     assert_eq!(relay.wait_end().code(), Some(0));
     drop(terminal);
 
     let (terminal, mut command) = with_terminal(&server.address);
     let mut relay = Relay::spawn(&mut command);
     drop(terminal);
-    relay.wait_told("no longer accepting");
+    relay.wait_logged("no longer accepting");
     assert_eq!(relay.wait_end().code(), Some(0));
 }
 
@@ -130,10 +130,10 @@ fn under_nohup_sighup_is_ignored() {
     assert!(relay.has_in_set("SigIgn", Signal::HUP));
     relay.signal(Signal::HUP);
     relay.signal(Signal::USR1);
-    relay.wait_told("was opened again");
+    relay.wait_logged("was opened again");
     ask(&Peer::connect(&relay.address), 0, 10, 10);
     relay.terminate();
-    assert_eq!(relay.lines_told("was opened again"), 1);
+    assert_eq!(relay.lines_logged("was opened again"), 1);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn sigusr2_is_ignored_with_a_log_line_and_sigpipe_without() {
     let mut relay = Relay::to(&server.address, &[]);
     assert!(relay.has_in_set("SigIgn", Signal::PIPE));
     relay.signal(Signal::USR2);
-    relay.wait_told("SIGUSR2");
+    relay.wait_logged("SIGUSR2");
     ask(&Peer::connect(&relay.address), 0, 10, 10);
     relay.terminate();
 }
@@ -161,7 +161,7 @@ fn a_signal_during_the_start_ends_the_relay_with_status_0_and_a_log_line() {
             &unix
         };
         let mut relay = Relay::spawn_silent(&mut command(&["relay", listen, "127.0.0.1:1"]));
-        // What comes before is the kernel's to act on.
+        // Before that the kernel applies the default action.
         until("it catches the signal", || {
             relay.has_in_set("SigCgt", Signal::TERM)
         });
@@ -169,13 +169,13 @@ fn a_signal_during_the_start_ends_the_relay_with_status_0_and_a_log_line() {
         relay.signal(Signal::TERM);
         assert_eq!(relay.wait_end().code(), Some(0), "launch {launch}");
         let words = ["stopped by SIGTERM", "no longer accepting"];
-        let said: usize = words.iter().map(|words| relay.lines_told(words)).sum();
+        let said: usize = words.iter().map(|words| relay.lines_logged(words)).sum();
         assert_eq!(said, 1, "launch {launch}");
         assert!(!socket.exists());
     }
 }
 
-/// It has nothing to drain.
+/// The doctor has nothing to drain.
 #[test]
 fn a_signal_kills_the_doctor() {
     let mut doctor = Relay::spawn_silent(command(&["doctor"]).stdout(Stdio::null()));

@@ -1,4 +1,4 @@
-//! Logs whose reader does not read, and disks that are full: neither may stop the traffic or the end.
+//! Stalled readers of logs and full disks: neither may block traffic or shutdown.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -18,14 +18,14 @@ use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, command};
 use crate::server::{Server, ask};
 
-/// Enough lines that a small pipe is full several times over.
+/// Enough lines to fill a small pipe several times.
 const SOME_CLIENTS: u64 = 200;
-/// As many as lines may wait (16 Ki), those of a small pipe, and some more.
+/// More than the lines that may wait (16 Ki) and those in a small pipe.
 const TOO_MANY_CLIENTS: u64 = 17_000;
-/// The least that a pipe holds.
+/// The smallest capacity of a pipe.
 const PIPE_BYTES: usize = 4096;
 
-/// A relay that says a line on stderr for each connection, where nobody reads from the first one on.
+/// A relay that logs a line for each connection to a stderr that nobody reads.
 fn with_stderr_unread(server: &str) -> (Process, BufReader<ChildStderr>, String) {
     let arguments = ["relay", "127.0.0.1:0", server, "--log", "debug"];
     let mut command = command(&arguments);
@@ -100,7 +100,7 @@ fn lines_lost_on_stderr_are_counted_where_they_are_missing() {
     process.signal(Signal::TERM).expect("it runs");
     stderr.read_to_string(&mut text).expect("the rest");
     assert!(text.contains("no longer accepting"));
-    // Each connection has a line of its own; warnings come once a second.
+    // Each connection has a line; warnings are limited to one a second.
     let missing = TOO_MANY_CLIENTS - text.matches(" ended: ").count() as u64;
     let most = missing + 1 + started.elapsed().as_secs();
     assert!(
@@ -109,10 +109,10 @@ fn lines_lost_on_stderr_are_counted_where_they_are_missing() {
     );
 }
 
-/// A client at whose target nobody is. The reset may come before connect(2) has returned.
+/// A client without a target. The reset may arrive before connect(2) returns.
 fn is_reset(address: &str) {
     let outcome = TcpStream::connect(address).and_then(|mut client| {
-        // It fails where the reset was quicker.
+        // This fails if the reset was faster.
         let _ = client.set_read_timeout(Some(PATIENCE));
         client.read(&mut [0])
     });
@@ -120,9 +120,9 @@ fn is_reset(address: &str) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
-/// With its access log on a standard output that nobody reads, and entries of so many clients.
+/// A relay with its access log on a standard output that nobody reads, and entries of `clients` clients.
 fn with_stdout_unread(clients: u64, options: &[&str]) -> (Relay, ChildStdout) {
-    // Nobody is at the target, so each client costs little.
+    // Without a target each client is cheap.
     let arguments = ["relay", "127.0.0.1:0", "127.0.0.1:1", "--access-log", "-"];
     let mut command = command(&[&arguments, options].concat());
     let mut relay = Relay::spawn(command.stdout(Stdio::piped()));
@@ -143,7 +143,7 @@ fn dropped_log_lines_are_counted_and_reported() {
         stdout.read_to_string(&mut text).expect("its stdout");
         text
     });
-    let line = relay.wait_told("is being written again");
+    let line = relay.wait_logged("is being written again");
     is_reset(&relay.address);
     relay.terminate();
     let entries = entries(&reader.join().expect("no panic"));
@@ -163,7 +163,7 @@ fn a_stalled_log_delays_shutdown_at_most_by_the_drain_timeout() {
     let (mut relay, stdout) = with_stdout_unread(SOME_CLIENTS, &options);
     relay.signal(Signal::TERM);
     assert_eq!(relay.wait_end().code(), Some(0));
-    let line = relay.wait_told("its reader does not read");
+    let line = relay.wait_logged("its reader does not read");
     assert!(line.contains("(standard output) lost its last"), "{line}");
     drop(stdout);
 }
@@ -196,7 +196,7 @@ fn a_fifo_works_as_log_with_a_late_and_stalling_reader() {
     assert_eq!(relay.wait_end().code(), Some(0));
 }
 
-/// All entries of these files, each whole, are those of the first `clients` connections.
+/// Checks that these files contain the complete entries of the first `clients` connections.
 fn check_complete(files: &[&str], clients: u64) {
     let text: String = files
         .iter()
@@ -226,17 +226,17 @@ fn a_log_at_its_size_limit_has_whole_lines_and_the_next_file_the_rest() {
     for number in 0..CLIENTS {
         ask(&Peer::connect(&relay.address), number, 10, 10);
     }
-    let line = relay.wait_told("cannot be written");
+    let line = relay.wait_logged("cannot be written");
     assert!(line.contains(&log.path), "{line}");
     assert!(log.entries().len() < CLIENTS as usize);
     let renamed = format!("{}.1", log.path);
     fs::rename(&log.path, &renamed).expect("renamed");
     relay.signal(Signal::USR1);
-    let line = relay.wait_told("is being written again");
+    let line = relay.wait_logged("is being written again");
     assert!(line.contains("no line was lost"), "{line}");
     relay.terminate();
     check_complete(&[&renamed, &log.path], CLIENTS);
-    assert_eq!(relay.lines_told("cannot be written"), 1);
+    assert_eq!(relay.lines_logged("cannot be written"), 1);
 }
 
 #[test]
@@ -267,9 +267,9 @@ fn a_full_disk_loses_no_line_if_space_is_freed() {
     for number in 0..CLIENTS {
         ask(&Peer::connect(&relay.address), number, 10, 10);
     }
-    relay.wait_told("No space left on device");
+    relay.wait_logged("No space left on device");
     fs::remove_file(format!("{disk}/filler")).expect("the filler");
-    let line = relay.wait_told("is being written again");
+    let line = relay.wait_logged("is being written again");
     assert!(line.contains("no line was lost"), "{line}");
     let path = format!("{disk}/log");
     until("all is written", || {
@@ -290,7 +290,7 @@ fn a_full_disk_does_not_delay_shutdown_and_the_loss_is_reported() {
         ask(&Peer::connect(&relay.address), number, 10, 10);
     }
     relay.terminate();
-    relay.wait_told(&format!(
+    relay.wait_logged(&format!(
         "lost its last {CLIENTS} lines: it cannot be written"
     ));
 }

@@ -1,4 +1,4 @@
-//! Targets that are not there, not yet, no more, or at one of several addresses.
+//! Targets that are missing, slow or restarted, or at one of several addresses.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::server::{Server, ask, free_port};
 
 const SOME_BYTES: u64 = 100_000;
 
-/// Longer than the relay goes on with what a resolver has told it.
+/// Longer than the relay keeps an answer of the resolver.
 pub(crate) const ANSWER_TOO_OLD: Duration = Duration::from_millis(5200);
 
-/// An address of this host where nobody listens.
+/// An address of this host on which nobody listens.
 fn deserted() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
-/// A client of a relay to `target` gets a reset, and both logs say `why`.
+/// Checks that a client of a relay to `target` gets a reset, and that both logs contain `why`.
 fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
     let scratch = Scratch::new("nothing").expect("a directory");
     let log = Log::below(&scratch);
@@ -30,7 +30,7 @@ fn comes_to_nothing(target: &str, options: &[&str], why: &str) -> Duration {
     let start = Instant::now();
     Peer::is_reset_by(&relay.address);
     let took = start.elapsed();
-    let line = relay.wait_told(" was reset: ");
+    let line = relay.wait_logged(" was reset: ");
     for part in [" WARN ", "connection 1", target, why] {
         assert!(line.contains(part), "no {part:?} in {line:?}");
     }
@@ -52,9 +52,8 @@ fn a_refused_connection_is_a_reset_and_logged() {
     comes_to_nothing(&deserted(), &[], "connection refused");
 }
 
-/// TCP connects a socket with itself where the port that nobody listens at is the one that it picks
-/// for this end (a simultaneous open): the client would get back what it sends, and the target could
-/// not have its port again.
+/// TCP connects a socket with itself (a simultaneous open) if nobody listens on the port and it picks the same
+/// port for this end. The client would get an echo, and the target could not bind its port again.
 #[test]
 fn a_self_connection_is_a_reset_and_logged() {
     if !available(Need::Netns) {
@@ -73,17 +72,17 @@ fn a_self_connection_is_a_reset_and_logged() {
             .env_remove("SPLICED_LOG");
         let mut relay = Relay::spawn(&mut command);
         let client = Peer::connect(&listen);
-        // It may have been cut by then.
+        // The client may have been reset by then.
         let _ = client.try_send(Payload::new(1), 0, 100);
         assert_eq!(client.read_to_end(Payload::new(1), 0).0, 0, "{target}");
-        relay.wait_told("connection refused");
+        relay.wait_logged("connection refused");
         relay.terminate();
     }
 }
 
 #[test]
 fn an_unreachable_target_is_a_reset_and_logged() {
-    // No stream leads to a broadcast address, whatever the routes are (tcp_v4_connect).
+    // TCP rejects a broadcast address, whatever the routes are (tcp_v4_connect).
     comes_to_nothing("255.255.255.255:9", &[], "unreachable");
 }
 
@@ -109,7 +108,7 @@ fn a_slow_target_is_a_reset_after_the_connect_timeout_and_logged() {
         ),
     ] {
         let server = Server::with_backlog(address, 0);
-        // Takes the one place that there is; whoever comes next has to wait.
+        // Fills the backlog, so that the next client has to wait.
         let _first = Peer::connect(&server.address);
         let took = comes_to_nothing(&server.address, &["--connect-timeout", "700ms"], why);
         assert!(took >= TIMEOUT, "{address}: given up after {took:?}");
@@ -131,7 +130,7 @@ fn every_address_of_a_name_is_tried() {
             .1
             .to_owned();
         let mut asked = Vec::new();
-        // Without a host, and as this name, it is loopback in both families.
+        // Without a host, and with this name, it is loopback in both families.
         let named = format!("localhost:{port}");
         let both = format!(":{port}");
         for target in [&both, &named] {
@@ -160,14 +159,14 @@ fn a_target_that_restarts_is_reached_again() {
     far.expect(payload, 0, SOME_BYTES);
     far.send(answer, 0, SOME_BYTES);
     client.expect(answer, 0, SOME_BYTES);
-    // As the kernel leaves a process that is killed with bytes before it: its connections reset.
+    // Like SIGKILL for a process with unread bytes: its connections are reset.
     far.reset();
     drop(server);
     client.expect_reset();
     for _ in 0..20 {
         Peer::is_reset_by(&relay.address);
     }
-    relay.wait_told("connection refused");
+    relay.wait_logged("connection refused");
     relay.wait_descriptors(before);
 
     let server = Server::on(&address);
@@ -188,7 +187,7 @@ fn a_recurring_warning_is_counted_and_not_repeated() {
     }
     relay.terminate();
     let most = 1 + start.elapsed().as_secs() as usize;
-    let told = relay.lines_told(" was reset: ");
+    let told = relay.lines_logged(" was reset: ");
     assert!(
         (1..=most).contains(&told),
         "{told} lines in {:?}",

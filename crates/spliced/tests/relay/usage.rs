@@ -1,10 +1,10 @@
-//! What a person gets who writes it wrongly, or asks how to.
+//! Wrong usage and help.
 
 use std::process::{Command, Output};
 
 use crate::relay::{command, output};
 
-/// The one line on stderr, and nothing else anywhere.
+/// The only line on stderr; stdout must be empty.
 pub(crate) fn sentence(output: &Output) -> String {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
     let text = String::from_utf8(output.stderr.clone()).expect("text");
@@ -16,8 +16,8 @@ pub(crate) fn sentence(output: &Output) -> String {
     sentence.into()
 }
 
-/// What `command` complains about, which must end with `status`.
-pub(crate) fn complaint(command: &mut Command, status: i32) -> String {
+/// The error message of `command`, which must exit with `status`.
+pub(crate) fn failure(command: &mut Command, status: i32) -> String {
     let output = output(command);
     let sentence = sentence(&output);
     assert_eq!(output.status.code(), Some(status), "{sentence}");
@@ -52,7 +52,7 @@ fn a_wrong_address_is_named_with_its_argument_and_remedy() {
             ("<LISTEN>", ["relay", address, "127.0.0.1:1"]),
             ("<TARGET>", ["relay", "127.0.0.1:0", address]),
         ] {
-            let sentence = complaint(&mut command(&arguments), 2);
+            let sentence = failure(&mut command(&arguments), 2);
             for part in [address, place, what, remedy] {
                 assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
             }
@@ -104,14 +104,14 @@ fn wrong_usage_is_one_sentence_and_status_2() {
             &["--log", "'loud'", "off, error, warn, info"],
         ),
     ] {
-        // What begins like an option, or is one too many, comes after a proper command line.
+        // An option, or an argument too many, follows a correct command line.
         let whole = match arguments.first() {
             Some(first) if first.starts_with("--") || *first == "third" => {
                 [&relay[..], arguments].concat()
             }
             _ => arguments.to_vec(),
         };
-        let sentence = complaint(&mut command(&whole), 2);
+        let sentence = failure(&mut command(&whole), 2);
         let help = match whole[0] {
             "splice" => "; see 'spliced --help'".into(),
             subcommand => format!("; see 'spliced {subcommand} --help'"),
@@ -131,7 +131,7 @@ fn an_error_names_the_help_of_the_subcommand() {
         (&["--log", "relay"], "spliced"),
         (&["--warp", "relay"], "spliced relay"),
     ] {
-        let sentence = complaint(&mut command(arguments), 2);
+        let sentence = failure(&mut command(arguments), 2);
         let words = format!("; see '{help} --help'");
         assert!(sentence.ends_with(&words), "no {words:?} in {sentence:?}");
     }
@@ -149,22 +149,22 @@ fn without_a_subcommand_the_subcommands_are_listed() {
 #[test]
 fn the_environment_variable_is_validated_like_the_option() {
     let mut wrong = command(&["relay", "127.0.0.1:0", "127.0.0.1:1"]);
-    let sentence = complaint(wrong.env("SPLICED_LOG", "loud"), 2);
+    let sentence = failure(wrong.env("SPLICED_LOG", "loud"), 2);
     assert!(sentence.contains("'loud'"), "{sentence}");
     assert!(sentence.contains("debug"), "{sentence}");
 }
 
 #[test]
 fn an_unresolvable_name_to_listen_on_is_a_runtime_failure() {
-    // A label of more than 63 bytes is refused before any server is asked.
+    // The resolver rejects a label of more than 63 bytes without asking a server.
     let name = format!("{}:80", "x".repeat(64));
-    let sentence = complaint(&mut command(&["relay", &name, "127.0.0.1:1"]), 1);
+    let sentence = failure(&mut command(&["relay", &name, "127.0.0.1:1"]), 1);
     for part in [&name, "cannot be resolved; check it"] {
         assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
     }
 }
 
-/// Each client would be reset.
+/// Otherwise the relay would reset every client.
 #[test]
 fn segment_refuses_to_start_without_a_common_address_family() {
     for (listen, target, theirs) in [
@@ -174,14 +174,14 @@ fn segment_refuses_to_start_without_a_common_address_family() {
         ("[::1]:0", "[::ffff:127.0.0.1]:1", "is reached over IPv4"),
     ] {
         let arguments = ["relay", listen, target, "--engine", "segment"];
-        let sentence = complaint(&mut command(&arguments), 2);
+        let sentence = failure(&mut command(&arguments), 2);
         for part in ["engine segment", theirs, "use copy or pipe"] {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
     }
 }
 
-/// Otherwise it would accept clients only to cut them.
+/// Otherwise the relay would reset every client.
 #[test]
 fn an_engine_without_unix_support_refuses_to_start_with_unix_sockets() {
     let unix = format!("unix:@spliced-test-usage-{}", std::process::id());
@@ -193,14 +193,14 @@ fn an_engine_without_unix_support_refuses_to_start_with_unix_sockets() {
         (&["echo", &unix], "sockmap"),
     ] {
         let whole = [arguments, &["--engine", engine]].concat();
-        let sentence = complaint(&mut command(&whole), 2);
+        let sentence = failure(&mut command(&whole), 2);
         for part in [engine, "cannot take", "use copy or pipe"] {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
     }
 }
 
-/// However wide the terminal is that the environment speaks of.
+/// The text of the help, independent of the terminal's width.
 fn in_one_line(help: Vec<u8>) -> String {
     let text = String::from_utf8(help).expect("text");
     let words: Vec<_> = text.split_whitespace().collect();
@@ -276,7 +276,7 @@ fn the_doctors_help_names_the_engines_and_the_output() {
     {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    let sentence = complaint(&mut command(&["doctor", "now"]), 2);
+    let sentence = failure(&mut command(&["doctor", "now"]), 2);
     assert!(sentence.contains("'now'"), "{sentence}");
 }
 
@@ -284,7 +284,7 @@ fn the_doctors_help_names_the_engines_and_the_output() {
 fn version_is_printed() {
     let version = output(&mut command(&["--version"]));
     assert_eq!(version.status.code(), Some(0));
-    // Behind it stands the commit, where it is known.
+    // The commit follows, if it is known.
     let said = String::from_utf8_lossy(&version.stdout);
     let expected = concat!("spliced ", env!("CARGO_PKG_VERSION"));
     let rest = said.strip_prefix(expected).expect("name and version");
@@ -294,6 +294,6 @@ fn version_is_printed() {
 #[test]
 fn a_time_beyond_the_clock_is_refused() {
     let arguments = ["relay", ":0", ":1", "--connect-timeout", "400000000000y"];
-    let sentence = complaint(&mut command(&arguments), 2);
+    let sentence = failure(&mut command(&arguments), 2);
     assert!(sentence.contains("longer than a year"), "{sentence}");
 }

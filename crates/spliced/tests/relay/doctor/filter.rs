@@ -1,4 +1,4 @@
-//! What it says where a filter of system calls forbids one, or a call fails as if.
+//! The report if a seccomp filter forbids a system call, or a call fails as if.
 
 use std::process::Command;
 
@@ -8,15 +8,15 @@ use rustix::io::Errno;
 use super::{refusal, report, verdict};
 use crate::relay::BINARY;
 
-/// The doctor to whom this system call gives this error, where that can be had.
+/// The doctor with a filter that makes this system call fail with this error.
 fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
     without(call, errno, &["doctor", "--json"])
 }
 
-/// The program to which this system call gives this error.
+/// The program with a filter that makes this system call fail with this error.
 fn without(call: u32, errno: Errno, arguments: &[&str]) -> Option<Command> {
-    // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the call's
-    // number; is it this one; the error; allow (linux/seccomp.h, linux/filter.h).
+    // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the number of the
+    // call; compare; return the error; allow (linux/seccomp.h, linux/filter.h).
     const SCRIPT: &str = r#"
         my ($prctl, $call, $errno) = splice(@ARGV, 0, 3);
         my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50000|$errno, 0x06,0,0,0x7fff0000);
@@ -38,12 +38,12 @@ fn without(call: u32, errno: Errno, arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table that every younger
-/// architecture shares (`asm-generic/unistd.h`).
+/// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table of all newer architectures
+/// (`asm-generic/unistd.h`).
 const IS_X86: bool = cfg!(target_arch = "x86_64");
 const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
 const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
-/// The same number for all.
+/// The same number on every architecture.
 const IO_URING_SETUP: u32 = 425;
 const BPF: u32 = if IS_X86 { 321 } else { 280 };
 const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
@@ -89,7 +89,7 @@ fn a_relay_reports_that_io_uring_is_forbidden() {
     ) else {
         return;
     };
-    let sentence = crate::usage::complaint(&mut command, 2);
+    let sentence = crate::usage::failure(&mut command, 2);
     for part in [
         "engine uring cannot be used",
         "seccomp filter forbids io_uring(7)",

@@ -1,11 +1,11 @@
-//! What it says where the host's packet filters keep `segment` from connections.
+//! The report if the host's packet filters keep connections out of `segment`.
 
 use netlab::{Namespace, Need, available};
 
 use super::{examined, finding, report, text};
 use crate::relay::{BINARY, output};
 
-/// The relay's sockets are not those of its trial, which go over lo.
+/// The doctor's own sockets use lo, those of a relay may not.
 const ROWS: [(&str, &str, &str); 3] = [
     ("iifname to-client drop", "some connections", "drops"),
     ("ip saddr 198.18.1.3 drop", "some connections", "drops"),

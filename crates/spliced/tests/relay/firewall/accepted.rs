@@ -1,8 +1,8 @@
-//! Rules that let established connections through, as most hosts have them.
+//! Rules that accept established connections, as on most hosts.
 
 use super::host::{CLIENT_PORT, Host, IPV4, IPV6, can_filter, iptables};
 
-/// A host that lets in its service and what belongs to its own connections.
+/// A host that accepts its service and replies to its own connections.
 const SERVER: &str = "table inet filter {
     chain input {
         type filter hook input priority 0; policy drop;
@@ -20,7 +20,7 @@ const SERVER: &str = "table inet filter {
     }
 }";
 
-/// The same without connection tracking, with bans that do not concern the client.
+/// The same without connection tracking, with bans of other clients.
 const STATELESS: &str = "table ip filter {
     set banned {
         type ipv4_addr; flags interval;
@@ -37,7 +37,7 @@ const STATELESS: &str = "table ip filter {
     }
 }";
 
-/// What an established connection of this host does not meet.
+/// Rules that do not apply to established connections of this host.
 const ELSEWHERE: &str = "table ip nat {
     chain prerouting {
         type nat hook prerouting priority dstnat; policy accept;
@@ -91,7 +91,7 @@ fn pairs_that_iptables_accepts_are_spliced() {
         (IPV6, ["ip6tables-nft", "ip6tables-legacy"]),
     ] {
         for program in programs {
-            // What finds neighbours is no TCP.
+            // Neighbour discovery is not TCP.
             let icmp = "-I INPUT ! -p tcp -j ACCEPT";
             let prepare = |lab: &_| {
                 for rule in RULES.iter().chain([&icmp]) {
@@ -107,7 +107,7 @@ fn pairs_that_iptables_accepts_are_spliced() {
     }
 }
 
-/// A ban of the client resets its connection, one of somebody else does not.
+/// A ban of another client does not.
 #[test]
 fn a_ban_of_the_client_resets_it() {
     if !can_filter() {

@@ -1,4 +1,4 @@
-//! Rules that change under pairs that are spliced.
+//! Rules that change while pairs are spliced.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use crate::patience::until;
 struct Chain {
     family: &'static str,
     hook: &'static str,
-    /// Where in the segment the client's port stands.
+    /// The offset of the client's port in the segment.
     end: &'static str,
     does: &'static str,
-    /// How that is told.
+    /// How the relay names the rule.
     told: &'static str,
 }
 
-/// How often the relay looks at its host's filters, at least.
+/// The longest interval at which the relay reads its host's filters.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const CHAINS: [Chain; 7] = [
@@ -65,7 +65,7 @@ impl Chain {
     }
 }
 
-/// The log and stderr say of the client at this port that this rule has stopped it.
+/// Checks that access log and stderr report the rule as the reason for the end of this client.
 fn expect_stopped(host: &Host, port: u16, rule: &str) {
     let entry = host.entry(port);
     assert_eq!(
@@ -74,7 +74,7 @@ fn expect_stopped(host: &Host, port: u16, rule: &str) {
         "{entry}"
     );
     assert_eq!(entry["engine"], "segment", "{entry}");
-    let told = host.hop.relay.wait_told(rule);
+    let told = host.hop.relay.wait_logged(rule);
     for part in [" WARN ", "would stop 1 spliced connections"] {
         assert!(told.contains(part), "no {part:?} in {told:?}");
     }
@@ -85,7 +85,7 @@ fn pairs_are_reset(engine: &str) {
         return;
     }
     let host = Host::with(&["--engine", engine]);
-    // Nothing is asked of this one.
+    // No rule applies to this pair.
     let other = host.spliced(CLIENT_PORT, &[]);
     for (port, chain) in (CLIENT_PORT + 1..).zip(&CHAINS) {
         let pair = host.spliced(port, &[&other]);
@@ -103,7 +103,7 @@ fn pairs_are_reset(engine: &str) {
             &format!("{family} {table} c handle {handle} {told}"),
         );
     }
-    // These change without a word.
+    // There is no notification for these.
     let port = CLIENT_PORT + 1000;
     let pair = host.spliced(port, &[&other]);
     let rule = format!("-A INPUT -p tcp --sport {port} -j DROP");
@@ -134,7 +134,7 @@ fn pairs_over_ipv6_that_new_rules_would_stop_are_reset() {
     let host = Host::prepared(IPV6, |_| {}, &["--engine", "segment"]);
     let [nft, legacy] = [CLIENT_PORT, CLIENT_PORT + 1];
     let pair = host.spliced(nft, &[]);
-    // The rules of IPv4 are not asked.
+    // The rules for IPv4 do not apply.
     iptables(
         &host.lab,
         "iptables-legacy",
@@ -153,7 +153,7 @@ fn pairs_over_ipv6_that_new_rules_would_stop_are_reset() {
     expect_stopped(&host, legacy, "ip6tables filter OUTPUT rule 1 rejects");
 }
 
-/// The relay's connection to its target counts as much as the client's.
+/// A rule for the connection to the target counts like a rule for the client.
 #[test]
 fn a_rule_against_the_target_resets_all_pairs() {
     if !can_filter() {
@@ -177,7 +177,7 @@ fn a_rule_against_the_target_resets_all_pairs() {
         let outcome = host.logged(port, "outcome");
         assert_eq!(outcome, format!("stopped: packet filters: {rule}"));
     }
-    let told = host.hop.relay.wait_told(&rule);
+    let told = host.hop.relay.wait_logged(&rule);
     assert!(told.contains("would stop 2 spliced connections"), "{told}");
 }
 
@@ -189,20 +189,22 @@ fn pairs_that_bypass_the_filters_continue() {
     let host = Host::with(&["--engine", "segment", "--bypass-firewall"]);
     let pair = host.spliced(CLIENT_PORT, &[]);
     host.nft(&CHAINS[1].rules("t", CLIENT_PORT));
-    // Through the stack nothing would arrive any more.
+    // The stack would drop all bytes.
     let start = Instant::now();
     while start.elapsed() < LOOK_EVERY * 3 / 2 {
         pair.round();
     }
     assert!(host.hop.are_spliced(1));
     assert_eq!(
-        host.hop.relay.lines_told("the packet filters have changed"),
+        host.hop
+            .relay
+            .lines_logged("the packet filters have changed"),
         0
     );
 }
 
-/// Two go on when a rule begins to log their segments. A third that comes while it stands stays in the
-/// stack.
+/// Two pairs continue when a new rule logs their segments. A third one, which connects afterwards, stays in
+/// the stack.
 #[test]
 fn pairs_continue_while_the_verdict_is_unknown() {
     const LOG: &str = "table inet t { chain c {
@@ -219,14 +221,14 @@ fn pairs_continue_while_the_verdict_is_unknown() {
         let two = host.spliced(LOGGED[1], &[&one]);
         host.nft(LOG);
         let rule = format!("inet t c handle {} logs", host.handle("log"));
-        let told = host.hop.relay.wait_told(&rule);
+        let told = host.hop.relay.wait_logged(&rule);
         for part in [" WARN ", ": 2 spliced connections go on past them"] {
             assert!(told.contains(part), "no {part:?} in {told:?}");
         }
         host.splice(&[&one, &two]);
 
         let third = host.connect(LOGGED[2]);
-        // No rule is about this one, and it is tried later.
+        // No rule applies to this pair, and it is promoted later.
         let other = host.connect(LOGGED[2] + 1);
         until("the other is spliced", || {
             if engine == "auto" {
@@ -246,7 +248,7 @@ fn pairs_continue_while_the_verdict_is_unknown() {
 
         host.nft("flush chain inet t c");
         let again = "accept all spliced connections again";
-        assert!(host.hop.relay.wait_told(again).contains(" INFO "));
+        assert!(host.hop.relay.wait_logged(again).contains(" INFO "));
         let last = host.spliced(LOGGED[2] + 2, &[&one, &two, &other]);
         [one, two, other, last].into_iter().for_each(Pair::end);
         for port in [0, 1, 3, 4].map(|after| CLIENT_PORT + after) {
@@ -256,7 +258,7 @@ fn pairs_continue_while_the_verdict_is_unknown() {
     }
 }
 
-/// What was doubtful can still be stopped.
+/// An unknown verdict can still become a refusal.
 #[test]
 fn a_doubtful_pair_is_reset_by_rules_that_would_stop_it() {
     if !can_filter() {
@@ -270,7 +272,7 @@ fn a_doubtful_pair_is_reset_by_rules_that_would_stop_it() {
             log
         }\n}",
     );
-    host.hop.relay.wait_told("go on past them");
+    host.hop.relay.wait_logged("go on past them");
     host.nft("add rule inet t c tcp dport 8080 drop");
     pair.far.expect_reset();
     let handle = host.handle("drop");
@@ -281,7 +283,7 @@ fn a_doubtful_pair_is_reset_by_rules_that_would_stop_it() {
     );
 }
 
-/// Connection tracking begins with the first rule that asks for it.
+/// Connection tracking starts with the first rule that needs it.
 #[test]
 fn untracked_pairs_continue() {
     if !can_filter() {
@@ -298,7 +300,7 @@ fn untracked_pairs_continue() {
             }}
         }}"
     ));
-    let told = host.hop.relay.wait_told("go on past them");
+    let told = host.hop.relay.wait_logged("go on past them");
     for part in [" WARN ", ": 1 spliced connections", "inet t in "] {
         assert!(told.contains(part), "no {part:?} in {told:?}");
     }
@@ -310,5 +312,5 @@ fn untracked_pairs_continue() {
         assert_eq!(host.logged(port, "outcome"), "end of stream");
         assert_eq!(host.logged(port, "engine"), "segment");
     }
-    assert_eq!(host.hop.relay.lines_told("go on past them"), 1);
+    assert_eq!(host.hop.relay.lines_logged("go on past them"), 1);
 }

@@ -1,4 +1,4 @@
-//! Rules that change often, and more at once than can be heard.
+//! Rules that change often, and so many at once that notifications are lost.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ const PAIRS: u16 = 50;
 const BYTES: u64 = 1 << 20;
 const CHANGES: u32 = 200;
 
-/// A set that has nothing to do with the clients.
+/// A set that no client is affected by.
 const UNRELATED: &str = "table ip t {
     set banned { type ipv4_addr; }
     chain c {
@@ -61,10 +61,10 @@ fn irrelevant_changes_disturb_no_pair() {
         assert_eq!(host.logged(port, "outcome"), "end of stream");
         assert_eq!(host.logged(port, "engine"), "segment");
     }
-    assert_eq!(host.hop.relay.lines_told("filters have changed"), 0);
+    assert_eq!(host.hop.relay.lines_logged("filters have changed"), 0);
 }
 
-/// Between a new base chain and the next look at the rules the kernel calls more than has been read. Nobody is
+/// After a base chain was added, the kernel calls more hooks than the relay has read so far. No client is
 /// refused for that.
 #[test]
 fn clients_that_connect_while_base_chains_change_are_spliced() {
@@ -87,7 +87,7 @@ fn clients_that_connect_while_base_chains_change_are_spliced() {
         let changing = scope.spawn(|| host.lab.relay().enter(change).expect("entered"));
         while !changing.is_finished() {
             let pair = host.connect(CLIENT_PORT + clients);
-            // The first turn has decided on it by then.
+            // The first turn has judged the pair by then.
             pair.round();
             pair.end();
             clients += 1;
@@ -96,10 +96,10 @@ fn clients_that_connect_while_base_chains_change_are_spliced() {
     for port in CLIENT_PORT..CLIENT_PORT + clients {
         assert_eq!(host.logged(port, "outcome"), "end of stream");
     }
-    assert_eq!(host.hop.relay.lines_told("refused"), 0);
+    assert_eq!(host.hop.relay.lines_logged("refused"), 0);
 }
 
-/// What the sockets that listen to nftables in the relay's namespace have missed.
+/// The number of notifications that the nftables sockets in the relay's namespace have lost.
 fn missed(host: &Host) -> u64 {
     // NETLINK_NETFILTER
     const PROTOCOL: &str = "12";

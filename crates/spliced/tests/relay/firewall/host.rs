@@ -1,4 +1,4 @@
-//! A relay between a client and a server elsewhere, and the packet filters of its host.
+//! A relay between a remote client and a remote server, and the packet filters of its host.
 
 use std::fs;
 use std::io::Write;
@@ -15,10 +15,10 @@ use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 use crate::server::Server;
 
-/// The namespaces are the test's own, so these ports are free.
+/// These ports are free, since each test has its own namespaces.
 pub(super) const PORT: u16 = 8080;
 pub(super) const SERVER_PORT: u16 = 9090;
-/// The client's first port. The relay's own ports are taken from elsewhere (`ip_local_port_range`).
+/// The client's first port, outside of the relay's own range (`ip_local_port_range`).
 pub(super) const CLIENT_PORT: u16 = 2000;
 
 pub(super) struct Host {
@@ -28,7 +28,7 @@ pub(super) struct Host {
     ips: Ips,
 }
 
-/// Where the three are.
+/// The namespaces of client, relay and server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ips {
     client: IpAddr,
@@ -48,21 +48,21 @@ pub(super) const IPV6: Ips = Ips {
     server: IpAddr::V6(Lab::SERVER_V6),
 };
 
-/// A connection through the relay, both ends.
+/// Both ends of a connection through the relay.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) near: Peer,
     pub(super) far: Peer,
 }
 
-/// Whether this machine can have hosts with packet filters.
+/// Whether this machine can create hosts with packet filters.
 pub(super) fn can_filter() -> bool {
     [Need::Netns, Need::Bpf, Need::Nft, Need::Iptables]
         .into_iter()
         .all(available)
 }
 
-/// Runs a program in this thread's namespace with this on its standard input; returns what it prints.
+/// Runs a program in this thread's namespace with `input` on standard input. Returns its output.
 pub(super) fn run(program: &str, arguments: &[&str], input: &str) -> String {
     let mut child = Command::new(netlab::program(program).expect("it is installed"))
         .args(arguments)
@@ -80,22 +80,22 @@ pub(super) fn run(program: &str, arguments: &[&str], input: &str) -> String {
 }
 
 impl Host {
-    /// A relay with these options on a host without any rules.
+    /// A relay with these options on a host without rules.
     pub(super) fn with(options: &[&str]) -> Self {
         Self::prepared(IPV4, |_| {}, options)
     }
 
-    /// The same on a host that has these rules of nftables from the start.
+    /// The same on a host that has these nftables rules from the start.
     pub(super) fn under(rules: &str, options: &[&str]) -> Self {
         Self::prepared(IPV4, |lab| load(lab, rules), options)
     }
 
-    /// The same after this was done.
+    /// The same after `prepare`.
     pub(super) fn prepared(ips: Ips, prepare: impl FnOnce(&Lab), options: &[&str]) -> Self {
         Self::by(ips, prepare, |namespace| namespace.command(BINARY), options)
     }
 
-    /// The same by a command that becomes `spliced` with the arguments that are added.
+    /// The same with a command to which the arguments of `spliced` are added.
     pub(super) fn by(
         ips: Ips,
         prepare: impl FnOnce(&Lab),
@@ -110,7 +110,7 @@ impl Host {
         let mut command = command(lab.relay());
         command
             .args(["relay", &listen, &server.address])
-            // Its pairs are tried in the order in which they came.
+            // Pairs are promoted in the order in which they were accepted.
             .args(["--threads", "1"])
             .args(options);
         let hop = Hop::spawn(&mut command);
@@ -122,12 +122,12 @@ impl Host {
         }
     }
 
-    /// Loads rules of nftables beside those that there are.
+    /// Loads further nftables rules.
     pub(super) fn nft(&self, rules: &str) {
         load(&self.lab, rules);
     }
 
-    /// The handle of the only rule with these words.
+    /// The handle of the only rule that contains these words.
     pub(super) fn handle(&self, words: &str) -> String {
         let list = || run("nft", &["-a", "-n", "list", "ruleset"], "");
         let rules = self.lab.relay().enter(list).expect("entered");
@@ -139,14 +139,14 @@ impl Host {
         line.rsplit_once("# handle ").expect("a handle").1.into()
     }
 
-    /// A client at this port has connected; nothing has been moved.
+    /// Connects a client from this port; moves no bytes.
     pub(super) fn connect(&self, port: u16) -> Pair {
         let near = self.client(port);
         let far = self.server.accept();
         Pair { near, far }
     }
 
-    /// As [`connect`](Self::connect), and nobody has accepted it.
+    /// As [`connect`](Self::connect), but the server does not accept the connection.
     pub(super) fn client(&self, port: u16) -> Peer {
         let from = SocketAddr::from((self.ips.client, port));
         let to = SocketAddr::from((self.ips.relay, PORT));
@@ -165,7 +165,7 @@ impl Host {
         self.lab.client().enter(connected).expect("entered")
     }
 
-    /// Uses the pairs, which are all that there are, until each of them is spliced.
+    /// Sends bytes over all pairs until each is spliced.
     pub(super) fn splice(&self, pairs: &[&Pair]) {
         until_found("the pairs are spliced", || {
             pairs.iter().for_each(|pair| pair.round());
@@ -174,14 +174,14 @@ impl Host {
         pairs.iter().for_each(|pair| pair.round());
     }
 
-    /// A pair that is spliced beside these.
+    /// Adds a spliced pair to these.
     pub(super) fn spliced(&self, port: u16, beside: &[&Pair]) -> Pair {
         let pair = self.connect(port);
         self.splice(&[beside, &[&pair]].concat());
         pair
     }
 
-    /// Waits for the entry of the connection from this port.
+    /// Waits for the access log's entry of the connection from this port.
     pub(super) fn entry(&self, port: u16) -> Value {
         let client = SocketAddr::from((self.ips.client, port)).to_string();
         until_found("the connection is in the access log", || {
@@ -190,7 +190,7 @@ impl Host {
         })
     }
 
-    /// The words of one of that entry's fields.
+    /// The text of a field of this entry.
     pub(super) fn logged(&self, port: u16, field: &str) -> String {
         let entry = self.entry(port);
         entry[field].as_str().expect("text").into()
@@ -227,7 +227,7 @@ pub(super) fn load(lab: &Lab, rules: &str) {
 }
 
 impl Pair {
-    /// A number each way.
+    /// Sends a number in each direction.
     pub(super) fn round(&self) {
         for (from, to) in [(&self.near, &self.far), (&self.far, &self.near)] {
             from.write_number(7);
@@ -235,7 +235,7 @@ impl Pair {
         }
     }
 
-    /// Both streams end.
+    /// Ends both streams.
     pub(super) fn end(self) {
         for end in [&self.near, &self.far] {
             end.end_stream();

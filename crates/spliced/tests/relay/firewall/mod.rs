@@ -1,9 +1,9 @@
-//! The packet filters of the relay's host hold for connections that `segment` moves past them.
+//! The packet filters of the relay's host apply to connections that `segment` splices.
 
 mod accepted;
 mod changed;
 mod churn;
 mod host;
-mod kept_back;
+mod logged;
 mod rights;
-mod told;
+mod side_effects;

@@ -1,11 +1,11 @@
-//! The packet filters as a relay sees them that has the documented capabilities and is not root.
+//! The packet filters of a relay that has the documented capabilities and is not root.
 
 use netlab::{Lab, Scratch};
 
 use super::host::{CLIENT_PORT, Host, IPV4, can_filter, iptables, load};
 use crate::doctor::{NOBODY, for_anybody};
 
-/// On a host that was prepared so, by name.
+/// A relay as user `nobody` on a prepared host.
 fn host(scratch: &Scratch, prepare: impl FnOnce(&Lab)) -> Host {
     let capabilities = "-all,+bpf,+net_admin,+perfmon";
     let spliced = for_anybody(scratch);
@@ -51,7 +51,7 @@ fn rules_of_nftables_apply_without_root() {
     );
 }
 
-/// The lists of their names are for root.
+/// Only root can read the lists of their names.
 #[test]
 fn unlistable_tables_of_iptables_legacy_prevent_splicing() {
     if !can_filter() {

@@ -42,7 +42,7 @@ fn a_chain_with_haproxy_carries_every_byte() {
     let _haproxy = Process::spawn(&mut command).expect("haproxy");
     let target = format!("unix:{socket}");
     wait_listening(&target);
-    // Waiting for it to listen was a connection.
+    // The check that HAProxy listens was a connection, too.
     server.accept().expect_end();
     for engine in ENGINES {
         let first = Relay::to(&target, &["--engine", engine]);

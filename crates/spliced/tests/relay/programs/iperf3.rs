@@ -1,4 +1,4 @@
-//! iperf3: two connections, one to talk about what the other one does.
+//! iperf3: a control connection and a data connection.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,14 +12,14 @@ use crate::server::free_port;
 
 const BYTES: u64 = 64 << 20;
 
-/// A running server, and where it is.
+/// A running server and its address.
 pub(super) fn serve(iperf3: &Path, host: &Host<'_>) -> (Process, String) {
     let port = free_port().to_string();
     let mut server = host.command(iperf3);
     server
         .args(["--server", "--bind", &host.ip.to_string(), "--port", &port])
         .stdout(Stdio::null())
-        // It complains about whoever only looks whether it listens.
+        // iperf3 logs an error for a connection that only tests whether it listens.
         .stderr(Stdio::null());
     let server = Process::spawn(&mut server).expect("iperf3");
     let address = format!("{}:{port}", host.ip);
@@ -46,7 +46,7 @@ pub(super) fn measure(
     let sent = end["sum_sent"]["bytes"].as_u64().expect("a count");
     let received = end["sum_received"]["bytes"].as_u64().expect("a count");
     assert!(sent >= bytes, "{sent}");
-    // It stops counting when its other connection says that all is sent.
+    // The server stops counting when the control connection reports that all is sent.
     assert!((bytes / 2..=sent).contains(&received), "{received}");
 }
 

@@ -1,4 +1,4 @@
-//! Other people's programs through the relay: they have their own idea of what a connection does.
+//! Real programs through the relay.
 
 mod haproxy;
 mod iperf3;
@@ -19,7 +19,7 @@ use crate::peer::Peer;
 
 const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 
-/// Where `program` is; without it the test is skipped, or fails if `SPLICED_REQUIRE` names it.
+/// The path of `program`. Without it the test is skipped, or fails if `SPLICED_REQUIRE` lists it.
 fn installed(program: &str, package: &str) -> Option<PathBuf> {
     let found = netlab::program(program).or_else(|| of_postgresql(program));
     let missing = found.is_none();
@@ -28,7 +28,7 @@ fn installed(program: &str, package: &str) -> Option<PathBuf> {
     found
 }
 
-/// Debian keeps the programs of each version of PostgreSQL in a directory of their own.
+/// Debian has a directory for each version of PostgreSQL.
 fn of_postgresql(program: &str) -> Option<PathBuf> {
     fs::read_dir("/usr/lib/postgresql")
         .ok()?
@@ -40,10 +40,10 @@ fn wait_listening(address: &str) {
     Host::HERE.wait_listening(address);
 }
 
-/// Where a program runs.
+/// The place where a program runs.
 #[derive(Clone, Copy)]
 struct Host<'a> {
-    /// `None`: where the tests run.
+    /// `None` for the namespace of the tests.
     namespace: Option<&'a Namespace>,
     ip: IpAddr,
 }
@@ -70,7 +70,7 @@ impl Host<'_> {
     }
 }
 
-/// Runs a program to its end, which has to be a good one; returns what it has printed.
+/// Runs a program, which must succeed. Returns its output.
 fn run(command: &mut Command) -> String {
     let Output {
         status,

@@ -1,4 +1,4 @@
-//! nginx: files, and connections that are kept alive.
+//! nginx: files, and HTTP keep-alive.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ const SMALL_BYTES: u64 = 1234;
 pub(super) struct Nginx {
     pub(super) tcp: String,
     unix: String,
-    // In this order: the process ends before its directory goes.
+    // In this order: the process ends before its directory is removed.
     _process: Process,
     _scratch: Scratch,
 }
@@ -59,7 +59,7 @@ impl Nginx {
     }
 }
 
-/// Fetches a file and compares it with what it is made of.
+/// Fetches a file and compares it with its source.
 fn fetch(address: &str, name: &str, bytes: u64) {
     let client = Peer::connect(address);
     client.write_text(&format!("GET /{name} HTTP/1.0\r\n\r\n"));
@@ -84,8 +84,7 @@ fn nginx_serves_a_large_file_through_the_relay() {
     }
 }
 
-/// Has wrk ask for the small file over connections that are kept alive, for whole seconds; no answer
-/// may be wrong.
+/// Runs wrk on the small file with keep-alive for whole seconds. No response may be wrong.
 pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usize, time: Duration) {
     let mut load = host.command(wrk);
     load.args(["--connections", &connections.to_string()])
@@ -93,7 +92,7 @@ pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usiz
         .args(["--duration", &format!("{}s", time.as_secs())])
         .arg(format!("http://{address}/small"));
     let report = run(&mut load);
-    // It mentions errors only when there are any.
+    // wrk prints errors only if there are any.
     for error in ["Socket errors", "Non-2xx"] {
         assert!(!report.contains(error), "{report}");
     }

@@ -1,4 +1,4 @@
-//! PostgreSQL: questions and answers in step, over TCP and to a UNIX socket.
+//! PostgreSQL: queries and results in turn, over TCP and to a UNIX socket.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -32,7 +32,7 @@ fn unprivileged(host: &Host<'_>, program: &Path) -> Command {
     let mut command = host.command("setpriv");
     command
         .args(["--reuid", USER, "--regid", USER, "--clear-groups"])
-        // It would be cleared by the change of user.
+        // The change of user would clear it.
         .args(["--pdeathsig", "KILL", "--"])
         .arg(program);
     command
@@ -93,14 +93,14 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Its children and its shared memory would outlive it if it was just killed.
+    /// Stops the server cleanly: after SIGKILL its children and its shared memory would remain.
     fn drop(&mut self) {
         let _ = self.process.signal(Signal::INT);
         let _ = self.process.wait_at_most(PATIENCE);
     }
 }
 
-/// What pgbench is told beside the options of a run.
+/// The options of pgbench that all runs have in common.
 pub(super) fn bench(pgbench: &Path, host: &Host<'_>, address: &str, options: &[&str]) -> String {
     let (ip, port) = address.rsplit_once(':').expect("a port");
     run(host
@@ -112,7 +112,7 @@ pub(super) fn bench(pgbench: &Path, host: &Host<'_>, address: &str, options: &[&
         .env_remove("PGOPTIONS"))
 }
 
-/// As many transactions by each of the clients; all must have been processed.
+/// Runs the same number of transactions for each client. All must succeed.
 pub(super) fn transact(
     pgbench: &Path,
     host: &Host<'_>,
@@ -153,7 +153,7 @@ fn pgbench_gets_every_answer_through_the_relay() {
         for target in [&tcp, &unix] {
             let relay = Relay::to(target, &["--engine", engine]);
             let before = relay.descriptors();
-            // With and without a connection for each transaction.
+            // One connection for each client, then one for each transaction.
             for more in [&[][..], &["--connect"]] {
                 transact(&pgbench, &Host::HERE, &relay.address, [6, 60], more);
             }

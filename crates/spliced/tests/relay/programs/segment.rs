@@ -1,5 +1,5 @@
-//! The same, between network namespaces, with `--engine segment`: the program in the kernel carries
-//! their bytes, and the relay makes no call for them.
+//! The same programs between network namespaces with `--engine segment`: the BPF program moves their bytes,
+//! and the relay makes no system call for them.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::{Host, installed};
 use crate::segment::hop::Hop;
 use crate::segment::witness::Witness;
 
-/// What takes iperf3 long enough for its connections to be seen to be spliced.
+/// The bytes that keep iperf3 busy until its connections are spliced.
 const BYTES: u64 = 1 << 30;
 
 fn client(lab: &Lab) -> Host<'_> {
@@ -48,7 +48,7 @@ fn iperf3_is_translated_in_both_directions() {
     let (_server, target) = serve(&iperf3, &server(&lab));
     let hop = hop(&lab, &target);
     for (round, direction) in [&[][..], &["--reverse"]].into_iter().enumerate() {
-        // One to talk and one to measure.
+        // A control connection and a data connection.
         Witness::of_program(&hop, 2 * round, 2, || {
             measure(&iperf3, &client(&lab), hop.address(), BYTES, direction);
         });
@@ -59,7 +59,7 @@ fn iperf3_is_translated_in_both_directions() {
 #[test]
 fn http_keep_alive_is_translated() {
     const CONNECTIONS: usize = 32;
-    /// By far enough for all of them to be seen to be spliced: wrk does not wait for that.
+    /// Long enough for all connections to be spliced, which wrk does not wait for.
     const TIME: Duration = Duration::from_secs(5);
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
@@ -72,7 +72,7 @@ fn http_keep_alive_is_translated() {
         return;
     };
     let hop = hop(&lab, &nginx.tcp);
-    // With the first, wrk only looks whether somebody listens.
+    // wrk makes the first connection only to test whether the server listens.
     Witness::of_program(&hop, 1, CONNECTIONS, || {
         load(&wrk, &client(&lab), hop.address(), CONNECTIONS, TIME);
     });
@@ -96,12 +96,12 @@ fn pgbench_is_translated() {
     let client = client(&lab);
     let initialize = ["--initialize", "--scale", "1", "--quiet"];
     bench(&pgbench, &client, hop.address(), &initialize);
-    // Before it begins, pgbench asks how large the tables are.
+    // Before it starts, pgbench asks for the size of the tables.
     Witness::of_program(&hop, 1 + 1, CLIENTS, || {
         transact(&pgbench, &client, hop.address(), [CLIENTS as u64, 300], &[]);
     });
     hop.expect_translated(1 + 1 + CLIENTS);
-    // With a connection for each transaction.
+    // One connection for each transaction.
     transact(&pgbench, &client, hop.address(), [6, 30], &["--connect"]);
 }
 

@@ -15,7 +15,7 @@ const FILE_BYTES: usize = 64 << 20;
 pub(super) struct Sshd {
     pub(super) address: String,
     directory: PathBuf,
-    // In this order: the process ends before its directory goes.
+    // In this order: the process ends before its directory is removed.
     _process: Process,
     _scratch: Scratch,
 }
@@ -48,7 +48,7 @@ impl Sshd {
             host.ip
         );
         let configuration = scratch.write("config", &configuration).expect("a file");
-        // It wants an empty directory at a fixed place, which is made where nobody else sees it.
+        // sshd needs an empty directory at a fixed path, which this creates in a mount namespace of its own.
         let script = r#"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$@""#;
         let mut server = host.command("unshare");
         server
@@ -70,8 +70,8 @@ impl Sshd {
         })
     }
 
-    /// Copies a file there and back over connections to `address`, each `over` one of its own, and
-    /// compares it.
+    /// Copies a file to the server and back, each time over a connection of its own to `address`, and compares
+    /// it.
     pub(super) fn copy(
         &self,
         scp: &Path,

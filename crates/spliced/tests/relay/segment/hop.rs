@@ -18,14 +18,14 @@ use crate::peer::{Peer, exchange};
 use crate::relay::{BINARY, Relay};
 use crate::server::Server;
 
-/// What of all payload must have been translated: the rest came before the change-over was through.
+/// The fraction of the payload that must be translated. The rest precedes the change-over.
 const LEAST_TRANSLATED_IN_100: u64 = 99;
 
 /// `enum segment_state`, with which `struct segment_flow` begins.
 const SPLICED: u32 = 3;
 const ALIVE: RangeInclusive<u32> = 1..=SPLICED;
 
-/// `struct segment_flow` and, in its two sides, `payload_bytes`, in bytes: bpf/segment.h.
+/// The size of `struct segment_flow`, and the offsets of `payload_bytes` in its two sides (bpf/segment.h).
 const FLOW_BYTES: usize = 320;
 const PAYLOAD_BYTES_AT: [usize; 2] = [64 + 104, 64 + 128 + 104];
 
@@ -35,11 +35,11 @@ pub(crate) struct Hop {
     _scratch: Scratch,
 }
 
-/// What went through a hop.
+/// The traffic through a hop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passed {
     pub(crate) bytes: u64,
-    /// What the program has translated, repetitions included.
+    /// The bytes that the BPF program has translated, retransmissions included.
     pub(crate) translated_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ impl Hop {
         Self::spawn(&mut command)
     }
 
-    /// By a command that becomes a relay, whoever runs it.
+    /// A hop that `command` starts.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let scratch = Scratch::new("hop").expect("a directory");
         let everybody = Permissions::from_mode(0o777);
@@ -75,12 +75,12 @@ impl Hop {
         self.entries().len()
     }
 
-    /// Its access log so far.
+    /// The entries of its access log so far.
     pub(crate) fn entries(&self) -> Vec<Value> {
         self.log.entries()
     }
 
-    /// Has it serve a connection to its target, with which its program comes to stand on lo.
+    /// Serves one connection to the target, which attaches the BPF program to lo.
     pub(crate) fn stand(&self, namespace: &Namespace, server: &Server) {
         let near = namespace.enter(|| Peer::connect(self.address()));
         let near = near.expect("entered");
@@ -95,7 +95,7 @@ impl Hop {
         self.passed(1);
     }
 
-    /// Waits until `connections` have ended; all of them must have been translated from end to end.
+    /// Waits until `connections` have ended. Every one of them must have been translated.
     pub(crate) fn passed(&self, connections: usize) -> Passed {
         let entries = until_found("all connections are in the log", || {
             let entries = self.log.entries();
@@ -122,7 +122,7 @@ impl Hop {
         }
     }
 
-    /// As [`passed`](Self::passed), and nearly all payload was translated by the program.
+    /// As [`passed`](Self::passed); the BPF program must have translated nearly all payload.
     pub(crate) fn expect_translated(&self, connections: usize) -> Passed {
         let passed = self.passed(connections);
         assert!(
@@ -132,7 +132,7 @@ impl Hop {
         passed
     }
 
-    /// It has so many connections, and all of them are spliced.
+    /// Whether it has this number of connections, and all are spliced.
     pub(crate) fn are_spliced(&self, connections: usize) -> bool {
         let flows = self.flows();
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
@@ -141,8 +141,8 @@ impl Hop {
         alive == vec![SPLICED; connections]
     }
 
-    /// What its program has counted. A slot keeps its counts until it is used again, which is after
-    /// all others.
+    /// The counters of its BPF program. A slot keeps them until it is reused, which happens after all other
+    /// slots.
     pub(crate) fn translated_bytes(&self) -> u64 {
         self.flows()
             .into_iter()
@@ -155,8 +155,8 @@ impl Hop {
             .sum()
     }
 
-    /// All slots by one call: slot by slot a look takes so long, on a machine at work, that the
-    /// connections it is for may have ended meanwhile.
+    /// Reads all slots with one system call. Slot by slot it takes so long on a busy machine that the
+    /// connections may have ended meanwhile.
     fn flows(&self) -> Vec<Vec<u8>> {
         let Some(map) = self.table() else {
             return Vec::new();
@@ -168,9 +168,8 @@ impl Hop {
         flows
     }
 
-    /// Its table of flows: of the maps of its programs, which the kernel tells with the process's
-    /// descriptors, the one with values of that size. With `auto` there is none until a pair has asked
-    /// for the engine.
+    /// The table of flows: the map with values of that size among the descriptors of the process. With
+    /// `auto` there is none until a pair has asked for the engine.
     fn table(&self) -> Option<MapHandle> {
         let infos = self.relay.descriptor_infos();
         let ids: Vec<u32> = infos

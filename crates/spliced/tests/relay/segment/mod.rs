@@ -14,16 +14,16 @@ use crate::server::Server;
 use hop::Hop;
 use witness::Witness;
 
-/// Moves as many bytes each way at once over a connection, three times, after a short one with which
-/// the program comes to stand on the devices; the hops read and write none of them. The server is the
-/// last hop's target.
+/// Moves the same number of bytes in both directions at once over a connection, three times. A short
+/// connection before attaches the BPF program to the devices. The hops read and write none of the bytes. The
+/// server is the last hop's target.
 fn carry(client: &Namespace, hops: &[&Hop], server: &Server, bytes: u64) {
     let before: Vec<_> = hops.iter().map(|hop| hop.connections()).collect();
     for (number, bytes) in (0..).zip([1000, bytes, bytes, bytes]) {
         let near = client.enter(|| Peer::connect(hops[0].address()));
         let near = near.expect("entered");
         let far = server.accept();
-        // A change-over in the middle of bulk is slow where others use the CPU.
+        // A change-over during bulk is slow on a busy machine.
         for hop in hops {
             let before = hop.translated_bytes();
             until("the pair is translated", || {

@@ -1,4 +1,4 @@
-//! What becomes of a client whose pair `segment` cannot translate.
+//! A client whose pair `segment` cannot translate.
 
 use netlab::{Namespace, Need, Scratch, available};
 
@@ -16,8 +16,7 @@ fn relay(namespace: &Namespace, listen: &str, target: &str, log: &Log) -> Relay 
     Relay::spawn(&mut command)
 }
 
-/// Its listener takes both families, and the target has one: what the first client will be is not
-/// known at the start.
+/// The listener is dual-stack and the target is not, so the relay cannot refuse to start.
 #[test]
 fn a_client_of_the_other_family_is_reset_with_a_warning() {
     if !available(Need::Root) {
@@ -32,7 +31,7 @@ fn a_client_of_the_other_family_is_reset_with_a_warning() {
     let client = namespace.enter(|| Peer::connect(&address));
     let client = client.expect("entered");
     client.expect_reset();
-    let told = relay.wait_told("engine segment refused it");
+    let told = relay.wait_logged("engine segment refused it");
     let from = format!("connection 1 from {} to", client.local_address());
     for part in [
         " WARN ",

@@ -1,4 +1,4 @@
-//! Relays in a row on one host, each a process of its own.
+//! A chain of relays on one host, each a process of its own.
 
 use netlab::{Lab, Namespace, Need, available};
 
@@ -8,8 +8,8 @@ use crate::server::Server;
 
 const BYTES: u64 = 32 << 20;
 
-/// From `client` over two relays in `host`, which listen at `ip`, to a server at `server_ip` in
-/// `far`. Which of the two programs sees a segment first depends on who had a connection first.
+/// A chain from `client` through two relays in `host`, which listen on `ip`, to a server at `server_ip` in
+/// `far`. Which BPF program sees a segment first depends on which relay had a connection first.
 fn carry_over_two(
     client: &Namespace,
     host: &Namespace,

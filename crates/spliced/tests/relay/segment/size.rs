@@ -1,4 +1,4 @@
-//! Segments that are larger than what the other side takes: the relay has its sockets announce less.
+//! Segments that are larger than the other side accepts: the relay's sockets announce a smaller MSS.
 
 use netlab::{Lab, Namespace, Need, available};
 
@@ -16,7 +16,7 @@ fn set_mtu(namespace: &Namespace, device: &str, mtu: u32) {
     assert!(done.expect("ip").success());
 }
 
-/// The commonest deployment: lo takes 64 KiB, the way to the client 1500 bytes.
+/// The most common deployment: an MTU of 64 KiB on lo, and of 1500 bytes towards the client.
 #[test]
 fn a_server_on_this_host_is_spliced_with_a_client_elsewhere() {
     if !available(Need::Root) {

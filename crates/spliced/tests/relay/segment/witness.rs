@@ -1,4 +1,4 @@
-//! That a relay neither reads nor writes for connections that are spliced.
+//! Proves that a relay neither reads nor writes for spliced connections.
 
 use std::thread;
 
@@ -6,7 +6,8 @@ use crate::patience::until;
 use crate::segment::hop::Hop;
 use crate::system_calls::SystemCalls;
 
-/// What can carry bytes of a socket. A loop calls read(2) for what wakes it, and a log is written.
+/// The system calls that move bytes of a socket, except read(2) and write(2): a loop reads its eventfd and
+/// its timer, and logs are written.
 const CARRYING: [&str; 7] = [
     "recvfrom", "recvmsg", "readv", "sendto", "sendmsg", "writev", "splice",
 ];
@@ -14,8 +15,8 @@ const CARRYING: [&str; 7] = [
 pub(crate) struct Witness(Vec<SystemCalls>);
 
 impl Witness {
-    /// Of all threads of the relay but the one that asks the kernel for its rules, from the moment on at which it has so many connections and all
-    /// are spliced.
+    /// Watches all threads of the relay, except the one that reads the rules, as soon as it has this number of
+    /// connections and all are spliced.
     pub(crate) fn of(hop: &Hop, connections: usize) -> Self {
         until("the connections are spliced", || {
             hop.are_spliced(connections)
@@ -24,7 +25,7 @@ impl Witness {
         Self(threads.map(SystemCalls::of_thread).collect())
     }
 
-    /// All bytes have arrived.
+    /// Ends the measurement, after all bytes have arrived.
     pub(crate) fn end(mut self) {
         for calls in &mut self.0 {
             assert_eq!(
@@ -35,9 +36,9 @@ impl Witness {
         }
     }
 
-    /// Runs what makes so many connections and uses them until it ends: from the moment on at which
-    /// all are spliced the hop carries nothing. So many others have ended before, which the program may
-    /// make itself to look around.
+    /// Runs a program that makes this number of connections and uses them until it ends. As soon as all are
+    /// spliced, the hop must move no byte. `others` connections end before, for example those with which the
+    /// program tests whether the server listens.
     pub(crate) fn of_program(
         hop: &Hop,
         others: usize,
@@ -46,7 +47,7 @@ impl Witness {
     ) {
         thread::scope(|scope| {
             let program = scope.spawn(program);
-            // While one of them lives it would pass for one of those that are meant.
+            // A connection that is still open would be counted as one of the others.
             until("the others have ended", || hop.connections() >= others);
             let witness = Self::of(hop, connections);
             program.join().expect("the program ends well");

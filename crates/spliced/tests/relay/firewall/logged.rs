@@ -1,4 +1,4 @@
-//! What is said at the start.
+//! What the relay logs about the packet filters when it starts.
 
 use super::host::{CLIENT_PORT, Host, can_filter};
 
@@ -22,7 +22,7 @@ fn a_rule_against_all_clients_is_logged_at_the_start() {
     ] {
         for engine in ["auto", "segment"] {
             let host = Host::under(&chain(rule), &["--engine", engine]);
-            let told = host.hop.relay.wait_told("segment is not used");
+            let told = host.hop.relay.wait_logged("segment is not used");
             let handle = host.handle("drop");
             for part in [
                 " WARN ".into(),
@@ -42,7 +42,7 @@ fn a_rule_against_some_clients_is_logged_as_info_at_the_start() {
         return;
     }
     let host = Host::under(&chain("ip saddr 198.18.1.3 drop"), &["--engine", "auto"]);
-    let told = host.hop.relay.wait_told("segment may not be used");
+    let told = host.hop.relay.wait_logged("segment may not be used");
     let handle = host.handle("drop");
     for part in [
         " INFO ".into(),
@@ -51,7 +51,7 @@ fn a_rule_against_some_clients_is_logged_as_info_at_the_start() {
     ] {
         assert!(told.contains(&part), "no {part:?} in {told:?}");
     }
-    // It is none of those.
+    // The rule is about another client.
     host.spliced(CLIENT_PORT, &[]).end();
 }
 
@@ -61,15 +61,15 @@ fn bypassed_and_irrelevant_rules_are_not_logged() {
         return;
     }
     for (rules, options, lines) in [
-        // That they are bypassed.
+        // One line: the filters are bypassed.
         (chain("log"), &["--bypass-firewall"][..], 1),
         (chain("udp dport 53 drop"), &[], 0),
-        // A port that is not the relay's, to connect from either.
+        // Neither a port of the relay nor a source port of its connections.
         (chain("tcp dport 22 drop"), &[], 0),
     ] {
         let mut host = Host::under(&rules, options);
         host.spliced(CLIENT_PORT, &[]).end();
         host.hop.relay.terminate();
-        assert_eq!(host.hop.relay.lines_told("packet filter"), lines);
+        assert_eq!(host.hop.relay.lines_logged("packet filter"), lines);
     }
 }

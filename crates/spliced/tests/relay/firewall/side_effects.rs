@@ -1,4 +1,4 @@
-//! Rules that are there when a pair comes, and do more than let it through.
+//! Rules with side effects that exist when a client connects.
 
 use netlab::Lab;
 
@@ -6,7 +6,7 @@ use super::host::{CLIENT_PORT, Host, Pair, can_filter};
 use crate::patience::until;
 use crate::peer::exchange;
 
-/// What is done with the segments of one client each, and how it is told; none is stopped.
+/// A rule for each client and how the relay describes it. No rule stops a segment.
 const EFFECTS: [(&str, &str, &str); 8] = [
     ("filter", "log", "logs"),
     (
@@ -24,10 +24,10 @@ const EFFECTS: [(&str, &str, &str); 8] = [
 
 const CLIENTS: std::ops::Range<u16> = CLIENT_PORT..CLIENT_PORT + EFFECTS.len() as u16;
 
-/// Far more than makes a pipe pay.
+/// Far more bytes than `auto` needs to choose a pipe.
 const BULK_BYTES: u64 = 8 << 20;
 
-/// One that no rule is about.
+/// A client without a rule.
 const OTHER: u16 = CLIENTS.end;
 
 fn rules() -> String {
@@ -55,7 +55,7 @@ fn rules() -> String {
     )
 }
 
-/// The rule about the client at this port, and what it is told to do.
+/// The rule of the client at this port, and the description of its effect.
 fn told(host: &Host, port: u16) -> [String; 2] {
     let (chain, _, does) = EFFECTS[usize::from(port - CLIENT_PORT)];
     let handle = host.handle(&format!("sport {port} "));
@@ -76,12 +76,12 @@ fn auto_leaves_pairs_with_filter_side_effects_to_the_stack() {
     let host = Host::under(&rules(), &["--engine", "auto"]);
     let pairs: Vec<_> = CLIENTS.map(|port| host.connect(port)).collect();
     let other = host.connect(OTHER);
-    // It is the last to be tried.
+    // It is the last pair to be promoted.
     until("the other is spliced", || {
         pairs.iter().chain([&other]).for_each(Pair::round);
         host.hop.are_spliced(1)
     });
-    // Bulk of one goes by pipe.
+    // One pair has bulk, which uses a pipe.
     let bulk = &pairs[0];
     exchange(&bulk.near, &bulk.far, 0, BULK_BYTES, BULK_BYTES);
     pairs.into_iter().skip(1).chain([other]).for_each(Pair::end);
@@ -110,8 +110,8 @@ fn segment_refuses_pairs_with_filter_side_effects() {
         expect_all(why, &told(&host, port));
         assert!(why.contains("bypass"), "{why}");
     }
-    // The others are held back, so that a log does not fill.
-    let said = host.hop.relay.wait_told("engine segment refused it");
+    // The other warnings are suppressed by the rate limit.
+    let said = host.hop.relay.wait_logged("engine segment refused it");
     let client = format!("from {}:{CLIENT_PORT} to", Lab::CLIENT_V4);
     expect_all(&said, &[" WARN ".into(), client, "was reset".into()]);
     expect_all(&said, &told(&host, CLIENT_PORT));

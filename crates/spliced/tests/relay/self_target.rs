@@ -1,4 +1,4 @@
-//! A relay whose target is itself would relay to itself without end.
+//! Targets that are the relay itself, which would relay to itself without end.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -11,9 +11,9 @@ use crate::relay::{BINARY, Relay, output};
 use crate::resolver::{NAME, relay_between, with_name_server};
 use crate::server::{Server, ask};
 use crate::target::ANSWER_TOO_OLD;
-use crate::usage::complaint;
+use crate::usage::failure;
 
-/// Free in a namespace of its own.
+/// Free, since each test has a namespace of its own.
 const PORT: u16 = 7000;
 
 fn with_address(namespace: &Namespace, address: &str) {
@@ -55,7 +55,7 @@ fn a_target_that_is_the_relay_is_refused_under_each_of_its_addresses() {
         command
             .args(["relay", &listen, &target])
             .env_remove("SPLICED_LOG");
-        let sentence = complaint(&mut command, 2);
+        let sentence = failure(&mut command, 2);
         for part in [&target, "this relay itself", "choose another target"] {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
@@ -81,7 +81,7 @@ fn a_socket_file_is_recognised_under_each_of_its_paths() {
     ] {
         let mut command = Process::command(BINARY);
         command.args(["relay", listen, target]);
-        let sentence = complaint(command.env_remove("SPLICED_LOG"), 2);
+        let sentence = failure(command.env_remove("SPLICED_LOG"), 2);
         for part in [target, "this relay itself", "choose another target"] {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
@@ -102,7 +102,7 @@ fn other_addresses_of_the_target_are_used() {
         let listen = format!("127.0.0.1:{PORT}");
         command.args(["relay", &listen, &format!("localhost:{PORT}")]);
         let relay = Relay::spawn(command.env_remove("SPLICED_LOG"));
-        let told = relay.wait_told("this relay itself");
+        let told = relay.wait_logged("this relay itself");
         assert!(told.contains(&listen), "{told}");
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         server.finish()
@@ -123,12 +123,12 @@ fn a_name_that_later_resolves_to_the_relay_is_refused() {
         ask(&Peer::connect(&relay.address), 0, 1000, 1000);
         names.answer_with(Some(Ipv4Addr::LOCALHOST));
         std::thread::sleep(ANSWER_TOO_OLD);
-        // The last one by the old answer, which has become too old.
+        // This client still gets the old answer, and triggers a new resolution.
         ask(&Peer::connect(&relay.address), 1, 1000, 1000);
         netlab::until("the new answer is known", || {
             let client = Peer::connect(&relay.address);
             let _ = client.try_send(crate::payload::Payload::new(0), 0, 1);
-            relay.lines_told(&format!("{listen} is this relay itself")) > 0
+            relay.lines_logged(&format!("{listen} is this relay itself")) > 0
         });
         Peer::is_reset_by(&relay.address);
         relay.wait_descriptors(before);
@@ -158,7 +158,7 @@ fn an_address_that_later_becomes_local_is_refused() {
         namespace
             .enter(|| Peer::is_reset_by(&address))
             .expect("entered");
-        relay.lines_told("is this relay itself") > 0
+        relay.lines_logged("is this relay itself") > 0
     });
     relay.wait_descriptors(before);
     relay.terminate();
