@@ -6,6 +6,7 @@ mod browser;
 mod candlesticks;
 mod chart;
 mod curves;
+mod headline;
 mod listing;
 mod page;
 mod scale;
@@ -21,6 +22,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use self::chart::Chart;
+pub(crate) use self::headline::headline;
 use self::scale::tick_words;
 use crate::results::{Placement, Results, Unit, Workload, number};
 

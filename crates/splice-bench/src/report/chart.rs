@@ -1,9 +1,7 @@
 //! What every chart has: a title, words for who cannot see it, and a drawing that is legible on a
 //! narrow screen, light or dark.
 //!
-//! Charts are drawn here rather than by a plotting library since none of those looked at (plotters,
-//! charming) lets a page's colour scheme choose the colours or gives a drawing its description.
-//! Everything is drawn for [`WIDTH`]; wide pages put charts side by side. Colours are classes, which
+//! Charts are drawn here rather than by a plotting library; docs/measuring.md says why. Everything is drawn for [`WIDTH`]; wide pages put charts side by side. Colours are classes, which
 //! `palette.css` fills in for light and dark.
 
 use maud::{Markup, PreEscaped, html};
@@ -28,7 +26,7 @@ const LETTER_WIDTH: f64 = 0.64;
 const HUES: usize = 8;
 
 /// Colours and strokes, of charts in the page and of those in files of their own.
-const PALETTE: &str = include_str!("palette.css");
+pub(crate) const PALETTE: &str = include_str!("palette.css");
 
 /// A chart, not yet part of a page.
 #[derive(Debug)]

@@ -88,6 +88,18 @@ impl Tally {
         self.entries.iter().any(|entry| entry.failed)
     }
 
+    /// Those that failed, with the reason.
+    pub(crate) fn failures(&self) -> Vec<(String, String)> {
+        let failed = self.entries.iter().filter(|entry| entry.failed);
+        failed
+            .map(|entry| {
+                let why = entry.over.clone().unwrap_or_default();
+                let question = self.question.id();
+                (entry.contestant.name(), format!("{question}: {why}"))
+            })
+            .collect()
+    }
+
     /// The values of quantity number `quantity` that `contestant` has, if any.
     pub(crate) fn sample(&self, contestant: Contestant, quantity: usize) -> Option<&Sample> {
         let mut entries = self.entries.iter();
@@ -129,7 +141,7 @@ impl Tally {
             .and_then(Sample::median);
         let one = |entry: &Entry| {
             let sample = match ends {
-                Some(_) if !entry.contestant.relays() => return None,
+                Some(_) if entry.contestant.is_reference() => return None,
                 Some(ends) => entry.samples[quantity]
                     .values()
                     .iter()
