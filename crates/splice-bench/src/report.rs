@@ -1,17 +1,15 @@
 //! What a person reads: `report.html`, `summary.md` and the charts, all made from [`Results`].
 
 mod bars;
-#[cfg(test)]
-mod browser;
 mod candlesticks;
 mod chart;
 mod curves;
 mod headline;
+#[cfg(test)]
+mod legible;
 mod listing;
 mod page;
 mod scale;
-#[cfg(test)]
-mod seen;
 #[cfg(test)]
 pub(crate) mod specimen;
 mod summary;

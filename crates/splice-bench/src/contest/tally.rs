@@ -116,8 +116,7 @@ impl Tally {
                 title: told.title.into(),
                 unit: told.unit,
                 better: told.better,
-                // What is taken once has no ratio that could be trusted.
-                reference: self.question.in_rounds().then(|| Contestant::Direct.name()),
+                reference: self.reference(number).map(|_| Contestant::Direct.name()),
                 measured: self.measured(number, told.better),
             });
         }
@@ -131,6 +130,13 @@ impl Tally {
         };
         workload.missing = self.entries.iter().filter_map(missing).collect();
         Ok(workload)
+    }
+
+    /// What the ratios are to: the direct path, where it was measured. What is taken once has no ratio
+    /// that could be trusted.
+    fn reference(&self, quantity: usize) -> Option<&Sample> {
+        let direct = self.sample(Contestant::Direct, quantity);
+        direct.filter(|_| self.question.in_rounds())
     }
 
     fn measured(&self, quantity: usize, better: Better) -> Vec<Measured> {
@@ -149,8 +155,8 @@ impl Tally {
                     .collect(),
                 None => entry.samples[quantity].clone(),
             };
-            let reference = direct
-                .filter(|_| self.question.in_rounds() && entry.contestant != Contestant::Direct);
+            let reference = self.reference(quantity);
+            let reference = reference.filter(|_| entry.contestant != Contestant::Direct);
             Measured::of(entry.contestant.name(), &sample, reference, better)
         };
         self.entries.iter().filter_map(one).collect()
@@ -198,7 +204,12 @@ pub(crate) fn tables(results: &Results) -> String {
     for workload in &results.workloads {
         let _ = writeln!(text, "{}", workload.title);
         for quantity in &workload.quantities {
-            let mut table = Table::new(&[quantity.title.as_str(), "", "over direct", ""]);
+            let mut table = Table::new(&[
+                quantity.title.as_str(),
+                "",
+                quantity.reference.as_ref().map_or("", |_| "over direct"),
+                "",
+            ]);
             for measured in &quantity.measured {
                 let ratio = measured.ratio.as_ref();
                 table.push(vec![

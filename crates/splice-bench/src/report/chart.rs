@@ -15,7 +15,7 @@ pub(crate) const WIDTH: f64 = 336.0;
 pub(crate) const LETTERS: f64 = 12.0;
 
 /// Height of letters of what is less important (`.muted` in `palette.css`).
-const MUTED: f64 = 11.0;
+pub(crate) const MUTED: f64 = 11.0;
 
 /// Mean width of a letter in parts of its height, in the widest of the usual sans-serif faces: a
 /// digit of DejaVu Sans and of Verdana has 0.636, of Liberation Sans 0.556 (their `hmtx` tables). The
@@ -160,7 +160,7 @@ pub(crate) fn fitted(text: &str, width: f64) -> String {
 }
 
 /// `text` in lines that fit into `width`; at most three.
-fn wrapped(text: &str, width: f64, letters: f64) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: f64, letters: f64) -> Vec<String> {
     const LINES: usize = 3;
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

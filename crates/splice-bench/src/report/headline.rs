@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use maud::{Markup, PreEscaped, html};
 
-use super::chart::{PALETTE, kind_class, round};
+use super::chart::{MUTED, PALETTE, kind_class, round, wrapped};
 use crate::results::{Better, Quantity, Results, number};
 
 /// Rows: what the results call a contestant, and what the image calls it.
@@ -33,7 +33,7 @@ const GAP: f64 = 20.0;
 const HEAD: f64 = 46.0;
 const ROW: f64 = 27.0;
 const BAR: f64 = 15.0;
-const FOOT: f64 = 30.0;
+const NOTE: f64 = 15.0;
 
 /// The image, from the results of a comparison.
 pub(crate) fn headline(results: &Results) -> Result<String> {
@@ -47,8 +47,9 @@ pub(crate) fn headline(results: &Results) -> Result<String> {
             Ok((title, quantity, values(quantity)?))
         })
         .collect::<Result<Vec<_>>>()?;
-    let height = 2.0 * MARGIN + HEAD + ROW * ROWS.len() as f64 + FOOT;
+    let notes = wrapped(&footnote(results), WIDTH - 2.0 * MARGIN, MUTED);
     let bottom = MARGIN + HEAD + ROW * ROWS.len() as f64;
+    let height = bottom + NOTE * notes.len() as f64 + MARGIN;
     let described: Vec<String> = panels
         .iter()
         .map(|(title, _, values)| {
@@ -72,7 +73,10 @@ pub(crate) fn headline(results: &Results) -> Result<String> {
             @for (index, (title, quantity, values)) in panels.iter().enumerate() {
                 (panel(results, index, title, quantity, values))
             }
-            text class="muted" x=(MARGIN) y=(round(bottom + 24.0)) { (footnote(results)) }
+            @for (index, note) in notes.iter().enumerate() {
+                @let y = bottom + NOTE * (index as f64 + 1.0);
+                text class="muted" x=(MARGIN) y=(round(y)) { (note) }
+            }
         }
     };
     Ok(format!(
