@@ -3,9 +3,9 @@
 CARGO ?= cargo
 # Where cargo puts what it builds.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# What the demo is told beside where spliced is; `make demo DEMO=--quick` takes a minute.
+# Arguments for the demo: `make demo DEMO=--all` shows every engine and every contestant.
 DEMO ?=
-# What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
+# Arguments for the comparison: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
 
 .PHONY: help build test test-kernels demo compare bench-check check fmt
@@ -26,23 +26,23 @@ test: ## Run every test; as root none is left out
 test-kernels: ## Boot Linux 6.1 and 6.12 in QEMU and run there what depends on the kernel; 2 minutes
 	@scripts/test-kernels
 
-demo: ## Compare every engine with the direct path and with other proxies (root)
+demo: ## Show in less than a minute what spliced is good for (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo: it makes network namespaces; run it as root" >&2; exit 1; }
 	@scripts/install demo
 	@$(MAKE) --no-print-directory build
 	$(TARGET)/release/splice-bench demo --spliced $(TARGET)/release/spliced $(DEMO)
 
-compare: ## Everybody on everything, with intervals; some 20 minutes (root)
+compare: ## Run the full comparison with confidence intervals, some 20 minutes (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make compare: it makes network namespaces; run it as root" >&2; exit 1; }
-	@scripts/install demo compare
+	@ENVOY_DIRECTORY="$(TARGET)/envoy" scripts/install demo compare
 	@$(MAKE) --no-print-directory build
-	$(TARGET)/release/splice-bench compare --spliced $(TARGET)/release/spliced $(COMPARE)
+	PATH="$(abspath $(TARGET))/envoy/bin:$$PATH" $(TARGET)/release/splice-bench compare --spliced $(TARGET)/release/spliced $(COMPARE)
 
-bench-check: ## Hold the bench against what is known (root)
+bench-check: ## Check the bench against known figures, and spliced against its targets (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make bench-check: it makes network namespaces; run it as root" >&2; exit 1; }
-	@scripts/install check
+	@scripts/install check demo
 	@$(MAKE) --no-print-directory build
-	$(TARGET)/release/splice-bench check
+	$(TARGET)/release/splice-bench check --spliced $(TARGET)/release/spliced
 
 check: ## Formatting, lints, layers and docs, without a warning
 	@scripts/install build lint

@@ -26,8 +26,6 @@ pub enum Need {
     Haproxy,
     /// The `ss` program of iproute2.
     Ss,
-    /// The `chromium` program.
-    Chromium,
     /// The `nft` program of nftables.
     Nft,
     /// The programs of iptables, including those for legacy tables.
@@ -38,13 +36,12 @@ pub enum Need {
 
 impl Need {
     /// Every need. The names are unique.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Root,
         Self::Netns,
         Self::Bpf,
         Self::Haproxy,
         Self::Ss,
-        Self::Chromium,
         Self::Nft,
         Self::Iptables,
         Self::Ipset,
@@ -58,7 +55,6 @@ impl Need {
             Self::Bpf => "bpf",
             Self::Haproxy => "haproxy",
             Self::Ss => "ss",
-            Self::Chromium => "chromium",
             Self::Nft => "nft",
             Self::Iptables => "iptables",
             Self::Ipset => "ipset",
@@ -73,7 +69,6 @@ impl Need {
             Self::Bpf => without_bpf(),
             Self::Haproxy => without_program("haproxy", "haproxy"),
             Self::Ss => without_program("ss", "iproute2"),
-            Self::Chromium => without_program("chromium", "chromium"),
             Self::Nft => without_program("nft", "nftables"),
             Self::Iptables => without_program("iptables-nft-restore", "iptables")
                 .or_else(|| without_program("iptables-legacy-restore", "iptables")),

@@ -4,25 +4,25 @@
 //! 200 µs takes 200 µs longer, and two programs of others find the same figures. Each claim gets more
 //! rounds until its interval is narrow enough to tell, up to a limit.
 
-use std::fs::File;
-use std::net::TcpStream;
-use std::process::{ExitCode, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+mod others;
+mod targets;
 
-use anyhow::{Context, Result, bail, ensure};
-use netlab::{Lab, Process};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::{Context, Result, bail};
+
+use self::others::{Iperf3, Sockperf};
 use crate::cli;
+use crate::contest;
 use crate::contestant::Contestant;
 use crate::cpus::Placement;
 use crate::relay::{Relay, Start};
-use crate::results::Interval;
-use crate::site::{PATIENCE, Site};
-use crate::statistics::{FEWEST_ROUNDS, Sample};
+use crate::site::{Site, require_open_files};
+use crate::statistics::{FEWEST_ROUNDS, Interval, Sample};
 use crate::table::Table;
 use crate::usage::{self, Usage};
-use crate::workload::ping_pong::Extent;
 use crate::workload::transfer::Ways;
 use crate::workload::{Window, ping_pong, short_connections, transfer};
 
@@ -46,12 +46,8 @@ const FASTEST: f64 = 0.1;
 /// How far other programs may be off.
 const OTHERS_SLACK: f64 = 0.05;
 
-/// Ports of the other programs' servers, below those that are chosen by the kernel.
-const SOCKPERF_PORT: u16 = 8_001;
-const IPERF3_PORT: u16 = 8_002;
-
-/// How often it is asked whether a server listens yet.
-const ASK_EVERY: Duration = Duration::from_millis(10);
+/// Files that this process has open besides the two ends of every idle pair.
+const OTHER_FILES: u64 = 100;
 
 /// Something that has to be true of measurements.
 #[derive(Clone, Copy, Debug)]
@@ -148,17 +144,20 @@ fn check(
     })
 }
 
-/// Checks everything. Exit code 1 says that something did not hold.
+/// Checks everything. Exit code 1 says that something did not hold, or that bytes were lost; a target
+/// that was missed does not.
 pub(crate) fn run(arguments: &cli::Check) -> Result<ExitCode> {
     usage::require_root("check")?;
-    for (program, package) in [("sockperf", "sockperf"), ("iperf3", "iperf3")] {
+    for program in ["sockperf", "iperf3"] {
         if netlab::program(program).is_none() {
             bail!(Usage(format!(
                 "{program} is not installed, against which this bench is checked: apt install \
-                 {package}"
+                 {program}"
             )));
         }
     }
+    let spliced = arguments.spliced.as_deref().map(usage::program);
+    let spliced = spliced.transpose()?;
     let site = Site::build(Placement::Pinned(arguments.cpu))?;
     let checked = site.enter(|| check_all(&site))?;
     let mut table = Table::new(&["checked", "asked", "found", "95 % between", "rounds", ""]);
@@ -178,31 +177,43 @@ pub(crate) fn run(arguments: &cli::Check) -> Result<ExitCode> {
         ]);
     }
     print!("{table}");
-    Ok(if checked.iter().all(|one| one.holds) {
+    let mut sound = checked.iter().all(|one| one.holds);
+    if let Some(spliced) = spliced {
+        sound &= print_targets(&site, &spliced)?;
+    }
+    Ok(if sound {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
+/// Measures `spliced` and what it is held against. Returns whether every byte arrived and no
+/// measurement failed.
+fn print_targets(site: &Site, spliced: &Path) -> Result<bool> {
+    let plan = targets::plan();
+    require_open_files(2 * u64::from(plan.extents.idle_pairs) + OTHER_FILES)?;
+    let found = site.enter(|| contest::run(site, &plan, spliced))?;
+    print!("\n{}", targets::table(&found));
+    for (contestant, why) in &found.absent {
+        println!("{} does not take part: {why}", contestant.name());
+    }
+    Ok(found.sound())
+}
+
 fn check_all(site: &Site) -> Result<Vec<Checked>> {
     let direct = Site::server();
     let one_way_at = |address, quantile| {
-        let latencies = ping_pong::play(
-            site,
-            address,
-            MESSAGE_BYTES,
-            Extent::For(Window::of(WINDOW)),
-        )?;
+        let latencies = ping_pong::play(site, address, MESSAGE_BYTES, Window::of(WINDOW))?;
         anyhow::Ok(latencies.microseconds(quantile) / 2.0)
     };
     let one_way = |address| one_way_at(address, 0.5);
     let throughput = || {
-        let flow = transfer::flow(site, direct, Ways::Up, WINDOW)?;
+        let flow = transfer::flow(site, direct, Ways::Up, WINDOW, None)?;
         anyhow::Ok(flow.gigabits_per_second())
     };
     let efficiency = || {
-        let flow = transfer::flow(site, direct, Ways::Up, WINDOW)?;
+        let flow = transfer::flow(site, direct, Ways::Up, WINDOW, None)?;
         anyhow::Ok(flow.gigabits_per_cpu_second())
     };
     let short = || short_connections::rate(site, direct, 1, WINDOW);
@@ -269,124 +280,16 @@ fn in_turn(
 fn delaying(site: &Site, index: u16, delay: Duration) -> Result<Relay> {
     let contestant = Contestant::Delaying(delay);
     // It has no need of spliced.
-    match contestant.start(site, std::path::Path::new(""), index)? {
-        Start::Running(relay) => Ok(relay),
-        Start::Refused(why) => bail!("{}: {why}", contestant.name()),
+    match contestant.start(site, Path::new(""), index)? {
+        Some(Start::Running(relay)) => Ok(relay),
+        None => bail!("{} started no process", contestant.name()),
+        Some(Start::Refused(why)) => bail!("{}: {why}", contestant.name()),
     }
-}
-
-/// sockperf's server; it runs a client for each measurement.
-#[derive(Debug)]
-struct Sockperf {
-    _server: Process,
-}
-
-impl Sockperf {
-    fn start(site: &Site) -> Result<Self> {
-        let mut command = site.lab.server().command("sockperf");
-        command.args(["server", "--tcp", "-i", &Lab::SERVER_V4.to_string()]);
-        command.args(["-p", &SOCKPERF_PORT.to_string()]);
-        let server = serve(site, command, "sockperf", SOCKPERF_PORT)?;
-        Ok(Self { _server: server })
-    }
-
-    /// The median one-way latency that it finds, in µs.
-    fn one_way(&self, site: &Site) -> Result<f64> {
-        let mut command = site.lab.client().command("sockperf");
-        command.args(["ping-pong", "--tcp", "-i", &Lab::SERVER_V4.to_string()]);
-        command.args(["-p", &SOCKPERF_PORT.to_string(), "-t", "1"]);
-        command.args(["-m", &MESSAGE_BYTES.to_string()]);
-        let said = said(command, "sockperf")?;
-        median_of_sockperf(&said).with_context(|| format!("sockperf named no median: {said}"))
-    }
-}
-
-/// Reads `---> percentile 50.000 =    3.800`, possibly between escape sequences for colours.
-fn median_of_sockperf(said: &str) -> Option<f64> {
-    let line = said.lines().find(|line| line.contains("percentile 50.0"))?;
-    let (_, value) = line.split_once('=')?;
-    let digits = value
-        .trim()
-        .split(|letter: char| !letter.is_ascii_digit() && letter != '.');
-    digits.into_iter().next()?.parse().ok()
-}
-
-/// iperf3's server; it runs a client for each measurement.
-#[derive(Debug)]
-struct Iperf3 {
-    _server: Process,
-}
-
-impl Iperf3 {
-    fn start(site: &Site) -> Result<Self> {
-        let mut command = site.lab.server().command("iperf3");
-        command.args(["--server", "--bind", &Lab::SERVER_V4.to_string()]);
-        command.args(["--port", &IPERF3_PORT.to_string()]);
-        let server = serve(site, command, "iperf3", IPERF3_PORT)?;
-        Ok(Self { _server: server })
-    }
-
-    /// Gigabits that arrive in a second of CPU time of both ends.
-    fn efficiency(&self, site: &Site) -> Result<f64> {
-        let mut command = site.lab.client().command("iperf3");
-        command.args(["--client", &Lab::SERVER_V4.to_string(), "--json"]);
-        command.args(["--port", &IPERF3_PORT.to_string(), "--time", "1"]);
-        // As much per system call as our own sender.
-        command.args(["--length", "256K"]);
-        let said = said(command, "iperf3")?;
-        let json: serde_json::Value =
-            serde_json::from_str(&said).context("iperf3 did not answer in JSON")?;
-        gigabits_per_cpu_second(&json["end"]).with_context(|| format!("iperf3 left out: {said}"))
-    }
-}
-
-/// The end of iperf3's report: what arrived, and how much of a CPU each side has taken meanwhile.
-fn gigabits_per_cpu_second(end: &serde_json::Value) -> Option<f64> {
-    let bits_per_second = end["sum_received"]["bits_per_second"].as_f64()?;
-    let cpu = &end["cpu_utilization_percent"];
-    let percent = cpu["host_total"].as_f64()? + cpu["remote_total"].as_f64()?;
-    Some(bits_per_second / 1e9 / (percent / 100.0))
-}
-
-/// Starts a server and waits until it listens.
-fn serve(
-    site: &Site,
-    mut command: std::process::Command,
-    name: &str,
-    port: u16,
-) -> Result<Process> {
-    let log = File::create(site.scratch.path().join(format!("{name}.log")))?;
-    command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
-    let process = Process::spawn(&mut command)?;
-    let deadline = Instant::now() + PATIENCE;
-    while TcpStream::connect_timeout(&(Lab::SERVER_V4, port).into(), PATIENCE).is_err() {
-        ensure!(Instant::now() < deadline, "{name} does not listen");
-        thread::sleep(ASK_EVERY);
-    }
-    Ok(process)
-}
-
-/// What a program prints that ends well.
-fn said(mut command: std::process::Command, name: &str) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {name}"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(
-        output.status.success(),
-        "{name} failed: {text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(text)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Claim, MOST_ROUNDS, check, gigabits_per_cpu_second, median_of_sockperf};
+    use super::{Claim, MOST_ROUNDS, check};
     use crate::random::Random;
 
     /// `middle` and at most `noise` to either side.
@@ -420,27 +323,5 @@ mod tests {
         };
         assert_eq!(rounds(0.01), 5);
         assert_eq!(rounds(0.5), MOST_ROUNDS);
-    }
-
-    #[test]
-    fn cpu_time_is_found_in_what_iperf3_says() {
-        let end = serde_json::json!({
-            "sum_received": { "bits_per_second": 30e9 },
-            "cpu_utilization_percent": { "host_total": 40.0, "remote_total": 20.0 },
-        });
-        let found = gigabits_per_cpu_second(&end).expect("all is there");
-        assert!((found - 50.0).abs() < 1e-9, "{found}");
-        assert_eq!(gigabits_per_cpu_second(&serde_json::json!({})), None);
-    }
-
-    #[test]
-    fn the_median_is_found_in_what_sockperf_says() {
-        let said = "sockperf: ---> <MAX> observation =  231.5\n\
-                    sockperf: ---> percentile 50.000 =    3.812\u{1b}[0m\n";
-        assert_eq!(median_of_sockperf(said), Some(3.812));
-        assert_eq!(
-            median_of_sockperf("sockperf: No messages were received"),
-            None
-        );
     }
 }

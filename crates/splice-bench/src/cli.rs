@@ -1,18 +1,18 @@
-//! What a person types.
+//! The command line.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
+use crate::contest::question::OPEN_PER_SECOND;
 use crate::cpus::Placement;
 use crate::reproduce::arguments::{EchoServer, Reproduce};
 use crate::server::Service;
 
-/// Measures every way of joining two sockets side by side, next to the direct path and to the peers
-/// that are installed.
+/// Measures spliced next to the direct path and to the other relays that are installed.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Cli {
@@ -22,40 +22,45 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// One table: does every byte arrive, how fast, how soon, at what cost
+    /// Show in less than a minute what spliced is good for
     ///
-    /// Needs root: makes three network namespaces (client, relay, server), which it removes again,
-    /// also when interrupted. The machine's own network is left alone.
+    /// Measures spliced, the direct path and other relays in interleaved rounds, says in one sentence
+    /// what the rounds support, and shows one live connection that moves into the kernel.
+    ///
+    /// Needs root: the demo creates three network namespaces (client, relay, server) and removes them
+    /// again, also when interrupted. The machine's own network stays as it is. Exit status: 0 success,
+    /// 1 bytes were lost, a measurement failed or the live connection did not move, 2 wrong usage.
     Demo(Demo),
 
-    /// Everybody on everything: statistics with intervals, and a directory of results
+    /// Run the full comparison with confidence intervals
     ///
-    /// The direct path, every engine and the installed peers (HAProxy, nginx, socat, pen) in
-    /// interleaved rounds: ping-pong, bulk, request-response, short connections, idle connections,
-    /// a slow reader. Ratios to the direct path come with a bootstrap interval, and a difference
-    /// that its interval does not support is not called one.
+    /// Measures the direct path, every engine and the other ways through a machine (HAProxy, nginx,
+    /// Envoy, socat, pen, nftables DNAT) in interleaved rounds: ping-pong, bulk, request-response,
+    /// short connections, idle connections, a slow reader. Ratios to the direct path have a bootstrap
+    /// interval. The comparison calls no difference that the interval does not support.
     ///
-    /// Needs root, as the demo does. Ctrl-C ends it with what has been measured, marked as
-    /// incomplete. Exit status: 0 ended well, 1 bytes were lost or a measurement failed, 2 wrong
-    /// usage.
+    /// Needs root, as the demo does. Ctrl-C ends the run and keeps what has been measured, marked as
+    /// incomplete. Exit status: 0 success, 1 bytes were lost or a measurement failed, 2 wrong usage.
     Compare(Compare),
 
-    /// Whether the bench measures what it says
+    /// Check the bench itself against known figures
     ///
-    /// One path twice comes out the same, a relay that keeps every message for 200 µs comes out at
-    /// that, and sockperf and iperf3 find the same figures on the direct path. Needs root. Exit
-    /// status: 0 all of it holds, 1 it does not, 2 wrong usage.
+    /// The same path measured twice must come out equal. A relay that delays every message by 200 µs
+    /// must come out 200 µs slower. On the direct path, sockperf and iperf3 must find the same
+    /// figures. With --spliced, it also measures what the project asks of itself.
+    ///
+    /// Needs root. Exit status: 0 every check holds, 1 one does not, 2 wrong usage.
     Check(Check),
 
-    /// A relay that keeps every message for a known time, for the bench to check itself with
+    /// A relay that delays every message by a known time, for `check`
     #[command(hide = true)]
     Delay(Delay),
 
-    /// The server's end of a measurement, with its socket as standard input
+    /// The server of a measurement; its socket is standard input
     #[command(hide = true)]
     Serve(Serve),
 
-    /// The published experiments on TCP splicing again, with every engine
+    /// Repeat the published experiments on TCP splicing with every engine
     ///
     /// Needs root, and cleans up, as `demo` does.
     Reproduce(Reproduce),
@@ -63,8 +68,11 @@ pub(crate) enum Command {
     #[command(hide = true)]
     EchoServer(EchoServer),
 
-    /// Makes the pages of a directory of results again, from its results.json
+    /// Write the pages of a results directory again, from its results.json
     Report(Report),
+
+    /// Draw the chart of the README from the results of a comparison
+    Chart(Chart),
 }
 
 #[derive(Debug, Args)]
@@ -75,42 +83,42 @@ pub(crate) struct Report {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Chart {
+    /// The directory that `compare --output` has written
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+
+    /// The SVG file to write
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// The spliced program to measure
     #[arg(long, value_name = "PATH")]
     pub(crate) spliced: PathBuf,
 
-    /// Rounds; each measures every contestant once, and the median over them counts
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of rounds; a verdict takes at least 5
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
 
-    /// Bytes of the transfer whose hashes are compared, each way
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
-    pub(crate) bytes: u64,
-
-    /// Round trips per contestant and round
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) ping_pongs: u32,
-
-    /// Pairs that are opened and left idle to see what one costs
-    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) idle_pairs: u32,
-
-    /// One small round of everything, in about a minute; overrides the sizes above
+    /// Measure every engine and every contestant of `compare`
     #[arg(long)]
-    pub(crate) quick: bool,
+    pub(crate) all: bool,
+
+    /// Measure only these contestants (names as in the table); direct always runs
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        conflicts_with = "all"
+    )]
+    pub(crate) only: Vec<String>,
 
     /// The CPU that client, relay and server share
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) cpu: usize,
-
-    /// Measure these contestants only (names as in the table); direct always runs
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub(crate) only: Vec<String>,
-
-    /// Put only these workloads to them; hashes are compared in any case
-    #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
-    pub(crate) workload: Vec<Workload>,
 }
 
 #[derive(Debug, Args)]
@@ -119,7 +127,7 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "PATH")]
     spliced: Option<PathBuf>,
 
-    /// Measure these contestants only (names as in the tables; copy is short for "spliced copy",
+    /// Measure only these contestants (names as in the tables; copy is short for "spliced copy",
     /// haproxy-splice for "HAProxy splice"); direct always runs
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
@@ -128,17 +136,17 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) except: Vec<String>,
 
-    /// Ask only this: ping-pong, bulk, request-response, open-load, short-connections, idle,
-    /// slow-reader, or one of them with its parameter, as ping-pong-64 or bulk-up
+    /// Run only these workloads: ping-pong, bulk, request-response, open-load, short-connections,
+    /// idle, slow-reader, or one of them with its parameter, such as ping-pong-64 or bulk-up
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     pub(crate) workload: Vec<String>,
 
-    /// Rounds; fewer than 5 make no interval, and no difference is called then
+    /// Number of rounds; an interval takes at least 5, and without intervals no difference is called
     /// [default: 9, with --quick 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,
 
-    /// Everything smaller and shorter: two minutes instead of twenty
+    /// Fewer, smaller and shorter measurements: two minutes instead of twenty
     #[arg(long)]
     pub(crate) quick: bool,
 
@@ -146,27 +154,26 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "N", default_value_t = 0)]
     cpu: usize,
 
-    /// Let client, relay and server run on any CPU; all are kept awake
+    /// Let client, relay and server run on any CPU; all CPUs are kept awake
     #[arg(long, conflicts_with = "cpu")]
     spread: bool,
 
-    /// Requests that fall due in a second of the open load
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Requests per second of the open load
+    #[arg(long, value_name = "N", default_value_t = OPEN_PER_SECOND, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: u32,
 
-    /// How long messages and requests go on before they count: with 0 it is seen what a young
-    /// connection pays for, as auto's way into the kernel
-    /// [default: 100, and 0.2 for each connection]
+    /// Warm-up before messages and requests count; 0 includes what a young connection costs, such as
+    /// its way into the kernel with the engine auto [default: 100, and 0.2 for each connection]
     #[arg(long, value_name = "MS")]
     pub(crate) warm_up: Option<u64>,
 
-    /// Leave results.json, histograms and the pages made from them in this directory
+    /// Write results.json, the histograms and the pages made from them into this directory
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) output: Option<PathBuf>,
 }
 
 impl Compare {
-    /// Which spliced is measured.
+    /// The spliced program to measure.
     pub(crate) fn spliced(&self) -> Result<PathBuf> {
         if let Some(path) = &self.spliced {
             return Ok(path.clone());
@@ -186,6 +193,10 @@ impl Compare {
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
+    /// Also hold this spliced program against the targets of the project
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: Option<PathBuf>,
+
     /// The CPU that client, relay and server share
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) cpu: usize,
@@ -195,7 +206,7 @@ pub(crate) struct Check {
 pub(crate) struct Delay {
     pub(crate) listen: SocketAddr,
     pub(crate) target: SocketAddr,
-    /// How long, in µs
+    /// Delay of each message, in µs
     microseconds: u64,
 }
 
@@ -208,82 +219,18 @@ impl Delay {
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     pub(crate) service: Service,
-    /// How large a message is, or how many threads there are
+    /// Bytes of a message, or number of threads
     pub(crate) number: usize,
-}
-
-/// What a contestant can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Workload {
-    /// Many bytes both ways at once
-    Transfer,
-    /// Small messages there and back
-    PingPong,
-    /// Connections that live for one byte each way
-    ShortConnections,
-    /// Pairs that have nothing to do
-    Idle,
-    /// Receivers that do not read
-    Stalled,
-}
-
-impl Demo {
-    /// Whether `workload` is wanted: all are unless some are named.
-    pub(crate) fn wants(&self, workload: Workload) -> bool {
-        self.workload.is_empty() || self.workload.contains(&workload)
-    }
-
-    /// With `--quick` applied.
-    pub(crate) fn sized(self) -> Self {
-        if !self.quick {
-            return self;
-        }
-        Self {
-            rounds: 1,
-            bytes: 32 << 20,
-            ping_pongs: 2_000,
-            idle_pairs: 500,
-            ..self
-        }
-    }
-}
-
-/// Reads `64`, `32KiB`, `256MiB` or `2GiB`.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-    let unit: u64 = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        other => return Err(format!("unknown unit {other:?}: use B, KiB, MiB or GiB")),
-    };
-    let number = digits
-        .parse::<u64>()
-        .map_err(|error| format!("{digits:?}: {error}"))?;
-    number
-        .checked_mul(unit)
-        .filter(|&bytes| bytes > 0)
-        .ok_or_else(|| format!("{text:?} is zero or too large"))
 }
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
-    use super::{Cli, parse_size};
+    use super::Cli;
 
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_size("256MiB"), Ok(256 << 20));
-        assert_eq!(parse_size("12"), Ok(12));
-        for wrong in ["", "MiB", "1MB", "0", "-1", "99999999999GiB"] {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! What competes.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use crate::peer::{self, Haproxy};
 use crate::relay::{Relay, Start};
 use crate::results::Kind;
 use crate::site::Site;
+use crate::translation::Translation;
 
 /// One way from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +25,12 @@ pub(crate) enum Contestant {
     Spliced(EngineChoice),
     /// HAProxy in TCP mode.
     Haproxy(Haproxy),
+    /// Destination NAT by nftables, with no relay.
+    Dnat,
     /// nginx's stream module.
     Nginx,
+    /// Envoy's TCP proxy.
+    Envoy,
     /// socat, which forks for each connection.
     Socat,
     /// The load balancer pen.
@@ -52,7 +58,7 @@ impl Contestant {
             .chain(engines.map(Self::Spliced))
             .chain([Self::Spliced(EngineChoice::Auto)])
             .chain(HAPROXY.into_iter().map(Self::Haproxy))
-            .chain([Self::Nginx, Self::Socat, Self::Pen])
+            .chain([Self::Nginx, Self::Envoy, Self::Socat, Self::Pen, Self::Dnat])
             .collect()
     }
 
@@ -66,7 +72,9 @@ impl Contestant {
             Self::Haproxy(Haproxy::SplicingAuto) => "HAProxy splice-auto".into(),
             Self::Haproxy(Haproxy::Splicing) => "HAProxy splice".into(),
             Self::Haproxy(Haproxy::SplicingTuned) => "HAProxy splice tuned".into(),
+            Self::Dnat => "nftables DNAT".into(),
             Self::Nginx => "nginx stream".into(),
+            Self::Envoy => "Envoy".into(),
             Self::Socat => "socat".into(),
             Self::Pen => "pen".into(),
             Self::Delaying(delay) => format!("delay {} us", delay.as_micros()),
@@ -93,7 +101,13 @@ impl Contestant {
             Self::Haproxy(Haproxy::SplicingTuned) => {
                 "as HAProxy splice, with tune.pipesize 1048576 and tune.bufsize 65536".into()
             }
+            Self::Dnat => {
+                "dnat and masquerade in the relay's namespace; the kernel does it all, so no process \
+                 has CPU time or memory for it; the rules exist only while it is measured"
+                    .into()
+            }
             Self::Nginx => "stream module, one process, otherwise as it comes".into(),
+            Self::Envoy => "tcp_proxy filter, --concurrency 1, otherwise as it comes".into(),
             Self::Socat => "-b 65536, nodelay, a process for each connection".into(),
             Self::Pen => "no client tracking, otherwise as it comes".into(),
             Self::Delaying(delay) => format!("keeps every message for {delay:?}"),
@@ -117,9 +131,9 @@ impl Contestant {
         name == text || name.strip_prefix("spliced ") == Some(&text)
     }
 
-    /// Whether there is a relay to start.
-    pub(crate) fn relays(self) -> bool {
-        !matches!(self, Self::Direct | Self::DirectAgain)
+    /// Whether the others are held against it: the direct path, either time.
+    pub(crate) fn is_reference(self) -> bool {
+        self.kind() == Kind::Reference
     }
 
     /// More connections than this are not asked of it.
@@ -131,11 +145,26 @@ impl Contestant {
         }
     }
 
-    /// Starts its relay as number `index`; only for one that [relays](Self::relays).
-    pub(crate) fn start(self, site: &Site, spliced: &Path, index: u16) -> Result<Start> {
-        let address = Site::relay(index);
+    /// Where the client connects to; `index` is unique among those that take part.
+    pub(crate) fn address(self, index: u16) -> SocketAddr {
+        if self.is_reference() {
+            Site::server()
+        } else {
+            Site::relay(index)
+        }
+    }
+
+    /// Starts its relay as number `index`; `None` for a path that needs no process.
+    pub(crate) fn start(self, site: &Site, spliced: &Path, index: u16) -> Result<Option<Start>> {
+        let address = self.address(index);
         let command = match self {
-            Self::Direct | Self::DirectAgain => return Ok(Start::Refused("no relay".into())),
+            Self::Direct | Self::DirectAgain => return Ok(None),
+            Self::Dnat => {
+                return Ok(match Translation::install(site, address) {
+                    Ok(_for_a_moment) => None,
+                    Err(error) => Some(Start::Refused(format!("{error:#}"))),
+                });
+            }
             Self::Spliced(engine) => {
                 let mut command = site.lab.relay().command(&spliced.to_string_lossy());
                 command.args(["relay", &address.to_string(), &Site::server().to_string()]);
@@ -144,19 +173,20 @@ impl Contestant {
             }
             Self::Haproxy(how) => peer::haproxy(site, how, address)?,
             Self::Nginx => peer::nginx(site, address)?,
+            Self::Envoy => peer::envoy(site, address)?,
             Self::Socat => peer::socat(site, address),
             Self::Pen => peer::pen(site, address),
             Self::Delaying(delay) => Ok(delaying(site, address, delay)?),
         };
-        match command {
-            Ok(command) => Relay::start(site, &self.name(), command, address),
-            Err(missing) => Ok(Start::Refused(missing)),
-        }
+        Ok(Some(match command {
+            Ok(command) => Relay::start(site, &self.name(), command, address)?,
+            Err(missing) => Start::Refused(missing),
+        }))
     }
 }
 
 /// The command that runs this program as a relay that delays.
-fn delaying(site: &Site, address: std::net::SocketAddr, delay: Duration) -> Result<Command> {
+fn delaying(site: &Site, address: SocketAddr, delay: Duration) -> Result<Command> {
     let program = std::env::current_exe().context("this program does not know where it is")?;
     let mut command = site.lab.relay().command(&program.to_string_lossy());
     command.args(["delay", &address.to_string(), &Site::server().to_string()]);

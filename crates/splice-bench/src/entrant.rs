@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use crate::contestant::Contestant;
 use crate::relay::{Relay, Start};
 use crate::site::Site;
+use crate::translation::Translation;
 
 /// A contestant, and its relay while that runs.
 #[derive(Debug)]
@@ -29,17 +30,14 @@ impl Entrant {
     ) -> Result<(Vec<Self>, Vec<Absent>)> {
         let (mut entrants, mut absent) = (Vec::new(), Vec::new());
         for (index, &contestant) in (0..).zip(contestants) {
-            let relay = if contestant.relays() {
-                match contestant.start(site, spliced, index)? {
-                    Start::Running(relay) => Some(relay),
-                    Start::Refused(why) => {
-                        eprintln!("{} does not take part: {why}", contestant.name());
-                        absent.push((contestant, why));
-                        continue;
-                    }
+            let relay = match contestant.start(site, spliced, index)? {
+                Some(Start::Running(relay)) => Some(relay),
+                None => None,
+                Some(Start::Refused(why)) => {
+                    eprintln!("{} does not take part: {why}", contestant.name());
+                    absent.push((contestant, why));
+                    continue;
                 }
-            } else {
-                None
             };
             entrants.push(Self {
                 contestant,
@@ -52,9 +50,15 @@ impl Entrant {
 
     /// Where the client connects to.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.relay
-            .as_ref()
-            .map_or_else(Site::server, Relay::address)
+        self.contestant.address(self.index)
+    }
+
+    /// What has to be in place while this one is measured, and only then.
+    pub(crate) fn turn<'a>(&self, site: &'a Site) -> Result<Option<Translation<'a>>> {
+        match self.contestant {
+            Contestant::Dnat => Translation::install(site, self.address()).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.
@@ -64,8 +68,9 @@ impl Entrant {
             return Ok(());
         }
         match self.contestant.start(site, spliced, self.index)? {
-            Start::Running(relay) => self.relay = Some(relay),
-            Start::Refused(why) => {
+            Some(Start::Running(relay)) => self.relay = Some(relay),
+            None => {}
+            Some(Start::Refused(why)) => {
                 bail!("{} ran before but now says: {why}", self.contestant.name())
             }
         }
@@ -92,7 +97,7 @@ pub(crate) fn chosen(
     }
     let named = |one: Contestant, names: &[String]| names.iter().any(|name| one.is_called(name));
     let wanted = |one: &Contestant| {
-        let kept = only.is_empty() || !one.relays() || named(*one, only);
+        let kept = only.is_empty() || one.is_reference() || named(*one, only);
         *one == Contestant::Direct || kept && !named(*one, except)
     };
     Ok(all.into_iter().filter(wanted).collect())
@@ -125,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_name_that_nobody_has_is_told_with_those_that_there_are() {
-        let said = names(&[], &["envoy"]).concat();
-        assert!(said.starts_with("--except does not know \"envoy\": choose from direct, "));
+        let said = names(&[], &["traefik"]).concat();
+        assert!(said.starts_with("--except does not know \"traefik\": choose from direct, "));
     }
 }

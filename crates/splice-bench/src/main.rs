@@ -4,6 +4,7 @@ mod bpf_object;
 mod check;
 mod cli;
 mod compare;
+mod contest;
 mod contestant;
 mod cpu_time;
 mod cpus;
@@ -11,9 +12,7 @@ mod delay;
 mod demo;
 mod echo_server;
 mod entrant;
-mod figures;
 mod machine;
-mod measured;
 mod output;
 mod payload;
 mod peer;
@@ -26,8 +25,10 @@ mod results;
 mod server;
 mod settings;
 mod site;
+mod size;
 mod statistics;
 mod table;
+mod translation;
 mod usage;
 mod versions;
 mod workload;
@@ -37,6 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use cli::{Cli, Command};
+use output::Output;
 use usage::{Usage, WRONG_USAGE};
 
 fn main() -> ExitCode {
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
         Err(error) => return misunderstood(&error),
     };
     let outcome = match cli.command {
-        Command::Demo(arguments) => demo::run(arguments.sized()),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Delay(arguments) => {
@@ -59,8 +61,11 @@ fn main() -> ExitCode {
         Command::EchoServer(arguments) => {
             echo_server::serve(&arguments).map(|()| ExitCode::SUCCESS)
         }
-        Command::Report(arguments) => output::Output::open(&arguments.directory)
+        Command::Report(arguments) => Output::open(&arguments.directory)
             .write_again()
+            .map(|()| ExitCode::SUCCESS),
+        Command::Chart(arguments) => Output::open(&arguments.directory)
+            .draw_chart(&arguments.file)
             .map(|()| ExitCode::SUCCESS),
     };
     match outcome {

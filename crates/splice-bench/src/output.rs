@@ -80,12 +80,22 @@ impl Output {
 
     /// Makes the pages from the `results.json` that is there.
     pub(crate) fn write_again(&self) -> Result<()> {
+        report::write(&self.directory, &self.read()?)
+    }
+
+    /// Draws the chart of the README into `file`.
+    pub(crate) fn draw_chart(&self, file: &Path) -> Result<()> {
+        let image = report::headline(&self.read()?)
+            .with_context(|| format!("cannot use {}", self.directory.display()))?;
+        fs::write(file, image).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// The results that are there.
+    fn read(&self) -> Result<Results> {
         let path = self.directory.join(RESULTS);
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let results =
-            Results::from_json(&text).with_context(|| format!("cannot use {}", path.display()))?;
-        report::write(&self.directory, &results)
+        Results::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
     }
 }
 

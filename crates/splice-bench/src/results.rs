@@ -21,6 +21,7 @@ pub(crate) use self::distribution::*;
 pub(crate) use self::run::*;
 pub(crate) use self::unit::*;
 pub(crate) use self::workload::*;
+pub(crate) use crate::statistics::Interval;
 
 /// The name of the schema, so that some other JSON file is not taken for results.
 pub(crate) const SCHEMA: &str = "splice-bench results";

@@ -18,8 +18,12 @@ use netlab::Process;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::payload::Payload;
-use crate::workload::request_response::{REQUEST_BYTES, RESPONSE_BYTES};
-use crate::workload::short_connections;
+use crate::site::PATIENCE;
+
+/// A request of a small RPC.
+pub(crate) const REQUEST_BYTES: usize = 128;
+/// Its answer; fits one segment of a veth's 1500 bytes.
+pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// Ready sockets that one call returns.
 const EVENTS: usize = 256;
@@ -110,7 +114,7 @@ pub(crate) fn run(service: Service, number: usize) -> Result<()> {
             let listener = &TcpListener::from(socket);
             thread::scope(|scope| {
                 let threads: Vec<_> = (0..number)
-                    .map(|_| scope.spawn(move || short_connections::serve(listener)))
+                    .map(|_| scope.spawn(move || answer_short(listener)))
                     .collect();
                 let mut ended = threads.into_iter().filter_map(|thread| thread.join().ok());
                 ended.try_for_each(|outcome| outcome)
@@ -189,4 +193,17 @@ fn answer_one((stream, pending): &mut (TcpStream, usize), buffer: &mut [u8]) -> 
         stream.write_all(&[0; RESPONSE_BYTES])?;
     }
     Ok(())
+}
+
+/// Answers one byte on one connection after the other, and closes each.
+fn answer_short(listener: &TcpListener) -> Result<()> {
+    loop {
+        let (mut stream, _) = listener.accept().context("the server cannot accept")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut byte = [0];
+        // A connection that ended early is the client's to report.
+        if stream.read_exact(&mut byte).is_ok() {
+            let _ = stream.write_all(&byte);
+        }
+    }
 }

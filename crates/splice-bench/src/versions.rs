@@ -6,9 +6,11 @@ use std::process::Command;
 use crate::results::Program;
 
 /// Programs that may take part, and what makes each say its version; pen has no such flag.
-const PEERS: [(&str, Option<&str>); 6] = [
+const PEERS: [(&str, Option<&str>); 8] = [
     ("haproxy", Some("-v")),
     ("nginx", Some("-v")),
+    ("envoy", Some("--version")),
+    ("nft", Some("--version")),
     ("socat", Some("-V")),
     ("pen", None),
     ("iperf3", Some("--version")),
@@ -56,8 +58,9 @@ fn said_by(program: &Path, flag: &str) -> Option<String> {
 fn version(said: &str) -> Option<String> {
     let words = said.lines().take(LINES).flat_map(str::split_whitespace);
     words
-        .map(|word| word.rsplit('/').next().unwrap_or(word))
-        .find(|word| word.contains('.') && word.starts_with(|letter: char| letter.is_ascii_digit()))
+        .flat_map(|word| word.split('/'))
+        .map(|part| part.trim_start_matches('v'))
+        .find(|part| part.contains('.') && part.starts_with(|letter: char| letter.is_ascii_digit()))
         .map(str::to_owned)
 }
 
@@ -93,6 +96,11 @@ mod tests {
                 "socat by G. R.\nsocat version 1.7.4.4 on 06 Nov 2022",
                 Some("1.7.4.4"),
             ),
+            (
+                "envoy  version: 5c1d4b/1.40.0/Clean/RELEASE/BoringSSL\n",
+                Some("1.40.0"),
+            ),
+            ("nftables v1.0.6 (Lester Gooch #5)\n", Some("1.0.6")),
             ("iperf 3.12 (cJSON 1.7.15)\nLinux vm 6.18", Some("3.12")),
             ("sockperf, version 3.7-no.git\n", Some("3.7-no.git")),
             ("spliced 0.1.0 (a394bc1)", Some("0.1.0")),

@@ -50,8 +50,8 @@ fn wrong_usage_is_one_sentence_and_status_2() {
     }
     for (arguments, parts) in [
         (
-            &["--only", "envoy"][..],
-            &["--only", "\"envoy\"", "nginx stream", "pen"][..],
+            &["--only", "traefik"][..],
+            &["--only", "\"traefik\"", "nginx stream", "nftables DNAT"][..],
         ),
         (
             &["--except", "copy,smoke"],
@@ -250,8 +250,17 @@ fn contestants_that_cannot_take_part_are_named_and_no_error() {
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&spliced, executable).expect("it is ours");
     let directory = scratch.path().join("out");
-    let mut command = bench(&["compare", "--quick", "--only", "copy", "--rounds", "1"]);
+    let mut command = bench(&[
+        "compare",
+        "--quick",
+        "--only",
+        "copy,envoy",
+        "--rounds",
+        "1",
+    ]);
     command
+        // Where Debian puts programs, of which Envoy is none.
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .args(["--workload", "ping-pong-1", "--spliced"])
         .arg(&spliced);
     command.arg("--output").arg(&directory);
@@ -261,4 +270,42 @@ fn contestants_that_cannot_take_part_are_named_and_no_error() {
     let results = results(&directory);
     let missing = found(&results["missing"], "what", "spliced copy");
     assert_eq!(missing["why"], "this kernel has no such engine");
+    let envoy = found(&results["missing"], "what", "Envoy");
+    let why = envoy["why"].as_str().expect("it is text");
+    assert!(
+        why.contains("not installed") && why.contains("PyPI"),
+        "{why}"
+    );
+}
+
+#[test]
+fn address_translation_takes_part_and_no_process_has_cpu_time_for_it() {
+    if !available(Need::Netns) || !available(Need::Nft) {
+        return;
+    }
+    let scratch = Scratch::new("translated").expect("a directory");
+    let directory = scratch.path().join("out");
+    let mut command = bench(&["compare", "--quick", "--only", "nftables-dnat"]);
+    command.args(["--rounds", "1", "--spliced", any_program()]);
+    command.args(["--workload", "ping-pong-1,bulk-up", "--output"]);
+    let output = command.arg(&directory).output();
+    let output = output.expect("the bench has been built");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let results = results(&directory);
+    let ping_pong = found(&results["workloads"], "id", "ping-pong-1");
+    let latency = found(&ping_pong["quantities"], "id", "latency-p50");
+    let translated = found(&latency["measured"], "contestant", "nftables DNAT");
+    assert!(translated["median"].as_f64() > Some(0.0), "{translated}");
+
+    let bulk = found(&results["workloads"], "id", "bulk-up");
+    let of_processes = found(&bulk["quantities"], "id", "cpu-process");
+    assert_eq!(of_processes["reference"], Value::Null);
+    let measured = of_processes["measured"].as_array().expect("a list");
+    assert_eq!(measured.len(), 1, "{measured:?}");
+    assert_eq!(measured[0]["contestant"], "nftables DNAT");
+    assert_eq!(measured[0]["median"], 0.0);
+    let of_machine = found(&bulk["quantities"], "id", "cpu");
+    let of_machine = found(&of_machine["measured"], "contestant", "nftables DNAT");
+    assert!(of_machine["median"].as_f64() > Some(0.0), "{of_machine}");
 }

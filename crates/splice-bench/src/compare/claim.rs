@@ -2,7 +2,7 @@
 
 use splice::EngineChoice;
 
-use super::tally::{Tally, with_interval};
+use crate::contest::tally::{Tally, with_interval};
 use crate::contestant::Contestant;
 use crate::peer::Haproxy;
 use crate::results::{Better, Check, Outcome, Unit, Verdict};
@@ -115,8 +115,8 @@ fn as_fast_as_the_best(tally: &Tally, quantity: usize) -> Option<Check> {
 #[cfg(test)]
 mod tests {
     use super::{AUTO, admitted, checks};
-    use crate::compare::question::{Answer, Question};
-    use crate::compare::tally::Tally;
+    use crate::contest::question::{Answer, Question};
+    use crate::contest::tally::Tally;
     use crate::contestant::Contestant;
     use crate::peer::Haproxy;
     use crate::results::Outcome;

@@ -2,7 +2,9 @@
 
 use maud::html;
 
-use super::chart::{Chart, LETTERS, WIDTH, anchor, fitted, kind_class, round, which_way, width_of};
+use super::chart::{
+    Chart, LETTERS, WIDTH, anchor, fitted, kind_class, round, span, which_way, width_of,
+};
 use super::scale::{Scale, tick_words};
 use crate::results::{Measured, Multiple, Quantity, Results, Verdict, Workload, number};
 
@@ -31,7 +33,9 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
         })
         .fold(0.0, f64::max);
     let multiple = quantity.unit.multiple(largest);
-    let scale = Scale::from_zero(largest, multiple.size, 4.0, (1.0, WIDTH - 8.0));
+    let label = |tick: f64| tick_words(tick / multiple.size);
+    let scale = Scale::from_zero(largest, multiple.size, 4.0, (1.0, WIDTH - 8.0))
+        .spaced(multiple.size, |tick, x| span(x, &label(tick)));
     let bottom = measured.len() as f64 * ROW;
     let reference = quantity
         .reference
@@ -46,7 +50,7 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
                 y1="0" y2=(round(bottom)) {}
             @let x = scale.at(tick);
             text class="muted" x=(round(x)) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
-                (tick_words(tick / multiple.size))
+                (label(tick))
             }
         }
         @for (row, one) in measured.iter().enumerate() {

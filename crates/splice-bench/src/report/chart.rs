@@ -1,9 +1,7 @@
 //! What every chart has: a title, words for who cannot see it, and a drawing that is legible on a
 //! narrow screen, light or dark.
 //!
-//! Charts are drawn here rather than by a plotting library since none of those looked at (plotters,
-//! charming) lets a page's colour scheme choose the colours or gives a drawing its description.
-//! Everything is drawn for [`WIDTH`]; wide pages put charts side by side. Colours are classes, which
+//! Charts are drawn here rather than by a plotting library; docs/measuring.md says why. Everything is drawn for [`WIDTH`]; wide pages put charts side by side. Colours are classes, which
 //! `palette.css` fills in for light and dark.
 
 use maud::{Markup, PreEscaped, html};
@@ -17,7 +15,7 @@ pub(crate) const WIDTH: f64 = 336.0;
 pub(crate) const LETTERS: f64 = 12.0;
 
 /// Height of letters of what is less important (`.muted` in `palette.css`).
-const MUTED: f64 = 11.0;
+pub(crate) const MUTED: f64 = 11.0;
 
 /// Mean width of a letter in parts of its height, in the widest of the usual sans-serif faces: a
 /// digit of DejaVu Sans and of Verdana has 0.636, of Liberation Sans 0.556 (their `hmtx` tables). The
@@ -28,7 +26,7 @@ const LETTER_WIDTH: f64 = 0.64;
 const HUES: usize = 8;
 
 /// Colours and strokes, of charts in the page and of those in files of their own.
-const PALETTE: &str = include_str!("palette.css");
+pub(crate) const PALETTE: &str = include_str!("palette.css");
 
 /// A chart, not yet part of a page.
 #[derive(Debug)]
@@ -162,7 +160,7 @@ pub(crate) fn fitted(text: &str, width: f64) -> String {
 }
 
 /// `text` in lines that fit into `width`; at most three.
-fn wrapped(text: &str, width: f64, letters: f64) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: f64, letters: f64) -> Vec<String> {
     const LINES: usize = 3;
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -2,12 +2,12 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::chart::PALETTE;
 use super::listing::{Listing, of_conditions, of_missing, of_workload};
 use super::scale::tick_words;
 use super::{charts, facts, overview};
 use crate::results::{Outcome, Results, Verdict, Workload, number};
 
-const PALETTE: &str = include_str!("palette.css");
 const STYLE: &str = include_str!("page.css");
 
 /// The whole page.

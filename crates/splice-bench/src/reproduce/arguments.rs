@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::cli::parse_size;
+use crate::size;
 
 #[derive(Debug, Args)]
 pub(crate) struct Reproduce {
@@ -187,7 +187,7 @@ pub(crate) enum OwnEcho {
 fn parse_block(text: &str) -> Result<usize, String> {
     // More would not fit a socket's buffer twice, which the kernel counts in an i32 and doubles.
     const MOST: u64 = 256 << 20;
-    let bytes = parse_size(text)?;
+    let bytes = size::parse(text)?;
     if bytes % 8 != 0 || bytes > MOST {
         return Err("a burst is a multiple of 8 bytes, and 256MiB at most".into());
     }

@@ -126,11 +126,7 @@ fn one_round(
         None
     };
     let before = site.lab.relay().packets(Lab::TO_CLIENT)?;
-    let round_trips = ping_pong::play_on(
-        connection,
-        MESSAGE_BYTES,
-        ping_pong::Extent::For(Window::of(extent.window())),
-    )?;
+    let round_trips = ping_pong::play_on(connection, MESSAGE_BYTES, Window::of(extent.window()))?;
     if let Some(program) = program {
         let (went, messages) = (
             program.number("bypassed")?,

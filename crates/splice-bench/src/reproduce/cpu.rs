@@ -170,7 +170,7 @@ fn once(
 ) -> Result<(Flow, Spent)> {
     let pid = entrant.relay.as_ref().map(Relay::pid);
     let before = Reading::take(pid, &[cpu])?;
-    let flow = flow(site, entrant.address(), ways, extent.window())?;
+    let flow = flow(site, entrant.address(), ways, extent.window(), None)?;
     let spent = Reading::take(pid, &[cpu])?.since(&before);
     Ok((flow, spent))
 }

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
 
 /// The direct path and our engines, of which `only` may leave out some, but not `reference`.
 fn own_paths(only: &[String], reference: &str) -> Result<Vec<Contestant>> {
-    let is_ours = |one: &Contestant| !one.relays() || matches!(one, Contestant::Spliced(_));
+    let is_ours = |one: &Contestant| one.is_reference() || matches!(one, Contestant::Spliced(_));
     let all: Vec<Contestant> = Contestant::all().into_iter().filter(is_ours).collect();
     let mut only = only.to_vec();
     if !only.is_empty() {

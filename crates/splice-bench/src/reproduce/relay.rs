@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
                 }
                 // Whoever goes first may find the machine different: everybody does, in turn.
                 let index = (round + position) % count;
-                let duration = ping_pong::Extent::For(Window::of(extent.window()));
+                let duration = Window::of(extent.window());
                 let address = entrants[index].address();
                 let path = &mut paths.all[index];
                 let outcome = ping_pong::play(&site, address, MESSAGE_BYTES, duration)

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Latencies, Missing, Unit};
-use crate::statistics::Sample;
+use crate::statistics::{Interval, Sample};
 
 /// One experiment, and what everybody did in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -103,20 +103,6 @@ impl Measured {
             interval: sample.interval(),
             ratio,
         })
-    }
-}
-
-/// Where a value lies with the run's confidence.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Interval {
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-}
-
-impl Interval {
-    fn is_finite(&self) -> bool {
-        self.low.is_finite() && self.high.is_finite()
     }
 }
 
@@ -305,5 +291,20 @@ mod tests {
             );
             assert_eq!(Verdict::of(interval, Better::Lower), lower, "{interval:?}");
         }
+    }
+
+    #[test]
+    fn a_sample_is_called_different_only_where_its_interval_supports_it() {
+        let verdict = |values: &[f64], better| {
+            Verdict::of(Sample::from_iter(values.iter().copied()).interval(), better)
+        };
+        let noisy = [0.90, 1.02, 0.97, 1.10, 0.95, 1.01, 0.93];
+        let slower = [1.04, 1.06, 1.05, 1.07, 1.03, 1.05, 1.06];
+        assert_eq!(verdict(&noisy, Better::Lower), Verdict::NoDifference);
+        assert_eq!(verdict(&slower, Better::Lower), Verdict::Worse);
+        assert_eq!(verdict(&slower, Better::Higher), Verdict::Better);
+        // However far apart: too few rounds.
+        assert_eq!(verdict(&slower[..4], Better::Lower), Verdict::NoDifference);
+        assert_eq!(verdict(&[1.0; 5], Better::Lower), Verdict::NoDifference);
     }
 }

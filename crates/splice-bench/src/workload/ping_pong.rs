@@ -10,30 +10,21 @@ use crate::server::{Server, Service};
 use crate::site::{Connection, Site};
 use crate::statistics::Latencies;
 
-use super::{WARM_UP_PART, Window};
-
-/// How long it goes on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Extent {
-    /// So many round trips that count, behind a tenth of them that does not.
-    Times(u32),
-    /// As many as come.
-    For(Window),
-}
+use super::Window;
 
 /// Plays on a new connection to `address`.
 pub(crate) fn play(
     site: &Site,
     address: SocketAddr,
     bytes: usize,
-    extent: Extent,
+    window: Window,
 ) -> Result<Latencies> {
-    play_on(site.connect(address)?, bytes, extent)
+    play_on(site.connect(address)?, bytes, window)
 }
 
 /// Plays with messages of `bytes` through blocking sockets. Returns how long the round trips took;
 /// half of one is the way one way.
-pub(crate) fn play_on(connection: Connection, bytes: usize, extent: Extent) -> Result<Latencies> {
+pub(crate) fn play_on(connection: Connection, bytes: usize, window: Window) -> Result<Latencies> {
     let echo = Server::start(Service::Echo, bytes, connection.server.into())?;
     let mut client = connection.client;
     let mut message = vec![0; bytes];
@@ -50,25 +41,13 @@ pub(crate) fn play_on(connection: Connection, bytes: usize, extent: Extent) -> R
     // Until then the echo may not even run.
     round_trip()?;
     let mut latencies = Latencies::new();
-    match extent {
-        Extent::Times(count) => {
-            for _ in 0..count / WARM_UP_PART {
-                round_trip()?;
-            }
-            for _ in 0..count {
-                latencies.record(round_trip()?);
-            }
-        }
-        Extent::For(window) => {
-            let begin = Instant::now();
-            while begin.elapsed() < window.warm_up {
-                round_trip()?;
-            }
-            let begin = Instant::now();
-            while begin.elapsed() < window.length {
-                latencies.record(round_trip()?);
-            }
-        }
+    let begin = Instant::now();
+    while begin.elapsed() < window.warm_up {
+        round_trip()?;
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < window.length {
+        latencies.record(round_trip()?);
     }
     drop(echo);
     Ok(latencies)

@@ -21,16 +21,11 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use crate::server::{Server, Service};
+use crate::server::{REQUEST_BYTES, RESPONSE_BYTES, Server, Service};
 use crate::site::{PATIENCE, Site};
 use crate::statistics::Latencies;
 
 use super::Window;
-
-/// A request of a small RPC.
-pub(crate) const REQUEST_BYTES: usize = 128;
-/// Its answer; fits one segment of a veth's 1500 bytes.
-pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// An open load that is too much is given up after so many windows; what is unanswered then, counts
 /// with the time that it has waited.
@@ -282,7 +277,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::super::Window;
-    use super::{Load, REQUEST_BYTES, RESPONSE_BYTES, ask};
+    use super::{Load, ask};
+    use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
     use crate::statistics::Latencies;
 
     /// How long the server stands still, once.

@@ -4,7 +4,7 @@
 //! relay's side, and neither the client's nor the relay's ephemeral ports run out.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -73,17 +73,4 @@ fn ask_once(address: SocketAddr) -> Result<()> {
         "more than one answer"
     );
     Ok(())
-}
-
-/// The server's part: answers one connection after the other.
-pub(crate) fn serve(listener: &TcpListener) -> Result<()> {
-    loop {
-        let (mut stream, _) = listener.accept().context("the server cannot accept")?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut byte = [0];
-        // A connection that ended early is the client's to report.
-        if stream.read_exact(&mut byte).is_ok() {
-            let _ = stream.write_all(&byte);
-        }
-    }
 }

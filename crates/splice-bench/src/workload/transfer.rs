@@ -16,6 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::cpus::Cost;
 use crate::payload::{Digest, Payload};
+use crate::relay::Relay;
 use crate::server::{Server, Service};
 use crate::site::{Connection, PATIENCE, Site};
 
@@ -83,6 +84,8 @@ pub(crate) struct Flow {
     pub(crate) cost: Cost,
     /// CPU time of the client and the server, and of what the kernel did on their account.
     pub(crate) ends: Duration,
+    /// CPU time of the relay's processes; none where there are no processes.
+    pub(crate) relay: Duration,
 }
 
 impl Flow {
@@ -99,10 +102,22 @@ impl Flow {
     pub(crate) fn cpu_seconds_per_gigabyte(&self) -> f64 {
         self.cost.busy.as_secs_f64() / (self.bytes as f64 / 1e9)
     }
+
+    /// The share of the relay's own processes in that.
+    pub(crate) fn process_seconds_per_gigabyte(&self) -> f64 {
+        self.relay.as_secs_f64() / (self.bytes as f64 / 1e9)
+    }
 }
 
-/// Lets bytes flow and counts what arrives within a `window` of time.
-pub(crate) fn flow(site: &Site, address: SocketAddr, ways: Ways, window: Duration) -> Result<Flow> {
+/// Lets bytes flow to `address`, where `relay` listens if there is one, and counts what arrives
+/// within a `window` of time.
+pub(crate) fn flow(
+    site: &Site,
+    address: SocketAddr,
+    ways: Ways,
+    window: Duration,
+    relay: Option<&Relay>,
+) -> Result<Flow> {
     let Connection { client, server } = site.connect(address)?;
     let service = match ways {
         Ways::Up => Service::Receive,
@@ -130,7 +145,7 @@ pub(crate) fn flow(site: &Site, address: SocketAddr, ways: Ways, window: Duratio
                 cpu_time: own_cpu_time() + server.cpu_time()?,
             })
         };
-        let watched = watch(site, counted, window, || {
+        let watched = watch(site, relay, counted, window, || {
             threads.iter().any(ScopedJoinHandle::is_finished)
         });
         over.store(true, Ordering::Release);
@@ -159,6 +174,7 @@ fn own_cpu_time() -> Duration {
 /// Counts for `window`, once enough has arrived to warm up.
 fn watch(
     site: &Site,
+    relay: Option<&Relay>,
     counted: impl Fn() -> Result<Counted>,
     window: Duration,
     ended: impl Fn() -> bool,
@@ -169,6 +185,8 @@ fn watch(
         ensure!(!ended(), "the transfer ended by itself");
         thread::sleep(LOOK_EVERY);
     }
+    let relay_time = || relay.map_or(Ok(Duration::ZERO), Relay::cpu_time);
+    let relay_before = relay_time()?;
     let before = counted()?;
     let begin = Instant::now();
     let (after, cost) = site.cpus.time(|| {
@@ -186,11 +204,13 @@ fn watch(
             thread::sleep(LOOK_EVERY);
         }
     })?;
+    let relay = relay_time()?.saturating_sub(relay_before);
     ensure!(!ended(), "the transfer ended by itself");
     Ok(Flow {
         bytes: after.bytes - before.bytes,
         cost,
         ends: after.cpu_time.saturating_sub(before.cpu_time),
+        relay,
     })
 }
 

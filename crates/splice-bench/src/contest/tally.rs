@@ -88,6 +88,18 @@ impl Tally {
         self.entries.iter().any(|entry| entry.failed)
     }
 
+    /// Those that failed, with the reason.
+    pub(crate) fn failures(&self) -> Vec<(String, String)> {
+        let failed = self.entries.iter().filter(|entry| entry.failed);
+        failed
+            .map(|entry| {
+                let why = entry.over.clone().unwrap_or_default();
+                let question = self.question.id();
+                (entry.contestant.name(), format!("{question}: {why}"))
+            })
+            .collect()
+    }
+
     /// The values of quantity number `quantity` that `contestant` has, if any.
     pub(crate) fn sample(&self, contestant: Contestant, quantity: usize) -> Option<&Sample> {
         let mut entries = self.entries.iter();
@@ -104,8 +116,7 @@ impl Tally {
                 title: told.title.into(),
                 unit: told.unit,
                 better: told.better,
-                // What is taken once has no ratio that could be trusted.
-                reference: self.question.in_rounds().then(|| Contestant::Direct.name()),
+                reference: self.reference(number).map(|_| Contestant::Direct.name()),
                 measured: self.measured(number, told.better),
             });
         }
@@ -121,6 +132,13 @@ impl Tally {
         Ok(workload)
     }
 
+    /// What the ratios are to: the direct path, where it was measured. What is taken once has no ratio
+    /// that could be trusted.
+    fn reference(&self, quantity: usize) -> Option<&Sample> {
+        let direct = self.sample(Contestant::Direct, quantity);
+        direct.filter(|_| self.question.in_rounds())
+    }
+
     fn measured(&self, quantity: usize, better: Better) -> Vec<Measured> {
         let direct = self.sample(Contestant::Direct, quantity);
         // The kernel's memory of the two ends is the direct path's, and of no relay.
@@ -129,7 +147,7 @@ impl Tally {
             .and_then(Sample::median);
         let one = |entry: &Entry| {
             let sample = match ends {
-                Some(_) if !entry.contestant.relays() => return None,
+                Some(_) if entry.contestant.is_reference() => return None,
                 Some(ends) => entry.samples[quantity]
                     .values()
                     .iter()
@@ -137,8 +155,8 @@ impl Tally {
                     .collect(),
                 None => entry.samples[quantity].clone(),
             };
-            let reference = direct
-                .filter(|_| self.question.in_rounds() && entry.contestant != Contestant::Direct);
+            let reference = self.reference(quantity);
+            let reference = reference.filter(|_| entry.contestant != Contestant::Direct);
             Measured::of(entry.contestant.name(), &sample, reference, better)
         };
         self.entries.iter().filter_map(one).collect()
@@ -186,7 +204,12 @@ pub(crate) fn tables(results: &Results) -> String {
     for workload in &results.workloads {
         let _ = writeln!(text, "{}", workload.title);
         for quantity in &workload.quantities {
-            let mut table = Table::new(&[quantity.title.as_str(), "", "over direct", ""]);
+            let mut table = Table::new(&[
+                quantity.title.as_str(),
+                "",
+                quantity.reference.as_ref().map_or("", |_| "over direct"),
+                "",
+            ]);
             for measured in &quantity.measured {
                 let ratio = measured.ratio.as_ref();
                 table.push(vec![

@@ -5,15 +5,18 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::entrant::Entrant;
-use crate::results::{Better, Parameter, Unit, Workload};
+use crate::results::{Better, Kind, Parameter, Unit, Workload};
+use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
 use crate::site::Site;
 use crate::statistics::Latencies;
-use crate::workload::ping_pong::Extent;
-use crate::workload::request_response::{Load, REQUEST_BYTES, RESPONSE_BYTES};
+use crate::workload::request_response::Load;
 use crate::workload::transfer::Ways;
 use crate::workload::{
-    Window, idle, ping_pong, request_response, short_connections, slow_reader, transfer,
+    Window, idle, ping_pong, request_response, short_connections, slow_reader, stalled, transfer,
 };
+
+/// Requests that fall due in a second of the open load, unless a person says otherwise.
+pub(crate) const OPEN_PER_SECOND: u32 = 10_000;
 
 /// Connections of the open load: enough that one which waits does not hold up the others.
 const OPEN_CONNECTIONS: u32 = 100;
@@ -44,6 +47,23 @@ pub(crate) struct Extents {
     pub(crate) per_second: u32,
 }
 
+impl Extents {
+    /// Those of a full comparison, or of a `quick` one.
+    pub(crate) fn of(quick: bool) -> Self {
+        Self {
+            warm_up: None,
+            // Ten and more of the scheduler's slices, and thousands of messages.
+            window: Duration::from_millis(if quick { 40 } else { 200 }),
+            idle_pairs: if quick { 500 } else { 3_000 },
+            // The kernel's memory is that of the whole machine: the median of three leaves out what
+            // else the machine did during one of them.
+            idle_times: if quick { 1 } else { 3 },
+            slow_reader: Duration::from_secs(if quick { 1 } else { 5 }),
+            per_second: OPEN_PER_SECOND,
+        }
+    }
+}
+
 /// One workload with its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
@@ -54,6 +74,7 @@ pub(crate) enum Question {
     ShortConnections { in_flight: usize },
     Idle,
     SlowReader,
+    StalledReaders,
 }
 
 /// What an answer consists of.
@@ -116,20 +137,21 @@ impl Question {
             Self::ShortConnections { .. } => "short-connections",
             Self::Idle => "idle",
             Self::SlowReader => "slow-reader",
+            Self::StalledReaders => "stalled-readers",
         }
     }
 
     /// Whether it is asked of everybody in each round; the others are asked afterwards, of a relay
     /// that has just been started.
     pub(crate) fn in_rounds(self) -> bool {
-        !matches!(self, Self::Idle | Self::SlowReader)
+        !matches!(self, Self::Idle | Self::SlowReader | Self::StalledReaders)
     }
 
     /// How often it is asked in a run.
     pub(crate) fn times(self, rounds: u32, extents: &Extents) -> u32 {
         match self {
             Self::Idle => extents.idle_times,
-            Self::SlowReader => 1,
+            Self::SlowReader | Self::StalledReaders => 1,
             _ => rounds,
         }
     }
@@ -141,13 +163,13 @@ impl Question {
             Self::OpenLoad => OPEN_CONNECTIONS,
             Self::ShortConnections { in_flight } => in_flight as u32,
             Self::Idle => extents.idle_pairs,
-            Self::PingPong { .. } | Self::Bulk(_) | Self::SlowReader => 1,
+            Self::PingPong { .. } | Self::Bulk(_) | Self::SlowReader | Self::StalledReaders => 1,
         }
     }
 
     /// Whether the direct path has an answer: it has no relay that could hold anything.
     pub(crate) fn needs_relay(self) -> bool {
-        self == Self::SlowReader
+        matches!(self, Self::SlowReader | Self::StalledReaders)
     }
 
     /// The values of an answer, in order.
@@ -178,6 +200,12 @@ impl Question {
                         told(
                             "cpu",
                             "CPU time of the whole machine",
+                            Unit::CpuSecondsPerGigabyte,
+                            Better::Lower,
+                        ),
+                        told(
+                            "cpu-process",
+                            "CPU time of the relay's own processes",
                             Unit::CpuSecondsPerGigabyte,
                             Better::Lower,
                         ),
@@ -235,11 +263,11 @@ impl Question {
                     ]
                 }
             }
-            Self::SlowReader => {
+            Self::SlowReader | Self::StalledReaders => {
                 const {
                     &[told(
                         "memory-most",
-                        "The most that was held",
+                        "The most memory that was held",
                         Unit::Bytes,
                         Better::Lower,
                     )]
@@ -285,11 +313,12 @@ impl Question {
 
     /// Asks `entrant`.
     pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
+        let _turn = entrant.turn(site)?;
         let (address, window) = (entrant.address(), self.window(extents));
         let mut answer = Answer::default();
         match self {
             Self::PingPong { bytes } => {
-                let round_trips = ping_pong::play(site, address, bytes, Extent::For(window))?;
+                let round_trips = ping_pong::play(site, address, bytes, window)?;
                 let quantiles = [0.5, 0.99].map(|at| round_trips.microseconds(at));
                 answer.values = quantiles
                     .map(|value| Some(value * self.latency_scale()))
@@ -297,10 +326,17 @@ impl Question {
                 answer.latencies = Some(round_trips);
             }
             Self::Bulk(ways) => {
-                let flow = transfer::flow(site, address, ways, window.length)?;
+                let relay = entrant.relay.as_ref();
+                let flow = transfer::flow(site, address, ways, window.length, relay)?;
+                let process = match entrant.contestant.kind() {
+                    Kind::Reference => None,
+                    // What has no process, as address translation, has no such time either.
+                    Kind::Ours | Kind::Peer => Some(flow.process_seconds_per_gigabyte()),
+                };
                 answer.values = vec![
                     Some(flow.gigabits_per_second()),
                     Some(flow.cpu_seconds_per_gigabyte()),
+                    process,
                 ];
             }
             Self::RequestResponse { connections } => {
@@ -342,6 +378,12 @@ impl Question {
                     answer.points = points.collect();
                     let most = answer.points.iter().map(|&(_, bytes)| bytes);
                     answer.values = vec![most.reduce(f64::max)];
+                }
+            }
+            Self::StalledReaders => {
+                if let Some(relay) = &entrant.relay {
+                    let held = stalled::hold(site, relay)?;
+                    answer.values = vec![Some(held.total_bytes() as f64)];
                 }
             }
         }
@@ -424,6 +466,14 @@ impl Question {
                  growth of its own memory. Taken once."
                     .to_owned(),
             ),
+            Self::StalledReaders => (
+                "chunk",
+                "256 KiB".to_owned(),
+                "Stalled readers".to_owned(),
+                "Both ends send until they block, and nobody reads. What the relay holds then: its \
+                 two sockets, its pipes, and the growth of its own memory. Taken once."
+                    .to_owned(),
+            ),
         };
         let mut workload = Workload::new(&self.id(), &title, &description);
         let mut parameter_of = |name: &str, value: String| {
@@ -449,7 +499,7 @@ impl Question {
             Self::Bulk(Ways::Both) => format!("{family}-both"),
             Self::RequestResponse { connections } => format!("{family}-{connections}"),
             Self::ShortConnections { in_flight } => format!("{family}-{in_flight}"),
-            Self::OpenLoad | Self::Idle | Self::SlowReader => family.into(),
+            Self::OpenLoad | Self::Idle | Self::SlowReader | Self::StalledReaders => family.into(),
         }
     }
 }

@@ -1,0 +1,211 @@
+//! One live connection, watched while the library moves it into the kernel.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use splice::{Endpoint, EngineName, Handle, Options, Splicer};
+
+use crate::results::count;
+use crate::site::{Connection, PATIENCE, Site};
+use crate::table::Table;
+
+/// Its port is free: there are never so many contestants.
+const INDEX: u16 = 500;
+
+/// Bytes of a message, which goes to the server and back.
+const MESSAGE_BYTES: usize = 1 << 10;
+
+/// How long messages go on once the connection has moved.
+const AFTERWARDS: Duration = Duration::from_millis(200);
+
+/// What the library told of the connection at some time.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// Since the connection began.
+    at: Duration,
+    engine: EngineName,
+    why: String,
+    /// Bytes moved, both ways together.
+    moved: u64,
+    /// Those of them that the kernel moved without this process.
+    in_kernel: u64,
+}
+
+impl Step {
+    fn now(handle: &Handle, began: Instant) -> Self {
+        let (engine, why) = handle.engine();
+        Self {
+            at: began.elapsed(),
+            engine,
+            why: why.into_owned(),
+            moved: handle.counters().total(),
+            in_kernel: handle.redirected().total(),
+        }
+    }
+}
+
+/// Joins one connection with the library where the relays run, keeps it busy, and watches it move.
+/// Fails when it does not come to `segment` within `patience`.
+pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Result<Vec<Step>> {
+    let address = Site::relay(INDEX);
+    let relay = site.lab.relay();
+    let listener = relay.enter(|| TcpListener::bind(address))?;
+    let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
+    let client = TcpStream::connect_timeout(&address, PATIENCE)?;
+    // The library's thread belongs where the sockets are, as in a relay.
+    let (_splicer, handle) = relay.enter(|| join(&listener, options))??;
+    let began = Instant::now();
+    let server = site.accept(PATIENCE)?;
+    let server = server.context("the library's connection did not reach the server")?;
+    let mut ends = Connection::of(client, server)?;
+
+    let mut steps = vec![Step::now(&handle, began)];
+    while handle.engine().0 != EngineName::Segment {
+        if let Some(outcome) = handle.outcome() {
+            bail!("the live connection ended early: {:?}", outcome.reason);
+        }
+        if began.elapsed() > patience {
+            let (engine, why) = handle.engine();
+            bail!(
+                "the live connection stayed with {engine} for {:.1} s instead of moving to segment: \
+                 {why}; `spliced doctor` says what this machine lacks",
+                patience.as_secs_f64()
+            );
+        }
+        exchange(&mut ends)?;
+    }
+    steps.push(Step::now(&handle, began));
+    let moved = Instant::now();
+    while moved.elapsed() < AFTERWARDS {
+        exchange(&mut ends)?;
+    }
+    let last = Step::now(&handle, began);
+    ensure!(
+        last.in_kernel > 0,
+        "the live connection is said to be with segment, but the kernel has moved none of its {} bytes",
+        last.moved
+    );
+    steps.push(last);
+    Ok(steps)
+}
+
+fn join(listener: &TcpListener, options: &Options) -> Result<(Splicer, Handle)> {
+    let (near, _) = listener.accept().context("the client did not come")?;
+    let far = TcpStream::connect_timeout(&Site::server(), PATIENCE)?;
+    for socket in [&near, &far] {
+        socket.set_nodelay(true)?;
+    }
+    let splicer = Splicer::new(1)?;
+    let handle = splicer.join(Endpoint::new(near)?, Endpoint::new(far)?, options)?;
+    Ok((splicer, handle))
+}
+
+/// A message to the server and back.
+fn exchange(Connection { client, server }: &mut Connection) -> Result<()> {
+    let mut message = [0; MESSAGE_BYTES];
+    for (from, to) in [(&*client, &*server), (&*server, &*client)] {
+        let (mut from, mut to) = (from, to);
+        from.write_all(&message)
+            .context("the live connection stopped")?;
+        to.read_exact(&mut message)
+            .context("the live connection stopped")?;
+    }
+    Ok(())
+}
+
+/// The steps in a table, and what they mean.
+pub(crate) fn told(steps: &[Step]) -> String {
+    let headings = [
+        "engine",
+        "why",
+        "after ms",
+        "bytes moved",
+        "by the kernel alone",
+    ];
+    let mut table = Table::new(&headings).align_left(2);
+    for step in steps {
+        table.push(vec![
+            step.engine.to_string(),
+            step.why.clone(),
+            format!("{:.1}", step.at.as_secs_f64() * 1e3),
+            count(step.moved),
+            count(step.in_kernel),
+        ]);
+    }
+    format!("One live connection, joined by the library and kept busy with messages:\n\n{table}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use netlab::{Need, available};
+    use splice::{EngineChoice, EngineName, Options};
+
+    use super::{Step, told, watch};
+    use crate::cpus::Placement;
+    use crate::site::{PATIENCE, Site};
+
+    fn watched(options: &Options, patience: Duration) -> anyhow::Result<Vec<Step>> {
+        let site = Site::build(Placement::Spread).expect("root may");
+        site.enter(|| watch(&site, options, patience))
+    }
+
+    #[test]
+    fn a_connection_moves_from_copy_to_segment_with_its_counters() {
+        if !available(Need::Netns) || !available(Need::Bpf) {
+            return;
+        }
+        let steps = watched(&Options::default(), PATIENCE).expect("it moves");
+        let engines: Vec<EngineName> = steps.iter().map(|step| step.engine).collect();
+        assert_eq!(
+            engines,
+            [EngineName::Copy, EngineName::Segment, EngineName::Segment],
+            "{}",
+            told(&steps)
+        );
+        let [first, .., last] = &steps[..] else {
+            unreachable!("there are three")
+        };
+        assert_eq!(first.in_kernel, 0);
+        assert!(
+            last.in_kernel > 0 && last.moved >= last.in_kernel,
+            "{last:?}"
+        );
+    }
+
+    #[test]
+    fn a_connection_that_does_not_move_is_an_error() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let options = Options {
+            engine: EngineChoice::Only(EngineName::Copy),
+            ..Options::default()
+        };
+        let error = watched(&options, Duration::from_millis(300))
+            .expect_err("it stays")
+            .to_string();
+        assert!(error.contains("stayed with copy"), "{error}");
+    }
+
+    #[test]
+    fn steps_are_told_in_rows() {
+        let step = Step {
+            at: Duration::from_micros(51_300),
+            engine: EngineName::Segment,
+            why: "it lives".into(),
+            moved: 123_456,
+            in_kernel: 1_024,
+        };
+        let text = told(&[step]);
+        let row = text.lines().last().expect("a row");
+        let cells: Vec<&str> = row.split("  ").filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(
+            cells.iter().map(|cell| cell.trim()).collect::<Vec<_>>(),
+            ["segment", "it lives", "51.3", "123\u{202f}456", "1024"]
+        );
+    }
+}
