@@ -7,8 +7,12 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEMO ?=
 # What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
+# Where `make install` puts the program, and the root of the tree that a package is made from.
+PREFIX ?= /usr/local
+DESTDIR ?=
+INSTALLED := $(DESTDIR)$(PREFIX)
 
-.PHONY: help build test demo compare bench-check check fmt
+.PHONY: help build install uninstall test demo compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -16,6 +20,24 @@ help: ## Show this list
 build: ## Build spliced and the bench, optimised
 	@scripts/install build
 	$(CARGO) build --release --package spliced --package splice-bench
+
+install: ## Install spliced, its manual pages and completions (PREFIX, DESTDIR)
+	@scripts/install build
+	$(CARGO) build --release --package spliced --bin spliced --example manual
+	install -D -m 755 $(TARGET)/release/spliced "$(INSTALLED)/bin/spliced"
+	@pages=$$(mktemp -d) && trap 'rm -r "$$pages"' EXIT && \
+	$(TARGET)/release/examples/manual "$$pages" && \
+	for file in $$(cd "$$pages" && find share -type f | sort); do \
+		echo "install -D -m 644 $$file"; \
+		install -D -m 644 "$$pages/$$file" "$(INSTALLED)/$$file" || exit 1; \
+	done
+
+uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
+	rm -f "$(INSTALLED)/bin/spliced"
+	rm -f $(foreach page,spliced spliced-relay spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
+	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
+	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
+	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"
 
 test: ## Run every test; as root none is left out
 	@scripts/install build

@@ -10,6 +10,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use splice::{Address, EngineChoice};
 
+use crate::sections::{self, as_help};
+
 /// Joins sockets so that their bytes flow without being lost.
 #[derive(Debug, Parser)]
 #[command(
@@ -55,9 +57,8 @@ pub(crate) enum Command {
 /// Every engine gets a yes, or a no with the reason and the remedy. Defects that this kernel has
 /// are told as well. It takes a second or two and leaves nothing behind. Run it as the user, and
 /// with the limits and capabilities, that the relay is going to have.
-///
-/// Exit status: 0 examined, whatever was found, 1 failed while running, 2 wrong usage.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::DOCTOR))]
 pub(crate) struct DoctorArgs {
     /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy;
     /// defects, each with name, present (null when it could not be tried) and reason.
@@ -75,19 +76,12 @@ pub(crate) struct DoctorArgs {
 /// until it does. A TARGET that is the relay itself is refused, also when a name comes to stand
 /// for it later.
 ///
-/// SIGTERM, SIGINT, and SIGHUP where the relay has a controlling terminal: stop accepting and let the
-/// connections end within the drain timeout. A second signal resets them at once; it counts from one
-/// second after the first. SIGUSR1, and SIGHUP without a terminal: open the access log again, after
-/// logrotate has renamed it. SIGUSR2 is ignored.
-///
 /// No log holds up the traffic. Up to 16384 lines wait for a reader that stalls or a disk that is
 /// full; further ones are dropped and counted, and a warning tells how many. At its end the relay
 /// waits for the access log for what is left of the drain timeout, or one second if that is longer,
 /// and for standard error for one second.
-///
-/// Exit status: 0 ended well, 1 failed while running, 2 wrong usage, 3 connections were reset because
-/// the drain timeout was over or a second signal came.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::RELAY))]
 pub(crate) struct RelayArgs {
     /// Where to accept connections.
     pub(crate) listen: Address,
@@ -143,9 +137,10 @@ pub(crate) struct RelayArgs {
 
 /// Give every byte that comes to LISTEN back to who sent it: each connection is spliced to itself.
 ///
-/// Addresses, signals and the exit status are those of 'spliced relay'. What a client has sent
-/// and not taken back is bounded; its end of stream is answered behind all of its bytes.
+/// Addresses are those of 'spliced relay'. What a client has sent and not taken back is bounded; its
+/// end of stream is answered behind all of its bytes.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ECHO))]
 pub(crate) struct EchoArgs {
     /// Where to accept connections.
     pub(crate) listen: Address,

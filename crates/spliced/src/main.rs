@@ -20,6 +20,7 @@ mod place;
 mod rate_limited_warning;
 mod refusal;
 mod relay;
+mod sections;
 mod shortage;
 mod signal;
 mod target;
