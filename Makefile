@@ -7,12 +7,16 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEMO ?=
 # What the comparison is told: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
+# Tests wait more than they compute.
+TEST_THREADS ?= $(shell expr 3 \* $$(nproc))
+# How long `make soak` looks for what is rare.
+SOAK_MINUTES ?= 30
 # Where `make install` puts the program, and the root of the tree that a package is made from.
 PREFIX ?= /usr/local
 DESTDIR ?=
 INSTALLED := $(DESTDIR)$(PREFIX)
 
-.PHONY: help build install uninstall test demo compare bench-check check fmt
+.PHONY: help build install uninstall test soak demo compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,7 +47,12 @@ test: ## Run every test; as root none is left out
 	@scripts/install build
 	@OPTIONAL_WITHOUT_ROOT=1 scripts/install test
 	@[ "$$(id -u)" -eq 0 ] || echo "not root: tests that need it are left out, each says so"
-	$(CARGO) test --workspace
+	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/test --workspace
+
+soak: $(if $(wildcard scripts/test-kernels),test-kernels) ## Look for what is rare, for SOAK_MINUTES (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo "make soak: it makes network namespaces; run it as root" >&2; exit 1; }
+	@scripts/install build test
+	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
 demo: ## Compare every engine with the direct path and with other proxies (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo: it makes network namespaces; run it as root" >&2; exit 1; }

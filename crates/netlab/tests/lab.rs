@@ -151,7 +151,7 @@ fn drop_and_panic_leave_nothing() {
 
 /// Not a test of its own: what [`start_holder`] runs in another process.
 #[test]
-#[ignore = "the child's part of the tests about signals"]
+#[ignore = "a process that another test starts"]
 fn hold_a_lab() {
     if std::env::var(ROLE).is_err() {
         return;

@@ -158,9 +158,14 @@ fn connections_are_spread_over_the_threads() {
 #[test]
 fn without_a_number_there_is_a_thread_for_each_cpu() {
     let relay = Relay::to("127.0.0.1:1", &[]);
-    let names = relay.of_threads("comm", |name| name.trim().to_owned());
+    let loops = || {
+        let names = relay.of_threads("comm", |name| name.trim().to_owned());
+        names.iter().filter(|name| *name == "loop").count()
+    };
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    assert_eq!(names.iter().filter(|name| *name == "loop").count(), cpus);
+    // A thread names itself, which it does when it gets the CPU.
+    until("every loop has its name", || loops() >= cpus);
+    assert_eq!(loops(), cpus);
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn usr2_is_ignored_with_a_line_and_a_broken_pipe_without() {
 
 #[test]
 fn a_signal_at_any_moment_of_the_start_ends_it_well_and_in_words() {
-    const LAUNCHES: u32 = 60;
+    const LAUNCHES: u32 = 30;
     const LONGEST_DELAY: Duration = Duration::from_millis(5);
     let scratch = Scratch::new("start").expect("a directory");
     let socket = scratch.path().join("socket");
