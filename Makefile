@@ -7,8 +7,16 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEMO ?=
 # Arguments for the comparison: `make compare COMPARE='--quick --output DIRECTORY'`.
 COMPARE ?=
+# Tests wait more than they compute.
+TEST_THREADS ?= $(shell expr 3 \* $$(nproc))
+# How long `make soak` looks for what is rare.
+SOAK_MINUTES ?= 30
+# Where `make install` puts the program, and the root of the tree that a package is made from.
+PREFIX ?= /usr/local
+DESTDIR ?=
+INSTALLED := $(DESTDIR)$(PREFIX)
 
-.PHONY: help build test test-kernels demo compare bench-check check fmt
+.PHONY: help build install uninstall test test-kernels soak demo compare bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -17,11 +25,34 @@ build: ## Build spliced and the bench, optimised
 	@scripts/install build
 	$(CARGO) build --release --package spliced --package splice-bench
 
+install: ## Install spliced, its manual pages and completions (PREFIX, DESTDIR)
+	@scripts/install build
+	$(CARGO) build --release --package spliced --bin spliced --example manual
+	install -D -m 755 $(TARGET)/release/spliced "$(INSTALLED)/bin/spliced"
+	@pages=$$(mktemp -d) && trap 'rm -r "$$pages"' EXIT && \
+	$(TARGET)/release/examples/manual "$$pages" && \
+	for file in $$(cd "$$pages" && find share -type f | sort); do \
+		echo "install -D -m 644 $$file"; \
+		install -D -m 644 "$$pages/$$file" "$(INSTALLED)/$$file" || exit 1; \
+	done
+
+uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
+	rm -f "$(INSTALLED)/bin/spliced"
+	rm -f $(foreach page,spliced spliced-relay spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
+	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
+	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
+	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"
+
 test: ## Run every test; as root none is left out
 	@scripts/install build
 	@OPTIONAL_WITHOUT_ROOT=1 scripts/install test
 	@[ "$$(id -u)" -eq 0 ] || echo "not root: tests that need it are left out, each says so"
-	$(CARGO) test --workspace
+	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/test --workspace
+
+soak: test-kernels ## Look for what is rare, for SOAK_MINUTES (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo "make soak: it makes network namespaces; run it as root" >&2; exit 1; }
+	@scripts/install build test
+	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
 test-kernels: ## Boot Linux 6.1 and 6.12 in QEMU and run there what depends on the kernel; 2 minutes
 	@scripts/test-kernels

@@ -55,7 +55,7 @@ pub use connection::connection;
 pub use control_group::ControlGroup;
 pub use lab::Lab;
 pub use namespace::Namespace;
-pub use patience::{PATIENCE, until, until_at_rest, until_found};
+pub use patience::{PATIENCE, uninterrupted, until, until_at_rest, until_found};
 pub use pinned::{Spinner, pin_thread};
 pub use process::Process;
 pub use program::program;

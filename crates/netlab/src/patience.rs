@@ -1,5 +1,6 @@
 //! How long a test waits for a condition.
 
+use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,4 +48,41 @@ pub fn until_at_rest<T: PartialEq>(time: Duration, mut measure: impl FnMut() -> 
         (since.elapsed() >= time).then_some(())
     });
     value
+}
+
+/// Calls again after an interruption. A socket call with a timeout ends with `EINTR` when the process is
+/// stopped and continued, or had an io_uring, and does not restart by itself (signal(7),
+/// `sock_intr_errno`).
+///
+/// # Errors
+/// Those of `call`, but for `EINTR`.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::uninterrupted;
+
+    #[test]
+    fn interruptions_are_not_errors() {
+        let mut answers = [
+            Err(ErrorKind::Interrupted),
+            Err(ErrorKind::Interrupted),
+            Ok(7),
+            Err(ErrorKind::ConnectionReset),
+        ]
+        .into_iter();
+        let mut call = || answers.next().expect("an answer").map_err(Error::from);
+        assert_eq!(uninterrupted(&mut call).expect("a count"), 7);
+        let error = uninterrupted(&mut call).expect_err("a reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
 }

@@ -1,5 +1,6 @@
 //! What a test needs beyond the privileges of a plain user, and what happens without it.
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,6 +12,10 @@ use crate::{Namespace, program};
 
 /// The variable that turns skipped tests into failures: a comma-separated list of [`Need::name`]s, or `all`.
 const VARIABLE: &str = "SPLICED_REQUIRE";
+
+/// The variable with the file that gets a line for each skip. `scripts/test` counts them: a line on
+/// stderr is lost among thousands, or in the output that a test keeps of a process of its own.
+const LEFT_OUT: &str = "SPLICED_LEFT_OUT";
 
 /// A privilege or program that not every machine or user has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +119,21 @@ pub fn present(name: &str, missing: Option<String>) -> bool {
     );
     // Not `eprintln`: the test harness hides its output if the test passes.
     let _ = writeln!(io::stderr(), "skipped: {test}: {why}");
+    if let Some(path) = env::var_os(LEFT_OUT) {
+        note(Path::new(&path), test, &why);
+    }
     false
+}
+
+/// Adds a line in one piece, since other processes do the same.
+fn note(path: &Path, test: &str, why: &str) {
+    let program = env::current_exe().unwrap_or_default();
+    let program = program.file_stem().unwrap_or_default().to_string_lossy();
+    let line = format!("{}\t{program}: {test}\n", why.replace(['\n', '\t'], " "));
+    // Who may not write there has said it on stderr.
+    if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
+        let _ = file.write_all(line.as_bytes());
+    }
 }
 
 fn names(list: &str, name: &str) -> bool {

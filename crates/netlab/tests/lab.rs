@@ -151,7 +151,7 @@ fn a_drop_and_a_panic_leave_nothing_behind() {
 
 /// Not a test of its own: [`start_holder`] runs it in another process.
 #[test]
-#[ignore = "the child's part of the tests about signals"]
+#[ignore = "a process that another test starts"]
 fn hold_a_lab() {
     if std::env::var(ROLE).is_err() {
         return;

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "what the test above starts"]
+    #[ignore = "a process that another test starts"]
     fn a_day_was_measured() {
         const DAY_NS: i64 = 86_400 * 1_000_000_000;
         let measured = measured_ns().expect("measured");

@@ -10,6 +10,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use splice::{Address, EngineChoice};
 
+use crate::sections::{self, as_help};
+
 /// Relay TCP and UNIX connections, inside the kernel where possible.
 #[derive(Debug, Parser)]
 #[command(
@@ -55,9 +57,8 @@ pub(crate) enum Command {
 /// The doctor tries each engine on sockets of its own and prints yes, or no with the reason and the
 /// remedy. It also tests for known defects of the kernel. It takes a second or two and leaves nothing
 /// behind. Run it as the same user, with the same limits and capabilities, as the relay.
-///
-/// Exit status: 0 examined, whatever was found, 1 failed while running, 2 wrong usage.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::DOCTOR))]
 pub(crate) struct DoctorArgs {
     /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy; defects,
     /// each with name, present (null if it could not be tested) and reason.
@@ -75,19 +76,12 @@ pub(crate) struct DoctorArgs {
 /// name resolves. The relay refuses a TARGET that is the relay itself, also if a name resolves to it
 /// later.
 ///
-/// SIGTERM, SIGINT, and SIGHUP if there is a controlling terminal: stop accepting and let the connections
-/// end within the drain timeout. A second signal resets them at once; it counts from one second after the
-/// first. SIGUSR1, and SIGHUP without a terminal: reopen the access log, after logrotate has renamed it.
-/// SIGUSR2 is ignored.
-///
 /// Logging never blocks traffic. If a reader stalls or a disk is full, up to 16384 lines wait; further
 /// lines are dropped and counted, and a warning reports the number. When the relay ends, it waits for the
 /// access log as long as the drain timeout lasts, but at least one second, and one second for standard
 /// error.
-///
-/// Exit status: 0 ended well, 1 failed while running, 2 wrong usage, 3 connections were reset because
-/// the drain timeout was over or a second signal came.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::RELAY))]
 pub(crate) struct RelayArgs {
     /// The address to accept connections on.
     pub(crate) listen: Address,
@@ -141,9 +135,10 @@ pub(crate) struct RelayArgs {
 
 /// Accept connections on LISTEN and echo every byte: each connection is spliced to itself.
 ///
-/// Addresses, signals and the exit status are those of 'spliced relay'. The bytes that a client has sent
+/// Addresses are those of 'spliced relay'. The bytes that a client has sent
 /// and not yet read are bounded. The echo ends its stream after it has sent the client's last byte.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ECHO))]
 pub(crate) struct EchoArgs {
     /// The address to accept connections on.
     pub(crate) listen: Address,

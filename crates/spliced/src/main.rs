@@ -19,6 +19,7 @@ mod rate_limited_warning;
 mod refusal;
 mod relay;
 mod resource_limit;
+mod sections;
 mod service;
 mod signal;
 mod socket_address;

@@ -315,8 +315,17 @@ fn an_impossible_table_is_an_error() {
     assert!(parse::table(Family::Ipv4, "filter", &Blob::default()).is_err());
 }
 
+/// More where `PROPTEST_CASES` asks for more, as `make soak` does.
+fn at_least(cases: u32) -> ProptestConfig {
+    let config = ProptestConfig::default();
+    ProptestConfig {
+        cases: cases.max(config.cases),
+        ..config
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(at_least(512))]
 
     #[test]
     fn random_bytes_are_rejected_without_a_panic(
@@ -338,9 +347,8 @@ proptest! {
 fn a_damaged_table_does_not_panic() {
     let Some(blobs) = blobs() else { return };
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 2048,
         failure_persistence: None,
-        ..ProptestConfig::default()
+        ..at_least(2048)
     });
     let damage = proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..8);
     let result = runner.run(&(damage, any::<bool>()), |(damage, ipv6)| {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use netlab::{Lab, Namespace, PATIENCE, connection, until};
+use netlab::{Lab, Namespace, PATIENCE, connection, uninterrupted, until};
 use splice::{Endpoint, EngineChoice, EngineName, Handle, Options, Outcome, Splicer};
 
 use crate::support::payload::Payload;
@@ -100,7 +100,7 @@ pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u6
             thread::sleep(Duration::from_millis(random.below(30)));
         }
         let size = 1 + random.below(block.len() as u64) as usize;
-        match stream.read(&mut block[..size]).unwrap() {
+        match uninterrupted(|| stream.read(&mut block[..size])).unwrap() {
             0 => return count,
             read => {
                 payload.check(count, &block[..read]);
@@ -135,14 +135,14 @@ pub(crate) fn send_through(a: &TcpStream, b: &TcpStream, range: Range<u64>) {
             let mut sent = range.start;
             while sent < range.end {
                 let piece = payload.piece(sent, at_most(sent));
-                sent += (&mut &*a).write(piece).unwrap() as u64;
+                sent += uninterrupted(|| (&mut &*a).write(piece)).unwrap() as u64;
             }
         });
         let mut block = vec![0; BLOCK_BYTES];
         let mut position = range.start;
         while position < range.end {
             let at_most = at_most(position);
-            let count = (&mut &*b).read(&mut block[..at_most]).unwrap();
+            let count = uninterrupted(|| (&mut &*b).read(&mut block[..at_most])).unwrap();
             assert!(count > 0, "an end of stream");
             payload.check(position, &block[..count]);
             position += count as u64;

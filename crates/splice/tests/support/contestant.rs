@@ -1,5 +1,7 @@
 //! An engine under test, and what the rules have to know about it.
 
+use std::thread;
+
 use splice::{EngineChoice, EngineName, Kind, Options};
 
 use crate::support::mix::Mix;
@@ -114,14 +116,31 @@ impl Contestant {
     /// Like [`with_each_mix`](Self::with_each_mix) for what takes long: each kind once as `a` and
     /// once as `b`.
     pub(crate) fn with_each_kind(&self, mut run: impl FnMut(Mix)) {
-        let mut kinds: Vec<_> = self.mixes().iter().map(|mix| mix.a).collect();
-        kinds.dedup();
-        for (index, &a) in kinds.iter().enumerate() {
-            let b = kinds[(index + 1) % kinds.len()];
-            let mix = Mix { a, b };
+        for mix in self.each_kind() {
             eprintln!("{}: {mix:?}", self.choice);
             run(mix);
         }
+    }
+
+    /// Like [`with_each_kind`](Self::with_each_kind) for what waits long: all at the same time, in threads
+    /// of their own.
+    pub(crate) fn with_each_kind_at_once(&self, run: impl Fn(Mix) + Sync) {
+        thread::scope(|scope| {
+            for mix in self.each_kind() {
+                let run = &run;
+                let thread = thread::Builder::new().name(format!("{mix:?}"));
+                let running = thread.spawn_scoped(scope, move || run(mix));
+                running.expect("a thread");
+            }
+        });
+    }
+
+    fn each_kind(&self) -> Vec<Mix> {
+        let mut kinds: Vec<_> = self.mixes().iter().map(|mix| mix.a).collect();
+        kinds.dedup();
+        let next = kinds.iter().cycle().skip(1);
+        let pairs = kinds.iter().zip(next);
+        pairs.map(|(&a, &b)| Mix { a, b }).collect()
     }
 
     pub(crate) fn uses_pipes(&self) -> bool {

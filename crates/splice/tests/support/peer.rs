@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use netlab::Lab;
+use netlab::{Lab, uninterrupted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, send, socket, sockopt,
 };
@@ -125,18 +126,16 @@ impl Peer {
     pub(crate) fn is_writable_within(&self, time: Duration) -> bool {
         let time = Timespec::try_from(time).expect("a short time");
         let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
-        poll(&mut fds, Some(&time)).expect("poll") > 0
+        // After an interruption it waits for the whole time again.
+        retry_on_intr(|| poll(&mut fds, Some(&time))).expect("poll") > 0
     }
 
     /// Waits until `count` bytes lie unread before this peer.
     pub(crate) fn wait_unread(&self, count: usize) {
         let mut seen = vec![0; count];
-        let (_, length) = recv(
-            &self.stream,
-            &mut seen,
-            RecvFlags::PEEK | RecvFlags::WAITALL,
-        )
-        .expect("a peek");
+        let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
+        let peeked = retry_on_intr(|| recv(&self.stream, &mut *seen, flags));
+        let (_, length) = peeked.expect("a peek");
         assert_eq!(length, count);
     }
 
@@ -144,17 +143,6 @@ impl Peer {
     pub(crate) fn widen(&self, bytes: usize) {
         sockopt::set_socket_recv_buffer_size(&self.stream, bytes).expect("SO_RCVBUF");
         sockopt::set_socket_send_buffer_size(&self.stream, bytes).expect("SO_SNDBUF");
-    }
-}
-
-/// Goes on after an interruption, such as of a thread that has had an io_uring: a call with a timeout
-/// does not begin anew by itself (`sock_intr_errno`).
-fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
-        }
     }
 }
 

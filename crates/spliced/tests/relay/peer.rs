@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
+use netlab::uninterrupted;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -108,7 +109,7 @@ impl Peer {
         let mut done = 0;
         while done < count {
             let wanted = buffer.len().min((count - done) as usize);
-            match (&self.stream).read(&mut buffer[..wanted]) {
+            match uninterrupted(|| (&self.stream).read(&mut buffer[..wanted])) {
                 Ok(0) => panic!("the stream ended {done} bytes after {position}, not {count}"),
                 Ok(read) => {
                     payload.check(position + done, &buffer[..read]);
@@ -124,7 +125,7 @@ impl Peer {
         let mut buffer = vec![0; BLOCK_BYTES];
         let mut done = 0;
         loop {
-            match (&self.stream).read(&mut buffer) {
+            match uninterrupted(|| (&self.stream).read(&mut buffer)) {
                 Ok(0) => return (done, End::OfStream),
                 Ok(read) => {
                     payload.check(position + done, &buffer[..read]);

@@ -149,7 +149,7 @@ fn sigusr2_is_ignored_with_a_log_line_and_sigpipe_without() {
 
 #[test]
 fn a_signal_during_the_start_ends_the_relay_with_status_0_and_a_log_line() {
-    const LAUNCHES: u32 = 60;
+    const LAUNCHES: u32 = 30;
     const LONGEST_DELAY: Duration = Duration::from_millis(5);
     let scratch = Scratch::new("start").expect("a directory");
     let socket = scratch.path().join("socket");

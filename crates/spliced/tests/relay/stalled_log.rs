@@ -7,7 +7,7 @@ use std::process::{ChildStderr, ChildStdout, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use netlab::{Need, Process, Scratch, available};
+use netlab::{Need, Process, Scratch, available, uninterrupted};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::Signal;
@@ -114,7 +114,7 @@ fn is_reset(address: &str) {
     let outcome = TcpStream::connect(address).and_then(|mut client| {
         // This fails if the reset was faster.
         let _ = client.set_read_timeout(Some(PATIENCE));
-        client.read(&mut [0])
+        uninterrupted(|| client.read(&mut [0]))
     });
     let error = outcome.expect_err("nothing else");
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);

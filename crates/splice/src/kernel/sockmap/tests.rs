@@ -251,7 +251,7 @@ fn a_process_with_a_clock_of_its_own_knows_when_bytes_moved() {
 }
 
 #[test]
-#[ignore = "what the test above starts"]
+#[ignore = "a process that another test starts"]
 fn moved_just_now() {
     let (mut peer, source) = connection();
     let (target, mut far) = connection();
@@ -295,7 +295,7 @@ fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
     assert_eq!(all.a_to_b, moved);
     // Neither may take what it has got for all.
     for peer in [&mut a, &mut b] {
-        let end = peer.read(&mut byte).map_err(|error| error.kind());
+        let end = netlab::uninterrupted(|| peer.read(&mut byte)).map_err(|error| error.kind());
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     }
 }
@@ -375,7 +375,7 @@ fn a_pair_that_may_be_redirected_never_shrinks_its_receive_buffer() {
                 let mut left = BYTES;
                 while left > 0 {
                     let at_most = block.len().min(left);
-                    left -= b.read(&mut block[..at_most]).unwrap();
+                    left -= netlab::uninterrupted(|| b.read(&mut block[..at_most])).unwrap();
                     let now = size();
                     if now < before {
                         shrunk = Some((before, now));

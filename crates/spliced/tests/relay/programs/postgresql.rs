@@ -155,7 +155,7 @@ fn pgbench_gets_every_answer_through_the_relay() {
             let before = relay.descriptors();
             // One connection for each client, then one for each transaction.
             for more in [&[][..], &["--connect"]] {
-                transact(&pgbench, &Host::HERE, &relay.address, [6, 60], more);
+                transact(&pgbench, &Host::HERE, &relay.address, [6, 20], more);
             }
             relay.wait_descriptors(before);
         }

@@ -222,7 +222,7 @@ fn what_comes_as_it_begins_is_not_overtaken() {
 /// Loopback connections drop by stamps and time out under load without a relay's doing, so what a
 /// change-over costs is the difference.
 #[test]
-#[ignore = "a figure: 200 change-overs beside two busy loops, some ten minutes"]
+#[ignore = "soak: 200 change-overs beside two busy loops, some ten minutes"]
 fn change_overs_lose_no_more_than_transfers_without() {
     if !available(Need::Root) {
         return;
@@ -308,7 +308,7 @@ fn every_answer_comes_across_a_change_over() {
 }
 
 #[test]
-#[ignore = "a figure: needs a quiet machine"]
+#[ignore = "soak: 200 change-overs; needs a quiet machine"]
 fn a_conversation_pauses_for_five_milliseconds_at_most() {
     if available(Need::Root) {
         let worst = longest_round_trips(rounds(200));

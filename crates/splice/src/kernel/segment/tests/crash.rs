@@ -18,7 +18,7 @@ const DEVICE: &str = "SEGMENT_CRASH_DEVICE";
 
 /// Relays two connections, of which the second kills it.
 #[test]
-#[ignore = "the process that the test below starts"]
+#[ignore = "a process that another test starts"]
 fn a_relay_that_dies() {
     let Ok(target) = std::env::var(TARGET) else {
         return;
@@ -122,7 +122,7 @@ fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
     let mut buffer = [0; 4096];
     let mut total = 0;
     loop {
-        match stream.read(&mut buffer) {
+        match netlab::uninterrupted(|| stream.read(&mut buffer)) {
             // The error of a reset is told once, here to the writer; the connection is gone.
             Ok(0) if stream.peer_addr().is_err() => return total,
             Ok(0) => panic!("an end of stream after {total} bytes"),
@@ -191,9 +191,12 @@ fn peers_of_a_relay_that_is_killed_see_a_reset() {
     if !available(Need::Root) {
         return;
     }
-    for step in STEPS {
-        die_at(step, false);
-    }
+    // Each waits for TCP's timers, and has a lab to itself.
+    thread::scope(|scope| {
+        for step in STEPS {
+            scope.spawn(|| die_at(step, false));
+        }
+    });
 }
 
 /// What stands on a clsact qdisc outlives the process.
@@ -209,7 +212,7 @@ fn peers_see_it_where_a_filter_stays() {
 
 /// Has the program stand on a device, as where there is no tcx.
 #[test]
-#[ignore = "the process that the test below starts"]
+#[ignore = "a process that another test starts"]
 fn a_relay_with_a_filter() {
     let Ok(device) = std::env::var(DEVICE) else {
         return;

@@ -36,7 +36,7 @@ fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
 }
 
 #[test]
-#[ignore = "what the test above starts"]
+#[ignore = "a process that another test starts"]
 fn moved_just_now() {
     let (lab, _splicer, _pair) = spliced_lab();
     let moved_ns = ground_in(&lab).flow(0).moved_ns.load(Relaxed);

@@ -129,7 +129,7 @@ fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
     let mut pause = Duration::ZERO;
     let mut last = Instant::now();
     loop {
-        let count = stream.read(&mut buffer[filled..]).expect("read");
+        let count = netlab::uninterrupted(|| stream.read(&mut buffer[filled..])).expect("read");
         pause = pause.max(last.elapsed());
         last = Instant::now();
         filled += count;

@@ -144,7 +144,7 @@ fn a_live_source_is_taken_out_and_put_in_again_many_times() {
         let receiver = scope.spawn(|| {
             let (mut received, mut block) = (0, vec![0; 256 << 10]);
             loop {
-                match (&far).read(&mut block).unwrap() {
+                match netlab::uninterrupted(|| (&far).read(&mut block)).unwrap() {
                     0 => return received,
                     count => received += count as u64,
                 }
