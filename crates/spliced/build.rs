@@ -1,21 +1,21 @@
-//! Tells the program which commit it is built from, when it is built from a checkout.
+//! Sets the version of the program, with the commit if it is built from a checkout.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Where the sources of what ends up in the program are.
-const SOURCES: [&str; 3] = ["../splice", "src", "Cargo.toml"];
+/// The sources of the program.
+const SOURCES: [&str; 4] = ["../splice", "../splice-firewall", "src", "Cargo.toml"];
 
 fn main() {
-    // A build from an archive, or without git, knows no commit and says none.
+    // Without a checkout, or without git, there is no commit.
     let commit = git(&["describe", "--always", "--dirty", "--exclude", "*"]);
     let version = env!("CARGO_PKG_VERSION");
-    let said = commit.map_or_else(|| version.into(), |commit| format!("{version} ({commit})"));
-    println!("cargo::rustc-env=SPLICED_VERSION={said}");
+    let version = commit.map_or_else(|| version.into(), |commit| format!("{version} ({commit})"));
+    println!("cargo::rustc-env=SPLICED_VERSION={version}");
     for path in SOURCES {
         println!("cargo::rerun-if-changed={path}");
     }
-    // Every commit adds a line there, whichever branch is checked out.
+    // Every commit adds a line to this file, on any branch.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"])
         && Path::new(&log).exists()
     {

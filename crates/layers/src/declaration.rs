@@ -85,7 +85,10 @@ impl Layers {
         };
         let listed: Vec<&String> = self.order.iter().flatten().collect();
         let mut sentences = Vec::new();
-        let mut children: Vec<&String> = parent.children.keys().collect();
+        // A `mod name { … }` is a part of the parent's file, which is above all of its children.
+        let has_file = |child: &usize| tree.modules[*child].file != parent.file;
+        let children = parent.children.iter().filter(|(_, child)| has_file(child));
+        let mut children: Vec<&String> = children.map(|(name, _)| name).collect();
         children.sort();
         for child in children {
             match listed.iter().filter(|it| **it == child).count() {

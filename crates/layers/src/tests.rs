@@ -344,6 +344,24 @@ fn an_order_within_a_module_is_kept_too() {
 }
 
 #[test]
+fn an_inline_module_belongs_to_its_file_and_needs_no_layer() {
+    let files = [
+        (
+            "lib.rs",
+            "mod lower; mod upper; mod within { pub struct In; }",
+        ),
+        ("lower.rs", "use crate::within::In;"),
+        ("upper.rs", "mod within { use crate::lower::Deep; }"),
+    ];
+    let sentences = House::new(TWO, &files).check();
+    assert_eq!(sentences.len(), 1, "{sentences:?}");
+    assert!(
+        sentences[0].contains("an arrow up to the crate's root"),
+        "{sentences:?}"
+    );
+}
+
+#[test]
 fn a_path_attribute_leads_to_the_file() {
     let files = [
         (

@@ -16,14 +16,39 @@ impl RateLimitedWarning {
     /// Calls `log` with the number of warnings suppressed since the last one, unless that was less
     /// than a second ago.
     pub(crate) fn emit(&self, log: impl FnOnce(u64)) {
+        self.emit_at(Instant::now(), log);
+    }
+
+    fn emit_at(&self, now: Instant, log: impl FnOnce(u64)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (logged_at, suppressed) = *state;
-        if logged_at.is_some_and(|at| at.elapsed() < INTERVAL) {
+        if logged_at.is_some_and(|at| now.saturating_duration_since(at) < INTERVAL) {
             state.1 += 1;
             return;
         }
-        *state = (Some(Instant::now()), 0);
+        *state = (Some(now), 0);
         drop(state);
         log(suppressed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_within_the_interval_is_counted_and_the_next_one_reports_the_count() {
+        let warning = RateLimitedWarning::default();
+        let start = Instant::now();
+        let logged = |after: Duration| {
+            let mut logged = None;
+            warning.emit_at(start + after, |suppressed| logged = Some(suppressed));
+            logged
+        };
+        assert_eq!(logged(Duration::ZERO), Some(0));
+        assert_eq!(logged(Duration::from_millis(1)), None);
+        assert_eq!(logged(INTERVAL - Duration::from_millis(1)), None);
+        assert_eq!(logged(INTERVAL), Some(2));
+        assert_eq!(logged(INTERVAL * 2), Some(0));
     }
 }
