@@ -1,8 +1,8 @@
-//! `splice-bench check`: whether the bench measures what it says.
+//! `splice-bench check`: the bench itself, checked against known figures.
 //!
-//! It is held against what is known: one path twice is the same, a relay that keeps a message for
-//! 200 µs takes 200 µs longer, and two programs of others find the same figures. Each claim gets more
-//! rounds until its interval is narrow enough to tell, up to a limit.
+//! The same path measured twice is the same, a relay that delays a message by 200 µs takes 200 µs
+//! longer, and two other programs find the same figures. Each check takes more rounds until its interval
+//! is narrow enough, up to a limit.
 
 mod others;
 mod targets;
@@ -29,11 +29,11 @@ use crate::workload::{Window, ping_pong, short_connections, transfer};
 /// How long one measurement counts.
 const WINDOW: Duration = Duration::from_millis(200);
 
-/// Bytes of a message: what sockperf is told as well.
+/// Bytes of a message, for sockperf as well.
 const MESSAGE_BYTES: usize = 64;
 
-/// What the delaying relay is told, and within what it has to come out: a CPU that has slept, or spun
-/// for nobody, is some µs slower to go on than one that has not.
+/// The delay of the delaying relay, and the tolerance: a CPU that has slept or spun is some µs slower
+/// to go on than one that has worked.
 const DELAY: Duration = Duration::from_micros(200);
 const DELAY_SLACK_MICROSECONDS: f64 = 5.0;
 
@@ -46,7 +46,7 @@ const OTHERS_SLACK: f64 = 0.05;
 /// Files that this process has open besides the two ends of every idle pair.
 const OTHER_FILES: u64 = 100;
 
-/// Something that has to be true of measurements.
+/// What must be true of measurements.
 #[derive(Clone, Copy, Debug)]
 enum Claim {
     /// The interval contains this.
@@ -100,7 +100,7 @@ impl Claim {
     }
 }
 
-/// A claim and what came out.
+/// A claim and its outcome.
 #[derive(Debug)]
 struct Checked {
     what: &'static str,
@@ -109,7 +109,7 @@ struct Checked {
     holds: bool,
 }
 
-/// Takes rounds until they tell whether `claim` holds, at most so many. A round gets its number.
+/// Takes rounds until `claim` is decided, at most `most_rounds`. A round gets its number.
 fn check(
     what: &'static str,
     claim: Claim,
@@ -159,10 +159,10 @@ pub(crate) fn run(arguments: &cli::Check) -> Result<ExitCode> {
     let site = Site::build(Placement::Pinned(arguments.cpu))?;
     let most_rounds = arguments.rounds as usize;
     let checked = site.enter(|| check_all(&site, most_rounds))?;
-    let mut table = Table::new(&["checked", "asked", "found", "95 % between", "rounds", ""]);
+    let mut table = Table::new(&["check", "expected", "found", "95 % interval", "rounds", ""]);
     for one in &checked {
         let interval = one.sample.interval().map_or_else(String::new, |interval| {
-            format!("{:.3} and {:.3}", interval.low, interval.high)
+            format!("{:.3} to {:.3}", interval.low, interval.high)
         });
         table.push(vec![
             one.what.into(),
@@ -247,7 +247,7 @@ fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
             &|round| in_turn(round, short, short).map(|[one, other]| one / other),
         )?,
         check_one(
-            "a relay that keeps each message for 200 µs, less one that does not: µs",
+            "a relay that delays by 200 µs, less one that does not: µs",
             Claim::Near(DELAY.as_micros() as f64, DELAY_SLACK_MICROSECONDS),
             &|round| {
                 in_turn(round, || delayed(1), || delayed(0)).map(|[with, without]| with - without)
@@ -265,8 +265,7 @@ fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
     ])
 }
 
-/// Measures both, in another order every other round: whoever comes second may find the machine
-/// different.
+/// Measures both, in alternating order: the second may find the machine different.
 fn in_turn(
     round: usize,
     one: impl Fn() -> Result<f64>,
