@@ -1,8 +1,8 @@
-//! `splice-bench check`: whether the bench measures what it says.
+//! `splice-bench check`: the bench itself, checked against known figures.
 //!
-//! It is held against what is known: one path twice is the same, a relay that keeps a message for
-//! 200 µs takes 200 µs longer, and two programs of others find the same figures. Each claim gets more
-//! rounds until its interval is narrow enough to tell, up to a limit.
+//! The same path measured twice is the same, a relay that delays a message by 200 µs takes 200 µs
+//! longer, and two other programs find the same figures. Each check takes more rounds until its interval
+//! is narrow enough, up to a limit.
 
 mod others;
 mod targets;
@@ -29,14 +29,11 @@ use crate::workload::{Window, ping_pong, short_connections, transfer};
 /// How long one measurement counts.
 const WINDOW: Duration = Duration::from_millis(200);
 
-/// Rounds after which a claim is told from what there is.
-const MOST_ROUNDS: usize = 31;
-
-/// Bytes of a message: what sockperf is told as well.
+/// Bytes of a message, for sockperf as well.
 const MESSAGE_BYTES: usize = 64;
 
-/// What the delaying relay is told, and within what it has to come out: a CPU that has slept, or spun
-/// for nobody, is some µs slower to go on than one that has not.
+/// The delay of the delaying relay, and the tolerance: a CPU that has slept or spun is some µs slower
+/// to go on than one that has worked.
 const DELAY: Duration = Duration::from_micros(200);
 const DELAY_SLACK_MICROSECONDS: f64 = 5.0;
 
@@ -49,7 +46,7 @@ const OTHERS_SLACK: f64 = 0.05;
 /// Files that this process has open besides the two ends of every idle pair.
 const OTHER_FILES: u64 = 100;
 
-/// Something that has to be true of measurements.
+/// What must be true of measurements.
 #[derive(Clone, Copy, Debug)]
 enum Claim {
     /// The interval contains this.
@@ -103,7 +100,7 @@ impl Claim {
     }
 }
 
-/// A claim and what came out.
+/// A claim and its outcome.
 #[derive(Debug)]
 struct Checked {
     what: &'static str,
@@ -112,10 +109,11 @@ struct Checked {
     holds: bool,
 }
 
-/// Takes rounds until they tell whether `claim` holds. A round gets its number.
+/// Takes rounds until `claim` is decided, at most `most_rounds`. A round gets its number.
 fn check(
     what: &'static str,
     claim: Claim,
+    most_rounds: usize,
     mut round: impl FnMut(usize) -> Result<f64>,
 ) -> Result<Checked> {
     let mut sample = Sample::default();
@@ -131,9 +129,9 @@ fn check(
         match claim.answer(interval) {
             Answer::Yes => break true,
             Answer::No => break false,
-            Answer::Open if until >= MOST_ROUNDS => break claim.last_answer(interval, median),
+            Answer::Open if until >= most_rounds => break claim.last_answer(interval, median),
             // An odd number has a median that is one of the values.
-            Answer::Open => until = (2 * until + 1).min(MOST_ROUNDS),
+            Answer::Open => until = (2 * until + 1).min(most_rounds),
         }
     };
     Ok(Checked {
@@ -159,11 +157,12 @@ pub(crate) fn run(arguments: &cli::Check) -> Result<ExitCode> {
     let spliced = arguments.spliced.as_deref().map(usage::program);
     let spliced = spliced.transpose()?;
     let site = Site::build(Placement::Pinned(arguments.cpu))?;
-    let checked = site.enter(|| check_all(&site))?;
-    let mut table = Table::new(&["checked", "asked", "found", "95 % between", "rounds", ""]);
+    let most_rounds = arguments.rounds as usize;
+    let checked = site.enter(|| check_all(&site, most_rounds))?;
+    let mut table = Table::new(&["check", "expected", "found", "95 % interval", "rounds", ""]);
     for one in &checked {
         let interval = one.sample.interval().map_or_else(String::new, |interval| {
-            format!("{:.3} and {:.3}", interval.low, interval.high)
+            format!("{:.3} to {:.3}", interval.low, interval.high)
         });
         table.push(vec![
             one.what.into(),
@@ -201,7 +200,7 @@ fn print_targets(site: &Site, spliced: &Path) -> Result<bool> {
     Ok(found.sound())
 }
 
-fn check_all(site: &Site) -> Result<Vec<Checked>> {
+fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
     let direct = Site::server();
     let one_way_at = |address, quantile| {
         let latencies = ping_pong::play(site, address, MESSAGE_BYTES, Window::of(WINDOW))?;
@@ -226,44 +225,47 @@ fn check_all(site: &Site) -> Result<Vec<Checked>> {
     let sockperf = Sockperf::start(site)?;
     let iperf3 = Iperf3::start(site)?;
     let near_one = Claim::Near(1.0, OTHERS_SLACK);
+    let check_one =
+        |what, claim, round: &dyn Fn(usize) -> Result<f64>| check(what, claim, most_rounds, round);
     Ok(vec![
-        check(
+        check_one(
             "direct twice: one-way latency, ratio",
             Claim::Is(1.0),
-            |round| {
+            &|round| {
                 in_turn(round, || one_way(direct), || one_way(direct))
                     .map(|[one, other]| one / other)
             },
         )?,
-        check("direct twice: throughput, ratio", Claim::Is(1.0), |round| {
-            in_turn(round, throughput, throughput).map(|[one, other]| one / other)
-        })?,
-        check(
+        check_one(
+            "direct twice: throughput, ratio",
+            Claim::Is(1.0),
+            &|round| in_turn(round, throughput, throughput).map(|[one, other]| one / other),
+        )?,
+        check_one(
             "direct twice: short connections, ratio",
             Claim::Is(1.0),
-            |round| in_turn(round, short, short).map(|[one, other]| one / other),
+            &|round| in_turn(round, short, short).map(|[one, other]| one / other),
         )?,
-        check(
-            "a relay that keeps each message for 200 µs, less one that does not: µs",
+        check_one(
+            "a relay that delays by 200 µs, less one that does not: µs",
             Claim::Near(DELAY.as_micros() as f64, DELAY_SLACK_MICROSECONDS),
-            |round| {
+            &|round| {
                 in_turn(round, || delayed(1), || delayed(0)).map(|[with, without]| with - without)
             },
         )?,
-        check("one-way latency over sockperf's", near_one, |round| {
+        check_one("one-way latency over sockperf's", near_one, &|round| {
             in_turn(round, || one_way(direct), || sockperf.one_way(site))
                 .map(|[own, other]| own / other)
         })?,
         // On a CPU that they have to themselves, that is the throughput; what else runs on it takes
         // time from one and then from the other, but hardly makes them do less in theirs.
-        check("throughput in CPU time over iperf3's", near_one, |round| {
+        check_one("throughput in CPU time over iperf3's", near_one, &|round| {
             in_turn(round, efficiency, || iperf3.efficiency(site)).map(|[own, other]| own / other)
         })?,
     ])
 }
 
-/// Measures both, in another order every other round: whoever comes second may find the machine
-/// different.
+/// Measures both, in alternating order: the second may find the machine different.
 fn in_turn(
     round: usize,
     one: impl Fn() -> Result<f64>,
@@ -289,8 +291,10 @@ fn delaying(site: &Site, index: u16, delay: Duration) -> Result<Relay> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Claim, MOST_ROUNDS, check};
+    use super::{Claim, check};
     use crate::random::Random;
+
+    const MOST_ROUNDS: usize = 31;
 
     /// `middle` and at most `noise` to either side.
     fn noisy(middle: f64, noise: f64) -> impl FnMut(usize) -> anyhow::Result<f64> {
@@ -299,7 +303,7 @@ mod tests {
     }
 
     fn holds(claim: Claim, round: impl FnMut(usize) -> anyhow::Result<f64>) -> bool {
-        check("something", claim, round)
+        check("something", claim, MOST_ROUNDS, round)
             .expect("rounds do not fail")
             .holds
     }
@@ -318,7 +322,12 @@ mod tests {
     #[test]
     fn noise_gets_more_rounds_and_quiet_does_not() {
         let rounds = |noise| {
-            let checked = check("something", Claim::Near(1.0, 0.05), noisy(1.0, noise));
+            let checked = check(
+                "something",
+                Claim::Near(1.0, 0.05),
+                MOST_ROUNDS,
+                noisy(1.0, noise),
+            );
             checked.expect("rounds do not fail").sample.values().len()
         };
         assert_eq!(rounds(0.01), 5);

@@ -193,6 +193,10 @@ impl Compare {
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
+    /// Largest number of rounds for a check; it stops earlier when its interval is narrow enough
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u32).range(5..))]
+    pub(crate) rounds: u32,
+
     /// Also hold this spliced program against the targets of the project
     #[arg(long, value_name = "PATH")]
     pub(crate) spliced: Option<PathBuf>,

@@ -26,10 +26,13 @@ use crate::versions;
 /// Files that this process has open besides the two ends of every pair.
 const OTHER_FILES: u64 = 100;
 
+/// Bytes each way whose hashes are compared before anything is timed.
+const HASHED_BYTES: u64 = 16 << 20;
+
 /// What a shell makes of a program that a signal ended: this and the signal's number.
 const SIGNALLED: i32 = 128;
 
-/// What is known before anything is measured.
+/// Facts that are known before the first measurement.
 struct Head {
     machine: Machine,
     sysctls: Vec<Sysctl>,
@@ -68,6 +71,7 @@ fn plan(arguments: &cli::Compare) -> Result<Plan> {
             per_second: arguments.rate,
             ..Extents::of(quick)
         },
+        hashed_bytes: HASHED_BYTES,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Interleaved rounds: in each round every contestant is measured once on every question, so that a
 //! disturbance of the machine hits all of them alike.
 
+mod description;
 pub(crate) mod question;
 pub(crate) mod tally;
 
@@ -16,9 +17,6 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::workload::transfer;
 
-/// Bytes each way whose hashes are compared before anything is timed.
-const CHECKED_BYTES: u64 = 16 << 20;
-
 /// Who is measured on what.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -26,6 +24,8 @@ pub(crate) struct Plan {
     pub(crate) questions: Vec<Question>,
     pub(crate) rounds: u32,
     pub(crate) extents: Extents,
+    /// Bytes each way whose hashes are compared before anything is timed.
+    pub(crate) hashed_bytes: u64,
 }
 
 impl Plan {
@@ -97,6 +97,7 @@ impl Contest<'_> {
     /// Sends random bytes both ways through everyone. Returns those that did not deliver them.
     fn compare_hashes(&mut self) -> Result<Vec<Absent>> {
         let mut unsound = Vec::new();
+        let hashed_bytes = self.plan.hashed_bytes;
         self.progress.part("comparing hashes".into());
         for entrant in &mut self.entrants {
             if netlab::interrupted().is_some() {
@@ -104,7 +105,7 @@ impl Contest<'_> {
             }
             let check = || {
                 let _turn = entrant.turn(self.site)?;
-                let same = transfer::check(self.site, entrant.address(), CHECKED_BYTES)?;
+                let same = transfer::check(self.site, entrant.address(), hashed_bytes)?;
                 ensure!(same, "the bytes that arrived are not those sent");
                 Ok(())
             };

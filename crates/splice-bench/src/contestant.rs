@@ -1,4 +1,4 @@
-//! What competes.
+//! The contestants.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::translation::Translation;
 pub(crate) enum Contestant {
     /// Routed through the relay's namespace, with no relay.
     Direct,
-    /// The same again: how much two measurements of one thing differ.
+    /// The direct path again: how much two measurements of one path differ.
     DirectAgain,
     /// Ours, with this engine.
     Spliced(EngineChoice),
@@ -35,7 +35,7 @@ pub(crate) enum Contestant {
     Socat,
     /// The load balancer pen.
     Pen,
-    /// The bench's own relay, which keeps every message for this long.
+    /// The bench's own relay, which delays every message by this long.
     Delaying(Duration),
 }
 
@@ -48,7 +48,7 @@ const HAPROXY: [Haproxy; 4] = [
 ];
 
 impl Contestant {
-    /// Who takes part in a comparison, in the order of all tables. The engines are those that the
+    /// All contestants of a comparison, in the order of all tables. The engines are those that the
     /// library knows; one that this machine or the measured program lacks names itself when it is
     /// started.
     pub(crate) fn all() -> Vec<Self> {
@@ -62,7 +62,7 @@ impl Contestant {
             .collect()
     }
 
-    /// What it is called everywhere.
+    /// Its name in tables, charts and options.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Direct => "direct".into(),
@@ -81,18 +81,18 @@ impl Contestant {
         }
     }
 
-    /// How it is set up, in a line.
+    /// Its setup, in a line.
     pub(crate) fn how(self) -> String {
         match self {
             Self::Direct => "routed through the relay's namespace, no relay".into(),
             Self::DirectAgain => {
-                "the same again: how much two measurements of one thing differ".into()
+                "the direct path again: how much two measurements of one path differ".into()
             }
-            Self::Spliced(EngineChoice::Auto) => "one thread, chooses its engine by itself".into(),
+            Self::Spliced(EngineChoice::Auto) => "one thread, default engine".into(),
             Self::Spliced(engine) => format!("one thread, engine {engine} by name"),
             Self::Haproxy(Haproxy::Copying) => "mode tcp, nbthread 1, through its buffers".into(),
             Self::Haproxy(Haproxy::SplicingAuto) => {
-                "mode tcp, nbthread 1, option splice-auto: it decides by itself when to splice"
+                "mode tcp, nbthread 1, option splice-auto: HAProxy decides when to splice"
                     .into()
             }
             Self::Haproxy(Haproxy::Splicing) => {
@@ -106,15 +106,15 @@ impl Contestant {
                  has CPU time or memory for it; the rules exist only while it is measured"
                     .into()
             }
-            Self::Nginx => "stream module, one process, otherwise as it comes".into(),
-            Self::Envoy => "tcp_proxy filter, --concurrency 1, otherwise as it comes".into(),
+            Self::Nginx => "stream module, one process, otherwise default settings".into(),
+            Self::Envoy => "tcp_proxy filter, --concurrency 1, otherwise default settings".into(),
             Self::Socat => "-b 65536, nodelay, a process for each connection".into(),
-            Self::Pen => "no client tracking, otherwise as it comes".into(),
-            Self::Delaying(delay) => format!("keeps every message for {delay:?}"),
+            Self::Pen => "no client tracking, otherwise default settings".into(),
+            Self::Delaying(delay) => format!("delays every message by {delay:?}"),
         }
     }
 
-    /// Whose it is.
+    /// Reference, ours or a peer.
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Direct | Self::DirectAgain => Kind::Reference,
@@ -136,7 +136,7 @@ impl Contestant {
         self.kind() == Kind::Reference
     }
 
-    /// More connections than this are not asked of it.
+    /// The most connections that it is measured with.
     pub(crate) fn most_connections(self) -> u32 {
         match self {
             // A process each: more of them measure the scheduler, and the memory of the machine.

@@ -1,4 +1,4 @@
-//! Whose the CPU time of an interval was: what the scheduler counts by task.
+//! CPU time by task, as the scheduler counts it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// What has been counted since each task started.
+/// Totals since each task started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reading {
     /// Time on a CPU in ns, by task, of one process.
@@ -20,7 +20,7 @@ pub(crate) struct Reading {
     softirqs: HashMap<u32, u64>,
 }
 
-/// What came between two readings.
+/// The difference of two readings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     /// By the process.
@@ -62,7 +62,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// What was spent since `before`.
+    /// The difference to `before`.
     pub(crate) fn since(&self, before: &Self) -> Spent {
         let grown = |now: &HashMap<u32, u64>, then: &HashMap<u32, u64>| -> u64 {
             now.iter()

@@ -58,7 +58,7 @@ impl Cpus {
 
     /// Does `work` and says what that cost.
     ///
-    /// Where a spinner runs, it takes exactly what nobody else wants, so the rest of the elapsed
+    /// Where a spinner runs, it takes exactly the time that nothing else wants, so the rest of the elapsed
     /// time is what the others had: client, relay, server, kworkers and softirqs. A kernel without
     /// `CONFIG_IRQ_TIME_ACCOUNTING` books an interrupt to whom it interrupts, so softirqs that hit
     /// the spinner are missed; under load, when the spinner hardly runs, there are next to none. Of
@@ -94,7 +94,7 @@ impl Cpus {
     }
 }
 
-/// What has been counted since something began.
+/// Totals since boot.
 struct Counters {
     spun: Duration,
     elsewhere: Duration,

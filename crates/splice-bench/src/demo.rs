@@ -43,6 +43,9 @@ const PING_PONG: Question = Question::PingPong { bytes: 64 };
 /// five contestants, two workloads and seven rounds in half a minute.
 const WINDOW: Duration = Duration::from_millis(250);
 
+/// Bytes each way whose hashes are compared before anything is timed.
+const HASHED_BYTES: u64 = 4 << 20;
+
 /// What a shell makes of a program that a signal ended: this and the signal's number.
 const SIGNALLED: i32 = 128;
 
@@ -64,6 +67,7 @@ pub(crate) fn run(arguments: &cli::Demo) -> Result<ExitCode> {
             window: WINDOW,
             ..Extents::of(false)
         },
+        hashed_bytes: HASHED_BYTES,
     };
     let begin = Instant::now();
     netlab::end_gracefully()?;

@@ -1,4 +1,4 @@
-//! A contestant that takes part.
+//! A contestant that takes part in a run.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,11 +18,11 @@ pub(crate) struct Entrant {
     index: u16,
 }
 
-/// Who could not take part, with the reason.
+/// A contestant that could not take part, with the reason.
 pub(crate) type Absent = (Contestant, String);
 
 impl Entrant {
-    /// Starts the relays of `contestants`, and tells who does not take part.
+    /// Starts the relays of `contestants`. Those that do not start are absent.
     pub(crate) fn start_all(
         site: &Site,
         spliced: &Path,
@@ -53,7 +53,7 @@ impl Entrant {
         self.contestant.address(self.index)
     }
 
-    /// What has to be in place while this one is measured, and only then.
+    /// What must be in place while this contestant is measured, and only then.
     pub(crate) fn turn<'a>(&self, site: &'a Site) -> Result<Option<Translation<'a>>> {
         match self.contestant {
             Contestant::Dnat => Translation::install(site, self.address()).map(Some),
@@ -63,7 +63,7 @@ impl Entrant {
 
     /// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.
     pub(crate) fn restart(&mut self, site: &Site, spliced: &Path) -> Result<()> {
-        // The port has to be free first.
+        // The port must be free first.
         if self.relay.take().is_none() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Other relays, set up as somebody who knows them well would.
+//! The other relays, set up as their manuals advise.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,12 +18,12 @@ const CONNECTIONS: u32 = 6_000;
 /// How HAProxy moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Haproxy {
-    /// Through its buffers, all sizes as they come.
+    /// Through its buffers, with the default sizes.
     Copying,
-    /// With `splice-auto`, as its manual advises: it decides by itself when to splice. It has been
-    /// seen (2.6.12) not to splice at all when all ends share one CPU.
+    /// With `splice-auto`, as its manual advises: HAProxy decides when to splice. Version 2.6.12 does
+    /// not splice at all when all ends share one CPU.
     SplicingAuto,
-    /// Through pipes always (`splice-request`, `splice-response`), all sizes as they come.
+    /// Through pipes always (`splice-request`, `splice-response`), with the default sizes.
     Splicing,
     /// The same with pipes of 1 MiB and buffers of 64 KiB, as for bulk.
     SplicingTuned,

@@ -1,11 +1,11 @@
-//! How far a long run has come.
+//! The progress of a long run.
 
 use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// On a terminal a bar with what is being done and how long the rest may take, elsewhere a line for
-/// each part of the run.
+/// On a terminal a bar with the current step and the remaining time, elsewhere a line for each part
+/// of the run.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,

@@ -1,4 +1,4 @@
-//! A relay that runs as a process of its own.
+//! A relay that runs as a separate process.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
@@ -14,14 +14,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::site::{PATIENCE, Site};
 
-/// How often a relay that starts up is asked whether it listens yet.
+/// Between two attempts to connect to a relay that starts.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
 /// How long after accepting a relay may take to reach the server.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
 
-/// What spliced ends with when it cannot do what it was told to, an engine that this machine lacks
-/// among them (its "wrong usage").
+/// The exit status of spliced for wrong usage, which includes an engine that this machine lacks.
 const REFUSED: i32 = 2;
 
 /// A running relay, killed on drop.
@@ -32,11 +31,11 @@ pub(crate) struct Relay {
     address: SocketAddr,
 }
 
-/// What came of starting a relay.
+/// The outcome of starting a relay.
 #[derive(Debug)]
 pub(crate) enum Start {
     Running(Relay),
-    /// It declined, and this is why.
+    /// It did not start, for this reason.
     Refused(String),
 }
 
@@ -53,7 +52,7 @@ impl Relay {
         Self::start_when(site, name, command, address, relays)
     }
 
-    /// Starts something that has no server behind it, and waits until it listens at `address`.
+    /// Starts a program without a server behind it, and waits until it listens at `address`.
     pub(crate) fn start_alone(
         site: &Site,
         name: &str,
@@ -78,7 +77,7 @@ impl Relay {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)
-            // What a person's Ctrl-C interrupts is the bench, which then ends its relays.
+            // Ctrl-C interrupts the bench, which then ends its relays.
             .process_group(0);
         let mut relay = Self {
             process: Process::spawn(&mut command)?,
@@ -119,7 +118,7 @@ impl Relay {
         self.process.id()
     }
 
-    /// Its last words on stderr.
+    /// Its last line on stderr.
     pub(crate) fn said(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         log.lines()
@@ -178,7 +177,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // One that forks leaves children, which only its process group reaches.
+        // A relay that forks leaves children, which only its process group reaches.
         if let Some(group) = i32::try_from(self.pid()).ok().and_then(Pid::from_raw) {
             let _ = kill_process_group(group, Signal::KILL);
         }

@@ -1,4 +1,4 @@
-//! What a person reads: `report.html`, `summary.md` and the charts, all made from [`Results`].
+//! The pages of a run: `report.html`, `summary.md` and the charts, all made from [`Results`].
 
 mod bars;
 mod candlesticks;
@@ -49,8 +49,8 @@ fn chart_file(chart: &Chart) -> String {
     format!("{CHARTS}/{}.svg", chart.id)
 }
 
-/// What is said of a run that did not come to its end.
-const INTERRUPTED: &str = "interrupted: what was measured until then";
+/// Marks a run that was interrupted.
+const INTERRUPTED: &str = "interrupted: incomplete";
 
 /// Charts of several workloads together.
 fn overview(results: &Results) -> Vec<Chart> {
@@ -82,7 +82,7 @@ fn charts(results: &Results, workload: &Workload) -> Vec<Chart> {
         .collect()
 }
 
-/// What stands at the top: where, how and for how long.
+/// The facts at the top: where, how and for how long.
 fn facts(results: &Results) -> Vec<(&'static str, String)> {
     let (run, machine) = (&results.run, &results.machine);
     let mut facts = vec![

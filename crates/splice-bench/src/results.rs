@@ -1,4 +1,4 @@
-//! What a run has found out, in the form that outlives it: `results.json`.
+//! The results of a run: `results.json`.
 //!
 //! Everything that a person reads (`summary.md`, `report.html`, the charts) is made from a
 //! [`Results`] and from nothing else, so that it can be made again from the file. The schema is

@@ -1,4 +1,4 @@
-//! Where all measurements take place: three namespaces, the CPUs, one server.
+//! The place of all measurements: three namespaces, the CPUs, one server.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ const SERVER_PORT: u16 = 9000;
 /// How long anything on an idle local path may take before it counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the namespaces have other than the kernel's defaults, and why.
+/// Settings of the namespaces that differ from the kernel's defaults.
 const SYSCTLS: [(&str, &str); 2] = [
     // Thousands of short connections per second: more ports to choose from, and those in TIME_WAIT
     // may be taken again after a second. For every contestant alike.
@@ -125,7 +125,7 @@ impl Site {
         Ok(Some(stream))
     }
 
-    /// Throws away connections that nobody asked for, which a failed measurement may have left.
+    /// Drops connections that a failed measurement may have left.
     pub(crate) fn drain(&self) -> Result<()> {
         while self.accept(Duration::ZERO)?.is_some() {}
         Ok(())

@@ -1,4 +1,4 @@
-//! Destination NAT by nftables: what the kernel offers without any relay.
+//! Destination NAT by nftables: what the kernel offers without a relay.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ const TABLE: &str = "splice_bench";
 /// Rules that translate addresses, removed on drop.
 ///
 /// While a namespace has such rules, the kernel tracks every connection in it. They exist only while
-/// they are measured, so that nobody else pays for that.
+/// they are measured, so that no other contestant pays for that.
 #[derive(Debug)]
 pub(crate) struct Translation<'a> {
     site: &'a Site,

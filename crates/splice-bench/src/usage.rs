@@ -1,11 +1,11 @@
-//! What is wrong with what a person typed, or with where it was typed.
+//! Wrong usage: of the command line, or of the machine.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The exit status of a command that was written wrongly or asked for what cannot be had here.
+/// The exit status for wrong usage.
 pub(crate) const WRONG_USAGE: u8 = 2;
 
 /// An error that ends the program with [`WRONG_USAGE`].
@@ -42,7 +42,7 @@ pub(crate) fn program(path: &Path) -> Result<PathBuf> {
         .with_context(|| format!("cannot find {}", path.display()))
 }
 
-/// What clap found, as one sentence.
+/// The error that clap found, as one sentence.
 pub(crate) fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or_default();

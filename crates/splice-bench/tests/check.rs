@@ -8,7 +8,7 @@ use netlab::{Need, available, present};
 const CLAIMS: usize = 6;
 
 /// How many claims hold, how many do not, and the exit status; `None` where something is missing.
-fn check() -> Option<(usize, usize, Option<i32>)> {
+fn check(rounds: u32) -> Option<(usize, usize, Option<i32>)> {
     let without = |name: &str| {
         let missing = netlab::program(name).is_none();
         !present(
@@ -20,7 +20,7 @@ fn check() -> Option<(usize, usize, Option<i32>)> {
         return None;
     }
     let output = Command::new(env!("CARGO_BIN_EXE_splice-bench"))
-        .arg("check")
+        .args(["check", "--rounds", &rounds.to_string()])
         .stdin(Stdio::null())
         .output()
         .expect("the bench has been built");
@@ -34,7 +34,8 @@ fn check() -> Option<(usize, usize, Option<i32>)> {
 
 #[test]
 fn every_claim_is_told_and_the_exit_status_agrees() {
-    if let Some((holding, failed, status)) = check() {
+    // As few as it takes: whether they hold is not the question.
+    if let Some((holding, failed, status)) = check(5) {
         assert_eq!(holding + failed, CLAIMS);
         assert_eq!(status, Some(i32::from(failed > 0)));
     }
@@ -43,7 +44,7 @@ fn every_claim_is_told_and_the_exit_status_agrees() {
 #[test]
 #[ignore = "its figures need a quiet machine"]
 fn the_bench_measures_what_it_says() {
-    if let Some((holding, ..)) = check() {
+    if let Some((holding, ..)) = check(31) {
         assert_eq!(holding, CLAIMS);
     }
 }

@@ -1,4 +1,4 @@
-//! Programs of others that measure the same: what they find on the direct path.
+//! sockperf and iperf3 on the direct path.
 
 use std::fs::File;
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use crate::site::{PATIENCE, Site};
 const SOCKPERF_PORT: u16 = 8_001;
 const IPERF3_PORT: u16 = 8_002;
 
-/// How often it is asked whether a server listens yet.
+/// Between two attempts to connect to a server that starts.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
 /// sockperf's server; it runs a client for each measurement.

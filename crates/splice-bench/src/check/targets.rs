@@ -26,6 +26,9 @@ const BULK: Question = Question::Bulk(Ways::Both);
 const ONE_AT_A_TIME: Question = Question::ShortConnections { in_flight: 1 };
 const IN_FLIGHT: Question = Question::ShortConnections { in_flight: 8 };
 
+/// Bytes each way whose hashes are compared before anything is timed.
+const HASHED_BYTES: u64 = 16 << 20;
+
 /// As many as a full comparison takes.
 const ROUNDS: u32 = 9;
 
@@ -99,6 +102,7 @@ pub(crate) fn plan() -> Plan {
             idle_times: 1,
             ..Extents::of(false)
         },
+        hashed_bytes: HASHED_BYTES,
     }
 }
 

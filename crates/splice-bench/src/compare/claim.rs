@@ -1,4 +1,4 @@
-//! What is asked of a comparison, and what came out.
+//! The checks of a comparison: is the bench right, and is `auto` as fast as the best peer.
 
 use splice::EngineChoice;
 
@@ -10,7 +10,7 @@ use crate::statistics::CONFIDENCE;
 
 const AUTO: Contestant = Contestant::Spliced(EngineChoice::Auto);
 
-/// Who `auto` is to be as fast as.
+/// Peers that `auto` has to match.
 const PEERS: [Contestant; 5] = [
     Contestant::Haproxy(Haproxy::Copying),
     Contestant::Haproxy(Haproxy::SplicingAuto),
@@ -19,13 +19,13 @@ const PEERS: [Contestant; 5] = [
     Contestant::Nginx,
 ];
 
-/// Everything that can be held against these answers.
+/// Every check that these answers allow.
 pub(crate) fn checks(tallies: &[Tally]) -> Vec<Check> {
     let rounds = tallies.iter().filter(|tally| tally.question.in_rounds());
     let mut checks: Vec<Check> = same_path_twice(tallies).into_iter().collect();
     for tally in rounds {
         for (number, told) in tally.question.quantities().iter().enumerate() {
-            // CPU time is published, but it is not how fast something is.
+            // CPU time is published, but it is not speed.
             if told.unit != Unit::CpuSecondsPerGigabyte {
                 checks.extend(as_fast_as_the_best(tally, number));
             }

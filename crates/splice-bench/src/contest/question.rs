@@ -1,12 +1,11 @@
-//! What is asked of every contestant, and how its answer is told.
+//! The questions of a comparison: which workload, what it yields, and how long it runs.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::entrant::Entrant;
-use crate::results::{Better, Kind, Parameter, Unit, Workload};
-use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
+use crate::results::{Better, Kind, Unit};
 use crate::site::Site;
 use crate::statistics::Latencies;
 use crate::workload::request_response::Load;
@@ -19,12 +18,12 @@ use crate::workload::{
 pub(crate) const OPEN_PER_SECOND: u32 = 10_000;
 
 /// Connections of the open load: enough that one which waits does not hold up the others.
-const OPEN_CONNECTIONS: u32 = 100;
+pub(super) const OPEN_CONNECTIONS: u32 = 100;
 
-/// An open load leaves the CPU time to sleep, and is asked for so many windows to be as often seen.
+/// An open load leaves the CPU idle time. It runs for so many windows to yield as many values.
 const OPEN_WINDOWS: u32 = 4;
 
-/// Who moves a pair elsewhere in mid-stream has done so by then: `auto` begins with a pair that has
+/// By then a relay that moves pairs in mid-stream has done so: `auto` begins with a pair that has
 /// lived for 50 ms (`Options::segment_after`), and goes on with another each 100 µs. Twice as long.
 const SETTLING: Duration = Duration::from_millis(100);
 const SETTLING_PER_CONNECTION: Duration = Duration::from_micros(200);
@@ -33,12 +32,12 @@ const SETTLING_PER_CONNECTION: Duration = Duration::from_micros(200);
 /// 10 to 50 µs of CPU time, all ends and the relay together.
 const WINDOW_PER_CONNECTION: Duration = Duration::from_micros(200);
 
-/// How large and how long everything is.
+/// Sizes and durations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     /// How long one measurement counts.
     pub(crate) window: Duration,
-    /// What goes first; by itself, until everybody has settled.
+    /// The warm-up; `None`: until every contestant has settled.
     pub(crate) warm_up: Option<Duration>,
     pub(crate) idle_pairs: u32,
     pub(crate) idle_times: u32,
@@ -77,12 +76,12 @@ pub(crate) enum Question {
     StalledReaders,
 }
 
-/// What an answer consists of.
+/// The result of one measurement.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     /// One for each of [`Question::quantities`], where it applies.
     pub(crate) values: Vec<Option<f64>>,
-    /// Durations of all that was done.
+    /// Durations of all messages or requests.
     pub(crate) latencies: Option<Latencies>,
     /// Pairs of seconds and value.
     pub(crate) points: Vec<(f64, f64)>,
@@ -106,7 +105,7 @@ const fn told(id: &'static str, title: &'static str, unit: Unit, better: Better)
 }
 
 impl Question {
-    /// Everything that is asked; `quick` leaves out the middle of each range.
+    /// The questions of a comparison; `quick` leaves out the middle of each range.
     pub(crate) fn all(quick: bool) -> Vec<Self> {
         let (bytes, connections): (&[usize], &[u32]) = if quick {
             (&[1, 1 << 10, 64 << 10], &[1, 100, 1_000])
@@ -127,7 +126,7 @@ impl Question {
             .collect()
     }
 
-    /// What a person calls this and those that differ in the parameter only.
+    /// The name of this question and of those that differ only in the parameter.
     pub(crate) fn family(self) -> &'static str {
         match self {
             Self::PingPong { .. } => "ping-pong",
@@ -141,13 +140,13 @@ impl Question {
         }
     }
 
-    /// Whether it is asked of everybody in each round; the others are asked afterwards, of a relay
-    /// that has just been started.
+    /// Whether it belongs to the rounds. The others come afterwards, each with a relay that has just
+    /// been started.
     pub(crate) fn in_rounds(self) -> bool {
         !matches!(self, Self::Idle | Self::SlowReader | Self::StalledReaders)
     }
 
-    /// How often it is asked in a run.
+    /// How often a run measures it.
     pub(crate) fn times(self, rounds: u32, extents: &Extents) -> u32 {
         match self {
             Self::Idle => extents.idle_times,
@@ -156,7 +155,7 @@ impl Question {
         }
     }
 
-    /// How many connections it opens at once.
+    /// The connections that it opens at once.
     pub(crate) fn connections(self, extents: &Extents) -> u32 {
         match self {
             Self::RequestResponse { connections } => connections,
@@ -167,7 +166,7 @@ impl Question {
         }
     }
 
-    /// Whether the direct path has an answer: it has no relay that could hold anything.
+    /// Whether it takes the process of a relay, which could hold something.
     pub(crate) fn needs_relay(self) -> bool {
         matches!(self, Self::SlowReader | Self::StalledReaders)
     }
@@ -177,14 +176,14 @@ impl Question {
         const fn latency(id: &'static str, title: &'static str) -> Told {
             told(id, title, Unit::Microseconds, Better::Lower)
         }
-        const P50: Told = latency("latency-p50", "Half of all are answered within");
-        const P99: Told = latency("latency-p99", "99 % are answered within");
+        const P50: Told = latency("latency-p50", "Latency, median");
+        const P99: Told = latency("latency-p99", "Latency, 99th percentile");
         match self {
             Self::PingPong { .. } => {
                 const {
                     &[
                         latency("latency-p50", "One-way latency, median"),
-                        latency("latency-p99", "One-way latency, 99 % are below"),
+                        latency("latency-p99", "One-way latency, 99th percentile"),
                     ]
                 }
             }
@@ -217,7 +216,7 @@ impl Question {
                     &[
                         told(
                             "rate",
-                            "Requests answered",
+                            "Answered requests per second",
                             Unit::RequestsPerSecond,
                             Better::Higher,
                         ),
@@ -231,7 +230,7 @@ impl Question {
                     &[
                         P50,
                         P99,
-                        latency("latency-p99-9", "99.9 % are answered within"),
+                        latency("latency-p99-9", "Latency, 99.9th percentile"),
                     ]
                 }
             }
@@ -239,7 +238,7 @@ impl Question {
                 const {
                     &[told(
                         "rate",
-                        "Connections opened, used and closed",
+                        "Complete connections per second",
                         Unit::ConnectionsPerSecond,
                         Better::Higher,
                     )]
@@ -267,7 +266,7 @@ impl Question {
                 const {
                     &[told(
                         "memory-most",
-                        "The most memory that was held",
+                        "Largest amount of memory held",
                         Unit::Bytes,
                         Better::Lower,
                     )]
@@ -276,8 +275,7 @@ impl Question {
         }
     }
 
-    /// What latencies of an answer are multiplied with to be told: half of a round trip is the way
-    /// one way.
+    /// The factor from measured to reported latencies: the one-way latency is half of a round trip.
     pub(crate) fn latency_scale(self) -> f64 {
         if matches!(self, Self::PingPong { .. }) {
             0.5
@@ -286,7 +284,7 @@ impl Question {
         }
     }
 
-    /// What the distribution of latencies is called.
+    /// The title of the distribution of latencies.
     pub(crate) fn latency_title(self) -> &'static str {
         match self {
             Self::PingPong { .. } => "One-way latency, half of the round trip",
@@ -295,8 +293,8 @@ impl Question {
         }
     }
 
-    /// For how long it is asked.
-    fn window(self, extents: &Extents) -> Window {
+    /// How long one measurement takes.
+    pub(super) fn window(self, extents: &Extents) -> Window {
         let length = match self {
             Self::RequestResponse { connections } => {
                 extents.window.max(WINDOW_PER_CONNECTION * connections)
@@ -311,7 +309,7 @@ impl Question {
         }
     }
 
-    /// Asks `entrant`.
+    /// Measures `entrant` once.
     pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
         let _turn = entrant.turn(site)?;
         let (address, window) = (entrant.address(), self.window(extents));
@@ -390,105 +388,6 @@ impl Question {
         Ok(answer)
     }
 
-    /// The workload of the results, still without figures.
-    pub(crate) fn workload(self, extents: &Extents) -> Workload {
-        let window = format!("{} ms", self.window(extents).length.as_millis());
-        let (parameter, value, title, description) = match self {
-            Self::PingPong { bytes } => (
-                "message",
-                size(bytes),
-                format!("Ping-pong, {}", size(bytes)),
-                "A message there and back on one connection, again and again, through blocking \
-                 sockets. The way one way is half of the round trip."
-                    .to_owned(),
-            ),
-            Self::Bulk(ways) => {
-                let way = match ways {
-                    Ways::Up => "up",
-                    Ways::Down => "down",
-                    Ways::Both => "both ways",
-                };
-                (
-                    "direction",
-                    way.into(),
-                    format!("Bulk, {way}"),
-                    "As many bytes as go through on one connection, 256 KiB per system call at the \
-                     ends; up is from the client to the server. Both is the sum. The CPU time is \
-                     that of the ends, the relay and the kernel, its workers and softirqs \
-                     included."
-                        .to_owned(),
-                )
-            }
-            Self::RequestResponse { connections } => (
-                "connections",
-                connections.to_string(),
-                format!("Request-response, connections: {connections}"),
-                format!(
-                    "{REQUEST_BYTES} bytes are asked and {RESPONSE_BYTES} answered; every \
-                     connection asks again as soon as it has its answer (closed load: the time \
-                     that a standstill costs requests which are not sent meanwhile is not in it)."
-                ),
-            ),
-            Self::OpenLoad => (
-                "requests due",
-                format!("{}/s", extents.per_second),
-                format!("Request-response at {}/s", extents.per_second),
-                format!(
-                    "{REQUEST_BYTES} bytes are asked and {RESPONSE_BYTES} answered at a fixed rate \
-                     over {OPEN_CONNECTIONS} connections. The time counts from when a request fell \
-                     due, so that a standstill is in the times of all requests that it delayed."
-                ),
-            ),
-            Self::ShortConnections { in_flight } => (
-                "at once",
-                in_flight.to_string(),
-                format!("Short connections, at once: {in_flight}"),
-                "A connection is opened, carries a byte each way and is closed by the server."
-                    .to_owned(),
-            ),
-            Self::Idle => (
-                "pairs",
-                extents.idle_pairs.to_string(),
-                "Idle connections".to_owned(),
-                "Pairs that have carried a byte each way and then have nothing to do. The \
-                 process's memory is its proportional set size (of all its processes, where there \
-                 are several), the kernel's what is in use in slab caches, kernel stacks and page \
-                 tables beyond what the direct path takes for the two ends. Too few times for an \
-                 interval."
-                    .to_owned(),
-            ),
-            Self::SlowReader => (
-                "time",
-                format!("{} s", extents.slow_reader.as_secs_f64()),
-                "Slow reader".to_owned(),
-                "The client sends as fast as it can, the server reads 64 KiB every 10 ms. What the \
-                 relay holds: its two sockets as the kernel accounts for them, its pipes, and the \
-                 growth of its own memory. Taken once."
-                    .to_owned(),
-            ),
-            Self::StalledReaders => (
-                "chunk",
-                "256 KiB".to_owned(),
-                "Stalled readers".to_owned(),
-                "Both ends send until they block, and nobody reads. What the relay holds then: its \
-                 two sockets, its pipes, and the growth of its own memory. Taken once."
-                    .to_owned(),
-            ),
-        };
-        let mut workload = Workload::new(&self.id(), &title, &description);
-        let mut parameter_of = |name: &str, value: String| {
-            workload.parameters.push(Parameter {
-                name: name.into(),
-                value,
-            });
-        };
-        parameter_of(parameter, value);
-        if self.in_rounds() {
-            parameter_of("window", window);
-        }
-        workload
-    }
-
     /// Unique; files are named after it.
     pub(crate) fn id(self) -> String {
         let family = self.family();
@@ -501,15 +400,6 @@ impl Question {
             Self::ShortConnections { in_flight } => format!("{family}-{in_flight}"),
             Self::OpenLoad | Self::Idle | Self::SlowReader | Self::StalledReaders => family.into(),
         }
-    }
-}
-
-/// `512 B` or `64 KiB`.
-fn size(bytes: usize) -> String {
-    if bytes >= 1 << 10 {
-        format!("{} KiB", bytes >> 10)
-    } else {
-        format!("{bytes} B")
     }
 }
 

@@ -1,4 +1,4 @@
-//! What has been answered to one question, by everybody.
+//! The answers of all contestants to one question.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use crate::results::{
 use crate::statistics::{self, Sample};
 use crate::table::Table;
 
-/// The answers to one question.
+/// The answers to one question, by contestant.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) question: Question,
@@ -29,7 +29,7 @@ struct Entry {
     samples: Vec<Sample>,
     latencies: Option<statistics::Latencies>,
     points: Vec<(f64, f64)>,
-    /// Why it is not asked any more.
+    /// Why its further rounds are left out.
     over: Option<String>,
     failed: bool,
 }
@@ -54,7 +54,7 @@ impl Tally {
         }
     }
 
-    /// Adds what contestant number `index` has answered in one more round.
+    /// Adds the answer of contestant number `index` in one more round.
     pub(crate) fn add(&mut self, index: usize, answer: Answer) {
         let entry = &mut self.entries[index];
         for (sample, value) in entry.samples.iter_mut().zip(answer.values) {
@@ -68,14 +68,14 @@ impl Tally {
         entry.points.extend(answer.points);
     }
 
-    /// Contestant number `index` has failed and is not asked again: rounds in which it is missing
-    /// could not be held against those of the others.
+    /// Contestant number `index` has failed. Its further rounds are left out, because rounds pair the
+    /// contestants.
     pub(crate) fn fail(&mut self, index: usize, why: String) {
         self.entries[index].failed = true;
         self.fail_quietly(index, why);
     }
 
-    /// The same where that is no failure of the contestant.
+    /// The same where this is no failure of the contestant.
     pub(crate) fn fail_quietly(&mut self, index: usize, why: String) {
         self.entries[index].over.get_or_insert(why);
     }
@@ -107,7 +107,7 @@ impl Tally {
         Some(&entry.samples[quantity]).filter(|sample| !sample.values().is_empty())
     }
 
-    /// All of it, for the results. Histograms go into `output`.
+    /// The workload of the results. Histograms go into `output`.
     pub(crate) fn workload(&self, extents: &Extents, output: Option<&Output>) -> Result<Workload> {
         let mut workload = self.question.workload(extents);
         for (number, told) in self.question.quantities().iter().enumerate() {
@@ -141,7 +141,7 @@ impl Tally {
 
     fn measured(&self, quantity: usize, better: Better) -> Vec<Measured> {
         let direct = self.sample(Contestant::Direct, quantity);
-        // The kernel's memory of the two ends is the direct path's, and of no relay.
+        // The direct path's kernel memory is that of the two ends, which is no relay's.
         let ends = direct
             .filter(|_| self.question == Question::Idle)
             .and_then(Sample::median);
@@ -231,7 +231,7 @@ pub(crate) fn tables(results: &Results) -> String {
     for missing in &results.missing {
         let _ = writeln!(text, "{}: {}", missing.what, missing.why);
     }
-    let mut checks = Table::new(&["asked", "", "reached", ""]).align_left(2);
+    let mut checks = Table::new(&["check", "expected", "found", ""]).align_left(2);
     for check in &results.checks {
         checks.push(vec![
             check.title.clone(),

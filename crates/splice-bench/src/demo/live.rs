@@ -20,7 +20,7 @@ const MESSAGE_BYTES: usize = 1 << 10;
 /// How long messages go on once the connection has moved.
 const AFTERWARDS: Duration = Duration::from_millis(200);
 
-/// What the library told of the connection at some time.
+/// The state of the connection at some time.
 #[derive(Debug)]
 pub(crate) struct Step {
     /// Since the connection began.

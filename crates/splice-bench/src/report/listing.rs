@@ -283,7 +283,7 @@ fn of_stalls(workload: &Workload) -> Option<Listing> {
 
 /// What is not among the figures.
 pub(crate) fn of_missing(results: &Results) -> Listing {
-    let mut listing = Listing::new("What is missing", &["What", "Why"]);
+    let mut listing = Listing::new("Missing", &["What", "Why"]);
     listing.rows = results
         .missing
         .iter()

@@ -69,18 +69,18 @@ fn contents(results: &Results) -> Markup {
         nav aria-label="Contents" {
             ol {
                 li { a href="#glance" { "At a glance" } }
-                @if !results.checks.is_empty() { li { a href="#checks" { "Asked and reached" } } }
+                @if !results.checks.is_empty() { li { a href="#checks" { "Checks" } } }
                 @for workload in &results.workloads {
                     li { a href={ "#" (workload.id) } { (workload.title) } }
                 }
-                @if !results.missing.is_empty() { li { a href="#missing" { "What is missing" } } }
+                @if !results.missing.is_empty() { li { a href="#missing" { "Missing" } } }
                 li { a href="#conditions" { "Contestants, programs, settings" } }
             }
         }
     }
 }
 
-/// Every ratio in one table: who is ahead where.
+/// Every ratio in one table.
 fn glance(results: &Results) -> Markup {
     let rows: Vec<_> = results
         .workloads
@@ -104,7 +104,7 @@ fn glance(results: &Results) -> Markup {
     html! {
         h2 id="glance" { "At a glance" }
         @if rows.is_empty() {
-            p { "Nothing here was held against a reference." }
+            p { "Nothing here has a reference." }
         } @else {
             p {
                 "Each value over that of the reference, measured in the same rounds. A colour says that the "
@@ -164,19 +164,19 @@ fn checks(results: &Results) -> Markup {
     };
     html! {
         @if !results.checks.is_empty() {
-            h2 id="checks" { "Asked and reached" }
-            div class="scroll" tabindex="0" role="region" aria-label="Asked and reached" {
+            h2 id="checks" { "Checks" }
+            div class="scroll" tabindex="0" role="region" aria-label="Checks" {
                 table class="stack" {
                     thead { tr {
-                        th scope="col" { "Figure" } th scope="col" { "Asked" }
-                        th scope="col" { "Reached" } th scope="col" class="words" { "Outcome" }
+                        th scope="col" { "Check" } th scope="col" { "Expected" }
+                        th scope="col" { "Found" } th scope="col" class="words" { "Outcome" }
                     } }
                     tbody {
                         @for check in &results.checks {
                             tr {
                                 th scope="row" { (check.title) }
-                                td data-of="Asked" { (check.asked) }
-                                td data-of="Reached" { (check.reached) }
+                                td data-of="Expected" { (check.asked) }
+                                td data-of="Found" { (check.reached) }
                                 td data-of="Outcome" class="words" { span class=(class(check.outcome)) { (check.outcome) } }
                             }
                         }
@@ -239,7 +239,7 @@ fn table(table: &Listing) -> Markup {
 fn missing(results: &Results) -> Markup {
     html! {
         @if !results.missing.is_empty() {
-            h2 id="missing" { "What is missing" }
+            h2 id="missing" { "Missing" }
             (words(&of_missing(results)))
         }
     }

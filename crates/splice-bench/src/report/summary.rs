@@ -44,14 +44,14 @@ fn write(out: &mut String, results: &Results) -> fmt::Result {
                 ]
             })
             .collect();
-        writeln!(out, "\n## Asked and reached\n")?;
+        writeln!(out, "\n## Checks\n")?;
         write_table(out, &table)?;
     }
     for workload in &results.workloads {
         write_workload(out, results, workload)?;
     }
     if !results.missing.is_empty() {
-        writeln!(out, "\n## What is missing\n")?;
+        writeln!(out, "\n## Missing\n")?;
         write_table(out, &of_missing(results))?;
     }
     if !results.notes.is_empty() {

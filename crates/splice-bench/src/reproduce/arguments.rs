@@ -1,4 +1,4 @@
-//! What a person types after `reproduce`.
+//! The arguments of `reproduce`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,29 +18,29 @@ pub(crate) struct Reproduce {
 pub(crate) enum Experiment {
     /// Echo servers, a socket spliced to itself (Cloudflare, 2019)
     ///
-    /// Bursts of a fixed block are sent and the time until the block is back is taken, with and
-    /// without SO_BUSY_POLL. Prints the `Values` line and the histogram of the original.
+    /// Sends bursts of a fixed size and measures the time until each is back, with and without
+    /// SO_BUSY_POLL. Prints the `Values` line and the histogram of the original.
     Echo(Echo),
 
     /// Ping-pong through a proxy between two veths (NDC TechTown 2024, second bench)
     Relay(Rounds),
 
-    /// Ping-pong between two namespaces, past TCP by SK_MSG send-to-local and with it (the same
-    /// talk, first bench)
+    /// Ping-pong between two namespaces, with TCP and past it by SK_MSG redirection (the same talk,
+    /// first bench)
     Bypass(Bypass),
 
-    /// CPU time of bulk, each way and both, of the whole machine (SO_SPLICE in FreeBSD)
+    /// CPU time of the whole machine for bulk, each way and both ways (SO_SPLICE in FreeBSD)
     Cpu(Rounds),
 }
 
-/// What every experiment is told.
+/// Arguments of every experiment.
 #[derive(Debug, Args)]
 pub(crate) struct Shared {
-    /// A small run, in about a minute; overrides the sizes
+    /// Small run of about a minute; overrides the sizes
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// The CPU that everybody shares
+    /// The CPU that all programs share
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) cpu: usize,
 
@@ -49,14 +49,14 @@ pub(crate) struct Shared {
     pub(crate) output: Option<PathBuf>,
 }
 
-/// Who is measured.
+/// The contestants.
 #[derive(Debug, Args)]
 pub(crate) struct Who {
     /// The spliced program to measure
     #[arg(long, value_name = "PATH")]
     pub(crate) spliced: PathBuf,
 
-    /// Measure these only (names as in the tables); what they are held against runs in any case
+    /// Measure only these contestants (names as in the tables); the reference always runs
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
 }
@@ -69,11 +69,11 @@ pub(crate) struct Echo {
     #[command(flatten)]
     pub(crate) who: Who,
 
-    /// Runs; each measures everybody once, on a new connection
+    /// Number of runs; each measures every contestant once, on a new connection
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
 
-    /// Bursts of a run
+    /// Number of bursts in a run
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) bursts: u32,
 
@@ -82,13 +82,13 @@ pub(crate) struct Echo {
           default_values = ["2MiB", "16KiB", "128KiB"])]
     pub(crate) block: Vec<usize>,
 
-    /// The CPU of the echo servers, where it is not that of the client
+    /// The CPU of the echo servers, if it is not that of the client
     #[arg(long, value_name = "N")]
     pub(crate) server_cpu: Option<usize>,
 
-    /// Make the devices like a network card: segments of one MTU each, and NAPI, without which
-    /// SO_BUSY_POLL has nothing to poll. On one CPU two that poll hold each other up for 10 ms at a
-    /// time, so the servers need one of their own
+    /// Make the devices like a network card: segments of one MTU, and NAPI, which SO_BUSY_POLL polls.
+    /// Two pollers on one CPU hold each other up for 10 ms at a time, so the servers need a CPU of
+    /// their own
     #[arg(long, requires = "server_cpu")]
     pub(crate) napi: bool,
 }
@@ -96,11 +96,11 @@ pub(crate) struct Echo {
 /// How often and how long something is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Extent {
-    /// Rounds; each measures everybody once
+    /// Number of rounds; each measures every contestant once
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
 
-    /// How long one measurement takes, in ms
+    /// Duration of one measurement
     #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) milliseconds: u64,
 }

@@ -228,7 +228,7 @@ fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
     workload.parameters.push(parameter("direction", words));
     let columns: [(&str, &str, Column); 7] = [
         ("cpu", "CPU time of the whole machine", |one| &one.machine),
-        ("cpu-parts", "CPU time of everybody who took part", |one| {
+        ("cpu-parts", "CPU time of all that took part", |one| {
             &one.parts
         }),
         ("cpu-ends", "Of it client and server", |one| &one.ends),

@@ -1,4 +1,4 @@
-//! How, where and with whom figures were taken, and what was asked of them.
+//! How and where figures were taken, with which contestants, and the checks.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -114,7 +114,7 @@ pub(crate) struct Program {
     pub(crate) commit: Option<String>,
 }
 
-/// Somebody that was measured.
+/// A contestant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Contestant {
@@ -125,7 +125,7 @@ pub(crate) struct Contestant {
     pub(crate) how: String,
 }
 
-/// Whose a contestant is.
+/// The kind of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -146,7 +146,7 @@ pub(crate) struct Missing {
     pub(crate) why: String,
 }
 
-/// Something asked, and what came out.
+/// A check and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Check {

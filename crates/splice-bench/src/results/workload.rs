@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Latencies, Missing, Unit};
 use crate::statistics::{Interval, Sample};
 
-/// One experiment, and what everybody did in it.
+/// One experiment, with the figures of all contestants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Workload {
@@ -49,7 +49,7 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// One thing that was measured once per round, of everybody.
+/// One thing that was measured once per round, for each contestant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Quantity {
@@ -187,7 +187,7 @@ pub(crate) struct Candlestick {
     pub(crate) buckets: Vec<(f64, u64)>,
 }
 
-/// How values lie.
+/// The spread of values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spread {

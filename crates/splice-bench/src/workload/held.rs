@@ -1,4 +1,4 @@
-//! Where bytes lie in a relay.
+//! The bytes that a relay holds.
 
 use std::process::Stdio;
 use std::thread;

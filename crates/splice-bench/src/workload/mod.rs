@@ -1,4 +1,4 @@
-//! What is asked of every contestant.
+//! The workloads.
 
 pub(crate) mod echo;
 mod held;

@@ -27,7 +27,7 @@ use crate::statistics::Latencies;
 
 use super::Window;
 
-/// An open load that is too much is given up after so many windows; what is unanswered then, counts
+/// An open load that is too much ends after so many windows. A request without an answer then counts
 /// with the time that it has waited.
 const OVERDUE_WINDOWS: u32 = 4;
 
@@ -47,7 +47,7 @@ pub(crate) enum Load {
     Open { per_second: u32 },
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) per_second: f64,

@@ -23,7 +23,7 @@ const READ_EVERY: Duration = Duration::from_millis(10);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Sends as fast as the relay takes it and reads slowly for `duration`. Returns what the relay
-/// held, each with the time since the sending began. `relay` must serve nobody else meanwhile.
+/// held, each with the time since the sending began. `relay` must serve no other connection meanwhile.
 pub(crate) fn watch(
     site: &Site,
     relay: &Relay,

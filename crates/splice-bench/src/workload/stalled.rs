@@ -21,7 +21,7 @@ const STILL: Timespec = Timespec {
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Writes from both ends until both are blocked, looks at the relay, then reads everything and
-/// makes sure that nothing was lost. `relay` must serve nobody else meanwhile.
+/// makes sure that nothing was lost. `relay` must serve no other connection meanwhile.
 pub(crate) fn hold(site: &Site, relay: &Relay) -> Result<Held> {
     let before = relay.memory_bytes()?;
     let connection = site.connect(relay.address())?;

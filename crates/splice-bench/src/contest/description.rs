@@ -1,0 +1,117 @@
+//! The words for each question in the results.
+
+use super::question::{Extents, OPEN_CONNECTIONS, Question};
+use crate::results::{Parameter, Workload};
+use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
+use crate::workload::transfer::Ways;
+
+impl Question {
+    /// Its workload in the results, still without figures.
+    pub(crate) fn workload(self, extents: &Extents) -> Workload {
+        let window = format!("{} ms", self.window(extents).length.as_millis());
+        let (parameter, value, title, description) = match self {
+            Self::PingPong { bytes } => (
+                "message",
+                size(bytes),
+                format!("Ping-pong, {}", size(bytes)),
+                "One message at a time goes to the server and back on one connection, through \
+                 blocking sockets. The one-way latency is half of the round trip."
+                    .to_owned(),
+            ),
+            Self::Bulk(ways) => {
+                let way = match ways {
+                    Ways::Up => "up",
+                    Ways::Down => "down",
+                    Ways::Both => "both ways",
+                };
+                (
+                    "direction",
+                    way.into(),
+                    format!("Bulk, {way}"),
+                    "One connection carries as many bytes as it can, with 256 KiB per system call at \
+                     the ends. Up is from the client to the server; both ways is the sum. The CPU \
+                     time of the machine is that of the ends, the relay and the kernel with its \
+                     workers and softirqs. What the kernel does by itself, such as address \
+                     translation, is in no process."
+                        .to_owned(),
+                )
+            }
+            Self::RequestResponse { connections } => (
+                "connections",
+                connections.to_string(),
+                format!("Request-response, connections: {connections}"),
+                format!(
+                    "A request has {REQUEST_BYTES} bytes, its answer {RESPONSE_BYTES}. Each connection \
+                     sends the next request when it has its answer (closed load: requests that a \
+                     stall keeps from being sent are not in the latencies)."
+                ),
+            ),
+            Self::OpenLoad => (
+                "requests due",
+                format!("{}/s", extents.per_second),
+                format!("Request-response at {}/s", extents.per_second),
+                format!(
+                    "Requests of {REQUEST_BYTES} bytes fall due at a fixed rate on {OPEN_CONNECTIONS} \
+                     connections; an answer has {RESPONSE_BYTES} bytes. Latency counts from when a \
+                     request fell due, so a stall is in the latencies of all requests that it \
+                     delayed."
+                ),
+            ),
+            Self::ShortConnections { in_flight } => (
+                "at once",
+                in_flight.to_string(),
+                format!("Short connections, at once: {in_flight}"),
+                "Each connection is opened, carries a byte each way and is closed by the server."
+                    .to_owned(),
+            ),
+            Self::Idle => (
+                "pairs",
+                extents.idle_pairs.to_string(),
+                "Idle connections".to_owned(),
+                "Each pair carries a byte each way and is then idle. The process's memory is the \
+                 proportional set size of all its processes. The kernel's memory is what slab caches, \
+                 kernel stacks and page tables use beyond what the direct path uses for the two \
+                 ends. Measured too few times for an interval."
+                    .to_owned(),
+            ),
+            Self::SlowReader => (
+                "time",
+                format!("{} s", extents.slow_reader.as_secs_f64()),
+                "Slow reader".to_owned(),
+                "The client sends as fast as it can, and the server reads 64 KiB every 10 ms. The \
+                 relay holds bytes in its two sockets (as the kernel accounts for them), in its \
+                 pipes, and in the growth of its own memory. Measured once."
+                    .to_owned(),
+            ),
+            Self::StalledReaders => (
+                "chunk",
+                "256 KiB".to_owned(),
+                "Stalled readers".to_owned(),
+                "Both ends send until they block, and neither reads. The relay holds bytes in its \
+                 two sockets, in its pipes, and in the growth of its own memory. Measured once."
+                    .to_owned(),
+            ),
+        };
+        let mut workload = Workload::new(&self.id(), &title, &description);
+        let mut parameter_of = |name: &str, value: String| {
+            workload.parameters.push(Parameter {
+                name: name.into(),
+                value,
+            });
+        };
+        parameter_of(parameter, value);
+        if self.in_rounds() {
+            parameter_of("window", window);
+        }
+        workload
+    }
+}
+
+/// `512 B` or `64 KiB`.
+fn size(bytes: usize) -> String {
+    if bytes >= 1 << 10 {
+        format!("{} KiB", bytes >> 10)
+    } else {
+        format!("{bytes} B")
+    }
+}
