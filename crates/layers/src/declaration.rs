@@ -40,7 +40,7 @@ impl Declaration {
             .with_context(|| format!("{} is not a valid declaration", file.display()))
     }
 
-    /// What is declared of one crate; nothing if the crate is not in the file.
+    /// The orders of one crate; empty if the crate is not in the file.
     pub(crate) fn of(&self, name: &str) -> Vec<Layers> {
         let mut layers = Vec::new();
         for (key, order) in &self.order {
@@ -54,7 +54,7 @@ impl Declaration {
         layers
     }
 
-    /// The crates that the file speaks of.
+    /// The crates in the file.
     pub(crate) fn crates(&self) -> impl Iterator<Item = &str> {
         let ordered = self.order.keys().filter_map(|key| key.split("::").next());
         ordered.chain(self.unchecked.iter().map(String::as_str))
@@ -75,7 +75,7 @@ impl Layers {
             .position(|layer| layer.iter().any(|it| it == child))
     }
 
-    /// Which modules are in no layer or in several, and which declared ones do not exist.
+    /// The modules without a layer or with several, and layers without a module.
     pub(crate) fn mismatches(&self, name: &str, tree: &Tree) -> Vec<String> {
         let key = [&[name.to_owned()], &*self.parent].concat().join("::");
         let Some(parent) = tree.modules.iter().find(|it| it.path == self.parent) else {

@@ -1,8 +1,10 @@
 //! Checks that no module of this workspace imports from a layer above its own.
 //!
-//! `layers` checks every crate of `layers.toml`, `layers NAME...` only these crates (one that is not
-//! checked yet for cycles alone), and `layers --arrows NAME` lists which file of a crate uses which.
-//! It reads the syntax only: a method call names no module, so it draws no arrow.
+//! - `layers` checks every crate in `layers.toml`.
+//! - `layers NAME...` checks these crates; without an order, only for cycles.
+//! - `layers --arrows NAME` lists which file of a crate uses which.
+//!
+//! The tool reads the syntax only: a method call names no module, so it draws no arrow.
 
 mod arrows;
 mod condition;
@@ -55,7 +57,7 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// What is wrong with the crates below `workspace`: with those of these names, or with all.
+/// Checks the crates of these names below `workspace`, or all. Returns a sentence for each violation.
 fn check(workspace: &Path, names: &[String]) -> Result<Vec<String>> {
     let declaration = Declaration::read(&workspace.join("layers.toml"))?;
     let mut sentences = Vec::new();
@@ -102,9 +104,9 @@ fn crates(workspace: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The crate's library or program, or both.
+/// The trees of the crate's library and program.
 fn read(workspace: &Path, name: &str) -> Result<Vec<Tree>> {
-    // So that a file is named as a person would, from the workspace's root.
+    // Paths in messages are relative to the workspace's root.
     let source = if workspace == Path::new(".") {
         PathBuf::new()
     } else {

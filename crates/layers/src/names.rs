@@ -11,7 +11,7 @@ use crate::condition::is_for_tests;
 /// One name that a `use` brings into scope.
 #[derive(Debug)]
 pub(crate) struct Import {
-    /// The name in this module; nothing with `*`.
+    /// The name in this module; `None` for `*`.
     pub(crate) name: Option<String>,
     pub(crate) path: Vec<String>,
     pub(crate) line: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Import {
 pub(crate) struct Mention {
     pub(crate) path: Vec<String>,
     pub(crate) line: usize,
-    /// `path!`, which may be a macro that is in scope by its place in the text.
+    /// It is `path!`, which may be a macro in textual scope.
     pub(crate) is_macro: bool,
 }
 
@@ -138,7 +138,7 @@ impl Collector<'_> {
         });
     }
 
-    /// A macro's arguments have no grammar of their own: takes whatever looks like a path.
+    /// The arguments of a macro have no known grammar: takes every sequence that looks like a path.
     fn scan(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let punctuation = |at: usize, wanted: char| matches!(tokens.get(at), Some(TokenTree::Punct(it)) if it.as_char() == wanted);
@@ -175,7 +175,7 @@ impl Collector<'_> {
 
 impl<'ast> Visit<'ast> for Collector<'_> {
     fn visit_item(&mut self, item: &'ast Item) {
-        // A module inside of a function has a scope that nobody here needs.
+        // Modules inside of functions are rare and are not resolved.
         if !is_for_tests(attributes(item)) && !matches!(item, Item::Mod(_)) {
             visit::visit_item(self, item);
         }

@@ -1,26 +1,26 @@
-//! From a path to the module that defines what it names.
+//! Resolves a path to the module that defines its item.
 
 use std::collections::{BTreeSet, HashSet};
 
 use crate::tree::{ROOT, Tree};
 
-/// What a path of this crate leads to.
+/// The target of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     /// A module itself.
     Module(usize),
-    /// An item, or what belongs to an item, by the module that defines it.
+    /// An item, or a part of an item, by the module that defines the item.
     Item(usize),
 }
 
 impl Tree {
-    /// What `path` may mean in the module `from`, re-exports followed to the definition; nothing if
-    /// it leads out of the crate. A name can stand for a function and a module at once.
+    /// Resolves `path` in the module `from` and follows re-exports to the definition. The result is empty if
+    /// the path leads out of the crate. A name can stand for a function and a module at once.
     pub(crate) fn resolve(&self, from: usize, path: &[String]) -> BTreeSet<Target> {
         self.follow(from, path, &mut HashSet::new())
     }
 
-    /// The modules that define a macro of this name, which its place in the text brings into scope.
+    /// The modules that define a macro of this name, which may be in textual scope.
     pub(crate) fn macros(&self, name: &str) -> BTreeSet<Target> {
         let modules = self.modules.iter().enumerate();
         let defining = modules.filter(|(_, module)| module.names.defined.contains(name));
@@ -43,7 +43,7 @@ impl Tree {
             name => self.look_up(from, name, seen),
         };
         while let Some((name, after)) = rest.split_first() {
-            // Only a module or a type can be followed by `::`, and a type ends the search.
+            // `::` can follow a module or a type, and a type ends the search.
             let modules: Vec<usize> = here
                 .iter()
                 .filter_map(|target| match target {
@@ -62,7 +62,7 @@ impl Tree {
                 }
                 let found = self.look_up(module, name, seen);
                 if found.is_empty() && !self.imports_from_outside(module, name) {
-                    // A macro may have made it.
+                    // A macro may have generated the item.
                     here.insert(Target::Item(module));
                 }
                 here.extend(found);
@@ -72,7 +72,7 @@ impl Tree {
         here
     }
 
-    /// What `name` means inside of `module`.
+    /// Resolves `name` in the scope of `module`.
     fn look_up(
         &self,
         module: usize,
@@ -80,7 +80,7 @@ impl Tree {
         seen: &mut HashSet<(usize, String)>,
     ) -> BTreeSet<Target> {
         let mut found = BTreeSet::new();
-        // Imports may go round in a circle through `*`.
+        // Imports with `*` may form a circle.
         if !seen.insert((module, name.to_owned())) {
             return found;
         }

@@ -1,7 +1,7 @@
-//! What arrows are allowed.
+//! The rules for arrows.
 //!
-//! Files may use one another in a cycle only if one of them is a module and all others are below
-//! it: a module may use its own submodules, and they it. Between layers, arrows go down only.
+//! Files may form an import cycle only if one of them is a module and all others are its submodules. Between
+//! layers, arrows go down only.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +10,7 @@ use crate::declaration::Layers;
 
 type File = Vec<String>;
 
-/// What is wrong with the arrows of one crate, a sentence each.
+/// The arrows of one crate that break a rule, a sentence each.
 pub(crate) fn broken(arrows: &[Arrow], layers: &[Layers]) -> Vec<String> {
     let mut sentences: Vec<String> = arrows
         .iter()
@@ -75,7 +75,7 @@ fn place(arrow: &Arrow) -> String {
     )
 }
 
-/// The shortest way along `arrow` and back to where it starts.
+/// The shortest cycle that contains `arrow`.
 fn cycle(arrows: &[&Arrow], arrow: &Arrow) -> Vec<File> {
     let mut ways = VecDeque::from([vec![arrow.from.clone(), arrow.to.clone()]]);
     let mut seen = BTreeSet::new();
@@ -107,8 +107,8 @@ fn knots(arrows: &[&Arrow], files: BTreeSet<File>) -> Vec<BTreeSet<File>> {
             .find(|&head| circle.iter().all(|it| it.starts_with(head)))
             .cloned();
         match head {
-            // What is left without the head must do without it: two submodules in a cycle of their
-            // own are a knot, whatever they do with their parent.
+            // The rest must obey the rule without the head: two submodules in a cycle of their own are a
+            // knot, whatever they share with their parent.
             Some(head) => {
                 circle.remove(&head);
                 knots.extend(self::knots(&inside(arrows, &circle), circle));
@@ -119,7 +119,7 @@ fn knots(arrows: &[&Arrow], files: BTreeSet<File>) -> Vec<BTreeSet<File>> {
     knots
 }
 
-/// The sets of two and more files each of which reaches each.
+/// The strongly connected components of two or more files.
 fn circles(arrows: &[&Arrow], files: BTreeSet<File>) -> Vec<BTreeSet<File>> {
     let mut reached: BTreeMap<&File, BTreeSet<&File>> = BTreeMap::new();
     for file in &files {

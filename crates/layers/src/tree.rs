@@ -1,4 +1,4 @@
-//! The modules of one crate, read from its sources without what is compiled for tests only.
+//! The modules of one crate, from its sources, without code that is compiled for tests only.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,7 +25,7 @@ pub(crate) struct Tree {
 pub(crate) struct Module {
     /// Its names below the crate root.
     pub(crate) path: Vec<String>,
-    /// Where the root or the innermost `mod name;` around it is.
+    /// Its file: for an inline module, that of the module around it.
     pub(crate) file: PathBuf,
     pub(crate) parent: Option<usize>,
     pub(crate) children: HashMap<String, usize>,
@@ -104,7 +104,7 @@ impl Tree {
         }
         let (file, below) = match path_attribute(&declared.attrs) {
             Some(path) => {
-                // Such a file is a mod.rs to its own children.
+                // Children of such a file are looked up as for a mod.rs.
                 let own = folder_of(&self.modules[parent].file);
                 let file = own.join(path);
                 let below = folder_of(&file);
