@@ -4,7 +4,14 @@ use std::path::Path;
 use std::process::Command;
 
 /// The sources of the program.
-const SOURCES: [&str; 4] = ["../splice", "../splice-firewall", "src", "Cargo.toml"];
+const SOURCES: [&str; 6] = [
+    "../splice",
+    "../splice-base",
+    "../splice-bpf",
+    "../splice-firewall",
+    "src",
+    "Cargo.toml",
+];
 
 fn main() {
     // Without a checkout, or without git, there is no commit.
