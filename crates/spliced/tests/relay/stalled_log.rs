@@ -89,14 +89,16 @@ fn lines_lost_on_stderr_are_counted_where_they_are_missing() {
         is_reset(&address);
     }
     let mut text = String::new();
-    while !text.contains(" lines were lost here: stderr was not being read\n") {
-        assert!(stderr.read_line(&mut text).expect("a line") > 0);
-    }
-    let lost: u64 = text
-        .lines()
-        .last()
-        .and_then(|line| line.split_once(" WARN ")?.1.split(' ').next()?.parse().ok())
-        .expect("a number");
+    let lost: u64 = loop {
+        let mut line = String::new();
+        assert!(stderr.read_line(&mut line).expect("a line") > 0);
+        text.push_str(&line);
+        if line.ends_with(" lines were lost here: stderr was not being read\n") {
+            let number = line.split_once(" WARN ").map(|(_, words)| words);
+            let number = number.and_then(|words| words.split(' ').next()?.parse().ok());
+            break number.expect("a number");
+        }
+    };
     process.signal(Signal::TERM).expect("it runs");
     stderr.read_to_string(&mut text).expect("the rest");
     assert!(text.contains("no longer accepting"));
