@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
-
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{
     HOOKS_LISTED, HOOKS_NAME_BYTES, HOOKS_PLACES, HooksCounts, HooksEntry, HooksList,
 };
 use splice_bpf::{Program, load, objects};
+use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
 
 /// The program of this process: it serves every namespace.
 static LOADED: Mutex<Weak<Hooks>> = Mutex::new(Weak::new());
