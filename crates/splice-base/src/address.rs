@@ -157,8 +157,9 @@ impl fmt::Display for Address {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn every_way_of_writing_comes_back_as_written() {

@@ -1,8 +1,7 @@
 //! The one error type of the library.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use rustix::io::Errno;
 
@@ -151,7 +150,7 @@ impl std::error::Error for Error {
 }
 
 /// Adds what was being done to an operating system's error.
-pub trait Context<T> {
+pub trait ResultExt<T> {
     /// `what` could not be done; the operating system says why.
     ///
     /// # Errors
@@ -159,7 +158,7 @@ pub trait Context<T> {
     fn context(self, what: impl Into<Cow<'static, str>>) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+impl<T, E: Into<io::Error>> ResultExt<T> for std::result::Result<T, E> {
     /// `what` could not be done; the operating system says why.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
-use crate::error::Context as _;
+use crate::error::ResultExt as _;
 
 /// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;

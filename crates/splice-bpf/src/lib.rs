@@ -29,7 +29,7 @@ pub mod types;
 #[cfg(test)]
 mod verified;
 
-pub use attach::{DeviceLink, Traffic, Way};
+pub use attach::{AttachMode, DeviceLink, Traffic};
 #[cfg(feature = "test")]
 pub use load::FORCE_FENCES;
 pub use load::{Object, Opened, load};
@@ -37,4 +37,4 @@ pub use map::Map;
 pub use namespace::namespace;
 pub use plain::Plain;
 pub use program::Program;
-pub use shared_memory::{Ring, SharedArray};
+pub use shared_memory::{RingBuffer, SharedArray};

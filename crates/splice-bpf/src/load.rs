@@ -193,10 +193,11 @@ impl Object {
 mod tests {
     use std::sync::atomic::Ordering;
 
+    use splice_base::error::ErrorKind;
+
     use super::*;
     use crate::objects;
     use crate::types::{DirectionEntry, Inspection};
-    use splice_base::error::ErrorKind;
 
     #[test]
     fn the_objects_load_and_their_maps_are_reached() -> Result<()> {

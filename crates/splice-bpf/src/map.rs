@@ -7,12 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use libbpf_rs::{MapCore as _, MapHandle, libbpf_sys};
 use rustix::io::Errno;
 use rustix::param::page_size;
-
 use splice_base::error::Result;
 
 use crate::libbpf::checked;
 use crate::plain::{Plain, bytes_of};
-use crate::shared_memory::{Mapping, Ring, SharedArray};
+use crate::shared_memory::{Mapping, RingBuffer, SharedArray};
 
 /// One BPF map.
 pub struct Map {
@@ -89,12 +88,12 @@ impl Map {
     }
 
     /// The consuming end of a ring. There must be one only.
-    pub fn consume(&self) -> Result<Ring> {
+    pub fn consume(&self) -> Result<RingBuffer> {
         let page = page_size();
         let size = self.entries as usize;
         // One page that we write, one that the kernel writes, and the data twice in a row, so
         // that a record at the end can be read in one piece (kernel/bpf/ringbuf.c).
-        Ok(Ring::new(
+        Ok(RingBuffer::new(
             Mapping::new(self.name, self.as_fd(), 0, page, true)?,
             Mapping::new(self.name, self.as_fd(), page, page + 2 * size, false)?,
             size - 1,

@@ -1,7 +1,7 @@
 //! Network namespaces, told apart.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use splice_base::error::{Context as _, Result};
+use splice_base::error::{Result, ResultExt as _};
 use splice_base::socket_option;
 
 /// This thread's network namespace, by a socket of it: its cookie. The inode of

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
-
 use splice_base::error::{Error, Result};
 
 use crate::libbpf::absent;
@@ -112,7 +111,7 @@ impl<T> fmt::Debug for SharedArray<T> {
 }
 
 /// The consuming end of a `BPF_MAP_TYPE_RINGBUF`.
-pub struct Ring {
+pub struct RingBuffer {
     consumer: Mapping,
     producer: Mapping,
     mask: usize,
@@ -123,7 +122,7 @@ const RINGBUF_BUSY_BIT: u32 = 1 << 31;
 const RINGBUF_DISCARD_BIT: u32 = 1 << 30;
 const RINGBUF_HEADER_BYTES: usize = 8;
 
-impl Ring {
+impl RingBuffer {
     pub(crate) fn new(consumer: Mapping, producer: Mapping, mask: usize) -> Self {
         Self {
             consumer,
@@ -158,9 +157,9 @@ impl Ring {
     }
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for RingBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").finish_non_exhaustive()
+        f.debug_struct("RingBuffer").finish_non_exhaustive()
     }
 }
 

@@ -68,10 +68,6 @@ mod name;
 mod options;
 mod outcome;
 
-pub use splice_base::address::Address;
-pub use splice_base::error::{Error, ErrorKind, Result};
-pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll};
-
 pub use api::{Splicer, echo, echo_task, join, pair_task};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind, SegmentSize};
@@ -81,3 +77,6 @@ pub use options::Options;
 pub use outcome::{Outcome, Reason, Side};
 pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, Waker};
 pub use session::Handle;
+pub use splice_base::address::Address;
+pub use splice_base::error::{Error, ErrorKind, Result};
+pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll};

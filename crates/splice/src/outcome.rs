@@ -1,9 +1,8 @@
 //! Why a pair ended.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use crate::counters::Counters;
 use crate::name::EngineName;

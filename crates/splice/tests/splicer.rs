@@ -13,7 +13,8 @@ use std::iter;
 use netlab::until;
 use splice::Splicer;
 
-use crate::support::{alone::alone, descriptors};
+use crate::support::alone::alone;
+use crate::support::descriptors;
 
 /// What a loop has of its own: an epoll instance, an eventfd, a timerfd.
 const OF_A_LOOP: usize = 3;

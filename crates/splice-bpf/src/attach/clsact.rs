@@ -35,7 +35,7 @@ const HANDLE: u32 = 0x7370_6c63;
 /// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
 /// and nothing tells whether there are any of others.
 pub struct Filter {
-    place: Place,
+    position: FilterPosition,
     caller: Program,
     #[expect(dead_code, reason = "open, it has the filter call the program")]
     callees: Map,
@@ -46,13 +46,13 @@ pub struct Filter {
 
 /// Where a filter stands.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct FilterPosition {
     device: u32,
     traffic: Traffic,
     priority: u32,
 }
 
-impl Place {
+impl FilterPosition {
     fn claim(self) -> std::result::Result<Option<Claim>, Errno> {
         let traffic = match self.traffic {
             Traffic::In => "in",
@@ -88,24 +88,26 @@ impl Filter {
         let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let _quiet = Quiet::begin();
         let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
-        let mut place = Place {
+        let mut position = FilterPosition {
             device,
             traffic,
             priority: PRIORITIES.start,
         };
-        place.hook(&caller).create().map_err(failed)?;
+        position.hook(&caller).create().map_err(failed)?;
         let mut last = not_attached(device, Errno::NOSPC);
         for priority in PRIORITIES {
-            place.priority = priority;
-            let claim = place.claim().map_err(|errno| not_attached(device, errno))?;
+            position.priority = priority;
+            let claim = position
+                .claim()
+                .map_err(|errno| not_attached(device, errno))?;
             let Some(claim) = claim else {
                 continue;
             };
-            match place.hook(&caller).replace(true).attach() {
+            match position.hook(&caller).replace(true).attach() {
                 // Only now is there something to take away.
                 Ok(_) => {
                     return Ok(Self {
-                        place,
+                        position,
                         caller,
                         callees,
                         claim,
@@ -123,14 +125,14 @@ impl Filter {
     }
 
     pub(super) fn is_behind_its_like(&self) -> bool {
-        self.place.priority > PRIORITIES.start
+        self.position.priority > PRIORITIES.start
     }
 
     /// A qdisc goes with its device, and its filters with it.
     pub(super) fn is_attached(&self) -> bool {
         let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let _quiet = Quiet::begin();
-        self.is_at(self.place.hook(&self.caller))
+        self.is_at(self.position.hook(&self.caller))
     }
 
     /// Somebody may have put another in its place.
@@ -147,7 +149,7 @@ impl Drop for Filter {
         if namespace().is_ok_and(|here| here == self.namespace) {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();
-            let mut hook = self.place.hook(&self.caller);
+            let mut hook = self.position.hook(&self.caller);
             if self.is_at(hook) {
                 let _ = hook.detach();
             }
@@ -158,7 +160,7 @@ impl Drop for Filter {
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Filter")
-            .field("place", &self.place)
+            .field("position", &self.position)
             .finish_non_exhaustive()
     }
 }

@@ -15,7 +15,7 @@ use crate::program::Program;
 
 /// How a program gets to stand on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum AttachMode {
     /// A link: since kernel 6.6.
     Tcx,
     /// A filter on the device's clsact qdisc, which may hold those of others as well.
@@ -57,8 +57,8 @@ impl Program {
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`].
-    pub fn attach(&self, device: u32, traffic: Traffic, way: Way) -> Result<DeviceLink> {
-        if way == Way::Clsact {
+    pub fn attach(&self, device: u32, traffic: Traffic, mode: AttachMode) -> Result<DeviceLink> {
+        if mode == AttachMode::Clsact {
             return Filter::attach(self, device, traffic).map(DeviceLink::Clsact);
         }
         let place = match traffic {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 
-use splice_base::error::{Context as _, Error, ErrorKind, Result};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use crate::endpoint::Endpoint;
 use crate::options::Options;

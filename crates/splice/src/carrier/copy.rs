@@ -10,18 +10,18 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::buffer::Buffer;
-use super::{Carrier, Filled};
+use super::{Carrier, ReadOutcome};
 
 impl Carrier for Buffer {
-    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
+    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<ReadOutcome, Errno> {
         let space = self.space(at_most);
         let wanted = space.len();
         match recv(source, space, RecvFlags::DONTWAIT) {
             Ok((count, _)) => {
                 self.took(count);
-                Ok(Filled::by_read(count, wanted))
+                Ok(ReadOutcome::of_read(count, wanted))
             }
-            Err(Errno::AGAIN) => Ok(Filled::Empty),
+            Err(Errno::AGAIN) => Ok(ReadOutcome::Empty),
             Err(errno) => Err(errno),
         }
     }
@@ -57,7 +57,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use crate::carrier::buffer::{Buffers, Size};
-    use crate::carrier::{Carrier, Filled};
+    use crate::carrier::{Carrier, ReadOutcome};
 
     #[test]
     fn a_read_that_fills_its_buffer_makes_the_next_one_larger() {
@@ -73,7 +73,7 @@ mod tests {
             let mut buffer = buffers.take(size);
             peer.write_all(&vec![7; filled_bytes]).unwrap();
             let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
-            assert_eq!(filled, Filled::Some(filled_bytes));
+            assert_eq!(filled, ReadOutcome::Bytes(filled_bytes));
             size = buffer.next_size();
             buffers.give_back(buffer);
             assert_eq!(buffers.take(size).space(usize::MAX).len(), next_bytes);
@@ -81,7 +81,7 @@ mod tests {
         let mut buffer = buffers.take(Size::default());
         peer.write_all(b"short").unwrap();
         let filled = buffer.fill(source.as_fd(), usize::MAX).unwrap();
-        assert_eq!(filled, Filled::Last(5));
+        assert_eq!(filled, ReadOutcome::LastBytes(5));
         assert_eq!(buffer.next_size(), Size::default());
     }
 }

@@ -21,27 +21,27 @@ use crate::reactor::{Context, Local, Poller};
 
 /// What a read from the source brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filled {
+pub(crate) enum ReadOutcome {
     /// This many bytes are in hand now, and the source may have more.
-    Some(usize),
+    Bytes(usize),
     /// This many bytes are in hand now, and the source was found empty behind them, unless an
     /// end of stream or an urgent mark stands there.
-    Last(usize),
+    LastBytes(usize),
     /// Nothing, for now.
     Empty,
     /// Nothing: an urgent mark stands in the way, which only recv(2) gets past.
-    Mark,
+    UrgentMark,
     /// The end of the stream.
-    End,
+    EndOfStream,
 }
 
-impl Filled {
+impl ReadOutcome {
     /// What a read of a socket brought that asked for `wanted` bytes.
-    pub(crate) fn by_read(count: usize, wanted: usize) -> Self {
+    pub(crate) fn of_read(count: usize, wanted: usize) -> Self {
         match count {
-            0 => Self::End,
-            count if count < wanted => Self::Last(count),
-            count => Self::Some(count),
+            0 => Self::EndOfStream,
+            count if count < wanted => Self::LastBytes(count),
+            count => Self::Bytes(count),
         }
     }
 }
@@ -54,7 +54,7 @@ pub(crate) trait Carrier {
         &mut self,
         source: BorrowedFd<'_>,
         at_most: usize,
-    ) -> std::result::Result<Filled, Errno>;
+    ) -> std::result::Result<ReadOutcome, Errno>;
 
     /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
     fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
@@ -69,7 +69,7 @@ pub(crate) struct Carriers {
     pub(crate) buffers: buffer::Buffers,
     pub(crate) pipes: pipe::Pipes,
     /// Made for the first pair of the engine `aio`, and kept: see there.
-    pub(crate) aio: Option<aio::Requests>,
+    pub(crate) aio: Option<aio::AioContext>,
     /// Exists while pairs of the engine `uring` do, and a little longer.
     pub(crate) ring: Option<Ring>,
     pairs: usize,
@@ -100,7 +100,7 @@ impl Carriers {
     /// What is in the way.
     pub(crate) fn prepare_aio(&mut self) -> std::result::Result<(), Obstacle> {
         if self.aio.is_none() {
-            self.aio = Some(aio::Requests::new()?);
+            self.aio = Some(aio::AioContext::new()?);
         }
         Ok(())
     }
@@ -129,11 +129,11 @@ impl Context<'_> {
     pub(crate) fn lanes(&mut self) -> Result<[Lane; 2]> {
         let key = self.key();
         if let Some(ring) = &mut self.carriers().ring {
-            return Ok(ring.lanes(key));
+            return Ok(ring.open_lanes(key));
         }
         let hindered = |errno| EngineName::Uring.hindered(Obstacle::of_io_uring(errno));
         let mut ring = Ring::new().map_err(hindered)?;
-        let lanes = ring.lanes(key);
+        let lanes = ring.open_lanes(key);
         self.carriers().ring = Some(ring);
         self.poller_added()?;
         Ok(lanes)

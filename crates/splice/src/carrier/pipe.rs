@@ -31,9 +31,9 @@ use rustix::param::page_size;
 use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
 };
-
-use super::{Carrier, Filled};
 use splice_base::obstacle::Obstacle;
+
+use super::{Carrier, ReadOutcome};
 
 /// The capacity that is asked for, and the most that a pipe is given to hold, in bytes:
 /// `fs.pipe-max-size` as it is by default, which no privilege is needed for.
@@ -184,18 +184,18 @@ pub(crate) fn capacity_bytes() -> Result<usize, Errno> {
 
 /// `tcp_splice_read` says 0 at the end of the stream, and before an urgent mark as soon as the
 /// end has arrived behind it (it looks at `RCV_SHUTDOWN`, not at its queue).
-fn behind_zero(source: BorrowedFd<'_>) -> Result<Filled, Errno> {
+fn behind_zero(source: BorrowedFd<'_>) -> Result<ReadOutcome, Errno> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match recv(source, &mut [0u8; 1], flags) {
-        Ok((0, _)) => Ok(Filled::End),
-        Ok(_) => Ok(Filled::Mark),
-        Err(Errno::AGAIN) => Ok(Filled::Empty),
+        Ok((0, _)) => Ok(ReadOutcome::EndOfStream),
+        Ok(_) => Ok(ReadOutcome::UrgentMark),
+        Err(Errno::AGAIN) => Ok(ReadOutcome::Empty),
         Err(errno) => Err(errno),
     }
 }
 
 impl Carrier for Pipe {
-    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<Filled, Errno> {
+    fn fill(&mut self, source: BorrowedFd<'_>, at_most: usize) -> Result<ReadOutcome, Errno> {
         debug_assert_eq!(self.held, 0, "EAGAIN would be ambiguous");
         let wanted = at_most.min(CAPACITY_BYTES);
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
@@ -203,9 +203,9 @@ impl Carrier for Pipe {
             Ok(0) => behind_zero(source),
             Ok(count) => {
                 self.held = count;
-                Ok(Filled::Some(count))
+                Ok(ReadOutcome::Bytes(count))
             }
-            Err(Errno::AGAIN) => Ok(Filled::Empty),
+            Err(Errno::AGAIN) => Ok(ReadOutcome::Empty),
             Err(errno) => Err(errno),
         }
     }

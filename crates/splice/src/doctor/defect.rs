@@ -7,8 +7,8 @@ use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::sockets::{Family, connection};
-use super::trial::Refusal;
-use super::{Clock, Defect};
+use super::trial::Failure;
+use super::{Defect, TimeBudget};
 use crate::kernel::sockmap::Member;
 
 /// How soon to look again for bytes that loopback has on their way.
@@ -19,8 +19,8 @@ const BYTES: &[u8] = b"queued";
 /// FIONREAD says 0 for a TCP socket that lies in a map of sockets without a program, whatever is
 /// queued: Linux 6.6.128, 6.12.75 and 6.18.14 on (commit
 /// 929e30f93125), mended by 7.2.13.
-pub(super) fn fionread(clock: &Clock) -> Defect {
-    let (present, reason) = match answer(clock) {
+pub(super) fn fionread(budget: &TimeBudget) -> Defect {
+    let (present, reason) = match answer(budget) {
         Ok(0) => (
             true,
             format!(
@@ -51,13 +51,13 @@ pub(super) fn fionread(clock: &Clock) -> Defect {
 }
 
 /// What FIONREAD says for a member that has `BYTES` queued.
-fn answer(clock: &Clock) -> Result<u64, String> {
-    let connected = connection(Family::Tcp, clock.deadline());
+fn answer(budget: &TimeBudget) -> Result<u64, String> {
+    let connected = connection(Family::Tcp, budget.deadline());
     let (peer, socket) = connected.map_err(|error| error.to_string())?;
-    let member = clock
-        .standing(|| Member::new(&socket))
-        .map_err(|error| Refusal::of(&error).reason)?;
-    let deadline = clock.deadline();
+    let member = budget
+        .excluding(|| Member::new(&socket))
+        .map_err(|error| Failure::of(&error).reason)?;
+    let deadline = budget.deadline();
     let words = |errno: Errno| errno.to_string();
     send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];

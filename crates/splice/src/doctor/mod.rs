@@ -25,15 +25,16 @@ use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use splice_base::error::Result;
+use splice_base::obstacle::Obstacle;
+
 use self::sockets::Family;
-use self::trial::{Refusal, Trial};
+use self::trial::{Failure, Trial};
 use crate::carrier::pipe;
 use crate::firewall;
 use crate::kernel::{segment, sockmap};
 use crate::name::{EngineChoice, EngineName};
 use crate::reactor::EventLoop;
-use splice_base::error::Result;
-use splice_base::obstacle::Obstacle;
 
 /// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
 /// a program is attached under a lock (`rtnl_lock`) that a busy machine can hold for a second.
@@ -44,11 +45,11 @@ const TRIAL_MOST: Duration = Duration::from_secs(4);
 const EXAMINATION_MOST: Duration = Duration::from_secs(10);
 
 /// How long there is still to wait for what is tried.
-struct Clock {
+struct TimeBudget {
     end: Cell<Instant>,
 }
 
-impl Clock {
+impl TimeBudget {
     fn of(time: Duration) -> Self {
         let end = Cell::new(Instant::now() + time);
         Self { end }
@@ -60,7 +61,7 @@ impl Clock {
     }
 
     /// Stands still while `work` is done.
-    fn standing<T>(&self, work: impl FnOnce() -> T) -> T {
+    fn excluding<T>(&self, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
         self.end.set(self.end.get() + begin.elapsed());
@@ -136,7 +137,7 @@ pub fn examine() -> Report {
 }
 
 fn examine_here() -> Report {
-    let clock = Clock::of(EXAMINATION_MOST);
+    let budget = TimeBudget::of(EXAMINATION_MOST);
     Report {
         kernel: rustix::system::uname()
             .release()
@@ -144,9 +145,9 @@ fn examine_here() -> Report {
             .into_owned(),
         engines: EngineName::ALL
             .into_iter()
-            .map(|engine| examine_engine(engine, &clock))
+            .map(|engine| examine_engine(engine, &budget))
             .collect(),
-        defects: vec![defect::fionread(&clock)],
+        defects: vec![defect::fionread(&budget)],
     }
 }
 
@@ -157,14 +158,14 @@ fn loaded(engine: EngineName) -> Result<EventLoop> {
     Ok(event_loop)
 }
 
-fn examine_engine(engine: EngineName, clock: &Clock) -> Finding {
+fn examine_engine(engine: EngineName, budget: &TimeBudget) -> Finding {
     // Why it cannot be loaded, the trial finds out for itself.
     let _loaded = engine
         .is_in_kernel()
-        .then(|| clock.standing(|| loaded(engine)));
-    let run = |family| Trial::of(engine, family, clock).and_then(Trial::run);
+        .then(|| budget.excluding(|| loaded(engine)));
+    let run = |family| Trial::of(engine, family, budget).and_then(Trial::run);
     match run(Family::Tcp) {
-        Err(Refusal { reason, remedy }) => Finding {
+        Err(Failure { reason, remedy }) => Finding {
             engine,
             verdict: Verdict::No,
             reason,
@@ -178,7 +179,7 @@ fn examine_engine(engine: EngineName, clock: &Clock) -> Finding {
             };
             let reason = match run(Family::Unix) {
                 Ok(()) => format!("{mover} between TCP and between UNIX sockets"),
-                Err(Refusal { reason, .. }) => {
+                Err(Failure { reason, .. }) => {
                     format!("{mover} between TCP sockets; not between UNIX sockets: {reason}")
                 }
             };
@@ -283,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_trial_without_time_is_a_finding() {
-        let finding = examine_engine(EngineName::Copy, &Clock::of(Duration::ZERO));
+        let finding = examine_engine(EngineName::Copy, &TimeBudget::of(Duration::ZERO));
         assert_eq!(finding.verdict, Verdict::No);
         assert!(finding.reason.contains("in time"), "{finding:?}");
     }
@@ -291,9 +292,9 @@ mod tests {
     #[test]
     fn what_stands_still_takes_no_time() {
         const TIME: Duration = Duration::from_millis(20);
-        let clock = Clock::of(TIME);
-        let end = clock.end.get();
-        clock.standing(|| thread::sleep(TIME));
-        assert!(clock.end.get() >= end + TIME);
+        let budget = TimeBudget::of(TIME);
+        let end = budget.end.get();
+        budget.excluding(|| thread::sleep(TIME));
+        assert!(budget.end.get() >= end + TIME);
     }
 }

@@ -1,14 +1,14 @@
 //! Connected sockets for a trial.
 
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use splice_base::error::{Result, ResultExt as _};
 
 use crate::endpoint::Kind;
-use splice_base::error::{Context as _, Result};
 
 /// How soon to look again for a connection that loopback has on its way.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

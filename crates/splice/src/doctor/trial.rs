@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use splice_base::error::{Error, ErrorKind};
+use splice_base::obstacle::Obstacle;
 
-use super::Clock;
+use super::TimeBudget;
 use super::sockets::{Family, connection};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -17,8 +19,6 @@ use crate::outcome::{Outcome, Reason};
 use crate::reactor::EventLoop;
 use crate::session::Handle;
 use crate::session::pair::BY_NAME;
-use splice_base::error::{Error, ErrorKind};
-use splice_base::obstacle::Obstacle;
 
 /// What is sent at a time, in bytes: less than a segment, as small messages are.
 const MESSAGE_BYTES: usize = 1000;
@@ -38,12 +38,12 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Why an engine did not pass.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal {
+pub(super) struct Failure {
     pub(super) reason: String,
     pub(super) remedy: Option<String>,
 }
 
-impl Refusal {
+impl Failure {
     fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -113,11 +113,15 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    pub(super) fn of(engine: EngineName, family: Family, clock: &Clock) -> Result<Self, Refusal> {
-        let refused = |error: Error| Refusal::of(&error);
+    pub(super) fn of(
+        engine: EngineName,
+        family: Family,
+        budget: &TimeBudget,
+    ) -> Result<Self, Failure> {
+        let refused = |error: Error| Failure::of(&error);
         let mut event_loop = EventLoop::new().map_err(refused)?;
-        let (peer_a, a) = connection(family, clock.deadline()).map_err(refused)?;
-        let (peer_b, b) = connection(family, clock.deadline()).map_err(refused)?;
+        let (peer_a, a) = connection(family, budget.deadline()).map_err(refused)?;
+        let (peer_b, b) = connection(family, budget.deadline()).map_err(refused)?;
         let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
         engine.can_take(family.kind()).map_err(refused)?;
         // With all else at hand, so that what is short is the engine's own.
@@ -137,12 +141,12 @@ impl Trial {
             sent: [Noise::new(1), Noise::new(2)],
             handle,
             event_loop,
-            deadline: clock.deadline(),
+            deadline: budget.deadline(),
         })
     }
 
     /// Sends, checks what arrives and who moved it, ends both streams, and checks the outcome.
-    pub(super) fn run(mut self) -> Result<(), Refusal> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
         let mut rounds = 0;
         loop {
             let before = self.handle.redirected();
@@ -159,7 +163,7 @@ impl Trial {
                 } else {
                     "the bytes went another way"
                 };
-                return Err(Refusal::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
+                return Err(Failure::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
             }
             if !alone {
                 self.turn(PAUSE)?;
@@ -184,13 +188,13 @@ impl Trial {
     }
 
     /// One message each way, at the same time.
-    fn exchange(&mut self) -> Result<(), Refusal> {
+    fn exchange(&mut self) -> Result<(), Failure> {
         let messages = [self.sent[0].message(), self.sent[1].message()];
         for (peer, message) in self.peers.iter().zip(&messages) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match send(peer, message, flags) {
                 Ok(MESSAGE_BYTES) => {}
-                Ok(_) => return Err(Refusal::new("a buffer is full").with_remedy(REPORT)),
+                Ok(_) => return Err(Failure::new("a buffer is full").with_remedy(REPORT)),
                 Err(errno) => return Err(self.cut(errno)),
             }
         }
@@ -205,7 +209,7 @@ impl Trial {
             }
             if came != message {
                 return Err(
-                    Refusal::new("other bytes arrived than were sent").with_remedy(
+                    Failure::new("other bytes arrived than were sent").with_remedy(
                         "do not use this engine on this kernel, and report it with its release",
                     ),
                 );
@@ -215,7 +219,7 @@ impl Trial {
     }
 
     /// Both peers end their streams; each has to see the other's end, and nothing before it.
-    fn end(mut self) -> Result<(), Refusal> {
+    fn end(mut self) -> Result<(), Failure> {
         for peer in &self.peers {
             shutdown(peer, Shutdown::Write).map_err(|errno| self.cut(errno))?;
         }
@@ -224,7 +228,7 @@ impl Trial {
                 match self.receive(peer, &mut Vec::new())? {
                     Some(0) => break,
                     Some(_) => {
-                        let twice = Refusal::new("more bytes arrived than were sent");
+                        let twice = Failure::new("more bytes arrived than were sent");
                         return Err(twice.with_remedy(REPORT));
                     }
                     None => self.wait("the end of a stream did not arrive in time")?,
@@ -245,13 +249,13 @@ impl Trial {
                 moved.total(),
                 a_to_b + b_to_a
             );
-            return Err(Refusal::new(wrong).with_remedy(REPORT));
+            return Err(Failure::new(wrong).with_remedy(REPORT));
         }
         Ok(())
     }
 
     /// How many bytes a peer got, 0 at the end of its stream; `None` when there is nothing yet.
-    fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Refusal> {
+    fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Failure> {
         let mut buffer = [0; MESSAGE_BYTES];
         match recv(&self.peers[peer], &mut buffer, RecvFlags::DONTWAIT) {
             Ok((count, _)) => {
@@ -264,22 +268,22 @@ impl Trial {
     }
 
     /// Lets the loop work for a moment; past the deadline that is `late`.
-    fn wait(&mut self, late: &str) -> Result<(), Refusal> {
+    fn wait(&mut self, late: &str) -> Result<(), Failure> {
         if Instant::now() >= self.deadline {
-            return Err(Refusal::new(late).with_remedy(LOOPBACK));
+            return Err(Failure::new(late).with_remedy(LOOPBACK));
         }
         self.turn(LOOK)
     }
 
-    fn turn(&mut self, at_most: Duration) -> Result<(), Refusal> {
+    fn turn(&mut self, at_most: Duration) -> Result<(), Failure> {
         let turned = self.event_loop.turn(Some(at_most));
-        turned.map_err(|error| Refusal::of(&error))
+        turned.map_err(|error| Failure::of(&error))
     }
 
     /// The pair is broken, and its outcome knows more than the peer that noticed.
-    fn cut(&self, errno: Errno) -> Refusal {
+    fn cut(&self, errno: Errno) -> Failure {
         let Some(outcome) = self.handle.outcome() else {
-            return Refusal::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
+            return Failure::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
         };
         let (reason, why) = (outcome.reason, outcome.why_engine);
         let remedy = match reason {
@@ -295,7 +299,7 @@ impl Trial {
         } else {
             format!("the pair was cut: {reason} ({why})")
         };
-        Refusal::new(words).with_remedy(remedy)
+        Failure::new(words).with_remedy(remedy)
     }
 }
 

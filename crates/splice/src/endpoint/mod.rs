@@ -12,8 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketType, connect_unspec, getpeername, ipproto, shutdown, sockopt,
 };
-
-use splice_base::error::{Context, Error, ErrorKind, Result};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::socket_option::{self, SocketMemory};
 
 pub use self::segment_size::SegmentSize;

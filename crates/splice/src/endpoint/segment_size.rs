@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-
-use splice_base::error::{Context, Result};
+use splice_base::error::{Result, ResultExt as _};
 use splice_base::socket_option;
 
 /// IP and TCP headers without options, in bytes.

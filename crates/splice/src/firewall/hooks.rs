@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
-
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{HooksCounts, HooksEntry, HooksList, hooks_limit, hooks_place};
 use splice_bpf::{Program, load, objects};
+use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
 
 /// The program of this process: it serves every namespace.
 static LOADED: Mutex<Weak<Hooks>> = Mutex::new(Weak::new());

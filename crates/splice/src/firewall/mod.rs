@@ -28,18 +28,18 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
 use splice_firewall::{Device, Filters, HookCounts, Reader};
 
 use self::hooks::Hooks;
-use splice_base::error::{Context as _, Error, ErrorKind, Result};
-use std::task::Waker;
 
 /// What the packet filters of this thread's network namespace would do now with the segments of a connection.
 ///
@@ -73,37 +73,37 @@ pub(crate) struct Firewall {
 }
 
 struct State {
-    known: Arc<Known>,
+    snapshot: Arc<Snapshot>,
     /// When the last look at the filters began.
     looked_at: Instant,
-    members: Slab<Arc<Member>>,
+    pairs: Slab<Arc<AdmittedPair>>,
 }
 
 /// What is known of the filters, until they change.
-struct Known {
+struct Snapshot {
     /// Or why they cannot be read.
     filters: std::result::Result<Filters, String>,
     /// The hooks of a device and family that are all accounted for.
-    accounted: Mutex<HashMap<Meeting, HookCounts>>,
+    accounted: Mutex<HashMap<HookSite, HookCounts>>,
     /// The hooks for which there is no account, though the filters have been looked at since; and why.
-    unaccounted: Mutex<HashMap<Meeting, (HookCounts, String)>>,
+    unaccounted: Mutex<HashMap<HookSite, (HookCounts, String)>>,
     /// The names of devices, by index.
     names: Mutex<HashMap<u32, String>>,
 }
 
 /// Where connections meet hooks: on a device, as packets of a family.
-type Meeting = (u32, Family);
+type HookSite = (u32, Family);
 
 /// A pair that is moved past the filters.
-struct Member {
+struct AdmittedPair {
     connections: [Connection; 2],
     waker: Waker,
-    standing: Mutex<Standing>,
+    state: Mutex<PassState>,
 }
 
 /// How a member stands with the filters; see the module's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum PassState {
     Admitted,
     /// Why it cannot be told any more.
     Doubtful(String),
@@ -115,7 +115,7 @@ pub(crate) enum Standing {
 pub(crate) struct Pass {
     firewall: Arc<Firewall>,
     key: usize,
-    member: Arc<Member>,
+    pair: Arc<AdmittedPair>,
 }
 
 impl Firewall {
@@ -136,9 +136,9 @@ impl Firewall {
         let firewall = Arc::new(Self {
             hooks,
             state: Mutex::new(State {
-                known: Arc::new(Known::new(watch.first())),
+                snapshot: Arc::new(Snapshot::new(watch.first())),
                 looked_at,
-                members: Slab::new(),
+                pairs: Slab::new(),
             }),
             stop,
             look,
@@ -152,17 +152,17 @@ impl Firewall {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self) -> Arc<Known> {
-        Arc::clone(&self.lock().known)
+    fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.lock().snapshot)
     }
 
     /// What the filters would do with a connection's segments now. Call it in the filters' namespace.
-    fn judge(&self, known: &Known, connection: &Connection) -> Judgement {
-        let filters = match &known.filters {
+    fn judge(&self, snapshot: &Snapshot, connection: &Connection) -> Judgement {
+        let filters = match &snapshot.filters {
             Ok(filters) => filters,
             Err(why) => return Judgement::Unknown(why.clone()),
         };
-        match self.account_for_hooks(known, filters, connection) {
+        match self.account_for_hooks(snapshot, filters, connection) {
             Ok(None) => {}
             Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
             Err(why) => return Judgement::Unknown(why),
@@ -180,23 +180,23 @@ impl Firewall {
     /// When they cannot be read, in words.
     fn account_for_hooks(
         &self,
-        known: &Known,
+        snapshot: &Snapshot,
         filters: &Filters,
         connection: &Connection,
     ) -> std::result::Result<Option<(HookCounts, String)>, String> {
         let Some(device) = &connection.device else {
             return Ok(None);
         };
-        let meeting = (device.index, connection.family);
+        let site = (device.index, connection.family);
         let failed = |error: Error| error.to_string();
         let counts = self.hooks.counts(device.index).map_err(failed)?;
-        if known.accounted().get(&meeting) == Some(&counts) {
+        if snapshot.accounted().get(&site) == Some(&counts) {
             return Ok(None);
         }
         let registry = self.hooks.list(device.index).map_err(failed)?;
         match filters.account_for(&registry, connection.family, &device.name) {
             Ok(()) => {
-                known.accounted().insert(meeting, registry.counts);
+                snapshot.accounted().insert(site, registry.counts);
                 Ok(None)
             }
             Err(why) => Ok(Some((registry.counts, why))),
@@ -208,7 +208,7 @@ impl Firewall {
     /// since.
     fn is_settled(
         &self,
-        known: &Known,
+        snapshot: &Snapshot,
         connection: &Connection,
         found: (HookCounts, &str),
         doubted: &mut Option<Instant>,
@@ -216,17 +216,17 @@ impl Firewall {
         let Some(device) = &connection.device else {
             return true;
         };
-        let meeting = (device.index, connection.family);
-        let mut unaccounted = known.unaccounted();
+        let site = (device.index, connection.family);
+        let mut unaccounted = snapshot.unaccounted();
         if unaccounted
-            .get(&meeting)
+            .get(&site)
             .is_some_and(|(counts, _)| *counts == found.0)
         {
             return true;
         }
         let doubted_at = *doubted.get_or_insert_with(Instant::now);
         if self.lock().looked_at > doubted_at {
-            unaccounted.insert(meeting, (found.0, found.1.into()));
+            unaccounted.insert(site, (found.0, found.1.into()));
             return true;
         }
         drop(unaccounted);
@@ -249,13 +249,13 @@ impl Firewall {
     ) -> std::result::Result<Pass, Refusal> {
         let mut ask_tracking = Some(ask_tracking);
         loop {
-            let known = self.known();
-            let mut judgement = self.judge_both(&known, &connections);
+            let snapshot = self.snapshot();
+            let mut judgement = self.judge_both(&snapshot, &connections);
             if judgement != Judgement::Accepts
                 && let Some(ask) = ask_tracking.take()
             {
                 ask(&mut connections);
-                judgement = self.judge_both(&known, &connections);
+                judgement = self.judge_both(&snapshot, &connections);
             }
             match judgement {
                 Judgement::Accepts => {}
@@ -265,7 +265,7 @@ impl Firewall {
                 Judgement::Unaccounted(counts, why) => {
                     let mut all = connections.iter();
                     let is_settled =
-                        all.all(|one| self.is_settled(&known, one, (counts, &why), doubted));
+                        all.all(|one| self.is_settled(&snapshot, one, (counts, &why), doubted));
                     return Err(if is_settled {
                         Refusal::Because(why)
                     } else {
@@ -275,18 +275,18 @@ impl Firewall {
             }
             let mut state = self.lock();
             // Rules that have changed meanwhile were held against the members of that moment only.
-            if Arc::ptr_eq(&state.known, &known) {
-                let member = Arc::new(Member {
+            if Arc::ptr_eq(&state.snapshot, &snapshot) {
+                let pair = Arc::new(AdmittedPair {
                     connections,
                     waker,
-                    standing: Mutex::new(Standing::Admitted),
+                    state: Mutex::new(PassState::Admitted),
                 });
-                let key = state.members.insert(Arc::clone(&member));
+                let key = state.pairs.insert(Arc::clone(&pair));
                 drop(state);
                 return Ok(Pass {
                     firewall: Arc::clone(self),
                     key,
-                    member,
+                    pair,
                 });
             }
         }
@@ -299,7 +299,7 @@ impl Firewall {
         index: u32,
         hardware_type: u16,
     ) -> Option<Device> {
-        let name = self.known().name(index, || Ok(socket)).ok()?;
+        let name = self.snapshot().name(index, || Ok(socket)).ok()?;
         Some(Device {
             index,
             name,
@@ -308,13 +308,13 @@ impl Firewall {
     }
 
     /// The same of connections whose devices may have other names by now.
-    fn judge_again(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+    fn judge_again(&self, snapshot: &Snapshot, connections: &[Connection; 2]) -> Judgement {
         let mut connections = connections.clone();
         for connection in &mut connections {
             let Some(device) = &mut connection.device else {
                 continue;
             };
-            match known.name(device.index, namespace_socket) {
+            match snapshot.name(device.index, namespace_socket) {
                 Ok(name) => device.name = name,
                 Err(errno) => {
                     let why = format!("the device {} cannot be looked at: {errno}", device.name);
@@ -322,13 +322,13 @@ impl Firewall {
                 }
             }
         }
-        self.judge_both(known, &connections)
+        self.judge_both(snapshot, &connections)
     }
 
-    fn judge_both(&self, known: &Known, connections: &[Connection; 2]) -> Judgement {
+    fn judge_both(&self, snapshot: &Snapshot, connections: &[Connection; 2]) -> Judgement {
         let mut worst = Judgement::Accepts;
         for connection in connections {
-            match self.judge(known, connection) {
+            match self.judge(snapshot, connection) {
                 Judgement::Accepts => {}
                 stops @ Judgement::Stops(_) => return stops,
                 other => worst = other,
@@ -338,11 +338,11 @@ impl Firewall {
     }
 
     /// Whether a hook has come or gone where members meet it, or a device has another name.
-    fn has_other_hooks(&self, known: &Known) -> bool {
-        if known.has_renamed_devices() {
+    fn has_other_hooks(&self, snapshot: &Snapshot) -> bool {
+        if snapshot.has_renamed_devices() {
             return true;
         }
-        let accounted = known.accounted().clone();
+        let accounted = snapshot.accounted().clone();
         accounted.iter().any(|((device, _), counts)| {
             let now = self.hooks.counts(*device);
             now.map_or(true, |now| now != *counts)
@@ -351,41 +351,41 @@ impl Firewall {
 
     /// The filters are others from now on: judges every member again. Returns how many were revoked, how
     /// many are doubtful, and a reason of each kind.
-    fn change(&self, known: Known, looked_at: Instant) -> Change {
-        let known = Arc::new(known);
-        let members: Vec<_> = {
+    fn change(&self, snapshot: Snapshot, looked_at: Instant) -> Change {
+        let snapshot = Arc::new(snapshot);
+        let pairs: Vec<_> = {
             let mut state = self.lock();
             state.looked_at = looked_at;
-            state.known = Arc::clone(&known);
+            state.snapshot = Arc::clone(&snapshot);
             state
-                .members
+                .pairs
                 .iter()
-                .map(|(_, member)| Arc::clone(member))
+                .map(|(_, pair)| Arc::clone(pair))
                 .collect()
         };
         let mut change = Change::default();
-        for member in members {
-            let judgement = self.judge_again(&known, &member.connections);
-            let mut standing = member.standing();
-            *standing = match (judgement, &*standing) {
+        for pair in pairs {
+            let judgement = self.judge_again(&snapshot, &pair.connections);
+            let mut state = pair.state();
+            *state = match (judgement, &*state) {
                 // It is on its way to its end.
-                (_, Standing::Revoked(_)) => continue,
-                (Judgement::Accepts, _) => Standing::Admitted,
+                (_, PassState::Revoked(_)) => continue,
+                (Judgement::Accepts, _) => PassState::Admitted,
                 (Judgement::Stops(why), _) => {
                     change.revoked += 1;
                     change.why_revoked.get_or_insert_with(|| why.clone());
-                    Standing::Revoked(why)
+                    PassState::Revoked(why)
                 }
                 (Judgement::Unknown(why) | Judgement::Unaccounted(_, why), _) => {
                     change.doubtful += 1;
                     change.why_doubtful.get_or_insert_with(|| why.clone());
-                    Standing::Doubtful(why)
+                    PassState::Doubtful(why)
                 }
             };
-            let is_admitted = *standing == Standing::Admitted;
-            drop(standing);
+            let is_admitted = *state == PassState::Admitted;
+            drop(state);
             if !is_admitted {
-                member.waker.wake_by_ref();
+                pair.waker.wake_by_ref();
             }
         }
         change
@@ -433,7 +433,7 @@ struct Change {
     why_doubtful: Option<String>,
 }
 
-impl Known {
+impl Snapshot {
     fn new(filters: std::result::Result<Filters, String>) -> Self {
         Self {
             filters,
@@ -443,7 +443,7 @@ impl Known {
         }
     }
 
-    fn unaccounted(&self) -> MutexGuard<'_, HashMap<Meeting, (HookCounts, String)>> {
+    fn unaccounted(&self) -> MutexGuard<'_, HashMap<HookSite, (HookCounts, String)>> {
         // A map whose entries are whole.
         self.unaccounted
             .lock()
@@ -480,7 +480,7 @@ impl Known {
             })
     }
 
-    fn accounted(&self) -> MutexGuard<'_, HashMap<Meeting, HookCounts>> {
+    fn accounted(&self) -> MutexGuard<'_, HashMap<HookSite, HookCounts>> {
         // A map whose entries are whole.
         self.accounted
             .lock()
@@ -488,10 +488,10 @@ impl Known {
     }
 }
 
-impl Member {
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+impl AdmittedPair {
+    fn state(&self) -> MutexGuard<'_, PassState> {
         // It is replaced as a whole.
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -500,24 +500,24 @@ impl Pass {
     pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
         let of_connection =
             |connection: &Connection| connection.device.as_ref().map(|device| device.index);
-        self.member.connections.each_ref().map(of_connection) == devices.map(Some)
+        self.pair.connections.each_ref().map(of_connection) == devices.map(Some)
     }
 
-    pub(crate) fn standing(&self) -> Standing {
-        self.member.standing().clone()
+    pub(crate) fn state(&self) -> PassState {
+        self.pair.state().clone()
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.firewall.lock().members.try_remove(self.key);
+        self.firewall.lock().pairs.try_remove(self.key);
     }
 }
 
 impl fmt::Debug for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pass")
-            .field("standing", &self.standing())
+            .field("state", &self.state())
             .finish_non_exhaustive()
     }
 }

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use splice_base::error::{Result, ResultExt as _};
 use splice_firewall::{Changes, Filters, Reader};
 
-use super::{Change, Firewall, Known, read};
-use splice_base::error::{Context as _, Result};
+use super::{Change, Firewall, Snapshot, read};
 
 /// How often to look at what changes without a word.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -76,19 +76,19 @@ impl Watch {
             let Some(firewall) = firewall.upgrade() else {
                 return;
             };
-            let known = firewall.known();
-            let has_changed = read.is_some() || firewall.has_other_hooks(&known);
+            let snapshot = firewall.snapshot();
+            let has_changed = read.is_some() || firewall.has_other_hooks(&snapshot);
             if let Some(read) = read {
                 filters = read;
             }
             let change = if has_changed {
-                Some(firewall.change(Known::new(filters.clone()), began))
+                Some(firewall.change(Snapshot::new(filters.clone()), began))
             } else {
                 firewall.lock().looked_at = began;
                 None
             };
             // The last to hold it may be this thread.
-            drop((known, firewall));
+            drop((snapshot, firewall));
             if let Some(change) = change {
                 tell(&change, doubtful);
                 doubtful = change.doubtful;

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 
 use super::in_flight::InFlight;
 use crate::carrier::buffer::Size;
-use crate::carrier::uring::{self, Manner};
-use crate::carrier::{Carriers, Filled, aio};
+use crate::carrier::uring::{self, ReadHint};
+use crate::carrier::{Carriers, ReadOutcome, aio};
 use crate::endpoint::{Endpoint, Kind};
 use crate::kernel::DirectionView;
 use crate::limits::Shares;
@@ -53,7 +53,7 @@ enum State {
 
 /// How a direction picks its carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carriage {
+pub(crate) enum CarrierChoice {
     /// Always by buffer.
     Copy,
     /// Always by pipe.
@@ -62,12 +62,12 @@ pub(crate) enum Carriage {
     Aio,
     /// Always by the loop's ring.
     Ring,
-    /// By pipe as long as reads bring bulk, once [`Way::pipe_after_bytes`] have moved.
+    /// By pipe as long as reads bring bulk, once [`Conduit::pipe_after_bytes`] have moved.
     Adaptive,
 }
 
 /// What a direction needs from its pair and loop to move.
-pub(crate) struct Way<'a> {
+pub(crate) struct Conduit<'a> {
     pub(crate) source: &'a Endpoint,
     /// The source itself, in an echo.
     pub(crate) destination: &'a Endpoint,
@@ -92,7 +92,7 @@ pub(crate) enum Progress {
 
 /// What has carried a direction's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WayTaken {
+pub(crate) struct CarriersUsed {
     /// A pipe has carried some of them.
     pub(crate) piped: bool,
     /// Why bytes that should have gone through a pipe were copied.
@@ -101,7 +101,7 @@ pub(crate) struct WayTaken {
 
 /// A system call that failed for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct SocketError {
     /// On the destination's socket; otherwise on the source's.
     pub(crate) at_destination: bool,
     pub(crate) errno: Errno,
@@ -110,7 +110,7 @@ pub(crate) struct Fault {
 #[derive(Debug)]
 pub(crate) struct Direction {
     state: State,
-    carriage: Carriage,
+    carrier_choice: CarrierChoice,
     in_flight: InFlight,
     size: Size,
     source_ready: bool,
@@ -132,21 +132,21 @@ pub(crate) struct Direction {
     source_fixed_bytes: usize,
     /// The last read brought bulk.
     bulk: bool,
-    way_taken: WayTaken,
+    carriers_used: CarriersUsed,
 }
 
 impl Direction {
-    pub(crate) fn new(carriage: Carriage) -> Self {
+    pub(crate) fn new(carrier_choice: CarrierChoice) -> Self {
         Self {
             state: State::Flowing,
-            carriage,
+            carrier_choice,
             in_flight: InFlight::Empty,
             size: Size::default(),
             // A ring is asked, and tells when it has an answer.
-            source_ready: carriage == Carriage::Ring,
+            source_ready: carrier_choice == CarrierChoice::Ring,
             source_outlasts: false,
             urgent: false,
-            destination_ready: carriage == Carriage::Ring,
+            destination_ready: carrier_choice == CarrierChoice::Ring,
             end_seen: false,
             kept_for_end: false,
             taken_bytes: 0,
@@ -155,7 +155,7 @@ impl Direction {
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
             source_fixed_bytes: 0,
             bulk: false,
-            way_taken: WayTaken::default(),
+            carriers_used: CarriersUsed::default(),
         }
     }
 
@@ -163,7 +163,7 @@ impl Direction {
     pub(crate) fn ended() -> Self {
         Self {
             state: State::Ended,
-            ..Self::new(Carriage::Copy)
+            ..Self::new(CarrierChoice::Copy)
         }
     }
 
@@ -183,8 +183,8 @@ impl Direction {
         self.mark_bytes != u64::MAX
     }
 
-    pub(crate) fn way_taken(&self) -> WayTaken {
-        self.way_taken
+    pub(crate) fn carriers_used(&self) -> CarriersUsed {
+        self.carriers_used
     }
 
     /// What goes by the ring has found no room in the destination.
@@ -214,32 +214,32 @@ impl Direction {
     }
 
     /// Moves what can be moved now.
-    pub(crate) fn pump(&mut self, way: &mut Way<'_>) -> Result<Progress, Fault> {
-        let progress = self.advance(way);
+    pub(crate) fn pump(&mut self, conduit: &mut Conduit<'_>) -> Result<Progress, SocketError> {
+        let progress = self.advance(conduit);
         // The end did not come after all: its turn is over, the destination is full, or the source
         // has failed.
         if self.kept_for_end && self.state != State::Ended {
-            way.destination.push();
+            conduit.destination.push();
         }
         self.kept_for_end = false;
         progress
     }
 
-    fn advance(&mut self, way: &mut Way<'_>) -> Result<Progress, Fault> {
+    fn advance(&mut self, conduit: &mut Conduit<'_>) -> Result<Progress, SocketError> {
         if self.state == State::Ended || !(self.source_ready || self.in_flight.held() > 0) {
             return Ok(Progress::Waits);
         }
         let turn_ends_at = self.given_bytes + TURN_BYTES;
         let progress = loop {
-            if !self.drain(way)? {
+            if !self.drain(conduit)? {
                 break Progress::Waits;
             }
-            if way.byte_limit == Some(self.taken_bytes) {
+            if conduit.byte_limit == Some(self.taken_bytes) {
                 self.state = State::Ending;
             }
             if self.state == State::Ending {
-                if !way.closing {
-                    way.destination.end_stream().map_err(at_destination)?;
+                if !conduit.closing {
+                    conduit.destination.end_stream().map_err(at_destination)?;
                 }
                 self.state = State::Ended;
                 break Progress::Waits;
@@ -250,17 +250,17 @@ impl Direction {
             if self.given_bytes >= turn_ends_at {
                 break Progress::TurnOver;
             }
-            self.fill(way)?;
+            self.fill(conduit)?;
         };
-        if self.in_flight.held() == 0 && self.carriage != Carriage::Ring {
-            self.put_down(way.carriers);
+        if self.in_flight.held() == 0 && self.carrier_choice != CarrierChoice::Ring {
+            self.put_down(conduit.carriers);
         }
         Ok(progress)
     }
 
     /// Gives what is in hand to the destination; false when it takes no more.
-    fn drain(&mut self, way: &mut Way<'_>) -> Result<bool, Fault> {
-        let end_follows = self.end_follows(way);
+    fn drain(&mut self, conduit: &mut Conduit<'_>) -> Result<bool, SocketError> {
+        let end_follows = self.end_follows(conduit);
         while self.in_flight.held() > 0 {
             if !self.destination_ready {
                 return Ok(false);
@@ -268,9 +268,9 @@ impl Direction {
             let given = match &mut self.in_flight {
                 InFlight::Buffer(buffer) if end_follows => {
                     self.kept_for_end = true;
-                    buffer.drain_before_end(way.destination.as_fd())
+                    buffer.drain_before_end(conduit.destination.as_fd())
                 }
-                in_flight => in_flight.drain(way.destination.as_fd(), way.carriers),
+                in_flight => in_flight.drain(conduit.destination.as_fd(), conduit.carriers),
             };
             match given {
                 Ok(count) => self.given_bytes += count as u64,
@@ -285,51 +285,51 @@ impl Direction {
     /// The source has told of its end of stream and is going to be read until that comes, which
     /// is then told to the destination by a segment of TCP. A message and a close are how most
     /// short connections end, and each segment costs both hosts more than a system call.
-    fn end_follows(&self, way: &Way<'_>) -> bool {
+    fn end_follows(&self, conduit: &Conduit<'_>) -> bool {
         self.end_seen
             && self.source_ready
             && self.mark_bytes == u64::MAX
-            && way.byte_limit.is_none()
-            && !way.closing
-            && matches!(way.destination.kind(), Kind::Tcp4 | Kind::Tcp6)
+            && conduit.byte_limit.is_none()
+            && !conduit.closing
+            && matches!(conduit.destination.kind(), Kind::Tcp4 | Kind::Tcp6)
     }
 
-    fn fill(&mut self, way: &mut Way<'_>) -> Result<(), Fault> {
-        let end = way.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
-        let manner = Manner {
+    fn fill(&mut self, conduit: &mut Conduit<'_>) -> Result<(), SocketError> {
+        let end = conduit.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
+        let hint = ReadHint {
             exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
-            carrier_bytes: way.shares.carrier_bytes,
+            carrier_bytes: conduit.shares.carrier_bytes,
             bulk: self.bulk,
             outlasts: self.source_outlasts,
         };
-        self.pick_up(way);
+        self.pick_up(conduit);
         // These take what is there, however much.
         if matches!(self.in_flight, InFlight::Pipe(_) | InFlight::Lane(_)) {
-            self.fix_source(way);
+            self.fix_source(conduit);
         }
-        let source = way.source.as_fd();
-        let onward = self.destination_ready.then(|| way.destination.as_fd());
-        match self.in_flight.fill(source, onward, way.carriers, manner) {
-            Ok(Filled::Some(count)) => self.took(count, way),
-            Ok(Filled::Last(count)) => {
-                self.took(count, way);
+        let source = conduit.source.as_fd();
+        let onward = self.destination_ready.then(|| conduit.destination.as_fd());
+        match self.in_flight.fill(source, onward, conduit.carriers, hint) {
+            Ok(ReadOutcome::Bytes(count)) => self.took(count, conduit),
+            Ok(ReadOutcome::LastBytes(count)) => {
+                self.took(count, conduit);
                 // A UNIX stream stops short behind a message that carries a descriptor, and
                 // nothing tells (`unix_stream_read_generic`).
-                self.source_ready = self.source_outlasts || way.source.kind() == Kind::Unix;
+                self.source_ready = self.source_outlasts || conduit.source.kind() == Kind::Unix;
             }
-            Ok(Filled::Empty) => {
+            Ok(ReadOutcome::Empty) => {
                 self.urgent = false;
                 self.source_ready = false;
                 self.source_outlasts = false;
             }
-            Ok(Filled::Mark) => self.urgent = true,
+            Ok(ReadOutcome::UrgentMark) => self.urgent = true,
             // Before the mark bytes are still to come: a socket with a BPF program on it says "end"
             // while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
-            Ok(Filled::End) if self.is_held() => self.source_ready = false,
-            Ok(Filled::End) => self.state = State::Ending,
+            Ok(ReadOutcome::EndOfStream) if self.is_held() => self.source_ready = false,
+            Ok(ReadOutcome::EndOfStream) => self.state = State::Ending,
             Err(Errno::INTR) => {}
             Err(errno) => {
-                return Err(Fault {
+                return Err(SocketError {
                     at_destination: false,
                     errno,
                 });
@@ -338,16 +338,20 @@ impl Direction {
         Ok(())
     }
 
-    fn took(&mut self, count: usize, way: &mut Way<'_>) {
+    fn took(&mut self, count: usize, conduit: &mut Conduit<'_>) {
         self.taken_bytes += count as u64;
         if self.taken_bytes >= self.next_look_bytes {
             self.next_look_bytes = self.taken_bytes + LOOK_AT_BUFFERS_BYTES;
-            way.source.bound_receive_buffer(way.shares.buffer_bytes);
-            way.destination.bound_send_buffer(way.shares.buffer_bytes);
+            conduit
+                .source
+                .bound_receive_buffer(conduit.shares.buffer_bytes);
+            conduit
+                .destination
+                .bound_send_buffer(conduit.shares.buffer_bytes);
         }
         if count >= BULK_READ_BYTES {
             self.bulk = true;
-            self.fix_source(way);
+            self.fix_source(conduit);
         } else if count < SMALL_READ_BYTES {
             self.bulk = false;
         }
@@ -357,42 +361,44 @@ impl Direction {
     /// read that brings more than the ones before: from 128 KiB to any size in one step
     /// (`tcp_rcvbuf_grow`, 6.18). Its sender hears of the room within that read, and may fill it
     /// before a look at the size can follow.
-    fn fix_source(&mut self, way: &Way<'_>) {
-        if self.source_fixed_bytes < way.receive_bytes {
-            self.source_fixed_bytes = way.receive_bytes;
-            way.source.fix_receive_buffer(way.receive_bytes);
+    fn fix_source(&mut self, conduit: &Conduit<'_>) {
+        if self.source_fixed_bytes < conduit.receive_bytes {
+            self.source_fixed_bytes = conduit.receive_bytes;
+            conduit.source.fix_receive_buffer(conduit.receive_bytes);
         }
     }
 
     /// Puts an empty carrier into the hand for the next read.
-    fn pick_up(&mut self, way: &mut Way<'_>) {
-        let carriers = &mut *way.carriers;
+    fn pick_up(&mut self, conduit: &mut Conduit<'_>) {
+        let carriers = &mut *conduit.carriers;
         let by_pipe = !self.urgent
-            && match self.carriage {
-                Carriage::Ring => return,
-                Carriage::Copy | Carriage::Aio => false,
-                Carriage::Pipe => true,
-                Carriage::Adaptive => self.bulk && self.given_bytes >= way.pipe_after_bytes,
+            && match self.carrier_choice {
+                CarrierChoice::Ring => return,
+                CarrierChoice::Copy | CarrierChoice::Aio => false,
+                CarrierChoice::Pipe => true,
+                CarrierChoice::Adaptive => {
+                    self.bulk && self.given_bytes >= conduit.pipe_after_bytes
+                }
             };
         match (&self.in_flight, by_pipe) {
             (InFlight::Pipe(_), true) => return,
             (InFlight::Buffer(buffer), false) if buffer.suits_next() => return,
-            (InFlight::Aio(block), false) if block.buffer().suits_next() => return,
+            (InFlight::Aio(buffer), false) if buffer.buffer().suits_next() => return,
             _ => self.put_down(carriers),
         }
         if by_pipe {
             match carriers.pipes.take() {
                 Ok(pipe) => {
-                    self.way_taken.piped = true;
+                    self.carriers_used.piped = true;
                     self.in_flight = InFlight::Pipe(pipe);
                     return;
                 }
-                Err(errno) => self.way_taken.no_pipe = Some(errno),
+                Err(errno) => self.carriers_used.no_pipe = Some(errno),
             }
         }
         let buffer = carriers.buffers.take(self.size);
-        self.in_flight = match self.carriage {
-            Carriage::Aio => InFlight::Aio(aio::Block::new(buffer)),
+        self.in_flight = match self.carrier_choice {
+            CarrierChoice::Aio => InFlight::Aio(aio::AioBuffer::new(buffer)),
             _ => InFlight::Buffer(buffer),
         };
     }
@@ -402,7 +408,7 @@ impl Direction {
             InFlight::Empty | InFlight::Lane(_) => return,
             InFlight::Pipe(pipe) => return carriers.pipes.give_back(pipe),
             InFlight::Buffer(buffer) => buffer,
-            InFlight::Aio(block) => block.into_buffer(),
+            InFlight::Aio(buffer) => buffer.into_buffer(),
         };
         self.size = buffer.next_size();
         carriers.buffers.give_back(buffer);
@@ -448,7 +454,7 @@ impl DirectionView for Direction {
     }
 
     fn copy_only(&mut self) {
-        self.carriage = Carriage::Copy;
+        self.carrier_choice = CarrierChoice::Copy;
     }
 
     fn read_again(&mut self) {
@@ -456,8 +462,8 @@ impl DirectionView for Direction {
     }
 }
 
-fn at_destination(errno: Errno) -> Fault {
-    Fault {
+fn at_destination(errno: Errno) -> SocketError {
+    SocketError {
         at_destination: true,
         errno,
     }

@@ -6,15 +6,15 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use crate::carrier::buffer::Buffer;
-use crate::carrier::uring::{self, Manner};
-use crate::carrier::{Carrier, Carriers, Filled, aio, pipe};
+use crate::carrier::uring::{self, ReadHint};
+use crate::carrier::{Carrier, Carriers, ReadOutcome, aio, pipe};
 
 #[derive(Debug)]
 pub(super) enum InFlight {
     Empty,
     Buffer(Buffer),
     Pipe(pipe::Pipe),
-    Aio(aio::Block),
+    Aio(aio::AioBuffer),
     /// Kept from the start of the pair to its end.
     Lane(uring::Lane),
 }
@@ -26,15 +26,15 @@ impl InFlight {
         source: BorrowedFd<'_>,
         onward: Option<BorrowedFd<'_>>,
         carriers: &mut Carriers,
-        manner: Manner,
-    ) -> Result<Filled, Errno> {
-        let at_most = manner.at_most();
+        hint: ReadHint,
+    ) -> Result<ReadOutcome, Errno> {
+        let at_most = hint.at_most();
         match (self, &mut carriers.aio, &mut carriers.ring) {
             (Self::Buffer(buffer), ..) => buffer.fill(source, at_most),
             (Self::Pipe(pipe), ..) => pipe.fill(source, at_most),
-            (Self::Aio(block), Some(context), _) => block.fill(context, source, at_most, onward),
-            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, manner),
-            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(Filled::Empty),
+            (Self::Aio(buffer), Some(context), _) => buffer.fill(context, source, at_most, onward),
+            (Self::Lane(lane), _, Some(ring)) => ring.fill(lane, source, hint),
+            (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Ok(ReadOutcome::Empty),
         }
     }
 
@@ -46,7 +46,7 @@ impl InFlight {
         match (self, &mut carriers.aio, &mut carriers.ring) {
             (Self::Buffer(buffer), ..) => buffer.drain(destination),
             (Self::Pipe(pipe), ..) => pipe.drain(destination),
-            (Self::Aio(block), Some(context), _) => block.drain(context, destination),
+            (Self::Aio(buffer), Some(context), _) => buffer.drain(context, destination),
             (Self::Lane(lane), _, Some(ring)) => ring.drain(lane, destination),
             (Self::Aio(_) | Self::Lane(_) | Self::Empty, ..) => Err(Errno::AGAIN),
         }
@@ -57,7 +57,7 @@ impl InFlight {
             Self::Empty => 0,
             Self::Buffer(buffer) => buffer.held(),
             Self::Pipe(pipe) => pipe.held(),
-            Self::Aio(block) => block.held(),
+            Self::Aio(buffer) => buffer.held(),
             Self::Lane(lane) => lane.held(),
         }
     }

@@ -3,4 +3,4 @@
 mod direction;
 mod in_flight;
 
-pub(crate) use self::direction::{Carriage, Direction, Fault, Progress, Way};
+pub(crate) use self::direction::{CarrierChoice, Conduit, Direction, Progress, SocketError};

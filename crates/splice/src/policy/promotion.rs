@@ -29,7 +29,7 @@ use crate::options::Options;
 use crate::reactor::Context;
 use crate::session::pair::Plan;
 use crate::session::pair::ends::Ends;
-use crate::session::pair::promotion::{Candidate, Occasion, Promotion, Proposal};
+use crate::session::pair::promotion::{Candidate, Promotion, Proposal, Trigger};
 
 /// How long a pair goes on before it asks again for a program that is still being loaded: as long as
 /// that takes on a machine that is not busy.
@@ -94,7 +94,7 @@ impl Promotion for ByName {
 
     fn propose(
         &mut self,
-        _occasion: Occasion,
+        _occasion: Trigger,
         candidate: &Candidate<'_>,
         cx: &mut Context<'_>,
     ) -> Proposal {
@@ -200,18 +200,18 @@ impl Promotion for Auto {
 
     fn propose(
         &mut self,
-        occasion: Occasion,
+        trigger: Trigger,
         candidate: &Candidate<'_>,
         cx: &mut Context<'_>,
     ) -> Proposal {
         let now = cx.now();
         match self
             .schedule
-            .next(occasion, now, candidate.moved_bytes, candidate.is_held)
+            .next(trigger, now, candidate.moved_bytes, candidate.is_held)
         {
             None => Proposal::Nothing,
-            Some(Next::Segment) => self.segment(cx),
-            Some(Next::Sockmap) => self.sockmap(candidate),
+            Some(EngineToTry::Segment) => self.segment(cx),
+            Some(EngineToTry::Sockmap) => self.sockmap(candidate),
         }
     }
 
@@ -240,7 +240,7 @@ enum Attempt {
 
 /// Which engine is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum EngineToTry {
     Segment,
     Sockmap,
 }
@@ -296,28 +296,28 @@ impl Schedule {
 
     fn next(
         &mut self,
-        occasion: Occasion,
+        trigger: Trigger,
         now: Instant,
         moved_bytes: u64,
         is_held: bool,
-    ) -> Option<Next> {
-        match (occasion, self.attempt) {
-            (Occasion::Start, _) => return None,
+    ) -> Option<EngineToTry> {
+        match (trigger, self.attempt) {
+            (Trigger::Start, _) => return None,
             (_, Attempt::Booked(at)) if at > now => return None,
             (_, Attempt::Open | Attempt::Booked(_)) => {
-                if occasion == Occasion::Time {
+                if trigger == Trigger::Deadline {
                     self.ask_at = None;
                 }
-                return Some(Next::Segment);
+                return Some(EngineToTry::Segment);
             }
-            (Occasion::Moved, Attempt::Over) => return None,
-            (Occasion::Time, Attempt::Over) => self.ask_at = None,
+            (Trigger::Moved, Attempt::Over) => return None,
+            (Trigger::Deadline, Attempt::Over) => self.ask_at = None,
         }
         // What moves bulk is well served by `pipe`.
         if is_held || moved_bytes >= self.after_bytes {
             self.sockmap_at = None;
         }
-        self.sockmap_at.map(|_| Next::Sockmap)
+        self.sockmap_at.map(|_| EngineToTry::Sockmap)
     }
 
     fn taken(&mut self, engine: EngineName) {
@@ -358,12 +358,12 @@ mod tests {
         let mut old = both(now);
         assert_eq!(old.ask_at, Some(now + SEGMENT_AFTER));
         assert!(!old.wants(AFTER_BYTES - 1));
-        let asked = old.next(Occasion::Time, now + SEGMENT_AFTER, 0, false);
-        assert_eq!(asked, Some(Next::Segment));
+        let asked = old.next(Trigger::Deadline, now + SEGMENT_AFTER, 0, false);
+        assert_eq!(asked, Some(EngineToTry::Segment));
         let mut large = both(now);
         assert!(large.wants(AFTER_BYTES));
-        let asked = large.next(Occasion::Moved, now, AFTER_BYTES, false);
-        assert_eq!(asked, Some(Next::Segment));
+        let asked = large.next(Trigger::Moved, now, AFTER_BYTES, false);
+        assert_eq!(asked, Some(EngineToTry::Segment));
     }
 
     #[test]
@@ -373,9 +373,12 @@ mod tests {
         let at = now + Duration::from_millis(70);
         pair.book(at);
         assert_eq!(pair.ask_at, Some(at));
-        assert_eq!(pair.next(Occasion::Moved, now, AFTER_BYTES, false), None);
+        assert_eq!(pair.next(Trigger::Moved, now, AFTER_BYTES, false), None);
         assert_eq!(pair.ask_at, Some(at));
-        assert_eq!(pair.next(Occasion::Time, at, 0, false), Some(Next::Segment));
+        assert_eq!(
+            pair.next(Trigger::Deadline, at, 0, false),
+            Some(EngineToTry::Segment)
+        );
     }
 
     #[test]
@@ -388,12 +391,12 @@ mod tests {
         assert!(!pair.wants(u64::MAX));
         let at = now + SOCKMAP_AFTER;
         assert_eq!(
-            pair.next(Occasion::Time, at, 100, false),
-            Some(Next::Sockmap)
+            pair.next(Trigger::Deadline, at, 100, false),
+            Some(EngineToTry::Sockmap)
         );
         pair.declined(EngineName::Sockmap, at);
         assert_eq!((pair.ask_at, pair.sockmap_at), (None, None));
-        assert_eq!(pair.next(Occasion::Time, at, 100, false), None);
+        assert_eq!(pair.next(Trigger::Deadline, at, 100, false), None);
     }
 
     #[test]
@@ -402,12 +405,12 @@ mod tests {
         let at = now + SOCKMAP_AFTER;
         let mut bulk = both(now);
         bulk.declined(EngineName::Segment, now);
-        assert_eq!(bulk.next(Occasion::Time, at, AFTER_BYTES, false), None);
+        assert_eq!(bulk.next(Trigger::Deadline, at, AFTER_BYTES, false), None);
         assert_eq!(bulk.sockmap_at, None);
         let mut taken = both(now);
         taken.attempt = Attempt::Over;
         taken.taken(EngineName::Segment);
-        assert_eq!(taken.next(Occasion::Time, at, 0, true), None);
+        assert_eq!(taken.next(Trigger::Deadline, at, 0, true), None);
         // Given back later, it stays in user space.
         taken.declined(EngineName::Segment, at);
         assert_eq!(taken.ask_at, None);

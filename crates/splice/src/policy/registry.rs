@@ -20,7 +20,7 @@ impl EngineName {
         let probed = match self {
             Self::Copy => Ok(()),
             Self::Pipe => pipe::probe(),
-            Self::Aio => aio::Requests::new().map(drop),
+            Self::Aio => aio::AioContext::new().map(drop),
             Self::Uring => uring::probe(),
             Self::Sockmap => sockmap::probe(),
             Self::Segment => Datapath::found().map(drop),

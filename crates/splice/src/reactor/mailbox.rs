@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use super::EventLoop;
 use super::token::Key;
-use splice_base::error::{Context as _, Error, ErrorKind, Result};
 
 /// What a loop does on its own thread.
 pub(crate) type Action = Box<dyn FnOnce(&mut EventLoop) + Send>;

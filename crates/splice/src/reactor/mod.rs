@@ -9,8 +9,8 @@ mod mailbox;
 mod notifier;
 mod poller;
 mod readiness;
-mod slots;
 mod task;
+mod task_table;
 mod timer;
 mod timer_wheel;
 mod token;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use splice_base::error::{Context as _, Result};
+use splice_base::error::{Result, ResultExt as _};
 use splice_base::socket_option::set_epoll_busy_poll;
 
 pub(crate) use self::local::Local;
@@ -30,11 +30,11 @@ use self::local::Locals;
 use self::mailbox::{Mailbox, Message};
 pub use self::mailbox::{Remote, Waker};
 pub(crate) use self::notifier::Notifier;
-use self::poller::Called;
+use self::poller::EpollEvents;
 pub(crate) use self::poller::Poller;
 pub use self::readiness::{Interest, Readiness};
-use self::slots::Slots;
 pub use self::task::{Context, Step, Task};
+use self::task_table::TaskTable;
 use self::timer::timespec;
 use self::timer_wheel::TimerWheel;
 pub(crate) use self::token::Key;
@@ -60,7 +60,7 @@ const NOTIFIERS_KEPT: Duration = Duration::from_secs(3);
 pub struct EventLoop {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
-    slots: Slots,
+    tasks: TaskTable,
     wheel: TimerWheel,
     timer: OwnedFd,
     /// When the timer goes off, or went off last.
@@ -102,7 +102,7 @@ impl EventLoop {
         Ok(Self {
             epoll,
             events: Vec::with_capacity(EVENTS_PER_TURN),
-            slots: Slots::default(),
+            tasks: TaskTable::default(),
             wheel: TimerWheel::new(now),
             timer,
             armed: None,
@@ -191,8 +191,8 @@ impl EventLoop {
         self.events = events;
         self.expire_deadlines();
         // Only those that waited before this turn, so that a busy task cannot keep the loop.
-        for _ in 0..self.slots.waiting() {
-            let Some(key) = self.slots.next_waiting() else {
+        for _ in 0..self.tasks.waiting() {
+            let Some(key) = self.tasks.next_waiting() else {
                 break;
             };
             self.with_task(key, |task, cx| task.resume(cx));
@@ -201,7 +201,7 @@ impl EventLoop {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
-        let unused = self.slots.is_empty() && !self.notifiers.is_empty();
+        let unused = self.tasks.is_empty() && !self.notifiers.is_empty();
         let unused_since = unused.then(|| *self.notifiers_unused_since.get_or_insert(self.now));
         self.notifiers_unused_since = unused_since;
         let timeout = match timeout {
@@ -215,9 +215,9 @@ impl EventLoop {
         };
         self.events.clear();
         let timeout = match self.wait_in_poller(timeout)? {
-            Called::ByNobody => return Ok(()),
-            Called::ByEpoll => Some(Duration::ZERO),
-            Called::Unknown => timeout,
+            EpollEvents::None => return Ok(()),
+            EpollEvents::Pending => Some(Duration::ZERO),
+            EpollEvents::Unknown => timeout,
         };
         let timeout = timeout.map(timespec);
         match epoll::wait(
@@ -245,7 +245,7 @@ impl EventLoop {
 
     /// A task is runnable without a new event.
     fn has_work(&mut self) -> bool {
-        self.slots.waiting() > 0
+        self.tasks.waiting() > 0
             || self
                 .locals
                 .poller()
@@ -267,7 +267,7 @@ impl EventLoop {
         let mut passed = Vec::new();
         self.wheel.expire(self.now, |index| passed.push(index));
         for index in passed {
-            if let Some(key) = self.slots.key_at(index) {
+            if let Some(key) = self.tasks.key_at(index) {
                 self.with_task(key, |task, cx| task.deadline_passed(cx));
             }
         }
@@ -291,7 +291,7 @@ impl EventLoop {
 
     /// Within a turn, which arms the timer at its end. `placed` hears of the task's key before it starts.
     pub(crate) fn spawn_in_turn(&mut self, task: Box<dyn Task>, placed: impl FnOnce(Key)) -> Waker {
-        let key = self.slots.insert(task);
+        let key = self.tasks.insert(task);
         placed(key);
         self.with_task(key, |task, cx| task.start(cx));
         Waker::new(Arc::clone(&self.mailbox), key)
@@ -319,12 +319,12 @@ impl EventLoop {
 
     /// How many tasks are on the loop.
     pub fn tasks(&self) -> usize {
-        let tasks = self.slots.tasks();
+        let tasks = self.tasks.iter();
         tasks.filter(|task| !task.is_aftermath()).count()
     }
 
     fn with_task(&mut self, key: Key, call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> Step) {
-        let Some(mut task) = self.slots.take(key) else {
+        let Some(mut task) = self.tasks.take(key) else {
             return;
         };
         let mut step = call(
@@ -346,12 +346,12 @@ impl EventLoop {
             self.remove(key);
             return;
         }
-        self.slots.put_back(key, task, matches!(step, Step::Again));
+        self.tasks.put_back(key, task, matches!(step, Step::Again));
     }
 
     /// Closes a task, unless it is gone.
     pub(crate) fn close(&mut self, key: Key) {
-        if let Some(mut task) = self.slots.take(key) {
+        if let Some(mut task) = self.tasks.take(key) {
             task.close(&mut Context {
                 event_loop: self,
                 key,
@@ -362,8 +362,8 @@ impl EventLoop {
 
     fn remove(&mut self, key: Key) {
         self.wheel.cancel(key.index as usize);
-        self.slots.remove(key);
-        if self.slots.is_empty() {
+        self.tasks.remove(key);
+        if self.tasks.is_empty() {
             self.locals.emptied();
         }
     }
@@ -406,7 +406,7 @@ impl AsFd for EventLoop {
 impl Drop for EventLoop {
     fn drop(&mut self) {
         let messages = self.mailbox.shut();
-        for key in self.slots.keys() {
+        for key in self.tasks.keys() {
             self.close(key);
         }
         // Dropped only now: an action that brings a pair ends it, which may look at the mailbox.
@@ -417,7 +417,7 @@ impl Drop for EventLoop {
 impl fmt::Debug for EventLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventLoop")
-            .field("tasks", &self.slots.len())
+            .field("tasks", &self.tasks.len())
             .finish_non_exhaustive()
     }
 }

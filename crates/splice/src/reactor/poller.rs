@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use splice_base::error::{Context as _, Result};
+use splice_base::error::{Result, ResultExt as _};
 
 use super::EventLoop;
 use super::readiness::Readiness;
@@ -46,20 +46,20 @@ pub(crate) trait Poller {
 const KEPT: Duration = Duration::from_millis(100);
 
 /// What a wait has found out about the epoll instance.
-pub(super) enum Called {
-    ByNobody,
-    ByEpoll,
+pub(super) enum EpollEvents {
+    None,
+    Pending,
     /// There was no such wait.
     Unknown,
 }
 
 impl EventLoop {
-    pub(super) fn wait_in_poller(&mut self, timeout: Option<Duration>) -> Result<Called> {
+    pub(super) fn wait_in_poller(&mut self, timeout: Option<Duration>) -> Result<EpollEvents> {
         if self.driven {
-            return Ok(Called::Unknown);
+            return Ok(EpollEvents::Unknown);
         }
         let Some(poller) = self.locals.poller() else {
-            return Ok(Called::Unknown);
+            return Ok(EpollEvents::Unknown);
         };
         let mut timeout = timeout;
         if poller.is_unused() {
@@ -67,15 +67,15 @@ impl EventLoop {
             if self.now.saturating_duration_since(since) >= KEPT {
                 self.locals.drop_poller();
                 self.poller_unused_since = None;
-                return Ok(Called::Unknown);
+                return Ok(EpollEvents::Unknown);
             }
             timeout = Some(timeout.map_or(KEPT, |timeout| timeout.min(KEPT)));
         } else {
             self.poller_unused_since = None;
         }
         Ok(match poller.wait(self.epoll.as_fd(), timeout)? {
-            true => Called::ByEpoll,
-            false => Called::ByNobody,
+            true => EpollEvents::Pending,
+            false => EpollEvents::None,
         })
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData};
-use splice_base::error::{Context as _, Result};
+use splice_base::error::{Result, ResultExt as _};
 
 use super::EventLoop;
 use super::local::Local;

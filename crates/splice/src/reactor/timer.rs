@@ -15,10 +15,10 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use splice_base::error::{Result, ResultExt as _};
 
 use super::EventLoop;
 use super::token::TIMER_TOKEN;
-use splice_base::error::{Context as _, Result};
 
 /// A timer that `epoll` tells of.
 pub(super) fn create(epoll: BorrowedFd<'_>) -> Result<OwnedFd> {

@@ -174,9 +174,11 @@ impl TimerWheel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use proptest::prelude::*;
     use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
 
     fn at(origin: Instant, ms: u64) -> Instant {
         origin + Duration::from_millis(ms)

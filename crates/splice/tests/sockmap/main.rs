@@ -60,7 +60,7 @@ fn wake_ups() -> Option<u64> {
     Some(counts.iter().sum())
 }
 
-/// A UNIX socket loses its backlog when its peer half-closes (`engine/sockmap/tests/unix.rs` shows it).
+/// A UNIX socket loses its backlog when its peer half-closes (`kernel/sockmap/tests/unix.rs` shows it).
 #[test]
 fn a_unix_end_is_refused_in_words() {
     if missing() {

@@ -1,7 +1,8 @@
 //! Numbers that look random and come again with the same seed.
 
+use std::env;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
-use std::{env, sync::OnceLock};
 
 /// SplitMix64 (Steele, Lea, Flood 2014): passes BigCrush, and takes any seed.
 #[derive(Clone, Debug)]

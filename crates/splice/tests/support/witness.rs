@@ -2,11 +2,10 @@
 //! byte that arrives, and every byte of the outcome, has gone past the relay.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::{fs, thread};
 
 use splice::Splicer;
 

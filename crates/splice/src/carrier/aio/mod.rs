@@ -30,7 +30,7 @@
     reason = "system calls without a wrapper and a ring that the kernel maps; see the SAFETY comments"
 )]
 
-mod ring;
+mod completion_ring;
 #[cfg(test)]
 mod tests;
 
@@ -43,12 +43,12 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
-
-use self::ring::{Completion, Ring};
-use super::Filled;
-use super::buffer::Buffer;
 use splice_base::obstacle::Obstacle;
 use splice_base::socket_option::last_error;
+
+use self::completion_ring::{Completion, CompletionRing};
+use super::ReadOutcome;
+use super::buffer::Buffer;
 
 /// How many requests may be under way: the read of a message and the write of it. Each counts
 /// against `fs.aio-max-nr`.
@@ -74,8 +74,8 @@ type Moved = Result<u32, Errno>;
 /// It is kept as long as the loop: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
 /// some 30 ms.
 #[derive(Debug)]
-pub(crate) struct Requests {
-    ring: Ring,
+pub(crate) struct AioContext {
+    ring: CompletionRing,
     /// The ring has the shape that is known here.
     known_ring: bool,
     /// A write can be told by the ring how much there is.
@@ -83,7 +83,7 @@ pub(crate) struct Requests {
     flags: u32,
 }
 
-impl Requests {
+impl AioContext {
     /// Makes one and tries it.
     ///
     /// # Errors
@@ -121,14 +121,14 @@ fn obstacle(errno: Errno) -> Obstacle {
     }
 }
 
-impl Requests {
+impl AioContext {
     fn tried() -> Result<Self, Errno> {
         let mut id: usize = 0;
         let most = REQUESTS as c_long;
         // SAFETY: the kernel writes the context's id, a `long`, into `id`.
         called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
         // SAFETY: the context is destroyed when it is dropped, and its ring with it.
-        let ring = unsafe { Ring::of(id) };
+        let ring = unsafe { CompletionRing::of(id) };
         let mut context = Self {
             known_ring: ring.is_known(),
             ring,
@@ -298,7 +298,7 @@ impl Requests {
     }
 }
 
-impl Drop for Requests {
+impl Drop for AioContext {
     fn drop(&mut self) {
         // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.ring.id()) };
@@ -317,13 +317,13 @@ fn called(result: c_long) -> Result<usize, Errno> {
 
 /// A buffer that is filled and drained by requests.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct AioBuffer {
     buffer: Buffer,
     /// What the write came to that went with the read.
     written: Option<Moved>,
 }
 
-impl Block {
+impl AioBuffer {
     pub(crate) fn new(buffer: Buffer) -> Self {
         Self {
             buffer,
@@ -343,11 +343,11 @@ impl Block {
     /// written there, and the next [`drain`](Self::drain) tells how that went.
     pub(crate) fn fill(
         &mut self,
-        context: &mut Requests,
+        context: &mut AioContext,
         source: BorrowedFd<'_>,
         at_most: usize,
         onward: Option<BorrowedFd<'_>>,
-    ) -> Result<Filled, Errno> {
+    ) -> Result<ReadOutcome, Errno> {
         debug_assert!(self.written.is_none());
         let memory = self.buffer.space(usize::MAX);
         let wanted = at_most.min(memory.len());
@@ -358,9 +358,9 @@ impl Block {
                 self.buffer.took(count);
                 // At the end of the stream nothing was written.
                 self.written = written.filter(|_| count > 0);
-                Ok(Filled::by_read(count, wanted))
+                Ok(ReadOutcome::of_read(count, wanted))
             }
-            Err(Errno::AGAIN) => Ok(Filled::Empty),
+            Err(Errno::AGAIN) => Ok(ReadOutcome::Empty),
             Err(errno) => Err(errno),
         }
     }
@@ -368,7 +368,7 @@ impl Block {
     /// As [`Carrier::drain`](super::Carrier::drain).
     pub(crate) fn drain(
         &mut self,
-        context: &mut Requests,
+        context: &mut AioContext,
         destination: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
         let count = match self.written.take() {

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicU32;
 
-use super::ring::{RING_MAGIC, RingHeader};
+use super::completion_ring::{RING_MAGIC, RingHeader};
 use super::*;
 use crate::carrier::buffer::{Buffers, Size};
 
@@ -15,13 +15,13 @@ fn pair() -> (UnixStream, UnixStream) {
     (near, far)
 }
 
-fn block() -> Block {
-    Block::new(Buffers::default().take(Size::default()))
+fn buffer() -> AioBuffer {
+    AioBuffer::new(Buffers::default().take(Size::default()))
 }
 
 /// What `block` does with what it finds in a socket and one that takes it.
-fn carries(context: &mut Requests) {
-    let mut block = block();
+fn carries(context: &mut AioContext) {
+    let mut buffer = buffer();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
     let onward = Some(destination.as_fd());
@@ -29,32 +29,35 @@ fn carries(context: &mut Requests) {
     // More often than a ring has slots.
     for round in 0..1000 {
         assert_eq!(
-            block.fill(context, source.as_fd(), 16, onward),
-            Ok(Filled::Empty)
+            buffer.fill(context, source.as_fd(), 16, onward),
+            Ok(ReadOutcome::Empty)
         );
-        assert_eq!(block.held(), 0);
+        assert_eq!(buffer.held(), 0);
         let message = &b"0123456789abcdef"[..1 + round % 16];
         sender.write_all(message).unwrap();
-        let filled = block.fill(context, source.as_fd(), 16, onward).unwrap();
-        assert_eq!(filled, Filled::by_read(message.len(), 16));
-        assert_eq!(block.held(), message.len());
-        assert_eq!(block.drain(context, destination.as_fd()), Ok(message.len()));
-        assert_eq!(block.held(), 0);
+        let filled = buffer.fill(context, source.as_fd(), 16, onward).unwrap();
+        assert_eq!(filled, ReadOutcome::of_read(message.len(), 16));
+        assert_eq!(buffer.held(), message.len());
+        assert_eq!(
+            buffer.drain(context, destination.as_fd()),
+            Ok(message.len())
+        );
+        assert_eq!(buffer.held(), 0);
         let count = receiver.read(&mut came).unwrap();
         assert_eq!(&came[..count], message);
     }
     sender.write_all(b"abc").unwrap();
     // Not beyond what is allowed, and not onward unless it is told to.
     assert_eq!(
-        block.fill(context, source.as_fd(), 2, None),
-        Ok(Filled::Some(2))
+        buffer.fill(context, source.as_fd(), 2, None),
+        Ok(ReadOutcome::Bytes(2))
     );
-    assert_eq!(block.drain(context, destination.as_fd()), Ok(2));
+    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(2));
     assert_eq!(
-        block.fill(context, source.as_fd(), 2, onward),
-        Ok(Filled::Last(1))
+        buffer.fill(context, source.as_fd(), 2, onward),
+        Ok(ReadOutcome::LastBytes(1))
     );
-    assert_eq!(block.drain(context, destination.as_fd()), Ok(1));
+    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(1));
     let count = receiver.read(&mut came).unwrap();
     assert_eq!(&came[..count], b"abc");
 
@@ -62,47 +65,47 @@ fn carries(context: &mut Requests) {
     // A process that another test starts has a duplicate until its exec: to drop it may not close it.
     receiver.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
-        block.fill(context, source.as_fd(), 16, onward),
-        Ok(Filled::Last(4))
+        buffer.fill(context, source.as_fd(), 16, onward),
+        Ok(ReadOutcome::LastBytes(4))
     );
-    assert_eq!(block.drain(context, destination.as_fd()), Err(Errno::PIPE));
-    assert_eq!(block.held(), 4, "not given");
-    let mut block = Block::new(Buffers::default().take(Size::default()));
+    assert_eq!(buffer.drain(context, destination.as_fd()), Err(Errno::PIPE));
+    assert_eq!(buffer.held(), 4, "not given");
+    let mut buffer = AioBuffer::new(Buffers::default().take(Size::default()));
     sender.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
-        block.fill(context, source.as_fd(), 16, onward),
-        Ok(Filled::End)
+        buffer.fill(context, source.as_fd(), 16, onward),
+        Ok(ReadOutcome::EndOfStream)
     );
 }
 
 #[test]
 fn reads_and_writes_in_one_call() {
-    let mut context = Requests::new().unwrap();
+    let mut context = AioContext::new().unwrap();
     assert!(context.known_ring && context.chained);
     carries(&mut context);
 }
 
 #[test]
 fn goes_on_where_the_ring_is_not_known() {
-    let mut context = Requests::new().unwrap();
+    let mut context = AioContext::new().unwrap();
     (context.known_ring, context.chained) = (false, false);
     carries(&mut context);
 }
 
 #[test]
 fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
-    let context = &mut Requests::new().unwrap();
+    let context = &mut AioContext::new().unwrap();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
-    let mut block = block();
+    let mut buffer = buffer();
     let mut given = 0;
     let mut full = false;
     while !full {
         sender.write_all(&[7; 4096]).unwrap();
-        let filled = block.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
-        assert_eq!(filled, Ok(Filled::Some(4096)));
-        while block.held() > 0 && !full {
-            match block.drain(context, destination.as_fd()) {
+        let filled = buffer.fill(context, source.as_fd(), 4096, Some(destination.as_fd()));
+        assert_eq!(filled, Ok(ReadOutcome::Bytes(4096)));
+        while buffer.held() > 0 && !full {
+            match buffer.drain(context, destination.as_fd()) {
                 Ok(count) => given += count,
                 Err(errno) => {
                     assert_eq!(errno, Errno::AGAIN);
@@ -111,10 +114,10 @@ fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
             }
         }
     }
-    let left = block.held();
+    let left = buffer.held();
     assert!(left > 0);
     receiver.read_exact(&mut vec![0; given]).unwrap();
-    assert_eq!(block.drain(context, destination.as_fd()), Ok(left));
+    assert_eq!(buffer.drain(context, destination.as_fd()), Ok(left));
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl Piece {
 
 /// A ring of provided buffers of one size.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct BufferGroup {
     number: u16,
     buffer_bytes: u32,
     entries: NonNull<BufRingEntry>,
@@ -126,7 +126,7 @@ pub(super) enum Taken {
     Lost,
 }
 
-impl Group {
+impl BufferGroup {
     /// Provides `count` buffers, a power of two.
     pub(super) fn new(
         ring: &IoUring,
@@ -297,7 +297,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for BufferGroup {
     fn drop(&mut self) {
         // SAFETY: the mapping is the group's own, nobody holds a reference into it, and the ring
         // that knew it is gone. A failure leaves it mapped, which does no harm.

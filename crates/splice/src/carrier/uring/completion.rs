@@ -4,7 +4,7 @@ use io_uring::cqueue;
 use rustix::io::Errno;
 
 use super::buffers::{Piece, Taken};
-use super::flow::{Behind, Receive, Send, Size};
+use super::lane_state::{BufferKind, ReceiveState, SendState, StreamEnd};
 use super::{AHEAD_BYTES, CLOCK, EPOLL, OPERATION_BITS, RECEIVE, Ring, SEND};
 use crate::reactor::Readiness;
 
@@ -16,17 +16,17 @@ impl Ring {
             match entry.user_data() & ((1 << OPERATION_BITS) - 1) {
                 RECEIVE => self.received(index, &entry),
                 SEND => {
-                    let flow = self.places.flow(index);
-                    let (Send::Submitted(all) | Send::Silent(all)) = flow.send else {
+                    let state = self.lanes.state(index);
+                    let (SendState::Submitted(all) | SendState::Silent(all)) = state.send else {
                         continue;
                     };
-                    flow.send = match usize::try_from(entry.result()) {
-                        Ok(count) if count == all => Send::Done(count),
-                        Ok(count) => Send::Short(count),
+                    state.send = match usize::try_from(entry.result()) {
+                        Ok(count) if count == all => SendState::Done(count),
+                        Ok(count) => SendState::Short(count),
                         Err(_) => match Errno::from_raw_os_error(-entry.result()) {
-                            Errno::AGAIN => Send::Short(0),
-                            Errno::INTR => Send::Idle,
-                            errno => Send::Failed(errno),
+                            Errno::AGAIN => SendState::Short(0),
+                            Errno::INTR => SendState::Idle,
+                            errno => SendState::Failed(errno),
                         },
                     };
                     self.tell_writable(index);
@@ -34,10 +34,10 @@ impl Ring {
                 CLOCK => self.clock_runs = false,
                 EPOLL => {
                     self.watches_epoll = false;
-                    self.epoll_called = true;
+                    self.epoll_has_events = true;
                 }
                 // The pair may be gone, and another one in its place.
-                _ if self.places.0.contains(index / 2) => self.cancel(index),
+                _ if self.lanes.0.contains(index / 2) => self.cancel(index),
                 _ => {}
             }
         }
@@ -48,28 +48,29 @@ impl Ring {
         drop(queue);
         if self.waiting.is_empty() && all_said {
             while let Some(index) = self.silent.pop() {
-                let Some(place) = self.places.0.get_mut(index / 2) else {
+                let Some(pair) = self.lanes.0.get_mut(index / 2) else {
                     continue;
                 };
-                let flow = &mut place.flows[index % 2];
-                if let Send::Silent(count) = flow.send {
-                    flow.send = Send::Done(count);
+                let state = &mut pair.states[index % 2];
+                if let SendState::Silent(count) = state.send {
+                    state.send = SendState::Done(count);
                     self.tell_writable(index);
                 }
             }
         }
         self.message_buffers.refill();
         self.bulk_buffers.refill();
-        for index in std::mem::take(&mut self.hungry) {
+        for index in std::mem::take(&mut self.starved) {
             self.request(index);
         }
     }
 
     fn received(&mut self, index: usize, entry: &cqueue::Entry) {
-        let flow = self.places.flow(index);
-        let (is_bulk, group) = match flow.receive {
-            Receive::Once {
-                size: Size::Bulk, ..
+        let state = self.lanes.state(index);
+        let (is_bulk, group) = match state.receive {
+            ReceiveState::Once {
+                size: BufferKind::Bulk,
+                ..
             } => (true, &mut self.bulk_buffers),
             _ => (false, &mut self.message_buffers),
         };
@@ -79,7 +80,7 @@ impl Ring {
             let mut none = None;
             let taken = group.take(first, bytes, |piece| match piece.len() {
                 0 => none = Some(piece),
-                _ => flow.received.push_back(piece),
+                _ => state.received.push_back(piece),
             });
             if let Some(piece) = none {
                 group.give_back(piece);
@@ -91,43 +92,43 @@ impl Ring {
             }
         }
         // A burst has used up the buffers.
-        if entry.result() == -Errno::NOBUFS.raw_os_error() && !flow.cancelled {
-            return self.hungry.push(index);
+        if entry.result() == -Errno::NOBUFS.raw_os_error() && !state.cancelled {
+            return self.starved.push(index);
         }
         let goes_on = cqueue::more(entry.flags());
-        let was = flow.receive;
+        let was = state.receive;
         if !goes_on {
-            flow.receive = Receive::Idle;
-            flow.cancelled = false;
+            state.receive = ReceiveState::Idle;
+            state.cancelled = false;
         }
         match entry.result() {
-            0 => flow.behind = Some(Behind::EndOfStream),
+            0 => state.stream_end = Some(StreamEnd::EndOfStream),
             error if error < 0 => match Errno::from_raw_os_error(-error) {
                 // There is to be another try, if any.
                 Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
                 // Linux before 6.0; every receive that was asked for meanwhile says so.
-                Errno::INVAL if was == Receive::Multishot => {
+                Errno::INVAL if was == ReceiveState::Multishot => {
                     self.features.multishot = false;
                 }
-                errno => flow.behind = Some(Behind::Fault(errno)),
+                errno => state.stream_end = Some(StreamEnd::Error(errno)),
             },
-            _ if is_lost => flow.behind = Some(Behind::Fault(Errno::IO)),
+            _ if is_lost => state.stream_end = Some(StreamEnd::Error(Errno::IO)),
             _ => {}
         }
-        let much = flow.receive == Receive::Multishot
-            && !flow.cancelled
-            && flow.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
+        let much = state.receive == ReceiveState::Multishot
+            && !state.cancelled
+            && state.received.iter().map(Piece::capacity).sum::<usize>() >= AHEAD_BYTES;
         if much {
-            flow.cancelled = true;
+            state.cancelled = true;
             self.cancel(index);
         }
-        if self.places.tell(index, index % 2, Readiness::READABLE) {
+        if self.lanes.tell(index, index % 2, Readiness::READABLE) {
             self.ready.push_back(index / 2);
         }
     }
 
     fn tell_writable(&mut self, index: usize) {
-        if self.places.tell(index, 1 - index % 2, Readiness::WRITABLE) {
+        if self.lanes.tell(index, 1 - index % 2, Readiness::WRITABLE) {
             self.ready.push_back(index / 2);
         }
     }

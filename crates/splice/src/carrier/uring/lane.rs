@@ -18,7 +18,7 @@ impl Lane {
 
 /// How a direction wants to receive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct ReadHint {
     /// Not one byte more, or `None`.
     pub(crate) exactly_bytes: Option<u64>,
     /// The most that the direction may have in hand, in bytes.
@@ -29,7 +29,7 @@ pub(crate) struct Manner {
     pub(crate) outlasts: bool,
 }
 
-impl Manner {
+impl ReadHint {
     /// What one read may take, in bytes.
     pub(crate) fn at_most(self) -> usize {
         let exactly = self.exactly_bytes.unwrap_or(u64::MAX);

@@ -43,8 +43,8 @@
 
 mod buffers;
 mod completion;
-mod flow;
 mod lane;
+mod lane_state;
 mod poller;
 mod setup;
 mod submission;
@@ -52,21 +52,22 @@ mod submission;
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::{fmt, io};
 
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{CancelBuilder, Fd};
 use io_uring::{IoUring, opcode};
 use rustix::io::Errno;
 
-use self::buffers::{Group, Piece};
-use self::flow::{Behind, Flow, Gather, Place, Places, Receive, Send, Size};
-pub(crate) use self::lane::{Lane, Manner};
+use self::buffers::{BufferGroup, Piece};
+pub(crate) use self::lane::{Lane, ReadHint};
+use self::lane_state::{
+    BufferKind, Gather, LanePair, LaneState, Lanes, ReceiveState, SendState, StreamEnd,
+};
 pub(crate) use self::setup::probe;
 use self::setup::{Features, Opened};
-use super::Filled;
+use super::ReadOutcome;
 use crate::reactor::{Key, Readiness};
 
 /// With this much in hand that waits to be sent, a multishot receive is cancelled, in bytes.
@@ -97,24 +98,24 @@ const CLOCK: u64 = 4;
 pub(crate) struct Ring {
     uring: IoUring,
     features: Features,
-    message_buffers: Group,
-    bulk_buffers: Group,
-    places: Places,
-    /// Places whose pairs are to be told something.
+    message_buffers: BufferGroup,
+    bulk_buffers: BufferGroup,
+    lanes: Lanes,
+    /// Lanes whose pairs are to be told something.
     ready: VecDeque<usize>,
     /// Requests for which the submission queue has no room.
     waiting: VecDeque<Entry>,
     /// Lanes with a silent send.
     silent: Vec<usize>,
     /// Lanes that found no buffer: they are the first to have the next ones.
-    hungry: Vec<usize>,
+    starved: Vec<usize>,
     /// A request that watches the loop's epoll instance is under way.
     watches_epoll: bool,
-    epoll_called: bool,
+    epoll_has_events: bool,
     /// A request that wakes the loop after `SILENT_MOST` is under way.
     clock_runs: bool,
     /// What calls a loop that does not wait in the ring.
-    caller: Option<OwnedFd>,
+    eventfd: Option<OwnedFd>,
 }
 
 impl Ring {
@@ -138,29 +139,29 @@ impl Ring {
             features,
             message_buffers,
             bulk_buffers,
-            places: Places::default(),
+            lanes: Lanes::default(),
             ready: VecDeque::new(),
             waiting: VecDeque::new(),
             silent: Vec::new(),
-            hungry: Vec::new(),
+            starved: Vec::new(),
             watches_epoll: false,
-            epoll_called: false,
+            epoll_has_events: false,
             clock_runs: false,
-            caller: None,
+            eventfd: None,
         })
     }
 
     /// A place for the pair that is the task `key`: the lane that reads its socket 0, and the one
     /// that reads its socket 1.
-    pub(crate) fn lanes(&mut self, key: Key) -> [Lane; 2] {
-        let place = self.places.0.insert(Place {
+    pub(crate) fn open_lanes(&mut self, key: Key) -> [Lane; 2] {
+        let pair = self.lanes.0.insert(LanePair {
             key,
-            flows: [Flow::NEW; 2],
+            states: [LaneState::NEW; 2],
             events: [Readiness::NONE; 2],
             queued: false,
         });
         [0, 1].map(|socket| Lane {
-            index: place * 2 + socket,
+            index: pair * 2 + socket,
             held: 0,
             is_blocked: false,
         })
@@ -171,73 +172,73 @@ impl Ring {
         &mut self,
         lane: &mut Lane,
         source: BorrowedFd<'_>,
-        manner: Manner,
-    ) -> Result<Filled, Errno> {
+        hint: ReadHint,
+    ) -> Result<ReadOutcome, Errno> {
         debug_assert_eq!(lane.held, 0);
-        let flow = self.places.flow(lane.index);
-        std::mem::swap(&mut flow.received, &mut flow.sending);
-        let count = flow.sending.iter().map(Piece::len).sum::<usize>();
+        let state = self.lanes.state(lane.index);
+        std::mem::swap(&mut state.received, &mut state.sending);
+        let count = state.sending.iter().map(Piece::len).sum::<usize>();
         lane.held = count;
-        match (count, flow.behind) {
+        match (count, state.stream_end) {
             // A socket tells its error once: where the other lane's send had it, a receive finds an
             // end of stream, which it is not.
-            (0, Some(Behind::EndOfStream)) => match self.places.flow(lane.index ^ 1).send {
-                Send::Failed(errno) => Err(errno),
-                _ => Ok(Filled::End),
+            (0, Some(StreamEnd::EndOfStream)) => match self.lanes.state(lane.index ^ 1).send {
+                SendState::Failed(errno) => Err(errno),
+                _ => Ok(ReadOutcome::EndOfStream),
             },
-            (0, Some(Behind::Fault(errno))) => Err(errno),
-            (_, Some(_)) => Ok(Filled::Some(count)),
+            (0, Some(StreamEnd::Error(errno))) => Err(errno),
+            (_, Some(_)) => Ok(ReadOutcome::Bytes(count)),
             (_, None) => {
-                self.receive(lane.index, source.as_raw_fd(), manner);
+                self.receive(lane.index, source.as_raw_fd(), hint);
                 Ok(match count {
-                    0 => Filled::Empty,
-                    count => Filled::Some(count),
+                    0 => ReadOutcome::Empty,
+                    count => ReadOutcome::Bytes(count),
                 })
             }
         }
     }
 
     /// Has a receive under way, of the kind that is wanted.
-    fn receive(&mut self, index: usize, fd: RawFd, manner: Manner) {
-        let flow = self.places.flow(index);
+    fn receive(&mut self, index: usize, fd: RawFd, hint: ReadHint) {
+        let state = self.lanes.state(index);
         let multishot = self.features.multishot
-            && manner.exactly_bytes.is_none()
-            && manner.carrier_bytes >= MULTISHOT_BYTES
-            && !manner.bulk;
-        match flow.receive {
+            && hint.exactly_bytes.is_none()
+            && hint.carrier_bytes >= MULTISHOT_BYTES
+            && !hint.bulk;
+        match state.receive {
             // An end of stream can come in between two looks of a multishot receive that was woken
             // by bytes, and then nothing wakes it again (`io_poll_check_events`). One that begins
             // looks anew.
-            Receive::Multishot if !flow.cancelled && (!multishot || manner.outlasts) => {
-                flow.cancelled = true;
+            ReceiveState::Multishot if !state.cancelled && (!multishot || hint.outlasts) => {
+                state.cancelled = true;
                 self.cancel(index);
             }
-            Receive::Multishot | Receive::Once { .. } => {}
+            ReceiveState::Multishot | ReceiveState::Once { .. } => {}
             // One receive, one send: what was just received is sent while it is in the CPU's
             // cache, and the same buffers are used again. (With the next receive under way at
             // the same time, bulk cost 1.2 times the CPU time.)
-            Receive::Idle if !multishot && !flow.sending.is_empty() => {}
-            Receive::Idle => {
-                flow.source = fd;
-                flow.receive = if multishot {
-                    Receive::Multishot
+            ReceiveState::Idle if !multishot && !state.sending.is_empty() => {}
+            ReceiveState::Idle => {
+                state.source = fd;
+                state.receive = if multishot {
+                    ReceiveState::Multishot
                 } else {
-                    let (size, group) = if manner.bulk {
-                        (Size::Bulk, &self.bulk_buffers)
+                    let (size, group) = if hint.bulk {
+                        (BufferKind::Bulk, &self.bulk_buffers)
                     } else {
-                        (Size::Message, &self.message_buffers)
+                        (BufferKind::Message, &self.message_buffers)
                     };
-                    let most = manner.at_most().min(group.buffer_bytes());
+                    let most = hint.at_most().min(group.buffer_bytes());
                     if most == 0 {
                         return;
                     }
                     // A bundle takes every buffer that is provided, whatever length was asked for
                     // (seen on 6.18).
                     let bundle = self.features.bundle
-                        && size == Size::Bulk
-                        && manner.exactly_bytes.is_none()
-                        && manner.carrier_bytes >= group.stock_bytes();
-                    Receive::Once {
+                        && size == BufferKind::Bulk
+                        && hint.exactly_bytes.is_none()
+                        && hint.carrier_bytes >= group.stock_bytes();
+                    ReceiveState::Once {
                         size,
                         most_bytes: if bundle { 0 } else { most as u32 },
                         bundle,
@@ -250,19 +251,21 @@ impl Ring {
 
     /// Submits the receive that the lane has.
     fn request(&mut self, index: usize) {
-        let flow = self.places.flow(index);
-        let fd = Fd(flow.source);
-        let entry = match flow.receive {
-            Receive::Idle => return,
-            Receive::Multishot => opcode::RecvMulti::new(fd, self.message_buffers.number()).build(),
-            Receive::Once {
+        let state = self.lanes.state(index);
+        let fd = Fd(state.source);
+        let entry = match state.receive {
+            ReceiveState::Idle => return,
+            ReceiveState::Multishot => {
+                opcode::RecvMulti::new(fd, self.message_buffers.number()).build()
+            }
+            ReceiveState::Once {
                 size,
                 most_bytes,
                 bundle,
             } => {
                 let group = match size {
-                    Size::Message => &self.message_buffers,
-                    Size::Bulk => &self.bulk_buffers,
+                    BufferKind::Message => &self.message_buffers,
+                    BufferKind::Bulk => &self.bulk_buffers,
                 };
                 opcode::Recv::new(fd, std::ptr::null_mut(), most_bytes)
                     .buf_group(group.number())
@@ -281,38 +284,38 @@ impl Ring {
         lane: &mut Lane,
         destination: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
-        let flow = self.places.flow(lane.index);
-        match std::mem::replace(&mut flow.send, Send::Idle) {
-            Send::Done(count) => {
+        let state = self.lanes.state(lane.index);
+        match std::mem::replace(&mut state.send, SendState::Idle) {
+            SendState::Done(count) => {
                 lane.is_blocked = false;
                 self.sent(lane.index, count);
                 lane.held -= count;
                 Ok(count)
             }
             // The next call tells that it is blocked.
-            Send::Short(count) if count > 0 => {
-                flow.send = Send::Short(0);
+            SendState::Short(count) if count > 0 => {
+                state.send = SendState::Short(0);
                 self.sent(lane.index, count);
                 lane.held -= count;
                 Ok(count)
             }
-            Send::Short(_) => {
+            SendState::Short(_) => {
                 lane.is_blocked = true;
                 Err(Errno::AGAIN)
             }
-            Send::Failed(errno) => Err(errno),
-            under_way @ (Send::Submitted(_) | Send::Silent(_)) => {
-                flow.send = under_way;
+            SendState::Failed(errno) => Err(errno),
+            under_way @ (SendState::Submitted(_) | SendState::Silent(_)) => {
+                state.send = under_way;
                 Err(Errno::AGAIN)
             }
-            Send::Idle => {
+            SendState::Idle => {
                 let bytes = lane.held;
-                flow.send = Send::Submitted(bytes);
+                state.send = SendState::Submitted(bytes);
                 let fd = Fd(destination.as_raw_fd());
-                let entry = match &flow.sending {
+                let entry = match &state.sending {
                     // Nothing else would bring the lane its next receive.
-                    pieces if pieces.len() == 1 && flow.receive == Receive::Multishot => {
-                        flow.send = Send::Silent(bytes);
+                    pieces if pieces.len() == 1 && state.receive == ReceiveState::Multishot => {
+                        state.send = SendState::Silent(bytes);
                         self.silent.push(lane.index);
                         // With `MSG_WAITALL` a send that is not whole is a failed one, which is not
                         // silent.
@@ -327,7 +330,7 @@ impl Ring {
                             .build()
                     }
                     pieces => {
-                        let gather = flow.gather.insert(Gather::of(pieces));
+                        let gather = state.gather.insert(Gather::of(pieces));
                         opcode::SendMsg::new(fd, &raw const gather.header)
                             .flags(SEND_FLAGS as u32)
                             .build()
@@ -342,18 +345,18 @@ impl Ring {
     /// What the source has failed with behind the bytes that have come: a receive has taken the error
     /// from the socket.
     pub(crate) fn fault(&mut self, lane: &Lane) -> Option<Errno> {
-        match self.places.flow(lane.index).behind {
-            Some(Behind::Fault(errno)) => Some(errno),
+        match self.lanes.state(lane.index).stream_end {
+            Some(StreamEnd::Error(errno)) => Some(errno),
             _ => None,
         }
     }
 
     /// Takes `count` bytes out of the hand.
     fn sent(&mut self, index: usize, mut count: usize) {
-        let flow = self.places.flow(index);
-        flow.gather = None;
+        let state = self.lanes.state(index);
+        state.gather = None;
         while count > 0 {
-            let Some(piece) = flow.sending.front_mut() else {
+            let Some(piece) = state.sending.front_mut() else {
                 break;
             };
             if piece.len() > count {
@@ -361,7 +364,7 @@ impl Ring {
                 break;
             }
             count -= piece.len();
-            if let Some(piece) = flow.sending.pop_front() {
+            if let Some(piece) = state.sending.pop_front() {
                 give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
             }
         }
@@ -371,34 +374,34 @@ impl Ring {
     /// bytes were sent that [`drain`](Self::drain) has not told of.
     pub(crate) fn release(&mut self, lane: &Lane) -> usize {
         let index = lane.index;
-        let flow = self.places.flow(index);
-        (flow.cancelled, flow.released) = (true, true);
+        let state = self.lanes.state(index);
+        (state.cancelled, state.released) = (true, true);
         self.cancel(index);
-        while !self.places.flow(index).is_quiet() {
+        while !self.lanes.state(index).is_quiet() {
             // An error leaves the requests where they are. There is nothing else to do than to ask
             // again: the memory and the sockets are the kernel's until it says so.
-            let is_sending = self.places.flow(index).is_sending();
+            let is_sending = self.lanes.state(index).is_sending();
             let _ = self.enter(u32::from(!is_sending), None);
             self.take_completions();
         }
-        let place = &mut self.places.0[index / 2];
-        let released = Flow {
+        let pair = &mut self.lanes.0[index / 2];
+        let released = LaneState {
             released: true,
-            ..Flow::NEW
+            ..LaneState::NEW
         };
-        let flow = std::mem::replace(&mut place.flows[index % 2], released);
-        if place
-            .flows
+        let state = std::mem::replace(&mut pair.states[index % 2], released);
+        if pair
+            .states
             .iter()
-            .all(|flow| flow.released && flow.is_quiet())
+            .all(|state| state.released && state.is_quiet())
         {
-            self.places.0.remove(index / 2);
+            self.lanes.0.remove(index / 2);
         }
-        for piece in flow.sending.into_iter().chain(flow.received) {
+        for piece in state.sending.into_iter().chain(state.received) {
             give_back(&mut self.message_buffers, &mut self.bulk_buffers, piece);
         }
-        match flow.send {
-            Send::Done(count) | Send::Short(count) => count,
+        match state.send {
+            SendState::Done(count) | SendState::Short(count) => count,
             _ => 0,
         }
     }
@@ -406,8 +409,8 @@ impl Ring {
     /// Asks the kernel to end a receive that is marked. It says so when it cannot find the request, as while a
     /// multishot receive waits to go on (`MULTISHOT_MAX_RETRY`); then it is asked again.
     fn cancel(&mut self, index: usize) {
-        let flow = self.places.flow(index);
-        if flow.cancelled && flow.receive != Receive::Idle {
+        let state = self.lanes.state(index);
+        if state.cancelled && state.receive != ReceiveState::Idle {
             let entry = opcode::AsyncCancel::new(number(index, RECEIVE))
                 .build()
                 .flags(Flags::SKIP_SUCCESS);
@@ -425,8 +428,8 @@ impl Drop for Ring {
         if !nothing_left {
             // The kernel may still read what the lanes hold and write into what was provided: it is
             // not given back.
-            for place in self.places.0.drain() {
-                std::mem::forget(place);
+            for pair in self.lanes.0.drain() {
+                std::mem::forget(pair);
             }
             self.message_buffers.leak();
             self.bulk_buffers.leak();
@@ -438,7 +441,7 @@ impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring")
             .field("features", &self.features)
-            .field("pairs", &self.places.0.len())
+            .field("pairs", &self.lanes.0.len())
             .finish_non_exhaustive()
     }
 }
@@ -447,7 +450,7 @@ fn number(index: usize, operation: u64) -> u64 {
     (index as u64) << OPERATION_BITS | operation
 }
 
-fn give_back(message_buffers: &mut Group, bulk_buffers: &mut Group, piece: Piece) {
+fn give_back(message_buffers: &mut BufferGroup, bulk_buffers: &mut BufferGroup, piece: Piece) {
     if piece.capacity() == message_buffers.buffer_bytes() {
         message_buffers.give_back(piece);
     } else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use io_uring::types::Napi;
 use rustix::event::{EventfdFlags, eventfd};
-use splice_base::error::{Context as _, Result};
+use splice_base::error::{Result, ResultExt as _};
 
 use super::{Ring, errno_of};
 use crate::reactor::{Key, Poller, Readiness};
@@ -18,7 +18,7 @@ impl Poller for Ring {
         self.enter(want, timeout.filter(|_| want > 0))
             .context("cannot wait on the event loop's io_uring")?;
         self.take_completions();
-        Ok(std::mem::take(&mut self.epoll_called))
+        Ok(std::mem::take(&mut self.epoll_has_events))
     }
 
     /// Submits, and takes what has completed.
@@ -37,7 +37,7 @@ impl Poller for Ring {
             .context("cannot create an eventfd for the event loop's io_uring")?;
         let registered = self.uring.submitter().register_eventfd(caller.as_raw_fd());
         registered.context("cannot watch the event loop's io_uring")?;
-        let caller: &OwnedFd = self.caller.insert(caller);
+        let caller: &OwnedFd = self.eventfd.insert(caller);
         Ok(caller.as_fd())
     }
 
@@ -54,14 +54,14 @@ impl Poller for Ring {
 
     fn next_event(&mut self) -> Option<(Key, u8, Readiness)> {
         while let Some(&index) = self.ready.front() {
-            if let Some(place) = self.places.0.get_mut(index) {
+            if let Some(pair) = self.lanes.0.get_mut(index) {
                 for socket in [0, 1] {
-                    let event = std::mem::replace(&mut place.events[socket], Readiness::NONE);
+                    let event = std::mem::replace(&mut pair.events[socket], Readiness::NONE);
                     if event != Readiness::NONE {
-                        return Some((place.key, socket as u8, event));
+                        return Some((pair.key, socket as u8, event));
                     }
                 }
-                place.queued = false;
+                pair.queued = false;
             }
             self.ready.pop_front();
         }
@@ -73,6 +73,6 @@ impl Poller for Ring {
     }
 
     fn is_unused(&self) -> bool {
-        self.places.0.is_empty()
+        self.lanes.0.is_empty()
     }
 }

@@ -4,15 +4,15 @@ use std::thread;
 
 use io_uring::{Builder, IoUring};
 use rustix::io::Errno;
-
-use super::buffers::Group;
 use splice_base::obstacle::Obstacle;
 
-/// Places for requests: the events that a turn of the loop takes (`EVENTS_PER_TURN`), each with one
+use super::buffers::BufferGroup;
+
+/// Lanes for requests: the events that a turn of the loop takes (`EVENTS_PER_TURN`), each with one
 /// request. When they are all taken the ring submits what is there.
 const REQUESTS: u32 = 256;
 
-/// Places for completions. What does not fit, the kernel keeps (`IORING_FEAT_NODROP`).
+/// Lanes for completions. What does not fit, the kernel keeps (`IORING_FEAT_NODROP`).
 const COMPLETIONS: u32 = 4096;
 
 /// The page that a short message touches, and as many as a turn of the loop takes at once with the
@@ -56,8 +56,8 @@ impl Features {
 pub(super) struct Opened {
     pub(super) uring: IoUring,
     pub(super) features: Features,
-    pub(super) message_buffers: Group,
-    pub(super) bulk_buffers: Group,
+    pub(super) message_buffers: BufferGroup,
+    pub(super) bulk_buffers: BufferGroup,
 }
 
 pub(super) fn open(wanted: Features) -> Result<Opened, Errno> {
@@ -66,7 +66,7 @@ pub(super) fn open(wanted: Features) -> Result<Opened, Errno> {
         Some(built) => (built?, true),
     };
     let has = uring.params();
-    let group = |number, count, bytes| Group::new(&uring, number, count, bytes);
+    let group = |number, count, bytes| BufferGroup::new(&uring, number, count, bytes);
     let message_buffers = group(MESSAGE_GROUP, MESSAGE_BUFFERS, MESSAGE_BUFFER_BYTES)?;
     let bulk_buffers = group(BULK_GROUP, BULK_BUFFERS, BULK_BUFFER_BYTES)?;
     Ok(Opened {

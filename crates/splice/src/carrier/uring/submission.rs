@@ -19,7 +19,7 @@ impl Ring {
             return self.waiting.push_back(entry);
         }
         // SAFETY: what the request names stays where it is until its completion was taken: pieces
-        // and headers in their `Flow`, which `release` keeps until then, groups in the `Ring`.
+        // and headers in their `LaneState`, which `release` keeps until then, groups in the `Ring`.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         if pushed.is_err() {
             self.waiting.push_back(entry);

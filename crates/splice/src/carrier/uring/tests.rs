@@ -14,7 +14,7 @@ use netlab::PATIENCE;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use super::Ring;
-use super::buffers::{Group, Taken};
+use super::buffers::{BufferGroup, Taken};
 use super::setup::Features;
 use crate::carrier::Carriers;
 use crate::endpoint::Endpoint;
@@ -255,9 +255,9 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
             sent += fill(&mut a);
             let ring = event_loop.local::<Carriers>().ring.as_ref().unwrap();
-            let in_hand = ring.places.0.iter().flat_map(|(_, place)| {
-                let flows = place.flows.iter();
-                flows.flat_map(|flow| flow.received.iter().chain(&flow.sending))
+            let in_hand = ring.lanes.0.iter().flat_map(|(_, pair)| {
+                let states = pair.states.iter();
+                states.flat_map(|state| state.received.iter().chain(&state.sending))
             });
             let in_hand: usize = in_hand.map(super::Piece::capacity).sum();
             assert!(in_hand <= super::MULTISHOT_BYTES, "{in_hand} bytes in hand");
@@ -281,7 +281,7 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
 /// for there.
 struct Waiting {
     ring: IoUring,
-    group: Group,
+    group: BufferGroup,
     busy: [UnixStream; 2],
     pairs: Vec<[UnixStream; 2]>,
 }
@@ -295,7 +295,7 @@ impl Waiting {
 
     fn in_workers(count: usize) -> Self {
         let ring = IoUring::new(8).expect("a ring");
-        let group = Group::new(&ring, 0, Self::BUFFERS, Self::BUFFER_BYTES as u32);
+        let group = BufferGroup::new(&ring, 0, Self::BUFFERS, Self::BUFFER_BYTES as u32);
         let pair = || UnixStream::pair().unwrap().into();
         let mut waiting = Self {
             ring,

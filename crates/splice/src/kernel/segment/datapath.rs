@@ -20,7 +20,7 @@ use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 use splice_bpf::types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
-use splice_bpf::{Map, Program, SharedArray, Way, clock, load, namespace, objects, statistics};
+use splice_bpf::{AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics};
 
 /// The datapaths of this process, by the namespace's cookie.
 static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
@@ -60,7 +60,7 @@ struct Table {
     devices: HashMap<u32, Attachment>,
     /// Devices that another thread was to attach the program to, or to ask for it.
     attach_states: HashMap<u32, AttachState>,
-    way: Way,
+    way: AttachMode,
 }
 
 /// How many segments went which way, by the reasons' names (`bpf/lib/reasons.h`): in all network namespaces, since
@@ -118,7 +118,7 @@ impl Datapath {
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 attach_states: HashMap::new(),
-                way: Way::Tcx,
+                way: AttachMode::Tcx,
             }),
             attaching: Mutex::new(()),
             firewall: OnceLock::new(),
@@ -179,7 +179,7 @@ impl Datapath {
     /// From now on goes to devices as on a kernel that has no tcx.
     #[cfg(test)]
     pub(super) fn attach_by_clsact(&self) {
-        self.table().way = Way::Clsact;
+        self.table().way = AttachMode::Clsact;
     }
 
     /// Leaves all devices, and tells which.

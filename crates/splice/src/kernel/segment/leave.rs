@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Segment;
 use super::eligibility::{Obstacle, device, refused};
 use crate::endpoint::Endpoint;
-use crate::firewall::{Refusal, Standing};
+use crate::firewall::{PassState, Refusal};
 use crate::kernel::Turn;
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
@@ -71,13 +71,13 @@ impl Segment {
 
     /// What the filters have come to say since.
     pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
-        match self.pass.as_ref()?.standing() {
-            Standing::Revoked(why) if has_taken => {
+        match self.pass.as_ref()?.state() {
+            PassState::Revoked(why) if has_taken => {
                 Some(Turn::Filtered(format!("packet filters: {why}").into()))
             }
-            Standing::Revoked(why) | Standing::Doubtful(why) if !has_taken => Some(Turn::Refused(
-                format!("segment: packet filters: {why}; {REMEDY}").into(),
-            )),
+            PassState::Revoked(why) | PassState::Doubtful(why) if !has_taken => Some(
+                Turn::Refused(format!("segment: packet filters: {why}; {REMEDY}").into()),
+            ),
             _ => None,
         }
     }

@@ -14,7 +14,7 @@ use crate::reactor::Notifier;
 use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 use splice_bpf::types::{DirectionEntry, Inspection};
-use splice_bpf::{Map, Program, Ring, SharedArray, load};
+use splice_bpf::{Map, Program, RingBuffer, SharedArray, load};
 use splice_bpf::{clock, objects};
 use std::task::Waker;
 
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     entries: SharedArray<DirectionEntry>,
     inspect: Program,
     calls: Map,
-    ring: Mutex<Ring>,
+    ring: Mutex<RingBuffer>,
     table: Mutex<Table>,
 }
 

@@ -4,9 +4,9 @@ use crate::kernel::Aftermath;
 use crate::reactor::{Context, Readiness, Step, Task};
 
 /// Looks after what an engine has left in the kernel, until nothing is left.
-pub(super) struct Remains(pub(super) Box<dyn Aftermath>);
+pub(super) struct AftermathTask(pub(super) Box<dyn Aftermath>);
 
-impl Remains {
+impl AftermathTask {
     fn look(&mut self, cx: &mut Context<'_>) -> Step {
         match self.0.look(cx.now()) {
             Some(at) => {
@@ -18,7 +18,7 @@ impl Remains {
     }
 }
 
-impl Task for Remains {
+impl Task for AftermathTask {
     fn start(&mut self, cx: &mut Context<'_>) -> Step {
         self.look(cx)
     }

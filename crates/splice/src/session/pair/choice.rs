@@ -38,7 +38,7 @@ impl Pair {
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
         if !self.taken {
-            let mut ways = self.directions.iter().map(Direction::way_taken);
+            let mut ways = self.directions.iter().map(Direction::carriers_used);
             if ways.any(|way| way.piped || way.no_pipe.is_some()) {
                 return user_space;
             }
@@ -93,7 +93,7 @@ impl Pair {
         let ways = self
             .directions
             .iter()
-            .map(|direction| direction.way_taken());
+            .map(|direction| direction.carriers_used());
         let piped = ways.clone().any(|way| way.piped);
         let missed = ways.clone().find_map(|way| way.no_pipe);
         let declined = self.declined.as_deref().cloned();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Pair;
-use super::aftermath::Remains;
+use super::aftermath::AftermathTask;
 use crate::endpoint::Endpoint;
 use crate::kernel::DirectionView as _;
 use crate::outcome::{Outcome, Reason, Side};
@@ -100,7 +100,7 @@ impl Pair {
             .kernel
             .take()
             .and_then(|mut kernel| kernel.closed(reason))
-            .map(|left| Box::new(Remains(left)) as Box<dyn Task>);
+            .map(|left| Box::new(AftermathTask(left)) as Box<dyn Task>);
         let outcome = Outcome {
             reason,
             moved: self.status.meter.read(),

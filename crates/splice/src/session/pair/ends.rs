@@ -5,7 +5,7 @@
 //! ```
 
 use crate::endpoint::Endpoint;
-use crate::flow::{Carriage, Direction};
+use crate::flow::{CarrierChoice, Direction};
 use crate::outcome::Side;
 
 #[derive(Debug)]
@@ -54,11 +54,11 @@ impl Ends {
     }
 
     /// What flows between them: an echo has the first direction only.
-    pub(crate) fn directions(&self, carriage: Carriage) -> [Direction; 2] {
+    pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
         let second = match self {
-            Self::Apart(_) => Direction::new(carriage),
+            Self::Apart(_) => Direction::new(carrier_choice),
             Self::Echo(_) => Direction::ended(),
         };
-        [Direction::new(carriage), second]
+        [Direction::new(carrier_choice), second]
     }
 }

@@ -44,10 +44,10 @@ use splice_base::error::Error;
 
 pub(crate) use self::choice::BY_NAME;
 use self::ends::Ends;
-use self::promotion::{Occasion, Promotion};
+use self::promotion::{Promotion, Trigger};
 use super::status::Status;
 use crate::endpoint::Endpoint;
-use crate::flow::{Carriage, Direction, Fault, Progress, Way};
+use crate::flow::{CarrierChoice, Conduit, Direction, Progress, SocketError};
 use crate::kernel::{DirectionView as _, KernelEngine, Watch};
 use crate::limits::Shares;
 use crate::name::{EngineChoice, EngineName};
@@ -111,15 +111,15 @@ impl Pair {
         status: Arc<Status>,
         on_end: Option<OnEnd>,
     ) -> Self {
-        let carriage = match options.engine {
-            EngineChoice::Auto => Carriage::Adaptive,
-            EngineChoice::Only(EngineName::Pipe) => Carriage::Pipe,
-            EngineChoice::Only(EngineName::Aio) => Carriage::Aio,
-            EngineChoice::Only(EngineName::Uring) => Carriage::Ring,
+        let carrier_choice = match options.engine {
+            EngineChoice::Auto => CarrierChoice::Adaptive,
+            EngineChoice::Only(EngineName::Pipe) => CarrierChoice::Pipe,
+            EngineChoice::Only(EngineName::Aio) => CarrierChoice::Aio,
+            EngineChoice::Only(EngineName::Uring) => CarrierChoice::Ring,
             // The others begin with it.
-            EngineChoice::Only(_) => Carriage::Copy,
+            EngineChoice::Only(_) => CarrierChoice::Copy,
         };
-        let mut directions = ends.directions(carriage);
+        let mut directions = ends.directions(carrier_choice);
         for (side, readiness) in Side::BOTH.into_iter().zip(registered.into_iter().flatten()) {
             directions[side.index()].source_became(readiness);
             directions[ends.across(side).index()].destination_became(readiness);
@@ -167,8 +167,8 @@ impl Pair {
         };
         let sides = ends.sides();
         let engine_before = (
-            self.directions[0].way_taken(),
-            self.directions[1].way_taken(),
+            self.directions[0].carriers_used(),
+            self.directions[1].carriers_used(),
         );
         let mut turn_over = false;
         let mut reason = None;
@@ -184,7 +184,7 @@ impl Pair {
                 .byte_limit
                 .filter(|_| !direction.is_held())
                 .map(|limit| limit.saturating_sub(in_kernel[from.index()]));
-            let progress = direction.pump(&mut Way {
+            let progress = direction.pump(&mut Conduit {
                 source: sides[from.index()],
                 destination: sides[to.index()],
                 carriers: cx.carriers(),
@@ -202,7 +202,7 @@ impl Pair {
             match progress {
                 Ok(Progress::Waits) => {}
                 Ok(Progress::TurnOver) => turn_over = true,
-                Err(Fault {
+                Err(SocketError {
                     at_destination,
                     errno,
                 }) => {
@@ -220,8 +220,8 @@ impl Pair {
         }
         if engine_before
             != (
-                self.directions[0].way_taken(),
-                self.directions[1].way_taken(),
+                self.directions[0].carriers_used(),
+                self.directions[1].carriers_used(),
             )
         {
             self.status.set_engine(self.engine());
@@ -234,7 +234,7 @@ impl Pair {
             && let Some(promotion) = &self.promotion
             && promotion.wants(self.given_bytes())
         {
-            self.ask(cx, Occasion::Moved);
+            self.ask(cx, Trigger::Moved);
         }
         match reason {
             Some(Reason::ByteLimit) => self.part(cx),
@@ -303,7 +303,7 @@ impl Task for Pair {
             return self.end(cx, Reason::Refused);
         }
         if matches!(self.choice, EngineChoice::Only(name) if name.is_in_kernel()) {
-            self.ask(cx, Occasion::Start);
+            self.ask(cx, Trigger::Start);
             if self.kernel.is_none() {
                 return self.end(cx, Reason::Refused);
             }
@@ -353,7 +353,7 @@ impl Task for Pair {
         let promotion = self.promotion.as_ref();
         let ask_at = promotion.and_then(|promotion| promotion.ask_at());
         if ask_at.is_some_and(|at| at <= now) {
-            self.ask(cx, Occasion::Time);
+            self.ask(cx, Trigger::Deadline);
             step = self.pump(cx);
         } else if self.kernel_look_at.is_some_and(|at| at <= now) {
             self.kernel_look_at = None;

@@ -12,13 +12,13 @@ use crate::reactor::Context;
 
 /// When a pair asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Occasion {
+pub(crate) enum Trigger {
     /// It starts.
     Start,
     /// It has moved as much as the policy [`wants`](Promotion::wants).
     Moved,
     /// The time has come at which it was to [ask](Promotion::ask_at).
-    Time,
+    Deadline,
 }
 
 /// What a policy may know of the pair that asks.
@@ -49,7 +49,7 @@ pub(crate) trait Promotion: Send + fmt::Debug {
 
     fn propose(
         &mut self,
-        occasion: Occasion,
+        trigger: Trigger,
         candidate: &Candidate<'_>,
         cx: &mut Context<'_>,
     ) -> Proposal;

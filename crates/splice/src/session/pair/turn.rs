@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::promotion::{Candidate, Occasion, Proposal};
+use super::promotion::{Candidate, Proposal, Trigger};
 use super::{Pair, errno_of};
 use crate::endpoint::redirected_receive_bytes;
 use crate::kernel::{DirectionView as _, Next, PairView, Turn, Watch};
@@ -118,7 +118,7 @@ impl Pair {
     }
 
     /// Asks which engine in the kernel is to try the pair, which the next turn does.
-    pub(super) fn ask(&mut self, cx: &mut Context<'_>, occasion: Occasion) {
+    pub(super) fn ask(&mut self, cx: &mut Context<'_>, trigger: Trigger) {
         let (Some(promotion), Some(ends)) = (&mut self.promotion, &self.ends) else {
             return;
         };
@@ -128,7 +128,7 @@ impl Pair {
             is_held: self.kernel.is_some(),
         };
         let asked_at = promotion.ask_at();
-        let proposal = promotion.propose(occasion, &candidate, cx);
+        let proposal = promotion.propose(trigger, &candidate, cx);
         let is_put_off = promotion.ask_at() != asked_at;
         match proposal {
             Proposal::Nothing => {}

@@ -45,7 +45,7 @@ impl BadPath {
         for namespace in [lab.client(), lab.relay(), lab.server()] {
             for device in devices(namespace) {
                 let link = namespace
-                    .enter(|| program.attach(device, Traffic::In, Way::Tcx))
+                    .enter(|| program.attach(device, Traffic::In, AttachMode::Tcx))
                     .expect("entered");
                 links.push(link.expect("attached"));
             }

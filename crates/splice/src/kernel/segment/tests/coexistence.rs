@@ -62,13 +62,19 @@ impl Bystander {
 
     fn standing(mut self, lab: &Lab, device: &str, traffic: &[Traffic]) -> Self {
         for traffic in traffic {
-            let link = self.attach(lab, device, *traffic, Way::Tcx);
+            let link = self.attach(lab, device, *traffic, AttachMode::Tcx);
             self._links.push(link.expect("attached"));
         }
         self
     }
 
-    fn attach(&self, lab: &Lab, device: &str, traffic: Traffic, way: Way) -> Result<DeviceLink> {
+    fn attach(
+        &self,
+        lab: &Lab,
+        device: &str,
+        traffic: Traffic,
+        way: AttachMode,
+    ) -> Result<DeviceLink> {
         let program = self.object.program("bystander").expect("a program");
         let index = index_of(lab.relay(), device);
         let attached = lab.relay().enter(|| program.attach(index, traffic, way));
@@ -265,7 +271,7 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
     }
     let lab = Lab::new().expect("a lab");
     let thief = Bystander::new(SHOT);
-    let attach = || thief.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
+    let attach = || thief.attach(&lab, Lab::TO_CLIENT, Traffic::In, AttachMode::Clsact);
     let link = attach().expect("attached");
     // In this thread's namespace there is nothing to detach.
     drop(link);
@@ -296,7 +302,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     }
     let lab = Lab::new().expect("a lab");
     let other = Bystander::new(NEXT);
-    let attach = || other.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
+    let attach = || other.attach(&lab, Lab::TO_CLIENT, Traffic::In, AttachMode::Clsact);
     let standing = || {
         filters(&lab, Lab::TO_CLIENT, "ingress")
             .matches("name caller")
@@ -330,7 +336,7 @@ fn a_filter_takes_the_next_place_where_others_are() {
     let device = Lab::TO_CLIENT;
     run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
     let other = Bystander::new(NEXT);
-    let attach = || other.attach(&lab, device, Traffic::In, Way::Clsact);
+    let attach = || other.attach(&lab, device, Traffic::In, AttachMode::Clsact);
     // What a relay that died has left in the first place stays, since nobody can tell that it is dead.
     drop(attach().expect("attached"));
     let name = format!("spliced filter {} in 50000", index_of(lab.relay(), device));

@@ -25,14 +25,14 @@ fn a_device_that_was_refused_is_asked_for_again() {
     netlab::until("the program stands there", || stands() == Some(Ok(())));
 }
 
-fn has_the_index_of_another(way: Way) {
+fn has_the_index_of_another(way: AttachMode) {
     if !available(Need::Root) {
         return;
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
     let datapath = ground_in(&lab);
-    if way == Way::Clsact {
+    if way == AttachMode::Clsact {
         datapath.attach_by_clsact();
     }
     let (client, server, handle) = spliced_across(&lab, &splicer);
@@ -66,12 +66,12 @@ fn has_the_index_of_another(way: Way) {
 
 #[test]
 fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
-    has_the_index_of_another(Way::Tcx);
+    has_the_index_of_another(AttachMode::Tcx);
 }
 
 #[test]
 fn neither_is_one_whose_qdisc_has_gone() {
-    has_the_index_of_another(Way::Clsact);
+    has_the_index_of_another(AttachMode::Clsact);
 }
 
 /// Another thread asks whether the program still stands on a device, since that may have to wait for

@@ -62,7 +62,7 @@ use crate::{
     Endpoint, EngineChoice, EngineName, EventLoop, Handle, Options, Outcome, Reason, Side, Splicer,
 };
 use splice_bpf::Plain;
-use splice_bpf::{DeviceLink, Traffic, Way};
+use splice_bpf::{AttachMode, DeviceLink, Traffic};
 use splice_bpf::{SharedArray, load};
 
 /// How many change-overs a test does; more in a hunt.

@@ -13,7 +13,7 @@ use super::super::shared;
 use super::super::tests::{Nobody, forge, missing};
 use super::*;
 use crate::EventLoop;
-use crate::flow::Carriage;
+use crate::flow::CarrierChoice;
 use std::task::Waker;
 
 use crate::flow::Direction;
@@ -39,7 +39,7 @@ impl Turned {
         let [cookie, back_cookie] = ends.each_ref().map(|end| socket_cookie(end).unwrap());
         let mut this = Self {
             tap: Tap::new(0, cookie, back_cookie),
-            directions: [(), ()].map(|()| Direction::new(Carriage::Copy)),
+            directions: [(), ()].map(|()| Direction::new(CarrierChoice::Copy)),
             waker: EventLoop::new().unwrap().spawn(Box::new(Nobody)).into(),
             joined_at: Instant::now(),
             shared,

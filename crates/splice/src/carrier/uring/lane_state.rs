@@ -17,16 +17,16 @@ use crate::reactor::{Key, Readiness};
 
 /// Which of the two groups of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Size {
+pub(super) enum BufferKind {
     Message,
     Bulk,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Receive {
+pub(super) enum ReceiveState {
     Idle,
     Once {
-        size: Size,
+        size: BufferKind,
         most_bytes: u32,
         bundle: bool,
     },
@@ -34,7 +34,7 @@ pub(super) enum Receive {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Send {
+pub(super) enum SendState {
     Idle,
     /// Of so many bytes. It is over when it has been submitted, since it does not wait.
     Submitted(usize),
@@ -49,9 +49,9 @@ pub(super) enum Send {
 
 /// What stands behind the bytes that have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Behind {
+pub(super) enum StreamEnd {
     EndOfStream,
-    Fault(Errno),
+    Error(Errno),
 }
 
 /// What `sendmsg(2)` is told: several pieces at once.
@@ -80,48 +80,48 @@ impl Gather {
 }
 
 /// One direction's requests.
-pub(super) struct Flow {
-    pub(super) receive: Receive,
+pub(super) struct LaneState {
+    pub(super) receive: ReceiveState,
     /// What is received from.
     pub(super) source: RawFd,
     /// The receive is to end: its last completion is still to come.
     pub(super) cancelled: bool,
     pub(super) released: bool,
     pub(super) received: VecDeque<Piece>,
-    pub(super) behind: Option<Behind>,
-    pub(super) send: Send,
+    pub(super) stream_end: Option<StreamEnd>,
+    pub(super) send: SendState,
     /// In the hand of the direction. The kernel reads it while `send` is submitted.
     pub(super) sending: VecDeque<Piece>,
     pub(super) gather: Option<Box<Gather>>,
 }
 
-impl Flow {
+impl LaneState {
     pub(super) const NEW: Self = Self {
-        receive: Receive::Idle,
+        receive: ReceiveState::Idle,
         source: -1,
         cancelled: false,
         released: false,
         received: VecDeque::new(),
-        behind: None,
-        send: Send::Idle,
+        stream_end: None,
+        send: SendState::Idle,
         sending: VecDeque::new(),
         gather: None,
     };
 
     pub(super) fn is_quiet(&self) -> bool {
-        self.receive == Receive::Idle && !self.is_sending()
+        self.receive == ReceiveState::Idle && !self.is_sending()
     }
 
     pub(super) fn is_sending(&self) -> bool {
-        matches!(self.send, Send::Submitted(_) | Send::Silent(_))
+        matches!(self.send, SendState::Submitted(_) | SendState::Silent(_))
     }
 }
 
 /// A pair's place on the ring.
-pub(super) struct Place {
+pub(super) struct LanePair {
     pub(super) key: Key,
     /// The first reads socket 0 of the pair and writes to socket 1.
-    pub(super) flows: [Flow; 2],
+    pub(super) states: [LaneState; 2],
     /// What has become possible on each socket.
     pub(super) events: [Readiness; 2],
     /// In `Ring::ready`.
@@ -130,17 +130,17 @@ pub(super) struct Place {
 
 /// The places of all pairs; that of the lane `index` is `index / 2`.
 #[derive(Default)]
-pub(super) struct Places(pub(super) Slab<Place>);
+pub(super) struct Lanes(pub(super) Slab<LanePair>);
 
-impl Places {
-    pub(super) fn flow(&mut self, index: usize) -> &mut Flow {
-        &mut self.0[index / 2].flows[index % 2]
+impl Lanes {
+    pub(super) fn state(&mut self, index: usize) -> &mut LaneState {
+        &mut self.0[index / 2].states[index % 2]
     }
 
     /// Tells of a socket. True when the place has to be looked at from now on.
     pub(super) fn tell(&mut self, index: usize, socket: usize, readiness: Readiness) -> bool {
-        let place = &mut self.0[index / 2];
-        place.events[socket] = place.events[socket].and(readiness);
-        !std::mem::replace(&mut place.queued, true)
+        let pair = &mut self.0[index / 2];
+        pair.events[socket] = pair.events[socket].and(readiness);
+        !std::mem::replace(&mut pair.queued, true)
     }
 }

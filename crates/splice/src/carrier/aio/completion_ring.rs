@@ -40,12 +40,12 @@ const _: () = assert!(size_of::<RingHeader>() == 32 && size_of::<Completion>() =
 
 /// The ring of a context.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct CompletionRing {
     /// What the kernel knows the context by: the address of its ring (`ioctx_alloc`).
     id: usize,
 }
 
-impl Ring {
+impl CompletionRing {
     /// The ring of the context `id`.
     ///
     /// # Safety

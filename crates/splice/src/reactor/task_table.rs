@@ -17,14 +17,14 @@ struct Slot {
 }
 
 #[derive(Default)]
-pub(super) struct Slots {
+pub(super) struct TaskTable {
     slab: Slab<Slot>,
     next_generation: u32,
     /// Those that want to go on in the next turn.
     waiting: VecDeque<Key>,
 }
 
-impl Slots {
+impl TaskTable {
     pub(super) fn insert(&mut self, task: Box<dyn Task>) -> Key {
         let generation = self.next_generation;
         self.next_generation = (generation + 1) % (1 << GENERATION_BITS);
@@ -80,7 +80,7 @@ impl Slots {
     }
 
     /// All but the one that runs.
-    pub(super) fn tasks(&self) -> impl Iterator<Item = &dyn Task> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Task> {
         let slots = self.slab.iter();
         slots.filter_map(|(_, slot)| slot.task.as_deref())
     }
