@@ -29,6 +29,7 @@
 
 pub(crate) mod segment;
 pub(crate) mod sockmap;
+mod tcp_state;
 
 use std::borrow::Cow;
 use std::fmt;

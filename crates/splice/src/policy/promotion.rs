@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use splice_base::error::Result;
 
-use crate::endpoint::{Endpoint, Kind};
+use crate::endpoint::Endpoint;
 use crate::kernel::segment::Segment;
 use crate::kernel::segment::datapath::DatapathHandle;
 use crate::kernel::sockmap::Sockmap;
@@ -53,9 +53,7 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     }
     Ok(match engine {
         EngineName::Sockmap => {
-            for end in ends.each() {
-                engine.can_take(end.kind())?;
-            }
+            can_take(engine, ends)?;
             let sockmap = Sockmap::new().map_err(|obstacle| engine.hindered(obstacle))?;
             Plan {
                 kernel: Some(Box::new(sockmap)),
@@ -72,9 +70,10 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     })
 }
 
-fn are_tcp(ends: &Ends) -> bool {
-    let is_tcp = |end: &Endpoint| matches!(end.kind(), Kind::Tcp4 | Kind::Tcp6);
-    ends.each().iter().all(is_tcp)
+/// Whether the engine takes both ends' kinds of socket.
+fn can_take(engine: EngineName, ends: &Ends) -> Result<()> {
+    let mut kinds = ends.each().iter().map(Endpoint::kind);
+    kinds.try_for_each(|kind| engine.can_take(kind))
 }
 
 /// `segment` was asked for by name: it is tried at once, and the loop waits for its program.
@@ -98,8 +97,8 @@ impl Promotion for ByName {
         candidate: &Candidate<'_>,
         cx: &mut Context<'_>,
     ) -> Proposal {
-        if !are_tcp(candidate.ends) {
-            return Proposal::Unavailable("segment: an end is not a TCP connection".into());
+        if let Err(refusal) = can_take(EngineName::Segment, candidate.ends) {
+            return Proposal::Unavailable(refusal.to_string().into());
         }
         match cx.local::<DatapathHandle>().datapath() {
             Ok(datapath) => Proposal::Try(Box::new(Segment::new(
@@ -133,7 +132,8 @@ impl Auto {
         if ends.is_echo() {
             return None;
         }
-        let segment_after = options.segment_after.filter(|_| are_tcp(ends));
+        let segment_after = options.segment_after;
+        let segment_after = segment_after.filter(|_| can_take(EngineName::Segment, ends).is_ok());
         let schedule = Schedule::new(
             now,
             options.promote_after_bytes,
@@ -174,11 +174,9 @@ impl Auto {
     }
 
     fn sockmap(&mut self, candidate: &Candidate<'_>) -> Proposal {
-        let kinds = candidate.ends.each().iter().map(Endpoint::kind);
         let engine = EngineName::Sockmap;
-        let takes = kinds.into_iter().try_for_each(|kind| engine.can_take(kind));
-        let sockmap =
-            takes.and_then(|()| Sockmap::new().map_err(|obstacle| engine.hindered(obstacle)));
+        let sockmap = can_take(engine, candidate.ends)
+            .and_then(|()| Sockmap::new().map_err(|obstacle| engine.hindered(obstacle)));
         match sockmap {
             Ok(sockmap) => Proposal::Try(Box::new(sockmap)),
             Err(refusal) => {

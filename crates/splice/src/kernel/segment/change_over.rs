@@ -1,281 +1,390 @@
-//! The steps from the one state to the next; `mod.rs` has them all.
+//! How far a pair has changed over, and what to do next.
+//!
+//! ```text
+//!     the program is          both peers'      both streams bypass the sockets,
+//!     attached to both        segments were    which are empty
+//!     devices                 seen
+//! New ────────────────▶ Watching ────▶ Overlap ───────────────────────────────▶ Spliced ──▶ over
+//!  │                        │             ▲                                        │
+//!  └───────────┬────────────┘             └────────────────────────────────────────┘
+//!              ▼                              a late segment reached a socket
+//!           refused
+//! ```
+//!
+//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment.h`).
+//!
+//! This file neither reads a clock nor asks the kernel: `turn.rs` passes in the sockets, the streams and the
+//! time, and does what is decided here.
+
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::eligibility::{
-    self, Obstacle, Plan, can_go_on, examine, has_ended, is_own, promised, was_seen,
+    NotedSegment, Obstacle, can_go_on, device, examine, has_ended, is_own, promised, was_seen,
 };
-use super::flow::Flow;
-use super::sockets::{ask, put_to_sleep, wake};
-use super::{
-    ENDED_BEFORE, LARGEST_OVERLAP_PAUSE, LARGEST_PAUSE, Load, Phase, Progress, SLEEPING_PAUSE,
-    SMALLEST_PAUSE, Segment, reached,
-};
-use crate::endpoint::Endpoint;
-use crate::kernel::KernelEngine;
+use super::translation::Translation;
 use crate::outcome::Side;
-use splice_bpf::types::{SegmentInspection, segment_mark as mark};
+use splice_bpf::types::{SegmentInspection, SegmentSocket};
 
-/// How long a pair waits to be seen by the program, or for a gap to close: a round trip to a far
-/// peer, and a repetition.
+/// The first pause between two looks at a pair, which is one tick of the loop's timer, and the longest one
+/// while its segments are watched.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// The longest pause in Overlap. Each pause is twice the one before, so a delayed acknowledgement, which
+/// often comes last (`TCP_DELACK_MAX`, 200 ms), is found soon enough. A receiver that does not read may keep
+/// a pair in Overlap for hours, and thousands of pairs at once. Their streams bypass the sockets all the same.
+pub(super) const LONGEST_OVERLAP_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often to look at a pair whose sockets sleep. A reset wakes the pair, but any packet can get lost. This
+/// is often enough that ended pairs do not pile up, and rare enough to cost nothing.
+pub(super) const SLEEPING_PAUSE: Duration = Duration::from_secs(20);
+
+/// How long a pair waits until the program sees its segments, or until a gap closes: a round trip to a far
+/// peer, and a retransmission.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often the peers are asked for a segment, and how long after each other: a peer that does not
-/// read has answers to spare only now and then (`net.ipv4.tcp_invalid_ratelimit`, 500 ms), and the
-/// last may have gone to the socket's own question for room.
-pub(super) const PROBES: u32 = 3;
-const ANSWERED_ONCE_IN: Duration = Duration::from_millis(600);
+/// How often the peers are probed, and how far apart. A peer that does not read answers only now and then
+/// (`net.ipv4.tcp_invalid_ratelimit`, 500 ms), and its last answer may have gone to the socket's own window
+/// probe.
+const PROBES: u32 = 3;
+const BETWEEN_PROBES: Duration = Duration::from_millis(600);
 
-/// A peer that has been silent may be promised a little too much, as long as it was promised no
-/// more than this: a connection's first window (`tcp_rmem[1]` has room for 64 KiB) and a half. It
-/// would have to send more than the receiver's whole window before it hears of that.
+/// A silent peer may have been promised more than the other peer has room for, but no more than this: a
+/// connection's first window (`tcp_rmem[1]` leaves room for 64 KiB) and a half. To overrun the receiver it
+/// would have to send more than the receiver's whole window before it hears of that window.
 const FIRST_WINDOW_BYTES: i32 = 96 << 10;
 
 /// Silence of this length is no gap in a transfer.
 const IDLE: Duration = Duration::from_millis(16);
 
-/// How long a socket may still have a word to say after it was put to sleep: an acknowledgement
-/// waits 200 ms at most (`TCP_DELACK_MAX`).
-const LAST_WORD: Duration = Duration::from_millis(250);
+/// How long a socket may still send after it was put to sleep: a delayed acknowledgement waits for 200 ms at
+/// most (`TCP_DELACK_MAX`).
+const LAST_ACK_WITHIN: Duration = Duration::from_millis(250);
 
-impl Segment {
-    fn later(&mut self) -> Progress {
-        let pause = self.pause;
-        let largest = match self.phase {
-            Phase::Overlap => LARGEST_OVERLAP_PAUSE,
-            _ => LARGEST_PAUSE,
-        };
-        self.pause = (pause * 2).min(largest);
-        Progress::Later(pause)
-    }
+/// Why the engine declines a pair one of whose streams is closed.
+pub(super) const ENDED_BEFORE: &str = "segment: a stream had ended before it was taken";
 
-    /// Looks often as long as the change-over gets on.
-    fn later_unless_moved(&mut self, to: [u32; 2]) -> Progress {
-        if std::mem::replace(&mut self.moved_to, to) != to {
-            self.pause = SMALLEST_PAUSE;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    New,
+    Watching,
+    Overlap,
+    Spliced,
+}
+
+/// What user space has of one side's stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stream {
+    /// Read from one socket, and not yet written to the other.
+    pub(super) in_flight_bytes: usize,
+    /// User space has passed on the end of the stream.
+    pub(super) has_ended: bool,
+}
+
+/// What a look at the pair came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// User space goes on copying; look again after this long.
+    Copying(Duration),
+    /// The pair stays in user space: one of its streams has ended.
+    Declined(&'static str),
+    /// The pair stays in user space: the engine does not take pairs of this kind.
+    Refused(Cow<'static, str>),
+    /// The sockets sleep; look again after this long.
+    Spliced(Duration),
+    /// A sleeping socket has something to deliver.
+    Woken,
+}
+
+/// What a look at a watched pair came to.
+#[derive(Debug)]
+pub(super) enum Watched {
+    /// Overlap can begin.
+    Translatable(Translation),
+    /// The program has seen no segment of this side's peer, which is to come in on this device.
+    Unseen {
+        side: Side,
+        device: u32,
+        is_probe_due: bool,
+    },
+    Stays(Progress),
+}
+
+/// What a look at sleeping sockets came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Asleep {
+    /// A late segment has reached one of them, which has to deliver it.
+    Late,
+    /// They may still send a delayed acknowledgement; look again after this long.
+    MaySend(Duration),
+    Silent,
+}
+
+/// Where a pair stands on its way from user space into the kernel.
+#[derive(Debug)]
+pub(super) struct ChangeOver {
+    phase: Phase,
+    cookies: [u64; 2],
+    bypasses_firewall: bool,
+    /// The next pause between two looks.
+    pause: Duration,
+    probed_at: Option<Instant>,
+    probes_left: u32,
+    seq_delta: [u32; 2],
+    /// In Overlap: where each stream was last found empty, and since when it has stood there.
+    idle_since: [Option<(u32, Instant)>; 2],
+    /// In Overlap: what each peer had acknowledged at the last look.
+    acked: [u32; 2],
+    /// What the sockets had received when they were put to sleep. `rcv_wup` would not do: a segment that
+    /// came in between was acknowledged, and still has to be delivered.
+    slept_with: [u32; 2],
+    /// The first look at the sleeping sockets.
+    asleep_since: Option<Instant>,
+}
+
+impl ChangeOver {
+    pub(super) fn new(bypasses_firewall: bool) -> Self {
+        Self {
+            phase: Phase::New,
+            cookies: [0; 2],
+            bypasses_firewall,
+            pause: SHORTEST_PAUSE,
+            probed_at: None,
+            probes_left: PROBES,
+            seq_delta: [0; 2],
+            idle_since: [None; 2],
+            acked: [0; 2],
+            slept_with: [0; 2],
+            asleep_since: None,
         }
-        self.later()
     }
 
-    /// Once bytes may go past the sockets there is no way back.
-    pub(super) fn later_or(&mut self, why: impl Into<Cow<'static, str>>) -> Progress {
-        if self.probes_left == 0
-            && self.probed_at.is_some_and(|at| at.elapsed() > SEEN_WITHIN)
-            && !self.has_taken()
-        {
-            return Progress::Refused(why.into());
-        }
-        self.later()
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
     }
 
+    /// Bytes may bypass the sockets: there is no way back.
+    pub(super) fn has_taken(&self) -> bool {
+        matches!(self.phase, Phase::Overlap | Phase::Spliced)
+    }
+
+    /// The program watches the segments of the sockets with these cookies.
+    pub(super) fn begin_watching(&mut self, cookies: [u64; 2]) {
+        self.phase = Phase::Watching;
+        self.cookies = cookies;
+    }
+
+    /// Whether Overlap can begin. `noted` is what the program has noted of each peer's segments.
     pub(super) fn watch(
-        &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
+        &self,
         found: &SegmentInspection,
-        loads: [Load; 2],
-    ) -> Progress {
-        // Of one that has ended, the peer has nothing left to say that could be seen.
+        streams: [Stream; 2],
+        noted: [Option<NotedSegment>; 2],
+        is_admitted: bool,
+        now: Instant,
+    ) -> Watched {
+        // A peer whose stream has ended may send nothing more that the program could see.
         if !self.finds_both(found) || found.socket.iter().any(has_ended) {
-            return Progress::Declined(ENDED_BEFORE);
+            return Watched::Stays(Progress::Declined(ENDED_BEFORE));
         }
         match examine(found, &self.cookies, self.bypasses_firewall) {
-            Err(Obstacle::Refused(why)) => return Progress::Refused(why),
-            Err(Obstacle::Ended) => return Progress::Declined(ENDED_BEFORE),
+            Err(Obstacle::Refused(why)) => return Watched::Stays(Progress::Refused(why)),
+            Err(Obstacle::Ended) => return Watched::Stays(Progress::Declined(ENDED_BEFORE)),
             Err(Obstacle::NotNow) | Ok(()) => {}
         }
-        if !self.bypasses_firewall && !self.has_leave(found) {
-            let why = "segment: its route has changed since the packet filters were asked";
-            return Progress::Refused(why.into());
+        if !self.bypasses_firewall && !is_admitted {
+            let why = "its route has changed since the packet filters were asked";
+            return Watched::Stays(Progress::Refused(why.into()));
         }
         for side in Side::BOTH {
-            let entry = flow.side(side.index());
-            let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {
-                (
-                    entry.seen_device.load(Relaxed),
-                    entry.high_seq(),
-                    entry.high_ack.load(Relaxed),
-                )
-            });
+            let noted = noted[side.index()];
             if !was_seen(found, side.index(), noted) {
-                let device = eligibility::device(&found.socket[side.index()]);
-                if let Err(Obstacle::Refused(why)) = self.probe(ends, device) {
-                    return Progress::Refused(why);
-                }
-                return self.later_or(format!(
-                    "no segment of {side:?}'s was seen on device {device}: NAT, policy routing or \
-                     another tc program stands between"
-                ));
+                return Watched::Unseen {
+                    side,
+                    device: device(&found.socket[side.index()]),
+                    is_probe_due: self.is_probe_due(now),
+                };
             }
-            let hops = noted.map(|_| entry.seen_hops.load(Relaxed));
-            if !can_go_on(found, side.index(), hops) {
-                return Progress::Refused(
-                    format!("{side:?}'s segments come with a TTL of 1, so they go no further")
-                        .into(),
+            if !can_go_on(found, side.index(), noted) {
+                let why = format!(
+                    "{side:?}'s segments arrive with a TTL of 1, so they cannot be forwarded"
                 );
+                return Watched::Stays(Progress::Refused(why.into()));
             }
         }
-        let plan = eligibility::plan(found, loads.map(|load| load.held));
-        self.seq_delta = plan.sides.map(|side| side.seq_delta);
-        reached("planned");
-        for (next_byte, side) in self.counters.next_byte.iter().zip(&plan.sides) {
-            next_byte.store(side.next_byte, Relaxed);
+        let in_flight = streams.map(|stream| stream.in_flight_bytes);
+        Watched::Translatable(Translation::between(found, in_flight))
+    }
+
+    fn is_probe_due(&self, now: Instant) -> bool {
+        match self.probed_at {
+            // Where bytes flow, a segment comes without a probe.
+            None => self.pause > SHORTEST_PAUSE,
+            Some(at) => self.probes_left > 0 && now.duration_since(at) > BETWEEN_PROBES,
         }
-        flow.overlap(&plan);
-        reached("overlap");
+    }
+
+    pub(super) fn probed(&mut self, now: Instant) {
+        self.probed_at = Some(now);
+        self.probes_left -= 1;
+    }
+
+    /// Looks again later, or gives up when the last probe has had no answer. Once bytes may bypass the
+    /// sockets there is no way back.
+    pub(super) fn later_or(&mut self, now: Instant, why: impl Into<Cow<'static, str>>) -> Progress {
+        let is_unanswered = |at| now.duration_since(at) > SEEN_WITHIN;
+        if self.probes_left == 0 && self.probed_at.is_some_and(is_unanswered) && !self.has_taken() {
+            return Progress::Refused(why.into());
+        }
+        self.later()
+    }
+
+    /// Looks again after a pause that is twice the one before.
+    pub(super) fn later(&mut self) -> Progress {
+        let pause = self.pause;
+        let longest = match self.phase {
+            Phase::Overlap => LONGEST_OVERLAP_PAUSE,
+            _ => LONGEST_PAUSE,
+        };
+        self.pause = (pause * 2).min(longest);
+        Progress::Copying(pause)
+    }
+
+    /// How the sequence spaces lie to one another, before the program is told.
+    pub(super) fn prepare_overlap(&mut self, translation: &Translation) {
+        self.seq_delta = translation.sides.map(|side| side.seq_delta);
+    }
+
+    /// The program acts on the translation.
+    pub(super) fn begin_overlap(&mut self) {
         self.phase = Phase::Overlap;
-        self.pause = SMALLEST_PAUSE;
-        // What the sockets have promised since `found` was asked for counts, too; from now on
-        // their peers hear no more of it.
-        match self.datapath.inspect(flow.tuples()) {
-            Ok(found) if self.finds_both(&found) => {
-                for (from, socket) in found.socket.iter().enumerate() {
-                    flow.promise(from, promised(socket));
-                }
-                flow.catch_up(&found);
-                for (from, socket) in found.socket.iter().enumerate() {
-                    // Only from now on nothing can come unseen.
-                    if self.is_empty(&found, loads[from], from) && self.is_safe(&plan, &found, from)
-                    {
-                        flow.let_past(from, socket.rcv_nxt);
-                    }
-                }
-                self.overlap(flow, ends, &found, loads)
-            }
-            // What is gone was reset, of which the pair hears by its socket.
-            Ok(_) | Err(_) => self.later(),
-        }
+        self.pause = SHORTEST_PAUSE;
     }
 
     /// None of the pair's own sockets is gone.
-    fn finds_both(&self, found: &SegmentInspection) -> bool {
+    pub(super) fn finds_both(&self, found: &SegmentInspection) -> bool {
         let mut sockets = found.socket.iter().zip(self.cookies);
         sockets.all(|(socket, cookie)| is_own(socket, cookie))
     }
 
-    /// All that the socket has of this side's stream has arrived at the other peer.
-    fn is_empty(&self, found: &SegmentInspection, load: Load, from: usize) -> bool {
-        let (near, far) = (&found.socket[from], &found.socket[1 - from]);
-        near.copied_seq == near.rcv_nxt
-            && load.held == 0
-            && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
-            && far.snd_una == far.write_seq
+    /// This is the pair's own socket on that side.
+    pub(super) fn is_own(&self, socket: &SegmentSocket, side: usize) -> bool {
+        is_own(socket, self.cookies[side])
     }
 
-    /// This side's peer, which is silent, will not be promised much more than the other one has room
-    /// for.
-    fn is_safe(&self, plan: &Plan, found: &SegmentInspection, from: usize) -> bool {
-        let near = &found.socket[from];
-        let edge = plan.sides[1 - from].edge.wrapping_sub(self.seq_delta[from]);
-        let room = edge.wrapping_sub(near.rcv_nxt).cast_signed();
-        promised(near).wrapping_sub(near.rcv_nxt).cast_signed() <= room.max(FIRST_WINDOW_BYTES)
-    }
-
-    /// Makes both peers send a segment, so that the program sees one where it was not seen.
-    fn probe(&mut self, ends: [&Endpoint; 2], device: u32) -> Result<(), Obstacle> {
-        let is_due = match self.probed_at {
-            // Where bytes flow a segment comes by itself.
-            None => self.pause > SMALLEST_PAUSE,
-            Some(at) => at.elapsed() > ANSWERED_ONCE_IN && self.probes_left > 0,
-        };
-        if is_due {
-            self.datapath
-                .reattach_beside(device)
-                .ok_or(Obstacle::NotNow)?
-                .map_err(|why| Obstacle::Refused(why.into()))?;
-            self.probed_at = Some(Instant::now());
-            self.probes_left -= 1;
-            ends.into_iter().for_each(ask);
-        }
-        Ok(())
-    }
-
-    pub(super) fn overlap(
-        &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
+    /// Where the side's stream bypasses the sockets from the start of Overlap, if it does: it is empty, and
+    /// its peer, which is silent, was not promised much more than the other peer has room for.
+    pub(super) fn border_at_once(
+        &self,
+        translation: &Translation,
         found: &SegmentInspection,
-        loads: [Load; 2],
-    ) -> Progress {
-        if !self.finds_both(found) {
-            // It was reset; the pair hears of it by its socket.
-            flow.renew();
-            return self.later();
-        }
-        flow.look(found.socket.each_ref().map(promised));
-        flow.catch_up(found);
-        let mut settled = true;
-        for (from, load) in loads.into_iter().enumerate() {
-            let end = found.socket[from].rcv_nxt;
-            let is_empty = self.is_empty(found, load, from);
-            if is_empty && !flow.is_past(from) && self.silent_for(from, end) > IDLE {
-                flow.let_past(from, end);
-            }
-            settled &= is_empty && flow.is_past(from);
-        }
-        if !settled {
-            reached("emptying");
-            return self.later_unless_moved(found.socket.map(|socket| socket.snd_una));
-        }
-        for (from, load) in loads.iter().enumerate() {
-            flow.cut(from, found.socket[from].rcv_nxt);
-            if load.ended {
-                // It went through the sockets, and was acknowledged with the rest.
-                flow.end(from, found.socket[from].rcv_nxt);
-            }
-        }
-        reached("settled");
-        flow.splice();
-        reached("spliced");
-        self.phase = Phase::Spliced;
-        self.slept_at = Some(Instant::now());
-        self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
-        for end in ends {
-            put_to_sleep(end, &self.datapath);
-            reached("asleep");
-        }
-        // What was on its way into a socket meanwhile shows at the next look.
-        Progress::Spliced(SMALLEST_PAUSE)
+        stream: Stream,
+        from: usize,
+    ) -> Option<u32> {
+        let near = &found.socket[from];
+        let edge = translation.sides[1 - from]
+            .edge
+            .wrapping_sub(self.seq_delta[from]);
+        let room = edge.wrapping_sub(near.rcv_nxt).cast_signed();
+        let promised = promised(near).wrapping_sub(near.rcv_nxt).cast_signed();
+        let is_safe = promised <= room.max(FIRST_WINDOW_BYTES);
+        (is_safe && self.is_empty(found, stream, from)).then_some(near.rcv_nxt)
     }
 
-    /// For how long this side's stream has stood at `end`.
-    fn silent_for(&mut self, from: usize, end: u32) -> Duration {
-        match &mut self.silent[from] {
-            Some((at, since)) if *at == end => since.elapsed(),
-            silent => {
-                *silent = Some((end, Instant::now()));
+    /// Where the side's stream, which goes by the sockets, begins to bypass them, if it does: it is empty,
+    /// and has been for a while.
+    pub(super) fn border_when_idle(
+        &mut self,
+        found: &SegmentInspection,
+        stream: Stream,
+        from: usize,
+        now: Instant,
+    ) -> Option<u32> {
+        let end = found.socket[from].rcv_nxt;
+        (self.is_empty(found, stream, from) && self.idle_for(from, end, now) > IDLE).then_some(end)
+    }
+
+    /// For how long the side's stream has stood at `end`.
+    fn idle_for(&mut self, from: usize, end: u32, now: Instant) -> Duration {
+        match &mut self.idle_since[from] {
+            Some((at, since)) if *at == end => now.duration_since(*since),
+            idle_since => {
+                *idle_since = Some((end, now));
                 Duration::ZERO
             }
         }
     }
 
-    /// Sees that the sockets have stayed as they were when they were put to sleep. A segment that
-    /// the program had let pass before Overlap may have reached one only now, and what it has
-    /// acknowledged it has to deliver.
-    pub(super) fn sleep(
+    /// Everything that the socket has of this side's stream has arrived at the other peer.
+    pub(super) fn is_empty(&self, found: &SegmentInspection, stream: Stream, from: usize) -> bool {
+        let (near, far) = (&found.socket[from], &found.socket[1 - from]);
+        near.copied_seq == near.rcv_nxt
+            && stream.in_flight_bytes == 0
+            && far.write_seq == near.rcv_nxt.wrapping_add(self.seq_delta[from])
+            && far.snd_una == far.write_seq
+    }
+
+    /// The sockets are not empty yet. Looks often as long as the peers acknowledge more.
+    pub(super) fn keep_emptying(&mut self, found: &SegmentInspection) -> Progress {
+        let acked = found.socket.map(|socket| socket.snd_una);
+        if std::mem::replace(&mut self.acked, acked) != acked {
+            self.pause = SHORTEST_PAUSE;
+        }
+        self.later()
+    }
+
+    /// The program translates everything, and the sockets sleep.
+    pub(super) fn splice(&mut self, found: &SegmentInspection) -> Progress {
+        self.phase = Phase::Spliced;
+        self.asleep_since = None;
+        self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
+        // The next look shows what reached a socket in the meantime.
+        Progress::Spliced(SHORTEST_PAUSE)
+    }
+
+    /// Both streams have ended past the sockets, which sleep now. `found` is missing where the kernel did
+    /// not answer.
+    pub(super) fn end_in_overlap(&mut self, found: Option<&SegmentInspection>) {
+        self.phase = Phase::Spliced;
+        self.asleep_since = None;
+        if let Some(found) = found {
+            self.slept_with = found.socket.map(|socket| socket.rcv_nxt);
+        }
+    }
+
+    /// Whether the sockets have received nothing since they were put to sleep. A segment that the program
+    /// let pass before Overlap may reach a socket late. The socket acknowledges it, so it has to deliver it.
+    /// The socket of a flow that is over has nobody to deliver it to.
+    pub(super) fn look_at_sleepers(
         &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
         found: &SegmentInspection,
-    ) -> Progress {
+        is_over: bool,
+        now: Instant,
+    ) -> Asleep {
         let is_late = |from: usize| {
             let near = &found.socket[from];
-            is_own(near, self.cookies[from]) && near.rcv_nxt != self.slept_with[from]
+            self.is_own(near, from) && near.rcv_nxt != self.slept_with[from]
         };
-        if (0..2).any(is_late) && !flow.is_over() {
-            ends.into_iter().for_each(wake);
-            flow.overlap_again();
-            self.phase = Phase::Overlap;
-            self.pause = SMALLEST_PAUSE;
-            return Progress::Woken;
+        if !is_over && (0..2).any(is_late) {
+            return Asleep::Late;
         }
-        let slept = self.slept_at.map_or(Duration::ZERO, |at| at.elapsed());
-        if slept < LAST_WORD {
-            return Progress::Spliced(LAST_WORD - slept);
+        // From the first look on: the turn that put the sockets to sleep may have begun long before.
+        let since = *self.asleep_since.get_or_insert(now);
+        let left = LAST_ACK_WITHIN.saturating_sub(now.duration_since(since));
+        if left.is_zero() {
+            Asleep::Silent
+        } else {
+            Asleep::MaySend(left)
         }
-        flow.silence();
-        Progress::Spliced(SLEEPING_PAUSE)
+    }
+
+    /// The sockets were woken to deliver what came late.
+    pub(super) fn overlap_again(&mut self) {
+        self.phase = Phase::Overlap;
+        self.pause = SHORTEST_PAUSE;
     }
 }

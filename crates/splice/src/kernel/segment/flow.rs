@@ -14,14 +14,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::datapath::Datapath;
-use super::eligibility::Plan;
+use super::translation::Translation;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{is_behind, raise};
 use splice_bpf::types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
-/// owner that is alive looks at least every `LARGEST_OVERLAP_PAUSE`.
+/// owner that is alive looks at least every `LONGEST_OVERLAP_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
@@ -106,7 +106,7 @@ impl Flow {
     }
 
     /// From now on each stream goes by the sockets only until they have emptied it.
-    pub(super) fn overlap(&self, plan: &Plan) {
+    pub(super) fn overlap(&self, plan: &Translation) {
         for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
             for (word, value) in side.out.iter().zip(words(&plan.out)) {
                 word.store(value, Relaxed);

@@ -1,4 +1,4 @@
-//! What is done to the relay's own two sockets.
+//! Operations on the relay's own two sockets.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -9,48 +9,48 @@ use crate::endpoint::Endpoint;
 use splice_base::socket_option::{self, Repair};
 use splice_bpf::types::SegmentTuple;
 
-/// The socket neither answers nor sends nor says good-bye from now on.
+/// Has the socket neither answer nor send from now on, nor send a FIN when it is closed.
 pub(super) fn put_to_sleep(end: &Endpoint, datapath: &Datapath) {
-    // None of these can fail on a socket that was just in use by a process that may do all of it;
-    // and should one, no segment reaches the socket as long as the program is there.
+    // Neither call can fail on a socket in use by a process with these capabilities. Should one fail, no
+    // segment reaches the socket as long as the program is attached.
     let _ = socket_option::attach_filter(end, datapath.asleep());
     let _ = socket_option::repair(end, Repair::On);
 }
 
-/// Silences the timer that fires in repair mode, too. No other runs on a socket that has nothing to
-/// send, and none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`). Until a
-/// pair has slept for a while the program drops what its sockets say, so a short one goes without.
+/// Stops the keep-alive timer, which fires in repair mode, too. No other timer runs on a socket that has
+/// nothing to send, and none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`). A
+/// short pair does without this call: at first the program drops what sleeping sockets send.
 pub(super) fn end_keep_alive(end: &Endpoint) {
     // As above.
     let _ = sockopt::set_socket_keepalive(end, false);
 }
 
-/// Takes `put_to_sleep` back, but for the keep-alive.
+/// Undoes `put_to_sleep`, but does not start the keep-alive timer again.
 pub(super) fn wake(end: &Endpoint) {
-    // As there.
+    // As above.
     let _ = socket_option::detach_filter(end);
     leave_repair(end, Repair::Off);
 }
 
-/// Has the socket go on by itself after Overlap: its peer would drop what is stamped with less than it
-/// was told there.
-pub(super) fn go_on_from(end: &Endpoint, stamp: u32, in_microseconds: bool) {
-    // Should it fail, the socket says it again until its clock is there.
+/// Advances the socket's timestamps to the last one that its peer saw in Overlap. The peer would drop
+/// segments with an earlier timestamp.
+pub(super) fn advance_timestamps(end: &Endpoint, timestamp: u32, in_microseconds: bool) {
+    // Should it fail, the socket retransmits until its clock has reached that timestamp.
     let _ = socket_option::repair(end, Repair::On);
-    let _ = socket_option::advance_stamps(end, stamp, in_microseconds);
+    let _ = socket_option::advance_stamps(end, timestamp, in_microseconds);
     leave_repair(end, Repair::Off);
 }
 
-/// Takes the connection from the socket, whoever else has a descriptor of it. In repair mode its peer
-/// hears nothing of that (`tcp_disconnect`).
+/// Disconnects the socket, whoever else has a descriptor of it. In repair mode nothing is sent
+/// (`tcp_disconnect`).
 pub(super) fn disconnect(end: &Endpoint) {
-    // Should it fail, the close takes it.
+    // Should it fail, the close disconnects it.
     let _ = connect_unspec(end);
 }
 
-/// Makes the peer send a segment, which carries its acknowledgement and its window.
-pub(super) fn ask(end: &Endpoint) {
-    // Should it fail, there is what the peer sends by itself.
+/// Sends a window probe, which the peer answers with its acknowledgement and its window.
+pub(super) fn probe(end: &Endpoint) {
+    // Should it fail, the program waits for what the peer sends unasked.
     let _ = socket_option::repair(end, Repair::On);
     leave_repair(end, Repair::OffWithProbe);
 }
@@ -60,7 +60,7 @@ fn leave_repair(end: &Endpoint, how: Repair) {
     let _ = sockopt::set_socket_reuseaddr(end, true);
 }
 
-/// The relay's address and the peer's, an IPv4 one as such.
+/// The relay's address and the peer's. A mapped IPv4 address becomes a plain one.
 pub(super) fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
     let local = SocketAddr::try_from(getsockname(end).ok()?).ok()?;
     let peer = SocketAddr::try_from(getpeername(end).ok()??).ok()?;
@@ -68,7 +68,7 @@ pub(super) fn address_pair(end: &Endpoint) -> Option<(SocketAddr, SocketAddr)> {
     Some((plain(local), plain(peer)))
 }
 
-/// What the peer's segments carry.
+/// The tuple that the peer's segments carry.
 pub(super) fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
     let octets = |address: SocketAddr| match address {
         SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
@@ -82,7 +82,7 @@ pub(super) fn tuple_of(local: SocketAddr, peer: SocketAddr) -> SegmentTuple {
     }
 }
 
-/// The relay's end and the peer's.
+/// The relay's address and the peer's, from the tuple of the peer's segments.
 pub(super) fn addresses_of(tuple: &SegmentTuple) -> (SocketAddr, SocketAddr) {
     let address = |octets: [u8; 16], port: [u8; 2]| {
         SocketAddr::new(

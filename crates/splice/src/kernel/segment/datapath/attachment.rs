@@ -39,7 +39,7 @@ pub(super) enum AttachState {
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 /// How long an answer counts for all pairs that doubt the same device. A pair doubts it again after
-/// 600 ms (`ANSWERED_ONCE_IN`).
+/// 600 ms (`BETWEEN_PROBES`).
 const SEEN_FOR: Duration = Duration::from_millis(100);
 
 impl Datapath {

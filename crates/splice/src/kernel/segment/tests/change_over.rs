@@ -192,7 +192,7 @@ fn what_comes_as_it_begins_is_not_overtaken() {
     let near = connected.a.as_fd().try_clone_to_owned();
     let near = near.expect("a second descriptor");
     let (client, server, handle) = connected.join(&splicer, &by_volume(10));
-    let halt = Halt::at(&splicer, ["planned", "overlap"]);
+    let halt = Halt::at(&splicer, ["translatable", "overlap"]);
     let at_relay = || rustix::io::ioctl_fionread(&near).expect("FIONREAD");
     let overtaken = || count(lab.server(), &["TCPOFOQueue"]);
     let before = overtaken();

@@ -3,7 +3,7 @@
 use std::net::ToSocketAddrs;
 
 use super::*;
-use crate::kernel::segment::{address_pair, tuple_of};
+use crate::kernel::segment::sockets::{address_pair, tuple_of};
 use splice_bpf::types::{SegmentSocket, SegmentTuple};
 
 /// Client, the relay's two ends, server.

@@ -8,7 +8,7 @@ use netlab::Process;
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::coexistence::{filters, index_of};
-use super::step::STEPS;
+use super::halt::STEPS;
 use super::*;
 
 const STEP: &str = "SEGMENT_CRASH_STEP";

@@ -2,7 +2,7 @@
 
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
-use crate::kernel::segment::LARGEST_OVERLAP_PAUSE;
+use crate::kernel::segment::change_over::LONGEST_OVERLAP_PAUSE;
 use splice_bpf::types::{
     SegmentSide, SegmentSocket, SegmentTuple, segment_mark as mark, segment_socket_flag as has,
 };
@@ -269,7 +269,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     watch(&splicer, |_| ());
     let halted_at = Instant::now();
     netlab::until("the pair's next turn is due", || {
-        halted_at.elapsed() > LARGEST_OVERLAP_PAUSE
+        halted_at.elapsed() > LONGEST_OVERLAP_PAUSE
     });
     halt.go_on();
     begun.recv_timeout(PATIENCE).expect("it stands still");

@@ -310,10 +310,10 @@ fn a_forged_place_stops_no_change_over() {
     }
     for (lie, step) in [
         (Lie::Sent, "watching"),
-        (Lie::Sent, "planned"),
+        (Lie::Sent, "translatable"),
         (Lie::Sent, "emptying"),
         (Lie::Acknowledged, "watching"),
-        (Lie::Acknowledged, "planned"),
+        (Lie::Acknowledged, "translatable"),
     ] {
         eprintln!("{lie:?} at {step}");
         change_over_in_spite_of(lie, step);

@@ -14,6 +14,7 @@ mod device;
 mod ends;
 mod fences;
 mod forgery;
+pub(super) mod halt;
 mod life;
 mod on_this_host;
 mod own_word;
@@ -24,7 +25,6 @@ mod random;
 mod refusal;
 mod room;
 mod size;
-pub(super) mod step;
 mod summed_up;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/system_calls.rs"]
@@ -51,11 +51,11 @@ use connected::{
 use counters::{changes, count, counters_across, counters_in};
 // It has room for a last acknowledgement that gets lost four times on a bad path (6 s), and for what
 // wakes a pair once (`SLEEPING_PAUSE`, 20 s).
+use halt::{Halt, watch};
 use netlab::PATIENCE;
 use netlab::{Lab, Namespace, Need, available};
 use proof::{Proof, Witness};
 use random::Random;
-use step::{Halt, watch};
 
 use super::datapath::Datapath;
 use crate::{

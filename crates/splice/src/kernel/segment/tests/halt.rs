@@ -8,7 +8,13 @@ use crate::{EventLoop, Splicer};
 
 /// All that `reached` is told.
 pub(super) const STEPS: [&str; 7] = [
-    "watching", "planned", "overlap", "emptying", "settled", "spliced", "asleep",
+    "watching",
+    "translatable",
+    "overlap",
+    "emptying",
+    "settled",
+    "spliced",
+    "asleep",
 ];
 
 type Told = Box<dyn FnMut(&str)>;

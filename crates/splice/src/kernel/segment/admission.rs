@@ -1,4 +1,4 @@
-//! A pair's leave to go past the packet filters of this host.
+//! Whether the packet filters of this host let a pair bypass them.
 
 use splice_firewall::{Connection, Device, End, Family};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use std::task::Waker;
 
 impl Segment {
     /// Asks the packet filters, unless they are to be bypassed.
-    pub(super) fn ask_leave(
+    pub(super) fn ask_packet_filters(
         &mut self,
         ends: [&Endpoint; 2],
         addresses: [(SocketAddr, SocketAddr); 2],
@@ -23,7 +23,7 @@ impl Segment {
         found: &SegmentInspection,
         waker: Waker,
     ) -> Result<(), Obstacle> {
-        if self.bypasses_firewall || self.has_leave(found) {
+        if self.bypasses_firewall || self.is_admitted(found) {
             return Ok(());
         }
         let firewall = match self.datapath.firewall() {
@@ -62,14 +62,14 @@ impl Segment {
         }
     }
 
-    /// Whether the filters were asked about the devices that the connections are on, which their routes may have
-    /// changed meanwhile.
-    pub(super) fn has_leave(&self, found: &SegmentInspection) -> bool {
+    /// Whether the filters were asked about the devices that the connections use now. A route may have changed
+    /// since.
+    pub(super) fn is_admitted(&self, found: &SegmentInspection) -> bool {
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
         self.pass.as_ref().is_some_and(|pass| pass.is_for(devices))
     }
 
-    /// What the filters have come to say since.
+    /// What a turn comes to where the filters have changed since, if they have.
     pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
         match self.pass.as_ref()?.state() {
             PassState::Revoked(why) if has_taken => {
@@ -83,7 +83,7 @@ impl Segment {
     }
 }
 
-/// What to do where the filters are in the way.
+/// What to do when the filters are in the way.
 const REMEDY: &str =
     "change that, or bypass them knowingly (--bypass-firewall, Options::bypass_firewall)";
 

@@ -1,0 +1,44 @@
+//! Where any thread can read what has bypassed the sockets.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+
+use super::flow::Flow;
+use super::translation::Translation;
+use crate::kernel::KernelCounters;
+
+/// The pair's counters, which are in its flow from the moment on in which it has one.
+#[derive(Debug, Default)]
+pub(super) struct FlowCounters {
+    flow: OnceLock<Arc<Flow>>,
+    /// Each stream's first byte that the relay had not written when the change-over began.
+    next_byte: [AtomicU32; 2],
+}
+
+impl FlowCounters {
+    pub(super) fn flow(&self) -> Option<&Arc<Flow>> {
+        self.flow.get()
+    }
+
+    /// A pair gets its flow once.
+    pub(super) fn set_flow(&self, flow: Flow) {
+        let _ = self.flow.set(Arc::new(flow));
+    }
+
+    /// Counts from the translation's first byte on.
+    pub(super) fn begin(&self, translation: &Translation) {
+        for (next_byte, side) in self.next_byte.iter().zip(&translation.sides) {
+            next_byte.store(side.next_byte, Relaxed);
+        }
+    }
+}
+
+impl KernelCounters for FlowCounters {
+    fn moved_bytes(&self) -> [u64; 2] {
+        let Some(flow) = self.flow() else {
+            return [0; 2];
+        };
+        [0, 1].map(|side: usize| flow.past_sockets(side, self.next_byte[side].load(Relaxed)))
+    }
+}

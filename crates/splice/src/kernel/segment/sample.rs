@@ -1,0 +1,63 @@
+//! A pair that `segment` takes, as the kernel would describe it.
+
+use splice_bpf::types::segment_socket_flag as has;
+use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket};
+
+use crate::kernel::tcp_state::ESTABLISHED;
+
+pub(super) const COOKIES: [u64; 2] = [71, 72];
+pub(super) const DEVICES: [u32; 2] = [2, 3];
+
+/// What each socket has received, in bytes.
+pub(super) const RECEIVED_BYTES: u32 = 5_000;
+
+/// Two connections over IPv6 on Ethernet, whose SYNs the program saw. Each socket has written what the other
+/// one has received, and the peers have acknowledged it.
+pub(super) fn pair() -> SegmentInspection {
+    let received = [0x1000_0000, 0x2000_0000].map(|first: u32| first + RECEIVED_BYTES);
+    // Behind the end of the sequence space, so that the offset wraps.
+    let written = [0xffff_f000, 0x9000_0000_u32].map(|first| first.wrapping_add(RECEIVED_BYTES));
+    let socket = |side: usize| {
+        let mut socket = SegmentSocket::default();
+        socket.cookie = COOKIES[side];
+        socket.flags = has::FOUND | has::SACK;
+        socket.state = ESTABLISHED;
+        [socket.write_seq, socket.snd_una, socket.snd_nxt] = [written[side]; 3];
+        [socket.copied_seq, socket.rcv_nxt, socket.rcv_wup] = [received[side]; 3];
+        [socket.snd_wnd, socket.rcv_wnd, socket.largest_window] = [64 << 10; 3];
+        [socket.announced_mss, socket.peer_mss, socket.path_mtu] = [1_400, 1_440, 1_500];
+        [socket.in_device, socket.out_device] = [DEVICES[side]; 2];
+        // ARPHRD_ETHER
+        socket.out_type = 1;
+        socket.received_bytes = RECEIVED_BYTES;
+        [socket.peer_scale, socket.own_scale] = [7; 2];
+        socket
+    };
+    let seen = |side: usize| SegmentSeen {
+        device: DEVICES[side],
+        seq: received[side] - RECEIVED_BYTES - 1,
+        mss: 1_440,
+        hops: 64,
+        ..SegmentSeen::default()
+    };
+    let mut found = SegmentInspection {
+        socket: [socket(0), socket(1)],
+        seen: [seen(0), seen(1)],
+        ..SegmentInspection::default()
+    };
+    for (number, tuple) in (1..).zip(&mut found.tuple) {
+        tuple.source[15] = number;
+        tuple.destination[15] = 10 + number;
+        tuple.source_port = [number, 0];
+        tuple.destination_port = [10 + number, 0];
+    }
+    found
+}
+
+/// The same where the program saw neither SYN.
+pub(super) fn unseen_pair() -> SegmentInspection {
+    SegmentInspection {
+        seen: Default::default(),
+        ..pair()
+    }
+}

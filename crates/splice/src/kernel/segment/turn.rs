@@ -1,0 +1,356 @@
+//! One turn of a pair: asks the kernel about its sockets, and does what the change-over decides.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::change_over::{Asleep, ENDED_BEFORE, Phase, Progress, SLEEPING_PAUSE, Stream, Watched};
+use super::eligibility::{NotedSegment, Obstacle, device, examine, promised, refused};
+use super::flow::Flow;
+use super::sockets::{address_pair, end_keep_alive, probe, put_to_sleep, tuple_of, wake};
+use super::translation::Translation;
+use super::{Segment, reached};
+use crate::endpoint::Endpoint;
+use crate::kernel::{Next, PairView, Turn, Watch};
+use splice_bpf::types::{SegmentInspection, segment_mark as mark};
+
+/// How long a pair goes on unchanged while another thread attaches the program to a device: as long as that
+/// takes on a machine that is not busy.
+const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
+
+impl Segment {
+    pub(super) fn step(&mut self, pair: &mut PairView<'_>) -> Turn {
+        let streams = pair.directions.each_ref().map(|direction| Stream {
+            in_flight_bytes: (direction.taken_bytes() - direction.given_bytes()) as usize,
+            has_ended: direction.has_ended(),
+        });
+        if self.change_over.phase() == Phase::New
+            && let Err(turn) = self.start(pair)
+        {
+            return turn;
+        }
+        if let Some(reason) = self.end() {
+            return Turn::Ends(reason);
+        }
+        if let Some(turn) = self.is_revoked(self.change_over.has_taken()) {
+            return turn;
+        }
+        let progress = self.look(pair.ends, streams, pair.now);
+        self.end_in_overlap(pair.ends, streams);
+        for direction in pair.directions.iter_mut() {
+            direction.hold_at(match progress {
+                Progress::Spliced(_) => direction.taken_bytes(),
+                _ => u64::MAX,
+            });
+        }
+        let mut next = Next::watching(Watch::Stream);
+        match progress {
+            Progress::Copying(pause) => next.look_at = Some(pair.now + pause),
+            Progress::Declined(why) => return Turn::Declined(why.into()),
+            Progress::Refused(why) => return Turn::Refused(format!("segment: {why}").into()),
+            Progress::Spliced(pause) => {
+                next.watch = Watch::Ends;
+                next.look_at = Some(pair.now + pause);
+            }
+            Progress::Woken => next.again = true,
+        }
+        // The last of both streams may have come while the pair changed over.
+        match self.end() {
+            Some(reason) => Turn::Ends(reason),
+            None => Turn::Holds(next),
+        }
+    }
+
+    /// Has the program watch the pair.
+    ///
+    /// # Errors
+    /// What the turn comes to where it cannot yet, or cannot at all.
+    fn start(&mut self, pair: &PairView<'_>) -> Result<(), Turn> {
+        let wait_until = |at: Instant| Turn::Holds(Next::watching(Watch::Stream).until(at));
+        if let Some(at) = self.begins_at.filter(|at| *at > pair.now) {
+            return Err(wait_until(at));
+        }
+        let mut directions = pair.directions.iter();
+        if directions.any(|direction| direction.is_ending()) {
+            return Err(Turn::Declined(ENDED_BEFORE.into()));
+        }
+        let begun = match pair.byte_limit {
+            Some(_) => refused("a byte limit is set"),
+            None => self.begin(pair.ends, pair.waker),
+        };
+        begun.map_err(|obstacle| match obstacle {
+            Obstacle::Ended => Turn::Declined(ENDED_BEFORE.into()),
+            Obstacle::NotNow => {
+                let at = pair.now + ATTACHING_PAUSE;
+                self.begins_at = Some(at);
+                wait_until(at)
+            }
+            Obstacle::Refused(why) => Turn::Refused(format!("segment: {why}").into()),
+        })
+    }
+
+    fn begin(&mut self, ends: [&Endpoint; 2], waker: &dyn Fn() -> Waker) -> Result<(), Obstacle> {
+        let (mut addresses, mut cookies) = (Vec::with_capacity(2), [0; 2]);
+        for (end, cookie) in ends.into_iter().zip(&mut cookies) {
+            // A connection that was reset has no peer any more.
+            addresses.push(address_pair(end).ok_or(Obstacle::Ended)?);
+            *cookie = sockopt::socket_cookie(end).map_err(|errno| {
+                Obstacle::Refused(format!("the kernel gives a socket no cookie: {errno}").into())
+            })?;
+        }
+        let addresses = [addresses[0], addresses[1]];
+        let tuples = addresses.map(|(local, peer)| tuple_of(local, peer));
+        if addresses[0].0 == addresses[1].1 && addresses[0].1 == addresses[1].0 {
+            return refused("the relay is connected to itself");
+        }
+        let found = self
+            .datapath
+            .inspect(&tuples)
+            .map_err(|errno| Obstacle::Refused(not_inspected(errno).into()))?;
+        examine(&found, &cookies, self.bypasses_firewall)?;
+        let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
+        self.ask_packet_filters(ends, addresses, &tuples, &found, waker())?;
+        for device in devices {
+            self.ensure_attached(device)?;
+        }
+        let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
+        let flow = Flow::watch(Arc::clone(&self.datapath), tuples, devices, scales)
+            .map_err(|why| Obstacle::Refused(why.into()))?;
+        self.counters.set_flow(flow);
+        // Should this process die, the peers must not take a FIN for the end of the stream.
+        ends.into_iter().for_each(Endpoint::reset_on_close);
+        reached("watching");
+        self.change_over.begin_watching(cookies);
+        Ok(())
+    }
+
+    /// Has the program see what comes in on a device.
+    fn ensure_attached(&self, device: u32) -> Result<(), Obstacle> {
+        let attached = if self.waits {
+            let attached = self.datapath.ensure_attached(device);
+            Some(attached.map(drop).map_err(|error| error.to_string()))
+        } else {
+            self.datapath.attach_beside(device)
+        };
+        attached
+            .ok_or(Obstacle::NotNow)?
+            .map_err(|why| Obstacle::Refused(why.into()))
+    }
+
+    /// Sees how far the change-over has come, and takes the next step.
+    fn look(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2], now: Instant) -> Progress {
+        let Some(flow) = self.counters.flow().map(Arc::clone) else {
+            return Progress::Refused("the program does not watch the pair yet".into());
+        };
+        let found = match self.datapath.inspect(flow.tuples()) {
+            Ok(found) => found,
+            Err(errno) => return self.change_over.later_or(now, not_inspected(errno)),
+        };
+        match self.change_over.phase() {
+            Phase::New | Phase::Watching => self.watch(&flow, ends, &found, streams, now),
+            Phase::Overlap => self.overlap(&flow, ends, &found, streams, now),
+            Phase::Spliced => self.look_at_sleepers(&flow, ends, &found, now),
+        }
+    }
+
+    fn watch(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+        streams: [Stream; 2],
+        now: Instant,
+    ) -> Progress {
+        let noted = [0, 1].map(|side| noted_segment(flow, side));
+        let is_admitted = self.is_admitted(found);
+        let watched = self
+            .change_over
+            .watch(found, streams, noted, is_admitted, now);
+        let translation = match watched {
+            Watched::Stays(progress) => return progress,
+            Watched::Translatable(translation) => translation,
+            Watched::Unseen {
+                side,
+                device,
+                is_probe_due,
+            } => {
+                if is_probe_due && let Err(Obstacle::Refused(why)) = self.probe(ends, device, now) {
+                    return Progress::Refused(why);
+                }
+                let why = format!(
+                    "no segment of {side:?}'s was seen on device {device}: NAT, policy routing or \
+                     another tc program stands between"
+                );
+                return self.change_over.later_or(now, why);
+            }
+        };
+        self.change_over.prepare_overlap(&translation);
+        reached("translatable");
+        self.counters.begin(&translation);
+        flow.overlap(&translation);
+        reached("overlap");
+        self.change_over.begin_overlap();
+        // What the sockets have promised since `found` was asked for counts, too. From now on the program
+        // lets their peers hear of no more.
+        match self.datapath.inspect(flow.tuples()) {
+            Ok(found) if self.change_over.finds_both(&found) => {
+                self.begin_overlap(flow, &translation, &found, streams);
+                self.overlap(flow, ends, &found, streams, now)
+            }
+            // A socket that is gone was reset, of which the pair hears by its own event.
+            Ok(_) | Err(_) => self.change_over.later(),
+        }
+    }
+
+    /// Makes both peers send a segment, so that the program sees one.
+    fn probe(&mut self, ends: [&Endpoint; 2], device: u32, now: Instant) -> Result<(), Obstacle> {
+        self.datapath
+            .reattach_beside(device)
+            .ok_or(Obstacle::NotNow)?
+            .map_err(|why| Obstacle::Refused(why.into()))?;
+        self.change_over.probed(now);
+        ends.into_iter().for_each(probe);
+        Ok(())
+    }
+
+    fn begin_overlap(
+        &self,
+        flow: &Flow,
+        translation: &Translation,
+        found: &SegmentInspection,
+        streams: [Stream; 2],
+    ) {
+        for (from, socket) in found.socket.iter().enumerate() {
+            flow.promise(from, promised(socket));
+        }
+        flow.catch_up(found);
+        for (from, stream) in streams.into_iter().enumerate() {
+            // No segment can come unseen any more.
+            let border = self
+                .change_over
+                .border_at_once(translation, found, stream, from);
+            if let Some(border) = border {
+                flow.let_past(from, border);
+            }
+        }
+    }
+
+    fn overlap(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+        streams: [Stream; 2],
+        now: Instant,
+    ) -> Progress {
+        if !self.change_over.finds_both(found) {
+            // It was reset, of which the pair hears by its own event.
+            flow.renew();
+            return self.change_over.later();
+        }
+        flow.look(found.socket.each_ref().map(promised));
+        flow.catch_up(found);
+        let mut are_past = true;
+        for (from, stream) in streams.into_iter().enumerate() {
+            if !flow.is_past(from)
+                && let Some(border) = self.change_over.border_when_idle(found, stream, from, now)
+            {
+                flow.let_past(from, border);
+            }
+            are_past &= flow.is_past(from) && self.change_over.is_empty(found, stream, from);
+        }
+        if !are_past {
+            reached("emptying");
+            return self.change_over.keep_emptying(found);
+        }
+        for (from, stream) in streams.into_iter().enumerate() {
+            flow.cut(from, found.socket[from].rcv_nxt);
+            if stream.has_ended {
+                // It went through the sockets, and was acknowledged with the rest.
+                flow.end(from, found.socket[from].rcv_nxt);
+            }
+        }
+        reached("settled");
+        flow.splice();
+        reached("spliced");
+        let progress = self.change_over.splice(found);
+        for end in ends {
+            put_to_sleep(end, &self.datapath);
+            reached("asleep");
+        }
+        progress
+    }
+
+    fn look_at_sleepers(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+        now: Instant,
+    ) -> Progress {
+        let asleep = self
+            .change_over
+            .look_at_sleepers(found, flow.is_over(), now);
+        match asleep {
+            Asleep::Late => {
+                ends.into_iter().for_each(wake);
+                flow.overlap_again();
+                self.change_over.overlap_again();
+                Progress::Woken
+            }
+            Asleep::MaySend(left) => Progress::Spliced(left),
+            Asleep::Silent => {
+                flow.silence();
+                if !std::mem::replace(&mut self.keep_alive_ended, true) {
+                    ends.into_iter().for_each(end_keep_alive);
+                }
+                Progress::Spliced(SLEEPING_PAUSE)
+            }
+        }
+    }
+
+    /// Puts the sockets to sleep where both peers have both streams to their ends. What the sockets still
+    /// hold in Overlap has arrived past them as well, and nobody is left to acknowledge it: they would
+    /// retransmit it for ever.
+    fn end_in_overlap(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2]) {
+        let Some(flow) = self.counters.flow() else {
+            return;
+        };
+        if self.change_over.phase() != Phase::Overlap || !flow.is_all_acknowledged() {
+            return;
+        }
+        let found = self.datapath.inspect(flow.tuples()).ok();
+        for (from, stream) in streams.iter().enumerate() {
+            let socket = found.as_ref().map(|found| &found.socket[from]);
+            if let Some(socket) = socket.filter(|socket| self.change_over.is_own(socket, from)) {
+                // What user space has not written bypassed the sockets.
+                let written = socket
+                    .copied_seq
+                    .wrapping_sub(stream.in_flight_bytes as u32);
+                flow.side(from).cut.store(written, Relaxed);
+            }
+        }
+        self.change_over.end_in_overlap(found.as_ref());
+        for end in ends {
+            put_to_sleep(end, &self.datapath);
+        }
+    }
+}
+
+/// The latest segment of a peer that the program has noted since it watches the connection.
+fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
+    let entry = flow.side(side);
+    (flow.marks(side) & mark::NOTED != 0).then(|| NotedSegment {
+        device: entry.seen_device.load(Relaxed),
+        seq: entry.high_seq(),
+        ack: entry.high_ack.load(Relaxed),
+        hops: entry.seen_hops.load(Relaxed),
+    })
+}
+
+fn not_inspected(errno: rustix::io::Errno) -> String {
+    format!("the program that looks up sockets has failed: {errno}")
+}
