@@ -20,7 +20,7 @@ use crate::results::{
 use crate::settings;
 use crate::site::{Site, require_open_files};
 use crate::statistics::{CONFIDENCE, DRAWS};
-use crate::usage::{self, Usage};
+use crate::usage::{self, Usage, interrupted_status};
 use crate::versions;
 
 /// Files that this process has open besides the two ends of every pair.
@@ -28,9 +28,6 @@ const OTHER_FILES: u64 = 100;
 
 /// Bytes each way whose hashes are compared before anything is timed.
 const HASHED_BYTES: u64 = 16 << 20;
-
-/// What a shell makes of a program that a signal ended: this and the signal's number.
-const SIGNALLED: i32 = 128;
 
 /// Facts that are known before the first measurement.
 struct Head {
@@ -111,7 +108,7 @@ pub(crate) fn run(arguments: &cli::Compare) -> Result<ExitCode> {
     Ok(match netlab::interrupted() {
         Some(signal) => {
             eprintln!("splice-bench: interrupted; the results are incomplete and marked so");
-            ExitCode::from((SIGNALLED + signal) as u8)
+            interrupted_status(signal)
         }
         None if measured.sound() => ExitCode::SUCCESS,
         None => ExitCode::FAILURE,

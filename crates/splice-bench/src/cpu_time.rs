@@ -105,8 +105,8 @@ fn numbers_in(directory: &str) -> Result<Vec<u32>> {
     Ok(entries.flatten().filter_map(number).collect())
 }
 
-/// First field of `schedstat`: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
-fn on_cpu(task: &str) -> Option<u64> {
+/// CPU time of a task in ns. First field of `schedstat`: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).
+pub(crate) fn on_cpu(task: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("{task}/schedstat")).ok()?;
     text.split_ascii_whitespace().next()?.parse().ok()
 }

@@ -21,7 +21,7 @@ use crate::results::number;
 use crate::site::{PATIENCE, Site};
 use crate::statistics::Sample;
 use crate::table::Table;
-use crate::usage::{self, Usage};
+use crate::usage::{self, Usage, interrupted_status};
 use crate::workload::transfer::Ways;
 
 const SPLICED: Contestant = Contestant::Spliced(EngineChoice::Auto);
@@ -45,9 +45,6 @@ const WINDOW: Duration = Duration::from_millis(250);
 
 /// Bytes each way whose hashes are compared before anything is timed.
 const HASHED_BYTES: u64 = 4 << 20;
-
-/// What a shell makes of a program that a signal ended: this and the signal's number.
-const SIGNALLED: i32 = 128;
 
 /// Runs the demo. Exit code 1 says that bytes were lost, a measurement failed, or the live connection
 /// did not move into the kernel.
@@ -75,7 +72,7 @@ pub(crate) fn run(arguments: &cli::Demo) -> Result<ExitCode> {
     let found = site.enter(|| contest::run(&site, &plan, &spliced))?;
     if let Some(signal) = netlab::interrupted() {
         eprintln!("splice-bench: interrupted before there was anything to show");
-        return Ok(ExitCode::from((SIGNALLED + signal) as u8));
+        return Ok(interrupted_status(signal));
     }
     print(arguments, &site, &found);
     // It shows what the row of `auto` is about.

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use netlab::Process;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::cpu_time::on_cpu;
 use crate::site::{PATIENCE, Site};
 
 /// Between two attempts to connect to a relay that starts.
@@ -141,12 +142,14 @@ impl Relay {
                 .sum::<u64>())
     }
 
-    /// CPU time that its processes have had so far. One that ends takes its time along.
+    /// CPU time that its processes have had so far: a child of one thread each, as relays fork them.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
         let own = self.process.cpu_time()?;
         let group = in_group(self.pid());
         let children = group.into_iter().filter(|&pid| pid != self.pid());
-        let nanoseconds = children.filter_map(cpu_nanoseconds).sum();
+        let nanoseconds = children
+            .filter_map(|pid| on_cpu(&format!("/proc/{pid}")))
+            .sum();
         Ok(own + Duration::from_nanos(nanoseconds))
     }
 
@@ -182,13 +185,6 @@ impl Drop for Relay {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
-}
-
-/// CPU time of a process with one thread (first field of `schedstat`,
-/// Documentation/scheduler/sched-stats.rst).
-fn cpu_nanoseconds(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
-    text.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// The proportional set size of one process.

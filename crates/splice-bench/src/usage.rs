@@ -2,11 +2,17 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
 /// The exit status for wrong usage.
 pub(crate) const WRONG_USAGE: u8 = 2;
+
+/// The exit status after a signal, as a shell gives it: 128 and the signal's number.
+pub(crate) fn interrupted_status(signal: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+}
 
 /// An error that ends the program with [`WRONG_USAGE`].
 #[derive(Debug)]

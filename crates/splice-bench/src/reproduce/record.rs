@@ -14,10 +14,8 @@ use crate::results::{
 };
 use crate::site::Site;
 use crate::statistics::{CONFIDENCE, DRAWS, Sample};
+use crate::usage::interrupted_status;
 use crate::{settings, versions};
-
-/// What a shell makes of a program that a signal ended: this and the signal's number.
-const SIGNALLED: i32 = 128;
 
 /// A run that has begun.
 pub(crate) struct Record {
@@ -104,7 +102,7 @@ impl Record {
         Ok(match netlab::interrupted() {
             Some(signal) => {
                 eprintln!("splice-bench: interrupted; the results are incomplete");
-                ExitCode::from((SIGNALLED + signal) as u8)
+                interrupted_status(signal)
             }
             None if sound => ExitCode::SUCCESS,
             None => ExitCode::FAILURE,
