@@ -1,4 +1,4 @@
-//! Names of places to listen on and to connect to.
+//! Addresses to listen on and to connect to, as text.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,10 +6,11 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest path that fits `sockaddr_un.sun_path` with its closing zero, in bytes (unix(7)).
+/// The longest path that fits into `sockaddr_un.sun_path` with its terminating zero, in bytes
+/// (unix(7)).
 const UNIX_PATH_MAX_BYTES: usize = 107;
 
-/// Where to listen or to connect: the one way in which an address is written everywhere.
+/// Where to listen or to connect. Every option and message writes an address in this one form.
 ///
 /// | written | means |
 /// |---|---|
@@ -67,7 +68,7 @@ fn parse_unix(text: &str, name: &str) -> Result<Address> {
     if name.contains('\0') {
         return Err(invalid(
             text,
-            "the name of a UNIX socket has no zero byte; remove it",
+            "the name of a UNIX socket must not contain a zero byte; remove it",
         ));
     }
     match name.strip_prefix('@') {
@@ -88,7 +89,7 @@ fn parse_inet(text: &str) -> Result<Address> {
         ));
     };
     let port = match port.parse() {
-        // `parse` takes a leading `+`, which no one means to write.
+        // `parse` accepts a leading `+`, which nobody means to write.
         Ok(number) if port.as_bytes()[0].is_ascii_digit() => number,
         _ => {
             return Err(invalid(
@@ -103,7 +104,7 @@ fn parse_inet(text: &str) -> Result<Address> {
             _ => {
                 return Err(invalid(
                     text,
-                    "no IPv6 address stands between the brackets; write [::1]:80",
+                    "there is no IPv6 address between the brackets; write [::1]:80",
                 ));
             }
         },
@@ -113,7 +114,7 @@ fn parse_inet(text: &str) -> Result<Address> {
         {
             return Err(invalid(
                 text,
-                "the host holds a character that no host name has; remove it",
+                "the host contains a character that no host name has; remove it",
             ));
         }
         None if host.contains(':') => {

@@ -89,7 +89,7 @@ macro_rules! test {
     };
 }
 
-/// The last argument is held to what the engine itself does, at what cost.
+/// The last argument is compared with the engine's own promise of cost.
 macro_rules! contract {
     ($engine:ident, $contestant:ident, $run:tt) => {
         contract!($engine, $contestant, $run, $contestant);

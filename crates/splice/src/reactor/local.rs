@@ -1,26 +1,26 @@
-//! What layers above the loop keep once per loop.
+//! State that upper layers keep once per loop.
 
 use std::any::Any;
 use std::fmt;
 
 use super::poller::Poller;
 
-/// Something that is kept once per loop for all of its tasks, found by its type
+/// State that exists once per loop for all of its tasks, found by its type
 /// ([`Context::local`](super::Context::local)).
 pub(crate) trait Local: Any {
-    /// The second way to wait for events, where this has one.
+    /// A second poller beside epoll, if this has one.
     fn poller(&mut self) -> Option<&mut dyn Poller> {
         None
     }
 
-    /// Nobody uses the poller any more.
+    /// Drops the poller, which no task uses any more.
     fn drop_poller(&mut self) {}
 
     /// The last task has left the loop.
     fn emptied(&mut self) {}
 }
 
-/// The few that a loop has: searched one by one, which for two costs less than a hash.
+/// The locals of a loop. A linear search is cheaper than a hash for the one or two that exist.
 #[derive(Default)]
 pub(super) struct Locals(Vec<Box<dyn Local>>);
 

@@ -10,7 +10,7 @@ use crate::name::EngineName;
 use crate::outcome::Outcome;
 use crate::reactor::Key;
 
-/// An engine and why it is the one.
+/// An engine, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) name: EngineName,
@@ -31,10 +31,10 @@ impl Chosen {
 pub(crate) struct Status {
     pub(crate) meter: Meter,
     state: Mutex<State>,
-    /// Handles that wait for the end. Waking nobody would cost a system call for each pair.
+    /// How many handles wait for the end. Waking nobody would cost a system call per pair.
     waiting: AtomicUsize,
     ended: Condvar,
-    /// Where the pair is, once its loop has placed it.
+    /// The pair's key, once its loop has placed it.
     key: OnceLock<Key>,
 }
 
@@ -59,12 +59,12 @@ impl Status {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is replaced as a whole, so a panic cannot leave it half made.
+        // The state is replaced as a whole, so a panic cannot leave it half updated.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_key(&self, key: Key) {
-        // A pair is placed once.
+        // A pair is placed only once.
         let _ = self.key.set(key);
     }
 
@@ -97,11 +97,11 @@ impl Status {
         }
     }
 
-    /// Waits for the end, at most for `timeout`.
+    /// Waits for the end for at most `timeout`.
     pub(super) fn wait(&self, timeout: Duration) -> Option<Outcome> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.lock();
-        // Under the lock, so that an end which comes later sees it.
+        // Counted under the lock, so that a later end sees it.
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let outcome = loop {
             if let State::Ended(outcome) = &*state {

@@ -18,7 +18,7 @@ use crate::support::transfer::{Pace, receive_to_end, send};
 const PAIRS: usize = 44;
 const PIPE_PAGES: usize = 256;
 /// How the outcome says it.
-const NO_PIPE: &str = "no pipe could be had";
+const NO_PIPE: &str = "no pipe could be created";
 const EXTRA_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 64 << 10;
 /// Enough for a loop, a pair of any kind, and its peers.

@@ -1,4 +1,4 @@
-//! An engine under test, and what the rules have to know about it.
+//! An engine under test, and what the rules need to know about it.
 
 use splice::{EngineChoice, EngineName, Kind, Options};
 
@@ -10,7 +10,7 @@ pub(crate) struct Contestant {
     pub(crate) choice: EngineChoice,
     /// The most that one direction holds outside of sockets, in bytes.
     pub(crate) in_hand_bytes: usize,
-    /// The kinds of socket that it takes.
+    /// The kinds of socket that it accepts.
     pub(crate) kinds: &'static [Kind],
     pub(crate) takes_byte_limit: bool,
     /// With `auto`: [`Options::segment_after`](splice::Options::segment_after) is not `None`.
@@ -55,7 +55,7 @@ pub(crate) const AUTO: Contestant = Contestant {
     ..PIPE
 };
 
-/// What it does with pairs that stay in user space, at what cost.
+/// What pairs cost that stay in user space.
 pub(crate) const AUTO_BY_HAND: Contestant = Contestant {
     promote_to_segment: false,
     ..AUTO
@@ -95,7 +95,7 @@ impl Contestant {
         }
     }
 
-    /// Every ordered pair of kinds that it takes and this kernel has.
+    /// Every ordered pair of kinds that it accepts and this kernel has.
     pub(crate) fn mixes(&self) -> Vec<Mix> {
         Mix::all()
             .into_iter()
@@ -103,7 +103,7 @@ impl Contestant {
             .collect()
     }
 
-    /// Calls `run` with each mix, after naming it where a failure shows it.
+    /// Calls `run` with each mix, which a failure names.
     pub(crate) fn with_each_mix(&self, mut run: impl FnMut(Mix)) {
         for mix in self.mixes() {
             eprintln!("{}: {mix:?}", self.choice);
@@ -111,8 +111,8 @@ impl Contestant {
         }
     }
 
-    /// Like [`with_each_mix`](Self::with_each_mix) for what takes long: each kind once as `a` and
-    /// once as `b`.
+    /// Like [`with_each_mix`](Self::with_each_mix), for slow tests: each kind once as `a` and once
+    /// as `b`.
     pub(crate) fn with_each_kind(&self, mut run: impl FnMut(Mix)) {
         let mut kinds: Vec<_> = self.mixes().iter().map(|mix| mix.a).collect();
         kinds.dedup();

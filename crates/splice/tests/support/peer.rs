@@ -16,15 +16,15 @@ use splice::Kind;
 use crate::support::apart::Surroundings;
 use crate::support::patience::PATIENCE;
 
-/// One end of a connection of any kind: `TcpStream` only reads, writes, and shuts down, which is
-/// the same for all of them.
+/// One end of a connection of any kind. `TcpStream` only reads, writes, and shuts down here, which
+/// is the same for all kinds.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: TcpStream,
     pub(crate) kind: Kind,
 }
 
-/// Why this kernel makes no MPTCP sockets; `None` when it does.
+/// Why this kernel has no MPTCP sockets; `None` if it has.
 pub(crate) fn mptcp_missing() -> Option<io::Error> {
     socket(
         AddressFamily::INET,
@@ -88,7 +88,7 @@ impl Peer {
 
     pub(crate) fn new(fd: OwnedFd, kind: Kind) -> Self {
         let stream = TcpStream::from(fd);
-        // A lost byte shows as a read that never returns; it has to fail instead.
+        // A lost byte shows as a read that never returns, so it has a timeout.
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
         if kind != Kind::Unix {
@@ -105,7 +105,7 @@ impl Peer {
         self.stream.shutdown(Shutdown::Write).expect("shutdown");
     }
 
-    /// Closes with a reset. A UNIX stream sends one only when it leaves bytes unread.
+    /// Closes with a reset. A UNIX stream sends one only if it leaves bytes unread.
     pub(crate) fn reset(self) {
         if !self.is_unix() {
             sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO)).expect("SO_LINGER");
@@ -128,7 +128,7 @@ impl Peer {
         poll(&mut fds, Some(&time)).expect("poll") > 0
     }
 
-    /// Waits until `count` bytes lie unread before this peer.
+    /// Waits until this peer has `count` unread bytes.
     pub(crate) fn wait_unread(&self, count: usize) {
         let mut seen = vec![0; count];
         let (_, length) = recv(
@@ -140,15 +140,15 @@ impl Peer {
         assert_eq!(length, count);
     }
 
-    /// Lets this peer hold much by itself, so that it hides nothing of what the relay holds.
+    /// Enlarges this peer's buffers, so that they do not hide what the relay holds.
     pub(crate) fn widen(&self, bytes: usize) {
         sockopt::set_socket_recv_buffer_size(&self.stream, bytes).expect("SO_RCVBUF");
         sockopt::set_socket_send_buffer_size(&self.stream, bytes).expect("SO_SNDBUF");
     }
 }
 
-/// Goes on after an interruption, such as of a thread that has had an io_uring: a call with a timeout
-/// does not begin anew by itself (`sock_intr_errno`).
+/// Repeats a call after an interruption, as of a thread that has had an io_uring: the kernel does
+/// not restart a call with a timeout (`sock_intr_errno`).
 fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {

@@ -1,4 +1,4 @@
-//! Both ways of reading what came to be, and writes that take a part.
+//! Both ways of reading completions, and partial writes.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -19,14 +19,14 @@ fn buffer() -> AioBuffer {
     AioBuffer::new(Buffers::default().take(Size::default()))
 }
 
-/// What `block` does with what it finds in a socket and one that takes it.
+/// Passes messages from one socket to another.
 fn carries(context: &mut AioContext) {
     let mut buffer = buffer();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
     let onward = Some(destination.as_fd());
     let mut came = [0; 16];
-    // More often than a ring has slots.
+    // More rounds than a ring has slots.
     for round in 0..1000 {
         assert_eq!(
             buffer.fill(context, source.as_fd(), 16, onward),
@@ -47,7 +47,7 @@ fn carries(context: &mut AioContext) {
         assert_eq!(&came[..count], message);
     }
     sender.write_all(b"abc").unwrap();
-    // Not beyond what is allowed, and not onward unless it is told to.
+    // Not beyond `at_most`, and not onward unless asked to.
     assert_eq!(
         buffer.fill(context, source.as_fd(), 2, None),
         Ok(ReadOutcome::Bytes(2))

@@ -11,7 +11,7 @@ use crate::outcome::Side;
 #[derive(Debug)]
 pub(crate) enum Ends {
     Apart([Endpoint; 2]),
-    /// What comes from it goes back to it.
+    /// What its peer sends goes back to it.
     Echo(Endpoint),
 }
 
@@ -24,7 +24,7 @@ impl Ends {
         }
     }
 
-    /// Both sides, which are the same endpoint in an echo.
+    /// Both sides; in an echo they are the same endpoint.
     pub(crate) fn sides(&self) -> [&Endpoint; 2] {
         match self {
             Self::Apart([a, b]) => [a, b],
@@ -32,8 +32,8 @@ impl Ends {
         }
     }
 
-    /// Whom a descriptor belongs to by the number under which it is watched. A ring tells of a
-    /// destination by a number of its own, in an echo too.
+    /// The side that a registration number belongs to. A ring has a number of its own for the
+    /// destination, even in an echo.
     pub(crate) fn side(&self, source: u8) -> Side {
         match self {
             Self::Apart(_) => Side::BOTH[usize::from(source)],
@@ -41,7 +41,7 @@ impl Ends {
         }
     }
 
-    /// Whose bytes go to `side`, and to whom the bytes of `side` go.
+    /// The side whose bytes go to `side`, and that gets the bytes of `side`.
     pub(crate) fn across(&self, side: Side) -> Side {
         match self {
             Self::Apart(_) => side.other(),
@@ -53,7 +53,7 @@ impl Ends {
         matches!(self, Self::Echo(_))
     }
 
-    /// What flows between them: an echo has the first direction only.
+    /// The directions between them; an echo has only the first.
     pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
         let second = match self {
             Self::Apart(_) => Direction::new(carrier_choice),
