@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_of_writing_comes_back_as_written() {
+    fn every_form_of_address_round_trips() {
         for text in [
             "127.0.0.1:80",
             "[::1]:80",
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_address_says_what_is_wrong() {
+    fn an_invalid_address_says_what_is_wrong() {
         for (text, why) in [
             ("", "port is missing"),
             ("80", "port is missing"),
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_parses_or_is_refused_and_what_parses_round_trips(text in "\\PC{0,40}") {
+        fn every_text_is_rejected_or_round_trips(text in "\\PC{0,40}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse::<Address>().ok(), Some(address));
             }

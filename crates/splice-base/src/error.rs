@@ -167,3 +167,61 @@ impl<T, E: Into<io::Error>> ResultExt<T> for std::result::Result<T, E> {
         self.map_err(|error| Error::system(what, error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_without_a_system_call_is_its_context() {
+        let error = Error::new(ErrorKind::LoopEnded, "the event loop has ended");
+        assert_eq!(error.to_string(), "the event loop has ended");
+        assert_eq!(error.reason(), error.to_string());
+        assert!(error.os_error().is_none() && error.errno().is_none());
+    }
+
+    #[test]
+    fn subject_context_cause_log_and_remedy_come_in_this_order() {
+        let error = Error::new(ErrorKind::BpfRefused, "the BPF object cannot be loaded")
+            .with_remedy("run it as root")
+            .with_log("R1 invalid")
+            .with_source(Errno::PERM)
+            .about("engine segment cannot be used");
+        let reason =
+            "the BPF object cannot be loaded: Operation not permitted (os error 1) (R1 invalid)";
+        assert_eq!(error.reason(), reason);
+        assert_eq!(
+            error.to_string(),
+            format!("engine segment cannot be used: {reason}; run it as root")
+        );
+        assert_eq!(error.kind(), ErrorKind::BpfRefused);
+        assert_eq!(error.errno(), Some(Errno::PERM));
+        assert_eq!(error.log(), Some("R1 invalid"));
+        assert_eq!(error.remedy(), Some("run it as root"));
+    }
+
+    #[test]
+    fn every_part_but_the_context_can_be_missing() {
+        let error = || Error::new(ErrorKind::EngineRefused, "a reason");
+        let about = error().about("a subject");
+        assert_eq!(about.to_string(), "a subject: a reason");
+        assert_eq!(error().with_log("a log").to_string(), "a reason (a log)");
+        assert_eq!(
+            error().with_remedy("try it").to_string(),
+            "a reason; try it"
+        );
+    }
+
+    #[test]
+    fn the_cause_of_a_system_error_is_its_source() {
+        let failed: std::result::Result<(), Errno> = Err(Errno::MFILE);
+        let error = failed.context("cannot create a socket").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert_eq!(error.errno(), Some(Errno::MFILE));
+        let source = std::error::Error::source(&error).expect("a source");
+        assert_eq!(
+            error.to_string(),
+            format!("cannot create a socket: {source}")
+        );
+    }
+}

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn with_all_capabilities_the_surroundings_are_to_blame() {
+    fn with_all_capabilities_the_environment_is_the_reason() {
         let nested = reason(Process {
             nested: true,
             filtered: true,
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_forbids_a_ring_is_told() {
+    fn what_forbids_io_uring_is_named() {
         let of = |disabled: &str, process: Process| Obstacle::of_closed_ring(disabled, &process);
         let plain = Process {
             held: CapabilitySet::empty(),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libbpf_says_is_told_apart() {
+    fn errors_of_libbpf_have_remedies_of_their_own() {
         let of = |errno| Obstacle::of_bpf(&refused(errno)).remedy;
         assert!(of(Errno::MFILE).contains("RLIMIT_NOFILE"));
         assert!(of(Errno::NOMEM).contains("RLIMIT_MEMLOCK"));

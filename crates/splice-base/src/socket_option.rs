@@ -178,15 +178,19 @@ pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
 
 /// Advances a socket's timestamp clock to `stamp`, unless it is already ahead. The socket must be
 /// in repair mode.
-pub fn advance_stamps(fd: impl AsFd, stamp: u32, in_microseconds: bool) -> Result<(), Errno> {
+pub fn advance_timestamps(
+    fd: impl AsFd,
+    timestamp: u32,
+    in_microseconds: bool,
+) -> Result<(), Errno> {
     let fd = fd.as_fd();
     let mut now = [0];
     get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
-    if (now[0] as u32).wrapping_sub(stamp).cast_signed() > 0 {
+    if (now[0] as u32).wrapping_sub(timestamp).cast_signed() > 0 {
         return Ok(());
     }
     // The lowest bit selects the clock's unit (`do_tcp_setsockopt`, 6.7 on).
-    let ahead = (stamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
+    let ahead = (timestamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
     set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
 }
 

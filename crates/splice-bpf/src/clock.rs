@@ -88,7 +88,7 @@ fn monotonic_ns() -> i64 {
 /// Runs an ignored test of this program in a time namespace that is a day ahead.
 ///
 /// # Panics
-/// When the test fails.
+/// If the test fails.
 #[cfg(feature = "test")]
 pub fn a_day_ahead(test: &str) {
     let done = std::process::Command::new("unshare")
@@ -114,16 +114,16 @@ mod tests {
     const CLOSE_NS: i64 = 1_000_000;
 
     #[test]
-    fn the_file_and_a_reading_agree_in_a_namespace_of_its_own() {
+    fn file_and_measurement_agree_in_another_time_namespace() {
         if !available(Need::Root) {
             return;
         }
-        a_day_ahead("clock::tests::a_day_was_measured");
+        a_day_ahead("clock::tests::a_day_is_measured");
     }
 
     #[test]
     #[ignore = "what the test above starts"]
-    fn a_day_was_measured() {
+    fn a_day_is_measured() {
         const DAY_NS: i64 = 86_400 * 1_000_000_000;
         let measured = measured_ns().expect("measured");
         println!("off by {} ns", measured - DAY_NS);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_are_not_apart_are_not_put_apart() {
+    fn equal_clocks_have_no_offset() {
         if !available(Need::Root) {
             return;
         }

@@ -206,7 +206,7 @@ mod tests {
     use crate::types::{DirectionEntry, Inspection};
 
     #[test]
-    fn the_objects_load_and_their_maps_are_reached() -> Result<()> {
+    fn the_objects_load_and_their_maps_are_accessible() -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
         }
@@ -238,7 +238,7 @@ mod tests {
 
     /// Where CPUs do not reorder, the verifier removes the fences, except for the test of the flag.
     #[test]
-    fn fences_are_there_where_they_are_needed() -> Result<()> {
+    fn weakly_ordered_cpus_get_fences() -> Result<()> {
         /// A `cmpxchg` with its operands.
         const FENCE_BYTES: u32 = 4 * 8;
         if !netlab::available(netlab::Need::Root) {

@@ -92,7 +92,7 @@ impl<T: Plain> SharedArray<T> {
         }
     }
 
-    /// How many values it has.
+    /// How many values the array has.
     #[allow(clippy::len_without_is_empty, reason = "a map has one entry at least")]
     pub fn len(&self) -> usize {
         self.count

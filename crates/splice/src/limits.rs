@@ -1,4 +1,4 @@
-//! What a pair may cost and how long it may last.
+//! The limits of a pair: what it may cost and how long it may last.
 
 use std::time::Duration;
 

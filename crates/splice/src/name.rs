@@ -137,7 +137,7 @@ mod tests {
     use super::EngineChoice;
 
     #[test]
-    fn an_engine_that_does_not_exist_is_answered_with_those_that_do() {
+    fn an_unknown_engine_name_lists_the_known_ones() {
         let error = "fast".parse::<EngineChoice>().unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -68,11 +68,11 @@ pub enum Reason {
 
 impl Reason {
     /// Whether a stream was truncated, so that the peers must see a reset.
-    pub(crate) fn cuts(self) -> bool {
+    pub(crate) fn is_truncation(self) -> bool {
         !matches!(self, Self::EndOfStream | Self::ByteLimit)
     }
 
-    /// The same for an echo, which has one side.
+    /// The reason as an echo reports it, which has one side.
     pub(crate) fn of_echo(self) -> Self {
         match self {
             Self::Reset(_) => Self::Reset(Side::A),
@@ -84,7 +84,7 @@ impl Reason {
         }
     }
 
-    pub(crate) fn fault(side: Side, errno: rustix::io::Errno) -> Self {
+    pub(crate) fn of_errno(side: Side, errno: rustix::io::Errno) -> Self {
         match errno {
             // `ENOTCONN` comes if another system call has taken the reset.
             rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE | rustix::io::Errno::NOTCONN => {

@@ -50,7 +50,7 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn the_defect_of_fionread_is_what_a_map_made_here_shows() {
+fn the_doctor_finds_the_fionread_defect_that_a_map_shows() {
     let _alone = ALONE.lock();
     if !available(Need::Bpf) {
         return;

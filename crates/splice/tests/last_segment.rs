@@ -74,7 +74,7 @@ fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
 }
 
 #[test]
-fn a_message_and_the_end_behind_it_are_one_segment() {
+fn a_message_and_eof_leave_in_one_segment() {
     if !available(Need::Ss) {
         return;
     }

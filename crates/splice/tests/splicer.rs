@@ -22,7 +22,7 @@ const OF_A_LOOP: usize = 3;
 const SPARE: u64 = 20;
 
 #[test]
-fn one_that_cannot_be_made_leaves_nothing() {
+fn a_failed_splicer_leaves_nothing() {
     alone(|| {
         descriptors::allow_more(SPARE);
         let mut fill: Vec<_> = iter::from_fn(|| File::open("/dev/null").ok()).collect();

@@ -36,7 +36,7 @@ pub fn pair_task(
 ) -> Result<Box<dyn Task>> {
     let on_end = Some(Box::new(on_end) as OnEnd);
     let pair = pair(
-        Ends::Apart([a, b]),
+        Ends::Two([a, b]),
         options,
         registered,
         &Arc::new(Status::new()),
@@ -106,7 +106,7 @@ impl EventLoop {
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by
     /// name and cannot take the pair. Then both sockets are closed.
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run_pair(Ends::Apart([a, b]), options)
+        self.run_pair(Ends::Two([a, b]), options)
     }
 
     /// Splices an endpoint to itself on this loop: see [`echo_task`](crate::echo_task).

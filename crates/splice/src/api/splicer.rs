@@ -65,7 +65,7 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name and cannot take the pair;
     /// [`ErrorKind::LoopEnded`] if the loop has failed. Then both sockets are closed.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Apart([a, b]), options)
+        self.run(Ends::Two([a, b]), options)
     }
 
     /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
@@ -116,8 +116,8 @@ impl fmt::Debug for Splicer {
     }
 }
 
-/// Joins two endpoints on the process's own background threads, one per CPU, which the first call
-/// of this or of [`echo()`] starts.
+/// Joins two endpoints on the process's background threads, one per CPU, which the first call of
+/// this or of [`echo()`] starts.
 ///
 /// # Errors
 /// As [`Splicer::new`] and [`Splicer::join`].

@@ -104,7 +104,7 @@ mod tests {
     use super::{Buffers, KEPT_OF_EACH_SIZE, Size};
 
     #[test]
-    fn the_largest_grows_no_further() {
+    fn the_largest_size_has_no_larger_one() {
         let largest = (0..10).fold(Size::default(), |size, _| size.larger());
         assert_eq!(largest.larger(), largest);
     }

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_engine_has_its_finding() {
+    fn every_engine_has_a_finding() {
         let report = examine();
         let engines = report.engines.iter().map(|finding| finding.engine);
         assert!(engines.eq(EngineName::ALL), "{report:?}");
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_without_time_is_a_finding() {
+    fn a_trial_without_time_gives_a_finding() {
         let finding = examine_engine(EngineName::Copy, &TimeBudget::of(Duration::ZERO));
         assert_eq!(finding.verdict, Verdict::No);
         assert!(finding.reason.contains("in time"), "{finding:?}");
     }
 
     #[test]
-    fn what_stands_still_takes_no_time() {
+    fn excluded_work_takes_no_time() {
         const TIME: Duration = Duration::from_millis(20);
         let budget = TimeBudget::of(TIME);
         let end = budget.end.get();

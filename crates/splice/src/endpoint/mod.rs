@@ -16,7 +16,7 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::socket_option::{self, SocketMemory};
 
 pub use self::segment_size::SegmentSize;
-pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 
 /// The kind of an endpoint's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,7 +193,7 @@ impl Endpoint {
         }
     }
 
-    /// The same for the send buffer.
+    /// Stops the growth of the send buffer in the same way.
     pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
         if self.send_bounded.load(Ordering::Relaxed) {
             return;
@@ -324,7 +324,7 @@ mod tests {
     use crate::reactor::EventLoop;
 
     #[test]
-    fn what_its_owner_had_set_for_himself_holds_nothing_back() {
+    fn options_of_the_former_owner_delay_nothing() {
         let (mut a, near) = connection();
         let (mut b, far) = connection();
         b.set_nonblocking(true).unwrap();

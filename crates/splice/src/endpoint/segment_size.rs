@@ -13,7 +13,7 @@ pub(crate) const HEADERS_V4_BYTES: u32 = 40;
 pub(crate) const HEADERS_V6_BYTES: u32 = 60;
 
 /// How much timestamps take from a segment's payload, in bytes (`TCPOLEN_TSTAMP_ALIGNED`).
-pub(crate) const STAMP_BYTES: u32 = 12;
+pub(crate) const TIMESTAMP_BYTES: u32 = 12;
 
 /// Sizes from here on count as unbounded, in bytes. They occur only on lo, where a connection
 /// announces half of its window instead (`tcp_bound_to_half_wnd`), and `TCP_MAXSEG` accepts at most
@@ -58,9 +58,11 @@ impl SegmentSize {
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) if it is not a TCP socket.
     pub fn taken_by_peer(connected: impl AsFd) -> Result<Self> {
-        let (payload_bytes, stamped) =
+        let (payload_bytes, has_timestamps) =
             socket_option::segment(&connected).context("cannot read the socket's TCP_INFO")?;
-        Ok(Self(payload_bytes + if stamped { STAMP_BYTES } else { 0 }))
+        Ok(Self(
+            payload_bytes + if has_timestamps { TIMESTAMP_BYTES } else { 0 },
+        ))
     }
 
     /// What fits on this host's route to `address`.

@@ -63,7 +63,7 @@ impl Hooks {
         counts_of(&answer.map_err(not_run)?)
     }
 
-    /// The same, and the hooks themselves.
+    /// The number of hooks, and the hooks themselves.
     ///
     /// # Errors
     /// As [`counts`](Self::counts), and if the hooks change all the time.

@@ -8,14 +8,14 @@
 //! filters of control groups. It may do so only while the filters would accept the segments anyway:
 //!
 //! ```text
-//!        they may stop it: not spliced
+//!        they may stop it: not admitted
 //!      ┌────────────────────────────────▶ refused
 //! pair ┤
-//!      └─────▶ Admitted ──the rules change, and would stop it──────▶ Revoked: the pair is reset
-//!                │  ▲ └──the rules change, and nobody can tell──┐        ▲
-//!                │  └──────────────they accept it again───────┐ ▼        │
+//!      └─────▶ Admitted ──new rules would stop it──────────────────▶ Revoked: the pair is reset
+//!                │  ▲ └──new rules cannot be evaluated──────────┐        ▲
+//!                │  └──────────────the rules accept it again─┐ ▼        │
 //!                │                                           Doubtful ───┘
-//!                └──▶ ended                          it goes on, and is counted
+//!                └──▶ ended                          the pair goes on, and is counted
 //! ```
 //!
 //! The crate `splice-firewall` reads and evaluates the rules; `Hooks` tells whether the kernel

@@ -1,7 +1,7 @@
 //! One direction of a pair while user space moves its bytes.
 //!
 //! ```text
-//!            source says "end"            nothing in flight: end of stream passed on
+//!                EOF read                 nothing in flight: EOF passed on
 //! Flowing ─────────────────────▶ Ending ────────────────────────────────────────▶ Ended
 //!    │ byte limit taken             ▲
 //!    └──────────────────────────────┘
@@ -82,7 +82,7 @@ pub(crate) struct Conduit<'a> {
     pub(crate) closing: bool,
 }
 
-/// How far a direction came.
+/// Why a direction has stopped for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The direction waits for one of its sockets, or has ended.
@@ -115,9 +115,9 @@ pub(crate) struct Direction {
     in_flight: InFlight,
     size: Size,
     source_ready: bool,
-    /// An end of stream or an error stands behind the bytes: read until it comes.
+    /// EOF or an error is queued behind the data.
     source_outlasts: bool,
-    /// An urgent mark stands in the source, which splice(2) does not get past.
+    /// The source has an urgent mark, which splice(2) does not get past.
     urgent: bool,
     destination_ready: bool,
     /// The source has reported EOF after the bytes that have arrived.
@@ -195,9 +195,9 @@ impl Direction {
     }
 
     /// The source's error, if the ring knows it before the direction reads it.
-    pub(crate) fn fault_on_ring(&self, carriers: &mut Carriers) -> Option<Errno> {
+    pub(crate) fn source_error_on_ring(&self, carriers: &mut Carriers) -> Option<Errno> {
         match (&self.in_flight, &mut carriers.ring) {
-            (InFlight::Lane(lane), Some(ring)) => ring.fault(lane),
+            (InFlight::Lane(lane), Some(ring)) => ring.source_error(lane),
             _ => None,
         }
     }
@@ -215,7 +215,7 @@ impl Direction {
         self.put_down(carriers);
     }
 
-    /// Moves what can be moved now.
+    /// Moves what can move now.
     pub(crate) fn pump(&mut self, conduit: &mut Conduit<'_>) -> Result<Progress, SocketError> {
         let progress = self.advance(conduit);
         // EOF did not follow after all: the turn is over, the destination is full, or the source

@@ -3,10 +3,10 @@
 //! When a pair is tried with `segment`, once it is old or large enough ([`Attempt`]):
 //!
 //! ```text
-//! the program is still being loaded: a little later
+//! the program is still loading: look again later
 //!  ┌─┐
-//!  │ ▼   others of its loop are before it
-//! Open ──────────────────────────────────▶ Booked ─┐ others still are: later
+//!  │ ▼   other pairs of its loop come first
+//! Open ──────────────────────────────────▶ Booked ─┐ they still do: later
 //!  │                                         │  ▲──┘
 //!  └───────────────────┬─────────────────────┘
 //!                      ▼

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_is_driven_keeps_what_was_prepared() {
+    fn a_driven_loop_keeps_what_was_prepared() {
         let engine = EngineChoice::Only(EngineName::Sockmap);
         let forbidden = EngineName::Sockmap.probe().err();
         if !netlab::present("sockmap", forbidden.map(|error| error.to_string())) {

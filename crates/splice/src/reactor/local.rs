@@ -63,3 +63,111 @@ impl fmt::Debug for Locals {
         f.debug_tuple("Locals").field(&self.0.len()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::time::Duration;
+
+    use splice_base::error::Result;
+
+    use super::*;
+    use crate::reactor::{Key, Readiness};
+
+    #[derive(Debug, Default)]
+    struct Counter {
+        value: u32,
+        emptied: u32,
+    }
+
+    impl Local for Counter {
+        fn emptied(&mut self) {
+            self.emptied += 1;
+        }
+    }
+
+    /// Brings a poller along.
+    #[derive(Default)]
+    struct WithPoller(Option<IdlePoller>);
+
+    impl Local for WithPoller {
+        fn poller(&mut self) -> Option<&mut dyn Poller> {
+            self.0.as_mut().map(|poller| poller as _)
+        }
+
+        fn drop_poller(&mut self) {
+            self.0 = None;
+        }
+    }
+
+    /// A poller without events.
+    struct IdlePoller {
+        is_unused: bool,
+    }
+
+    impl Poller for IdlePoller {
+        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) -> Result<bool> {
+            Ok(false)
+        }
+
+        fn turn(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn notifier(&mut self) -> Result<BorrowedFd<'_>> {
+            unreachable!("no other loop drives this one")
+        }
+
+        fn set_busy_poll(&self, _: Duration) -> Result<()> {
+            Ok(())
+        }
+
+        fn next_event(&mut self) -> Option<(Key, u8, Readiness)> {
+            None
+        }
+
+        fn has_events(&self) -> bool {
+            false
+        }
+
+        fn is_unused(&self) -> bool {
+            self.is_unused
+        }
+    }
+
+    #[test]
+    fn each_type_has_one_value_that_keeps_its_state() {
+        let mut locals = Locals::default();
+        locals.get::<Counter>().value = 7;
+        locals.get::<WithPoller>();
+        assert_eq!(locals.get::<Counter>().value, 7);
+        assert_eq!(locals.0.len(), 2);
+    }
+
+    #[test]
+    fn every_local_learns_that_the_loop_is_empty() {
+        let mut locals = Locals::default();
+        locals.emptied();
+        locals.get::<WithPoller>();
+        locals.get::<Counter>();
+        locals.emptied();
+        assert_eq!(locals.get::<Counter>().emptied, 1);
+    }
+
+    #[test]
+    fn the_poller_is_found_and_dropped_once_it_is_unused() {
+        let mut locals = Locals::default();
+        assert!(locals.poller().is_none());
+        locals.get::<Counter>();
+        locals.get::<WithPoller>();
+        assert!(locals.poller().is_none(), "it has none yet");
+        locals.get::<WithPoller>().0 = Some(IdlePoller { is_unused: false });
+        locals.drop_poller_if_unused();
+        assert!(locals.poller().is_some(), "a task uses it");
+        locals.get::<WithPoller>().0 = Some(IdlePoller { is_unused: true });
+        locals.drop_poller_if_unused();
+        assert!(locals.poller().is_none());
+        // The local itself stays.
+        assert_eq!(locals.0.len(), 2);
+    }
+}

@@ -37,7 +37,7 @@ pub(crate) trait Poller {
 
     fn has_events(&self) -> bool;
 
-    /// No task uses it.
+    /// Whether no task uses it.
     fn is_unused(&self) -> bool;
 }
 

@@ -94,8 +94,7 @@ impl Context<'_> {
             .context("cannot watch a descriptor")
     }
 
-    /// Watches a registered descriptor for something else from now on. What it is ready for is
-    /// told again.
+    /// Changes what a registered descriptor is watched for. Its readiness is reported again.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not registered.
@@ -107,7 +106,7 @@ impl Context<'_> {
 
     /// Stops watching a descriptor.
     pub fn deregister(&mut self, fd: impl AsFd) {
-        // It can fail only when the descriptor is not watched, which is what is wanted.
+        // It fails only if the descriptor is not watched, which is the goal.
         let _ = epoll::delete(&self.event_loop.epoll, fd);
     }
 

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_wheel_has_no_next_look() {
+    fn an_empty_wheel_has_no_deadline() {
         assert_eq!(TimerWheel::new(Instant::now()).next(), None);
     }
 
@@ -209,7 +209,7 @@ mod tests {
         /// Compared with a sorted map: each deadline fires once, never early, and no later than the
         /// first look after it. A loop that sleeps until `next` is never late.
         #[test]
-        fn fires_like_a_sorted_map(steps in prop::collection::vec(
+        fn deadlines_fire_as_in_a_sorted_map(steps in prop::collection::vec(
             (0usize..20, prop_oneof![0u64..200, 0u64..70_000, 0u64..40_000_000], 0u64..5_000, 0u8..8), 1..200)) {
             let origin = Instant::now();
             let mut wheel = TimerWheel::new(origin);

@@ -1,4 +1,4 @@
-//! The handle on a pair.
+//! The handle of a pair.
 
 use std::borrow::Cow;
 use std::fmt;

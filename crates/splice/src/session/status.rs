@@ -124,3 +124,81 @@ impl Status {
         outcome
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use netlab::{PATIENCE, until};
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::outcome::Reason;
+
+    fn outcome(reason: Reason) -> Outcome {
+        Outcome {
+            reason,
+            moved: Counters {
+                a_to_b: 3,
+                b_to_a: 4,
+            },
+            engine: EngineName::Pipe,
+            why_engine: "a direction moved bulk".into(),
+            duration: Duration::from_millis(1),
+        }
+    }
+
+    #[test]
+    fn a_wait_for_a_running_pair_ends_with_its_timeout() {
+        let status = Status::new();
+        assert_eq!(status.wait(Duration::ZERO), None);
+        assert_eq!(status.wait(Duration::from_millis(1)), None);
+        assert_eq!(status.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_wait_for_an_ended_pair_returns_at_once() {
+        let status = Status::new();
+        let ended = outcome(Reason::Idle);
+        status.finish(ended.clone());
+        assert_eq!(status.wait(Duration::ZERO), Some(ended.clone()));
+        assert_eq!(status.wait(Duration::MAX), Some(ended.clone()));
+        assert_eq!(status.outcome(), Some(ended));
+    }
+
+    #[test]
+    fn the_end_wakes_every_wait() {
+        let status = Status::new();
+        let ended = outcome(Reason::EndOfStream);
+        thread::scope(|scope| {
+            // One without and one with a deadline.
+            let waits = [Duration::MAX, PATIENCE].map(|timeout| {
+                scope.spawn({
+                    let status = &status;
+                    move || status.wait(timeout)
+                })
+            });
+            until("both wait", || status.waiting.load(Ordering::Acquire) == 2);
+            status.finish(ended.clone());
+            for wait in waits {
+                assert_eq!(wait.join().unwrap(), Some(ended.clone()));
+            }
+        });
+        assert_eq!(status.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn an_ended_pair_reports_the_engine_of_its_outcome() {
+        let status = Status::new();
+        assert_eq!(
+            status.engine(),
+            (EngineName::Copy, "not yet started".into())
+        );
+        status.set_engine(Chosen::new(EngineName::Uring, "for a test"));
+        assert_eq!(status.engine(), (EngineName::Uring, "for a test".into()));
+        assert_eq!(status.outcome(), None);
+        status.finish(outcome(Reason::EndOfStream));
+        let engine = (EngineName::Pipe, "a direction moved bulk".into());
+        assert_eq!(status.engine(), engine);
+    }
+}

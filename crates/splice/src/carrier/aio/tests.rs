@@ -62,7 +62,8 @@ fn carries(context: &mut AioContext) {
     assert_eq!(&came[..count], b"abc");
 
     sender.write_all(b"lost").unwrap();
-    // A process that another test starts has a duplicate until its exec: to drop it may not close it.
+    // A process that another test is starting holds a duplicate until its exec, so dropping it may
+    // not close it.
     receiver.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
         buffer.fill(context, source.as_fd(), 16, onward),
@@ -86,14 +87,14 @@ fn reads_and_writes_in_one_call() {
 }
 
 #[test]
-fn goes_on_where_the_ring_is_not_known() {
+fn works_with_an_unknown_ring_layout() {
     let mut context = AioContext::new().unwrap();
     (context.known_ring, context.chained) = (false, false);
     carries(&mut context);
 }
 
 #[test]
-fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
+fn a_partial_or_refused_write_leaves_the_rest_in_flight() {
     let context = &mut AioContext::new().unwrap();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
@@ -121,7 +122,7 @@ fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
 }
 
 #[test]
-fn a_ring_of_another_shape_is_not_read() {
+fn a_ring_of_another_layout_is_not_read() {
     let header = || RingHeader {
         _id: 0,
         slots: 127,

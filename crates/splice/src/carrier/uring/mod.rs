@@ -20,7 +20,7 @@
 //! ```text
 //!                reads bring bulk: cancelled
 //!   multishot ─────────────────────────────▶ once, with a bounded length,
-//!   into 4 KiB buffers ◀──────────────────── into 64 KiB buffers, a bundle of them where the
+//!   into 4 KiB buffers ◀──────────────────── into 64 KiB buffers, in bundles if the
 //!                reads are small             kernel has that
 //! ```
 //!
@@ -342,7 +342,7 @@ impl Ring {
 
     /// The source's error after the bytes that have arrived: a receive has taken it from the
     /// socket.
-    pub(crate) fn fault(&mut self, lane: &Lane) -> Option<Errno> {
+    pub(crate) fn source_error(&mut self, lane: &Lane) -> Option<Errno> {
         match self.lanes.state(lane.index).stream_end {
             Some(StreamEnd::Error(errno)) => Some(errno),
             _ => None,

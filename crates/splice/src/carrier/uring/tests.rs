@@ -118,7 +118,7 @@ impl Task for Busy {
 }
 
 #[test]
-fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
+fn a_busy_loop_closes_a_ring_without_pairs() {
     if !is_available() {
         return;
     }
@@ -136,7 +136,7 @@ fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
 }
 
 #[test]
-fn a_ring_polls_the_device_where_its_loop_does() {
+fn a_ring_polls_the_device_if_its_loop_does() {
     if !is_available() {
         return;
     }
@@ -227,7 +227,7 @@ fn each_feature_can_be_missing() {
 /// A multishot receive takes bytes without asking, and the kernel may not find it when it is to be
 /// cancelled. What is in flight stays bounded all the same.
 #[test]
-fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
+fn a_stalled_receiver_leaves_little_in_flight() {
     if !is_available() {
         return;
     }

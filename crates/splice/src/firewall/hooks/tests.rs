@@ -96,7 +96,7 @@ fn an_empty_namespace_has_no_hooks_but_those_of_security_modules() {
 
 /// The namespace is the caller's, and the device belongs to it.
 #[test]
-fn a_device_that_is_not_there_is_told() {
+fn an_unknown_device_is_reported() {
     let Some(stage) = Stage::new() else { return };
     assert!(stage.counts().device_known);
     let registry = stage.registry_of(4_000_000);
@@ -107,7 +107,7 @@ fn a_device_that_is_not_there_is_told() {
 
 /// The kernel keeps devices in 256 lists, by index.
 #[test]
-fn devices_are_told_apart() {
+fn hooks_of_devices_are_distinguished() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -155,7 +155,7 @@ fn three_capabilities_are_enough() {
 }
 
 #[test]
-fn chains_of_nftables_are_found_where_they_are_called() {
+fn nftables_chains_are_found_at_their_hooks() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -212,7 +212,7 @@ fn chains_of_nftables_are_found_where_they_are_called() {
 }
 
 #[test]
-fn what_tracks_and_translates_connections_is_known() {
+fn connection_tracking_and_nat_are_known() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -239,7 +239,7 @@ fn what_tracks_and_translates_connections_is_known() {
 
 /// synproxy changes sequence numbers.
 #[test]
-fn synproxy_is_not_known() {
+fn synproxy_is_unknown() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -305,7 +305,7 @@ fn foreign(namespace: &Namespace, hook: i32) -> Option<libbpf_rs::Link> {
 }
 
 #[test]
-fn a_bpf_program_at_a_hook_is_told() {
+fn a_bpf_program_at_a_hook_is_reported() {
     let Some(stage) = Stage::new() else { return };
     let before = stage.counts();
     let Some(program) = foreign(&stage.namespace, libbpf_rs::NF_INET_PRE_ROUTING) else {
@@ -328,7 +328,7 @@ fn a_bpf_program_at_a_hook_is_told() {
 
 /// The number of hooks alone would not show it.
 #[test]
-fn a_program_in_the_place_of_a_chain_shows() {
+fn a_program_in_place_of_a_chain_is_noticed() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentSeen, SegmentSocket, SegmentTuple};
 use splice_bpf::types::{segment_flag as flag, segment_socket_flag as has};
@@ -186,7 +186,7 @@ pub(super) fn examine(
         // The socket notes what it has announced without the room for timestamps
         // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
         let stamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
-            STAMP_BYTES
+            TIMESTAMP_BYTES
         } else {
             0
         };

@@ -37,7 +37,7 @@ pub(super) fn wake(end: &Endpoint) {
 pub(super) fn go_on_from(end: &Endpoint, stamp: u32, in_microseconds: bool) {
     // Should it fail, the socket says it again until its clock is there.
     let _ = socket_option::repair(end, Repair::On);
-    let _ = socket_option::advance_stamps(end, stamp, in_microseconds);
+    let _ = socket_option::advance_timestamps(end, stamp, in_microseconds);
     leave_repair(end, Repair::Off);
 }
 

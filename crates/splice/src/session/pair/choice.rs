@@ -38,8 +38,8 @@ impl Pair {
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
         if !self.taken {
-            let mut ways = self.directions.iter().map(Direction::carriers_used);
-            if ways.any(|way| way.piped || way.no_pipe.is_some()) {
+            let mut used = self.directions.iter().map(Direction::carriers_used);
+            if used.any(|used| used.piped || used.no_pipe.is_some()) {
                 return user_space;
             }
             return Chosen {
@@ -90,12 +90,12 @@ impl Pair {
 
     /// A kernel engine that was chosen by name begins with `copy`, too.
     fn user_space_engine(&self) -> Chosen {
-        let ways = self
+        let used = self
             .directions
             .iter()
             .map(|direction| direction.carriers_used());
-        let piped = ways.clone().any(|way| way.piped);
-        let missed = ways.clone().find_map(|way| way.no_pipe);
+        let piped = used.clone().any(|used| used.piped);
+        let missed = used.clone().find_map(|used| used.no_pipe);
         let declined = self.declined.as_deref().cloned();
         let (name, kernel_by_name) = match self.choice {
             EngineChoice::Only(name) if name.is_in_kernel() => (EngineName::Copy, true),

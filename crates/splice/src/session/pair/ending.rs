@@ -90,7 +90,7 @@ impl Pair {
                 .meter
                 .settle([0, 1].map(|index: usize| moved_in_kernel[index] + by_user_space[index]));
         }
-        if reason.cuts() {
+        if reason.is_truncation() {
             ends.each().iter().for_each(Endpoint::cut);
         }
         drop(ends);

@@ -1,7 +1,7 @@
 //! The ends of a pair: two endpoints, or one that is spliced to itself.
 //!
 //! ```text
-//! Apart   ends[A] ──▶ ends[B] and back        Echo   ends[A] ──▶ ends[A]
+//! Two   ends[A] ──▶ ends[B] and back        Echo   ends[A] ──▶ ends[A]
 //! ```
 
 use crate::endpoint::Endpoint;
@@ -10,16 +10,16 @@ use crate::outcome::Side;
 
 #[derive(Debug)]
 pub(crate) enum Ends {
-    Apart([Endpoint; 2]),
+    Two([Endpoint; 2]),
     /// What its peer sends goes back to it.
     Echo(Endpoint),
 }
 
 impl Ends {
-    /// Each endpoint once.
+    /// The endpoints, each once.
     pub(crate) fn each(&self) -> &[Endpoint] {
         match self {
-            Self::Apart(both) => both,
+            Self::Two(both) => both,
             Self::Echo(one) => std::slice::from_ref(one),
         }
     }
@@ -27,7 +27,7 @@ impl Ends {
     /// Both sides; in an echo they are the same endpoint.
     pub(crate) fn sides(&self) -> [&Endpoint; 2] {
         match self {
-            Self::Apart([a, b]) => [a, b],
+            Self::Two([a, b]) => [a, b],
             Self::Echo(one) => [one, one],
         }
     }
@@ -36,7 +36,7 @@ impl Ends {
     /// destination, even in an echo.
     pub(crate) fn side(&self, source: u8) -> Side {
         match self {
-            Self::Apart(_) => Side::BOTH[usize::from(source)],
+            Self::Two(_) => Side::BOTH[usize::from(source)],
             Self::Echo(_) => Side::A,
         }
     }
@@ -44,7 +44,7 @@ impl Ends {
     /// The side whose bytes go to `side`, and that gets the bytes of `side`.
     pub(crate) fn across(&self, side: Side) -> Side {
         match self {
-            Self::Apart(_) => side.other(),
+            Self::Two(_) => side.other(),
             Self::Echo(_) => side,
         }
     }
@@ -56,7 +56,7 @@ impl Ends {
     /// The directions between them; an echo has only the first.
     pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
         let second = match self {
-            Self::Apart(_) => Direction::new(carrier_choice),
+            Self::Two(_) => Direction::new(carrier_choice),
             Self::Echo(_) => Direction::ended(),
         };
         [Direction::new(carrier_choice), second]

@@ -1,4 +1,4 @@
-//! Two endpoints being joined: the task that runs them on a loop.
+//! A pair: the task that joins two endpoints on a loop.
 //!
 //! ```text
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
@@ -17,7 +17,7 @@
 //!       byte limit                  the receivers have all, or 10 s are over
 //! any ─────────────▶ parting ─────────────────────────────────────────────────▶ ended
 //!  │                                                                              ▲
-//!  └──both directions have ended, a fault, idle, closed, refused by name──────────┘
+//!  └──both directions have ended, an error, idle, closed, refused by name─────────┘
 //! ```
 //!
 //! A kernel engine that was chosen by name is tried from the start. `kernel` and `taken` tell the
@@ -209,7 +209,7 @@ impl Pair {
                     let side = if at_destination { to } else { from };
                     let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
                     reason =
-                        Some(reset_by.map_or_else(|| Reason::fault(side, errno), Reason::Reset));
+                        Some(reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset));
                     break;
                 }
             }
@@ -324,7 +324,7 @@ impl Task for Pair {
             && let Some(end) = self.each_end().get(side.index())
             && let Some(errno) = end.take_error()
         {
-            return self.end(cx, Reason::fault(side, errno));
+            return self.end(cx, Reason::of_errno(side, errno));
         }
         step
     }

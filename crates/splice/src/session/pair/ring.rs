@@ -42,8 +42,8 @@ impl Pair {
             if !direction.is_blocked_on_ring() {
                 continue;
             }
-            if let Some(errno) = direction.fault_on_ring(cx.carriers()) {
-                return Some(Reason::fault(from, errno));
+            if let Some(errno) = direction.source_error_on_ring(cx.carriers()) {
+                return Some(Reason::of_errno(from, errno));
             }
             let watched = &mut self.room_watched[to.index()];
             if !*watched {
