@@ -60,7 +60,7 @@ impl EngineName {
     }
 
     /// The error of an engine that has an obstacle.
-    pub(crate) fn hindered(self, obstacle: Obstacle) -> Error {
+    pub(crate) fn unavailable(self, obstacle: Obstacle) -> Error {
         Error::new(ErrorKind::EngineRefused, obstacle.reason)
             .about(format!("engine {self} cannot be used"))
             .with_remedy(obstacle.remedy)

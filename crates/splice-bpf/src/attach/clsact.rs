@@ -124,7 +124,7 @@ impl Filter {
         Err(last)
     }
 
-    pub(super) fn is_behind_its_like(&self) -> bool {
+    pub(super) fn is_preceded_by_same_name(&self) -> bool {
         self.position.priority > PRIORITIES.start
     }
 

@@ -78,13 +78,13 @@ impl Program {
     /// can inspect none by its id (`bpf_prog_get_fd_by_id`), so then any earlier program counts.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not tell.
-    pub fn is_behind_its_like(&self, device: u32, link: &DeviceLink) -> Result<bool> {
+    /// [`ErrorKind::BpfRefused`] if the kernel does not say.
+    pub fn is_preceded_by_same_name(&self, device: u32, link: &DeviceLink) -> Result<bool> {
         match link {
             DeviceLink::Tcx(_) => self
-                .is_behind_its_like_by_tcx(device)
+                .is_preceded_by_same_name_by_tcx(device)
                 .map_err(|errno| not_attached(device, errno)),
-            DeviceLink::Clsact(filter) => Ok(filter.is_behind_its_like()),
+            DeviceLink::Clsact(filter) => Ok(filter.is_preceded_by_same_name()),
         }
     }
 }

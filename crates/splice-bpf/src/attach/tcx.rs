@@ -53,7 +53,7 @@ impl Program {
         Ok(unsafe { OwnedFd::from_raw_fd(result) })
     }
 
-    pub(super) fn is_behind_its_like_by_tcx(&self, device: u32) -> Result<bool, Errno> {
+    pub(super) fn is_preceded_by_same_name_by_tcx(&self, device: u32) -> Result<bool, Errno> {
         let own = self.id()?;
         let mut ids = [0; MOST_PROGRAMS];
         let mut options = libbpf_sys::bpf_prog_query_opts {

@@ -130,8 +130,8 @@ impl Context<'_> {
         if let Some(ring) = &mut self.carriers().ring {
             return Ok(ring.open_lanes(key));
         }
-        let hindered = |errno| EngineName::Uring.hindered(Obstacle::of_io_uring(errno));
-        let mut ring = Ring::new().map_err(hindered)?;
+        let unavailable = |errno| EngineName::Uring.unavailable(Obstacle::of_io_uring(errno));
+        let mut ring = Ring::new().map_err(unavailable)?;
         let lanes = ring.open_lanes(key);
         self.carriers().ring = Some(ring);
         self.poller_added()?;

@@ -23,10 +23,10 @@ pub(super) fn fionread(budget: &TimeBudget) -> Defect {
         Ok(0) => (
             true,
             format!(
-                "ioctl(FIONREAD) says 0 for a TCP socket in a BPF map of sockets that has {} \
-                 bytes queued; programs that ask before they read stall (Java, .NET, nginx) where \
-                 something on this machine puts their sockets into one; the engines here do not \
-                 ask",
+                "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {} \
+                 bytes queued; programs that call it before they read (Java, .NET, nginx) stall if \
+                 something on this machine puts their sockets into such a map; the engines do not \
+                 call it",
                 BYTES.len()
             ),
         ),

@@ -235,7 +235,7 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
     });
     Some(Obstacle {
         reason: format!("the packet filters of this host keep it from {}", found?),
-        remedy: "nothing, if that is meant: such connections go by copy and pipe, through the filters; else \
+        remedy: "none needed if that is intended: such connections use copy and pipe, through the filters; otherwise \
                  change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
@@ -248,7 +248,7 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
 // Not a finding: the test `ten_thousand_pairs_leave_nothing` calls it from a process of its own.
 #[doc(hidden)]
 pub fn sockmap_entries() -> Result<[usize; 3]> {
-    sockmap::entries().map_err(|obstacle| EngineName::Sockmap.hindered(obstacle))
+    sockmap::entries().map_err(|obstacle| EngineName::Sockmap.unavailable(obstacle))
 }
 
 #[cfg(test)]

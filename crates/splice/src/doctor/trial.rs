@@ -201,15 +201,15 @@ impl Trial {
             }
         }
         for (from, message) in messages.iter().enumerate() {
-            let mut came = Vec::new();
-            while came.len() < MESSAGE_BYTES {
-                match self.receive(1 - from, &mut came)? {
+            let mut received = Vec::new();
+            while received.len() < MESSAGE_BYTES {
+                match self.receive(1 - from, &mut received)? {
                     Some(0) => return Err(self.cut(Errno::PIPE)),
                     Some(_) => {}
                     None => self.wait("bytes did not arrive in time")?,
                 }
             }
-            if came != message {
+            if received != message {
                 return Err(
                     Failure::new("other bytes arrived than were sent").with_remedy(
                         "do not use this engine on this kernel, and report it with its release",

@@ -335,11 +335,11 @@ mod tests {
         let mut event_loop = EventLoop::new().unwrap();
         let _pair = event_loop.join(near, far, &Options::default()).unwrap();
         a.write_all(b"ten bytes.").unwrap();
-        let (start, mut came) = (Instant::now(), [0; 10]);
-        while b.read(&mut came).is_err() {
+        let (start, mut received) = (Instant::now(), [0; 10]);
+        while b.read(&mut received).is_err() {
             assert!(start.elapsed() < PATIENCE, "it lies there");
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
         }
-        assert_eq!(&came, b"ten bytes.");
+        assert_eq!(&received, b"ten bytes.");
     }
 }

@@ -116,7 +116,7 @@ pub(crate) struct Direction {
     size: Size,
     source_ready: bool,
     /// EOF or an error is queued behind the data.
-    source_outlasts: bool,
+    source_needs_further_read: bool,
     /// The source has an urgent mark, which splice(2) does not get past.
     urgent: bool,
     destination_ready: bool,
@@ -146,7 +146,7 @@ impl Direction {
             size: Size::default(),
             // The ring reports readiness itself: ask it once.
             source_ready: carrier_choice == CarrierChoice::Ring,
-            source_outlasts: false,
+            source_needs_further_read: false,
             urgent: false,
             destination_ready: carrier_choice == CarrierChoice::Ring,
             end_seen: false,
@@ -171,7 +171,7 @@ impl Direction {
 
     pub(crate) fn source_became(&mut self, readiness: Readiness) {
         self.source_ready |= readiness.is_readable();
-        self.source_outlasts |= readiness.outlasts_short_read();
+        self.source_needs_further_read |= readiness.needs_further_read();
         self.urgent |= readiness.is_urgent();
         self.end_seen |= readiness.is_hung_up();
     }
@@ -299,10 +299,10 @@ impl Direction {
     fn fill(&mut self, conduit: &mut Conduit<'_>) -> Result<(), SocketError> {
         let end = conduit.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
         let hint = ReadHint {
-            exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
+            limit_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
             carrier_bytes: conduit.shares.carrier_bytes,
             bulk: self.bulk,
-            outlasts: self.source_outlasts,
+            needs_further_read: self.source_needs_further_read,
         };
         self.pick_up(conduit);
         // These read all that is there, without a limit.
@@ -317,12 +317,13 @@ impl Direction {
                 self.took(count, conduit);
                 // A read of a UNIX stream stops after a message that carries a descriptor, and the
                 // kernel does not report that (`unix_stream_read_generic`).
-                self.source_ready = self.source_outlasts || conduit.source.kind() == Kind::Unix;
+                self.source_ready =
+                    self.source_needs_further_read || conduit.source.kind() == Kind::Unix;
             }
             Ok(ReadOutcome::Empty) => {
                 self.urgent = false;
                 self.source_ready = false;
-                self.source_outlasts = false;
+                self.source_needs_further_read = false;
             }
             Ok(ReadOutcome::UrgentMark) => self.urgent = true,
             // Before the mark there are bytes still to come: a socket with a BPF program returns

@@ -56,7 +56,7 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
             for end in ends.each() {
                 engine.can_take(end.kind())?;
             }
-            let sockmap = Sockmap::new().map_err(|obstacle| engine.hindered(obstacle))?;
+            let sockmap = Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle))?;
             Plan {
                 kernel: Some(Box::new(sockmap)),
                 promotion: None,
@@ -178,7 +178,7 @@ impl Auto {
         let engine = EngineName::Sockmap;
         let takes = kinds.into_iter().try_for_each(|kind| engine.can_take(kind));
         let sockmap =
-            takes.and_then(|()| Sockmap::new().map_err(|obstacle| engine.hindered(obstacle)));
+            takes.and_then(|()| Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle)));
         match sockmap {
             Ok(sockmap) => Proposal::Try(Box::new(sockmap)),
             Err(refusal) => {

@@ -25,7 +25,7 @@ impl EngineName {
             Self::Sockmap => sockmap::probe(),
             Self::Segment => Datapath::found().map(drop),
         };
-        probed.map_err(|obstacle| self.hindered(obstacle))
+        probed.map_err(|obstacle| self.unavailable(obstacle))
     }
 
     /// Whether the engine can splice a socket to itself, regardless of this process's rights.
@@ -75,7 +75,7 @@ impl EventLoop {
     /// # Errors
     /// As [`EngineName::probe`]. After an error, `auto` picks other engines.
     pub fn prepare(&mut self, engine: EngineChoice) -> Result<()> {
-        let segment = |obstacle: Obstacle| EngineName::Segment.hindered(obstacle);
+        let segment = |obstacle: Obstacle| EngineName::Segment.unavailable(obstacle);
         match engine {
             EngineChoice::Only(EngineName::Segment) => {
                 self.local::<DatapathHandle>().prepare().map_err(segment)
@@ -86,7 +86,7 @@ impl EventLoop {
             }
             EngineChoice::Only(EngineName::Sockmap) => {
                 let notifier = sockmap::notifier();
-                let sockmap = |obstacle| EngineName::Sockmap.hindered(obstacle);
+                let sockmap = |obstacle| EngineName::Sockmap.unavailable(obstacle);
                 self.watch_notifier(notifier.map_err(sockmap)?)
             }
             EngineChoice::Only(other) => other.probe(),

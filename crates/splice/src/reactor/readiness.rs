@@ -58,7 +58,7 @@ impl Readiness {
 
     /// A short read does not prove that nothing is left: EOF has no edge of its own after it, and a
     /// TCP read stops at an urgent mark (`tcp_recvmsg_locked`).
-    pub(crate) fn outlasts_short_read(self) -> bool {
+    pub(crate) fn needs_further_read(self) -> bool {
         self.0
             .intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::PRI)
     }

@@ -194,7 +194,7 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
     let held = held_bytes(&fullest);
     let total = held
         + engine
-            .in_hand_bytes
+            .in_flight_bytes
             .min(limits.memory_bytes / IN_HAND_SHARE)
             * flows.len();
     eprintln!("held {held} in sockets, at most {total}");

@@ -113,7 +113,7 @@ pub(crate) fn a_client_that_does_not_read(engine: &Contestant) {
         let sent = send_until_blocked(&peer, payload, WARM_UP_BYTES, MOST_SENT_BYTES);
         assert!(sent > WARM_UP_BYTES);
         let held = probe.memory().expect("SO_MEMINFO").held_bytes();
-        let total = held + engine.in_hand_bytes.min(limits.memory_bytes / 16);
+        let total = held + engine.in_flight_bytes.min(limits.memory_bytes / 16);
         assert!(
             held > 0 && total <= limits.memory_bytes,
             "{held} bytes held"

@@ -212,7 +212,7 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             .map(|((name, after), (_, before))| (name, after - before))
             .collect();
         let copied_at_most =
-            carried.iter().map(|(_, times)| times).sum::<u64>() * COPY.in_hand_bytes as u64;
+            carried.iter().map(|(_, times)| times).sum::<u64>() * COPY.in_flight_bytes as u64;
         let (name, why) = joined.handle.engine();
         eprintln!("{name} ({why}): {splices} times splice, {carried:?}");
         match engine.choice {

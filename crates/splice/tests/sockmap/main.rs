@@ -88,9 +88,9 @@ fn a_unix_end_is_refused_in_words() {
         }
         // A peer must not take it for an empty answer.
         for (peer, unix) in peers.into_iter().zip(unix) {
-            let came = TcpStream::from(peer).read(&mut [0]);
+            let received = TcpStream::from(peer).read(&mut [0]);
             let is_reset =
-                came.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset);
+                received.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset);
             assert!(is_reset || unix);
         }
     }

@@ -9,7 +9,7 @@ use crate::support::mix::Mix;
 pub(crate) struct Contestant {
     pub(crate) choice: EngineChoice,
     /// The most that one direction holds outside of sockets, in bytes.
-    pub(crate) in_hand_bytes: usize,
+    pub(crate) in_flight_bytes: usize,
     /// The kinds of socket that it accepts.
     pub(crate) kinds: &'static [Kind],
     pub(crate) takes_byte_limit: bool,
@@ -21,7 +21,7 @@ const EVERY_KIND: &[Kind] = &[Kind::Tcp4, Kind::Tcp6, Kind::Unix, Kind::Mptcp];
 
 pub(crate) const COPY: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Copy),
-    in_hand_bytes: 256 << 10,
+    in_flight_bytes: 256 << 10,
     kinds: EVERY_KIND,
     takes_byte_limit: true,
     promote_to_segment: true,
@@ -29,7 +29,7 @@ pub(crate) const COPY: Contestant = Contestant {
 
 pub(crate) const PIPE: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Pipe),
-    in_hand_bytes: 1 << 20,
+    in_flight_bytes: 1 << 20,
     ..COPY
 };
 
@@ -40,7 +40,7 @@ pub(crate) const AIO: Contestant = Contestant {
 
 pub(crate) const URING: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Uring),
-    in_hand_bytes: 1 << 20,
+    in_flight_bytes: 1 << 20,
     ..COPY
 };
 

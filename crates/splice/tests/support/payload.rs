@@ -78,7 +78,7 @@ impl Payload {
             .position(|window| window == strange)
             .map(|index| (index + PERIOD_BYTES - self.start) % PERIOD_BYTES);
         panic!(
-            "the byte at {} is wrong; what came belongs at {found:?} (modulo {PERIOD_BYTES}); \
+            "the byte at {} is wrong; the received bytes belong at {found:?} (modulo {PERIOD_BYTES}); \
              run again with SPLICED_SEED={}",
             position + first as u64,
             run_seed()

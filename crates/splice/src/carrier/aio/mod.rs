@@ -158,13 +158,13 @@ impl AioContext {
         let empty = self.pass(socket.as_fd(), &mut memory, 1, Some(socket.as_fd()))?;
         send(&peer, b"ab", SendFlags::NOSIGNAL)?;
         let full = self.pass(socket.as_fd(), &mut memory, 2, Some(socket.as_fd()))?;
-        let mut came = [0; 16];
-        let came = match recv(&peer, &mut came, RecvFlags::DONTWAIT) {
-            Ok((count, _)) => &came[..count],
+        let mut received = [0; 16];
+        let received = match recv(&peer, &mut received, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => &received[..count],
             Err(_) => &[],
         };
         self.chained =
-            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && came == b"ab";
+            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && received == b"ab";
         Ok(())
     }
 

@@ -25,7 +25,7 @@ fn carries(context: &mut AioContext) {
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
     let onward = Some(destination.as_fd());
-    let mut came = [0; 16];
+    let mut received = [0; 16];
     // More rounds than a ring has slots.
     for round in 0..1000 {
         assert_eq!(
@@ -43,8 +43,8 @@ fn carries(context: &mut AioContext) {
             Ok(message.len())
         );
         assert_eq!(buffer.held(), 0);
-        let count = receiver.read(&mut came).unwrap();
-        assert_eq!(&came[..count], message);
+        let count = receiver.read(&mut received).unwrap();
+        assert_eq!(&received[..count], message);
     }
     sender.write_all(b"abc").unwrap();
     // Not beyond `at_most`, and not onward unless asked to.
@@ -58,8 +58,8 @@ fn carries(context: &mut AioContext) {
         Ok(ReadOutcome::LastBytes(1))
     );
     assert_eq!(buffer.drain(context, destination.as_fd()), Ok(1));
-    let count = receiver.read(&mut came).unwrap();
-    assert_eq!(&came[..count], b"abc");
+    let count = receiver.read(&mut received).unwrap();
+    assert_eq!(&received[..count], b"abc");
 
     sender.write_all(b"lost").unwrap();
     // A process that another test is starting holds a duplicate until its exec, so dropping it may

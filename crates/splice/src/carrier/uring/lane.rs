@@ -20,20 +20,20 @@ impl Lane {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadHint {
     /// The exact limit of the read, or `None`.
-    pub(crate) exactly_bytes: Option<u64>,
+    pub(crate) limit_bytes: Option<u64>,
     /// The most that the direction may have in flight, in bytes.
     pub(crate) carrier_bytes: usize,
     /// The last read brought bulk.
     pub(crate) bulk: bool,
     /// The source has reported EOF or an error that was not received yet.
-    pub(crate) outlasts: bool,
+    pub(crate) needs_further_read: bool,
 }
 
 impl ReadHint {
     /// The most that one read may take, in bytes.
     pub(crate) fn at_most(self) -> usize {
-        let exactly = self.exactly_bytes.unwrap_or(u64::MAX);
-        usize::try_from(exactly)
+        let limit = self.limit_bytes.unwrap_or(u64::MAX);
+        usize::try_from(limit)
             .unwrap_or(usize::MAX)
             .min(self.carrier_bytes)
     }

@@ -202,13 +202,15 @@ impl Ring {
     fn receive(&mut self, index: usize, fd: RawFd, hint: ReadHint) {
         let state = self.lanes.state(index);
         let multishot = self.features.multishot
-            && hint.exactly_bytes.is_none()
+            && hint.limit_bytes.is_none()
             && hint.carrier_bytes >= MULTISHOT_BYTES
             && !hint.bulk;
         match state.receive {
             // EOF can arrive between two looks of a multishot receive that bytes have woken, and
             // then nothing wakes it again (`io_poll_check_events`). A new one looks again.
-            ReceiveState::Multishot if !state.cancelled && (!multishot || hint.outlasts) => {
+            ReceiveState::Multishot
+                if !state.cancelled && (!multishot || hint.needs_further_read) =>
+            {
                 state.cancelled = true;
                 self.cancel(index);
             }
@@ -235,7 +237,7 @@ impl Ring {
                     // 6.18).
                     let bundle = self.features.bundle
                         && size == BufferKind::Bulk
-                        && hint.exactly_bytes.is_none()
+                        && hint.limit_bytes.is_none()
                         && hint.carrier_bytes >= group.stock_bytes();
                     ReceiveState::Once {
                         size,

@@ -255,12 +255,15 @@ fn a_stalled_receiver_leaves_little_in_flight() {
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
             sent += fill(&mut a);
             let ring = event_loop.local::<Carriers>().ring.as_ref().unwrap();
-            let in_hand = ring.lanes.0.iter().flat_map(|(_, pair)| {
+            let in_flight = ring.lanes.0.iter().flat_map(|(_, pair)| {
                 let states = pair.states.iter();
                 states.flat_map(|state| state.received.iter().chain(&state.sending))
             });
-            let in_hand: usize = in_hand.map(super::Piece::capacity).sum();
-            assert!(in_hand <= super::MULTISHOT_BYTES, "{in_hand} bytes in hand");
+            let in_flight: usize = in_flight.map(super::Piece::capacity).sum();
+            assert!(
+                in_flight <= super::MULTISHOT_BYTES,
+                "{in_flight} bytes in flight"
+            );
         }
         drop(a);
         let reader = thread::spawn(move || {
@@ -339,17 +342,17 @@ impl Waiting {
         assert_eq!(entry.user_data(), number, "no other has bytes");
         let bytes = usize::try_from(entry.result()).expect("bytes have come");
         let first = cqueue::buffer_select(entry.flags()).expect("a buffer");
-        let (mut came, mut pieces) = (Vec::new(), Vec::new());
+        let (mut received, mut pieces) = (Vec::new(), Vec::new());
         let taken = self.group.take(first, bytes, |piece| {
             // SAFETY: the kernel has written so many bytes there, and nobody changes them.
-            came.extend(unsafe { std::slice::from_raw_parts(piece.address(), piece.len()) });
+            received.extend(unsafe { std::slice::from_raw_parts(piece.address(), piece.len()) });
             pieces.push(piece);
         });
         pieces
             .into_iter()
             .for_each(|piece| self.group.give_back(piece));
         self.group.refill();
-        (taken, came)
+        (taken, received)
     }
 
     fn others_go_on(&mut self) {
@@ -358,9 +361,9 @@ impl Waiting {
         let mut heard = Vec::new();
         while heard.len() < said.len() {
             self.receive(self.busy[1].as_raw_fd(), 0, Flags::empty());
-            let (taken, came) = self.completed(0);
+            let (taken, received) = self.completed(0);
             assert_eq!(taken, Taken::InTurn);
-            heard.extend(came);
+            heard.extend(received);
         }
         assert!(heard == said);
     }
@@ -393,10 +396,10 @@ fn a_late_message_of_two_buffers_is_found() {
     }
     let mut waiting = Waiting::in_workers(1);
     let message = noise(5, Waiting::BUFFER_BYTES + 100);
-    let (taken, came) = waiting.says(0, &message);
+    let (taken, received) = waiting.says(0, &message);
     assert_eq!(taken, Taken::Late);
     // Before 6.15 a bundle does not continue.
-    assert!(!came.is_empty() && message.starts_with(&came));
+    assert!(!received.is_empty() && message.starts_with(&received));
     waiting.others_go_on();
 }
 
@@ -408,10 +411,10 @@ fn a_late_message_of_two_buffers_beside_another_is_lost() {
     }
     let mut waiting = Waiting::in_workers(2);
     let message = noise(6, Waiting::BUFFER_BYTES + 100);
-    let (taken, came) = waiting.says(0, &message);
+    let (taken, received) = waiting.says(0, &message);
     match taken {
-        Taken::Lost => assert!(came.is_empty()),
-        _ => assert!(message.starts_with(&came) && came.len() <= Waiting::BUFFER_BYTES),
+        Taken::Lost => assert!(received.is_empty()),
+        _ => assert!(message.starts_with(&received) && received.len() <= Waiting::BUFFER_BYTES),
     }
     for _ in 0..Waiting::ROUNDS {
         waiting.others_go_on();

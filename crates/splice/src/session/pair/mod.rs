@@ -298,7 +298,7 @@ impl Task for Pair {
         if self.choice == EngineChoice::Only(EngineName::Aio)
             && let Err(obstacle) = cx.carriers().prepare_aio()
         {
-            let refusal = EngineName::Aio.hindered(obstacle);
+            let refusal = EngineName::Aio.unavailable(obstacle);
             self.declined = Some(Box::new(refusal.to_string().into()));
             return self.end(cx, Reason::Refused);
         }
