@@ -235,8 +235,8 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
     });
     Some(Obstacle {
         reason: format!("the packet filters of this host keep it from {}", found?),
-        remedy: "none needed if that is intended: such connections use copy and pipe, through the filters; otherwise \
-                 change the rule, or run the relay with --bypass-firewall"
+        remedy: "none needed if that is intended: such connections use copy and pipe, through the \
+                 filters; otherwise change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
 }
