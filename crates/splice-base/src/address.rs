@@ -1,4 +1,4 @@
-//! Names of places to listen on and to connect to.
+//! Addresses to listen on and to connect to, as text.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,10 +6,11 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest path that fits `sockaddr_un.sun_path` with its closing zero, in bytes (unix(7)).
+/// The longest path that fits into `sockaddr_un.sun_path` with its terminating zero, in bytes
+/// (unix(7)).
 const UNIX_PATH_MAX_BYTES: usize = 107;
 
-/// Where to listen or to connect: the one way in which an address is written everywhere.
+/// Where to listen or to connect. Every option and message writes an address in this one form.
 ///
 /// | written | means |
 /// |---|---|
@@ -67,7 +68,7 @@ fn parse_unix(text: &str, name: &str) -> Result<Address> {
     if name.contains('\0') {
         return Err(invalid(
             text,
-            "the name of a UNIX socket has no zero byte; remove it",
+            "the name of a UNIX socket must not contain a zero byte; remove it",
         ));
     }
     match name.strip_prefix('@') {
@@ -88,7 +89,7 @@ fn parse_inet(text: &str) -> Result<Address> {
         ));
     };
     let port = match port.parse() {
-        // `parse` takes a leading `+`, which no one means to write.
+        // `parse` accepts a leading `+`, which nobody means to write.
         Ok(number) if port.as_bytes()[0].is_ascii_digit() => number,
         _ => {
             return Err(invalid(
@@ -103,7 +104,7 @@ fn parse_inet(text: &str) -> Result<Address> {
             _ => {
                 return Err(invalid(
                     text,
-                    "no IPv6 address stands between the brackets; write [::1]:80",
+                    "there is no IPv6 address between the brackets; write [::1]:80",
                 ));
             }
         },
@@ -113,7 +114,7 @@ fn parse_inet(text: &str) -> Result<Address> {
         {
             return Err(invalid(
                 text,
-                "the host holds a character that no host name has; remove it",
+                "the host contains a character that no host name has; remove it",
             ));
         }
         None if host.contains(':') => {
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_of_writing_comes_back_as_written() {
+    fn every_form_of_address_round_trips() {
         for text in [
             "127.0.0.1:80",
             "[::1]:80",
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_address_says_what_is_wrong() {
+    fn an_invalid_address_says_what_is_wrong() {
         for (text, why) in [
             ("", "port is missing"),
             ("80", "port is missing"),
@@ -201,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_parses_or_is_refused_and_what_parses_round_trips(text in "\\PC{0,40}") {
+        fn every_text_is_rejected_or_round_trips(text in "\\PC{0,40}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse::<Address>().ok(), Some(address));
             }

@@ -1,40 +1,40 @@
-//! The one error type of the library.
+//! The error type of the library.
 
 use std::borrow::Cow;
 use std::{fmt, io};
 
 use rustix::io::Errno;
 
-/// What kind of thing went wrong, for a program that wants to react to it.
+/// What kind of error it is, for a program that reacts to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An address that cannot be understood.
+    /// The address cannot be parsed.
     InvalidAddress,
-    /// A file descriptor that is not a connected stream socket of a supported kind.
+    /// The file descriptor is not a connected stream socket of a supported kind.
     UnsupportedSocket,
-    /// An engine that does not exist, or that cannot take this pair and was asked for by name.
+    /// The engine does not exist, or it was chosen by name and cannot take this pair.
     EngineRefused,
-    /// The kernel side of an engine cannot be loaded or used here: a missing privilege, a kernel
-    /// without BPF, or one that lacks a function.
+    /// The kernel refuses the BPF side of an engine: the process lacks a capability, or the kernel
+    /// lacks BPF or a function.
     BpfRefused,
-    /// An event loop that has ended, so that it takes no more pairs.
+    /// The event loop has ended and accepts no more pairs.
     LoopEnded,
-    /// A system call that failed for a reason of its own; see [`Error::os_error`].
+    /// A system call failed; see [`Error::os_error`].
     System,
 }
 
-/// An error: what failed, where, and, where one exists, the operating system's reason.
+/// An error: what failed, where, and, if there is one, the operating system's reason.
 ///
 /// [`fmt::Display`] prints the whole chain as one sentence.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
-    /// What the sentence is about, said before all else.
+    /// The subject, which [`fmt::Display`] puts first.
     subject: Option<Cow<'static, str>>,
     context: Cow<'static, str>,
     source: Option<io::Error>,
-    /// The last words of the kernel's verifier, or of the library that asked it.
+    /// What the kernel's verifier or libbpf logged last.
     log: Option<Box<str>>,
     remedy: Option<Cow<'static, str>>,
 }
@@ -42,10 +42,10 @@ pub struct Error {
 /// The library's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// How the library makes errors. Hidden, since a program only reads them.
+/// Constructors for the crates of this workspace. Hidden, since a program only reads errors.
 #[doc(hidden)]
 impl Error {
-    /// An error without a system call behind it.
+    /// An error that no system call has caused.
     pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
@@ -57,12 +57,12 @@ impl Error {
         }
     }
 
-    /// A system call failed.
+    /// An error of a system call.
     pub fn system(context: impl Into<Cow<'static, str>>, source: impl Into<io::Error>) -> Self {
         Self::new(ErrorKind::System, context).with_source(source)
     }
 
-    /// Says first what the error is about: "engine uring cannot be used", for one.
+    /// Sets the subject, which comes first: "engine uring cannot be used", for example.
     #[must_use]
     pub fn about(mut self, subject: impl Into<Cow<'static, str>>) -> Self {
         self.subject = Some(subject.into());
@@ -76,14 +76,14 @@ impl Error {
         self
     }
 
-    /// Adds what the verifier or libbpf logged, which [`fmt::Display`] puts into parentheses.
+    /// Adds what the verifier or libbpf logged. [`fmt::Display`] puts it into parentheses.
     #[must_use]
     pub fn with_log(mut self, log: impl Into<Box<str>>) -> Self {
         self.log = Some(log.into());
         self
     }
 
-    /// Adds what a person can do about it.
+    /// Adds the remedy: what the user can do about it.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.remedy = Some(remedy.into());
@@ -100,7 +100,7 @@ impl Error {
         self.log.as_deref()
     }
 
-    /// The sentence without its subject and the remedy.
+    /// The reason: the sentence without the subject and the remedy.
     pub fn reason(&self) -> String {
         let mut reason = self.context.clone().into_owned();
         if let Some(source) = &self.source {
@@ -119,12 +119,12 @@ impl Error {
         self.kind
     }
 
-    /// The operating system's reason, when a system call was the cause.
+    /// The operating system's reason, if a system call has failed.
     pub fn os_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
 
-    /// What a person can do about it, where that is known. [`fmt::Display`] ends with it.
+    /// What the user can do about it, if that is known. [`fmt::Display`] ends with it.
     pub fn remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
     }
@@ -149,7 +149,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Adds what was being done to an operating system's error.
+/// Adds to an operating system's error what the program was doing.
 pub trait ResultExt<T> {
     /// `what` could not be done; the operating system says why.
     ///
@@ -165,5 +165,63 @@ impl<T, E: Into<io::Error>> ResultExt<T> for std::result::Result<T, E> {
     /// As the result that it is called on.
     fn context(self, what: impl Into<Cow<'static, str>>) -> Result<T> {
         self.map_err(|error| Error::system(what, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_without_a_system_call_is_its_context() {
+        let error = Error::new(ErrorKind::LoopEnded, "the event loop has ended");
+        assert_eq!(error.to_string(), "the event loop has ended");
+        assert_eq!(error.reason(), error.to_string());
+        assert!(error.os_error().is_none() && error.errno().is_none());
+    }
+
+    #[test]
+    fn subject_context_cause_log_and_remedy_come_in_this_order() {
+        let error = Error::new(ErrorKind::BpfRefused, "the BPF object cannot be loaded")
+            .with_remedy("run it as root")
+            .with_log("R1 invalid")
+            .with_source(Errno::PERM)
+            .about("engine segment cannot be used");
+        let reason =
+            "the BPF object cannot be loaded: Operation not permitted (os error 1) (R1 invalid)";
+        assert_eq!(error.reason(), reason);
+        assert_eq!(
+            error.to_string(),
+            format!("engine segment cannot be used: {reason}; run it as root")
+        );
+        assert_eq!(error.kind(), ErrorKind::BpfRefused);
+        assert_eq!(error.errno(), Some(Errno::PERM));
+        assert_eq!(error.log(), Some("R1 invalid"));
+        assert_eq!(error.remedy(), Some("run it as root"));
+    }
+
+    #[test]
+    fn every_part_but_the_context_can_be_missing() {
+        let error = || Error::new(ErrorKind::EngineRefused, "a reason");
+        let about = error().about("a subject");
+        assert_eq!(about.to_string(), "a subject: a reason");
+        assert_eq!(error().with_log("a log").to_string(), "a reason (a log)");
+        assert_eq!(
+            error().with_remedy("try it").to_string(),
+            "a reason; try it"
+        );
+    }
+
+    #[test]
+    fn the_cause_of_a_system_error_is_its_source() {
+        let failed: std::result::Result<(), Errno> = Err(Errno::MFILE);
+        let error = failed.context("cannot create a socket").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert_eq!(error.errno(), Some(Errno::MFILE));
+        let source = std::error::Error::source(&error).expect("a source");
+        assert_eq!(
+            error.to_string(),
+            format!("cannot create a socket: {source}")
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! What every layer of the library `splice` stands on: errors, addresses, socket options, capabilities.
-//! No event loop, and no BPF.
+//! The base of the library `splice`: errors, addresses, socket options, capabilities. No event
+//! loop, and no BPF.
 //!
-//! It is a part of `splice` and no library for others: it changes with every version.
+//! This crate is a part of `splice` and not a library of its own: its API changes with every
+//! version.
 
 pub mod address;
 pub mod error;

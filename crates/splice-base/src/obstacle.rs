@@ -1,7 +1,7 @@
-//! What stands in the way of an engine in the kernel, and what a person can do about it.
+//! Why an engine cannot be used, and what the user can do about it.
 //!
-//! The kernel answers `EPERM` and `EINVAL` to a dozen questions. What this process is and where it
-//! runs tells which one it was.
+//! The kernel answers `EPERM` and `EINVAL` for a dozen reasons. The process and its surroundings
+//! show which one applies.
 
 use std::fs;
 use std::path::Path;
@@ -11,25 +11,26 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::error::Error;
 
-/// The kernel's description of its own types, which programs are fitted to when they are loaded.
+/// The kernel's type information (BTF). libbpf relocates programs by it when it loads them.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// A user namespace that spans every user of the machine is the first one (user_namespaces(7)).
+/// The uid map of the initial user namespace, which spans all users (user_namespaces(7)).
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-/// `Seccomp:` in `/proc/PID/status` when a filter decides (`SECCOMP_MODE_FILTER`).
+/// `Seccomp:` in `/proc/PID/status` if a filter is installed (`SECCOMP_MODE_FILTER`).
 const FILTERED: &str = "2";
 
-/// Ends what the verifier says of a program that it refuses, with the same error numbers as a lack of
-/// rights (`libbpf_prog_load`); one that is never asked says nothing.
+/// The last line of the verifier's log. A rejected program gives the same error numbers as a
+/// missing capability (`libbpf_prog_load`), but without capabilities the verifier does not run and
+/// logs nothing.
 const VERIFIED: &str = "-- END PROG LOAD LOG --";
 
-/// Why an engine cannot be had, and the remedy.
+/// Why an engine cannot be used, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// What stands in the way.
+    /// The reason.
     pub reason: String,
-    /// What a person can do about it.
+    /// What the user can do about it.
     pub remedy: String,
 }
 
@@ -42,7 +43,7 @@ impl Obstacle {
         }
     }
 
-    /// Why bpf(2) was refused with this error.
+    /// Why bpf(2) failed with this error.
     pub fn of_bpf(error: &Error) -> Self {
         let is_verified = error.log().is_some_and(|log| log.contains(VERIFIED));
         match error.errno() {
@@ -60,7 +61,7 @@ impl Obstacle {
                  allow the call where a sandbox answers in the kernel's place",
             ),
             _ if !Path::new(KERNEL_TYPES).exists() => Self::new(
-                format!("the kernel does not describe its types (BTF): there is no {KERNEL_TYPES}"),
+                format!("the kernel has no type information (BTF): there is no {KERNEL_TYPES}"),
                 "run a kernel that was built with CONFIG_DEBUG_INFO_BTF, and mount /sys where it \
                  is missing",
             ),
@@ -72,7 +73,7 @@ impl Obstacle {
         }
     }
 
-    /// What is behind a refusal of io_uring(7).
+    /// Why io_uring(7) failed with this error.
     pub fn of_io_uring(errno: Errno) -> Self {
         const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
         match errno {
@@ -87,21 +88,22 @@ impl Obstacle {
             ),
             Errno::MFILE => Self::too_many_files(),
             Errno::NOMEM => Self::new(
-                "the kernel has no memory for its rings",
+                "the kernel has no memory for an io_uring",
                 "raise the memory limit of the control group, or RLIMIT_MEMLOCK before Linux 5.12",
             ),
             Errno::INVAL => Self::new(
-                "this kernel's io_uring(7) has no rings of provided buffers",
+                "this kernel's io_uring(7) has no provided buffer rings",
                 "run a kernel of 5.19 or later",
             ),
             other => Self::new(
-                format!("a ring cannot be made: {other}"),
+                format!("an io_uring cannot be created: {other}"),
                 "report it with this kernel's release",
             ),
         }
     }
 
-    /// `io_uring_allowed` looks at the sysctl, and before it a filter or a security module.
+    /// `io_uring_allowed` checks the sysctl. A seccomp filter or a security module decides before
+    /// it.
     fn of_closed_ring(disabled: &str, process: &Process) -> Self {
         match disabled {
             "2" => Self::new(
@@ -126,7 +128,7 @@ impl Obstacle {
         }
     }
 
-    /// Out of descriptors.
+    /// The process has no file descriptors left.
     pub fn too_many_files() -> Self {
         Self::new(
             "the process has no file descriptors left",
@@ -153,16 +155,17 @@ impl Obstacle {
                 "run it outside of the user namespace (a rootless container is one)",
             );
         }
-        // It takes less from those who may do less, so this is no answer to them.
+        // The verifier is stricter with processes that lack capabilities, so this comes after
+        // those.
         if error.log().is_some_and(|log| log.contains(VERIFIED)) {
             return Self::new(
-                format!("this kernel's verifier does not take the program: {error}"),
+                format!("this kernel's verifier rejects the program: {error}"),
                 "run a kernel of 6.1 or later, and report it with this kernel's release if it is one",
             );
         }
         if process.filtered {
             return Self::new(
-                "a seccomp filter forbids bpf(2), though the capabilities are there",
+                "a seccomp filter forbids bpf(2), although the process has the capabilities",
                 "allow the system call bpf in the filter (SystemCallFilter= of its service, or \
                  the seccomp profile of its container)",
             );
@@ -174,14 +177,14 @@ impl Obstacle {
             );
         }
         Self::new(
-            format!("the kernel forbids it, though the capabilities are there: {error}"),
+            format!("the kernel forbids it, although the process has the capabilities: {error}"),
             "look for a security module that forbids bpf(2) (SELinux, AppArmor) in the kernel's \
              log",
         )
     }
 }
 
-/// What decides over bpf(2), of this process.
+/// What of this process decides whether bpf(2) is allowed.
 #[derive(Clone, Copy, Debug)]
 struct Process {
     held: CapabilitySet,
@@ -206,7 +209,7 @@ impl Process {
         }
     }
 
-    /// The capabilities that it needs and has not. CAP_SYS_ADMIN stands in for each of them
+    /// The required capabilities that the process lacks. CAP_SYS_ADMIN implies each of them
     /// (`bpf_token_capable`, `perfmon_capable`).
     fn missing(&self) -> Vec<&'static str> {
         [
@@ -221,7 +224,7 @@ impl Process {
     }
 }
 
-/// The names as a sentence has them, `and` or `or` before the last.
+/// Joins names for a sentence, with `and` or `or` before the last.
 pub fn listed(names: &[&str], conjunction: &str) -> String {
     match names {
         [] => String::new(),
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn with_all_capabilities_the_surroundings_are_to_blame() {
+    fn with_all_capabilities_the_environment_is_the_reason() {
         let nested = reason(Process {
             nested: true,
             filtered: true,
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_forbids_a_ring_is_told() {
+    fn what_forbids_io_uring_is_named() {
         let of = |disabled: &str, process: Process| Obstacle::of_closed_ring(disabled, &process);
         let plain = Process {
             held: CapabilitySet::empty(),
@@ -341,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libbpf_says_is_told_apart() {
+    fn errors_of_libbpf_have_remedies_of_their_own() {
         let of = |errno| Obstacle::of_bpf(&refused(errno)).remedy;
         assert!(of(Errno::MFILE).contains("RLIMIT_NOFILE"));
         assert!(of(Errno::NOMEM).contains("RLIMIT_MEMLOCK"));

@@ -15,36 +15,36 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 
 use crate::error::ResultExt as _;
 
-/// Number of values that `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
+/// How many values `SO_MEMINFO` fills (`SK_MEMINFO_VARS` in `linux/sock_diag.h`).
 const MEMINFO_VALUES: usize = 9;
 
-/// What the kernel holds for one socket, in bytes of memory (a packet counts with its
-/// bookkeeping): `SO_MEMINFO`, `sk_get_meminfo` (Linux 4.12 on).
+/// The memory that the kernel holds for one socket, in bytes, with the overhead of each packet:
+/// `SO_MEMINFO`, `sk_get_meminfo` (Linux 4.12 on).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketMemory {
     /// Received and not yet read (`SK_MEMINFO_RMEM_ALLOC`).
     pub receive_bytes: usize,
     /// The most that may wait to be read (`SK_MEMINFO_RCVBUF`).
     pub receive_limit_bytes: usize,
-    /// Written and not yet acknowledged (`SK_MEMINFO_WMEM_QUEUED`); for UNIX sockets, which do
-    /// not count it there, what the other end has not read (`SK_MEMINFO_WMEM_ALLOC`).
+    /// Written and not yet acknowledged (`SK_MEMINFO_WMEM_QUEUED`). UNIX sockets count nothing
+    /// there: for them, what the other end has not read (`SK_MEMINFO_WMEM_ALLOC`).
     pub send_bytes: usize,
     /// The most that may wait to be sent (`SK_MEMINFO_SNDBUF`).
     pub send_limit_bytes: usize,
-    /// Received while the socket was in use, not yet sorted in (`SK_MEMINFO_BACKLOG`).
+    /// Received while the socket was locked, and not yet processed (`SK_MEMINFO_BACKLOG`).
     pub backlog_bytes: usize,
 }
 
 impl SocketMemory {
-    /// All that lies in the socket's buffers, in bytes.
+    /// Everything in the socket's buffers, in bytes.
     pub fn held_bytes(&self) -> usize {
         self.receive_bytes + self.send_bytes + self.backlog_bytes
     }
 }
 
-/// The largest receive buffer that `SO_RCVBUF` can be asked for, in bytes: 208 KiB by default on
-/// older kernels, 4 MiB on 6.18. Nothing where the file is hidden, as it is outside of the first
-/// network namespace on some.
+/// The largest receive buffer that `SO_RCVBUF` accepts, in bytes: 208 KiB by default on older
+/// kernels, 4 MiB on 6.18. 0 if the file is hidden, as it is on some kernels outside of the initial
+/// network namespace.
 pub fn receive_buffer_most() -> usize {
     static MOST: OnceLock<usize> = OnceLock::new();
     *MOST.get_or_init(|| {
@@ -82,12 +82,12 @@ pub fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
     })
 }
 
-/// The most payload that a connected TCP socket puts into a segment now, in bytes, and whether it
-/// carries timestamps.
+/// The largest payload of a segment that a connected TCP socket sends now, in bytes, and whether
+/// segments carry timestamps.
 pub fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
     // `TCPI_OPT_TIMESTAMPS` in linux/tcp.h.
     const TIMESTAMPS: u8 = 1;
-    // SAFETY: integers only, for which zero is a value.
+    // SAFETY: all fields are integers, for which zero is valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     // SAFETY: `info` and `length` outlive the call, and `length` is the size of `info`.
@@ -106,25 +106,24 @@ pub fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
     Ok((info.tcpi_snd_mss, info.tcpi_options & TIMESTAMPS != 0))
 }
 
-/// Sets `TCP_MAXSEG`: what a connection to come announces at most.
+/// Sets `TCP_MAXSEG`: the largest segment that a future connection announces.
 pub fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     let bytes = bytes.cast_signed();
     set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, &bytes)
 }
 
-/// Has a socket poll the device for up to `time` when it finds nothing: `SO_BUSY_POLL`. What a
-/// listening TCP socket accepts has it as well.
+/// Makes a socket poll its device for up to `time` before it blocks: `SO_BUSY_POLL`. Connections
+/// inherit it from a listening TCP socket.
 ///
 /// # Errors
 /// [`ErrorKind::System`](crate::ErrorKind::System), `EPERM` without CAP_NET_ADMIN on older kernels.
 pub fn set_busy_poll(socket: impl AsFd, time: Duration) -> crate::Result<()> {
     let microseconds = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
     let fd = socket.as_fd();
-    set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)
-        .context("SO_BUSY_POLL cannot be set")
+    set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds).context("cannot set SO_BUSY_POLL")
 }
 
-/// For how long a socket polls the device: see [`set_busy_poll`].
+/// How long a socket polls its device: see [`set_busy_poll`].
 ///
 /// # Errors
 /// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not a socket.
@@ -136,14 +135,14 @@ pub fn busy_poll(socket: impl AsFd) -> crate::Result<Duration> {
         libc::SO_BUSY_POLL,
         &mut microseconds,
     )
-    .context("SO_BUSY_POLL cannot be read")?;
+    .context("cannot read SO_BUSY_POLL")?;
     Ok(Duration::from_micros(microseconds[0].max(0) as u64))
 }
 
-/// Has an epoll instance poll the device of its sockets for up to `time` before it sleeps
+/// Makes an epoll instance poll the device of its sockets for up to `time` before it sleeps
 /// (`ep_eventpoll_bp_ioctl`, Linux 6.9 on).
 pub fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Result<()> {
-    // SAFETY: integers only.
+    // SAFETY: all fields are integers.
     let mut parameters: libc::epoll_params = unsafe { std::mem::zeroed() };
     parameters.busy_poll_usecs = time.as_micros().try_into().unwrap_or(i32::MAX as u32);
     // SAFETY: the kernel reads one `epoll_params`, which outlives the call.
@@ -152,22 +151,22 @@ pub fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Resu
     if result == 0 {
         Ok(())
     } else {
-        Err(last_error()).context("epoll cannot be made to poll the device")
+        Err(last_error()).context("cannot make epoll poll the device")
     }
 }
 
-/// How a socket leaves `TCP_REPAIR`, from `linux/tcp.h`.
+/// The values of `TCP_REPAIR`, from `linux/tcp.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// It neither sends nor, when it is closed, says good-bye.
+    /// Repair mode: the socket sends nothing, not even when it is closed.
     On = 1,
-    /// As before, and it asks its peer for an answer (`tcp_send_window_probe`).
+    /// Normal mode. The socket sends a window probe to its peer (`tcp_send_window_probe`).
     OffWithProbe = 0,
-    /// As before, without a packet.
+    /// Normal mode, without a packet.
     Off = -1,
 }
 
-/// Sets `TCP_REPAIR`. Leaving it clears `SO_REUSEADDR` (`tcp_setsockopt`).
+/// Sets `TCP_REPAIR`. Leaving repair mode clears `SO_REUSEADDR` (`tcp_setsockopt`).
 pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     set(
         fd.as_fd(),
@@ -177,39 +176,43 @@ pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
-/// Has a socket stamp its segments with `stamp` from now on, unless it is beyond that. In repair mode
-/// only.
-pub fn advance_stamps(fd: impl AsFd, stamp: u32, in_microseconds: bool) -> Result<(), Errno> {
+/// Advances a socket's timestamp clock to `stamp`, unless it is already ahead. The socket must be
+/// in repair mode.
+pub fn advance_timestamps(
+    fd: impl AsFd,
+    timestamp: u32,
+    in_microseconds: bool,
+) -> Result<(), Errno> {
     let fd = fd.as_fd();
     let mut now = [0];
     get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
-    if (now[0] as u32).wrapping_sub(stamp).cast_signed() > 0 {
+    if (now[0] as u32).wrapping_sub(timestamp).cast_signed() > 0 {
         return Ok(());
     }
-    // In place of the clock's lowest bit it is told the unit (`do_tcp_setsockopt`, 6.7 on).
-    let ahead = (stamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
+    // The lowest bit selects the clock's unit (`do_tcp_setsockopt`, 6.7 on).
+    let ahead = (timestamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
     set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
 }
 
-/// Has a program say what the socket gets to see (`SO_ATTACH_BPF`).
+/// Attaches a BPF program that filters what the socket receives (`SO_ATTACH_BPF`).
 pub fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()> {
     let program = program.as_fd().as_raw_fd();
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
 }
 
-/// Takes [`attach_filter`] back.
+/// Detaches the program of [`attach_filter`].
 pub fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
 }
 
-/// Has the kernel tune the sizes of both buffers again, which setting one ends (`SO_BUF_LOCK`, Linux
+/// Makes the kernel tune both buffers again; setting a size had ended that (`SO_BUF_LOCK`, Linux
 /// 5.16 on).
 pub fn tune_buffers(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUF_LOCK, &0i32)
 }
 
-/// The cookie of the network namespace that a socket belongs to (`SO_NETNS_COOKIE`, Linux 5.14 on). No
-/// later one gets it.
+/// The cookie of the network namespace that a socket belongs to (`SO_NETNS_COOKIE`, Linux 5.14 on).
+/// The kernel never reuses it.
 pub fn namespace_cookie(fd: impl AsFd) -> rustix::io::Result<u64> {
     let mut halves = [0; 2];
     get(
@@ -218,12 +221,12 @@ pub fn namespace_cookie(fd: impl AsFd) -> rustix::io::Result<u64> {
         libc::SO_NETNS_COOKIE,
         &mut halves,
     )?;
-    // It is compared with its like only.
+    // Only equality matters, so the order of the halves is free.
     let [one, other] = halves.map(|half| u64::from(half.cast_unsigned()));
     Ok(one | other << u32::BITS)
 }
 
-/// Which of the two sizes the kernel leaves alone, as bits.
+/// Which of the two sizes the kernel does not tune, as bits.
 #[cfg(feature = "test")]
 pub fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
     let mut fixed = [0];
@@ -231,8 +234,8 @@ pub fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
     Ok(fixed[0])
 }
 
-/// Resets a connection of which no socket is left: makes one at the given place in the numbering
-/// and closes it the hard way. `seq` is what the peer expects next.
+/// Resets a connection that has no socket any more: makes a socket at the given place in the
+/// sequence space and closes it with a reset. `seq` is what the peer expects next.
 pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
     const RECEIVE_QUEUE: i32 = 1;
     const SEND_QUEUE: i32 = 2;
@@ -254,12 +257,12 @@ pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
 
-/// Sets `SO_RCVLOWAT`: with fewer bytes a socket is not readable.
+/// Sets `SO_RCVLOWAT`: a socket with fewer bytes is not readable.
 pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes)
 }
 
-/// Reads an option that is made of integers.
+/// Reads an option whose value consists of integers.
 fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;
     // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
@@ -298,7 +301,7 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Er
     }
 }
 
-/// Why the thread's last system call failed.
+/// The error of the thread's last system call.
 pub fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

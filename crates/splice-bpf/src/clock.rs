@@ -1,4 +1,4 @@
-//! The clocks that BPF programs read: those of the machine, as they are outside of any time namespace.
+//! The clocks that BPF programs read: those of the initial time namespace.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use crate::load::load;
 use crate::objects;
 use crate::types::ClockReading;
 
-/// A reading takes a microsecond. One of so many is not interrupted, even beside busy CPUs.
+/// A reading takes a microsecond. Of so many, at least one is not interrupted, even on busy CPUs.
 const READINGS: u32 = 32;
 
 /// What `bpf_ktime_get_ns` reads.
@@ -28,31 +28,31 @@ fn outside_ns(clock: ClockId) -> u64 {
     (here - ahead_ns()) as u64
 }
 
-/// Finds out how far apart the clocks are, which may take a program that has to be loaded: a loop that
-/// asks for the time later finds the answer there.
+/// Determines the offset between the clocks, which may load a program. A loop that asks for the
+/// time later finds the answer at hand.
 pub fn prepare() {
     ahead_ns();
 }
 
-/// By how much this process's time namespace has put both ahead (time_namespaces(7)).
+/// The offset of both clocks in this process's time namespace (time_namespaces(7)).
 fn ahead_ns() -> i64 {
     static AHEAD_NS: OnceLock<i64> = OnceLock::new();
     *AHEAD_NS.get_or_init(|| {
         let [own, of_children] = ["time", "time_for_children"]
             .map(|name| fs::read_link(format!("/proc/self/ns/{name}")));
         match (own, of_children) {
-            // The file speaks of the namespace that children are born into
-            // (`proc_timens_show_offsets`): this process's own, unless it has unshared another.
+            // The file describes the namespace for children (`proc_timens_show_offsets`). That is
+            // the process's own, unless it has unshared another.
             (Ok(own), Ok(of_children)) if own == of_children => {
                 offset_in_ns(&fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default())
             }
-            // Where no program can be loaded there is no clock to compare with.
+            // Without a program there is no clock to compare with.
             _ => measured_ns().unwrap_or(0),
         }
     })
 }
 
-/// The offset of CLOCK_MONOTONIC in the words of /proc/self/timens_offsets.
+/// The offset of CLOCK_MONOTONIC according to the text of /proc/self/timens_offsets.
 fn offset_in_ns(offsets: &str) -> i64 {
     let of_clock = offsets
         .lines()
@@ -62,8 +62,9 @@ fn offset_in_ns(offsets: &str) -> i64 {
     next().unwrap_or(0) * 1_000_000_000 + next().unwrap_or(0)
 }
 
-/// The same by a program's clock, read between two looks at this process's. It is off by half of what the
-/// best of the readings took, some microsecond; less than that counts as nothing.
+/// The same, measured by a program's clock between two readings of this process's. The error is at
+/// most half of what the shortest measurement took, about a microsecond; a smaller offset counts as
+/// none.
 fn measured_ns() -> Option<i64> {
     let object = load("clock", objects::CLOCK, |_| Ok(())).ok()?;
     let program = object.program("read_clock").ok()?;
@@ -84,10 +85,10 @@ fn monotonic_ns() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Runs an ignored test of this program where the clocks are a day ahead.
+/// Runs an ignored test of this program in a time namespace that is a day ahead.
 ///
 /// # Panics
-/// When the test fails.
+/// If the test fails.
 #[cfg(feature = "test")]
 pub fn a_day_ahead(test: &str) {
     let done = std::process::Command::new("unshare")
@@ -109,20 +110,20 @@ mod tests {
 
     use super::*;
 
-    /// Far more than a reading is off, far less than anything that the clocks are asked for.
+    /// Far more than the error of a reading, far less than any time that matters here.
     const CLOSE_NS: i64 = 1_000_000;
 
     #[test]
-    fn the_file_and_a_reading_agree_in_a_namespace_of_its_own() {
+    fn file_and_measurement_agree_in_another_time_namespace() {
         if !available(Need::Root) {
             return;
         }
-        a_day_ahead("clock::tests::a_day_was_measured");
+        a_day_ahead("clock::tests::a_day_is_measured");
     }
 
     #[test]
     #[ignore = "a process that another test starts"]
-    fn a_day_was_measured() {
+    fn a_day_is_measured() {
         const DAY_NS: i64 = 86_400 * 1_000_000_000;
         let measured = measured_ns().expect("measured");
         println!("off by {} ns", measured - DAY_NS);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_are_not_apart_are_not_put_apart() {
+    fn equal_clocks_have_no_offset() {
         if !available(Need::Root) {
             return;
         }

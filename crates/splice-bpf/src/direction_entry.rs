@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::types::DirectionEntry;
 
 impl DirectionEntry {
-    /// Makes it an entry of no direction.
+    /// Resets the entry for the next direction.
     pub fn clear(&self) {
         let Self {
             redirected,

@@ -1,11 +1,12 @@
-//! The kernel side of the library `splice`: BPF programs, their maps, and where they are attached.
-//! The only crate that names libbpf.
+//! The kernel side of the library `splice`: BPF programs, their maps, and how they are attached. No
+//! other crate names libbpf.
 //!
-//! An engine [`load`]s an object of [`objects`], sizes its maps, and takes the [`Map`]s and
-//! [`Program`]s that it needs; each owns a descriptor of its own, so the object itself is dropped
-//! after that.
+//! An engine [`load`]s an object of [`objects`], sets the sizes of its maps, and takes the [`Map`]s
+//! and [`Program`]s that it needs. Each of them owns a descriptor, so the object itself can be
+//! dropped.
 //!
-//! It is a part of `splice` and no library for others: it changes with every version.
+//! This crate is a part of `splice` and not a library of its own: its API changes with every
+//! version.
 
 mod attach;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! What libbpf says: its log and its error numbers.
+//! libbpf's log and its error numbers.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -7,14 +7,14 @@ use libbpf_rs::{PrintCallback, PrintLevel, get_print, set_print};
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind};
 
-/// What libbpf has printed since a load began. libbpf has one print function per process.
+/// What libbpf has printed since a load began. It has one print function per process.
 static PRINTED: Mutex<String> = Mutex::new(String::new());
 
-/// One load at a time, since they share `PRINTED`.
+/// Serialises loads, since they share `PRINTED`.
 pub(crate) static LOADING: Mutex<()> = Mutex::new(());
 
-/// The most of libbpf's words that an error carries, in bytes: its last lines name the cause,
-/// the log of a verifier before them can be megabytes.
+/// How much of libbpf's output an error carries, in bytes. The last lines name the cause; the
+/// verifier's log before them can have megabytes.
 const REASON_BYTES: usize = 600;
 
 fn keep_print(_level: PrintLevel, text: String) {
@@ -24,7 +24,7 @@ fn keep_print(_level: PrintLevel, text: String) {
         .push_str(&text);
 }
 
-/// Puts the program's own print function back, whatever happens.
+/// Silences libbpf, and restores the program's own print function when it is dropped.
 pub(crate) struct Quiet {
     before: Option<(PrintLevel, PrintCallback)>,
 }
@@ -47,7 +47,7 @@ impl Drop for Quiet {
     }
 }
 
-/// libbpf's calls return a negative error number.
+/// Converts the return value of libbpf's calls, a negative error number.
 pub(crate) fn checked(result: i32) -> Result<(), Errno> {
     match result {
         0.. => Ok(()),
@@ -76,7 +76,7 @@ pub(crate) fn refused(context: String, error: &libbpf_rs::Error) -> Error {
     }
 }
 
-/// The error number behind an error of libbpf-rs, which keeps the [`io::Error`] to itself (0.27) and only
+/// The error number of a libbpf-rs error, which does not expose the [`io::Error`] (0.27) and only
 /// prints it.
 fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
     let text = format!("{error:#}");

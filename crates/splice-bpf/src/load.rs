@@ -12,7 +12,7 @@ use crate::libbpf::{LOADING, Quiet, absent, refused};
 use crate::map::Map;
 use crate::program::Program;
 
-/// CPUs may read later what a program reads first (bpf/fence.h).
+/// Whether this CPU may reorder reads (bpf/fence.h).
 const WEAKLY_ORDERED: bool = cfg!(not(any(
     target_arch = "x86_64",
     target_arch = "x86",
@@ -22,7 +22,7 @@ const WEAKLY_ORDERED: bool = cfg!(not(any(
 /// The section of `weakly_ordered` in bpf/fence.h.
 const ORDER_SECTION: &str = ".rodata.order";
 
-/// Has programs load as for other CPUs, in the tests.
+/// An environment variable that makes tests load programs as for such CPUs.
 #[cfg(feature = "test")]
 pub const FORCE_FENCES: &str = "SPLICE_TEST_FENCES";
 
@@ -36,7 +36,7 @@ const fn is_forced() -> bool {
     false
 }
 
-/// An object that has been parsed; its maps can still be sized.
+/// A parsed object, whose maps can still be sized.
 #[derive(Debug)]
 pub struct Opened(pub(crate) OpenObject);
 
@@ -47,8 +47,8 @@ pub struct Object(pub(crate) libbpf_rs::Object);
 /// Opens, adjusts and loads an object.
 ///
 /// # Errors
-/// [`ErrorKind::BpfRefused`] with libbpf's own last words as the reason; what it prints goes
-/// nowhere else.
+/// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused) with libbpf's last output as the
+/// log.
 pub fn load(
     name: &'static str,
     bytes: &[u8],
@@ -57,7 +57,7 @@ pub fn load(
     load_for(WEAKLY_ORDERED || is_forced(), name, bytes, adjust)
 }
 
-/// The same for CPUs that keep less order than those of this machine, or no less.
+/// The same for a given memory order.
 fn load_for(
     weakly_ordered: bool,
     name: &'static str,
@@ -80,21 +80,21 @@ fn load_for(
 }
 
 impl Opened {
-    /// How many entries a map (for a ring: bytes) shall have.
+    /// Sets how many entries a map has (a ring buffer: bytes).
     pub fn resize(&mut self, map: &str, entries: u32) -> Result<()> {
         self.map(map)?
             .set_max_entries(entries)
             .map_err(|error| refused(format!("the BPF map {map} cannot be sized"), &error))
     }
 
-    /// Uses a map that another object made in place of an own one.
+    /// Uses another object's map in place of its own.
     pub fn share(&mut self, map: &str, with: &Map) -> Result<()> {
         self.map(map)?
             .reuse_fd(with.fd.as_fd())
             .map_err(|error| refused(format!("the BPF map {map} cannot be shared"), &error))
     }
 
-    /// Whether the object's programs have to keep order themselves. One without fences does not ask.
+    /// Tells the programs whether they need fences. An object without fences has no such section.
     fn set_order(&mut self, weakly_ordered: bool) {
         let mut section = self.map(ORDER_SECTION).ok();
         if let Some(value) = section.as_mut().and_then(|map| map.initial_value_mut()) {
@@ -111,7 +111,7 @@ impl Opened {
 }
 
 impl Object {
-    /// A descriptor of one of the object's maps.
+    /// One of the object's maps, with a descriptor of its own.
     pub fn map(&self, name: &'static str) -> Result<Map> {
         let map = self
             .0
@@ -121,8 +121,12 @@ impl Object {
         let key_bytes = map.key_size() as usize;
         let value_bytes = map.value_size() as usize;
         let entries = map.max_entries();
-        let fd = MapHandle::try_from(&map)
-            .map_err(|error| refused(format!("the BPF map {name} cannot be kept"), &error))?;
+        let fd = MapHandle::try_from(&map).map_err(|error| {
+            refused(
+                format!("cannot duplicate the descriptor of the BPF map {name}"),
+                &error,
+            )
+        })?;
         Ok(Map {
             name,
             fd,
@@ -132,22 +136,24 @@ impl Object {
         })
     }
 
-    /// A descriptor of one of the object's programs.
+    /// One of the object's programs, with a descriptor of its own.
     pub fn program(&self, name: &'static str) -> Result<Program> {
         let program = self
             .0
             .progs_mut()
             .find(|program| program.name() == name)
             .ok_or_else(|| absent(name))?;
-        let fd = program
-            .as_fd()
-            .try_clone_to_owned()
-            .map_err(|error| Error::system(format!("the BPF program {name} is lost"), error))?;
+        let fd = program.as_fd().try_clone_to_owned().map_err(|error| {
+            Error::system(
+                format!("cannot duplicate the descriptor of the BPF program {name}"),
+                error,
+            )
+        })?;
         Ok(Program::new(name, fd))
     }
 
-    /// Makes a program the one that runs for the members of a map of sockets. A member keeps the
-    /// program that was attached when it came in.
+    /// Attaches a program to a map of sockets. A member keeps the program that was attached when it
+    /// was added.
     pub fn attach_to_map(&self, program: &'static str, map: &Map) -> Result<()> {
         self.0
             .progs_mut()
@@ -165,8 +171,8 @@ impl Object {
 
 #[cfg(feature = "test")]
 impl Object {
-    /// Has a program called at one of netfilter's hooks for IPv4 in this thread's namespace, until the
-    /// link is dropped.
+    /// Attaches a program to a netfilter hook for IPv4 in this thread's namespace, until the link
+    /// is dropped.
     pub fn attach_to_netfilter(&self, program: &str, hook: i32, priority: i32) -> libbpf_rs::Link {
         let options = libbpf_rs::NetfilterOpts {
             protocol_family: libbpf_rs::NFPROTO_IPV4,
@@ -181,7 +187,7 @@ impl Object {
         link.expect("attached")
     }
 
-    /// Has a program called for the sockets of a control group, until the link is dropped.
+    /// Attaches a program to the sockets of a control group, until the link is dropped.
     pub fn attach_to_cgroup(&self, program: &str, cgroup: BorrowedFd<'_>) -> libbpf_rs::Link {
         let found = self.0.progs_mut().find(|one| one.name() == program);
         let link = found.expect("a program").attach_cgroup(cgroup.as_raw_fd());
@@ -200,7 +206,7 @@ mod tests {
     use crate::types::{DirectionEntry, Inspection};
 
     #[test]
-    fn the_objects_load_and_their_maps_are_reached() -> Result<()> {
+    fn the_objects_load_and_their_maps_are_accessible() -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
         }
@@ -226,14 +232,14 @@ mod tests {
         assert_eq!(entries.len(), 64);
         assert_eq!(entries.at(63).redirected.load(Ordering::Relaxed), 0);
         let mut ring = object.map("calls")?.consume()?;
-        ring.take(|_| unreachable!("nobody has called"));
+        ring.take(|_| unreachable!("no program has called"));
         Ok(())
     }
 
-    /// Where CPUs keep order the verifier takes the fences away, but for the look at the flag.
+    /// Where CPUs do not reorder, the verifier removes the fences, except for the test of the flag.
     #[test]
-    fn fences_are_there_where_they_are_needed() -> Result<()> {
-        /// `cmpxchg` with what it is given, and more.
+    fn weakly_ordered_cpus_get_fences() -> Result<()> {
+        /// A `cmpxchg` with its operands.
         const FENCE_BYTES: u32 = 4 * 8;
         if !netlab::available(netlab::Need::Root) {
             return Ok(());

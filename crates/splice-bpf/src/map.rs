@@ -1,4 +1,4 @@
-//! One map: its entries by system call, or in this process's memory.
+//! One map: its entries through system calls, or mapped into this process.
 #![allow(unsafe_code, reason = "bpf(2); see the SAFETY comments")]
 
 use std::fmt;
@@ -23,24 +23,24 @@ pub struct Map {
 }
 
 impl Map {
-    /// Adds an entry, or changes it.
+    /// Adds or replaces an entry.
     ///
     /// # Errors
-    /// What bpf(2) said.
+    /// The error of bpf(2).
     pub fn update<K: Plain, V: Plain>(&self, key: &K, value: &V) -> std::result::Result<(), Errno> {
         self.update_bytes(key, bytes_of(value), libbpf_sys::BPF_ANY.into())
     }
 
-    /// Puts a socket into a map of sockets. The caller keeps its own descriptor.
+    /// Adds a socket to a map of sockets. The caller keeps its own descriptor.
     ///
     /// # Errors
-    /// What bpf(2) said.
+    /// The error of bpf(2).
     pub fn insert_socket<K: Plain>(
         &self,
         key: &K,
         socket: BorrowedFd<'_>,
     ) -> std::result::Result<(), Errno> {
-        // Maps of sockets take a descriptor as a u64 (`sock_map_update_elem`).
+        // Maps of sockets accept a descriptor as a u64 (`sock_map_update_elem`).
         let value = socket.as_raw_fd() as u64;
         self.update_bytes(key, bytes_of(&value), libbpf_sys::BPF_NOEXIST.into())
     }
@@ -53,8 +53,8 @@ impl Map {
     ) -> std::result::Result<(), Errno> {
         assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
         assert_eq!(self.value_bytes, value.len(), "{}", self.name);
-        // SAFETY: the kernel reads as many bytes as the map's keys and values have, which both
-        // slices were checked to be.
+        // SAFETY: the kernel reads as many bytes as the map's keys and values have, and both slices
+        // were checked to have that length.
         let result = unsafe {
             libbpf_sys::bpf_map_update_elem(
                 self.fd.as_fd().as_raw_fd(),
@@ -66,20 +66,20 @@ impl Map {
         checked(result)
     }
 
-    /// Removes an entry; one that is not there is removed.
+    /// Removes an entry. A missing entry is no error.
     pub fn remove<K: Plain>(&self, key: &K) {
         debug_assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
         let _ = self.fd.delete(bytes_of(key));
     }
 
-    /// How many keys it holds. For tests and the doctor: it walks the map.
+    /// How many keys the map has. It walks the map, so only tests and the doctor call it.
     pub fn count(&self) -> usize {
         self.fd.keys().count()
     }
 
     /// Maps the values of a `BPF_F_MMAPABLE` array into this process.
     pub fn share_values<T: Plain>(&self) -> Result<SharedArray<T>> {
-        // The kernel rounds a value up to 8 bytes; ours are multiples of it.
+        // The kernel rounds a value's size up to 8 bytes; ours are multiples of that.
         debug_assert_eq!(self.value_bytes, size_of::<T>(), "{}", self.name);
         debug_assert_eq!(size_of::<T>() % 8, 0, "{}", self.name);
         let count = self.entries as usize;
@@ -87,12 +87,12 @@ impl Map {
         Ok(SharedArray::new(mapping, count))
     }
 
-    /// The consuming end of a ring. There must be one only.
+    /// The consumer of a ring buffer. There must be only one.
     pub fn consume(&self) -> Result<RingBuffer> {
         let page = page_size();
         let size = self.entries as usize;
-        // One page that we write, one that the kernel writes, and the data twice in a row, so
-        // that a record at the end can be read in one piece (kernel/bpf/ringbuf.c).
+        // One page that we write, one page that the kernel writes, and the data mapped twice in a
+        // row, so that a record at the end is contiguous (kernel/bpf/ringbuf.c).
         Ok(RingBuffer::new(
             Mapping::new(self.name, self.as_fd(), 0, page, true)?,
             Mapping::new(self.name, self.as_fd(), page, page + 2 * size, false)?,

@@ -1,4 +1,4 @@
-//! The compiled BPF objects, as `make bpf` has made them from `bpf/*.bpf.c`.
+//! The compiled BPF objects, which `make bpf` has made from `bpf/*.bpf.c`.
 
 macro_rules! objects {
     ($($(#[$meta:meta])* $name:ident = $file:literal;)*) => {
@@ -9,13 +9,13 @@ macro_rules! objects {
 objects! {
     /// Calls another program from a filter on a clsact qdisc.
     CALLER = "caller";
-    /// Reads the clock that programs read.
+    /// Reads the clock of BPF programs.
     CLOCK = "clock";
-    /// Lets sources into the map of `REDIRECT`.
+    /// Adds sources to the map of `REDIRECT`.
     GATE = "gate";
-    /// Lists who is called at the kernel's hooks.
+    /// Lists the functions that are registered at netfilter's hooks.
     HOOKS = "hooks";
-    /// Tells how far a socket in the map of `REDIRECT` has come.
+    /// Reads how far a socket in the map of `REDIRECT` has come.
     INSPECT = "inspect";
     /// The engine `sockmap`.
     REDIRECT = "redirect";
@@ -25,7 +25,7 @@ objects! {
 
 #[cfg(feature = "test")]
 objects! {
-    /// A tc program of somebody else's, for tests.
+    /// A foreign tc program, for tests.
     BYSTANDER = "bystander";
     /// A filter of a control group, for tests.
     CGROUP_FILTER = "cgroup_filter";

@@ -1,11 +1,11 @@
-//! Types whose bytes mean the same to a BPF program and to this process.
+//! Types whose bytes mean the same to BPF programs and to this process.
 #![allow(
     unsafe_code,
     reason = "the bytes of a `Plain` value; see the SAFETY comments"
 )]
 
-/// A type whose bytes are the same on both sides: no padding, no pointer, every bit pattern
-/// valid.
+/// A type with the same layout on both sides: no padding, no pointers, and valid for every bit
+/// pattern.
 ///
 /// # Safety
 /// The implementor is `repr(C)`, has no padding and is valid for every bit pattern.

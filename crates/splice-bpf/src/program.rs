@@ -1,4 +1,4 @@
-//! One loaded BPF program: running it once, and what the kernel knows of it.
+//! One loaded BPF program: running it once, and what the kernel tells about it.
 #![allow(unsafe_code, reason = "bpf(2); see the SAFETY comments")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ impl Program {
         Self { name, fd }
     }
 
-    /// Runs a tc program once, with `packet` as the packet's first bytes; it may write there.
+    /// Runs a tc program once on `packet`, which it may change.
     pub fn run<T: Plain + Copy>(&self, packet: &T) -> Result<T, Errno> {
         // The kernel refuses a packet shorter than an Ethernet header (`bpf_test_init`).
         const { assert!(size_of::<T>() >= 14) };
@@ -35,15 +35,15 @@ impl Program {
             repeat: 1,
             ..Default::default()
         };
-        // SAFETY: both packets outlive the call and have the sizes that are given with them;
-        // whatever the program writes there is a valid `T`, which is `Plain`.
+        // SAFETY: both packets outlive the call and have the sizes that are passed with them.
+        // Whatever the program writes there is a valid `T`, which is `Plain`.
         let result =
             unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
         checked(result)?;
         Ok(output)
     }
 
-    /// What the kernel calls it.
+    /// The kernel's id of the program.
     pub(crate) fn id(&self) -> Result<u32, Errno> {
         Ok(self.info()?.id)
     }
@@ -69,17 +69,17 @@ impl AsFd for Program {
 
 #[cfg(feature = "test")]
 impl Program {
-    /// What the kernel has made of it: how many instructions the verifier went through, and how many
-    /// bytes it has left.
+    /// How many instructions the verifier has processed, and how many bytes the translated program
+    /// has.
     pub fn made(&self) -> Result<[u32; 2], Errno> {
         let info = self.info()?;
         Ok([info.verified_insns, info.xlated_prog_len])
     }
 
-    /// Runs a tc program once on a packet of any length, as if it came in on a device; tells what
-    /// it returned and what it made of the packet. When the device shall have summed it up, the kernel
-    /// does so itself, and answers `EBADMSG` when the sum is no longer that of the packet, or `EINVAL`
-    /// where it cannot do that.
+    /// Runs a tc program once on a packet of any length, as if a device had received it. Returns
+    /// the program's result and the packet. With `summed_up` the device has computed the checksum:
+    /// the kernel then checks it, and answers `EBADMSG` if the packet does not match it any more,
+    /// or `EINVAL` if it cannot check that.
     pub fn run_on(
         &self,
         packet: &[u8],

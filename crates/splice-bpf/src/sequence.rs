@@ -8,8 +8,9 @@ pub fn is_behind(mark: u32, to: u32) -> bool {
     to.wrapping_sub(mark).cast_signed() > 0
 }
 
-/// Moves a mark forward, never back. The program raises the same words (`raise` in `bpf/segment_overlap.h`).
+/// Moves a mark forward, never back. The BPF program raises the same words (`raise` in
+/// `bpf/segment_overlap.h`).
 pub fn raise(mark: &AtomicU32, to: u32) {
-    // It fails where nothing is to be done.
+    // It fails if the mark is already there, which is fine.
     let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));
 }

@@ -1,4 +1,4 @@
-//! Maps that the kernel and this process both see in memory.
+//! Maps that are mapped into this process.
 #![allow(
     unsafe_code,
     reason = "memory shared with the kernel; see the SAFETY comments"
@@ -17,13 +17,13 @@ use splice_base::error::{Error, Result};
 use crate::libbpf::absent;
 use crate::plain::Plain;
 
-/// A piece of a map in this process's memory.
+/// A part of a map, mapped into this process.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the memory is the kernel's, and everything that is reached through it is atomic.
+// SAFETY: the memory belongs to the kernel, and every access to it is atomic.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -76,7 +76,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The values of an array, shared with the kernel.
+/// The values of an array map, shared with the kernel.
 pub struct SharedArray<T> {
     mapping: Mapping,
     count: usize,
@@ -92,13 +92,13 @@ impl<T: Plain> SharedArray<T> {
         }
     }
 
-    /// How many values it has.
+    /// How many values the array has.
     #[allow(clippy::len_without_is_empty, reason = "a map has one entry at least")]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// `T` is made of atomics, since the kernel writes it at any time.
+    /// `T` consists of atomics, since the kernel may write it at any time.
     pub fn at(&self, index: usize) -> &T {
         self.mapping.at(index * size_of::<T>())
     }
@@ -110,7 +110,7 @@ impl<T> fmt::Debug for SharedArray<T> {
     }
 }
 
-/// The consuming end of a `BPF_MAP_TYPE_RINGBUF`.
+/// The consumer of a `BPF_MAP_TYPE_RINGBUF`.
 pub struct RingBuffer {
     consumer: Mapping,
     producer: Mapping,
@@ -131,7 +131,7 @@ impl RingBuffer {
         }
     }
 
-    /// Takes the records that are there, each of which begins with a `u32`.
+    /// Consumes all complete records, each of which begins with a `u32`.
     pub fn take(&mut self, mut record: impl FnMut(u32)) {
         let data_begins = page_size();
         let consumed = self.consumer.at::<AtomicPosition>(0);

@@ -1,4 +1,4 @@
-//! What the verifier has to go through before the programs run.
+//! What the verifier has to process before the programs run.
 
 use std::os::fd::AsFd as _;
 
@@ -8,9 +8,10 @@ use crate::load::load;
 use crate::objects;
 use crate::program::Program;
 
-/// The most instructions that the verifier of Linux 6.1 may go through for all programs together:
-/// half of what it took before the programs were taken apart (278 085). It has a million for each program
-/// (`BPF_COMPLEXITY_LIMIT_INSNS`), and every change of a program can multiply what it takes.
+/// The most instructions that the verifier of Linux 6.1 may process for all programs together. The
+/// kernel allows a million for each program (`BPF_COMPLEXITY_LIMIT_INSNS`), and any change to a
+/// program can multiply its share. The limit is half of 278 085, what the programs needed in one
+/// piece.
 const MOST_INSTRUCTIONS: u32 = 278_085 / 2;
 
 /// Every object that the library loads.
@@ -24,7 +25,7 @@ const OBJECTS: [(&str, &[u8]); 7] = [
     ("segment", objects::SEGMENT),
 ];
 
-/// How many entries a map gets that the engines size themselves; a ring wants whole pages.
+/// How many entries a map gets if the engines set its size. A ring buffer needs whole pages.
 const ENTRIES: u32 = 4096;
 
 #[test]

@@ -1,6 +1,6 @@
-//! How much a pair has moved.
+//! The bytes that a pair has moved.
 
-/// Bytes that a pair has delivered to the receiving socket, each way.
+/// Bytes that a pair has delivered to the receiving sockets, per direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes from `a` to `b`.

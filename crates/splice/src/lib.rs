@@ -1,4 +1,4 @@
-//! Joins two sockets so that their bytes flow on their own: two sockets in, one handle out.
+//! Joins two sockets so that their bytes flow without the caller: two sockets in, one handle out.
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -27,26 +27,27 @@
 //!
 //! - An [`Endpoint`] is one connected stream socket, owned.
 //! - [`join()`] takes two of them and [`Options`] and returns a [`Handle`]: live [`Counters`], the
-//!   engine in use and why, and, at the end, the [`Outcome`]. Dropping it closes both ends.
-//! - [`echo()`] takes one and splices it to itself; everything else is as for two.
-//! - An engine ([`EngineName`]) is a way of moving the bytes; [`EngineChoice::Auto`] picks.
-//! - A [`Splicer`] runs the loops in threads of its own. A program that has its own loop drives an
-//!   [`EventLoop`] from it, and may run its own [`Task`]s there, handing two connections over with
-//!   [`pair_task`], or one with [`echo_task`].
+//!   engine in use and the reason for it, and, at the end, the [`Outcome`]. Dropping the handle
+//!   closes both ends.
+//! - [`echo()`] takes one and splices it to itself; all else is as for two.
+//! - An engine ([`EngineName`]) is a way of moving bytes; [`EngineChoice::Auto`] picks one.
+//! - A [`Splicer`] runs loops in background threads. A program with a loop of its own drives an
+//!   [`EventLoop`] from it. It may run its own [`Task`]s there, and hand over two connections with
+//!   [`pair_task`] or one with [`echo_task`].
 //!
-//! What holds for every engine, whichever moves the bytes: every byte arrives once and in order;
-//! an end of stream arrives after all bytes before it and leaves the other direction open; a reset
-//! arrives as a reset; a receiver that does not read holds its sender back, with a bounded amount
-//! of memory in between ([`Limits::memory_bytes`]).
+//! Every engine guarantees this: every byte arrives once and in order; EOF arrives after all bytes
+//! before it and leaves the other direction open; a reset arrives as a reset; a receiver that does
+//! not read blocks its sender, with a bounded amount of memory in between
+//! ([`Limits::memory_bytes`]).
 //!
 //! # Signals
 //!
 //! splice(2) has no `MSG_NOSIGNAL`, nor has io_submit(2) before Linux 6.18. Rust programs ignore
-//! `SIGPIPE` from the start; a program in another language that embeds this library has to ignore
-//! it as well.
+//! `SIGPIPE` from the start; a program in another language that embeds this library must ignore it,
+//! too.
 
-// From the top down: a module names those below it and never one above. `layers.toml` says so to
-// `make check`.
+// Layers from top to bottom: a module names only those below it. `make check` enforces the order in
+// `layers.toml`.
 mod api;
 pub mod doctor;
 mod policy;

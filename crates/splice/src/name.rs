@@ -1,4 +1,4 @@
-//! The names of the engines, and how a person chooses one.
+//! The names of the engines, and the user's choice.
 
 use std::str::FromStr;
 use std::{fmt, iter};
@@ -12,20 +12,20 @@ use splice_base::obstacle::{Obstacle, listed};
 pub enum EngineName {
     /// `recv(2)` and `send(2)` with a buffer: cheap to set up, best for small messages.
     Copy,
-    /// `splice(2)` through a pipe: the pages of bulk data pass without being copied.
+    /// `splice(2)` through a pipe: the pages of bulk data pass without a copy.
     Pipe,
-    /// Linux AIO: one `io_submit(2)` reads a message and writes it. For comparison; never picked
-    /// by itself.
+    /// Linux AIO: one `io_submit(2)` reads a message and writes it. For comparison; `auto` never
+    /// picks it.
     Aio,
-    /// `io_uring(7)`: receives and sends are submitted together, and one system call does the work
-    /// of several. Needs Linux 5.19 and a system that does not forbid it. The thread that turns an
+    /// `io_uring(7)`: one system call submits receives and sends together and does the work of
+    /// several. It needs Linux 5.19 and a system that does not forbid it. The thread that turns an
     /// [`EventLoop`](crate::EventLoop) with such pairs can have one system call interrupted
     /// (`EINTR`) after the last of them has ended.
     Uring,
-    /// A BPF program sends what arrives on: the process sleeps. For small messages between
-    /// TCP sockets; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+    /// A BPF program forwards what arrives, and the process sleeps. For small messages between TCP
+    /// sockets; needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     Sockmap,
-    /// A tc program translates the segments of one TCP connection into those of the other; the
+    /// A tc program translates the segments of one TCP connection into those of the other, and the
     /// relay's sockets sleep. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; docs/segment.md has its
     /// limits.
     Segment,
@@ -42,7 +42,7 @@ impl EngineName {
         Self::Segment,
     ];
 
-    /// The name as it is written.
+    /// The name as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Copy => "copy",
@@ -54,19 +54,19 @@ impl EngineName {
         }
     }
 
-    /// Whether the kernel moves the bytes of the engine's pairs by itself.
+    /// Whether the kernel moves the bytes of the engine's pairs without the process.
     pub(crate) fn is_in_kernel(self) -> bool {
         matches!(self, Self::Sockmap | Self::Segment)
     }
 
-    /// Something is in the engine's way.
-    pub(crate) fn hindered(self, obstacle: Obstacle) -> Error {
+    /// The error of an engine that has an obstacle.
+    pub(crate) fn unavailable(self, obstacle: Obstacle) -> Error {
         Error::new(ErrorKind::EngineRefused, obstacle.reason)
             .about(format!("engine {self} cannot be used"))
             .with_remedy(obstacle.remedy)
     }
 
-    /// The engine does not take a pair of this kind.
+    /// The error of an engine that does not take a pair of this kind.
     pub(crate) fn declines(self, why: &'static str, remedy: &'static str) -> Error {
         Error::new(ErrorKind::EngineRefused, why)
             .about(format!("engine {self} cannot take this pair"))
@@ -83,15 +83,15 @@ impl fmt::Display for EngineName {
 /// Which engine a pair is to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineChoice {
-    /// Start on `copy`; a direction that moves bulk goes to `pipe`; a TCP pair that lives for 50 ms or
-    /// has moved 64 KiB is tried with `segment`, where this process may load it
+    /// Begin with `copy`. A direction that moves bulk changes to `pipe`. A TCP pair that has lived
+    /// for 50 ms or moved 64 KiB is tried with `segment`, if this process can load it
     /// ([`Options::segment_after`](crate::Options::segment_after)).
     #[default]
     Auto,
-    /// This one, or a refusal: `copy`, `pipe`, `aio` and `uring` from the first byte on. An engine in
-    /// the kernel, `sockmap` or `segment`, takes a pair that has begun with `copy`, and a short pair
-    /// may end before that; [`Outcome::why_engine`](crate::Outcome::why_engine) tells how much was
-    /// copied.
+    /// This engine, or refuse the pair. `copy`, `pipe`, `aio` and `uring` move it from the first
+    /// byte on. A kernel engine (`sockmap`, `segment`) takes a pair that has begun with `copy`, and
+    /// a short pair may end before that; [`Outcome::why_engine`](crate::Outcome::why_engine) says
+    /// how much was copied.
     Only(EngineName),
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::EngineChoice;
 
     #[test]
-    fn an_engine_that_does_not_exist_is_answered_with_those_that_do() {
+    fn an_unknown_engine_name_lists_the_known_ones() {
         let error = "fast".parse::<EngineChoice>().unwrap_err();
         assert_eq!(
             error.to_string(),

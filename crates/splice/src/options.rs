@@ -1,4 +1,4 @@
-//! How a pair is to be joined.
+//! The options of a pair.
 
 use std::time::Duration;
 
@@ -8,31 +8,32 @@ use crate::name::EngineChoice;
 /// How a pair is to be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which engine.
+    /// The engine, or `auto`.
     pub engine: EngineChoice,
-    /// What the pair may cost and how long it may last.
+    /// The pair's limits of cost and time.
     pub limits: Limits,
-    /// With [`EngineChoice::Auto`]: a direction leaves `copy` once it has moved this many bytes.
+    /// With [`EngineChoice::Auto`]: a direction may leave `copy` once it has moved this many bytes.
     pub promote_after_bytes: u64,
-    /// With [`EngineChoice::Auto`]: a pair that lives this long and has moved less than that goes
-    /// to `sockmap`, where that can be used. `None`, the default: never, because a pair that
-    /// turns to bulk there goes by `copy`, not by `pipe`.
+    /// With [`EngineChoice::Auto`]: a pair that has lived this long and moved fewer bytes than that
+    /// goes to `sockmap`, if that can be used. `None`, the default: never, because a pair that
+    /// turns to bulk there continues with `copy`, not with `pipe`.
     pub promote_after: Option<Duration>,
-    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lives this long goes to
-    /// `segment`, where that can be used. The default is 50 ms; `None`: never. docs/segment.md has
-    /// its limits.
+    /// With [`EngineChoice::Auto`]: a pair that has moved that much or lived this long goes to
+    /// `segment`, if that can be used. The default is 50 ms; `None`: never. docs/segment.md has its
+    /// limits.
     pub segment_after: Option<Duration>,
-    /// Lets `segment` move a pair past the packet filters of this host (nftables, iptables, BPF programs of
-    /// its control group) although they might stop it, or count, log or mark its segments. By default such
-    /// a pair stays in the network stack, and one that new rules would stop is reset.
+    /// Lets `segment` move a pair past the packet filters of this host (nftables, iptables, BPF
+    /// programs of its control group) even if they might stop it, or count, log or mark its
+    /// segments. By default such a pair stays in the network stack, and a pair that new rules would
+    /// stop is reset.
     pub bypass_firewall: bool,
 }
 
-/// When a pair has earned the cost of a faster engine, in bytes: "Choosing an engine" in
+/// When a direction has earned the cost of a faster engine, in bytes: "Choosing an engine" in
 /// ARCHITECTURE.md.
 const PROMOTE_AFTER_BYTES: u64 = 64 << 10;
 
-/// When a pair has proved to live long enough to earn the cost of taking it over: some two thousand
+/// When a pair has proved to live long enough to earn the cost of a change-over: some two thousand
 /// times the 25 to 28 µs of the loop's CPU time that it takes (docs/notes/segment-measurements.md).
 const SEGMENT_AFTER: Duration = Duration::from_millis(50);
 

@@ -10,9 +10,9 @@ use crate::name::EngineName;
 /// One of the two ends of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The first socket that was given.
+    /// The first socket.
     A,
-    /// The second socket that was given.
+    /// The second socket.
     B,
 }
 
@@ -34,16 +34,15 @@ impl Side {
 
 /// Why a pair ended.
 ///
-/// With [`Reason::EndOfStream`] and [`Reason::ByteLimit`] both peers see an orderly end of stream.
-/// With every other reason a stream was cut before its end, so a TCP peer sees a reset: an end of
-/// stream would let it take a part for the whole. (A UNIX stream has no reset that its other end
-/// can send at will; its peer sees an end of stream.)
+/// With [`Reason::EndOfStream`] and [`Reason::ByteLimit`] both peers see EOF. Every other reason
+/// truncates a stream, so a TCP peer sees a reset: EOF would let it mistake a part for the whole.
+/// (A UNIX stream has no reset that its other end can send at will; its peer sees EOF.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Both directions ended with all their bytes delivered.
+    /// Both streams reached EOF, and all bytes were delivered.
     EndOfStream,
-    /// This side reset its connection, or closed it while bytes for it were under way.
+    /// This side reset its connection, or closed it while bytes for it were in flight.
     Reset(Side),
     /// No byte moved for the idle timeout.
     Idle,
@@ -51,13 +50,13 @@ pub enum Reason {
     ByteLimit,
     /// The handle was dropped or the event loop ended.
     Shutdown,
-    /// The engine that was asked for by name cannot take this pair; [`Outcome::why_engine`] says
-    /// why.
+    /// The engine that was chosen by name cannot take this pair; [`Outcome::why_engine`] has the
+    /// reason.
     Refused,
-    /// The packet filters of this host have come to stop the pair, which an engine had moved past them;
-    /// [`Outcome::why_engine`] names the rule.
+    /// The packet filters of this host have changed and would stop the pair, which an engine had
+    /// moved past them; [`Outcome::why_engine`] names the rule.
     Filtered,
-    /// A system call on this side's socket failed otherwise, with this `errno`; `ETIMEDOUT` when
+    /// Another system call on this side's socket failed with this `errno`; `ETIMEDOUT` if
     /// keep-alive or retransmission found the peer gone.
     Failed {
         /// The side whose socket failed.
@@ -68,12 +67,12 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether the streams were cut before their end, so that the peers must see a reset.
-    pub(crate) fn cuts(self) -> bool {
+    /// Whether a stream was truncated, so that the peers must see a reset.
+    pub(crate) fn is_truncation(self) -> bool {
         !matches!(self, Self::EndOfStream | Self::ByteLimit)
     }
 
-    /// The same for an echo, which has one side.
+    /// The reason as an echo reports it, which has one side.
     pub(crate) fn of_echo(self) -> Self {
         match self {
             Self::Reset(_) => Self::Reset(Side::A),
@@ -85,9 +84,9 @@ impl Reason {
         }
     }
 
-    pub(crate) fn fault(side: Side, errno: rustix::io::Errno) -> Self {
+    pub(crate) fn of_errno(side: Side, errno: rustix::io::Errno) -> Self {
         match errno {
-            // The last comes where the reset was told to another system call.
+            // `ENOTCONN` comes if another system call has taken the reset.
             rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE | rustix::io::Errno::NOTCONN => {
                 Self::Reset(side)
             }
@@ -125,14 +124,14 @@ impl fmt::Display for Reason {
 pub struct Outcome {
     /// Why it ended.
     pub reason: Reason,
-    /// What it moved, exactly.
+    /// The exact number of bytes moved.
     pub moved: Counters,
-    /// The engine that moved the last bytes, or the engine in the kernel that moved any. One that never
-    /// took the pair, or took it and had no byte to move, does not stand here, also where it was asked
-    /// for by name.
+    /// The engine that moved the last bytes, or the kernel engine if it moved any. An engine that
+    /// never took the pair, or took it and moved no byte, is not reported, even if it was chosen by
+    /// name.
     pub engine: EngineName,
-    /// Why that engine, in words; where an engine in the kernel took the pair, also how many bytes
-    /// user space moved, and why.
+    /// Why that engine, in words. If a kernel engine took the pair, also how many bytes user space
+    /// moved, and why.
     pub why_engine: Cow<'static, str>,
     /// From the join to the end.
     pub duration: Duration,

@@ -1,4 +1,4 @@
-//! The doctor as a program that embeds the library calls it.
+//! The doctor, called by a program that embeds the library.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::fs;
@@ -12,7 +12,7 @@ use netlab::{Need, available, until};
 use splice::EngineName;
 use splice::doctor::{Report, Verdict, examine};
 
-/// Only one test at a time may have descriptors come and go.
+/// Only one test at a time may open and close descriptors.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn finding(report: &Report, engine: EngineName) -> (Verdict, &str) {
@@ -21,7 +21,7 @@ fn finding(report: &Report, engine: EngineName) -> (Verdict, &str) {
     (finding.verdict, &finding.reason)
 }
 
-/// What this process has open, and what of BPF it has mapped.
+/// How many descriptors this process has, and how many BPF mappings.
 fn open() -> (usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     (
@@ -50,7 +50,7 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn the_defect_of_fionread_is_what_a_map_made_here_shows() {
+fn the_doctor_finds_the_fionread_defect_that_a_map_shows() {
     let _alone = ALONE.lock();
     if !available(Need::Bpf) {
         return;

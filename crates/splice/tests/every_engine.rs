@@ -79,7 +79,7 @@ macro_rules! test {
             });
         }
     };
-    ((apart_without_stamps) $contestant:ident $rule:ident $test:ident) => {
+    ((apart_without_timestamps) $contestant:ident $rule:ident $test:ident) => {
         #[test]
         fn $test() {
             crate::support::apart::apart(&[("net.ipv4.tcp_timestamps", "0")], || {
@@ -89,7 +89,7 @@ macro_rules! test {
     };
 }
 
-/// The last argument is held to what the engine itself does, at what cost.
+/// The last argument is compared with the engine's own promise of cost.
 macro_rules! contract {
     ($engine:ident, $contestant:ident, $run:tt) => {
         contract!($engine, $contestant, $run, $contestant);
@@ -194,6 +194,10 @@ contract!(aio, AIO, (always));
 contract!(sockmap, SOCKMAP, (always));
 contract!(segment, SEGMENT, (apart));
 contract!(segment_v6, SEGMENT_V6, (apart));
-contract!(segment_without_stamps, SEGMENT, (apart_without_stamps));
+contract!(
+    segment_without_timestamps,
+    SEGMENT,
+    (apart_without_timestamps)
+);
 contract!(segment_over_veths, SEGMENT, (apart_from_peers));
 contract!(segment_over_veths_v6, SEGMENT_V6, (apart_from_peers));

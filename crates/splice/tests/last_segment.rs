@@ -1,4 +1,4 @@
-//! A message and the end of stream that stands behind it leave as one segment.
+//! A message and the EOF after it leave as one segment.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ fn endpoint(stream: TcpStream) -> Endpoint {
     Endpoint::new(OwnedFd::from(stream)).unwrap()
 }
 
-/// How many segments have come to the socket at `address`, as `ss` tells it.
+/// How many segments the socket at `address` has received, according to `ss`.
 fn segments_in(address: SocketAddr) -> u32 {
     let filter = format!("sport = :{}", address.port());
     let output = Command::new(netlab::program("ss").unwrap())
@@ -38,8 +38,8 @@ fn segments_in(address: SocketAddr) -> u32 {
     counts[0]
 }
 
-/// Joins a connection on which `message` and an end of stream wait already; returns how many
-/// segments that made the receiver get.
+/// Joins a connection on which `message` and EOF already wait. Returns how many segments the
+/// receiver gets for them.
 fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
     let (mut sender, source) = connection();
     let (mut receiver, destination) = connection();
@@ -63,7 +63,7 @@ fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
     assert_eq!(received, message);
     let segments = segments_in(address) - before;
 
-    // The other way is still open.
+    // The other direction is still open.
     receiver.write_all(b"back").unwrap();
     drop(receiver);
     let mut back = Vec::new();
@@ -74,7 +74,7 @@ fn segments_of(message: &[u8], engine: EngineChoice) -> u32 {
 }
 
 #[test]
-fn a_message_and_the_end_behind_it_are_one_segment() {
+fn a_message_and_eof_leave_in_one_segment() {
     if !available(Need::Ss) {
         return;
     }

@@ -1,9 +1,9 @@
-//! A process that has unshared its time namespace and has not forked keeps its own clocks;
-//! /proc/self/timens_offsets speaks of its children's then.
+//! A process that has unshared its time namespace and has not forked keeps its own clocks.
+//! /proc/self/timens_offsets then describes those of its children.
 //!
-//! The file speaks of the thread that the process began with, on which the usual harness runs no test, and
-//! a program that is executed takes over its children's clocks (`exec_task_namespaces`, 6.3). So this is a
-//! program of its own.
+//! The file describes the process's first thread, on which the usual harness runs no test. A
+//! program that is executed takes over its children's clocks (`exec_task_namespaces`, 6.3). So this
+//! test is a program of its own.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::fs;
@@ -16,7 +16,7 @@ use rustix::thread::UnshareFlags;
 use rustix::time::{ClockId, clock_gettime};
 use splice::{Endpoint, EngineChoice, EngineName, Limits, Options, Reason, Splicer};
 
-/// Longer than any of the test's own pauses is likely to be.
+/// Longer than the test's own pauses are likely to be.
 const IDLE: Duration = Duration::from_secs(3);
 
 fn main() {
@@ -33,7 +33,7 @@ fn main() {
         reason = "what is unshared is nobody's memory or descriptors"
     )]
     rustix::thread::unshare(UnshareFlags::NEWTIME).unwrap();
-    // A clock that is behind, but not before its beginning.
+    // A clock that is behind, but not before its epoch.
     let ahead_s = clock_gettime(ClockId::Monotonic).tv_sec / 2;
     fs::write(
         "/proc/self/timens_offsets",
@@ -45,7 +45,8 @@ fn main() {
     println!("a spliced pair is idle by the process's own clock ... ok");
 }
 
-/// The program notes when a byte was last acknowledged. By a clock that is behind, that lies ahead.
+/// The BPF program records when a byte was last acknowledged. By a clock that is behind, that time
+/// lies ahead.
 fn an_idle_pair_is_found() {
     let splicer = Splicer::new(1).unwrap();
     let connect = || {

@@ -1,4 +1,4 @@
-//! Threads with loops, where there are not descriptors enough for all of them.
+//! Threads with loops, with too few descriptors for all of them.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 mod support {
@@ -16,17 +16,17 @@ use splice::Splicer;
 use crate::support::alone::alone;
 use crate::support::descriptors;
 
-/// What a loop has of its own: an epoll instance, an eventfd, a timerfd.
+/// The descriptors of a loop: an epoll instance, an eventfd, a timerfd.
 const OF_A_LOOP: usize = 3;
-/// More than two loops take.
+/// More than two loops need.
 const SPARE: u64 = 20;
 
 #[test]
-fn one_that_cannot_be_made_leaves_nothing() {
+fn a_failed_splicer_leaves_nothing() {
     alone(|| {
         descriptors::allow_more(SPARE);
         let mut fill: Vec<_> = iter::from_fn(|| File::open("/dev/null").ok()).collect();
-        // Room for two loops, and not for a third.
+        // Enough for two loops, but not for a third.
         fill.truncate(fill.len() - 2 * OF_A_LOOP - 1);
         let before = descriptors::open();
         for _ in 0..3 {

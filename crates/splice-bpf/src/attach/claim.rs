@@ -1,4 +1,4 @@
-//! A claim on something that all processes of a network namespace share.
+//! A claim on a name in a network namespace, exclusive across processes.
 
 use std::os::fd::OwnedFd;
 
@@ -6,17 +6,18 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
 /// A name that nobody else in this network namespace can claim until this is dropped or the process
-/// ends, however it ends.
+/// ends, in whatever way it ends.
 ///
-/// It is the name of an abstract UNIX socket. The kernel keeps these names for each network namespace,
-/// across PID and mount namespaces, gives each to one socket, and asks for no capability. So any process
-/// of the namespace can claim any name, before us but never instead of us: a name that is taken does not
-/// prove that it is taken by our like, but one that can be claimed proves that nobody holds it.
+/// It is the name of an abstract UNIX socket. The kernel keeps these names per network namespace,
+/// independent of PID and mount namespaces. It gives each name to one socket and requires no
+/// capability. So any process of the namespace can claim a name before we do. A name that is taken
+/// does not prove that a spliced process holds it; a name that can be claimed proves that nobody
+/// does.
 #[derive(Debug)]
 pub(super) struct Claim(#[expect(dead_code, reason = "open, it holds the name")] OwnedFd);
 
 impl Claim {
-    /// Claims a name in this thread's network namespace; `None` while somebody else has it.
+    /// Claims a name in this thread's network namespace; `None` if another socket has it.
     pub(super) fn on(name: &str) -> Result<Option<Self>, Errno> {
         let socket = socket_with(
             AddressFamily::UNIX,

@@ -17,23 +17,23 @@ use crate::namespace::namespace;
 use crate::objects;
 use crate::program::Program;
 
-/// The first and the last priority that a filter of ours takes: behind the first that the kernel
-/// gives to one without (49152, `tcf_auto_prio`), a number each.
+/// The range of priorities for our filters. It begins after the first priority that the kernel
+/// assigns by itself (49152, `tcf_auto_prio`).
 const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
 
-/// "splc": by this handle a filter in these priorities is ours, or that of a relay that has died. Others
-/// choose theirs, or have the kernel count from 1.
+/// "splc". A filter with this handle and a priority of this range is ours, or that of a relay that
+/// has died. Other programs choose their own handles, or let the kernel count from 1.
 const HANDLE: u32 = 0x7370_6c63;
 
-/// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c says why.
+/// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c has the reason.
 ///
-/// Its process has a [`Claim`] on its place for as long as it lives. What is left in a place that
-/// can be claimed belongs to nobody and is replaced. (To ask the filter's program instead whether its
-/// table is empty takes CAP_SYS_ADMIN.) A stranger who claims a place keeps us out of it, and nothing
-/// more.
+/// The process holds a [`Claim`] on the position while the filter lives. A filter at a position
+/// that can be claimed is left over, and is replaced. (Asking the filter's program whether its
+/// table is empty would require CAP_SYS_ADMIN.) A stranger who claims a position only keeps us away
+/// from it.
 ///
-/// The qdisc stays, also where we have made it: the kernel takes one away with all filters on it,
-/// and nothing tells whether there are any of others.
+/// The qdisc stays even if we have created it. The kernel removes a qdisc with all its filters, and
+/// does not tell whether other programs have filters there.
 pub struct Filter {
     position: FilterPosition,
     caller: Program,
@@ -44,7 +44,7 @@ pub struct Filter {
     namespace: u64,
 }
 
-/// Where a filter stands.
+/// Where a filter is attached.
 #[derive(Clone, Copy, Debug)]
 struct FilterPosition {
     device: u32,
@@ -87,7 +87,7 @@ impl Filter {
             .map_err(|errno| not_attached(device, errno))?;
         let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let _quiet = Quiet::begin();
-        let failed = |error| refused(format!("no filter can be put on device {device}"), &error);
+        let failed = |error| refused(format!("cannot attach a filter to device {device}"), &error);
         let mut position = FilterPosition {
             device,
             traffic,
@@ -104,7 +104,7 @@ impl Filter {
                 continue;
             };
             match position.hook(&caller).replace(true).attach() {
-                // Only now is there something to take away.
+                // From here on there is a filter to remove.
                 Ok(_) => {
                     return Ok(Self {
                         position,
@@ -114,7 +114,7 @@ impl Filter {
                         namespace,
                     });
                 }
-                // Filters of another kind or protocol have this priority.
+                // The priority is in use by filters of another kind or protocol.
                 Err(error) if error.kind() == libbpf_rs::ErrorKind::InvalidInput => {
                     last = failed(error);
                 }
@@ -124,18 +124,18 @@ impl Filter {
         Err(last)
     }
 
-    pub(super) fn is_behind_its_like(&self) -> bool {
+    pub(super) fn is_preceded_by_same_name(&self) -> bool {
         self.position.priority > PRIORITIES.start
     }
 
-    /// A qdisc goes with its device, and its filters with it.
+    /// A device takes its qdisc and its filters with it.
     pub(super) fn is_attached(&self) -> bool {
         let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let _quiet = Quiet::begin();
         self.is_at(self.position.hook(&self.caller))
     }
 
-    /// Somebody may have put another in its place.
+    /// Another program may have replaced the filter.
     fn is_at(&self, mut hook: TcHook) -> bool {
         let is_own = |found| self.caller.id().is_ok_and(|id| id == found);
         hook.query().is_ok_and(is_own)
@@ -144,8 +144,8 @@ impl Filter {
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // Elsewhere the numbers stand for somebody else's. Where it stays, the table is closed with
-        // this, and the filter lets everything go on.
+        // In another namespace these numbers name another filter. If the filter stays, dropping
+        // this closes its table, and the filter passes every packet.
         if namespace().is_ok_and(|here| here == self.namespace) {
             let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
             let _quiet = Quiet::begin();

@@ -1,4 +1,4 @@
-//! Where a program is attached to a network device, and by which of the kernel's two ways.
+//! Attaching a program to a network device, in one of the kernel's two ways.
 
 mod claim;
 mod clsact;
@@ -13,36 +13,36 @@ use splice_base::error::{Error, ErrorKind, Result};
 use self::clsact::Filter;
 use crate::program::Program;
 
-/// How a program gets to stand on a device.
+/// How a program is attached to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachMode {
-    /// A link: since kernel 6.6.
+    /// A TCX link: Linux 6.6 on.
     Tcx,
-    /// A filter on the device's clsact qdisc, which may hold those of others as well.
+    /// A filter on the device's clsact qdisc, which other programs may share.
     Clsact,
 }
 
-/// What of a device's traffic a program sees.
+/// Which traffic of a device a program sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// What it has received.
+    /// Received packets.
     In,
-    /// What it is about to send.
+    /// Packets to be sent.
     Out,
 }
 
-/// A program on a device; it leaves when this is dropped.
+/// A program that is attached to a device; dropping this detaches it.
 #[derive(Debug)]
 pub enum DeviceLink {
-    /// Open, it keeps the program there.
+    /// The link, which keeps the program attached while it is open.
     Tcx(OwnedFd),
-    /// Put down, it takes the filter away.
+    /// The filter, which is removed when it is dropped.
     Clsact(Filter),
 }
 
 impl DeviceLink {
-    /// Whether the program still stands on its device, which may be gone, and its index another's. So
-    /// it is as well where the kernel does not tell.
+    /// Whether the program is still attached. The device may have been deleted and its ifindex
+    /// reused. If the kernel cannot tell, assume that the program is attached.
     pub fn is_attached(&self) -> bool {
         match self {
             Self::Tcx(link) => tcx::is_attached(link).unwrap_or(true),
@@ -52,8 +52,8 @@ impl DeviceLink {
 }
 
 impl Program {
-    /// Attaches a tc program to a device of this thread's network namespace, behind the programs
-    /// that are there.
+    /// Attaches a tc program to a device of this thread's network namespace, after the programs
+    /// that are already attached.
     ///
     /// # Errors
     /// [`ErrorKind::BpfRefused`].
@@ -67,25 +67,24 @@ impl Program {
         };
         match self.attach_tcx(device, place) {
             Ok(link) => Ok(DeviceLink::Tcx(link)),
-            // A kernel before 6.6 knows no such place (`link_create`).
+            // Kernels before 6.6 do not know this attach type (`link_create`).
             Err(Errno::INVAL) => Filter::attach(self, device, traffic).map(DeviceLink::Clsact),
             Err(errno) => Err(not_attached(device, errno)),
         }
     }
 
-    /// Whether a program of the same name sees what comes in on a device before this one, which is
-    /// attached there by `link`. One that may not be looked at counts as one: a process without
-    /// CAP_SYS_ADMIN may look at none by its id (`bpf_prog_get_fd_by_id`), so there any program that
-    /// stands before this one counts.
+    /// Whether a program of the same name sees received packets before this one, which is attached
+    /// by `link`. A program that cannot be inspected counts as one: without CAP_SYS_ADMIN a process
+    /// can inspect none by its id (`bpf_prog_get_fd_by_id`), so then any earlier program counts.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not tell.
-    pub fn is_behind_its_like(&self, device: u32, link: &DeviceLink) -> Result<bool> {
+    /// [`ErrorKind::BpfRefused`] if the kernel does not say.
+    pub fn is_preceded_by_same_name(&self, device: u32, link: &DeviceLink) -> Result<bool> {
         match link {
             DeviceLink::Tcx(_) => self
-                .is_behind_its_like_by_tcx(device)
+                .is_preceded_by_same_name_by_tcx(device)
                 .map_err(|errno| not_attached(device, errno)),
-            DeviceLink::Clsact(filter) => Ok(filter.is_behind_its_like()),
+            DeviceLink::Clsact(filter) => Ok(filter.is_preceded_by_same_name()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A link: the kernel's own way since 6.6.
+//! A TCX link, Linux 6.6 on.
 #![allow(unsafe_code, reason = "bpf(2); see the SAFETY comments")]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,11 +10,10 @@ use rustix::io::Errno;
 use crate::libbpf::checked;
 use crate::program::Program;
 
-/// How many programs on one device are looked at; the kernel allows as many (`BPF_MPROG_MAX`,
-/// kernel 6.6).
+/// The most programs on one device, which is also the kernel's limit (`BPF_MPROG_MAX`, Linux 6.6).
 const MOST_PROGRAMS: usize = 64;
 
-/// A link outlives its device, without one (`tcx_link_fill_info`).
+/// A link outlives its device, and then has no ifindex (`tcx_link_fill_info`).
 pub(super) fn is_attached(link: &OwnedFd) -> Result<bool, Errno> {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut length = size_of_val(&info) as u32;
@@ -24,7 +23,8 @@ pub(super) fn is_attached(link: &OwnedFd) -> Result<bool, Errno> {
         libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut length)
     };
     checked(result)?;
-    // SAFETY: the kernel has filled this member, since the link is of its kind; zeroes are a value of it.
+    // SAFETY: the kernel has filled this member, since the link is of its kind; zeroes are valid
+    // for it.
     Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex } != 0)
 }
 
@@ -53,7 +53,7 @@ impl Program {
         Ok(unsafe { OwnedFd::from_raw_fd(result) })
     }
 
-    pub(super) fn is_behind_its_like_by_tcx(&self, device: u32) -> Result<bool, Errno> {
+    pub(super) fn is_preceded_by_same_name_by_tcx(&self, device: u32) -> Result<bool, Errno> {
         let own = self.id()?;
         let mut ids = [0; MOST_PROGRAMS];
         let mut options = libbpf_sys::bpf_prog_query_opts {

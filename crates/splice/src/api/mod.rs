@@ -1,4 +1,4 @@
-//! What a program calls: the only place that knows everything.
+//! What a program calls: the layer that puts all others together.
 
 mod splicer;
 
@@ -16,17 +16,17 @@ use crate::session::pair::ends::Ends;
 use crate::session::pair::{OnEnd, Pair};
 use crate::session::{Handle, Status};
 
-/// Makes the task that joins `a` and `b`, for a program that places tasks on its loops itself.
+/// Creates the task that joins `a` and `b`, for a program that places tasks on its loops itself.
 ///
-/// With `registered` the two sockets are on the loop already, as sources 0 and 1 with
-/// [`Interest::STREAM`](crate::Interest::STREAM), and this is what they were ready for since: a task that made the
-/// connections ends with [`Step::Become`](crate::Step::Become) and loses no event.
+/// With `registered` the two sockets are already on the loop, as sources 0 and 1 with
+/// [`Interest::STREAM`](crate::Interest::STREAM), and it holds their readiness since. So a task
+/// that made the connections can end with [`Step::Become`](crate::Step::Become) and lose no event.
 ///
-/// `on_end` is called on the loop's thread when the pair has ended and both sockets are closed.
+/// The loop's thread calls `on_end` when the pair has ended and both sockets are closed.
 ///
 /// # Errors
-/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and cannot take this pair,
-/// with the reason. Both sockets are closed then, with a reset.
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused), with the reason, if an engine was chosen by
+/// name and cannot take this pair. Then both sockets are closed, with a reset.
 pub fn pair_task(
     a: Endpoint,
     b: Endpoint,
@@ -36,7 +36,7 @@ pub fn pair_task(
 ) -> Result<Box<dyn Task>> {
     let on_end = Some(Box::new(on_end) as OnEnd);
     let pair = pair(
-        Ends::Apart([a, b]),
+        Ends::Two([a, b]),
         options,
         registered,
         &Arc::new(Status::new()),
@@ -45,18 +45,18 @@ pub fn pair_task(
     Ok(Box::new(pair))
 }
 
-/// Makes the task that splices `endpoint` to itself: what comes from its peer goes back to it.
+/// Creates the task that splices `endpoint` to itself, so that its peer gets back what it sends.
 ///
-/// An echo is a pair with one direction, whose source is its destination, and everything that holds
-/// for a pair holds for it. Both ends are [`Side::A`](crate::Side::A); [`Counters::a_to_b`](crate::Counters) counts
-/// its bytes. Once the peer's end of stream has come and every byte before it is given back, the
-/// socket is closed; with a byte limit, once that many bytes are.
+/// An echo is a pair with one direction, whose source is its destination. Everything that holds for
+/// a pair holds for it. Both ends are [`Side::A`](crate::Side::A);
+/// [`Counters::a_to_b`](crate::Counters) counts its bytes. The socket is closed once the peer has
+/// sent EOF and got every byte back or, with a byte limit, that many bytes.
 ///
-/// `registered` and `on_end` are those of [`pair_task`], for one socket.
+/// `registered` and `on_end` are as for [`pair_task`], for one socket.
 ///
 /// # Errors
-/// [`EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name that
-/// needs two sockets. The socket is closed then.
+/// [`EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by name
+/// that needs two sockets. Then the socket is closed.
 pub fn echo_task(
     endpoint: Endpoint,
     options: &Options,
@@ -75,7 +75,7 @@ pub fn echo_task(
     Ok(Box::new(pair))
 }
 
-/// Makes the task of a pair. Both sockets are closed, with a reset, where no engine takes it.
+/// Creates the task of a pair. If no engine takes it, both sockets are closed with a reset.
 fn pair(
     ends: Ends,
     options: &Options,
@@ -103,17 +103,17 @@ impl EventLoop {
     /// Joins two endpoints on this loop.
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
-    /// by name and cannot take the pair. Both sockets are closed then.
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by
+    /// name and cannot take the pair. Then both sockets are closed.
     pub fn join(&mut self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run_pair(Ends::Apart([a, b]), options)
+        self.run_pair(Ends::Two([a, b]), options)
     }
 
     /// Splices an endpoint to itself on this loop: see [`echo_task`](crate::echo_task).
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for
-    /// by name that needs two sockets. The socket is closed then.
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by
+    /// name that needs two sockets. Then the socket is closed.
     pub fn echo(&mut self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
         self.run_pair(Ends::Echo(endpoint), options)
     }
@@ -123,7 +123,7 @@ impl EventLoop {
         let pair = pair(ends, options, None, &status, None)?;
         place(self, pair, &status);
         let handle = Handle::new(status, self.remote());
-        // The caller may be between two turns and wait for the descriptor next.
+        // The caller may wait for the descriptor next.
         self.settle_between_turns()?;
         Ok(handle)
     }

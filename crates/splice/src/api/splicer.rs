@@ -13,9 +13,9 @@ use crate::reactor::{EventLoop, Remote};
 use crate::session::pair::ends::Ends;
 use crate::session::{Handle, Status};
 
-/// Background threads with an [`EventLoop`] each, over which pairs are spread in turn.
+/// Background threads, each with an [`EventLoop`]. Pairs are assigned to them in turn.
 ///
-/// Dropping it ends the loops and waits for the threads; pairs that still run end with
+/// Dropping it ends the loops and waits for the threads. Running pairs end with
 /// [`Reason::Shutdown`](crate::Reason::Shutdown).
 pub struct Splicer {
     loops: Vec<(Remote, Option<JoinHandle<()>>)>,
@@ -26,9 +26,9 @@ impl Splicer {
     /// Starts `threads` threads, at least one.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when a thread or its loop cannot be made.
+    /// [`ErrorKind::System`] if a thread or its loop cannot be created.
     pub fn new(threads: usize) -> Result<Self> {
-        // Should one fail, it is dropped with the loops that it has.
+        // If one fails, dropping this ends the loops so far.
         let mut splicer = Self {
             loops: Vec::new(),
             next: AtomicUsize::new(0),
@@ -43,14 +43,14 @@ impl Splicer {
                     }
                     Ok(mut event_loop) => {
                         let _ = sender.send(Ok(event_loop.remote()));
-                        // A loop whose epoll instance fails can only end: dropping it closes its
-                        // pairs, and each tells its handle.
+                        // A loop whose epoll instance fails can only end. Dropping it closes its
+                        // pairs, and each reports to its handle.
                         let _ = event_loop.run();
                     }
                 })
                 .context("cannot start a thread for an event loop")?;
             let ended = |_| {
-                let why = "an event loop ended as it started, by a defect; please report it";
+                let why = "an event loop ended as it started; this is a defect, please report it";
                 Error::new(ErrorKind::LoopEnded, why)
             };
             let remote = receiver.recv().map_err(ended)??;
@@ -62,17 +62,17 @@ impl Splicer {
     /// Joins two endpoints on one of the loops.
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name and cannot take the
-    /// pair; [`ErrorKind::LoopEnded`] when the loop has failed. Both sockets are closed then.
+    /// [`ErrorKind::EngineRefused`] if an engine was chosen by name and cannot take the pair;
+    /// [`ErrorKind::LoopEnded`] if the loop has failed. Then both sockets are closed.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Apart([a, b]), options)
+        self.run(Ends::Two([a, b]), options)
     }
 
     /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`] when an engine was asked for by name that needs two sockets;
-    /// [`ErrorKind::LoopEnded`] when the loop has failed. The socket is closed then.
+    /// [`ErrorKind::EngineRefused`] if an engine was chosen by name that needs two sockets;
+    /// [`ErrorKind::LoopEnded`] if the loop has failed. Then the socket is closed.
     pub fn echo(&self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
         self.run(Ends::Echo(endpoint), options)
     }
@@ -101,7 +101,7 @@ impl Drop for Splicer {
         }
         for (_, thread) in &mut self.loops {
             if let Some(thread) = thread.take() {
-                // A panic there has been printed already and must not become one in a drop.
+                // A panic there was already printed, and must not become one in a drop.
                 let _ = thread.join();
             }
         }
@@ -116,8 +116,8 @@ impl fmt::Debug for Splicer {
     }
 }
 
-/// Joins two endpoints on the process's own background threads, one per CPU, which the first call
-/// of this or of [`echo()`] starts.
+/// Joins two endpoints on the process's background threads, one per CPU, which the first call of
+/// this or of [`echo()`] starts.
 ///
 /// # Errors
 /// As [`Splicer::new`] and [`Splicer::join`].
@@ -125,8 +125,8 @@ pub fn join(a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
     of_process()?.join(a, b, options)
 }
 
-/// Splices an endpoint to itself, on the same threads as [`join()`]: what comes from its peer goes
-/// back to it, by any engine that needs no second socket.
+/// Splices an endpoint to itself, on the same threads as [`join()`]: its peer gets back what it
+/// sends, by any engine that needs no second socket.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -157,7 +157,7 @@ fn of_process() -> Result<&'static Splicer> {
         return Ok(splicer);
     }
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    // Two first calls at once make two; the one that comes second ends its own.
+    // Two concurrent first calls create two; the second one ends its own.
     let _ = SPLICER.set(Splicer::new(threads)?);
     Ok(SPLICER
         .get()

@@ -1,18 +1,18 @@
-//! A buffer: what holds a direction's bytes where they pass through the process's memory.
+//! A buffer, which holds a direction's bytes where they pass through the process's memory.
 //!
-//! It belongs to a direction only while bytes are in it. The loop keeps a few to hand out, the one
+//! A direction owns a buffer only while bytes are in it. The loop keeps a few and lends the one
 //! used last first, since it is still in the CPU's cache.
 
-/// What a direction reads at a time, in bytes: it begins with the first and goes up one when a
-/// read fills the buffer. 4 KiB is the page that a short message touches; beyond 256 KiB the
-/// buffer no longer fits the second-level cache of common CPUs.
+/// How much a direction reads at a time, in bytes. It begins with the first size and takes the next
+/// one when a read fills the buffer. 4 KiB is the page that a short message touches. Beyond 256 KiB
+/// a buffer does not fit the second-level cache of common CPUs.
 const SIZES_BYTES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 
-/// How many buffers of each size a loop keeps when no direction has bytes in hand: a turn uses
-/// one at a time, the others are those of receivers that have just become ready again.
+/// How many free buffers of each size a loop keeps. A turn uses one at a time; the others come back
+/// from receivers that have just become ready again.
 const KEPT_OF_EACH_SIZE: usize = 4;
 
-/// The buffers that a loop has to hand out.
+/// A loop's free buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     free: [Vec<Box<[u8]>>; SIZES_BYTES.len()],
@@ -48,7 +48,7 @@ impl Size {
     }
 }
 
-/// A buffer with bytes in hand. Small, since each direction has room for one.
+/// A buffer and the bytes in it. Small, since each direction has room for one.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Box<[u8]>,
@@ -57,7 +57,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// It has the size that the next read should have.
+    /// Whether it has the size for the next read.
     pub(crate) fn suits_next(&self) -> bool {
         self.next_size() == self.size()
     }
@@ -68,28 +68,28 @@ impl Buffer {
         Size(place.unwrap_or(SIZES_BYTES.len() - 1) as u8)
     }
 
-    /// Where the next read may write, at most `at_most` bytes of it; nothing is in hand then.
+    /// Where the next read may write: at most `at_most` bytes. Nothing is in flight then.
     pub(crate) fn space(&mut self, at_most: usize) -> &mut [u8] {
         let wanted = at_most.min(self.memory.len());
         &mut self.memory[..wanted]
     }
 
-    /// A read has brought this many bytes.
+    /// Records that a read has returned this many bytes.
     pub(crate) fn took(&mut self, count: usize) {
         (self.start, self.end) = (0, count as u32);
     }
 
-    /// What is in hand.
+    /// The bytes in flight.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.start as usize..self.end as usize]
     }
 
-    /// A write has taken this many bytes.
+    /// Records that a write has taken this many bytes.
     pub(crate) fn gave(&mut self, count: usize) {
         self.start += count as u32;
     }
 
-    /// What to take for the next read.
+    /// The size for the next read.
     pub(crate) fn next_size(&self) -> Size {
         if self.end as usize == self.memory.len() {
             self.size().larger()
@@ -104,7 +104,7 @@ mod tests {
     use super::{Buffers, KEPT_OF_EACH_SIZE, Size};
 
     #[test]
-    fn the_largest_grows_no_further() {
+    fn the_largest_size_has_no_larger_one() {
         let largest = (0..10).fold(Size::default(), |size, _| size.larger());
         assert_eq!(largest.larger(), largest);
     }

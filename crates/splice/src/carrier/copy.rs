@@ -36,8 +36,8 @@ impl Carrier for Buffer {
 }
 
 impl Buffer {
-    /// As [`drain`](Carrier::drain) where the end of the stream follows at once: TCP may keep the
-    /// bytes until then, so that both travel in one segment.
+    /// Like [`drain`](Carrier::drain), if EOF follows at once: TCP may hold the bytes back until
+    /// then, so that both travel in one segment.
     pub(crate) fn drain_before_end(&mut self, destination: BorrowedFd<'_>) -> Result<usize, Errno> {
         self.send(destination, SendFlags::MORE)
     }
@@ -64,7 +64,7 @@ mod tests {
         let (mut peer, source) = UnixStream::pair().unwrap();
         let mut buffers = Buffers::default();
         let mut size = Size::default();
-        // Each fits into the stream's own buffer, so writing it does not block.
+        // Each fits into the stream's own buffer, so the write does not block.
         for (filled_bytes, next_bytes) in [
             (4 << 10, 16 << 10),
             (16 << 10, 64 << 10),

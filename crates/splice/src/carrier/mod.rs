@@ -1,7 +1,8 @@
-//! Carriers: the ways by which user space moves a direction's bytes.
+//! Carriers: how user space moves a direction's bytes.
 //!
-//! Each takes bytes from a source into its hand and gives them to a destination. [`Direction`](crate::flow::Direction)
-//! drives whichever it uses, and [`uring`]'s lanes in the same way.
+//! A carrier reads bytes from a source and writes them to a destination. In between they are in
+//! flight. [`Direction`](crate::flow::Direction) drives each of them, and the lanes of [`uring`],
+//! in the same way.
 
 pub(crate) mod aio;
 pub(crate) mod buffer;
@@ -19,24 +20,23 @@ use self::uring::{Lane, Ring};
 use crate::name::EngineName;
 use crate::reactor::{Context, Local, Poller};
 
-/// What a read from the source brought.
+/// What a read from the source has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadOutcome {
-    /// This many bytes are in hand now, and the source may have more.
+    /// This many bytes; the source may have more.
     Bytes(usize),
-    /// This many bytes are in hand now, and the source was found empty behind them, unless an
-    /// end of stream or an urgent mark stands there.
+    /// This many bytes; the source is empty after them, unless EOF or an urgent mark follows.
     LastBytes(usize),
     /// Nothing, for now.
     Empty,
-    /// Nothing: an urgent mark stands in the way, which only recv(2) gets past.
+    /// Nothing: an urgent mark is next, which only recv(2) gets past.
     UrgentMark,
-    /// The end of the stream.
+    /// EOF.
     EndOfStream,
 }
 
 impl ReadOutcome {
-    /// What a read of a socket brought that asked for `wanted` bytes.
+    /// The outcome of a read of a socket that asked for `wanted` bytes.
     pub(crate) fn of_read(count: usize, wanted: usize) -> Self {
         match count {
             0 => Self::EndOfStream,
@@ -46,43 +46,42 @@ impl ReadOutcome {
     }
 }
 
-/// Carries bytes from a source to a destination; what it has taken and not yet given is "in
-/// hand".
+/// Moves bytes from a source to a destination. What it has read and not yet written is in flight.
 pub(crate) trait Carrier {
-    /// Takes at most `at_most` bytes (not zero) from the source. Called with nothing in hand.
+    /// Reads at most `at_most` bytes (not zero) from the source. Called with nothing in flight.
     fn fill(
         &mut self,
         source: BorrowedFd<'_>,
         at_most: usize,
     ) -> std::result::Result<ReadOutcome, Errno>;
 
-    /// Gives bytes in hand to the destination; returns how many it took, or `EAGAIN`.
+    /// Writes bytes in flight to the destination. Returns how many it took, or `EAGAIN`.
     fn drain(&mut self, destination: BorrowedFd<'_>) -> std::result::Result<usize, Errno>;
 
-    /// How many bytes are in hand.
+    /// How many bytes are in flight.
     fn held(&self) -> usize;
 }
 
-/// What the pairs of one loop share: the carriers that are not in use.
+/// What the pairs of one loop share: carriers that are not in use.
 #[derive(Debug, Default)]
 pub(crate) struct Carriers {
     pub(crate) buffers: buffer::Buffers,
     pub(crate) pipes: pipe::Pipes,
-    /// Made for the first pair of the engine `aio`, and kept: see there.
+    /// Created for the first pair of the engine `aio`, and kept: see there.
     pub(crate) aio: Option<aio::AioContext>,
-    /// Exists while pairs of the engine `uring` do, and a little longer.
+    /// Exists while there are pairs of the engine `uring`, and a little longer.
     pub(crate) ring: Option<Ring>,
     pairs: usize,
 }
 
 impl Carriers {
-    /// A pair begins to use them.
+    /// Counts a pair that begins to use carriers.
     pub(crate) fn enter(&mut self) {
         self.pairs += 1;
     }
 
-    /// A pair has given back what it had. When it was the last one no buffer or pipe is
-    /// kept, whatever other tasks the loop goes on with: pipes are a scarce good of the whole user.
+    /// Counts a pair that has returned its carriers. After the last one, no buffer or pipe is kept,
+    /// whatever other tasks the loop has: pipes are scarce for the whole user.
     pub(crate) fn leave(&mut self) {
         self.pairs -= 1;
         if self.pairs == 0 {
@@ -94,10 +93,10 @@ impl Carriers {
         }
     }
 
-    /// Makes what requests of the engine `aio` go through, unless the loop has it.
+    /// Creates the loop's AIO context, unless it exists.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     pub(crate) fn prepare_aio(&mut self) -> std::result::Result<(), Obstacle> {
         if self.aio.is_none() {
             self.aio = Some(aio::AioContext::new()?);
@@ -122,17 +121,17 @@ impl Context<'_> {
         self.local()
     }
 
-    /// The task's place on the loop's ring: the lanes of its two directions.
+    /// The task's lanes on the loop's ring, one per direction.
     ///
     /// # Errors
-    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when no ring can be had.
+    /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if no ring can be created.
     pub(crate) fn lanes(&mut self) -> Result<[Lane; 2]> {
         let key = self.key();
         if let Some(ring) = &mut self.carriers().ring {
             return Ok(ring.open_lanes(key));
         }
-        let hindered = |errno| EngineName::Uring.hindered(Obstacle::of_io_uring(errno));
-        let mut ring = Ring::new().map_err(hindered)?;
+        let unavailable = |errno| EngineName::Uring.unavailable(Obstacle::of_io_uring(errno));
+        let mut ring = Ring::new().map_err(unavailable)?;
         let lanes = ring.open_lanes(key);
         self.carriers().ring = Some(ring);
         self.poller_added()?;

@@ -4,22 +4,22 @@
 //! socket a ──splice──▶ pipe (references to pages) ──splice──▶ socket b
 //! ```
 //!
-//! What splice(2) leaves to its caller, and how it is met here:
+//! What splice(2) leaves to its caller, and how this file handles it:
 //!
-//! - `EAGAIN` on the way in means that the socket is empty *or* that the pipe is full. It is
-//!   asked only with an empty pipe, so it means the socket.
-//! - A pipe has slots, not bytes: skbs of one segment each fill 16 slots with 23 KiB, and a GRO
-//!   super-packet puts more bytes into a slot than the page that the slot is counted as. So the
-//!   bytes are counted here, nothing is concluded from the pipe's capacity, and a short transfer
-//!   says nothing about the socket.
-//! - `SPLICE_F_MORE` works like `TCP_CORK`: a last short piece would wait up to 200 ms. It is
-//!   never set, and the length asked for on the way out is exactly what is in the pipe, since
-//!   the kernel sets the flag by itself when more is asked for (`splice_to_socket`, 6.5 on).
-//! - `tcp_read_sock` stops for ever before an urgent mark; recv(2) reads past it. Where
-//!   `EPOLLPRI` told of one, [`Direction`](crate::flow::Direction) reads on by `copy`, and
-//!   where it arrived since, a stream seems to end at the mark: the end is confirmed by recv(2).
-//! - Pipes are charged to the user (`fs.pipe-user-pages-soft`): beyond it new pipes are cut to
-//!   two pages. This process uses at most half of it, so that others have theirs.
+//! - `EAGAIN` on reading means that the socket is empty *or* that the pipe is full. The engine only
+//!   reads into an empty pipe, so it means the socket.
+//! - A pipe has slots, not bytes. skbs of one segment each fill 16 slots with 23 KiB, and a GRO
+//!   super-packet puts more bytes into a slot than the page that the slot counts for. So this file
+//!   counts bytes and concludes nothing from the pipe's capacity. A short transfer says nothing
+//!   about the socket.
+//! - `SPLICE_F_MORE` works like `TCP_CORK`: a last short piece would wait up to 200 ms. The engine
+//!   never sets it, and asks for exactly the bytes in the pipe on writing, since the kernel sets
+//!   the flag by itself for more (`splice_to_socket`, 6.5 on).
+//! - `tcp_read_sock` stops for ever at an urgent mark; recv(2) reads past it. If `EPOLLPRI` has
+//!   reported a mark, [`Direction`](crate::flow::Direction) continues with `copy`. If the mark
+//!   arrives later, the stream seems to end there, so recv(2) confirms EOF.
+//! - Pipes are charged to the user (`fs.pipe-user-pages-soft`). Beyond that limit the kernel cuts
+//!   new pipes to two pages. This process uses at most half of it and leaves the rest to others.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -35,15 +35,15 @@ use splice_base::obstacle::Obstacle;
 
 use super::{Carrier, ReadOutcome};
 
-/// The capacity that is asked for, and the most that a pipe is given to hold, in bytes:
-/// `fs.pipe-max-size` as it is by default, which no privilege is needed for.
+/// The capacity that a pipe requests, and the most that it holds, in bytes: the default of
+/// `fs.pipe-max-size`, which needs no privilege.
 pub(crate) const CAPACITY_BYTES: usize = 1 << 20;
 
-/// How many empty pipes a loop keeps: a turn uses one at a time, and making one costs two system
-/// calls and the allocation of its slots. No more, since what a loop keeps the others cannot have.
+/// How many empty pipes a loop keeps. A turn uses one at a time, and creating one costs two system
+/// calls and the allocation of its slots. Not more, since others cannot use what a loop keeps.
 const KEPT: usize = 1;
 
-/// The pages that all pipes of this process may be charged with, as far as it has any say.
+/// The pages that all pipes of this process may be charged for.
 #[derive(Debug)]
 struct Budget {
     pages: AtomicUsize,
@@ -54,7 +54,7 @@ impl Budget {
     fn of_process() -> &'static Self {
         static BUDGET: OnceLock<Budget> = OnceLock::new();
         BUDGET.get_or_init(|| {
-            // 0 switches the kernel's limit off (pipe(7)); an unreadable file is taken as the
+            // 0 turns the kernel's limit off (pipe(7)). If the file cannot be read, assume the
             // default of 16384.
             let soft_pages = std::fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
                 .ok()
@@ -87,14 +87,14 @@ impl Budget {
     }
 }
 
-/// The empty pipes that a loop has to hand out.
+/// A loop's free pipes.
 #[derive(Debug, Default)]
 pub(crate) struct Pipes {
     free: Vec<Pipe>,
 }
 
 impl Pipes {
-    /// An empty pipe, or `EMFILE` and the like, or `ENOBUFS` when the budget is used up.
+    /// An empty pipe; otherwise `EMFILE` and the like, or `ENOBUFS` if the budget is used up.
     pub(crate) fn take(&mut self) -> Result<Pipe, Errno> {
         match self.free.pop() {
             Some(pipe) => Ok(pipe),
@@ -109,7 +109,7 @@ impl Pipes {
     }
 }
 
-/// A pipe and what is in it.
+/// A pipe and the bytes in it.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     read: OwnedFd,
@@ -131,7 +131,8 @@ impl Pipe {
                 Err(errno)
             }
             Ok((read, write)) => {
-                // Refused when the user's budget is used up by others; a smaller pipe works too.
+                // The kernel refuses if others have used up the user's budget. A smaller pipe
+                // works, too.
                 let _ = fcntl_setpipe_size(&write, CAPACITY_BYTES);
                 let bytes = fcntl_getpipe_size(&write).unwrap_or(CAPACITY_BYTES);
                 let charged_pages = (bytes / page_size()).min(wanted_pages);
@@ -153,10 +154,10 @@ impl Drop for Pipe {
     }
 }
 
-/// Whether this process can have a pipe at all.
+/// Whether this process can create a pipe.
 ///
 /// # Errors
-/// What is in the way.
+/// The obstacle.
 pub(crate) fn probe() -> Result<(), Obstacle> {
     let (reason, remedy) = match Pipe::new() {
         Ok(_) => return Ok(()),
@@ -165,11 +166,9 @@ pub(crate) fn probe() -> Result<(), Obstacle> {
             "raise it".into(),
         ),
         Err(errno) => (
-            format!("a pipe cannot be made: {errno}"),
+            format!("a pipe cannot be created: {errno}"),
             match errno {
-                Errno::NFILE => {
-                    "raise fs.file-max, or fs.pipe-user-pages-hard where it is set".into()
-                }
+                Errno::NFILE => "raise fs.file-max, or fs.pipe-user-pages-hard if it is set".into(),
                 _ => Obstacle::too_many_files().remedy,
             },
         ),
@@ -177,13 +176,14 @@ pub(crate) fn probe() -> Result<(), Obstacle> {
     Err(Obstacle { reason, remedy })
 }
 
-/// What a new pipe can hold, in bytes: less than [`CAPACITY_BYTES`] where the user has none to spare.
+/// The capacity of a new pipe, in bytes: less than [`CAPACITY_BYTES`] if the user's budget is
+/// short.
 pub(crate) fn capacity_bytes() -> Result<usize, Errno> {
     Pipe::new().map(|pipe| pipe.charged_pages * page_size())
 }
 
-/// `tcp_splice_read` says 0 at the end of the stream, and before an urgent mark as soon as the
-/// end has arrived behind it (it looks at `RCV_SHUTDOWN`, not at its queue).
+/// `tcp_splice_read` returns 0 at EOF, and also at an urgent mark once EOF has arrived after it: it
+/// checks `RCV_SHUTDOWN`, not its queue.
 fn behind_zero(source: BorrowedFd<'_>) -> Result<ReadOutcome, Errno> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match recv(source, &mut [0u8; 1], flags) {

@@ -1,4 +1,4 @@
-//! Faults of kernels that are in use.
+//! Defects of kernels that are in use.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,29 +11,28 @@ use super::trial::Failure;
 use super::{Defect, TimeBudget};
 use crate::kernel::sockmap::Member;
 
-/// How soon to look again for bytes that loopback has on their way.
+/// How soon to look again for bytes on their way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 const BYTES: &[u8] = b"queued";
 
-/// FIONREAD says 0 for a TCP socket that lies in a map of sockets without a program, whatever is
-/// queued: Linux 6.6.128, 6.12.75 and 6.18.14 on (commit
-/// 929e30f93125), mended by 7.2.13.
+/// FIONREAD returns 0 for a TCP socket in a map of sockets without a program, whatever is queued:
+/// Linux 6.6.128, 6.12.75 and 6.18.14 on (commit 929e30f93125), fixed in 7.2.13.
 pub(super) fn fionread(budget: &TimeBudget) -> Defect {
     let (present, reason) = match answer(budget) {
         Ok(0) => (
             true,
             format!(
-                "ioctl(FIONREAD) says 0 for a TCP socket in a BPF map of sockets that has {} \
-                 bytes queued; programs that ask before they read stall (Java, .NET, nginx) where \
-                 something on this machine puts their sockets into one; the engines here do not \
-                 ask",
+                "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {} \
+                 bytes queued; programs that call it before they read (Java, .NET, nginx) stall if \
+                 something on this machine puts their sockets into such a map; the engines do not \
+                 call it",
                 BYTES.len()
             ),
         ),
         Ok(_) => (
             false,
-            "ioctl(FIONREAD) tells what is queued on a TCP socket in a BPF map of sockets".into(),
+            "ioctl(FIONREAD) returns what is queued on a TCP socket in a BPF map of sockets".into(),
         ),
         Err(why) => {
             return Defect {
@@ -50,7 +49,7 @@ pub(super) fn fionread(budget: &TimeBudget) -> Defect {
     }
 }
 
-/// What FIONREAD says for a member that has `BYTES` queued.
+/// What FIONREAD returns for a member that has `BYTES` queued.
 fn answer(budget: &TimeBudget) -> Result<u64, String> {
     let connected = connection(Family::Tcp, budget.deadline());
     let (peer, socket) = connected.map_err(|error| error.to_string())?;
@@ -72,7 +71,7 @@ fn answer(budget: &TimeBudget) -> Result<u64, String> {
         }
     }
     let answer = ioctl_fionread(&socket).map_err(words);
-    // Nothing may be queued when a member leaves its map.
+    // A member must not leave its map with queued bytes.
     let _ = recv(&socket, &mut buffer, RecvFlags::DONTWAIT);
     drop(member);
     answer

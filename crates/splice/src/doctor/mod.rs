@@ -1,6 +1,6 @@
-//! What is possible here, tried out rather than guessed from a version number.
+//! What works here, tested rather than guessed from a version number.
 //!
-//! [`examine()`] joins sockets of its own with each engine and looks at what arrives:
+//! [`examine()`] joins sockets of its own with each engine and checks what arrives:
 //!
 //! ```
 //! use splice::EngineName;
@@ -14,8 +14,8 @@
 //! assert_eq!(copy.map(|finding| finding.verdict), Some(Verdict::Yes));
 //! ```
 //!
-//! It takes well under a second where all is well, seconds at most where nothing moves, and
-//! leaves nothing behind.
+//! It takes well under a second if all is well, and a few seconds if nothing moves. It leaves
+//! nothing behind.
 
 mod defect;
 mod sockets;
@@ -36,15 +36,15 @@ use crate::kernel::{segment, sockmap};
 use crate::name::{EngineChoice, EngineName};
 use crate::reactor::EventLoop;
 
-/// How long one engine may take over one kind of socket. Loopback answers within milliseconds, but
-/// a program is attached under a lock (`rtnl_lock`) that a busy machine can hold for a second.
+/// How long one engine may take for one kind of socket. Loopback answers within milliseconds, but
+/// attaching a program takes a lock (`rtnl_lock`) that a busy machine can hold for a second.
 const TRIAL_MOST: Duration = Duration::from_secs(4);
 
-/// How long all trials together may take; what is not tried by then is not waited for. To load a program
-/// does not count: that waits for nobody, and says nothing about an engine but that it takes so long.
+/// How long all trials together may take. Loading programs does not count: it depends on no other
+/// process, and its duration says nothing about an engine.
 const EXAMINATION_MOST: Duration = Duration::from_secs(10);
 
-/// How long there is still to wait for what is tried.
+/// How much of the time for the trials is left.
 struct TimeBudget {
     end: Cell<Instant>,
 }
@@ -55,12 +55,12 @@ impl TimeBudget {
         Self { end }
     }
 
-    /// For one trial that begins now.
+    /// The deadline of a trial that begins now.
     fn deadline(&self) -> Instant {
         self.end.get().min(Instant::now() + TRIAL_MOST)
     }
 
-    /// Stands still while `work` is done.
+    /// Runs `work` without charging its time.
     fn excluding<T>(&self, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
@@ -72,14 +72,14 @@ impl TimeBudget {
 /// Whether an engine works here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It moved every byte of a trial.
+    /// The engine moved every byte of a trial.
     Yes,
-    /// It did not.
+    /// The engine did not.
     No,
 }
 
 impl Verdict {
-    /// The verdict as it is written.
+    /// The verdict as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Yes => "yes",
@@ -88,7 +88,7 @@ impl Verdict {
     }
 }
 
-/// What was found out about one engine.
+/// The finding about one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -96,39 +96,39 @@ pub struct Finding {
     pub engine: EngineName,
     /// Whether it works between TCP sockets.
     pub verdict: Verdict,
-    /// What was seen: which sockets it joined, or why it did not.
+    /// What was seen: which sockets it joined, or why it failed.
     pub reason: String,
-    /// What a person can do to have it, where that is known; nothing where it works as it should.
+    /// What the user can do about it, if that is known; nothing if it works as it should.
     pub remedy: Option<String>,
 }
 
-/// A fault of kernels that are in use, looked for in this one.
+/// A defect of kernels that are in use, and whether this kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Defect {
     /// A short name.
     pub name: &'static str,
-    /// Whether this kernel has it; `None` where it could not be tried.
+    /// Whether this kernel has it; `None` if that could not be tested.
     pub present: Option<bool>,
-    /// What was seen, and whom it hurts; or why it could not be tried.
+    /// What was seen and which programs it hurts, or why it could not be tested.
     pub reason: String,
 }
 
-/// What [`examine()`] found out.
+/// The result of [`examine()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The kernel's release, as `uname -r` tells it.
+    /// The kernel's release, as `uname -r` prints it.
     pub kernel: String,
     /// One for each of [`EngineName::ALL`], in that order.
     pub engines: Vec<Finding>,
-    /// Every defect that was looked for, present or not.
+    /// Every known defect, present or not.
     pub defects: Vec<Defect>,
 }
 
-/// Tries every engine, and looks for defects of the kernel that show without doing harm.
+/// Tests every engine, and looks for defects of the kernel that can be tested without harm.
 pub fn examine() -> Report {
-    // A ring that is gone may interrupt a system call of the thread that used it.
+    // A closed ring may interrupt a system call of the thread that used it.
     thread::scope(|scope| {
         let examination = thread::Builder::new().spawn_scoped(scope, examine_here);
         examination.ok().and_then(|thread| thread.join().ok())
@@ -151,7 +151,7 @@ fn examine_here() -> Report {
     }
 }
 
-/// A loop that holds on to the kernel's side of an engine.
+/// A loop that keeps the kernel side of an engine loaded.
 fn loaded(engine: EngineName) -> Result<EventLoop> {
     let mut event_loop = EventLoop::new()?;
     event_loop.prepare(EngineChoice::Only(engine))?;
@@ -159,7 +159,7 @@ fn loaded(engine: EngineName) -> Result<EventLoop> {
 }
 
 fn examine_engine(engine: EngineName, budget: &TimeBudget) -> Finding {
-    // Why it cannot be loaded, the trial finds out for itself.
+    // The trial finds out by itself why it cannot be loaded.
     let _loaded = engine
         .is_in_kernel()
         .then(|| budget.excluding(|| loaded(engine)));
@@ -205,7 +205,7 @@ fn examine_engine(engine: EngineName, budget: &TimeBudget) -> Finding {
     }
 }
 
-/// What makes `pipe` slow without keeping it from working.
+/// What makes `pipe` slow, although it works.
 fn pipes_are_short() -> Option<Obstacle> {
     let bytes = pipe::capacity_bytes().ok()?;
     (bytes < pipe::CAPACITY_BYTES).then(|| Obstacle {
@@ -220,8 +220,8 @@ fn pipes_are_short() -> Option<Obstacle> {
     })
 }
 
-/// What keeps `segment` from some or all connections, though it works. Nothing is known of them here but
-/// their family.
+/// What keeps `segment` from some or all connections, although it works. Here only their family is
+/// known.
 fn filters_are_in_the_way() -> Option<Obstacle> {
     let families = [firewall::Family::Ipv4, firewall::Family::Ipv6];
     let found = families.into_iter().find_map(|family| {
@@ -235,8 +235,8 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
     });
     Some(Obstacle {
         reason: format!("the packet filters of this host keep it from {}", found?),
-        remedy: "nothing, if that is meant: such connections go by copy and pipe, through the filters; else \
-                 change the rule, or run the relay with --bypass-firewall"
+        remedy: "none needed if that is intended: such connections use copy and pipe, through the \
+                 filters; otherwise change the rule, or run the relay with --bypass-firewall"
             .into(),
     })
 }
@@ -251,14 +251,15 @@ pub fn segment_counts() -> Result<Vec<(&'static str, u64)>> {
     segment::datapath::counts()
 }
 
-/// How many entries the process's maps of sockets hold: sources, targets, indices.
+/// How many entries the process's maps of sockets have: sources, targets, indices.
 ///
 /// # Errors
-/// Where the engine `sockmap` cannot be used.
-// No finding: `ten_thousand_pairs_leave_nothing` asks it, from a process of its own.
+/// If the engine `sockmap` cannot be used.
+// Not a finding: the test `ten_thousand_pairs_leave_nothing` calls it from a process of its own.
+#[doc(hidden)]
 #[doc(hidden)]
 pub fn sockmap_entries() -> Result<[usize; 3]> {
-    sockmap::entries().map_err(|obstacle| EngineName::Sockmap.hindered(obstacle))
+    sockmap::entries().map_err(|obstacle| EngineName::Sockmap.unavailable(obstacle))
 }
 
 #[cfg(test)]
@@ -266,14 +267,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_engine_has_its_finding() {
+    fn every_engine_has_a_finding() {
         let report = examine();
         let engines = report.engines.iter().map(|finding| finding.engine);
         assert!(engines.eq(EngineName::ALL), "{report:?}");
         for finding in &report.engines {
             assert!(!finding.reason.is_empty(), "{finding:?}");
             let works = finding.verdict == Verdict::Yes;
-            // What works can still be short of something.
+            // A working engine can still lack something.
             assert!(works || finding.remedy.is_some(), "{finding:?}");
             if matches!(finding.engine, EngineName::Copy | EngineName::Pipe) {
                 assert!(works, "{finding:?}");
@@ -283,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_without_time_is_a_finding() {
+    fn a_trial_without_time_gives_a_finding() {
         let finding = examine_engine(EngineName::Copy, &TimeBudget::of(Duration::ZERO));
         assert_eq!(finding.verdict, Verdict::No);
         assert!(finding.reason.contains("in time"), "{finding:?}");
     }
 
     #[test]
-    fn what_stands_still_takes_no_time() {
+    fn excluded_work_takes_no_time() {
         const TIME: Duration = Duration::from_millis(20);
         let budget = TimeBudget::of(TIME);
         let end = budget.end.get();

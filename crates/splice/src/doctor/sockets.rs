@@ -10,10 +10,10 @@ use splice_base::error::{Result, ResultExt as _};
 
 use crate::endpoint::Kind;
 
-/// How soon to look again for a connection that loopback has on its way.
+/// How soon to look again for a connection on its way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Which sockets an engine is tried on.
+/// The family of a trial's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Tcp,
@@ -32,16 +32,16 @@ impl Family {
 /// Two ends of a connection within this process.
 pub(super) fn connection(family: Family, deadline: Instant) -> Result<(OwnedFd, OwnedFd)> {
     match family {
-        Family::Tcp => tcp(deadline).context("no TCP connection can be made on loopback"),
+        Family::Tcp => tcp(deadline).context("cannot make a TCP connection on loopback"),
         Family::Unix => UnixStream::pair()
             .map(|(one, other)| (one.into(), other.into()))
-            .context("no UNIX sockets can be made"),
+            .context("cannot make a pair of UNIX sockets"),
     }
 }
 
 fn tcp(deadline: Instant) -> io::Result<(OwnedFd, OwnedFd)> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-    // A zero timeout is an error of its own.
+    // `connect_timeout` rejects a zero timeout.
     let patience = deadline
         .saturating_duration_since(Instant::now())
         .max(LOOK_AGAIN);
@@ -53,7 +53,7 @@ fn tcp(deadline: Instant) -> io::Result<(OwnedFd, OwnedFd)> {
             Ok((server, address)) if address == own_address => {
                 return Ok((client.into(), server.into()));
             }
-            // Somebody else who tries every port of this machine.
+            // A stranger has connected, as a port scan does.
             Ok(_) => {}
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(error) if Instant::now() >= deadline => return Err(error),

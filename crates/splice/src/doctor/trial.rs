@@ -1,4 +1,4 @@
-//! One engine, one pair of real sockets.
+//! A trial: one engine, one pair of real sockets.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,23 +20,23 @@ use crate::reactor::EventLoop;
 use crate::session::Handle;
 use crate::session::pair::BY_NAME;
 
-/// What is sent at a time, in bytes: less than a segment, as small messages are.
+/// How much is sent at a time, in bytes: less than a segment, as small messages are.
 const MESSAGE_BYTES: usize = 1000;
 
-/// How many messages go each way at least, and how many an engine in the kernel is given until
-/// it has one on its own: a pair begins in user space's hands. With [`PAUSE`] between them that is
-/// half a second, many times the 20 ms for which `sockmap` leaves a direction there, and an eighth of
-/// what a trial may take.
+/// How many messages go each way at least, and how many a kernel engine gets until it moves one by
+/// itself, since a pair begins in user space. With [`PAUSE`] between them that is half a second:
+/// many times the 20 ms for which `sockmap` leaves a direction there, and an eighth of a trial's
+/// time.
 const ROUNDS: u32 = 3;
 const ROUNDS_MOST: u32 = 50;
 
-/// How long the loop is turned between two such messages, at most.
+/// How long the loop turns between two such messages, at most.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How soon to look at a socket again: what the kernel moves brings the loop no event.
+/// How soon to look at a socket again: the loop gets no event for bytes that the kernel moves.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Why an engine did not pass.
+/// Why an engine failed its trial.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) reason: String,
@@ -58,9 +58,9 @@ impl Failure {
         }
     }
 
-    /// A refusal of an engine's, or a fault on the way to it.
+    /// The failure that an error stands for.
     pub(super) fn of(error: &Error) -> Self {
-        // The finding says already which engine it is about.
+        // The finding already names the engine.
         let reason = error.reason();
         if let Some(remedy) = error.remedy() {
             return Self::new(reason).with_remedy(remedy);
@@ -92,20 +92,21 @@ impl Failure {
     }
 }
 
-/// What is likely behind a silence.
+/// The remedy if nothing arrives.
 const LOOPBACK: &str = "see that loopback is up (ip link set lo up) and that no packet filter drops \
                         its packets, or try again when the machine is less busy";
-/// The kernel itself forbids nobody to move bytes between his own sockets.
+/// The remedy if a system call is forbidden: the kernel itself lets every process move bytes
+/// between its own sockets.
 const SANDBOX: &str = "allow the engine's system calls (pipe needs splice(2)) in the seccomp filter \
                        or sandbox that this process is in";
-/// What is left to do where there is no remedy.
+/// The remedy of last resort.
 const REPORT: &str = "report it with this kernel's release";
 
-/// A pair that is being joined, with the two peers that talk through it.
+/// A pair under trial, with its two peers.
 pub(super) struct Trial {
     engine: EngineName,
     peers: [OwnedFd; 2],
-    /// What goes from `peers[i]` to the other one.
+    /// What `peers[i]` sends to the other one.
     sent: [Noise; 2],
     handle: Handle,
     event_loop: EventLoop,
@@ -124,11 +125,11 @@ impl Trial {
         let (peer_b, b) = connection(family, budget.deadline()).map_err(refused)?;
         let [a, b] = [Endpoint::new(a), Endpoint::new(b)];
         engine.can_take(family.kind()).map_err(refused)?;
-        // With all else at hand, so that what is short is the engine's own.
+        // Tested last, so that a lack of descriptors or memory is the engine's own.
         engine.probe().map_err(refused)?;
         let options = Options {
             engine: EngineChoice::Only(engine),
-            // Whether the engine works is one question, and what the filters say of it another.
+            // The trial tests whether the engine works. What the filters say is another question.
             bypass_firewall: true,
             ..Options::default()
         };
@@ -145,7 +146,8 @@ impl Trial {
         })
     }
 
-    /// Sends, checks what arrives and who moved it, ends both streams, and checks the outcome.
+    /// Sends messages, checks what arrives and which engine moved it, ends both streams, and checks
+    /// the outcome.
     pub(super) fn run(mut self) -> Result<(), Failure> {
         let mut rounds = 0;
         loop {
@@ -161,7 +163,7 @@ impl Trial {
                 let who = if self.engine.is_in_kernel() {
                     "the process moved the bytes, not the kernel"
                 } else {
-                    "the bytes went another way"
+                    "another engine moved the bytes"
                 };
                 return Err(Failure::new(format!("{who} ({name}: {why})")).with_remedy(REPORT));
             }
@@ -172,8 +174,8 @@ impl Trial {
         self.end()
     }
 
-    /// Whether the engine moved the last message each way; `before` is what the kernel had moved
-    /// before that.
+    /// Whether the engine moved the last message of both directions; `before` is what the kernel
+    /// had moved before.
     fn is_moved_by_engine(&self, before: Counters) -> bool {
         let (name, why) = self.handle.engine();
         if name != self.engine {
@@ -187,7 +189,7 @@ impl Trial {
         after.a_to_b >= before.a_to_b + message && after.b_to_a >= before.b_to_a + message
     }
 
-    /// One message each way, at the same time.
+    /// Exchanges one message per direction, at the same time.
     fn exchange(&mut self) -> Result<(), Failure> {
         let messages = [self.sent[0].message(), self.sent[1].message()];
         for (peer, message) in self.peers.iter().zip(&messages) {
@@ -199,15 +201,15 @@ impl Trial {
             }
         }
         for (from, message) in messages.iter().enumerate() {
-            let mut came = Vec::new();
-            while came.len() < MESSAGE_BYTES {
-                match self.receive(1 - from, &mut came)? {
+            let mut received = Vec::new();
+            while received.len() < MESSAGE_BYTES {
+                match self.receive(1 - from, &mut received)? {
                     Some(0) => return Err(self.cut(Errno::PIPE)),
                     Some(_) => {}
                     None => self.wait("bytes did not arrive in time")?,
                 }
             }
-            if came != message {
+            if received != message {
                 return Err(
                     Failure::new("other bytes arrived than were sent").with_remedy(
                         "do not use this engine on this kernel, and report it with its release",
@@ -218,7 +220,7 @@ impl Trial {
         Ok(())
     }
 
-    /// Both peers end their streams; each has to see the other's end, and nothing before it.
+    /// Ends both streams. Each peer must see EOF, and nothing before it.
     fn end(mut self) -> Result<(), Failure> {
         for peer in &self.peers {
             shutdown(peer, Shutdown::Write).map_err(|errno| self.cut(errno))?;
@@ -254,7 +256,7 @@ impl Trial {
         Ok(())
     }
 
-    /// How many bytes a peer got, 0 at the end of its stream; `None` when there is nothing yet.
+    /// How many bytes a peer got, 0 at EOF; `None` if there is nothing yet.
     fn receive(&self, peer: usize, into: &mut Vec<u8>) -> Result<Option<usize>, Failure> {
         let mut buffer = [0; MESSAGE_BYTES];
         match recv(&self.peers[peer], &mut buffer, RecvFlags::DONTWAIT) {
@@ -267,7 +269,7 @@ impl Trial {
         }
     }
 
-    /// Lets the loop work for a moment; past the deadline that is `late`.
+    /// Turns the loop once. After the deadline, the failure is `late`.
     fn wait(&mut self, late: &str) -> Result<(), Failure> {
         if Instant::now() >= self.deadline {
             return Err(Failure::new(late).with_remedy(LOOPBACK));
@@ -280,7 +282,7 @@ impl Trial {
         turned.map_err(|error| Failure::of(&error))
     }
 
-    /// The pair is broken, and its outcome knows more than the peer that noticed.
+    /// The failure of a broken pair: its outcome knows more than the peer that noticed.
     fn cut(&self, errno: Errno) -> Failure {
         let Some(outcome) = self.handle.outcome() else {
             return Failure::new(format!("the pair was cut: {errno}")).with_remedy(REPORT);
@@ -303,7 +305,7 @@ impl Trial {
     }
 }
 
-/// Pseudo-random bytes, so that one that is lost, doubled or misplaced shows.
+/// Pseudo-random bytes, so that a lost, duplicated or misplaced byte shows.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
     state: u64,
@@ -321,7 +323,7 @@ impl Noise {
     fn message(&mut self) -> [u8; MESSAGE_BYTES] {
         self.bytes += MESSAGE_BYTES as u64;
         std::array::from_fn(|_| {
-            // Knuth's MMIX generator; its high bits are the random ones.
+            // Knuth's MMIX generator, whose high bits are the random ones.
             self.state = self
                 .state
                 .wrapping_mul(6_364_136_223_846_793_005)

@@ -16,20 +16,20 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::socket_option::{self, SocketMemory};
 
 pub use self::segment_size::SegmentSize;
-pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 
-/// What kind of stream an endpoint is.
+/// The kind of an endpoint's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
     /// TCP on an IPv4 socket.
     Tcp4,
-    /// TCP on an IPv6 socket; its peer may be an IPv4 one (a v4-mapped address).
+    /// TCP on an IPv6 socket. Its peer may use IPv4 (a v4-mapped address).
     Tcp6,
     /// Multipath TCP, over either family.
     Mptcp,
-    /// A UNIX stream socket. Descriptors and credentials that come along with its bytes are not passed
-    /// on: the first are closed.
+    /// A UNIX stream socket. The pair does not pass on descriptors and credentials that come with
+    /// its bytes: it closes the descriptors.
     Unix,
 }
 
@@ -38,24 +38,24 @@ pub enum Kind {
 pub struct Endpoint {
     fd: OwnedFd,
     kind: Kind,
-    /// Somebody else may hold a duplicate of the descriptor.
+    /// Another process may hold a duplicate of the descriptor.
     shared: bool,
-    /// Atomic since a source may be its own destination; one loop alone changes them.
+    /// Atomic, since a source may be its own destination; only one loop changes them.
     receive_bounded: AtomicBool,
     send_bounded: AtomicBool,
 }
 
 impl Endpoint {
-    /// Takes a connected stream socket, makes it non-blocking, and, where it is TCP, sets
-    /// `TCP_NODELAY` (a relay that waits for more adds a delay that neither peer asked for) and
-    /// `SO_OOBINLINE` (an urgent byte stays in its place in the stream instead of getting lost),
-    /// the second on a UNIX stream, too. What its owner may have set for himself is taken back:
-    /// `SO_LINGER`, `SO_RCVLOWAT`, `TCP_CORK`. A connection that was reset meanwhile is taken: the pair
-    /// ends at once and passes the reset on.
+    /// Takes a connected stream socket and makes it non-blocking. For TCP it sets `TCP_NODELAY`,
+    /// since a relay that waits for more adds a delay that neither peer asked for. For TCP and UNIX
+    /// streams it sets `SO_OOBINLINE`, so that an urgent byte keeps its place in the stream. It
+    /// resets what the former owner may have set: `SO_LINGER`, `SO_RCVLOWAT`, `TCP_CORK`. A
+    /// connection that was reset meanwhile is accepted: the pair ends at once and passes the reset
+    /// on.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedSocket`] when the descriptor is not a connected stream socket of a
-    /// kind in [`Kind`]; [`ErrorKind::System`] when an option cannot be set.
+    /// [`ErrorKind::UnsupportedSocket`] if the descriptor is not a connected stream socket of a
+    /// kind in [`Kind`]; [`ErrorKind::System`] if an option cannot be set.
     pub fn new(socket: impl Into<OwnedFd>) -> Result<Self> {
         let fd = socket.into();
         let kind = kind_of(&fd)?;
@@ -69,9 +69,9 @@ impl Endpoint {
             fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
                 .context("cannot make the socket non-blocking")?;
         }
-        // With the first a close would throw away what is not yet sent, or have the loop wait for it.
+        // With SO_LINGER a close would drop what is not yet sent, or block the loop.
         sockopt::set_socket_linger(&fd, None).context("cannot clear SO_LINGER")?;
-        // Older kernels do not have it for Multipath TCP.
+        // Older kernels lack it for Multipath TCP.
         let _ = socket_option::set_receive_low_mark(&fd, 1);
         if kind != Kind::Unix {
             sockopt::set_tcp_cork(&fd, false).context("cannot clear TCP_CORK")?;
@@ -81,9 +81,9 @@ impl Endpoint {
             Kind::Tcp4 | Kind::Tcp6 => {
                 sockopt::set_socket_oobinline(&fd, true).context("cannot set SO_OOBINLINE")?;
             }
-            // A kernel whose UNIX streams know no urgent byte (before 5.15) loses none.
+            // Kernels whose UNIX streams have no urgent byte (before 5.15) lose none.
             Kind::Unix => drop(sockopt::set_socket_oobinline(&fd, true)),
-            // It has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
+            // MPTCP has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
             Kind::Mptcp => {}
         }
         Ok(Self {
@@ -92,11 +92,11 @@ impl Endpoint {
         })
     }
 
-    /// Takes a socket that is already as [`new`](Self::new) leaves it: a proxy that sets the
+    /// Takes a socket that is already set up as [`new`](Self::new) does it. A proxy that sets the
     /// options on its listener, from which `accept4` inherits them (`sk_clone`, Linux 2.6 on),
-    /// saves ten system calls per connection. Where this is not so, the pair works but may
-    /// block its loop. Nobody may hold a duplicate of the descriptor: it would keep the socket
-    /// open, and watched, after the pair has ended.
+    /// saves ten system calls per connection. Without the options the pair works, but may block its
+    /// loop. Nobody may hold a duplicate of the descriptor: it would keep the socket open, and
+    /// watched, after the pair has ended.
     pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
         Self {
             fd,
@@ -107,7 +107,7 @@ impl Endpoint {
         }
     }
 
-    /// What kind of stream this is.
+    /// The kind of the stream.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -116,47 +116,47 @@ impl Endpoint {
         self.shared
     }
 
-    /// What the kernel holds in this socket's buffers now.
+    /// What the socket's buffers hold now.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the kernel does not know `SO_MEMINFO` (before 4.12).
+    /// [`ErrorKind::System`] if the kernel does not know `SO_MEMINFO` (before 4.12).
     pub fn memory(&self) -> Result<SocketMemory> {
         socket_option::memory(&self.fd).context("cannot read the socket's SO_MEMINFO")
     }
 
-    /// Sends an end of stream after the bytes that were already written.
+    /// Sends EOF after the bytes that were already written.
     pub(crate) fn end_stream(&self) -> rustix::io::Result<()> {
         shutdown(&self.fd, Shutdown::Write)
     }
 
-    /// Sends what the kernel keeps because more was announced.
+    /// Sends what the kernel holds back because more was announced.
     pub(crate) fn push(&self) {
-        // Setting the option that is set already does it (`__tcp_sock_set_nodelay`), and it fails
-        // on no TCP socket.
+        // Setting the option again does it (`__tcp_sock_set_nodelay`), and it fails on no TCP
+        // socket.
         let _ = sockopt::set_tcp_nodelay(&self.fd, true);
     }
 
-    /// Whether the peer has all that was written to it, its end of stream included.
+    /// Whether the peer has everything that was written, EOF included.
     pub(crate) fn has_delivered_all(&self) -> bool {
-        // What is written to a UNIX stream lies with its peer at once.
+        // Bytes written to a UNIX stream are with its peer at once.
         self.kind == Kind::Unix || self.memory().is_ok_and(|memory| memory.send_bytes == 0)
     }
 
-    /// Makes the coming close a reset, where the protocol has one: a connection cut short must
-    /// not look like one that ended.
+    /// Makes the coming close a reset, if the protocol has one: a truncated connection must not
+    /// look complete.
     pub(crate) fn reset_on_close(&self) {
         if self.kind != Kind::Unix {
-            // It can fail only on a socket that is no longer connected, which needs no reset.
+            // It fails only on a socket that is not connected any more, which needs no reset.
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
         }
     }
 
-    /// Ends the stream both ways, before its end: the coming close is a reset, where the protocol has
-    /// one. A duplicate that somebody holds, a process that is being started for one, keeps the close
-    /// from saying anything, so then it is said at once.
+    /// Cuts the stream in both directions: the coming close is a reset, if the protocol has one. A
+    /// duplicate of the descriptor, as in a process that is being started, keeps the close from
+    /// sending anything, so then the reset is sent at once.
     pub(crate) fn cut(&self) {
         self.reset_on_close();
-        // Either can fail only on a socket that is no longer connected.
+        // Either fails only on a socket that is not connected any more.
         let _ = match self.kind {
             _ if !self.shared => Ok(()),
             Kind::Unix => shutdown(&self.fd, Shutdown::Both),
@@ -164,13 +164,13 @@ impl Endpoint {
         };
     }
 
-    /// Takes [`reset_on_close`](Self::reset_on_close) back.
+    /// Undoes [`reset_on_close`](Self::reset_on_close).
     pub(crate) fn end_on_close(&self) {
-        // It can fail only on a socket that is no longer connected.
+        // It fails only on a socket that is not connected any more.
         let _ = sockopt::set_socket_linger(&self.fd, None);
     }
 
-    /// The error that waits on the socket, taken from it.
+    /// Takes the socket's pending error.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         match sockopt::socket_error(&self.fd) {
             Ok(Ok(())) => None,
@@ -180,20 +180,20 @@ impl Endpoint {
 
     /// Stops the growth of the receive buffer at `most_bytes`, once it has come near that.
     ///
-    /// TCP's own tuning takes a receive buffer to `tcp_rmem[2]` (32 MiB on 6.18), which a
+    /// TCP's own tuning enlarges a receive buffer up to `tcp_rmem[2]` (32 MiB on 6.18), which a
     /// receiver that stops reading would leave full. Setting a size ends the tuning
     /// (`SOCK_RCVBUF_LOCK`).
     pub(crate) fn bound_receive_buffer(&self, most_bytes: usize) {
         if self.receive_bounded.load(Ordering::Relaxed) {
             return;
         }
-        // Half, since the buffer goes on growing until the next look.
+        // Half, since the buffer grows until the next check.
         if sockopt::socket_recv_buffer_size(&self.fd).is_ok_and(|size| size > most_bytes / 2) {
             self.set_receive_buffer(most_bytes);
         }
     }
 
-    /// The same for the send buffer.
+    /// Stops the growth of the send buffer in the same way.
     pub(crate) fn bound_send_buffer(&self, most_bytes: usize) {
         if self.send_bounded.load(Ordering::Relaxed) {
             return;
@@ -203,12 +203,11 @@ impl Endpoint {
         }
     }
 
-    /// Gives the receive buffer a fixed size of `bytes`, unless that takes a privilege which this
-    /// process has not: then [`bound_receive_buffer`](Self::bound_receive_buffer) is left to do what
-    /// it can. A buffer that has a fixed size is never made smaller: see
-    /// [`redirected_receive_bytes`].
+    /// Fixes the receive buffer's size at `bytes`, unless that needs a privilege that this process
+    /// lacks. Then [`bound_receive_buffer`](Self::bound_receive_buffer) does what it can. A fixed
+    /// buffer is never made smaller: see [`redirected_receive_bytes`].
     pub(crate) fn fix_receive_buffer(&self, bytes: usize) {
-        // What a UNIX stream receives counts with its sender.
+        // The sender of a UNIX stream is charged for what it sends.
         if self.kind == Kind::Unix {
             return;
         }
@@ -224,16 +223,16 @@ impl Endpoint {
         }
     }
 
-    /// Gives both buffers a fixed size for an engine that keeps the receive buffer empty: three
-    /// halves of `bytes` for the send buffer, [`redirected_receive_bytes`] for the other, as far as
+    /// Fixes both buffers for an engine that keeps the receive buffer empty: three halves of
+    /// `bytes` for the send buffer, [`redirected_receive_bytes`] for the receive buffer, as far as
     /// `net.core.rmem_max` and `wmem_max` or CAP_NET_ADMIN allow.
     pub(crate) fn fix_buffers(&self, bytes: usize) {
         self.set_receive_buffer(redirected_receive_bytes(bytes));
         self.set_send_buffer(bytes * 3 / 2);
     }
 
-    /// Takes [`fix_buffers`](Self::fix_buffers) back, where the kernel can: it tunes both from the
-    /// sizes that they have now.
+    /// Undoes [`fix_buffers`](Self::fix_buffers), if the kernel can: it tunes both buffers from
+    /// their present sizes.
     pub(crate) fn tune_buffers(&self) {
         if socket_option::tune_buffers(&self.fd).is_ok() {
             self.receive_bounded.store(false, Ordering::Relaxed);
@@ -241,15 +240,15 @@ impl Endpoint {
         }
     }
 
-    /// The kernel doubles the value to make room for its own bookkeeping (socket(7)). Only the
-    /// forced form may exceed `rmem_max`, which older kernels set to 208 KiB.
+    /// The kernel doubles the value to make room for its own overhead (socket(7)). Only the forced
+    /// form may exceed `rmem_max`, which is 208 KiB on older kernels.
     fn set_receive_buffer(&self, bytes: usize) {
         self.receive_bounded.store(true, Ordering::Relaxed);
         let _ = sockopt::set_socket_recv_buffer_size_force(&self.fd, bytes / 2)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.fd, bytes / 2));
     }
 
-    /// As [`set_receive_buffer`](Self::set_receive_buffer).
+    /// Like [`set_receive_buffer`](Self::set_receive_buffer).
     fn set_send_buffer(&self, bytes: usize) {
         self.send_bounded.store(true, Ordering::Relaxed);
         let _ = sockopt::set_socket_send_buffer_size_force(&self.fd, bytes / 2)
@@ -263,19 +262,19 @@ impl AsFd for Endpoint {
     }
 }
 
-/// What of a buffer's share an engine in the kernel leaves to the receive buffer, in bytes: three
-/// eighths. A pair that may come to such an engine has no more before.
+/// The part of a buffer's share that a kernel engine leaves to the receive buffer, in bytes: three
+/// eighths. A pair that may get such an engine has no more before.
 ///
-/// A receive buffer must not become smaller than what is in it. What the window has promised goes on
-/// coming, and, by the kernel's source, TCP makes room by copying the queue into packets of a page (`tcp_collapse`, 6.18), which
-/// charges the copies without having reserved memory for them. `sk_forward_alloc` becomes negative so,
-/// and a send that finds TCP's memory short takes it for the size of a copy (`tcp_wmem_schedule`):
-/// `EFAULT`.
+/// A receive buffer must not become smaller than its contents. The peer goes on filling the window
+/// that was announced. TCP then makes room by copying the queue into packets of a page
+/// (`tcp_collapse`, 6.18), and charges the copies without having reserved memory for them.
+/// `sk_forward_alloc` becomes negative, and a send that finds TCP's memory short takes it for the
+/// size of a copy (`tcp_wmem_schedule`): `EFAULT`.
 pub(crate) fn redirected_receive_bytes(share_bytes: usize) -> usize {
     share_bytes * 3 / 8
 }
 
-/// Whether an error waits on the socket: it was connected, or about to be, and no longer is.
+/// Whether the socket has a pending error: it was connected, or about to be, and is not any more.
 fn was_cut(fd: &OwnedFd) -> bool {
     const AT_ONCE: Timespec = Timespec {
         tv_sec: 0,
@@ -304,7 +303,7 @@ fn kind_of(fd: &OwnedFd) -> Result<Kind> {
         AddressFamily::INET if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp4),
         AddressFamily::INET6 if protocol == Some(ipproto::TCP) => Ok(Kind::Tcp6),
         _ => Err(unsupported(
-            "the socket is neither TCP nor a UNIX stream; these can be joined",
+            "the socket is neither TCP nor a UNIX stream; pass one of these",
         )),
     }
 }
@@ -325,7 +324,7 @@ mod tests {
     use crate::reactor::EventLoop;
 
     #[test]
-    fn what_its_owner_had_set_for_himself_holds_nothing_back() {
+    fn options_of_the_former_owner_delay_nothing() {
         let (mut a, near) = connection();
         let (mut b, far) = connection();
         b.set_nonblocking(true).unwrap();
@@ -336,11 +335,11 @@ mod tests {
         let mut event_loop = EventLoop::new().unwrap();
         let _pair = event_loop.join(near, far, &Options::default()).unwrap();
         a.write_all(b"ten bytes.").unwrap();
-        let (start, mut came) = (Instant::now(), [0; 10]);
-        while b.read(&mut came).is_err() {
+        let (start, mut received) = (Instant::now(), [0; 10]);
+        while b.read(&mut received).is_err() {
             assert!(start.elapsed() < PATIENCE, "it lies there");
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
         }
-        assert_eq!(&came, b"ten bytes.");
+        assert_eq!(&received, b"ten bytes.");
     }
 }

@@ -1,4 +1,4 @@
-//! How large segments may be.
+//! The size of segments.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -12,24 +12,27 @@ use splice_base::socket_option;
 pub(crate) const HEADERS_V4_BYTES: u32 = 40;
 pub(crate) const HEADERS_V6_BYTES: u32 = 60;
 
-/// What timestamps take away from a segment's payload, in bytes (`TCPOLEN_TSTAMP_ALIGNED`).
-pub(crate) const STAMP_BYTES: u32 = 12;
+/// How much timestamps take from a segment's payload, in bytes (`TCPOLEN_TSTAMP_ALIGNED`).
+pub(crate) const TIMESTAMP_BYTES: u32 = 12;
 
-/// Sizes from here on count as no bound, in bytes. They exist on lo only, where a connection tells
-/// half of its window instead (`tcp_bound_to_half_wnd`), and `TCP_MAXSEG` takes at most 32767.
+/// Sizes from here on count as unbounded, in bytes. They occur only on lo, where a connection
+/// announces half of its window instead (`tcp_bound_to_half_wnd`), and `TCP_MAXSEG` accepts at most
+/// 32767.
 const UNBOUNDED_BYTES: u32 = 16 << 10;
 
-/// How large the segments are that somebody takes, as TCP announces it: without IP and TCP
-/// headers, with TCP options.
+/// The largest segment that a peer accepts, as TCP announces it: without IP and TCP headers, with
+/// TCP options.
 ///
-/// The engine `segment` makes a segment of one connection into one of another and cannot cut it,
-/// so what comes in must fit where it goes. What a peer sends is bounded by what it was told when
-/// the connection was made, which is too late to change once the two are joined. Hence a program
-/// that wants its pairs spliced has its sockets announce what fits, before:
+/// The engine `segment` turns a segment of one connection into one of another and cannot split it.
+/// So received segments must fit the path on which they leave. What a peer sends is bounded by what
+/// it was told during the handshake, which cannot change once the two are joined. So a program that
+/// wants its pairs spliced makes its sockets announce what fits, before:
 ///
-/// - its listener what fits on the way to the target ([`on_the_way_to`](Self::on_the_way_to));
-/// - its connection to the target what the client takes ([`taken_by_peer`](Self::taken_by_peer)),
-///   as a server on 127.0.0.1 would send 64 KiB otherwise.
+/// - its listener announces what fits on the path to the target
+///   ([`on_the_way_to`](Self::on_the_way_to));
+/// - its connection to the target announces what the client accepts
+///   ([`taken_by_peer`](Self::taken_by_peer)), as a server on 127.0.0.1 would send 64 KiB
+///   otherwise.
 ///
 /// ```
 /// # use std::net::{TcpListener, TcpStream};
@@ -50,22 +53,24 @@ const UNBOUNDED_BYTES: u32 = 16 << 10;
 pub struct SegmentSize(u32);
 
 impl SegmentSize {
-    /// What the peer of a connected TCP socket takes, on the path that is known by now.
+    /// What the peer of a connected TCP socket accepts, on the path as it is known now.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when it is not a TCP socket.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if it is not a TCP socket.
     pub fn taken_by_peer(connected: impl AsFd) -> Result<Self> {
-        let (payload_bytes, stamped) =
+        let (payload_bytes, has_timestamps) =
             socket_option::segment(&connected).context("cannot read the socket's TCP_INFO")?;
-        Ok(Self(payload_bytes + if stamped { STAMP_BYTES } else { 0 }))
+        Ok(Self(
+            payload_bytes + if has_timestamps { TIMESTAMP_BYTES } else { 0 },
+        ))
     }
 
     /// What fits on this host's route to `address`.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when there is no route.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if there is no route.
     pub fn on_the_way_to(address: SocketAddr) -> Result<Self> {
-        // A datagram socket that is connected sends nothing and knows its route.
+        // A connected datagram socket sends nothing and knows its route.
         let mtu = || -> std::io::Result<u32> {
             let socket = if address.is_ipv4() {
                 UdpSocket::bind("0.0.0.0:0")?
@@ -79,20 +84,20 @@ impl SegmentSize {
                 sockopt::ipv6_mtu(&socket)? - HEADERS_V6_BYTES
             })
         };
-        mtu().map(Self).context("cannot ask for the path's MTU")
+        mtu().map(Self).context("cannot read the path's MTU")
     }
 
-    /// Has the peer of `socket`, which is not yet connected, or the peers of a listener, send no
+    /// Makes the peer of `socket`, which is not yet connected, or the peers of a listener, send no
     /// larger segments than this (`TCP_MAXSEG`).
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when it is not a TCP socket.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if it is not a TCP socket.
     pub fn announce_on(self, socket: impl AsFd) -> Result<()> {
         if self.0 >= UNBOUNDED_BYTES {
             return Ok(());
         }
         match socket_option::bound_segments(&socket, self.0) {
-            // Below 88 bytes; a peer like that gets what the kernel announces (`TCP_MIN_MSS`).
+            // Below 88 bytes. Such a peer gets what the kernel announces (`TCP_MIN_MSS`).
             Err(Errno::INVAL) => Ok(()),
             set => set.context("cannot set TCP_MAXSEG"),
         }

@@ -1,4 +1,4 @@
-//! The netfilter hooks that are registered, read from the kernel by a BPF program.
+//! The registered netfilter hooks, read from the kernel by a BPF program.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -7,11 +7,11 @@ use splice_bpf::types::{HooksCounts, HooksEntry, HooksList, hooks_limit, hooks_p
 use splice_bpf::{Program, load, objects};
 use splice_firewall::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry};
 
-/// The program of this process: it serves every namespace.
+/// This process's program, which serves every namespace.
 static LOADED: Mutex<Weak<Hooks>> = Mutex::new(Weak::new());
 
-/// How often the hooks are listed again because some have come or gone meanwhile. Loading a rule set
-/// changes them once.
+/// How often to list the hooks again if they change meanwhile. Loading a rule set changes them
+/// once.
 const TRIES: usize = 4;
 
 const KIND_UNTOLD: u8 = hooks_limit::KIND_UNTOLD as u8;
@@ -26,10 +26,10 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// The program, loaded by the first that asks; it stays for as long as somebody has it.
+    /// The program, which the first caller loads. It stays loaded while somebody holds it.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not take it.
+    /// [`ErrorKind::BpfRefused`] if the kernel does not accept it.
     pub(crate) fn load() -> Result<Arc<Self>> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hooks) = loaded.upgrade() {
@@ -48,11 +48,11 @@ impl Hooks {
         })
     }
 
-    /// How many hooks there are in this thread's namespace and on one of its devices, by index. It takes
-    /// 1.1 µs where there are none, 2.5 µs with 24 (`the_cost_of_an_answer`, release build).
+    /// How many hooks there are in this thread's namespace and on one of its devices, by ifindex.
+    /// It takes 1.1 µs without hooks, 2.5 µs with 24 (`the_cost_of_an_answer`, release build).
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the kernel does not run the program.
+    /// [`ErrorKind::BpfRefused`] if the kernel does not run the program.
     pub(crate) fn counts(&self, device: u32) -> Result<HookCounts> {
         let question = HooksCounts {
             device,
@@ -62,10 +62,10 @@ impl Hooks {
         counts_of(&answer.map_err(not_run)?)
     }
 
-    /// The same, and the hooks themselves.
+    /// The number of hooks, and the hooks themselves.
     ///
     /// # Errors
-    /// As [`counts`](Self::counts), and when hooks come and go all the time.
+    /// As [`counts`](Self::counts), and if the hooks change all the time.
     pub(crate) fn list(&self, device: u32) -> Result<Registry> {
         for _ in 0..TRIES {
             if let Some(registry) = self.try_list(device)? {
@@ -78,7 +78,7 @@ impl Hooks {
         ))
     }
 
-    /// One answer after the other, unless hooks come or go meanwhile.
+    /// Lists the hooks in several answers; `None` if they change meanwhile.
     fn try_list(&self, device: u32) -> Result<Option<Registry>> {
         let mut registry = Registry::default();
         let mut skip = 0;
@@ -129,7 +129,7 @@ fn counts_of(answer: &HooksCounts) -> Result<HookCounts> {
     if answer.answered == 0 {
         return Err(Error::new(
             ErrorKind::BpfRefused,
-            "the program that reads the kernel's netfilter hooks gives no answer",
+            "the program that reads the kernel's netfilter hooks returned nothing",
         ));
     }
     Ok(HookCounts {
@@ -139,7 +139,7 @@ fn counts_of(answer: &HooksCounts) -> Result<HookCounts> {
     })
 }
 
-/// `None` for one that the program has left empty.
+/// `None` for an entry that the program has left empty.
 fn hook_of(entry: &HooksEntry) -> Option<RegisteredHook> {
     if entry.function[0] == 0 {
         return None;

@@ -1,25 +1,26 @@
-//! The packet filters of this host, held against connections that an engine moves past them.
+//! The packet filters of this host, applied to connections that an engine moves past them.
 //!
-//! [`judge()`] tells what they would do with connections of which little is known; it is for telling people.
-//! Every pair is judged by itself, with all that is known of it, unless
+//! [`judge()`] says what they would do with connections of which little is known, for messages to
+//! the user. Every pair is judged by itself, with all that is known of it, unless
 //! [`Options::bypass_firewall`](crate::Options::bypass_firewall) is set.
 //!
-//! An engine that takes segments out of the network stack takes them past netfilter and past the filters
-//! of control groups. It may do so only as long as the filters would let the segments through anyway:
+//! An engine that takes segments out of the network stack moves them past netfilter and past the
+//! filters of control groups. It may do so only while the filters would accept the segments anyway:
 //!
 //! ```text
-//!        they may stop it: not spliced
+//!        they may stop it: not admitted
 //!      ┌────────────────────────────────▶ refused
 //! pair ┤
-//!      └─────▶ Admitted ──the rules change, and would stop it──────▶ Revoked: the pair is reset
-//!                │  ▲ └──the rules change, and nobody can tell──┐        ▲
-//!                │  └──────────────they accept it again───────┐ ▼        │
+//!      └─────▶ Admitted ──new rules would stop it──────────────────▶ Revoked: the pair is reset
+//!                │  ▲ └──new rules cannot be evaluated──────────┐        ▲
+//!                │  └──────────────the rules accept it again─┐ ▼        │
 //!                │                                           Doubtful ───┘
-//!                └──▶ ended                          it goes on, and is counted
+//!                └──▶ ended                          the pair goes on, and is counted
 //! ```
 //!
-//! The crate `splice-firewall` reads and walks the rules; `Hooks` tells whether the kernel calls anybody else.
-//! Here the answers are kept for as long as the rules stay the same, and a thread watches them (`watch`).
+//! The crate `splice-firewall` reads and evaluates the rules; `Hooks` tells whether the kernel
+//! calls other filters. This module keeps the verdicts while the rules stay the same, and a thread
+//! watches them (`watch`).
 
 mod hooks;
 mod watch;
@@ -41,17 +42,18 @@ use splice_firewall::{Device, Filters, HookCounts, Reader};
 
 use self::hooks::Hooks;
 
-/// What the packet filters of this thread's network namespace would do now with the segments of a connection.
+/// What the packet filters of this thread's network namespace would do now with the segments of a
+/// connection.
 ///
-/// Filters on a device count as far as the connection's device is known.
+/// Filters on a device count if the connection's device is known.
 ///
 /// # Errors
-/// [`ErrorKind::BpfRefused`] when the rules or the kernel's hooks cannot be
-/// read, for want of a capability for one.
+/// [`ErrorKind::BpfRefused`] if the rules or the kernel's hooks cannot be read, for example without
+/// a capability.
 pub fn judge(connection: &Connection) -> Result<Verdict> {
     let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
     let filters = Filters::read().map_err(|error| refused(error.to_string()))?;
-    // The hooks of protocols are those of the namespace, whatever device is asked for.
+    // Protocol hooks belong to the namespace, whatever the device.
     let registry = Hooks::load()?.list(LOOPBACK)?;
     match filters.account_for(&registry, connection.family, "lo") {
         Ok(()) => Ok(filters.judge(connection)),
@@ -62,13 +64,13 @@ pub fn judge(connection: &Connection) -> Result<Verdict> {
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
 
-/// The filters of one network namespace, watched for as long as this lives.
+/// The filters of one network namespace, watched while this lives.
 pub(crate) struct Firewall {
     hooks: Arc<Hooks>,
     state: Mutex<State>,
-    /// Readable once nobody needs the thread that watches.
+    /// Readable once the watching thread should end.
     stop: OwnedFd,
-    /// Has the thread look at once.
+    /// Makes the thread look at once.
     look: OwnedFd,
 }
 
@@ -79,39 +81,39 @@ struct State {
     pairs: Slab<Arc<AdmittedPair>>,
 }
 
-/// What is known of the filters, until they change.
+/// What was read of the filters. A change of the filters replaces it.
 struct Snapshot {
-    /// Or why they cannot be read.
+    /// The filters, or why they cannot be read.
     filters: std::result::Result<Filters, String>,
-    /// The hooks of a device and family that are all accounted for.
+    /// Hooks that the filters account for, all of them, by device and family.
     accounted: Mutex<HashMap<HookSite, HookCounts>>,
-    /// The hooks for which there is no account, though the filters have been looked at since; and why.
+    /// Hooks that the filters do not account for, although the filters were read later; and why.
     unaccounted: Mutex<HashMap<HookSite, (HookCounts, String)>>,
-    /// The names of devices, by index.
+    /// The names of devices, by ifindex.
     names: Mutex<HashMap<u32, String>>,
 }
 
-/// Where connections meet hooks: on a device, as packets of a family.
+/// Where connections meet hooks: a device's ifindex, and the family of the packets.
 type HookSite = (u32, Family);
 
-/// A pair that is moved past the filters.
+/// A pair that an engine moves past the filters.
 struct AdmittedPair {
     connections: [Connection; 2],
     waker: Waker,
     state: Mutex<PassState>,
 }
 
-/// How a member stands with the filters; see the module's words.
+/// The state of a pass: see the top of this file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PassState {
     Admitted,
-    /// Why it cannot be told any more.
+    /// Why the filters cannot be evaluated any more.
     Doubtful(String),
-    /// What would stop it.
+    /// The rule that would stop the pair.
     Revoked(String),
 }
 
-/// A pair's leave to go past the filters, given back when it is dropped.
+/// A pair's permission to bypass the filters. Dropping it returns it.
 pub(crate) struct Pass {
     firewall: Arc<Firewall>,
     key: usize,
@@ -119,16 +121,15 @@ pub(crate) struct Pass {
 }
 
 impl Firewall {
-    /// Watches the filters of this thread's network namespace.
+    /// Starts to watch the filters of this thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`] when the hooks cannot be read,
-    /// [`ErrorKind::System`] when nothing can watch. Rules that cannot be read are
-    /// no error: nothing is admitted then.
+    /// [`ErrorKind::BpfRefused`] if the hooks cannot be read, [`ErrorKind::System`] if nothing can
+    /// watch. Unreadable rules are no error: then no pair is admitted.
     pub(crate) fn watch() -> Result<Arc<Self>> {
         let hooks = Hooks::load()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
-        // The changes first: what changes behind the first look is heard of.
+        // Subscribe first, so that no change after the first look is missed.
         let look = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("cannot create an eventfd")?;
         let looked_at = Instant::now();
@@ -148,7 +149,7 @@ impl Firewall {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change of the state is complete before anything can panic.
+        // Every update of the state is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -156,7 +157,8 @@ impl Firewall {
         Arc::clone(&self.lock().snapshot)
     }
 
-    /// What the filters would do with a connection's segments now. Call it in the filters' namespace.
+    /// What the filters would do with a connection's segments now. Call it in the filters'
+    /// namespace.
     fn judge(&self, snapshot: &Snapshot, connection: &Connection) -> Judgement {
         let filters = match &snapshot.filters {
             Ok(filters) => filters,
@@ -174,10 +176,10 @@ impl Firewall {
         }
     }
 
-    /// The hooks that the filters do not account for, and why.
+    /// Returns the hooks that the filters do not account for, and why.
     ///
     /// # Errors
-    /// When they cannot be read, in words.
+    /// If they cannot be read, the reason in words.
     fn account_for_hooks(
         &self,
         snapshot: &Snapshot,
@@ -203,9 +205,9 @@ impl Firewall {
         }
     }
 
-    /// Whether hooks that are not accounted for are to be believed: chains that are newer than what was read
-    /// are accounted for soon. A pair that has `doubted` before is told once the filters have been looked at
-    /// since.
+    /// Whether to believe that hooks are not accounted for. Chains that are newer than the rules
+    /// that were read will be accounted for soon. A pair that has `doubted` before gets the answer
+    /// once the filters were read again.
     fn is_settled(
         &self,
         snapshot: &Snapshot,
@@ -230,16 +232,16 @@ impl Firewall {
             return true;
         }
         drop(unaccounted);
-        // It fails only where the counter is full, and then the thread looks anyway.
+        // The write fails only if the counter is full, and then the thread looks anyway.
         let _ = rustix::io::write(&self.look, &1u64.to_ne_bytes());
         false
     }
 
-    /// Lets a pair go past the filters, unless they may stop it. What connection tracking knows of the pair is
-    /// only asked where the rules want to know it.
+    /// Admits a pair past the filters, unless they may stop it. Connection tracking is asked only
+    /// if a rule needs its state.
     ///
     /// # Errors
-    /// What may stop it, or that it has to ask again; `doubted` keeps since when it does.
+    /// What may stop the pair, or that it has to ask again; `doubted` holds since when it asks.
     pub(crate) fn admit(
         self: &Arc<Self>,
         mut connections: [Connection; 2],
@@ -274,7 +276,7 @@ impl Firewall {
                 }
             }
             let mut state = self.lock();
-            // Rules that have changed meanwhile were held against the members of that moment only.
+            // A change of the rules in between was applied only to the pairs of that moment.
             if Arc::ptr_eq(&state.snapshot, &snapshot) {
                 let pair = Arc::new(AdmittedPair {
                     connections,
@@ -292,7 +294,7 @@ impl Firewall {
         }
     }
 
-    /// What rules may ask of a device of a connection's namespace; `None` where it is gone.
+    /// What rules may ask about a connection's device; `None` if the device is gone.
     pub(crate) fn device(
         &self,
         socket: impl AsFd,
@@ -307,7 +309,7 @@ impl Firewall {
         })
     }
 
-    /// The same of connections whose devices may have other names by now.
+    /// Judges connections again, whose devices may have been renamed.
     fn judge_again(&self, snapshot: &Snapshot, connections: &[Connection; 2]) -> Judgement {
         let mut connections = connections.clone();
         for connection in &mut connections {
@@ -317,7 +319,7 @@ impl Firewall {
             match snapshot.name(device.index, namespace_socket) {
                 Ok(name) => device.name = name,
                 Err(errno) => {
-                    let why = format!("the device {} cannot be looked at: {errno}", device.name);
+                    let why = format!("cannot read the name of device {}: {errno}", device.name);
                     return Judgement::Unknown(why);
                 }
             }
@@ -337,7 +339,7 @@ impl Firewall {
         worst
     }
 
-    /// Whether a hook has come or gone where members meet it, or a device has another name.
+    /// Whether the hooks that pairs meet have changed, or a device was renamed.
     fn has_other_hooks(&self, snapshot: &Snapshot) -> bool {
         if snapshot.has_renamed_devices() {
             return true;
@@ -349,8 +351,8 @@ impl Firewall {
         })
     }
 
-    /// The filters are others from now on: judges every member again. Returns how many were revoked, how
-    /// many are doubtful, and a reason of each kind.
+    /// Applies new filters: judges every pair again. Returns how many were revoked, how many are
+    /// doubtful, and a reason of each kind.
     fn change(&self, snapshot: Snapshot, looked_at: Instant) -> Change {
         let snapshot = Arc::new(snapshot);
         let pairs: Vec<_> = {
@@ -368,7 +370,7 @@ impl Firewall {
             let judgement = self.judge_again(&snapshot, &pair.connections);
             let mut state = pair.state();
             *state = match (judgement, &*state) {
-                // It is on its way to its end.
+                // The pair is ending already.
                 (_, PassState::Revoked(_)) => continue,
                 (Judgement::Accepts, _) => PassState::Admitted,
                 (Judgement::Stops(why), _) => {
@@ -394,7 +396,7 @@ impl Firewall {
 
 impl Drop for Firewall {
     fn drop(&mut self) {
-        // It can fail only when the counter is full, which it is not.
+        // It fails only if the counter is full, which it is not.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 }
@@ -405,26 +407,26 @@ impl fmt::Debug for Firewall {
     }
 }
 
-/// What the filters do with a pair, in words.
+/// The filters' verdict on a pair, with a reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Judgement {
     Accepts,
     Stops(String),
     Unknown(String),
-    /// These hooks are not accounted for.
+    /// The filters do not account for these hooks.
     Unaccounted(HookCounts, String),
 }
 
-/// Why a pair is not let past the filters.
+/// Why a pair is not admitted.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// In words.
+    /// The reason.
     Because(String),
-    /// The filters are being looked at: ask again soon.
+    /// The filters are being read: ask again soon.
     NotYet,
 }
 
-/// What a change of the rules has meant for the members.
+/// The effect of a change of the rules on the pairs.
 #[derive(Debug, Default)]
 struct Change {
     revoked: usize,
@@ -455,7 +457,7 @@ impl Snapshot {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name of a device of the namespace of a socket.
+    /// The name of a device in the namespace of a socket.
     fn name<S: AsFd>(
         &self,
         index: u32,
@@ -490,13 +492,13 @@ impl Snapshot {
 
 impl AdmittedPair {
     fn state(&self) -> MutexGuard<'_, PassState> {
-        // It is replaced as a whole.
+        // The state is replaced as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Pass {
-    /// Whether it is for connections on these devices.
+    /// Whether the pass is for connections on these devices.
     pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
         let of_connection =
             |connection: &Connection| connection.device.as_ref().map(|device| device.index);
@@ -522,7 +524,7 @@ impl fmt::Debug for Pass {
     }
 }
 
-/// A socket of this thread's network namespace, to ask about its devices.
+/// A socket of this thread's network namespace, for questions about its devices.
 fn namespace_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)

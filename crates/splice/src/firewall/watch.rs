@@ -1,7 +1,7 @@
-//! The thread that watches the filters of one network namespace.
+//! The thread that watches the filters of a network namespace.
 //!
-//! nftables tells of every change; iptables-legacy and hooks change without a word and are looked at each
-//! second. The thread rests nine times as long as a reading took, but no longer than a second.
+//! nftables reports every change. iptables-legacy and hooks change silently, so the thread looks
+//! every second. After a reading it rests nine times as long as that took, but at most a second.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -14,12 +14,12 @@ use splice_firewall::{Changes, Filters, Reader};
 
 use super::{Change, Firewall, Snapshot, read};
 
-/// How often to look at what changes without a word.
+/// How often to look for silent changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How many times as long as the last reading took the next one waits.
+/// The rest after a reading, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
-/// The longest such wait: a pair that is to be cut goes on for that long at most.
+/// The longest rest: a pair that must be reset goes on for at most that long.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
 pub(super) struct Watch {
@@ -32,7 +32,8 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(stop: &OwnedFd, look: &OwnedFd) -> Result<Self> {
-        let changes = Changes::new().context("cannot hear of changes of nftables' rules")?;
+        let changes =
+            Changes::new().context("cannot subscribe to changes of the nftables rules")?;
         let [stop, look] = [stop, look].map(OwnedFd::try_clone);
         let stop = stop.context("cannot duplicate an eventfd")?;
         let look = look.context("cannot duplicate an eventfd")?;
@@ -47,12 +48,12 @@ impl Watch {
         })
     }
 
-    /// The filters as they were at first, or why they cannot be read.
+    /// The filters at the start, or why they cannot be read.
     pub(super) fn first(&self) -> std::result::Result<Filters, String> {
         self.first.clone()
     }
 
-    /// Goes on in a thread of its own until `firewall` is dropped.
+    /// Runs in a thread of its own until `firewall` is dropped.
     pub(super) fn start(self, firewall: &Arc<Firewall>) -> Result<()> {
         let firewall = Arc::downgrade(firewall);
         thread::Builder::new()
@@ -66,9 +67,9 @@ impl Watch {
         let mut filters = self.first.clone();
         let mut doubtful = 0;
         while let Some(told) = self.waits(LOOK_EVERY) {
-            // Whoever asks for a look may know of a change that is not told of yet.
+            // The caller that asks for a look may know of a change that was not reported yet.
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
-            // A socket that has failed tells of nothing any more.
+            // A failed socket reports nothing any more.
             let told = asked || told && self.changes.any().unwrap_or(true);
             let began = Instant::now();
             let read = self.read_again(&filters, told);
@@ -87,20 +88,21 @@ impl Watch {
                 firewall.lock().looked_at = began;
                 None
             };
-            // The last to hold it may be this thread.
+            // This thread may hold the last reference.
             drop((snapshot, firewall));
             if let Some(change) = change {
                 tell(&change, doubtful);
                 doubtful = change.doubtful;
             }
-            // Also where nothing is new: rules that change too fast to be read are so each time.
+            // Even without news, since rules that change too fast to be read give the same error
+            // each time.
             if !self.rests(rest) {
                 return;
             }
         }
     }
 
-    /// The filters, if they are others than they were.
+    /// The filters, if they have changed.
     fn read_again(
         &mut self,
         filters: &std::result::Result<Filters, String>,
@@ -117,7 +119,7 @@ impl Watch {
         (now != *filters).then_some(now)
     }
 
-    /// Waits for a change, or this long: whether one was told of; `None` when it is time to stop.
+    /// Waits for a change for at most `time`. Returns whether one was reported, or `None` to stop.
     fn waits(&self, time: Duration) -> Option<bool> {
         let mut fds = [
             PollFd::new(&self.stop, PollFlags::IN),
@@ -143,7 +145,7 @@ fn polls(fds: &mut [PollFd<'_>], time: Duration) {
         tv_sec: time.as_secs() as i64,
         tv_nsec: time.subsec_nanos().into(),
     };
-    // Interrupted or not, a look does no harm.
+    // An early look after an interruption does no harm.
     let _ = poll(fds, Some(&timeout));
 }
 

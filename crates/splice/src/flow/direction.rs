@@ -1,18 +1,18 @@
 //! One direction of a pair while user space moves its bytes.
 //!
 //! ```text
-//!            source says "end"            nothing in flight: end of stream passed on
+//!                EOF read                 nothing in flight: EOF passed on
 //! Flowing ─────────────────────▶ Ending ────────────────────────────────────────▶ Ended
 //!    │ byte limit taken             ▲
 //!    └──────────────────────────────┘
 //! ```
 //!
-//! A direction reads up to its mark and stands still there: what lies behind the mark is moved in
-//! the kernel, or not before an engine there says so (`kernel/mod.rs`). Without one the mark
-//! is infinitely far.
+//! A direction reads up to its mark and stops there. The kernel moves what comes after the mark, or
+//! user space does once the kernel engine moves the mark (`kernel/mod.rs`). Without an engine the
+//! mark is infinite.
 //!
-//! Readiness is edge-triggered: `source_ready` and `destination_ready` hold what the kernel last
-//! said, and only a system call that would have blocked takes it back.
+//! Readiness is edge-triggered. `source_ready` and `destination_ready` hold what the kernel last
+//! reported, and only a system call that would have blocked clears them.
 
 use std::os::fd::AsFd;
 
@@ -27,21 +27,21 @@ use crate::kernel::DirectionView;
 use crate::limits::Shares;
 use crate::reactor::Readiness;
 
-/// What a direction moves before the others on its loop have their turn, in bytes: four of the
+/// How much a direction moves before the others on its loop have their turn, in bytes: four of the
 /// largest reads, some 100 µs.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// How often a direction looks at the size of its sockets' buffers, in bytes read.
+/// How often a direction checks the size of its sockets' buffers, in bytes read.
 const LOOK_AT_BUFFERS_BYTES: u64 = 256 << 10;
 
-/// A read of this size or more shows bulk data, which passes more cheaply through a pipe, in
-/// bytes. Set before it was measured: the median latency through a pipe is 1.05 of that by `copy` at
-/// 16 KiB, 0.92 and 0.99 at 64 KiB (ping-pong in docs/results, on two machines).
+/// A read of this size or more shows bulk data, for which a pipe is cheaper, in bytes. The median
+/// latency through a pipe is 1.05 of that by `copy` at 16 KiB, 0.92 and 0.99 at 64 KiB (ping-pong
+/// in docs/results, on two machines).
 const BULK_READ_BYTES: usize = 16 << 10;
 
 /// A read below this size shows small messages, for which `copy` has the lower latency, in bytes: a
-/// pipe's is 1.04 to 1.09 of it (as above). A quarter of the other mark, so that a flow whose reads
-/// come near that does not go to and fro.
+/// pipe's is 1.04 to 1.09 of it (as above). A quarter of the other threshold, so that a flow near
+/// that does not alternate.
 const SMALL_READ_BYTES: usize = 4 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,55 +54,56 @@ enum State {
 /// How a direction picks its carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CarrierChoice {
-    /// Always by buffer.
+    /// Always a buffer.
     Copy,
-    /// Always by pipe.
+    /// Always a pipe.
     Pipe,
-    /// Always by requests to the loop's context.
+    /// Always requests to the loop's AIO context.
     Aio,
-    /// Always by the loop's ring.
+    /// Always a lane of the loop's ring.
     Ring,
-    /// By pipe as long as reads bring bulk, once [`Conduit::pipe_after_bytes`] have moved.
+    /// A pipe while reads bring bulk, once [`Conduit::pipe_after_bytes`] have moved; otherwise a
+    /// buffer.
     Adaptive,
 }
 
-/// What a direction needs from its pair and loop to move.
+/// What a direction gets from its pair and its loop, to move bytes.
 pub(crate) struct Conduit<'a> {
     pub(crate) source: &'a Endpoint,
-    /// The source itself, in an echo.
+    /// In an echo, the source itself.
     pub(crate) destination: &'a Endpoint,
     pub(crate) carriers: &'a mut Carriers,
     pub(crate) shares: Shares,
     pub(crate) pipe_after_bytes: u64,
     pub(crate) byte_limit: Option<u64>,
-    /// What the source's receive buffer is fixed at, in bytes.
+    /// The size at which the source's receive buffer is fixed, in bytes.
     pub(crate) receive_bytes: usize,
-    /// The other direction has ended: the close that follows says the end of stream by itself.
+    /// The other direction has ended: the close that follows sends EOF by itself.
     pub(crate) closing: bool,
 }
 
-/// How far a direction came.
+/// Why a direction has stopped for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It waits for one of its sockets, or has ended.
+    /// The direction waits for one of its sockets, or has ended.
     Waits,
-    /// It could go on; its turn is over.
+    /// The direction could go on, but its turn is over.
     TurnOver,
 }
 
-/// What has carried a direction's bytes.
+/// Which carriers have moved a direction's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CarriersUsed {
-    /// A pipe has carried some of them.
+    /// A pipe has moved some of them.
     pub(crate) piped: bool,
-    /// Why bytes that should have gone through a pipe were copied.
+    /// Why bytes were copied that should have gone through a pipe.
     pub(crate) no_pipe: Option<Errno>,
 }
 
-/// A system call that failed for good.
+/// A fatal error of a system call on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketError {
-    /// On the destination's socket; otherwise on the source's.
+    /// The error is on the destination's socket; otherwise on the source's.
     pub(crate) at_destination: bool,
     pub(crate) errno: Errno,
 }
@@ -114,21 +115,22 @@ pub(crate) struct Direction {
     in_flight: InFlight,
     size: Size,
     source_ready: bool,
-    /// An end of stream or an error stands behind the bytes: read until it comes.
-    source_outlasts: bool,
-    /// An urgent mark stands in the source, which splice(2) does not get past.
+    /// EOF or an error is queued behind the data.
+    source_needs_further_read: bool,
+    /// The source has an urgent mark, which splice(2) does not get past.
     urgent: bool,
     destination_ready: bool,
-    /// The source has said that its stream ends behind the bytes that have come.
+    /// The source has reported EOF after the bytes that have arrived.
     end_seen: bool,
-    /// Bytes were given that TCP keeps until the end of the stream, which is about to be read.
+    /// TCP holds written bytes back until EOF, which is about to be read.
     kept_for_end: bool,
     taken_bytes: u64,
     given_bytes: u64,
-    /// Nothing is read beyond this many bytes, not even an end of stream.
+    /// Nothing is read beyond this many bytes, not even EOF.
     mark_bytes: u64,
     next_look_bytes: u64,
-    /// What the source's receive buffer was fixed at, in bytes, as far as it could be; 0 before.
+    /// The size at which the source's receive buffer was fixed, in bytes, as far as possible; 0
+    /// before.
     source_fixed_bytes: usize,
     /// The last read brought bulk.
     bulk: bool,
@@ -142,9 +144,9 @@ impl Direction {
             carrier_choice,
             in_flight: InFlight::Empty,
             size: Size::default(),
-            // A ring is asked, and tells when it has an answer.
+            // The ring reports readiness itself: ask it once.
             source_ready: carrier_choice == CarrierChoice::Ring,
-            source_outlasts: false,
+            source_needs_further_read: false,
             urgent: false,
             destination_ready: carrier_choice == CarrierChoice::Ring,
             end_seen: false,
@@ -159,7 +161,7 @@ impl Direction {
         }
     }
 
-    /// One in which nothing ever flows.
+    /// A direction in which nothing flows: the second one of an echo.
     pub(crate) fn ended() -> Self {
         Self {
             state: State::Ended,
@@ -169,7 +171,7 @@ impl Direction {
 
     pub(crate) fn source_became(&mut self, readiness: Readiness) {
         self.source_ready |= readiness.is_readable();
-        self.source_outlasts |= readiness.outlasts_short_read();
+        self.source_needs_further_read |= readiness.needs_further_read();
         self.urgent |= readiness.is_urgent();
         self.end_seen |= readiness.is_hung_up();
     }
@@ -178,7 +180,7 @@ impl Direction {
         self.destination_ready |= readiness.is_writable();
     }
 
-    /// There is a mark.
+    /// Whether there is a mark.
     pub(crate) fn is_held(&self) -> bool {
         self.mark_bytes != u64::MAX
     }
@@ -187,25 +189,25 @@ impl Direction {
         self.carriers_used
     }
 
-    /// What goes by the ring has found no room in the destination.
+    /// Whether the lane has found no room in the destination.
     pub(crate) fn is_blocked_on_ring(&self) -> bool {
         matches!(&self.in_flight, InFlight::Lane(lane) if lane.is_blocked)
     }
 
-    /// What its source has failed with, where the ring knows that before the direction reads it.
-    pub(crate) fn fault_on_ring(&self, carriers: &mut Carriers) -> Option<Errno> {
+    /// The source's error, if the ring knows it before the direction reads it.
+    pub(crate) fn source_error_on_ring(&self, carriers: &mut Carriers) -> Option<Errno> {
         match (&self.in_flight, &mut carriers.ring) {
-            (InFlight::Lane(lane), Some(ring)) => ring.fault(lane),
+            (InFlight::Lane(lane), Some(ring)) => ring.source_error(lane),
             _ => None,
         }
     }
 
-    /// Takes its place on the loop's ring, which it has until [`release`](Self::release).
+    /// Takes its lane on the loop's ring and keeps it until [`release`](Self::release).
     pub(crate) fn enter(&mut self, lane: uring::Lane) {
         self.in_flight = InFlight::Lane(lane);
     }
 
-    /// Lets go of what is in hand.
+    /// Releases what is in flight.
     pub(crate) fn release(&mut self, carriers: &mut Carriers) {
         if let (InFlight::Lane(lane), Some(ring)) = (&self.in_flight, &mut carriers.ring) {
             self.given_bytes += ring.release(lane) as u64;
@@ -213,10 +215,10 @@ impl Direction {
         self.put_down(carriers);
     }
 
-    /// Moves what can be moved now.
+    /// Moves what can move now.
     pub(crate) fn pump(&mut self, conduit: &mut Conduit<'_>) -> Result<Progress, SocketError> {
         let progress = self.advance(conduit);
-        // The end did not come after all: its turn is over, the destination is full, or the source
+        // EOF did not follow after all: the turn is over, the destination is full, or the source
         // has failed.
         if self.kept_for_end && self.state != State::Ended {
             conduit.destination.push();
@@ -258,7 +260,7 @@ impl Direction {
         Ok(progress)
     }
 
-    /// Gives what is in hand to the destination; false when it takes no more.
+    /// Writes what is in flight to the destination. False if the destination is full.
     fn drain(&mut self, conduit: &mut Conduit<'_>) -> Result<bool, SocketError> {
         let end_follows = self.end_follows(conduit);
         while self.in_flight.held() > 0 {
@@ -282,9 +284,9 @@ impl Direction {
         Ok(true)
     }
 
-    /// The source has told of its end of stream and is going to be read until that comes, which
-    /// is then told to the destination by a segment of TCP. A message and a close are how most
-    /// short connections end, and each segment costs both hosts more than a system call.
+    /// Whether the source has reported EOF and the direction is about to read it. Then TCP sends
+    /// EOF together with the last bytes. Most short connections end with a message and a close, and
+    /// a segment costs both hosts more than a system call.
     fn end_follows(&self, conduit: &Conduit<'_>) -> bool {
         self.end_seen
             && self.source_ready
@@ -297,13 +299,13 @@ impl Direction {
     fn fill(&mut self, conduit: &mut Conduit<'_>) -> Result<(), SocketError> {
         let end = conduit.byte_limit.unwrap_or(u64::MAX).min(self.mark_bytes);
         let hint = ReadHint {
-            exactly_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
+            limit_bytes: (end != u64::MAX).then(|| end - self.taken_bytes),
             carrier_bytes: conduit.shares.carrier_bytes,
             bulk: self.bulk,
-            outlasts: self.source_outlasts,
+            needs_further_read: self.source_needs_further_read,
         };
         self.pick_up(conduit);
-        // These take what is there, however much.
+        // These read all that is there, without a limit.
         if matches!(self.in_flight, InFlight::Pipe(_) | InFlight::Lane(_)) {
             self.fix_source(conduit);
         }
@@ -313,18 +315,19 @@ impl Direction {
             Ok(ReadOutcome::Bytes(count)) => self.took(count, conduit),
             Ok(ReadOutcome::LastBytes(count)) => {
                 self.took(count, conduit);
-                // A UNIX stream stops short behind a message that carries a descriptor, and
-                // nothing tells (`unix_stream_read_generic`).
-                self.source_ready = self.source_outlasts || conduit.source.kind() == Kind::Unix;
+                // A read of a UNIX stream stops after a message that carries a descriptor, and the
+                // kernel does not report that (`unix_stream_read_generic`).
+                self.source_ready =
+                    self.source_needs_further_read || conduit.source.kind() == Kind::Unix;
             }
             Ok(ReadOutcome::Empty) => {
                 self.urgent = false;
                 self.source_ready = false;
-                self.source_outlasts = false;
+                self.source_needs_further_read = false;
             }
             Ok(ReadOutcome::UrgentMark) => self.urgent = true,
-            // Before the mark bytes are still to come: a socket with a BPF program on it says "end"
-            // while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
+            // Before the mark there are bytes still to come: a socket with a BPF program returns
+            // EOF while they wait in its backlog (`tcp_bpf_recvmsg_parser`).
             Ok(ReadOutcome::EndOfStream) if self.is_held() => self.source_ready = false,
             Ok(ReadOutcome::EndOfStream) => self.state = State::Ending,
             Err(Errno::INTR) => {}
@@ -357,10 +360,10 @@ impl Direction {
         }
     }
 
-    /// Fixes the source's receive buffer before the kernel's tuning enlarges it, which it does by a
-    /// read that brings more than the ones before: from 128 KiB to any size in one step
-    /// (`tcp_rcvbuf_grow`, 6.18). Its sender hears of the room within that read, and may fill it
-    /// before a look at the size can follow.
+    /// Fixes the source's receive buffer before the kernel's tuning enlarges it. A read that brings
+    /// more than earlier ones enlarges it from 128 KiB to any size in one step (`tcp_rcvbuf_grow`,
+    /// 6.18). The sender learns of the room within that read, and may fill it before the size can
+    /// be checked.
     fn fix_source(&mut self, conduit: &Conduit<'_>) {
         if self.source_fixed_bytes < conduit.receive_bytes {
             self.source_fixed_bytes = conduit.receive_bytes;
@@ -368,7 +371,7 @@ impl Direction {
         }
     }
 
-    /// Puts an empty carrier into the hand for the next read.
+    /// Picks an empty carrier for the next read.
     fn pick_up(&mut self, conduit: &mut Conduit<'_>) {
         let carriers = &mut *conduit.carriers;
         let by_pipe = !self.urgent

@@ -1,5 +1,4 @@
-//! What a direction has taken and not yet given: the carrier that is in use, whichever engine it
-//! belongs to.
+//! What a direction has read and not yet written, in the carrier that it uses.
 
 use std::os::fd::BorrowedFd;
 
@@ -15,12 +14,12 @@ pub(super) enum InFlight {
     Buffer(Buffer),
     Pipe(pipe::Pipe),
     Aio(aio::AioBuffer),
-    /// Kept from the start of the pair to its end.
+    /// Held from the start of the pair to its end.
     Lane(uring::Lane),
 }
 
 impl InFlight {
-    /// Takes bytes, and, where `onward` takes them, may give them at once.
+    /// Reads bytes. With `onward` the carrier may write them there at once.
     pub(super) fn fill(
         &mut self,
         source: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! One direction of a pair while user space moves its bytes.
+//! One direction of a pair, while user space moves its bytes.
 
 mod direction;
 mod in_flight;

@@ -1,20 +1,20 @@
-//! When `auto` tries a pair with an engine in the kernel, and with which.
+//! When `auto` tries a pair with a kernel engine, and with which.
 //!
-//! How a pair comes to be tried with `segment`, once it is old or large enough ([`Attempt`]):
+//! When a pair is tried with `segment`, once it is old or large enough ([`Attempt`]):
 //!
 //! ```text
-//! the program is still being loaded: a little later
+//! the program is still loading: look again later
 //!  ┌─┐
-//!  │ ▼   others of its loop are before it
-//! Open ──────────────────────────────────▶ Booked ─┐ others still are: later
+//!  │ ▼   other pairs of its loop come first
+//! Open ──────────────────────────────────▶ Booked ─┐ they still do: later
 //!  │                                         │  ▲──┘
 //!  └───────────────────┬─────────────────────┘
 //!                      ▼
 //!                    Over: the engine tries to take it, or cannot be used
 //! ```
 //!
-//! A pair that `segment` does not take, and that has moved little by then, is tried with `sockmap`
-//! where [`Options::promote_after`] says so.
+//! A pair that `segment` does not take, and that has moved little so far, is tried with `sockmap`
+//! if [`Options::promote_after`] says so.
 
 use std::time::{Duration, Instant};
 
@@ -31,15 +31,15 @@ use crate::session::pair::Plan;
 use crate::session::pair::ends::Ends;
 use crate::session::pair::promotion::{Candidate, Promotion, Proposal, Trigger};
 
-/// How long a pair goes on before it asks again for a program that is still being loaded: as long as
-/// that takes on a machine that is not busy.
+/// How long a pair waits before it asks again for a program that is still being loaded: as long as
+/// loading takes on an idle machine.
 const LOAD_LOOK: Duration = Duration::from_millis(50);
 
-/// How a pair with these ends may come into the kernel.
+/// The plan for a pair with these ends: its kernel engine, or the policy that decides on one.
 ///
 /// # Errors
-/// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) when an engine was asked for by name and
-/// cannot take the pair.
+/// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by name
+/// and cannot take the pair.
 pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     let EngineChoice::Only(engine) = options.engine else {
         let promotion = Auto::new(ends, options, Instant::now());
@@ -54,7 +54,7 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     Ok(match engine {
         EngineName::Sockmap => {
             can_take(engine, ends)?;
-            let sockmap = Sockmap::new().map_err(|obstacle| engine.hindered(obstacle))?;
+            let sockmap = Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle))?;
             Plan {
                 kernel: Some(Box::new(sockmap)),
                 promotion: None,
@@ -76,7 +76,7 @@ fn can_take(engine: EngineName, ends: &Ends) -> Result<()> {
     kinds.try_for_each(|kind| engine.can_take(kind))
 }
 
-/// `segment` was asked for by name: it is tried at once, and the loop waits for its program.
+/// `segment` was chosen by name. The pair tries it at once, and the loop waits for its program.
 #[derive(Debug)]
 struct ByName {
     bypasses_firewall: bool,
@@ -119,7 +119,7 @@ impl Promotion for ByName {
     }
 }
 
-/// Nobody asked for an engine by name.
+/// No engine was chosen by name.
 #[derive(Debug)]
 struct Auto {
     schedule: Schedule,
@@ -127,7 +127,7 @@ struct Auto {
 }
 
 impl Auto {
-    /// `None` for a pair that stays in user space anyway.
+    /// `None` for a pair that stays in user space in any case.
     fn new(ends: &Ends, options: &Options, now: Instant) -> Option<Self> {
         if ends.is_echo() {
             return None;
@@ -176,7 +176,7 @@ impl Auto {
     fn sockmap(&mut self, candidate: &Candidate<'_>) -> Proposal {
         let engine = EngineName::Sockmap;
         let sockmap = can_take(engine, candidate.ends)
-            .and_then(|()| Sockmap::new().map_err(|obstacle| engine.hindered(obstacle)));
+            .and_then(|()| Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle)));
         match sockmap {
             Ok(sockmap) => Proposal::Try(Box::new(sockmap)),
             Err(refusal) => {
@@ -226,31 +226,31 @@ impl Promotion for Auto {
     }
 }
 
-/// Where a pair stands with `segment`.
+/// The state of a pair with `segment`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     Open,
-    /// It is tried then.
+    /// The pair is tried at this time.
     Booked(Instant),
-    /// It was tried, or is not to be.
+    /// The pair was tried, or will not be.
     Over,
 }
 
-/// Which engine is next.
+/// The next engine to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EngineToTry {
     Segment,
     Sockmap,
 }
 
-/// What is left of the way of one pair into the kernel, without the engines.
+/// The schedule of one pair, without the engines.
 #[derive(Debug)]
 struct Schedule {
     attempt: Attempt,
     /// A pair that has moved so much is tried with `segment` and not with `sockmap`.
     after_bytes: u64,
     ask_at: Option<Instant>,
-    /// From when on it is for `sockmap`; `None` once that is out of the question.
+    /// When it is due for `sockmap`; `None` once that is ruled out.
     sockmap_at: Option<Instant>,
 }
 
@@ -311,7 +311,7 @@ impl Schedule {
             (Trigger::Moved, Attempt::Over) => return None,
             (Trigger::Deadline, Attempt::Over) => self.ask_at = None,
         }
-        // What moves bulk is well served by `pipe`.
+        // Bulk is well served by `pipe`.
         if is_held || moved_bytes >= self.after_bytes {
             self.sockmap_at = None;
         }
@@ -409,7 +409,7 @@ mod tests {
         taken.attempt = Attempt::Over;
         taken.taken(EngineName::Segment);
         assert_eq!(taken.next(Trigger::Deadline, at, 0, true), None);
-        // Given back later, it stays in user space.
+        // After `segment` gives it back, it stays in user space.
         taken.declined(EngineName::Segment, at);
         assert_eq!(taken.ask_at, None);
     }

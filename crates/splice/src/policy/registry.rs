@@ -1,4 +1,4 @@
-//! The engines: which of them work here, and which pairs each takes.
+//! The registry of engines: which of them work here, and which pairs each takes.
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
@@ -11,8 +11,8 @@ use crate::name::{EngineChoice, EngineName};
 use crate::reactor::EventLoop;
 
 impl EngineName {
-    /// Tries whether this process can use the engine at all; whether it can take a certain pair
-    /// shows when that is joined.
+    /// Tests whether this process can use the engine at all. Whether it can take a given pair shows
+    /// when that is joined.
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`] with the reason and what to do about it.
@@ -25,10 +25,10 @@ impl EngineName {
             Self::Sockmap => sockmap::probe(),
             Self::Segment => Datapath::found().map(drop),
         };
-        probed.map_err(|obstacle| self.hindered(obstacle))
+        probed.map_err(|obstacle| self.unavailable(obstacle))
     }
 
-    /// Whether the engine can splice a socket to itself, whatever this process may do.
+    /// Whether the engine can splice a socket to itself, regardless of this process's rights.
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`] with the reason.
@@ -44,19 +44,19 @@ impl EngineName {
             .with_remedy("choose another"))
     }
 
-    /// Whether the engine takes pairs with such sockets, whatever this process may do.
+    /// Whether the engine takes pairs with such sockets, regardless of this process's rights.
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`] with the reason.
     pub fn can_take(self, kind: Kind) -> Result<()> {
         let why = match (self, kind) {
-            // `unix_shutdown` takes the socket at the other end out of every map, together with
+            // `unix_shutdown` removes the socket at the other end from every map, together with
             // what was redirected to it and not yet sent.
             (Self::Sockmap, Kind::Unix) => {
-                "a UNIX socket loses what is under way to it when its peer half-closes"
+                "a UNIX socket loses bytes in flight to it when its peer half-closes"
             }
             (Self::Sockmap, Kind::Mptcp) => {
-                "the kernel does not take Multipath TCP into a map of sockets"
+                "the kernel accepts no Multipath TCP socket in a map of sockets"
             }
             (Self::Segment, Kind::Unix | Kind::Mptcp) => {
                 "it translates the segments of plain TCP connections"
@@ -68,14 +68,14 @@ impl EngineName {
 }
 
 impl EventLoop {
-    /// Loads what an engine needs once, which its first pair would wait for otherwise, or, with
-    /// [`EngineChoice::Auto`], go without for a while. As long as this loop has tasks it stays
-    /// loaded.
+    /// Loads in advance what an engine needs once per process. Otherwise its first pair waits for
+    /// that or, with [`EngineChoice::Auto`], goes without it for a while. It stays loaded while
+    /// this loop has tasks.
     ///
     /// # Errors
-    /// As [`EngineName::probe`]. Without what could not be had, `auto` picks other engines.
+    /// As [`EngineName::probe`]. After an error, `auto` picks other engines.
     pub fn prepare(&mut self, engine: EngineChoice) -> Result<()> {
-        let segment = |obstacle: Obstacle| EngineName::Segment.hindered(obstacle);
+        let segment = |obstacle: Obstacle| EngineName::Segment.unavailable(obstacle);
         match engine {
             EngineChoice::Only(EngineName::Segment) => {
                 self.local::<DatapathHandle>().prepare().map_err(segment)
@@ -86,7 +86,7 @@ impl EventLoop {
             }
             EngineChoice::Only(EngineName::Sockmap) => {
                 let notifier = sockmap::notifier();
-                let sockmap = |obstacle| EngineName::Sockmap.hindered(obstacle);
+                let sockmap = |obstacle| EngineName::Sockmap.unavailable(obstacle);
                 self.watch_notifier(notifier.map_err(sockmap)?)
             }
             EngineChoice::Only(other) => other.probe(),
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_is_driven_keeps_what_was_prepared() {
+    fn a_driven_loop_keeps_what_was_prepared() {
         let engine = EngineChoice::Only(EngineName::Sockmap);
         let forbidden = EngineName::Sockmap.probe().err();
         if !netlab::present("sockmap", forbidden.map(|error| error.to_string())) {

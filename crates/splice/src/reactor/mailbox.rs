@@ -11,7 +11,7 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use super::EventLoop;
 use super::token::Key;
 
-/// What a loop does on its own thread.
+/// An action for a loop's own thread.
 pub(crate) type Action = Box<dyn FnOnce(&mut EventLoop) + Send>;
 
 pub(crate) enum Message {
@@ -21,7 +21,7 @@ pub(crate) enum Message {
     End,
 }
 
-/// Messages to one loop, and the descriptor that wakes it.
+/// The messages to one loop, and the descriptor that wakes it.
 pub(crate) struct Mailbox {
     /// `None` once the loop has ended.
     messages: Mutex<Option<Vec<Message>>>,
@@ -39,11 +39,11 @@ impl Mailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
-        // A vector of messages has no state that a panic could leave half made.
+        // A panic cannot leave a vector of messages half updated.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the message back when the loop has ended.
+    /// Posts a message. Returns it as an error if the loop has ended.
     pub(crate) fn post(&self, message: Message) -> std::result::Result<(), Message> {
         let first = match &mut *self.lock() {
             None => return Err(message),
@@ -53,7 +53,7 @@ impl Mailbox {
             }
         };
         if first {
-            // It fails only when the counter is full, and then the loop is woken anyway.
+            // The write fails only if the counter is full, and then the loop wakes anyway.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
         Ok(())
@@ -75,7 +75,7 @@ impl AsFd for Mailbox {
     }
 }
 
-/// A way to an [`EventLoop`] from any thread.
+/// Reaches an [`EventLoop`] from any thread.
 #[derive(Clone)]
 pub struct Remote(Arc<Mailbox>);
 
@@ -84,20 +84,20 @@ impl Remote {
         Self(mailbox)
     }
 
-    /// Runs `action` on the loop's thread, soon.
+    /// Runs `action` on the loop's thread, as its next message.
     ///
     /// # Errors
-    /// [`ErrorKind::LoopEnded`] when the loop is gone; `action` is dropped.
+    /// [`ErrorKind::LoopEnded`] if the loop has ended; `action` is dropped.
     pub fn run(&self, action: impl FnOnce(&mut EventLoop) + Send + 'static) -> Result<()> {
         self.0.post(Message::Run(Box::new(action))).map_err(|_| {
             Error::new(
                 ErrorKind::LoopEnded,
-                "the event loop has ended and takes nothing more",
+                "the event loop has ended and accepts no more actions",
             )
         })
     }
 
-    /// Ends the loop: its tasks are closed, its pairs end with
+    /// Ends the loop: it closes its tasks, its pairs end with
     /// [`Reason::Shutdown`](crate::Reason::Shutdown), and [`EventLoop::run`] returns.
     pub fn end(&self) {
         let _ = self.0.post(Message::End);
@@ -110,7 +110,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// Wakes or closes one task from any thread. A task that is gone ignores it.
+/// Wakes or closes one task from any thread. If the task has ended, nothing happens.
 #[derive(Clone)]
 pub struct Waker {
     mailbox: Arc<Mailbox>,
@@ -133,7 +133,7 @@ impl Waker {
     }
 }
 
-/// For a layer that knows no loop.
+/// For layers that do not know the loop.
 impl From<Waker> for std::task::Waker {
     fn from(waker: Waker) -> Self {
         Self::from(Arc::new(waker))

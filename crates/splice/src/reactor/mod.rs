@@ -1,8 +1,8 @@
-//! The event loop of one thread: it runs [`Task`]s, and knows no socket, no engine and no pair.
+//! The event loop of one thread. It runs [`Task`]s, and knows no socket, no engine and no pair.
 //!
-//! An epoll event carries the slot of a task, the slot's generation and the number under which the
-//! task registered the descriptor. Layers above keep what they need once per loop as a
-//! [`Local`], which may be a second [`Poller`].
+//! An epoll event carries a [`Key`] (the task's slot and its generation) and the number under which
+//! the task registered the descriptor. Upper layers keep what they need once per loop as a
+//! [`Local`], which may bring a second [`Poller`].
 
 mod local;
 mod mailbox;
@@ -40,22 +40,21 @@ use self::timer_wheel::TimerWheel;
 pub(crate) use self::token::Key;
 use self::token::{MAILBOX_TOKEN, NOTIFIER_TOKEN, NOTIFIERS, POLLER_TOKEN, TIMER_TOKEN};
 
-/// Events taken by one `epoll_wait`: enough to spread its cost, few enough to keep the time
-/// until the next look at timers and messages short.
+/// How many events one `epoll_wait` takes: enough to spread its cost, few enough to get to timers
+/// and messages soon.
 const EVENTS_PER_TURN: usize = 256;
 
-/// How long a loop without tasks keeps the kernel side of engines loaded: loading it anew takes
-/// some 40 ms, most of it for reading the kernel's type information.
+/// How long a loop without tasks keeps the kernel side of engines loaded. Loading takes some 40 ms,
+/// most of it for parsing the kernel's type information.
 const NOTIFIERS_KEPT: Duration = Duration::from_secs(3);
 
-/// One epoll loop. It runs pairs and the other [`Task`]s placed on it, on the thread that turns
-/// it.
+/// One epoll loop. It runs pairs and other [`Task`]s on the thread that turns it.
 ///
 /// Most programs use [`join`](crate::join()) or a [`Splicer`](crate::Splicer), which turn loops in
-/// threads of their own. A program with a loop of its own watches the descriptor that
-/// [`AsFd`] gives and calls [`turn`](Self::turn) with a zero timeout when it is readable.
+/// background threads. A program with a loop of its own watches the descriptor that [`AsFd`]
+/// returns, and calls [`turn`](Self::turn) with a zero timeout when it is readable.
 ///
-/// Dropping the loop closes its tasks: its pairs end with
+/// Dropping the loop closes its tasks. Its pairs end with
 /// [`Reason::Shutdown`](crate::Reason::Shutdown).
 pub struct EventLoop {
     epoll: OwnedFd,
@@ -63,29 +62,29 @@ pub struct EventLoop {
     tasks: TaskTable,
     wheel: TimerWheel,
     timer: OwnedFd,
-    /// When the timer goes off, or went off last.
+    /// The next or the last expiry of the timer.
     armed: Option<Instant>,
-    /// The loop is turned by a loop of somebody else's.
+    /// Another event loop drives this one.
     driven: bool,
     mailbox: Arc<Mailbox>,
     now: Instant,
     ended: bool,
     turned: bool,
     locals: Locals,
-    /// What a second poller is told, too.
+    /// The busy-poll time, which a second poller gets, too.
     busy_poll: Option<Duration>,
-    /// When a second poller that nobody uses was first seen unused.
+    /// Since when no task uses the second poller.
     poller_unused_since: Option<Instant>,
     notifiers: Vec<Arc<dyn Notifier>>,
-    /// When a loop that has notifiers was first seen without tasks.
+    /// Since when the loop has notifiers but no tasks.
     notifiers_unused_since: Option<Instant>,
 }
 
 impl EventLoop {
-    /// Makes a loop with nothing on it.
+    /// Creates a loop without tasks.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when the process has no descriptors left.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the process has no descriptors left.
     pub fn new() -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot create an epoll instance")?;
@@ -119,8 +118,8 @@ impl EventLoop {
         })
     }
 
-    /// Has the loop poll the device of its sockets for up to `time` before it sleeps, where the
-    /// device's driver can be polled. A loop with an io_uring polls for 10 ms at most.
+    /// Makes the loop poll the device of its sockets for up to `time` before it sleeps, if the
+    /// driver supports that. A loop with an io_uring polls for at most 10 ms.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) on kernels before 6.9.
@@ -133,7 +132,7 @@ impl EventLoop {
         }
     }
 
-    /// A way to reach this loop from other threads.
+    /// A [`Remote`], which reaches this loop from other threads.
     pub fn remote(&self) -> Remote {
         Remote::new(Arc::clone(&self.mailbox))
     }
@@ -149,10 +148,10 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Waits for something to do, at most for `timeout` (for ever when `None`), and does it.
+    /// Waits for events for at most `timeout` (without a limit if `None`), and handles them.
     ///
-    /// With a zero timeout the loop takes itself to be driven by another one: from then on work
-    /// that waits for its turn makes its descriptor readable, too.
+    /// A zero timeout tells the loop that another loop drives it. From then on, pending work makes
+    /// its descriptor readable, too.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when `epoll_wait` or the timerfd fails.
@@ -167,7 +166,7 @@ impl EventLoop {
         while let Some((key, source, readiness)) = self.next_from_poller() {
             self.with_task(key, |task, cx| task.ready(cx, source, readiness));
         }
-        // The vector is put aside so that the tasks can have the loop.
+        // The vector is moved out, since the tasks borrow the loop.
         let events = std::mem::take(&mut self.events);
         for event in &events {
             match event.data.u64() {
@@ -190,7 +189,8 @@ impl EventLoop {
         }
         self.events = events;
         self.expire_deadlines();
-        // Only those that waited before this turn, so that a busy task cannot keep the loop.
+        // Only the tasks that were runnable before this turn, so that a busy task cannot starve the
+        // loop.
         for _ in 0..self.tasks.waiting() {
             let Some(key) = self.tasks.next_waiting() else {
                 break;
@@ -228,10 +228,10 @@ impl EventLoop {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for events"),
         }
-        // Not before, however short the caller's timeout is.
+        // Never earlier, however short the caller's timeout is.
         if self.events.is_empty() && unused_since.is_some_and(|at| at.elapsed() >= NOTIFIERS_KEPT) {
             for notifier in self.notifiers.drain(..) {
-                // Other loops may keep the descriptor open.
+                // Other loops may still have the descriptor open.
                 let _ = epoll::delete(&self.epoll, notifier.fd());
             }
         }
@@ -273,8 +273,8 @@ impl EventLoop {
         }
     }
 
-    /// A caller that only waits for the descriptor has to come in once, to show how it turns the loop;
-    /// a pair that the kernel took at once may bring no event.
+    /// Makes the descriptor readable once, so that a caller that only waits for it comes in and
+    /// shows how it turns the loop. A pair that the kernel takes at once may bring no event.
     fn be_turned_once(&self) {
         if !self.turned {
             let _ = self.mailbox.post(Message::Run(Box::new(|_| ())));
@@ -284,12 +284,13 @@ impl EventLoop {
     /// Places a task on the loop and starts it.
     pub fn spawn(&mut self, task: Box<dyn Task>) -> Waker {
         let waker = self.spawn_in_turn(task, |_| ());
-        // A timerfd takes any time, and a poller what it is given.
+        // Neither the timerfd nor the poller fails on valid arguments.
         let _ = self.settle_between_turns();
         waker
     }
 
-    /// Within a turn, which arms the timer at its end. `placed` hears of the task's key before it starts.
+    /// Places a task within a turn, which arms the timer at its end. `placed` gets the task's key
+    /// before the task starts.
     pub(crate) fn spawn_in_turn(&mut self, task: Box<dyn Task>, placed: impl FnOnce(Key)) -> Waker {
         let key = self.tasks.insert(task);
         placed(key);
@@ -297,21 +298,21 @@ impl EventLoop {
         Waker::new(Arc::clone(&self.mailbox), key)
     }
 
-    /// What a layer above keeps once per loop; made when it is first asked for.
+    /// An upper layer's state for this loop, created at the first call.
     pub(crate) fn local<T: Local + Default>(&mut self) -> &mut T {
         self.locals.get()
     }
 
-    /// How many notifiers it answers.
+    /// How many notifiers the loop answers.
     #[cfg(test)]
     pub(crate) fn notifiers(&self) -> usize {
         self.notifiers.len()
     }
 
-    /// Leaves nothing undone for a caller that waits for the descriptor next.
+    /// Arms the timer and submits requests, for a caller that waits for the descriptor next.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when the timerfd or the second poller fails.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the timerfd or the second poller fails.
     pub(crate) fn settle_between_turns(&mut self) -> Result<()> {
         self.be_turned_once();
         self.settle()
@@ -349,7 +350,7 @@ impl EventLoop {
         self.tasks.put_back(key, task, matches!(step, Step::Again));
     }
 
-    /// Closes a task, unless it is gone.
+    /// Closes a task, unless it has ended.
     pub(crate) fn close(&mut self, key: Key) {
         if let Some(mut task) = self.tasks.take(key) {
             task.close(&mut Context {
@@ -385,7 +386,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Leaves nothing undone that the descriptor would not tell of.
+    /// Completes whatever the descriptor does not report.
     fn settle(&mut self) -> Result<()> {
         if self.driven {
             self.locals.drop_poller_if_unused();
@@ -409,7 +410,7 @@ impl Drop for EventLoop {
         for key in self.tasks.keys() {
             self.close(key);
         }
-        // Dropped only now: an action that brings a pair ends it, which may look at the mailbox.
+        // Dropped last: an action that holds a pair ends it, and the pair may use the mailbox.
         drop(messages);
     }
 }

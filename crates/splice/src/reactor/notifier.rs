@@ -1,14 +1,14 @@
-//! What calls user space from the kernel.
+//! How a BPF program calls user space.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-/// What a BPF program calls user space with: a ring buffer. Every loop that has a pair of the engine
-/// watches it; the one that is woken answers for all.
+/// A ring buffer through which a BPF program calls user space. Every loop that has a pair of the
+/// engine watches it, and the loop that wakes up answers for all.
 pub(crate) trait Notifier: Send + Sync + fmt::Debug {
-    /// Readable when somebody has called.
+    /// Readable when the program has called.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Takes the calls and wakes the pairs that are meant.
+    /// Reads the calls and wakes the pairs that they name.
     fn answer(&self);
 }

@@ -1,4 +1,4 @@
-//! A second way to wait for events beside epoll, which a layer above brings along (`carrier/uring`).
+//! A second poller beside epoll, which an upper layer brings along (`carrier/uring`).
 //!
 //! ```text
 //! turned by run():        the loop waits in the poller, which watches the epoll instance
@@ -15,15 +15,15 @@ use super::EventLoop;
 use super::readiness::Readiness;
 use super::token::{Key, POLLER_TOKEN};
 
-/// Waits for events of its own, and for those of an epoll instance.
+/// Waits for its own events and for those of an epoll instance.
 pub(crate) trait Poller {
-    /// Waits for an event, at most for `timeout`. True when the epoll instance has some.
+    /// Waits for an event for at most `timeout`. True if the epoll instance has events.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System), as the two below.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system call fails.
     fn wait(&mut self, epoll: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool>;
 
-    /// Does what is to be done without waiting.
+    /// Submits and collects without waiting.
     fn turn(&mut self) -> Result<()>;
 
     /// A descriptor that becomes readable when there are events.
@@ -32,24 +32,24 @@ pub(crate) trait Poller {
     /// As [`EventLoop::set_busy_poll`].
     fn set_busy_poll(&self, time: Duration) -> Result<()>;
 
-    /// The next event: whom it is for, which of its sockets is meant, and what is possible there.
+    /// The next event: its task, which of its sockets, and the readiness.
     fn next_event(&mut self) -> Option<(Key, u8, Readiness)>;
 
     fn has_events(&self) -> bool;
 
-    /// No task uses it.
+    /// Whether no task uses it.
     fn is_unused(&self) -> bool;
 }
 
-/// How long a poller that nobody uses is kept: connections that come one by one would each make one,
-/// which takes some 100 µs for an io_uring.
+/// How long an unused poller is kept. Otherwise connections that come one by one would each create
+/// one, which takes some 100 µs for an io_uring.
 const KEPT: Duration = Duration::from_millis(100);
 
-/// What a wait has found out about the epoll instance.
+/// What a wait in the poller says about the epoll instance.
 pub(super) enum EpollEvents {
     None,
     Pending,
-    /// There was no such wait.
+    /// The loop did not wait in a poller.
     Unknown,
 }
 
@@ -83,11 +83,11 @@ impl EventLoop {
         self.locals.poller()?.next_event()
     }
 
-    /// A layer above has made a poller.
+    /// An upper layer has created a poller.
     pub(super) fn poller_added(&mut self) -> Result<()> {
         if let (Some(time), Some(poller)) = (self.busy_poll, self.locals.poller()) {
-            // Epoll could be told, so the kernel knows how (both are of Linux 6.9); and a poller that
-            // does not poll the device still waits.
+            // epoll accepted the setting, so the kernel supports it (both are of Linux 6.9). A
+            // poller without it still waits.
             let _ = poller.set_busy_poll(time);
         }
         if self.driven {
@@ -96,7 +96,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// From now on the epoll instance tells of the poller.
+    /// Registers the poller with the epoll instance.
     pub(super) fn watch_poller(&mut self) -> Result<()> {
         let Some(poller) = self.locals.poller() else {
             return Ok(());

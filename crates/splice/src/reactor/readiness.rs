@@ -10,22 +10,22 @@ impl Readiness {
     /// Nothing.
     pub const NONE: Self = Self(EventFlags::empty());
 
-    /// What is possible on a connected socket of which nothing has been heard yet: writing.
+    /// A connected socket without any event so far: it is writable.
     pub const WRITABLE: Self = Self(EventFlags::OUT);
 
-    /// Bytes or an end of stream may be there.
+    /// Bytes or EOF may be there.
     pub(crate) const READABLE: Self = Self(EventFlags::IN);
 
     pub(crate) fn from_flags(flags: EventFlags) -> Self {
         Self(flags)
     }
 
-    /// Both together.
+    /// The union of both.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// A read will not block: there are bytes, an end of stream, or an error.
+    /// A read will not block: there are bytes, EOF, or an error.
     pub fn is_readable(self) -> bool {
         self.0
             .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::ERR | EventFlags::HUP)
@@ -37,17 +37,17 @@ impl Readiness {
             .intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP)
     }
 
-    /// The descriptor has an error or is closed both ways.
+    /// The descriptor has an error, or is closed in both directions.
     pub fn is_broken(self) -> bool {
         self.0.intersects(EventFlags::ERR | EventFlags::HUP)
     }
 
-    /// The descriptor has an error, which the next system call on it brings.
+    /// The descriptor has an error, which the next system call on it returns.
     pub fn has_error(self) -> bool {
         self.0.contains(EventFlags::ERR)
     }
 
-    /// No more bytes follow those that have come.
+    /// EOF follows the bytes that have arrived.
     pub(crate) fn is_hung_up(self) -> bool {
         self.0.intersects(EventFlags::RDHUP | EventFlags::HUP)
     }
@@ -56,10 +56,9 @@ impl Readiness {
         self.0.contains(EventFlags::PRI)
     }
 
-    /// A read that brings less than it asked for does not prove that nothing is left: an end of
-    /// stream has its edge behind it, and a TCP read stops short at an urgent mark
-    /// (`tcp_recvmsg_locked`).
-    pub(crate) fn outlasts_short_read(self) -> bool {
+    /// A short read does not prove that nothing is left: EOF has no edge of its own after it, and a
+    /// TCP read stops at an urgent mark (`tcp_recvmsg_locked`).
+    pub(crate) fn needs_further_read(self) -> bool {
         self.0
             .intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::PRI)
     }
@@ -70,9 +69,8 @@ impl Readiness {
 pub struct Interest(EventFlags);
 
 impl Interest {
-    /// A stream that user space moves: every edge of both directions, registered once and never
-    /// changed. The task reads and writes until the kernel says `EAGAIN`, or reads less than it
-    /// asked for.
+    /// A stream that user space moves: edges of both directions, registered once and never changed.
+    /// The task reads and writes until the kernel returns `EAGAIN`, or a short read.
     pub const STREAM: Self = Self(
         EventFlags::IN
             .union(EventFlags::OUT)
@@ -81,19 +79,18 @@ impl Interest {
             .union(EventFlags::ET),
     );
 
-    /// A stream that the kernel moves: an end of stream or an error, and no byte. `IN` and `OUT`
-    /// would wake the process for every message that passes.
+    /// A stream that the kernel moves: EOF and errors only. `IN` and `OUT` would wake the process
+    /// for every message.
     pub(crate) const ENDS: Self = Self(EventFlags::RDHUP.union(EventFlags::ET));
 
-    /// The same, and room to write.
+    /// EOF, errors, and room to write.
     pub(crate) const ENDS_AND_ROOM: Self = Self(Self::ENDS.0.union(EventFlags::OUT));
 
-    /// A listener, or another source of which one unit at a time is taken: told as long as there
-    /// is something to take.
+    /// A listener, or another source of single units. It is level-triggered.
     pub const TAKE: Self = Self(EventFlags::IN);
 
-    /// Like [`TAKE`](Self::TAKE) where several loops share one descriptor: one of them is woken,
-    /// not all (`EPOLLEXCLUSIVE`). It cannot be changed, only removed.
+    /// Like [`TAKE`](Self::TAKE), for a descriptor that several loops share: the kernel wakes one
+    /// of them (`EPOLLEXCLUSIVE`). It cannot be changed, only removed.
     pub const TAKE_SHARED: Self = Self(EventFlags::IN.union(EventFlags::EXCLUSIVE));
 
     pub(crate) fn flags(self) -> EventFlags {

@@ -1,4 +1,4 @@
-//! What runs on an event loop, and its way to the loop.
+//! What an event loop runs, and how it reaches the loop.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -16,12 +16,12 @@ use super::readiness::{Interest, Readiness};
 use super::token::Key;
 
 /// Something that an [`EventLoop`](crate::EventLoop) runs: a pair, a listener, a connection being
-/// made.
+/// established.
 ///
-/// A task never blocks. It is told what became possible, does what it can, and says with a
-/// [`Step`] how to go on. It owns its file descriptors; they leave the loop when it is dropped.
+/// A task never blocks. The loop tells it what has become possible; the task does what it can and
+/// returns a [`Step`]. It owns its file descriptors; they leave the loop when the task is dropped.
 pub trait Task {
-    /// The task has been placed on a loop; the moment to register its descriptors.
+    /// The task is on a loop now. This is the moment to register its descriptors.
     fn start(&mut self, cx: &mut Context<'_>) -> Step;
 
     /// The descriptor that was registered as `source` became ready.
@@ -32,31 +32,31 @@ pub trait Task {
         Step::Wait
     }
 
-    /// Its turn has come again after [`Step::Again`], or a [`Waker`](crate::Waker) was used.
+    /// The task runs again after [`Step::Again`], or because a [`Waker`](crate::Waker) was used.
     fn resume(&mut self, _cx: &mut Context<'_>) -> Step {
         Step::Wait
     }
 
-    /// It only waits for its time to be over, and nobody waits for it:
+    /// The task only waits for its deadline, and nobody waits for it:
     /// [`EventLoop::tasks`](crate::EventLoop::tasks) does not count it.
     #[doc(hidden)]
     fn is_aftermath(&self) -> bool {
         false
     }
 
-    /// The task has to end now; it is dropped afterwards.
+    /// The task must end now. It is dropped afterwards.
     fn close(&mut self, _cx: &mut Context<'_>) {}
 }
 
 /// How a [`Task`] goes on.
 pub enum Step {
-    /// Nothing more can be done until something happens.
+    /// Wait for the next event.
     Wait,
-    /// More can be done at once; let the others have their turn first.
+    /// The task is runnable without a new event. Other tasks have their turn first.
     Again,
-    /// The task goes on as another one, which keeps this one's registrations but not its deadline.
+    /// The task continues as another one, which keeps the registrations but not the deadline.
     Become(Box<dyn Task>),
-    /// The task is finished; drop it.
+    /// The task has finished; drop it.
     Done,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// A task's way to its loop.
+/// How a task reaches its loop.
 pub struct Context<'a> {
     pub(super) event_loop: &'a mut EventLoop,
     pub(super) key: Key,
@@ -94,24 +94,23 @@ impl Context<'_> {
             .context("cannot watch a descriptor")
     }
 
-    /// Watches a registered descriptor for something else from now on. What it is ready for is
-    /// told again.
+    /// Changes what a registered descriptor is watched for. Its readiness is reported again.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not registered.
     pub(crate) fn rewatch(&mut self, fd: impl AsFd, source: u8, interest: Interest) -> Result<()> {
         let data = EventData::new_u64(self.key.token(source));
         epoll::modify(&self.event_loop.epoll, fd, data, interest.flags())
-            .context("cannot watch a descriptor for something else")
+            .context("cannot change what a descriptor is watched for")
     }
 
     /// Stops watching a descriptor.
     pub fn deregister(&mut self, fd: impl AsFd) {
-        // It can fail only when the descriptor is not watched, which is what is wanted.
+        // It fails only if the descriptor is not watched, which is the goal.
         let _ = epoll::delete(&self.event_loop.epoll, fd);
     }
 
-    /// Sets the task's one deadline, or with `None` takes it away.
+    /// Sets the task's deadline, or removes it with `None`. A task has at most one.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         let index = self.key.index as usize;
         match deadline {
@@ -120,7 +119,7 @@ impl Context<'_> {
         }
     }
 
-    /// A way to wake this task from other threads.
+    /// A [`Waker`], which wakes this task from other threads.
     pub fn waker(&self) -> Waker {
         Waker::new(Arc::clone(&self.event_loop.mailbox), self.key)
     }
@@ -130,7 +129,7 @@ impl Context<'_> {
         self.event_loop.spawn_in_turn(task, |_| ())
     }
 
-    /// Which task this is.
+    /// The task's key.
     pub(crate) fn key(&self) -> Key {
         self.key
     }
@@ -143,15 +142,15 @@ impl Context<'_> {
         self.event_loop.watch_notifier(notifier)
     }
 
-    /// What a layer above keeps once per loop; made when it is first asked for.
+    /// An upper layer's state for this loop, created at the first call.
     pub(crate) fn local<T: Local + Default>(&mut self) -> &mut T {
         self.event_loop.local()
     }
 
-    /// A [`Local`] has made its poller.
+    /// Tells the loop that a [`Local`] has created its poller.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when epoll cannot watch it.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if epoll cannot watch it.
     pub(crate) fn poller_added(&mut self) -> Result<()> {
         self.event_loop.poller_added()
     }

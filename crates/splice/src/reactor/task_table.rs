@@ -1,5 +1,5 @@
-//! Where a loop keeps its tasks. Each has a slot, with a generation so that an event of a finished
-//! task cannot reach the next one in the same slot.
+//! The table of a loop's tasks. Each task has a slot with a generation, so that an event of a
+//! finished task cannot reach the next task in the same slot.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ struct Slot {
 pub(super) struct TaskTable {
     slab: Slab<Slot>,
     next_generation: u32,
-    /// Those that want to go on in the next turn.
+    /// The tasks that are runnable in the next turn.
     waiting: VecDeque<Key>,
 }
 
@@ -36,12 +36,13 @@ impl TaskTable {
         key(index, generation)
     }
 
-    /// Takes a task out of its slot to run or close it, unless it is gone or runs already.
+    /// Takes a task out of its slot to run or close it. `None` if the task has ended or already
+    /// runs.
     pub(super) fn take(&mut self, key: Key) -> Option<Box<dyn Task>> {
         self.get_mut(key)?.task.take()
     }
 
-    /// After [`take`](Self::take): only who has taken the task out removes its slot.
+    /// After [`take`](Self::take): only the caller that has taken the task out removes its slot.
     pub(super) fn put_back(&mut self, key: Key, task: Box<dyn Task>, waits: bool) {
         let slot = &mut self.slab[key.index as usize];
         slot.task = Some(task);
@@ -79,7 +80,7 @@ impl TaskTable {
             .collect()
     }
 
-    /// All but the one that runs.
+    /// All tasks except the one that runs.
     pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Task> {
         let slots = self.slab.iter();
         slots.filter_map(|(_, slot)| slot.task.as_deref())

@@ -1,11 +1,11 @@
-//! The loop's deadlines, in a timerfd that the epoll instance watches.
+//! The next deadline of a loop, in a timerfd that the epoll instance watches.
 //!
-//! `epoll_wait` could take a timeout instead. But the kernel sets and removes a timer for that with
-//! each call that sleeps, and where this one is the next on its CPU, the CPU's own timer is programmed
-//! both times (`hrtimer_start_range_ns`, `hrtimer_try_to_cancel`). On a virtual machine that has to
-//! leave the guest: a message took 20 instead of 5 µs of the loop's time whenever a deadline was less
-//! than a tick of the scheduler away. This way it is programmed once, and a loop that drives this one
-//! learns of the deadlines, too.
+//! `epoll_wait` could take a timeout instead. But the kernel then arms and cancels a timer in each
+//! call that sleeps. If that timer is the next on its CPU, both program the CPU's own timer
+//! (`hrtimer_start_range_ns`, `hrtimer_try_to_cancel`), which on a virtual machine leaves the
+//! guest: a message took 20 instead of 5 µs of the loop's time while a deadline was less than a
+//! scheduler tick away. A timerfd is programmed once, and a loop that drives this one learns of the
+//! deadlines, too.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ use splice_base::error::{Result, ResultExt as _};
 use super::EventLoop;
 use super::token::TIMER_TOKEN;
 
-/// A timer that `epoll` tells of.
+/// Creates a timer that `epoll` watches.
 pub(super) fn create(epoll: BorrowedFd<'_>) -> Result<OwnedFd> {
     let timer = timerfd_create(
         TimerfdClockId::Monotonic,
         TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
     )
     .context("cannot create the event loop's timerfd")?;
-    // Edge-triggered, it need not be read.
+    // It is edge-triggered, so nobody has to read it.
     let flags = EventFlags::IN | EventFlags::ET;
     epoll::add(epoll, &timer, EventData::new_u64(TIMER_TOKEN), flags)
         .context("cannot watch the event loop's timerfd")?;
@@ -35,11 +35,11 @@ pub(super) fn create(epoll: BorrowedFd<'_>) -> Result<OwnedFd> {
 }
 
 impl EventLoop {
-    /// Lets the next deadline make the descriptor readable, and with another loop as the driver
-    /// also work that waits for its turn.
+    /// Arms the timer for the next deadline. If another loop drives this one, pending work counts
+    /// as a deadline that is due.
     ///
-    /// A deadline that was taken back stays set: a turn for nothing, now and then, is less than a
-    /// system call for each connection that ends before its deadline.
+    /// A cancelled deadline stays armed: an occasional empty turn costs less than a system call for
+    /// each connection that ends before its deadline.
     pub(super) fn arm_timer(&mut self) -> Result<()> {
         let next = if self.driven && self.has_work() {
             Some(self.now)

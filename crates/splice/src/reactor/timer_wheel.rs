@@ -1,24 +1,25 @@
-//! Deadlines of many tasks, of which few are ever reached.
+//! Deadlines of many tasks, few of which are ever reached.
 //!
-//! A hierarchical wheel: level `n` has 64 slots of 64^n ticks each. A deadline sits in the level
-//! whose span it fits and moves down as its time comes near, so setting, moving and cancelling
-//! one costs the same few writes however many there are. A task has one deadline; it lives in
-//! `nodes` at the task's index and is linked into its slot, so nothing is allocated per deadline.
+//! A hierarchical timer wheel: level `n` has 64 slots of 64^n ticks each. A deadline is in the
+//! level whose span it fits, and moves down as its time comes near. So setting, moving and
+//! cancelling a deadline costs a few writes, however many there are. A task has one deadline. Its
+//! node is in `nodes` at the task's index and is linked into a slot, so a deadline needs no
+//! allocation.
 
 use std::time::{Duration, Instant};
 
-/// One tick: fine enough for what is looked at again and again, and few enough to walk.
+/// One tick: fine enough for repeated looks, and few enough to walk.
 const TICK_MS: u64 = 1;
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
-/// 64^5 ms are twelve days; a later deadline waits in the last slot and is put in again.
+/// 64^5 ms are twelve days. A later deadline waits in the last slot and is inserted again.
 const LEVELS: usize = 5;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Node {
     due_tick: u64,
-    /// Which list the node is in: `level * SLOTS + slot`, or `NONE` when the task has no deadline.
+    /// The node's list: `level * SLOTS + slot`, or `NONE` if the task has no deadline.
     list: u32,
     previous: u32,
     next: u32,
@@ -33,7 +34,7 @@ const IDLE: Node = Node {
 
 pub(crate) struct TimerWheel {
     origin: Instant,
-    /// All ticks up to this one have been expired.
+    /// All ticks up to this one have expired.
     now_tick: u64,
     occupied: [u64; LEVELS],
     heads: Box<[u32; LEVELS * SLOTS]>,
@@ -51,13 +52,13 @@ impl TimerWheel {
         }
     }
 
-    /// Sets the deadline of task `index`, in place of one that it may have.
+    /// Sets the deadline of task `index` and replaces an earlier one.
     pub(crate) fn set(&mut self, index: usize, deadline: Instant) {
         self.cancel(index);
         if self.nodes.len() <= index {
             self.nodes.resize(index + 1, IDLE);
         }
-        // Rounded up: a deadline never comes early.
+        // Rounded up, since a deadline never fires early.
         let since = deadline.saturating_duration_since(self.origin);
         let due = since.as_nanos().div_ceil(u128::from(TICK_MS) * 1_000_000) as u64;
         self.nodes[index].due_tick = due.max(self.now_tick + 1);
@@ -71,18 +72,18 @@ impl TimerWheel {
         }
     }
 
-    /// When the loop must look again: not after the first deadline, and before it only to move
-    /// one down a level. `None` when there is none.
+    /// When the loop must look again: never after the first deadline, and earlier only to move a
+    /// deadline down a level. `None` without deadlines.
     pub(crate) fn next(&self) -> Option<Instant> {
         let tick = (0..LEVELS).filter_map(|level| self.first_in(level)).min()?;
         Some(self.origin + Duration::from_millis(tick * TICK_MS))
     }
 
-    /// Takes the tasks whose deadlines have passed at `now`.
+    /// Removes the deadlines that have passed at `now`, and reports their tasks.
     pub(crate) fn expire(&mut self, now: Instant, mut expired: impl FnMut(usize)) {
         let until = now.saturating_duration_since(self.origin).as_millis() as u64 / TICK_MS;
         while self.now_tick < until {
-            // Jump over what is empty instead of walking each tick of a long sleep.
+            // Skip empty slots instead of walking each tick of a long sleep.
             let next = (0..LEVELS).filter_map(|level| self.first_in(level)).min();
             self.now_tick = match next {
                 Some(tick) if tick <= until => tick,
@@ -125,7 +126,7 @@ impl TimerWheel {
         }
         let span_bits = SLOT_BITS * level as u32;
         let position = self.now_tick >> span_bits;
-        // The slot of the present lies a whole turn ahead: its own time has been expired.
+        // The current slot is one revolution ahead: its own time has expired.
         let turned = self.occupied[level].rotate_right((position as u32 + 1) % SLOTS as u32);
         Some((position + 1 + u64::from(turned.trailing_zeros())) << span_bits)
     }
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_wheel_has_no_next_look() {
+    fn an_empty_wheel_has_no_deadline() {
         assert_eq!(TimerWheel::new(Instant::now()).next(), None);
     }
 
@@ -205,10 +206,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted map: each deadline fires once, never early, and no later than the
-        /// first look after it; a loop that sleeps until `next` is never late.
+        /// Compared with a sorted map: each deadline fires once, never early, and no later than the
+        /// first look after it. A loop that sleeps until `next` is never late.
         #[test]
-        fn fires_like_a_sorted_map(steps in prop::collection::vec(
+        fn deadlines_fire_as_in_a_sorted_map(steps in prop::collection::vec(
             (0usize..20, prop_oneof![0u64..200, 0u64..70_000, 0u64..40_000_000], 0u64..5_000, 0u8..8), 1..200)) {
             let origin = Instant::now();
             let mut wheel = TimerWheel::new(origin);

@@ -1,4 +1,5 @@
-//! What an epoll event carries: a task and one of its descriptors, or something of the loop's own.
+//! What an epoll event carries: a task and one of its descriptors, or one of the loop's own
+//! descriptors.
 
 /// Which task on its loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,11 +13,11 @@ pub(super) const GENERATION_BITS: u32 = 24;
 
 pub(super) const MAILBOX_TOKEN: u64 = u64::MAX;
 pub(super) const TIMER_TOKEN: u64 = u64::MAX - 1;
-/// The second poller, where somebody else's loop waits for ours.
+/// The second poller, while another loop drives this one.
 pub(super) const POLLER_TOKEN: u64 = u64::MAX - 2;
-/// The first notifier; each further one is one lower.
+/// The first notifier. Each further one is one lower.
 pub(super) const NOTIFIER_TOKEN: u64 = u64::MAX - 3;
-/// More notifiers than there are engines in the kernel.
+/// More than there are engines in the kernel.
 pub(super) const NOTIFIERS: u64 = 16;
 
 impl Key {

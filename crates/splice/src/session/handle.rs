@@ -1,4 +1,4 @@
-//! The handle on a pair.
+//! The handle of a pair.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::name::EngineName;
 use crate::outcome::Outcome;
 use crate::reactor::Remote;
 
-/// A pair that is being joined: dropping it closes both ends.
+/// The handle of a pair. Dropping it ends the pair and closes both sockets.
 pub struct Handle {
     status: Arc<Status>,
     /// The pair's loop; `None` once the pair is detached.
@@ -26,19 +26,18 @@ impl Handle {
         }
     }
 
-    /// What has been moved so far: at most one turn of the loop old, exact once the pair has
-    /// ended.
+    /// The bytes moved so far: at most one turn of the loop old, exact once the pair has ended.
     pub fn counters(&self) -> Counters {
         self.status.meter.read()
     }
 
-    /// An engine in the kernel has begun to move its bytes.
+    /// Whether an engine in the kernel has the pair.
     #[cfg(test)]
     pub(crate) fn is_taken(&self) -> bool {
         self.status.meter.has_kernel()
     }
 
-    /// Tells what this process itself has moved of it until then, in bytes, while the pair runs.
+    /// Reads how many bytes this process itself has moved, while the pair runs.
     #[cfg(test)]
     pub(crate) fn by_user_space(&self) -> impl Fn() -> u64 + Send + 'static {
         let status = Arc::clone(&self.status);
@@ -52,13 +51,13 @@ impl Handle {
         carried.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// What of it an engine in the kernel has moved, without this process: 0 once the pair has
-    /// ended.
+    /// The part of it that an engine in the kernel has moved without this process; 0 once the pair
+    /// has ended.
     pub fn redirected(&self) -> Counters {
         self.status.meter.in_kernel()
     }
 
-    /// The engine in use, and why it is the one, in words.
+    /// The engine in use, and the reason in words.
     pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
         self.status.engine()
     }
@@ -68,9 +67,9 @@ impl Handle {
         self.status.outcome()
     }
 
-    /// Waits until the pair has ended. Both sockets are closed then.
+    /// Waits until the pair has ended. Then both sockets are closed.
     ///
-    /// It must not be called on the thread that turns the pair's loop, which it would block.
+    /// Do not call it on the thread that turns the pair's loop: it would block the loop.
     pub fn wait(self) -> Outcome {
         loop {
             if let Some(outcome) = self.wait_timeout(Duration::MAX) {
@@ -79,12 +78,12 @@ impl Handle {
         }
     }
 
-    /// Waits until the pair has ended, at most for `timeout`; `None` when it still runs then.
+    /// Waits for at most `timeout` until the pair has ended; `None` if it still runs.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
         self.status.wait(timeout)
     }
 
-    /// Lets the pair run on without a handle, until it ends by itself.
+    /// Lets the pair run without a handle until it ends by itself.
     pub fn detach(mut self) {
         self.home = None;
     }
@@ -96,8 +95,8 @@ impl Drop for Handle {
             && self.outcome().is_none()
         {
             let status = Arc::clone(&self.status);
-            // Messages are read in order, so the pair has been placed by then. A loop that has
-            // ended has closed it.
+            // Messages are read in order, so the pair is on its loop by then. A loop that has ended
+            // has closed it.
             let _ = home.run(move |event_loop| {
                 if let Some(key) = status.key() {
                     event_loop.close(key);

@@ -9,12 +9,12 @@ use crate::kernel::KernelCounters;
 /// The live side of [`Counters`]: the pair's loop writes, anyone reads.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
-    /// What user space has moved, and after the end everything.
+    /// What user space has moved; after the end, everything.
     moved_bytes: [AtomicU64; 2],
-    /// What the kernel has moved, as long as an engine there has the pair. Read in place, so that
-    /// nobody has to be woken to carry figures over.
+    /// What the kernel has moved while an engine there has the pair. Readers read it in place, so
+    /// the loop does not wake up to copy figures.
     kernel: Mutex<Option<Arc<dyn KernelCounters>>>,
-    /// For tests: what the kernel had carried by itself at the end, retransmissions included.
+    /// For tests: what the kernel had carried at the end, retransmissions included.
     #[cfg(test)]
     pub(crate) carried_bytes: AtomicU64,
 }
@@ -41,7 +41,7 @@ impl Meter {
         each.map(|moved| moved.load(Ordering::Relaxed)).sum()
     }
 
-    /// Puts the last figures in place of the kernel's.
+    /// Replaces the kernel's counters by the final figures.
     pub(crate) fn settle(&self, bytes: [u64; 2]) {
         let mut kernel = self.lock();
         for (moved, bytes) in self.moved_bytes.iter().zip(bytes) {
@@ -68,7 +68,7 @@ impl Meter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn KernelCounters>>> {
-        // It is replaced as a whole, so a panic cannot leave it half made.
+        // The value is replaced as a whole, so a panic cannot leave it half updated.
         self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What a handle stands for: today two sockets, or one, whose bytes flow on their own.
+//! What a handle stands for: today a pair, of two sockets or of one that is spliced to itself.
 
 mod handle;
 mod meter;

@@ -10,7 +10,7 @@ use crate::name::EngineName;
 use crate::outcome::Outcome;
 use crate::reactor::Key;
 
-/// An engine and why it is the one.
+/// An engine, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) name: EngineName,
@@ -31,10 +31,10 @@ impl Chosen {
 pub(crate) struct Status {
     pub(crate) meter: Meter,
     state: Mutex<State>,
-    /// Handles that wait for the end. Waking nobody would cost a system call for each pair.
+    /// How many handles wait for the end. Waking nobody would cost a system call per pair.
     waiting: AtomicUsize,
     ended: Condvar,
-    /// Where the pair is, once its loop has placed it.
+    /// The pair's key, once its loop has placed it.
     key: OnceLock<Key>,
 }
 
@@ -59,12 +59,12 @@ impl Status {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is replaced as a whole, so a panic cannot leave it half made.
+        // The state is replaced as a whole, so a panic cannot leave it half updated.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_key(&self, key: Key) {
-        // A pair is placed once.
+        // A pair is placed only once.
         let _ = self.key.set(key);
     }
 
@@ -97,11 +97,11 @@ impl Status {
         }
     }
 
-    /// Waits for the end, at most for `timeout`.
+    /// Waits for the end for at most `timeout`.
     pub(super) fn wait(&self, timeout: Duration) -> Option<Outcome> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.lock();
-        // Under the lock, so that an end which comes later sees it.
+        // Counted under the lock, so that a later end sees it.
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let outcome = loop {
             if let State::Ended(outcome) = &*state {
@@ -122,5 +122,83 @@ impl Status {
         };
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use netlab::{PATIENCE, until};
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::outcome::Reason;
+
+    fn outcome(reason: Reason) -> Outcome {
+        Outcome {
+            reason,
+            moved: Counters {
+                a_to_b: 3,
+                b_to_a: 4,
+            },
+            engine: EngineName::Pipe,
+            why_engine: "a direction moved bulk".into(),
+            duration: Duration::from_millis(1),
+        }
+    }
+
+    #[test]
+    fn a_wait_for_a_running_pair_ends_with_its_timeout() {
+        let status = Status::new();
+        assert_eq!(status.wait(Duration::ZERO), None);
+        assert_eq!(status.wait(Duration::from_millis(1)), None);
+        assert_eq!(status.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_wait_for_an_ended_pair_returns_at_once() {
+        let status = Status::new();
+        let ended = outcome(Reason::Idle);
+        status.finish(ended.clone());
+        assert_eq!(status.wait(Duration::ZERO), Some(ended.clone()));
+        assert_eq!(status.wait(Duration::MAX), Some(ended.clone()));
+        assert_eq!(status.outcome(), Some(ended));
+    }
+
+    #[test]
+    fn the_end_wakes_every_wait() {
+        let status = Status::new();
+        let ended = outcome(Reason::EndOfStream);
+        thread::scope(|scope| {
+            // One without and one with a deadline.
+            let waits = [Duration::MAX, PATIENCE].map(|timeout| {
+                scope.spawn({
+                    let status = &status;
+                    move || status.wait(timeout)
+                })
+            });
+            until("both wait", || status.waiting.load(Ordering::Acquire) == 2);
+            status.finish(ended.clone());
+            for wait in waits {
+                assert_eq!(wait.join().unwrap(), Some(ended.clone()));
+            }
+        });
+        assert_eq!(status.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn an_ended_pair_reports_the_engine_of_its_outcome() {
+        let status = Status::new();
+        assert_eq!(
+            status.engine(),
+            (EngineName::Copy, "not yet started".into())
+        );
+        status.set_engine(Chosen::new(EngineName::Uring, "for a test"));
+        assert_eq!(status.engine(), (EngineName::Uring, "for a test".into()));
+        assert_eq!(status.outcome(), None);
+        status.finish(outcome(Reason::EndOfStream));
+        let engine = (EngineName::Pipe, "a direction moved bulk".into());
+        assert_eq!(status.engine(), engine);
     }
 }

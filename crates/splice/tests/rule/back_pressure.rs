@@ -1,4 +1,4 @@
-//! A receiver that does not read blocks its sender, and what lies in between is bounded.
+//! A receiver that does not read blocks its sender, and the memory in between is bounded.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -15,23 +15,23 @@ use crate::support::random::Random;
 use crate::support::relay::{FROM_A, FROM_B, Relay, outcome, payloads};
 use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_blocked};
 
-/// Long enough for TCP's own tuning to make the buffers as large as it likes.
+/// Long enough for TCP's tuning to enlarge the buffers as far as it wants.
 const WARM_UP_BYTES: u64 = 256 << 20;
 const SHORT_WARM_UP_BYTES: u64 = 24 << 20;
 const SMALL_BOUND_BYTES: usize = 4 << 20;
-/// The peers' own buffers: what they hold does not count, but must not hide what the relay holds.
+/// The peers' own buffers: they do not count, and must not hide what the relay holds.
 const PEER_BUFFER_BYTES: usize = 4 << 20;
-/// Beyond this no honest set of buffers lies between the peers.
+/// No correct set of buffers between the peers holds more.
 const MOST_SENT_BYTES: u64 = 96 << 20;
-/// What part of the bound one direction may have in hand, whatever its engine could take.
+/// The part of the bound that one direction may have in flight, whatever its engine could take.
 const IN_HAND_SHARE: usize = 16;
-/// What the kernel takes beyond a buffer's limit, at most: it looks before it adds a packet, which is
-/// 64 KiB and its bookkeeping (`tcp_can_ingest`).
+/// The most that the kernel takes beyond a buffer's limit: it checks before it adds a packet, which
+/// is 64 KiB and its overhead (`tcp_can_ingest`).
 const PACKET_BYTES: usize = 128 << 10;
 const PAUSED_BYTES: u64 = 12 << 20;
-/// Enough for the peers to fill what has room.
+/// Enough for the peers to fill all room.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Between two pauses.
+/// How much a sender writes between two pauses.
 const MOST_TURNS: u64 = 16;
 const SAMPLE_EVERY: Duration = Duration::from_millis(2);
 
@@ -68,8 +68,8 @@ pub(crate) fn every_kind(engine: &Contestant) {
     engine.with_each_kind(|mix| stall(engine, mix, &[true, true], limits, SHORT_WARM_UP_BYTES));
 }
 
-/// A relay's thread may be kept from running at any moment. What its peers send meanwhile comes into
-/// its sockets, as far as the kernel has made room there by then.
+/// A relay's thread may be delayed at any moment. Meanwhile its peers fill its sockets, as far as
+/// the kernel has made room by then.
 pub(crate) fn a_small_bound_while_the_loop_pauses(engine: &Contestant) {
     let limits = Limits {
         memory_bytes: SMALL_BOUND_BYTES,
@@ -194,11 +194,11 @@ fn stall(engine: &Contestant, mix: Mix, ways: &[bool; 2], limits: Limits, warm_u
     let held = held_bytes(&fullest);
     let total = held
         + engine
-            .in_hand_bytes
+            .in_flight_bytes
             .min(limits.memory_bytes / IN_HAND_SHARE)
             * flows.len();
     eprintln!("held {held} in sockets, at most {total}");
-    // Segments that are translated wait with their sender.
+    // Translated segments wait at their sender.
     let translated = handle.engine().0 == EngineName::Segment;
     assert!(held > 0 || translated, "nothing was held up");
     assert!(

@@ -13,7 +13,7 @@ use crate::support::transfer::{
     Pace, receive, receive_to_end, receive_until_cut, send, send_until_blocked, send_until_cut,
 };
 
-/// Within a first read, on its edge, within later ones, beyond a full pipe.
+/// Within the first read, at its end, within later reads, beyond a full pipe.
 const LIMITS_BYTES: [u64; 5] = [1, 4096, 4097, 100_000, (3 << 20) + 17];
 
 const NARROW_BYTES: usize = 32 << 10;
@@ -26,7 +26,7 @@ fn relay(engine: &Contestant, byte_limit: u64) -> Relay {
     Relay::with_limits(engine, limits)
 }
 
-/// Takes what still comes to a sender that was cut off: both endings are honest to it.
+/// Reads what still comes to a sender that was cut off: both endings are correct for it.
 fn expect_cut(peer: &Peer, payload: crate::support::payload::Payload) {
     receive_until_cut(peer, payload, 0);
 }
@@ -92,13 +92,13 @@ pub(crate) fn is_not_reached(engine: &Contestant) {
     });
 }
 
-/// A socket that is closed with bytes unread sends a reset, which overtakes what was written to
-/// it: the receiver that talks itself must get its bytes all the same.
+/// A socket that is closed with unread bytes sends a reset, which overtakes what was written to it.
+/// A receiver that also sends must get its bytes all the same.
 pub(crate) fn delivers_all_though_the_receiver_talks(engine: &Contestant) {
     if !engine.takes_byte_limit {
         return;
     }
-    // More than lies in the relay, as every engine sizes its buffers.
+    // More than the relay holds, as every engine sizes its buffers.
     let limit = 12 << 20;
     let relay = relay(engine, limit);
     let [from_a, from_b] = payloads();
@@ -111,7 +111,7 @@ pub(crate) fn delivers_all_though_the_receiver_talks(engine: &Contestant) {
         let (a, near) = Peer::tuned(mix.a, narrow);
         let (b, far) = Peer::tuned(mix.b, narrow);
         let handle = relay.join_sockets(near, far);
-        // Nobody reads what `b` says, so the relay's socket to it has bytes unread.
+        // Nobody reads what `b` sends, so the relay's socket to it has unread bytes.
         send_until_blocked(&b, from_b, 0, limit - 1);
         thread::scope(|scope| {
             scope.spawn(|| send_until_cut(&a, from_a, 0));

@@ -1,4 +1,4 @@
-//! The counters follow a running pair and are exact at its end.
+//! The counters follow a running pair, and are exact at its end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use crate::support::random::Random;
 use crate::support::relay::{FROM_A, FROM_B, Joined, Relay, outcome, payloads};
 use crate::support::transfer::{Pace, receive, receive_to_end, send};
 
-/// What the contract allows them to be late.
+/// How old the contract allows them to be.
 const OLDEST: Duration = Duration::from_secs(1);
 const TURNS: u64 = 40;
 const BETWEEN_TURNS: Duration = Duration::from_millis(10);
@@ -54,7 +54,7 @@ pub(crate) fn follow_a_running_transfer(engine: &Contestant) {
             while !done.load(Ordering::SeqCst) {
                 let [a_to_b, b_to_a] =
                     [0, 1].map(|way: usize| received[way].load(Ordering::SeqCst));
-                // Not by the clock, which goes on while the whole machine stands still.
+                // Not by the clock, which continues while the whole machine stands still.
                 let mut looks = OLDEST.div_duration_f64(LOOK_EVERY) as u32;
                 loop {
                     let now = handle.counters();
@@ -96,7 +96,7 @@ pub(crate) fn are_exact_after_a_reset(engine: &Contestant) {
             scope.spawn(|| send(&a, from_a, 0..a_sends, Pace::Steady));
             scope.spawn(|| send(&b, from_b, 0..b_sends, Pace::Steady));
             scope.spawn(|| receive(&b, from_a, 0..a_sends, Pace::Steady));
-            // The last byte stays unread, which makes closing a reset for every kind.
+            // The last byte stays unread, so that closing is a reset for every kind.
             receive(&a, from_b, 0..b_sends - 1, Pace::Steady);
         });
         a.wait_unread(1);
@@ -110,8 +110,8 @@ pub(crate) fn are_exact_after_a_reset(engine: &Contestant) {
     }
 }
 
-/// A receiver acknowledges what it has got by its answer, or tens of milliseconds later: a reset that
-/// comes before that, from either side, takes nothing away from what has arrived.
+/// A receiver acknowledges bytes with its answer, or tens of milliseconds later. A reset from
+/// either side before that does not change what has arrived.
 pub(crate) fn are_exact_with_an_acknowledgement_due(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, from_b] = payloads();
@@ -122,7 +122,7 @@ pub(crate) fn are_exact_with_an_acknowledgement_due(engine: &Contestant) {
                 send(&a, from_a, byte..byte + 1, Pace::Steady);
                 receive(&b, from_a, byte..byte + 1, Pace::Steady);
                 send(&b, from_b, byte..byte + 1, Pace::Steady);
-                // One stays unread, for a reset by any kind.
+                // One byte stays unread, for a reset by any kind.
                 a.wait_unread(1);
                 receive(&a, from_b, byte..(byte + 1).min(ANSWERS - 1), Pace::Steady);
             }

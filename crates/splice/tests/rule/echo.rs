@@ -1,4 +1,4 @@
-//! A socket that is spliced to itself gives back what comes from it, and keeps the other rules.
+//! A socket that is spliced to itself returns what it receives, and keeps the other rules.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ const CLIENT_BUFFER_BYTES: usize = 4 << 20;
 const WARM_UP_BYTES: u64 = 64 << 20;
 const MOST_SENT_BYTES: u64 = 96 << 20;
 
-/// Calls `run` with each kind of client, if the engine needs no second socket; one that does must
+/// Calls `run` with each kind of client, if the engine needs no second socket. Other engines must
 /// say so.
 fn with_each_kind(engine: &Contestant, limits: Limits, mut run: impl FnMut(&Relay, Kind)) {
     let relay = Relay::with_limits(engine, limits);
@@ -87,7 +87,7 @@ pub(crate) fn every_byte(engine: &Contestant) {
     });
 }
 
-/// Bytes that came before it was spliced, and an end of stream, are answered too.
+/// Bytes and EOF that arrived before the splice are answered, too.
 pub(crate) fn what_was_there_before(engine: &Contestant) {
     let [payload, _] = payloads();
     with_each_kind(engine, Limits::default(), |relay, kind| {
@@ -100,8 +100,7 @@ pub(crate) fn what_was_there_before(engine: &Contestant) {
     });
 }
 
-/// A client that sends without reading is held, gets everything later, and its end of stream is
-/// answered behind that.
+/// A client that sends without reading is blocked. It gets everything later, and then EOF.
 pub(crate) fn a_client_that_does_not_read(engine: &Contestant) {
     let [payload, _] = payloads();
     let limits = Limits::default();
@@ -114,7 +113,7 @@ pub(crate) fn a_client_that_does_not_read(engine: &Contestant) {
         let sent = send_until_blocked(&peer, payload, WARM_UP_BYTES, MOST_SENT_BYTES);
         assert!(sent > WARM_UP_BYTES);
         let held = probe.memory().expect("SO_MEMINFO").held_bytes();
-        let total = held + engine.in_hand_bytes.min(limits.memory_bytes / 16);
+        let total = held + engine.in_flight_bytes.min(limits.memory_bytes / 16);
         assert!(
             held > 0 && total <= limits.memory_bytes,
             "{held} bytes held"
@@ -142,7 +141,7 @@ pub(crate) fn a_reset_ends_it(engine: &Contestant) {
         for stalled in [false, true] {
             let (peer, handle) = relay.echo(kind);
             echoes(&peer, payload, 0..1000);
-            // A UNIX stream is reset by closing it with bytes unread.
+            // A UNIX stream is reset by a close with unread bytes.
             send(&peer, payload, 1000..2000, Pace::Steady);
             peer.wait_unread(1000);
             if stalled {
@@ -163,12 +162,12 @@ pub(crate) fn limits_end_it(engine: &Contestant) {
     with_each_kind(engine, limits, |relay, kind| {
         let (peer, handle) = relay.echo(kind);
         let (position, ending) = thread::scope(|scope| {
-            // The last piece has what is too much in it.
+            // The last piece contains the excess.
             scope.spawn(|| send(&peer, payload, 0..LIMIT + 1000, Pace::Steady));
             receive_until_cut(&peer, payload, 0)
         });
         assert_eq!(position, LIMIT);
-        // The others tell by a reset that not all was read.
+        // The others show by a reset that not everything was read.
         let tells_end = matches!(kind, Kind::Tcp4 | Kind::Tcp6);
         assert!(ending == Ending::EndOfStream || !tells_end);
         let Outcome { reason, moved, .. } = outcome(&handle);
@@ -188,7 +187,7 @@ pub(crate) fn limits_end_it(engine: &Contestant) {
     });
 }
 
-/// Each has its own stream, and nothing is left of any.
+/// Each has a stream of its own, and nothing is left of any.
 pub(crate) fn many_at_once(engine: &Contestant) {
     alone(|| {
         descriptors::allow_most();
@@ -232,7 +231,7 @@ pub(crate) fn many_at_once(engine: &Contestant) {
     });
 }
 
-/// The bytes of `sent` go and everything from the start on comes back.
+/// Sends the bytes of `sent`, and expects everything from the start back.
 fn echoes_from(peer: &Peer, payload: Payload, sent: Range<u64>) {
     thread::scope(|scope| {
         scope.spawn(|| send(peer, payload, sent.clone(), Pace::Steady));
@@ -284,7 +283,7 @@ pub(crate) fn costs_what_the_engine_promises(engine: &Contestant) {
     let [reads, writes, splices, submits, waits] =
         [0, 1, 2, 3, 4].map(|index: usize| after[index] - before[index]);
     if engine.choice == PIPE.choice {
-        // The look whether there is more may find the next message.
+        // The read that checks for more may find the next message.
         assert_eq!([reads, writes, submits], [0; 3]);
         assert!(
             (2 * MESSAGES..=3 * MESSAGES).contains(&splices),

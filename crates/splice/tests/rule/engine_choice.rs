@@ -1,4 +1,4 @@
-//! Which engine runs, and why, can be seen; what cannot be joined is refused in words.
+//! The engine and the reason for it are visible; what cannot be joined is refused in words.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -50,7 +50,7 @@ pub(crate) fn is_visible(engine: &Contestant) {
     let shown = handle.engine();
     drop((a, b));
     let outcome = outcome(&handle);
-    // At the end it also says how much an engine in the kernel left to user space.
+    // At the end the reason includes how much a kernel engine left to user space.
     let (name, why) = (outcome.engine, outcome.why_engine);
     assert_eq!(name, shown.0, "{why}");
     assert!(why.starts_with(&*shown.1), "{why}");

@@ -1,4 +1,4 @@
-//! The loop, turned by a loop of the caller's, and running the caller's own tasks.
+//! The loop, driven by the caller's loop and running the caller's tasks.
 
 use std::cell::Cell;
 use std::net::{TcpListener, TcpStream};
@@ -24,14 +24,14 @@ use crate::support::transfer::{Pace, receive_to_end, send};
 
 const EACH_WAY_BYTES: u64 = 4 << 20;
 const IDLE: Duration = Duration::from_millis(250);
-/// A timer wheel looks a few times before a deadline; a loop that spins looks thousands of times.
+/// A timer wheel looks a few times before a deadline; a spinning loop looks thousands of times.
 const MOST_TURNS_WHILE_IDLE: usize = 20;
 
-/// Waits as somebody else's loop does: on the descriptor only.
+/// Waits as a foreign loop does: only on the descriptor.
 fn poll_and_turn(event_loop: &mut EventLoop) {
     let patience = Timespec::try_from(PATIENCE).unwrap();
     let mut fds = [PollFd::new(event_loop, PollFlags::IN)];
-    // A loop may be interrupted, as by any signal, and turns then as well.
+    // A signal may interrupt a loop, which then turns as well.
     let ready = poll(&mut fds, Some(&patience));
     assert!(
         matches!(ready, Ok(1) | Err(Errno::INTR)),
@@ -91,7 +91,7 @@ pub(crate) fn idle_timeout_through_the_descriptor(engine: &Contestant) {
     });
 }
 
-/// Accepts, connects, and hands both over.
+/// Accepts, connects, and hands over both connections.
 struct Listening {
     listener: TcpListener,
     target: std::net::SocketAddr,
@@ -183,7 +183,7 @@ impl Task for Alarm {
     }
 }
 
-/// Whoever drives the loop places pairs and tasks on it between two turns.
+/// A driver places pairs and tasks on the loop between two turns.
 pub(crate) fn a_deadline_set_between_turns(engine: &Contestant) {
     let mut event_loop = EventLoop::new().unwrap();
     event_loop.turn(Some(Duration::ZERO)).unwrap();

@@ -1,4 +1,4 @@
-//! Every byte arrives once, in order, both ways, whatever the chunking.
+//! Every byte arrives once and in order, in both directions, however it was split.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -23,7 +23,7 @@ const QUEUED_BYTES: u64 = 3 << 20;
 /// More than a window, and less than a window and a send buffer.
 const UNREAD_BYTES: u64 = 300 << 10;
 const SINGLE_BYTES: u64 = 500;
-/// RFC 879's default: what a path of unknown size gets.
+/// RFC 879's default, for a path of unknown size.
 const SMALL_SEGMENT_BYTES: u32 = 536;
 
 pub(crate) fn both_ways_at_once(engine: &Contestant) {
@@ -52,7 +52,7 @@ fn exchange(Joined { a, b, .. }: &Joined, bytes: u64) {
     });
 }
 
-/// Writes without waiting; tells how much fitted.
+/// Writes without waiting. Returns how much fitted.
 fn queue(peer: &Peer, payload: Payload, most: u64) -> u64 {
     let mut position = 0;
     while position < most {
@@ -154,7 +154,7 @@ pub(crate) fn a_peer_that_closed_while_the_other_is_slow(engine: &Contestant) {
     });
 }
 
-/// Whoever had the sockets before may have wanted to close them hard.
+/// The former owner of the sockets may have set SO_LINGER to reset them.
 pub(crate) fn of_sockets_that_were_to_be_reset(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, from_b] = payloads();
@@ -170,13 +170,13 @@ pub(crate) fn of_sockets_that_were_to_be_reset(engine: &Contestant) {
             peer.end_stream();
             sent
         });
-        // Where all fits into the sockets they are closed before anybody reads.
+        // If everything fits into the sockets, they are closed before anybody reads.
         let _ = handle.wait_timeout(QUIET);
         Joined { a, b, handle }.end_with(sent);
     });
 }
 
-/// Packets of one small segment each: they take a pipe's slots long before its bytes.
+/// Packets of one small segment each: they use up a pipe's slots long before its bytes.
 pub(crate) fn small_segments(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, from_b] = payloads();
@@ -189,7 +189,7 @@ pub(crate) fn small_segments(engine: &Contestant) {
     let Mix { a, b } = Mix::TCP4;
     let (a, near) = Peer::tuned(a, tune);
     let (b, far) = Peer::tuned(b, tune);
-    // Each write is a packet of its own, of a size that no slot is filled by.
+    // Each write is a packet of its own, of a size that fills no slot.
     send(&a, from_a, 0..60_000, Pace::Pieces(500));
     let handle = relay.join_sockets(near, far);
     thread::scope(|scope| {
@@ -201,7 +201,7 @@ pub(crate) fn small_segments(engine: &Contestant) {
     drop(handle);
 }
 
-/// A read of a UNIX stream ends behind a message that carries a descriptor, whatever comes after.
+/// A read of a UNIX stream ends after a message that carries a descriptor, whatever comes after it.
 pub(crate) fn behind_a_passed_descriptor(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, _] = payloads();
@@ -211,7 +211,7 @@ pub(crate) fn behind_a_passed_descriptor(engine: &Contestant) {
         }
         let joined = relay.join(mix);
         for start in (0..2000).step_by(200) {
-            // Both are in the relay's socket before its turn, or not: any order has to do.
+            // Both may be in the relay's socket before its turn or not: any order must work.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fds = [joined.a.as_fd()];

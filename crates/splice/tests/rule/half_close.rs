@@ -1,4 +1,4 @@
-//! An end of stream arrives after all bytes before it, and leaves the other direction open.
+//! EOF arrives after all bytes before it, and leaves the other direction open.
 
 use std::thread;
 
@@ -27,7 +27,7 @@ pub(crate) fn the_other_direction_goes_on(engine: &Contestant) {
             });
             receive_to_end(second, from_a, 0..BEFORE_BYTES, Pace::Steady);
         });
-        // Twice, so that the end cannot merely have been overtaken.
+        // Twice, so that EOF cannot merely have been overtaken.
         for part in [0..100, 100..AFTERWARDS_BYTES] {
             thread::scope(|scope| {
                 scope.spawn(|| send(second, from_b, part.clone(), Pace::Steady));

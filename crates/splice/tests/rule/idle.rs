@@ -1,4 +1,4 @@
-//! The idle timeout ends a pair in which no byte moves, and no other.
+//! The idle timeout ends a pair in which no byte moves, and no other pair.
 
 use std::io::Read;
 use std::thread;
@@ -14,10 +14,10 @@ use crate::support::transfer::{Ending, receive_until_cut, send_until_blocked};
 
 const SHORT: Duration = Duration::from_millis(150);
 const LONG: Duration = Duration::from_millis(600);
-/// How many times the timeout a pair talks.
+/// How long a pair talks, as a multiple of the timeout.
 const TALKS_FOR: u32 = 3;
 const BETWEEN_WORDS: Duration = Duration::from_millis(20);
-/// A machine that is too busy to let the peers talk proves nothing; it gets another chance.
+/// A machine that is too busy to let the peers talk proves nothing, and gets another chance.
 const CHANCES: u32 = 20;
 
 fn limits(idle_timeout: Duration) -> Limits {
@@ -53,7 +53,7 @@ pub(crate) fn ends_a_silent_pair(engine: &Contestant) {
 }
 
 pub(crate) fn ends_a_stalled_pair(engine: &Contestant) {
-    // Longer than a sender takes that is let in only now and then.
+    // Longer than a sender needs that is scheduled only occasionally.
     let relay = Relay::with_limits(engine, limits(LONG));
     let [from_a, _] = payloads();
     let Joined { a, b, handle } = relay.join(Mix::TCP4);
@@ -76,8 +76,8 @@ pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
     }
 }
 
-/// Talks in one direction only, which has to keep both alive. `None` when the pair lived on;
-/// otherwise the longest time in which possibly no byte moved.
+/// Talks in one direction only, which must keep both alive. `None` if the pair lived on; otherwise
+/// the longest time in which possibly no byte moved.
 fn silence_that_ended(Joined { a, b, .. }: &Joined) -> Option<Duration> {
     let [from_a, _] = payloads();
     let start = Instant::now();

@@ -17,16 +17,16 @@ use crate::support::transfer::{Pace, receive, receive_to_end, send, send_until_b
 const PAIRS: usize = 500;
 const ROUNDS: usize = 2;
 
-/// The descriptors before and after, of which the second must not be more.
+/// Compares the descriptors before and after: there must not be more.
 fn leaves_nothing(body: impl FnOnce()) {
     alone(|| {
         descriptors::allow_most();
-        // The first use of a kind may leave the library's own lasting things.
+        // The first use may leave what the library keeps for the whole process.
         drop(Splicer::new(1).unwrap());
         let before = descriptors::open();
         assert_eq!(mapped_rings(), 0);
         body();
-        // A thread that loads a program for a loop that has ended may still be at it.
+        // A thread may still be loading a program for a loop that has ended.
         until("everything is closed", || {
             descriptors::open() == before && mapped_rings() == 0
         });
@@ -51,7 +51,7 @@ pub(crate) fn of_pairs_that_ended_in_every_way(engine: &Contestant) {
                     scope.spawn(move || end_in_one_way(joined, way));
                 }
             });
-            // The loop keeps no pipe either once it has no pair.
+            // A loop without pairs keeps no pipe either.
             until("everything is closed", || descriptors::open() == idle);
         });
     });

@@ -1,5 +1,5 @@
-//! That it is this engine which moves the bytes, at the cost that it promises: counted by the
-//! kernel, per system call, on the loop's thread.
+//! Proof that this engine moves the bytes, at the cost that it promises: the kernel counts each
+//! system call of the loop's thread.
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -26,10 +26,10 @@ const BULK_BYTES: u64 = 128 << 20;
 const RING_LOOKS: Duration = Duration::from_millis(50);
 const SOCKMAP_ROUND_BYTES: u64 = 1 << 20;
 
-/// For this long an idle pair has to leave its loop asleep. A clock that ticks in it shows.
+/// How long an idle pair must leave its loop asleep. A periodic timer would show.
 const SLEEPS_ON: Duration = Duration::from_millis(500);
 
-/// Longer than an engine in the kernel waits for anything.
+/// Longer than a kernel engine waits for anything.
 const AT_REST: Duration = Duration::from_millis(500);
 
 fn join_on(driven: &DrivenLoop, engine: &Contestant, mix: Mix) -> Joined {
@@ -61,7 +61,7 @@ fn round_trips(Joined { a, b, .. }: &Joined, numbers: Range<u64>) {
     }
 }
 
-/// Waits until the loop's thread sits in its wait.
+/// Waits until the loop's thread blocks in its wait.
 pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     until("the loop waits", || {
         let ended = calls.sum_ended(&WAITING);
@@ -69,9 +69,9 @@ pub(crate) fn wait_asleep(calls: &mut SystemCalls) {
     });
 }
 
-/// An engine in the kernel looks at its pairs for a while: `segment` a last time after a quarter of a
-/// second in which nothing else happened, `sockmap` after 64 ms at most. And what has woken the loop
-/// shows only when it gets the CPU.
+/// A kernel engine looks at its pairs for a while: `segment` for the last time after a quarter of a
+/// second without any event, `sockmap` after 64 ms at most. What has woken the loop shows only when
+/// it gets the CPU.
 fn wait_at_rest(engine: &Contestant, calls: &mut SystemCalls) {
     if is_in_kernel(engine) {
         let mut last = (0, Instant::now());
@@ -90,8 +90,8 @@ fn is_in_kernel(engine: &Contestant) -> bool {
     [SEGMENT.choice, SOCKMAP.choice].contains(&engine.choice)
 }
 
-/// Waits for what is left to do after the first message. An engine in the kernel has the pair when a
-/// message, sent after a rest, costs the loop nothing: none of its clocks can run any more then.
+/// Waits for the rest of the work after the first message. A kernel engine has the pair when a
+/// message after a pause costs the loop nothing: then none of its timers can run any more.
 pub(crate) fn wait_until_free(
     engine: &Contestant,
     calls: &mut SystemCalls,
@@ -138,18 +138,18 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
         } else if engine.choice == URING.choice {
             assert_eq!([reads, writes, splices], [0; 3]);
         } else {
-            // A UNIX stream is read again: a short read of it proves nothing.
+            // A UNIX stream is read again, since a short read proves nothing there.
             let unix = mix.kinds().into_iter().filter(|kind| *kind == Kind::Unix);
             let wanted = messages + ROUND_TRIPS * unix.count() as u64;
             if engine.choice == AIO.choice {
-                // What each came to is read from the ring.
+                // The results are read from the ring.
                 assert_eq!([reads, writes, splices, submits], [0, 0, 0, wanted]);
                 assert_eq!(calls.begun("io_getevents"), 0);
             } else {
                 assert_eq!([reads, writes, splices], [wanted, messages, 0]);
             }
         }
-        // A UNIX stream tells its writer of each read (`unix_write_space`), one wake-up more.
+        // A UNIX stream notifies its writer of each read (`unix_write_space`): one more wake-up.
         let wakes = if mix.kinds().contains(&Kind::Unix) {
             2
         } else {
@@ -160,7 +160,7 @@ pub(crate) fn small_messages_cost_one_read_and_one_write(engine: &Contestant) {
     });
 }
 
-/// How often a ring may have looked since then whether what it has sent is to be counted.
+/// How often a ring may have looked since then for sends to count.
 pub(crate) fn looks(engine: &Contestant, since: Instant) -> u64 {
     if engine.choice == URING.choice {
         2 + (since.elapsed().as_millis() / RING_LOOKS.as_millis()) as u64
@@ -169,7 +169,7 @@ pub(crate) fn looks(engine: &Contestant, since: Instant) -> u64 {
     }
 }
 
-/// Reads, writes, splices, submits and waits so far.
+/// The reads, writes, splices, submits and waits so far.
 pub(crate) fn counted(calls: &mut SystemCalls) -> [u64; 5] {
     let waits = calls.sum_begun(&WAITING);
     let [reads, writes, splices, submits] =
@@ -193,11 +193,11 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
                 receive(&joined.b, from_a, range.clone(), Pace::Steady);
             });
         };
-        // The first pipe of a process asks for the user's budget, in a file.
+        // The first pipe of a process reads the user's budget from a file.
         bulk(0..SET_UP_BYTES);
         wait_asleep(calls);
         let set_up = carried(calls);
-        // A sender that outruns the kernel's worker is served by hand.
+        // User space serves a sender that outruns the kernel worker.
         let round = match engine.choice {
             choice if choice == SOCKMAP.choice => SOCKMAP_ROUND_BYTES,
             _ => BULK_BYTES,
@@ -212,7 +212,7 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             .map(|((name, after), (_, before))| (name, after - before))
             .collect();
         let copied_at_most =
-            carried.iter().map(|(_, times)| times).sum::<u64>() * COPY.in_hand_bytes as u64;
+            carried.iter().map(|(_, times)| times).sum::<u64>() * COPY.in_flight_bytes as u64;
         let (name, why) = joined.handle.engine();
         eprintln!("{name} ({why}): {splices} times splice, {carried:?}");
         match engine.choice {
@@ -227,7 +227,7 @@ pub(crate) fn bulk_goes_by_this_engine(engine: &Contestant) {
             EngineChoice::Only(EngineName::Aio) => {
                 assert_eq!((splices, copied_at_most), (0, 0), "{carried:?}");
                 assert_eq!(calls.begun("io_getevents"), 0);
-                // Read and write of a block went together, but where the receiver's buffer was full.
+                // Read and write of a block were one call, unless the receiver's buffer was full.
                 let submits = calls.begun("io_submit");
                 eprintln!("{submits} times io_submit");
                 assert!(submits > 0);
@@ -264,8 +264,8 @@ pub(crate) fn an_idle_pair_wakes_nobody(engine: &Contestant) {
         let joined = join_on(&driven, engine, mix);
         round_trips(&joined, 0..2);
         let calls = &mut driven.calls;
-        // What is left to do after a message comes once, on a busy machine late: the clock of a ring,
-        // and the last read of a UNIX stream's peer, which is told after it.
+        // The rest of the work after a message comes once, and late on a busy machine: the ring's
+        // timer, and the last read of a UNIX stream's peer, which is notified after it.
         until("the loop sleeps on", || {
             wait_at_rest(engine, calls);
             let before = calls.sum_begun(&WAITING);

@@ -1,7 +1,7 @@
-//! A reset on one side resets the other: it never looks like a clean end of stream.
+//! A reset on one side resets the other. It never looks like a clean EOF.
 //!
-//! A UNIX stream has a reset only for the peer of a socket that is closed with bytes unread. So
-//! from a UNIX peer it comes by that way, and to a UNIX peer it may arrive as an end of stream.
+//! A UNIX stream has a reset only for the peer of a socket that is closed with unread bytes. So
+//! from a UNIX peer it comes in that way, and to a UNIX peer it may arrive as EOF.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use crate::support::transfer::{
 
 const MOST_BYTES: u64 = 64 << 20;
 const MESSAGE_BYTES: usize = 1000;
-/// The kernel makes what it takes for the least of this.
+/// The kernel raises it to its minimum.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
 
-/// What `peer` sees last, after bytes that are right.
+/// Fails unless `peer` sees a reset after correct bytes.
 fn assert_sees_reset(peer: &Peer, payload: crate::support::payload::Payload, from: u64) {
     let (position, ending) = receive_until_cut(peer, payload, from);
     assert!(
@@ -33,7 +33,7 @@ fn assert_sees_reset(peer: &Peer, payload: crate::support::payload::Payload, fro
     );
 }
 
-/// A byte for `to` that it will not read, without which a UNIX stream cannot be reset.
+/// Sends `to` a byte that it will not read, without which a UNIX stream cannot be reset.
 fn leave_unread(from: &Peer, to: &Peer) {
     if to.is_unix() {
         send(from, payloads()[1], 0..1, Pace::Steady);
@@ -73,13 +73,13 @@ pub(crate) fn in_the_middle_of_a_transfer(engine: &Contestant) {
                     inner.spawn(|| send(&a, from_a, 0..2 << 20, Pace::Steady));
                     receive(&a, from_b, 0..1 << 20, Pace::Steady);
                 });
-                // Its peer never stops, so there is something unread on a UNIX stream, too.
+                // Its peer never stops, so a UNIX stream has unread bytes, too.
                 a.wait_unread(1);
                 a.reset();
             });
             let sender = scope.spawn(|| send_until_cut(&b, from_b, 0));
             let (position, ending) = receive_until_cut(&b, from_a, 0);
-            // A socket tells its error once, to whoever comes first.
+            // A socket reports its error once, to the first caller.
             let told = [sender.join().unwrap(), ending];
             assert!(
                 told.contains(&Ending::Reset) || b.is_unix(),
@@ -98,13 +98,13 @@ pub(crate) fn in_the_middle_of_a_backlog(engine: &Contestant) {
         send_until_blocked(&a, from_a, 0, MOST_BYTES);
         leave_unread(&b, &a);
         a.reset();
-        // Nobody reads: the relay has to see it while it cannot move a byte.
+        // Nobody reads: the relay must see the reset while it cannot move a byte.
         assert_reset_by_a(&handle);
         assert_sees_reset(&b, from_a, 0);
     });
 }
 
-/// A process that is being started has duplicates until its exec, and a child may keep them.
+/// A process that is being started holds duplicates until its exec, and a child may keep them.
 pub(crate) fn though_duplicates_are_held(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, _] = payloads();
@@ -124,11 +124,11 @@ pub(crate) fn though_duplicates_are_held(engine: &Contestant) {
     });
 }
 
-/// Less lies in the relay's hands than keeps an engine from reading on: it may have had the error
+/// Less is in flight in the relay than stops an engine from reading: it may have got the error
 /// together with the last bytes.
 pub(crate) fn behind_messages_that_nobody_takes(engine: &Contestant) {
     if engine.choice == SEGMENT.choice {
-        // It has nothing in its hands, and takes no connection with such a window.
+        // `segment` has nothing in flight, and accepts no connection with such a window.
         return;
     }
     let relay = Relay::new(engine);
@@ -175,8 +175,7 @@ pub(crate) fn after_its_own_half_close(engine: &Contestant) {
         send(&b, from_b, 0..1000, Pace::Steady);
         a.wait_unread(1000);
         a.reset();
-        // `b` has read its end of stream already; that the connection is cut, it learns when it
-        // writes.
+        // `b` has already read EOF. It learns that the connection is cut when it writes.
         send_until_cut(&b, from_b, 1000);
         assert_reset_by_a(&handle);
     });
@@ -211,7 +210,7 @@ pub(crate) fn by_closing_with_unread_data(engine: &Contestant) {
     });
 }
 
-/// A client that has given up while the target was being connected.
+/// A client that gave up while the target was being connected.
 pub(crate) fn before_the_endpoint_is_made(engine: &Contestant) {
     reset_before(engine, |near, a| {
         a.reset();
@@ -229,7 +228,7 @@ pub(crate) fn before_the_join(engine: &Contestant) {
     });
 }
 
-/// The end of stream is passed on to a connection that is no more.
+/// EOF is passed on to a connection that no longer exists.
 pub(crate) fn together_with_a_half_close(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [_, from_b] = payloads();
@@ -266,7 +265,7 @@ fn reset_before(engine: &Contestant, cut_short: impl Fn(std::os::fd::OwnedFd, Pe
     let [from_a, _] = payloads();
     for mix in engine.mixes() {
         if mix.a == Kind::Unix {
-            // Its reset needs unread bytes, and before the join nobody sends it any.
+            // Its reset needs unread bytes, and nobody sends it any before the join.
             continue;
         }
         eprintln!("{mix:?}");
@@ -283,7 +282,7 @@ fn reset_before(engine: &Contestant, cut_short: impl Fn(std::os::fd::OwnedFd, Pe
     }
 }
 
-/// The mixes in which both ends can tell a reset from an end of stream.
+/// The mixes in which both ends can tell a reset from EOF.
 pub(crate) fn tells_reset(mix: Mix) -> [bool; 2] {
     mix.kinds().map(|kind| kind != Kind::Unix)
 }

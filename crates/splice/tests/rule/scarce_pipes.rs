@@ -1,4 +1,4 @@
-//! Where pipes run out, the bytes go by another way, and the outcome says why.
+//! When pipes run out, the bytes are copied, and the outcome says why.
 
 use std::fs::File;
 use std::thread;
@@ -17,8 +17,8 @@ use crate::support::transfer::{Pace, receive_to_end, send};
 /// More than half of what `fs.pipe-user-pages-soft` allows by default: 32 pipes of 1 MiB.
 const PAIRS: usize = 44;
 const PIPE_PAGES: usize = 256;
-/// How the outcome says it.
-const NO_PIPE: &str = "no pipe could be had";
+/// The words of the outcome.
+const NO_PIPE: &str = "no pipe could be created";
 const EXTRA_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 64 << 10;
 /// Enough for a loop, a pair of any kind, and its peers.
@@ -33,7 +33,7 @@ fn allowed_pipes() -> usize {
     }
 }
 
-/// Each sender writes what it can; `sent` is how much each has written. Tells whether any could.
+/// Each sender writes what it can; `sent` counts it. Returns whether any could write.
 fn fill(pairs: &[Joined], sent: &mut [u64]) -> bool {
     let [from_a, _] = payloads();
     let mut moved = false;
@@ -88,7 +88,7 @@ pub(crate) fn more_stalled_pairs_than_pipes(engine: &Contestant) {
     });
 }
 
-/// Everything arrives, and more; tells whether a pipe was missed.
+/// Everything arrives, and more after it. Returns whether a pipe was missing.
 fn flow_on(Joined { a, b, handle }: &Joined, sent: u64) -> bool {
     let [from_a, _] = payloads();
     let end = sent + EXTRA_BYTES;
@@ -106,7 +106,7 @@ fn flow_on(Joined { a, b, handle }: &Joined, sent: u64) -> bool {
     outcome.why_engine.contains(NO_PIPE)
 }
 
-/// Descriptors run out after the join, which the pair has to survive.
+/// Descriptors run out after the join, which the pair must survive.
 pub(crate) fn no_descriptor_for_a_pipe(engine: &Contestant) {
     alone(|| {
         descriptors::allow_more(SPARE_DESCRIPTORS);
@@ -114,10 +114,11 @@ pub(crate) fn no_descriptor_for_a_pipe(engine: &Contestant) {
         let [from_a, _] = payloads();
         engine.with_each_mix(|mix| {
             let Joined { a, b, handle } = relay.join(mix);
-            // Once it answers, the loop has placed the pair.
+            // Once it answers, the loop has the pair.
             send(&a, from_a, 0..100, Pace::Steady);
             crate::support::transfer::receive(&b, from_a, 0..100, Pace::Steady);
-            // Idle, a loop with a pair keeps at most a few pipes; what is left is taken away.
+            // An idle loop with a pair keeps at most a few pipes. The test takes away the other
+            // descriptors.
             let mut hoard = Vec::new();
             while let Ok(file) = File::open("/dev/null") {
                 hoard.push(file);
@@ -135,7 +136,8 @@ pub(crate) fn no_descriptor_for_a_pipe(engine: &Contestant) {
             let outcome = outcome(&handle);
             assert_eq!(outcome.reason, Reason::EndOfStream);
             if engine.choice == EngineChoice::Auto {
-                // By name the first bytes have made the loop keep a pipe, which does.
+                // With the engine by name, the first bytes have made the loop keep a pipe, which
+                // suffices.
                 assert!(
                     outcome.why_engine.contains(NO_PIPE),
                     "{}",

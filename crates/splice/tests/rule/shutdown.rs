@@ -1,4 +1,4 @@
-//! Dropping what holds a pair closes both of its ends.
+//! Dropping the owner of a pair closes both of its ends.
 
 use std::thread;
 

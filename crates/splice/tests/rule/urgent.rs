@@ -1,4 +1,4 @@
-//! A byte that a peer sends as urgent stays in its place in the stream.
+//! An urgent byte keeps its place in the stream.
 
 use std::thread;
 
@@ -18,14 +18,14 @@ const ALTERNATIONS: usize = 20;
 /// Each run draws others, and `make soak` runs many.
 const RACES: u64 = 8;
 
-/// MPTCP knows no urgent data; its socket option does not exist there.
+/// MPTCP has no urgent data, and the socket option does not exist there.
 fn mixes(engine: &Contestant) -> Vec<Mix> {
     let mut mixes = engine.mixes();
     mixes.retain(|mix| mix.a != Kind::Mptcp);
     mixes
 }
 
-/// Pieces of all sizes with an urgent byte behind each; tells the end.
+/// Sends pieces of all sizes, each followed by an urgent byte. Returns the end.
 fn send_with_urgent(peer: &Peer, payload: Payload, pieces: u64, salt: u64) -> u64 {
     let mut random = Random::of_run(salt);
     let mut position = 0;
@@ -54,14 +54,14 @@ pub(crate) fn stays_in_its_place(engine: &Contestant) {
             // What is urgent is known only at the end, and the receiver must not wait for it.
             receive_all(&b, from_a, || sender.join().unwrap());
         });
-        // The other direction has nothing to do with it.
+        // The other direction is independent.
         b.end_stream();
         receive_to_end(&a, from_b, 0..0, Pace::Steady);
         outcome(&handle);
     }
 }
 
-/// What follows an urgent byte arrives without anything behind it that would push.
+/// What follows an urgent byte arrives without further bytes to push it.
 pub(crate) fn holds_nothing_up(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, _] = payloads();
@@ -90,7 +90,7 @@ pub(crate) fn holds_nothing_up(engine: &Contestant) {
     }
 }
 
-/// Receives to the end of the stream, wherever it is, and then compares with where it should be.
+/// Receives until EOF, wherever it is, and compares that with the expected position.
 fn receive_all(peer: &Peer, payload: Payload, end: impl FnOnce() -> u64) {
     use crate::support::transfer::{Ending, receive_until_cut};
     let (position, ending) = receive_until_cut(peer, payload, 0);
@@ -98,8 +98,7 @@ fn receive_all(peer: &Peer, payload: Payload, end: impl FnOnce() -> u64) {
     assert_eq!(position, end(), "where the stream ended");
 }
 
-/// The mark, what follows it, and the end of the stream arrive while the relay is in the middle of
-/// a turn.
+/// The mark, what follows it, and EOF arrive while the relay is in the middle of a turn.
 pub(crate) fn before_the_end_of_the_stream(engine: &Contestant) {
     let relay = Relay::new(engine);
     let [from_a, _] = payloads();

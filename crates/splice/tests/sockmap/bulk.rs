@@ -1,4 +1,4 @@
-//! Bulk in one direction, from a sender that is faster than the kernel's worker.
+//! Bulk in one direction, from a sender that is faster than the kernel worker.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use splice::{EngineChoice, EngineName, Splicer};
 
 use crate::stage::{SOCKMAP, join_across, missing, options, send_through};
 
-/// Some 50 ms on a machine of 2026; the first attempt to open comes after 20 ms.
+/// Some 50 ms on a machine of 2026. The first attempt to open comes after 20 ms.
 const BYTES: u64 = 128 << 20;
 const ROUNDS: usize = 7;
 
-/// A sender that is left with a closed window asks again after 200 ms, which is several times what a
-/// round takes: it once came to 0.06 of `copy`. The figure itself is the bench's.
+/// A sender with a closed window probes after 200 ms, several times the duration of a round. The
+/// throughput itself is measured by the bench.
 #[test]
-fn bulk_is_not_held_up_by_attempts_to_open() {
+fn attempts_to_open_do_not_delay_bulk() {
     if missing() || !available(Need::Netns) {
         return;
     }
@@ -26,8 +26,8 @@ fn bulk_is_not_held_up_by_attempts_to_open() {
     let mut ratios: Vec<f64> = (0..ROUNDS)
         .map(|_| {
             let [copy, sockmap] = [EngineChoice::Only(EngineName::Copy), SOCKMAP].map(|engine| {
-                // All of it on one CPU, where a sender waits with more than the window holds. What
-                // a thread starts stays where it is.
+                // Everything on one CPU, where the sender has more waiting than the window holds.
+                // Threads that it starts stay on that CPU.
                 thread::scope(|scope| scope.spawn(|| on_one_cpu(&lab, engine)).join().unwrap())
             });
             eprintln!("copy {copy:?}, sockmap {sockmap:?}");

@@ -1,4 +1,4 @@
-//! What the kernel complains of meanwhile.
+//! Warnings of the kernel during a test.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::fs::OFlags;
 
-/// The kernel's log from here on, where it may be read.
+/// The kernel's log from here on, if it can be read.
 pub(crate) struct KernelLog(Option<File>);
 
 impl KernelLog {
@@ -21,14 +21,14 @@ impl KernelLog {
         Self(log.ok())
     }
 
-    /// What a `WARN` or `BUG` of the network prints: the log is that of the whole machine.
+    /// The lines of a `WARN` or `BUG` of the network; the log covers the whole machine.
     pub(crate) fn warnings(self) -> Vec<String> {
         let Some(mut log) = self.0 else {
             return Vec::new();
         };
         let (mut warnings, mut record) = (Vec::new(), vec![0; 8192]);
         loop {
-            // A read is one record (`devkmsg_read`).
+            // One read returns one record (`devkmsg_read`).
             match log.read(&mut record) {
                 Ok(count) => {
                     let text = String::from_utf8_lossy(&record[..count]);
@@ -42,7 +42,8 @@ impl KernelLog {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return warnings,
-                // It was overwritten before it was read (EPIPE): what comes next is there.
+                // The record was overwritten before it was read (EPIPE); the next read continues
+                // after it.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 Err(error) => panic!("/dev/kmsg: {error}"),
             }

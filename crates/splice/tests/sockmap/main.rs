@@ -1,6 +1,6 @@
-//! What the engine `sockmap` has to show beside the contract of `every_engine.rs`: that the
-//! kernel moves the bytes, that the process sleeps meanwhile, and that it stays so under load.
-//! Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; without them each test says that it is left out.
+//! What the engine `sockmap` guarantees beside the contract of `every_engine.rs`: the kernel moves
+//! the bytes, the process sleeps meanwhile, and both hold under load. Needs CAP_BPF, CAP_NET_ADMIN
+//! and CAP_PERFMON; without them each test reports that it is skipped.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 mod bulk;
@@ -38,7 +38,7 @@ use crate::support::alone;
 use crate::support::payload::Payload;
 use crate::support::random::{Random, run_seed};
 
-/// How often the splicer's threads were given a CPU because something woke them; `None` while one is awake.
+/// How often the splicer's threads were woken; `None` while one is awake.
 fn wake_ups() -> Option<u64> {
     let mut counts = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
@@ -88,9 +88,9 @@ fn a_unix_end_is_refused_in_words() {
         }
         // A peer must not take it for an empty answer.
         for (peer, unix) in peers.into_iter().zip(unix) {
-            let came = TcpStream::from(peer).read(&mut [0]);
+            let received = TcpStream::from(peer).read(&mut [0]);
             let is_reset =
-                came.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset);
+                received.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset);
             assert!(is_reset || unix);
         }
     }
@@ -121,7 +121,7 @@ fn the_process_sleeps_while_messages_pass_alone() {
         a.read_exact(&mut byte).unwrap();
     };
     round_trip(&mut a, &mut b);
-    // The turn in which the kernel got the pair is over, and the looks that it asked for.
+    // The turn in which the kernel took the pair is over, and so are the looks that it asked for.
     let rest = Duration::from_millis(50);
     let woken = until_found("its threads sleep", || until_at_rest(rest, wake_ups));
     for _ in 0..2000 {
@@ -131,9 +131,10 @@ fn the_process_sleeps_while_messages_pass_alone() {
     assert_eq!(handle.counters().total(), 2001 * 128 + 2 * before);
 }
 
-/// 200 pairs, promoted wherever they are, readers that pause, and the CPUs busy with other work.
+/// 200 pairs, promoted at random positions, with readers that pause, while other work loads the
+/// CPUs.
 #[test]
-fn two_hundred_pairs_promoted_at_random_places_under_load() {
+fn two_hundred_pairs_promoted_at_random_positions_under_load() {
     if missing() {
         return;
     }
@@ -164,7 +165,7 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
             .map(|number| {
                 let mut random = Random::of_run(number);
                 let options = Options {
-                    // Time decides: never by volume.
+                    // Promotion by time, never by volume.
                     promote_after_bytes: u64::MAX,
                     segment_after: None,
                     promote_after: Some(Duration::from_millis(random.below(1500))),
@@ -202,14 +203,14 @@ fn two_hundred_pairs_promoted_at_random_places_under_load() {
     });
     eprintln!("engines at the end: {engines:?}");
     assert_eq!(log.warnings(), [""; 0]);
-    // A pair whose source is never found empty is not taken.
+    // A pair whose source is never empty is not taken.
     assert!(engines.get("sockmap") > Some(&10), "{engines:?}");
 }
 
-/// Addresses tell connections apart in one namespace only; a program of a process that has
-/// sockets of several cannot ask in which it is.
+/// Addresses identify connections only within a namespace. A program of a process that has sockets
+/// in several cannot ask which one it runs in.
 #[test]
-fn pairs_with_the_same_addresses_in_two_namespaces_are_told_apart() {
+fn pairs_with_equal_addresses_in_two_namespaces_are_distinguished() {
     if missing() || !available(Need::Netns) {
         return;
     }
@@ -281,7 +282,7 @@ fn ten_thousand_pairs_leave_nothing_alone() {
     });
 }
 
-/// A receiver that reads, and messages of a size that the kernel's worker keeps up with.
+/// A receiver that reads, and messages of a size that the kernel worker keeps up with.
 #[test]
 fn a_reading_receiver_gets_its_bytes_from_the_kernel() {
     if missing() {
@@ -306,9 +307,10 @@ fn a_reading_receiver_gets_its_bytes_from_the_kernel() {
     assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
 }
 
-/// One that outruns the kernel's worker goes by hand, and into the kernel again afterwards.
+/// User space serves a sender that outruns the kernel worker, and the kernel takes it back
+/// afterwards.
 #[test]
-fn a_spell_of_bulk_is_not_for_good() {
+fn a_pair_returns_to_the_kernel_after_bulk() {
     if missing() {
         return;
     }
@@ -321,7 +323,7 @@ fn a_spell_of_bulk_is_not_for_good() {
 }
 
 #[test]
-fn peers_that_send_without_ever_reading_are_held_back() {
+fn peers_that_never_read_are_blocked() {
     if missing() {
         return;
     }
@@ -384,7 +386,7 @@ fn hold_back(sends: [bool; 2]) {
         before.saturating_sub(free()),
         handle.counters()
     );
-    // The backlogs are in no socket's account: they show in what has left the peers.
+    // No socket's account includes the backlogs: they show in what has left the peers.
     let with_peers: usize = [&a, &b]
         .map(|peer| Endpoint::new(peer.try_clone().unwrap()).unwrap())
         .iter()
@@ -396,7 +398,7 @@ fn hold_back(sends: [bool; 2]) {
     assert!(most_held < limits.memory_bytes);
     // A duplicate would keep the relay's sockets open.
     drop(watched);
-    // Nothing is lost, and it goes on.
+    // Nothing is lost, and the flow resumes.
     for peer in [&a, &b] {
         peer.set_nonblocking(false).unwrap();
     }

@@ -1,4 +1,4 @@
-//! A sender at a network's rate.
+//! A sender at the rate of its link.
 
 use netlab::{Lab, Need, available};
 use splice::Splicer;
@@ -11,7 +11,7 @@ const MEGABITS: u64 = 500;
 const BYTES: u64 = MEGABITS * 1_000_000 / 8 * 2;
 /// The token bucket of the client's link has room for four of the largest segments.
 const BUCKET: &str = "256kb";
-/// More than TCP has under way there, so that nothing is dropped.
+/// More than TCP has in flight there, so that nothing is dropped.
 const QUEUE: &str = "32mb";
 
 #[test]

@@ -1,4 +1,4 @@
-//! A pair that `segment` declines is tried with `sockmap` then.
+//! A pair that `segment` declines is then tried with `sockmap`.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use splice::{EngineChoice, EngineName, Options, Splicer};
 
 use crate::stage::{connected, join_ends, missing, options};
 
-/// Has the server send the relay nothing at all, or again what it has to say.
+/// Makes the server send the relay nothing, or everything again.
 fn set_mute(lab: &Lab, mute: bool) {
     let mut command = lab.server().command("ip");
     command.args(["route", if mute { "add" } else { "del" }, "blackhole"]);
@@ -25,7 +25,7 @@ fn what_segment_declines_is_tried_with_sockmap() {
     let splicer = lab.relay().enter(|| Splicer::new(1).unwrap()).unwrap();
     let [mut a, near] = connected(lab.client(), lab.relay(), Lab::RELAY_V4);
     let [far, mut b] = connected(lab.relay(), lab.server(), Lab::SERVER_V4);
-    // The handshakes came before the program, and no other segment comes by.
+    // The handshakes came before the program was attached, and no other segment passes.
     set_mute(&lab, true);
     let options = Options {
         segment_after: Some(Duration::from_millis(1)),
@@ -37,7 +37,7 @@ fn what_segment_declines_is_tried_with_sockmap() {
     until("sockmap has the pair", || {
         handle.engine().0 == EngineName::Sockmap
     });
-    // It has asked the server three times for a segment by then.
+    // It has probed the server three times by then.
     assert!(start.elapsed() > Duration::from_secs(2));
     set_mute(&lab, false);
     let mut word = [0; 5];

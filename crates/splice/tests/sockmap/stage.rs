@@ -32,7 +32,7 @@ pub(crate) fn join(splicer: &Splicer, options: &Options) -> Joined {
     Joined { a, b, handle }
 }
 
-/// The same between a client and a server elsewhere.
+/// The same between a client and a server in other namespaces.
 pub(crate) fn join_across(lab: &Lab, splicer: &Splicer, options: &Options) -> Joined {
     let [a, near] = connected(lab.client(), lab.relay(), Lab::RELAY_V4);
     let [far, b] = connected(lab.relay(), lab.server(), Lab::SERVER_V4);
@@ -52,7 +52,7 @@ pub(crate) fn options(engine: EngineChoice) -> Options {
     }
 }
 
-/// Sends bytes there and back until the kernel has moved one each way; tells how many.
+/// Sends bytes in both directions until the kernel has moved one each way. Returns how many.
 pub(crate) fn until_redirected(Joined { a, b, handle }: &mut Joined) -> u64 {
     let mut count = 0;
     let mut byte = [0; 1];
@@ -75,7 +75,7 @@ pub(crate) fn outcome(handle: &Handle) -> Outcome {
         .unwrap_or_else(|| panic!("the pair has not ended: {handle:?}"))
 }
 
-/// Sends the payload in random pieces, then the end of the stream.
+/// Sends the payload in random pieces, then EOF.
 pub(crate) fn send_all(mut stream: &TcpStream, bytes: u64, salt: u64) {
     let payload = Payload::new(salt);
     let mut random = Random::of_run(salt);
@@ -89,7 +89,7 @@ pub(crate) fn send_all(mut stream: &TcpStream, bytes: u64, salt: u64) {
     stream.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Reads to the end, with random pauses, and checks every byte; returns how many came.
+/// Reads to EOF, with random pauses, and checks every byte. Returns how many came.
 pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u64 {
     let payload = Payload::new(salt);
     let mut random = Random::of_run(salt);
@@ -110,7 +110,7 @@ pub(crate) fn receive_all(mut stream: &TcpStream, salt: u64, pauses: bool) -> u6
     }
 }
 
-/// Connections from the one namespace to the other, both ends.
+/// Connections between the two namespaces, both ends.
 pub(crate) fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> [TcpStream; 2] {
     let listener = to.enter(|| TcpListener::bind((address, 0))).unwrap();
     let listener = listener.unwrap();
@@ -124,7 +124,7 @@ pub(crate) fn connected(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> 
     [near, far]
 }
 
-/// Sends and checks a part of a payload as fast as it goes.
+/// Sends and checks a part of a payload at full speed.
 pub(crate) fn send_through(a: &TcpStream, b: &TcpStream, range: Range<u64>) {
     /// Per write and read.
     const BLOCK_BYTES: usize = 256 << 10;

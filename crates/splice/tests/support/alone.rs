@@ -1,4 +1,4 @@
-//! A test that needs a process for itself: it counts descriptors, sets limits of the process, or
+//! A test that needs a process of its own: it counts descriptors, sets limits of the process, or
 //! uses up what the process shares.
 
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::{env, thread};
 const VARIABLE: &str = "SPLICED_TEST_ALONE";
 
 thread_local! {
-    /// The test that this thread works for, where its own name does not tell.
+    /// The test that this thread works for, if its own name does not say so.
     pub(crate) static TEST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn test_name() -> String {
     })
 }
 
-/// Runs `body` in a process of which this test is the only one.
+/// Runs `body` in a process that runs only this test.
 pub(crate) fn alone(body: impl FnOnce()) {
     if env::var_os(VARIABLE).is_some() {
         return body();

@@ -1,4 +1,4 @@
-//! A test that changes or burdens the network it runs in: it gets namespaces of its own.
+//! A test that changes or loads the network gets namespaces of its own.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,23 +10,23 @@ use netlab::{Lab, Namespace, Need, available};
 
 use super::alone::{TEST, test_name};
 
-/// What lies around the relay's namespace, which is known by its inode.
+/// The lab around the relay's namespace, which is identified by its inode.
 static SURROUNDINGS: Mutex<Option<HashMap<u64, Arc<Surroundings>>>> = Mutex::new(None);
 
-/// Where peers live that are not on the relay's own host.
+/// Where peers run that are not on the relay's own host.
 pub(crate) struct Surroundings {
     pub(crate) lab: Lab,
     peers: AtomicUsize,
 }
 
 impl Surroundings {
-    /// Those of the thread that asks; `None` where everything is over lo.
+    /// The peers of this thread's namespace; `None` if everything runs over lo.
     pub(crate) fn here() -> Option<Arc<Self>> {
         let all = SURROUNDINGS.lock().unwrap_or_else(PoisonError::into_inner);
         all.as_ref()?.get(&namespace_here()).cloned()
     }
 
-    /// Whether the next peer is a server: the two of a pair are on two sides.
+    /// Whether the next peer is a server: the peers of a pair are on two sides.
     pub(crate) fn is_server_next(&self) -> bool {
         !self.peers.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
     }
@@ -37,7 +37,7 @@ fn namespace_here() -> u64 {
     namespace.expect("the thread's namespace").ino()
 }
 
-/// Runs `body` where only lo is, with these sysctls.
+/// Runs `body` in a namespace with only lo and these sysctls.
 pub(crate) fn apart(sysctls: &[(&str, &str)], body: impl FnOnce() + Send) {
     if !available(Need::Root) {
         return;

@@ -1,4 +1,4 @@
-//! An engine under test, and what the rules have to know about it.
+//! An engine under test, and what the rules need to know about it.
 
 use std::thread;
 
@@ -11,8 +11,8 @@ use crate::support::mix::Mix;
 pub(crate) struct Contestant {
     pub(crate) choice: EngineChoice,
     /// The most that one direction holds outside of sockets, in bytes.
-    pub(crate) in_hand_bytes: usize,
-    /// The kinds of socket that it takes.
+    pub(crate) in_flight_bytes: usize,
+    /// The kinds of socket that it accepts.
     pub(crate) kinds: &'static [Kind],
     pub(crate) takes_byte_limit: bool,
     /// With `auto`: [`Options::segment_after`](splice::Options::segment_after) is not `None`.
@@ -23,7 +23,7 @@ const EVERY_KIND: &[Kind] = &[Kind::Tcp4, Kind::Tcp6, Kind::Unix, Kind::Mptcp];
 
 pub(crate) const COPY: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Copy),
-    in_hand_bytes: 256 << 10,
+    in_flight_bytes: 256 << 10,
     kinds: EVERY_KIND,
     takes_byte_limit: true,
     promote_to_segment: true,
@@ -31,7 +31,7 @@ pub(crate) const COPY: Contestant = Contestant {
 
 pub(crate) const PIPE: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Pipe),
-    in_hand_bytes: 1 << 20,
+    in_flight_bytes: 1 << 20,
     ..COPY
 };
 
@@ -42,7 +42,7 @@ pub(crate) const AIO: Contestant = Contestant {
 
 pub(crate) const URING: Contestant = Contestant {
     choice: EngineChoice::Only(EngineName::Uring),
-    in_hand_bytes: 1 << 20,
+    in_flight_bytes: 1 << 20,
     ..COPY
 };
 
@@ -57,7 +57,7 @@ pub(crate) const AUTO: Contestant = Contestant {
     ..PIPE
 };
 
-/// What it does with pairs that stay in user space, at what cost.
+/// What pairs cost that stay in user space.
 pub(crate) const AUTO_BY_HAND: Contestant = Contestant {
     promote_to_segment: false,
     ..AUTO
@@ -97,7 +97,7 @@ impl Contestant {
         }
     }
 
-    /// Every ordered pair of kinds that it takes and this kernel has.
+    /// Every ordered pair of kinds that it accepts and this kernel has.
     pub(crate) fn mixes(&self) -> Vec<Mix> {
         Mix::all()
             .into_iter()
@@ -105,7 +105,7 @@ impl Contestant {
             .collect()
     }
 
-    /// Calls `run` with each mix, after naming it where a failure shows it.
+    /// Calls `run` with each mix, which a failure names.
     pub(crate) fn with_each_mix(&self, mut run: impl FnMut(Mix)) {
         for mix in self.mixes() {
             eprintln!("{}: {mix:?}", self.choice);
@@ -113,8 +113,8 @@ impl Contestant {
         }
     }
 
-    /// Like [`with_each_mix`](Self::with_each_mix) for what takes long: each kind once as `a` and
-    /// once as `b`.
+    /// Like [`with_each_mix`](Self::with_each_mix), for slow tests: each kind once as `a` and once
+    /// as `b`.
     pub(crate) fn with_each_kind(&self, mut run: impl FnMut(Mix)) {
         for mix in self.each_kind() {
             eprintln!("{}: {mix:?}", self.choice);

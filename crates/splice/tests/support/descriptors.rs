@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What every open descriptor stands for, sorted: `socket:[123]`, `pipe:[124]`, a path.
+/// What every open descriptor refers to, sorted: `socket:[123]`, `pipe:[124]`, a path.
 pub(crate) fn open() -> Vec<String> {
     let mut targets: Vec<_> = fs::read_dir("/proc/self/fd")
         .expect("/proc/self/fd")
@@ -21,7 +21,7 @@ pub(crate) fn count(prefix: &str) -> usize {
     open().iter().filter(starts).count()
 }
 
-/// Allows as many as the process may have without asking.
+/// Raises the soft limit to the hard limit.
 pub(crate) fn allow_most() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     allow(maximum);
@@ -32,7 +32,7 @@ pub(crate) fn allow_more(count: u64) {
     let numbers = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
     let number =
         |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
-    // The limit is one for their numbers.
+    // The limit bounds the descriptors' numbers, not their count.
     let highest: u64 = numbers.filter_map(number).max().expect("one at least");
     allow(Some(highest + 1 + count));
 }

@@ -1,4 +1,4 @@
-//! An event loop in a thread whose number is known.
+//! An event loop in a thread whose id is known.
 
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -14,7 +14,7 @@ pub(crate) struct DrivenLoop {
 }
 
 impl DrivenLoop {
-    /// With its system calls counted from before its first turn.
+    /// Counts its system calls from before its first turn.
     pub(crate) fn counted() -> Self {
         let (sender, receiver) = mpsc::channel();
         let running = thread::spawn(move || {

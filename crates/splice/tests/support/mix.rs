@@ -38,10 +38,10 @@ impl Mix {
             .collect()
     }
 
-    /// Whether a reset that crosses data may get lost, as MPTCP's does now and then on 6.18. Its
-    /// subflow is gone and the other end waits for another one for `net.mptcp.close_timeout`, 60 s
-    /// (seen with no relay in between, too); more rarely the subflow lives on, though the socket
-    /// that it led to is closed.
+    /// Whether a reset that crosses data may get lost, as MPTCP's occasionally does on 6.18. Its
+    /// subflow is gone, and the other end waits for another one for `net.mptcp.close_timeout`, 60 s
+    /// (seen without a relay, too). More rarely the subflow lives on, although the socket that it
+    /// led to is closed.
     pub(crate) fn may_lose_reset(self) -> bool {
         self.kinds().contains(&Kind::Mptcp)
     }

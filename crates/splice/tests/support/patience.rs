@@ -1,9 +1,9 @@
-//! How long a test waits for what has to happen, and for what must not.
+//! How long a test waits for what must happen, and for what must not.
 
 use std::time::Duration;
 
 pub(crate) use netlab::{PATIENCE, until};
 
-/// For this long nothing has to happen before it is taken that nothing will. A busy machine that
-/// needs longer makes a test see less, never fail.
+/// How long nothing must happen until a test concludes that nothing will. On a busy machine a test
+/// then sees less, but never fails.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);

@@ -1,14 +1,14 @@
-//! What is sent: an endless stream of bytes of which no part looks like another.
+//! Payloads: endless streams of bytes of which no part looks like another.
 
 use std::sync::OnceLock;
 
 use super::random::{Random, run_seed};
 
-/// What is written at once is never cut by the end of the block, in bytes.
+/// One write is never cut by the end of the block, in bytes.
 const LARGEST_PIECE_BYTES: usize = 256 << 10;
 
-/// The stream repeats after this many bytes: a prime, so that a piece lost or doubled by any
-/// buffer's size shifts what follows.
+/// The stream repeats after this many bytes: a prime, so that a piece of any buffer's size that is
+/// lost or duplicated shifts what follows.
 const PERIOD_BYTES: usize = 4_194_319;
 
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,8 @@ impl Payload {
         }
     }
 
-    /// Bytes from `position` on: `at_most`, or, where that is more than `LARGEST_PIECE_BYTES`, perhaps
-    /// fewer.
+    /// Bytes from `position` on: `at_most` of them, or possibly fewer if that exceeds
+    /// `LARGEST_PIECE_BYTES`.
     pub(crate) fn piece(&self, position: u64, at_most: usize) -> &'static [u8] {
         let from = ((self.start as u64 + position) % PERIOD_BYTES as u64) as usize;
         let to = (from + at_most).min(PERIOD_BYTES + LARGEST_PIECE_BYTES);
@@ -78,7 +78,7 @@ impl Payload {
             .position(|window| window == strange)
             .map(|index| (index + PERIOD_BYTES - self.start) % PERIOD_BYTES);
         panic!(
-            "the byte at {} is wrong; what came belongs at {found:?} (modulo {PERIOD_BYTES}); \
+            "the byte at {} is wrong; the received bytes belong at {found:?} (modulo {PERIOD_BYTES}); \
              run again with SPLICED_SEED={}",
             position + first as u64,
             run_seed()

@@ -17,15 +17,15 @@ use splice::Kind;
 use crate::support::apart::Surroundings;
 use crate::support::patience::PATIENCE;
 
-/// One end of a connection of any kind: `TcpStream` only reads, writes, and shuts down, which is
-/// the same for all of them.
+/// One end of a connection of any kind. `TcpStream` only reads, writes, and shuts down here, which
+/// is the same for all kinds.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: TcpStream,
     pub(crate) kind: Kind,
 }
 
-/// Why this kernel makes no MPTCP sockets; `None` when it does.
+/// Why this kernel has no MPTCP sockets; `None` if it has.
 pub(crate) fn mptcp_missing() -> Option<io::Error> {
     socket(
         AddressFamily::INET,
@@ -89,7 +89,7 @@ impl Peer {
 
     pub(crate) fn new(fd: OwnedFd, kind: Kind) -> Self {
         let stream = TcpStream::from(fd);
-        // A lost byte shows as a read that never returns; it has to fail instead.
+        // A lost byte shows as a read that never returns, so it has a timeout.
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
         if kind != Kind::Unix {
@@ -106,7 +106,7 @@ impl Peer {
         self.stream.shutdown(Shutdown::Write).expect("shutdown");
     }
 
-    /// Closes with a reset. A UNIX stream sends one only when it leaves bytes unread.
+    /// Closes with a reset. A UNIX stream sends one only if it leaves bytes unread.
     pub(crate) fn reset(self) {
         if !self.is_unix() {
             sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO)).expect("SO_LINGER");
@@ -130,7 +130,7 @@ impl Peer {
         retry_on_intr(|| poll(&mut fds, Some(&time))).expect("poll") > 0
     }
 
-    /// Waits until `count` bytes lie unread before this peer.
+    /// Waits until this peer has `count` unread bytes.
     pub(crate) fn wait_unread(&self, count: usize) {
         let mut seen = vec![0; count];
         let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
@@ -139,7 +139,7 @@ impl Peer {
         assert_eq!(length, count);
     }
 
-    /// Lets this peer hold much by itself, so that it hides nothing of what the relay holds.
+    /// Enlarges this peer's buffers, so that they do not hide what the relay holds.
     pub(crate) fn widen(&self, bytes: usize) {
         sockopt::set_socket_recv_buffer_size(&self.stream, bytes).expect("SO_RCVBUF");
         sockopt::set_socket_send_buffer_size(&self.stream, bytes).expect("SO_SNDBUF");

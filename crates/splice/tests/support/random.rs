@@ -1,10 +1,10 @@
-//! Numbers that look random and come again with the same seed.
+//! Pseudo-random numbers, reproducible by their seed.
 
 use std::env;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// SplitMix64 (Steele, Lea, Flood 2014): passes BigCrush, and takes any seed.
+/// SplitMix64 (Steele, Lea, Flood 2014) passes BigCrush and accepts any seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -13,7 +13,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Seeded by the run, so that each run tries something else; `salt` tells the uses apart.
+    /// Seeded by the run, so that each run tries something else; `salt` separates the uses.
     pub(crate) fn of_run(salt: u64) -> Self {
         let mut mixed = Self::seeded(run_seed() ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93));
         Self::seeded(mixed.next())
@@ -31,8 +31,8 @@ impl Random {
         self.next() % bound
     }
 
-    /// From 1 to `most`, each power of two as likely as the others: small sizes are where
-    /// boundaries lie, large ones where the bytes are.
+    /// From 1 to `most`, each power of two equally likely: boundaries are at small sizes, and the
+    /// bytes are in large ones.
     pub(crate) fn size(&mut self, most: usize) -> usize {
         let bits = u64::from(most.ilog2()) + 1;
         let power = 1 << self.below(bits);

@@ -1,4 +1,4 @@
-//! A relay with its own thread, and pairs on it.
+//! A relay with a thread of its own, and its pairs.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -18,7 +18,7 @@ use crate::support::witness::Witness;
 pub(crate) struct Relay {
     pub(crate) splicer: Splicer,
     pub(crate) options: Options,
-    /// Of pairs that go by `segment`.
+    /// The witness of pairs that `segment` moves.
     witness: Option<Witness>,
 }
 
@@ -30,8 +30,7 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// Both peers have sent so many bytes and an end of stream: each gets the other's, and the pair
-    /// ends.
+    /// Both peers have sent so many bytes and EOF: each gets the other's, and the pair ends.
     pub(crate) fn end_with(&self, sent: [u64; 2]) {
         let [from_a, from_b] = payloads();
         thread::scope(|scope| {
@@ -82,8 +81,8 @@ impl Relay {
         Joined { a, b, handle }
     }
 
-    /// An engine in the kernel takes a pair that is calm; what a rule does then happens there. One with
-    /// a short idle timeout may have ended before, on a machine that stood still.
+    /// A kernel engine takes a pair that is calm, and the rule then applies to it there. On a
+    /// machine that stood still, a pair with a short idle timeout may have ended before.
     pub(crate) fn wait_for_kernel(&self, handle: &Handle) {
         let sockmap = EngineName::Sockmap;
         if self.options.engine == EngineChoice::Only(sockmap)
@@ -110,7 +109,7 @@ impl Relay {
     }
 }
 
-/// The outcome of a pair that has to end by now.
+/// The outcome of a pair that must end now.
 pub(crate) fn outcome(handle: &Handle) -> Outcome {
     handle
         .wait_timeout(PATIENCE)

@@ -1,4 +1,4 @@
-//! How often a thread makes a system call: kernel tracepoints, counted by perf_event_open(2).
+//! How often a thread makes a system call, by kernel tracepoints that perf_event_open(2) counts.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
 
-/// What the counts are about: every call that can carry bytes between a socket and a process, and
-/// the ones that wait.
+/// The counted calls: every one that can move bytes between a socket and a process, and those that
+/// wait.
 pub(crate) const CARRYING: [&str; 8] = [
     "recvfrom", "recvmsg", "read", "readv", "sendto", "sendmsg", "write", "writev",
 ];
-/// What carries them past these.
+/// The calls that move bytes in other ways.
 const ENGINES: [&str; 3] = ["splice", "io_submit", "io_getevents"];
 pub(crate) const WAITING: [&str; 4] = [
     "epoll_wait",
@@ -21,7 +21,7 @@ pub(crate) const WAITING: [&str; 4] = [
     "io_uring_enter",
 ];
 
-/// The tracepoint of every call, from the folder of `syscalls`.
+/// The tracepoint of all calls, in the folder of `syscalls`.
 const ANY: &str = "../raw_syscalls/sys_enter";
 
 pub(crate) struct SystemCalls {
@@ -29,12 +29,12 @@ pub(crate) struct SystemCalls {
 }
 
 impl SystemCalls {
-    /// Starts to count on the calling thread; any thread may read the counts.
+    /// Counts on the calling thread. Any thread may read the counts.
     pub(crate) fn of_this_thread() -> Self {
         Self::of_thread(0)
     }
 
-    /// The same on a thread that is known by its number.
+    /// Counts on the thread with this id.
     pub(crate) fn of_thread(thread: i32) -> Self {
         let counters = identifiers()
             .iter()
@@ -61,7 +61,7 @@ impl SystemCalls {
         self.read("exit", name)
     }
 
-    /// How many system calls have begun, whichever.
+    /// How many system calls of any kind have begun.
     #[allow(dead_code, reason = "only the engine segment's own tests ask")]
     pub(crate) fn all_begun(&mut self) -> u64 {
         self.count(ANY)
@@ -88,7 +88,7 @@ impl SystemCalls {
     }
 }
 
-/// The kernel's numbers for the tracepoints.
+/// The kernel's ids of the tracepoints.
 fn identifiers() -> &'static BTreeMap<String, u64> {
     static IDENTIFIERS: OnceLock<BTreeMap<String, u64>> = OnceLock::new();
     IDENTIFIERS.get_or_init(|| {
@@ -98,7 +98,7 @@ fn identifiers() -> &'static BTreeMap<String, u64> {
             .chain(WAITING.iter().map(|name| format!("sys_exit_{name}")))
             .chain([ANY.to_owned()])
             .collect();
-        // Mounted where nobody else sees it: most machines mount tracefs nowhere or elsewhere.
+        // Mounted in a private namespace: most machines mount tracefs nowhere or elsewhere.
         let script = format!(
             "{{ [ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing; }} &&
              cd /sys/kernel/tracing/events/syscalls &&

@@ -12,10 +12,10 @@ use crate::support::random::Random;
 
 const LARGEST_PIECE_BYTES: usize = 200 << 10;
 
-/// In what pieces, with what pauses.
+/// The size of the pieces, and the pauses.
 pub(crate) enum Pace {
     Steady,
-    /// Pieces of every size, now and then a pause.
+    /// Pieces of every size, with occasional pauses.
     Random(Random),
     /// Each piece has this many bytes.
     Pieces(usize),
@@ -72,7 +72,7 @@ pub(crate) fn receive(peer: &Peer, payload: Payload, range: Range<u64>, mut pace
     }
 }
 
-/// Receives the bytes of `range` and an end of stream behind them.
+/// Receives the bytes of `range`, and EOF after them.
 pub(crate) fn receive_to_end(peer: &Peer, payload: Payload, range: Range<u64>, pace: Pace) {
     let end = range.end;
     receive(peer, payload, range, pace);
@@ -83,14 +83,14 @@ pub(crate) fn receive_to_end(peer: &Peer, payload: Payload, range: Range<u64>, p
     }
 }
 
-/// How a stream came to its end.
+/// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     EndOfStream,
     Reset,
 }
 
-/// Receives whatever comes until the stream ends in one way or the other; tells where.
+/// Receives until the stream ends in either way. Returns the position.
 pub(crate) fn receive_until_cut(peer: &Peer, payload: Payload, from: u64) -> (u64, Ending) {
     let mut buffer = vec![0; LARGEST_PIECE_BYTES];
     let mut position = from;
@@ -111,7 +111,7 @@ pub(crate) fn receive_until_cut(peer: &Peer, payload: Payload, from: u64) -> (u6
     }
 }
 
-/// Sends until nothing has fitted for a while, or the stream is cut; tells how far it came.
+/// Sends until there was no room for a while, or the stream is cut. Returns the position.
 pub(crate) fn send_until_blocked(peer: &Peer, payload: Payload, from: u64, most: u64) -> u64 {
     let mut position = from;
     while peer.is_writable_within(QUIET) {
@@ -128,8 +128,8 @@ pub(crate) fn send_until_blocked(peer: &Peer, payload: Payload, from: u64, most:
     position
 }
 
-/// Sends until the stream is cut. Writing after an end of stream both ways is told apart from a
-/// reset: `EPIPE` comes from either.
+/// Sends until the stream is cut. A write after EOF in both directions is told apart from a reset:
+/// both give `EPIPE`.
 pub(crate) fn send_until_cut(peer: &Peer, payload: Payload, from: u64) -> Ending {
     let mut position = from;
     loop {

@@ -1,5 +1,5 @@
-//! That a loop reads and writes nothing for pairs whose segments the kernel translates: then every
-//! byte that arrives, and every byte of the outcome, has gone past the relay.
+//! Proof that a loop reads and writes nothing for pairs whose segments the kernel translates. Then
+//! every byte that arrives, and every byte of the outcome, has bypassed the relay.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use splice::Splicer;
 
 use crate::support::system_calls::SystemCalls;
 
-/// What can carry bytes of a socket. A loop calls read(2) for what wakes it.
+/// The calls that can move bytes of a socket. A loop also calls read(2) for its own descriptors.
 const CARRYING: [&str; 8] = [
     "recvfrom",
     "recvmsg",
@@ -27,8 +27,7 @@ pub(crate) struct Witness(Mutex<Watched>);
 
 struct Watched {
     calls: SystemCalls,
-    /// How often each had been made when the kernel had all of the loop's pairs; `None` while it has
-    /// not.
+    /// The counts when the kernel had all of the loop's pairs; `None` before.
     begun: Option<Vec<u64>>,
 }
 
@@ -40,7 +39,7 @@ impl Watched {
 }
 
 impl Witness {
-    /// Of a splicer that begins now, with one loop, in a network namespace that only this test has.
+    /// The witness of a new splicer with one loop, in a network namespace of this test alone.
     pub(crate) fn of_new_splicer() -> (Splicer, Self) {
         let others = loops_here();
         let splicer = Splicer::new(1).expect("an event loop");
@@ -53,13 +52,13 @@ impl Witness {
         (splicer, Self(Mutex::new(watched)))
     }
 
-    /// The kernel has all pairs.
+    /// From here on, the kernel has all pairs.
     pub(crate) fn begin(&self) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watched.begun = Some(watched.carried());
     }
 
-    /// Another pair comes, for which the loop may call what it likes.
+    /// Another pair comes, for which the loop may call anything.
     pub(crate) fn end(&self) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(begun) = watched.begun.take() {
@@ -76,7 +75,8 @@ impl Drop for Witness {
     }
 }
 
-/// The threads of this process that turn a splicer's first loop in this thread's network namespace.
+/// The threads of this process that turn the first loop of a splicer in this thread's network
+/// namespace.
 fn loops_here() -> BTreeSet<i32> {
     let namespace = |task: &Path| Some(fs::metadata(task.join("ns/net")).ok()?.ino());
     let here = namespace(Path::new("/proc/thread-self"));

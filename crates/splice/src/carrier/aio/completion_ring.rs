@@ -1,9 +1,9 @@
-//! The ring of completions, which the kernel maps into the process.
+//! The completion ring, which the kernel maps into the process.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-/// What the mapped ring begins with, `struct aio_ring`.
+/// The header of the mapped ring, `struct aio_ring`.
 #[repr(C)]
 pub(super) struct RingHeader {
     pub(super) _id: u32,
@@ -26,7 +26,7 @@ impl RingHeader {
     }
 }
 
-/// What a request came to, `struct io_event`; the ring's header is followed by them.
+/// The result of a request, `struct io_event`. The completions follow the ring's header.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Completion {
@@ -38,18 +38,18 @@ pub(super) struct Completion {
 
 const _: () = assert!(size_of::<RingHeader>() == 32 && size_of::<Completion>() == 32);
 
-/// The ring of a context.
+/// The completion ring of a context.
 #[derive(Debug)]
 pub(super) struct CompletionRing {
-    /// What the kernel knows the context by: the address of its ring (`ioctx_alloc`).
+    /// The kernel's id of the context: the address of its ring (`ioctx_alloc`).
     id: usize,
 }
 
 impl CompletionRing {
-    /// The ring of the context `id`.
+    /// The completion ring of the context `id`.
     ///
     /// # Safety
-    /// The context is not destroyed as long as this exists.
+    /// The context must outlive this.
     pub(super) unsafe fn of(id: usize) -> Self {
         Self { id }
     }
@@ -58,17 +58,17 @@ impl CompletionRing {
         self.id
     }
 
-    /// It has the shape that is known here.
+    /// Whether it has the layout that this code knows.
     pub(super) fn is_known(&self) -> bool {
         self.header().is_known()
     }
 
-    /// Where the next completion is going to be.
+    /// Where the kernel will put the next completion.
     pub(super) fn next_slot(&self) -> &Completion {
         self.slot(self.header().tail.load(Ordering::Acquire))
     }
 
-    /// The oldest completion that is there: which request, and its result.
+    /// The oldest completion: the request's data and its result.
     pub(super) fn take(&mut self) -> Option<(u64, i64)> {
         let header = self.header();
         let head = header.head.load(Ordering::Relaxed);
@@ -86,8 +86,8 @@ impl CompletionRing {
     }
 
     fn header(&self) -> &RingHeader {
-        // SAFETY: the ring is mapped at the context's id, a page at least, until the context is
-        // destroyed, which outlives `self`. What the kernel changes in the header is atomic here.
+        // SAFETY: the ring is mapped at the context's id, for at least a page, until the context is
+        // destroyed, which outlives `self`. The fields that the kernel changes are atomic.
         unsafe { &*ptr::with_exposed_provenance(self.id) }
     }
 
@@ -95,8 +95,8 @@ impl CompletionRing {
         assert!(index < self.header().slots);
         let behind_header = self.id + size_of::<RingHeader>();
         let address = behind_header + index as usize * size_of::<Completion>();
-        // SAFETY: the ring has `slots` completions behind its header, and all of it is mapped as
-        // long as `self`. Every field is atomic.
+        // SAFETY: the ring has `slots` completions after its header, and all of it stays mapped
+        // while `self` exists. Every field is atomic.
         unsafe { &*ptr::with_exposed_provenance(address) }
     }
 }

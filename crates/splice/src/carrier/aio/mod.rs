@@ -7,24 +7,24 @@
 //!             └── completion ────┘ in the ring, which the process has mapped
 //! ```
 //!
-//! A write needs to know how much there is, and the read that tells is in the same system call. But
-//! a completion (`struct io_event`) is `data`, `obj`, `res`, `res2`: `obj` is the address of the
-//! request that it belongs to, `res` the number of bytes. Seen from `obj` on that is a `struct
-//! iovec`, and a true one where the request lies at the beginning of the buffer that it reads into.
-//! So the write is a `writev` with the place in the ring where the read's completion is going to
-//! be. It stands on this (`fs/aio.c`, 6.18):
+//! A write needs the number of bytes, and the read that returns it is in the same system call. But
+//! a completion (`struct io_event`) is `data`, `obj`, `res`, `res2`: `obj` is the address of its
+//! request, and `res` the number of bytes. From `obj` on it has the layout of a `struct iovec`, and
+//! it is a valid one if the request lies at the beginning of the buffer that it reads into. So the
+//! write is a `writev` whose iovec is the place in the ring where the kernel will put the read's
+//! completion. This relies on four facts (`fs/aio.c`, 6.18):
 //!
-//! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own.
-//! - A socket's read or write is over when it returns, be it with `EAGAIN`: only `-EIOCBQUEUED`
-//!   leaves one under way (`aio_rw_done`), and no stream socket returns that.
-//! - The completion is in the ring before the next request is looked at (`iocb_put`, at the end of
-//!   `io_submit_one`).
-//! - A read that failed has a negative number for a length, with which no `writev` is made
-//!   (`copy_iovec_from_user`, `EINVAL`): `io_submit` then tells of one request instead of two.
+//! - `io_submit_one` copies a request before it runs it, so the read may overwrite its own request.
+//! - A read or write of a socket is complete when the call returns, even with `EAGAIN`. Only
+//!   `-EIOCBQUEUED` leaves it pending (`aio_rw_done`), and no stream socket returns that.
+//! - The completion is in the ring before the kernel looks at the next request (`iocb_put`, at the
+//!   end of `io_submit_one`).
+//! - A failed read has a negative length, which `writev` rejects (`copy_iovec_from_user`,
+//!   `EINVAL`). Then `io_submit` reports one request instead of two.
 //!
-//! A context is tried on a socket of its own first. Where the ring is not of the shape that is
-//! known here, or the trial goes wrong, read and write are two calls each, `io_submit` and
-//! `io_getevents`. Waiting for a socket is left to the loop's epoll in any case.
+//! A new context is first tested on a socket of its own. If the ring has an unknown layout, or the
+//! test fails, read and write are two calls each, `io_submit` and `io_getevents`. The loop's epoll
+//! waits for sockets in any case.
 #![allow(
     unsafe_code,
     reason = "system calls without a wrapper and a ring that the kernel maps; see the SAFETY comments"
@@ -50,44 +50,45 @@ use self::completion_ring::{Completion, CompletionRing};
 use super::ReadOutcome;
 use super::buffer::Buffer;
 
-/// How many requests may be under way: the read of a message and the write of it. Each counts
-/// against `fs.aio-max-nr`.
+/// How many requests may be pending: the read of a message and its write. Each counts against
+/// `fs.aio-max-nr`.
 const REQUESTS: usize = 2;
 
-/// A request, `struct iocb` of `linux/aio_abi.h`, as bytes: a buffer of bytes begins with it.
+/// A request, `struct iocb` of `linux/aio_abi.h`, as bytes, since it lies at the beginning of a
+/// byte buffer.
 type Request = [u8; 64];
 
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_PWRITE: u16 = 1;
 const IOCB_CMD_PWRITEV: u16 = 8;
 
-/// No waiting, whatever somebody does to the descriptor's `O_NONBLOCK`, and no SIGPIPE
-/// (`linux/fs.h`). Both or none are asked for; 6.18 knows both.
+/// Do not wait, even if another process clears the descriptor's `O_NONBLOCK`; and no SIGPIPE
+/// (`linux/fs.h`). Both or neither are set; 6.18 knows both.
 const RWF_NOWAIT: u32 = 0x08;
 const RWF_NOSIGNAL: u32 = 0x100;
 
-/// What a read or write came to, in bytes: a single one moves less than 2 GiB (`MAX_RW_COUNT`).
+/// The result of a read or write, in bytes: one call moves less than 2 GiB (`MAX_RW_COUNT`).
 type Moved = Result<u32, Errno>;
 
 /// A loop's AIO context.
 ///
-/// It is kept as long as the loop: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
+/// The loop keeps it until it ends: `io_destroy(2)` waits for an RCU grace period (`kill_ioctx`),
 /// some 30 ms.
 #[derive(Debug)]
 pub(crate) struct AioContext {
     ring: CompletionRing,
-    /// The ring has the shape that is known here.
+    /// The ring has the layout that this code knows.
     known_ring: bool,
-    /// A write can be told by the ring how much there is.
+    /// A write can take its length from the ring.
     chained: bool,
     flags: u32,
 }
 
 impl AioContext {
-    /// Makes one and tries it.
+    /// Creates and tests a context.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     pub(crate) fn new() -> Result<Self, Obstacle> {
         Self::tried().map_err(obstacle)
     }
@@ -97,17 +98,17 @@ fn obstacle(errno: Errno) -> Obstacle {
     let (reason, remedy) = match errno {
         Errno::NOSYS => (
             "this kernel has no Linux AIO".into(),
-            "use one that is built with CONFIG_AIO",
+            "run one that was built with CONFIG_AIO",
         ),
         Errno::AGAIN => (
             "the contexts of all processes have used up fs.aio-max-nr".into(),
             "raise it",
         ),
         errno => (
-            format!("an AIO context cannot be made: {errno}"),
+            format!("an AIO context cannot be created: {errno}"),
             match errno {
                 Errno::MFILE => "raise RLIMIT_NOFILE",
-                Errno::NOMEM => "make memory free, or raise RLIMIT_AS where it is set",
+                Errno::NOMEM => "free memory, or raise RLIMIT_AS if it is set",
                 _ => {
                     "allow io_setup(2), io_submit(2) and io_getevents(2) in the sandbox that this \
                       process is in"
@@ -127,7 +128,7 @@ impl AioContext {
         let most = REQUESTS as c_long;
         // SAFETY: the kernel writes the context's id, a `long`, into `id`.
         called(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut id) })?;
-        // SAFETY: the context is destroyed when it is dropped, and its ring with it.
+        // SAFETY: dropping the context destroys it, and its ring with it.
         let ring = unsafe { CompletionRing::of(id) };
         let mut context = Self {
             known_ring: ring.is_known(),
@@ -139,14 +140,14 @@ impl AioContext {
         Ok(context)
     }
 
-    /// Finds out what this kernel can do, on a socket that is spliced to itself.
+    /// Tests what this kernel can do, on a socket that is spliced to itself.
     fn try_out(&mut self) -> Result<(), Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (peer, socket) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let mut memory = vec![0; 4096];
         self.flags = RWF_NOWAIT | RWF_NOSIGNAL;
         match self.pass(socket.as_fd(), &mut memory, 1, None) {
-            // Unknown to this kernel.
+            // This kernel does not know the flags.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => self.flags = 0,
             tried => drop(tried?),
         }
@@ -157,18 +158,18 @@ impl AioContext {
         let empty = self.pass(socket.as_fd(), &mut memory, 1, Some(socket.as_fd()))?;
         send(&peer, b"ab", SendFlags::NOSIGNAL)?;
         let full = self.pass(socket.as_fd(), &mut memory, 2, Some(socket.as_fd()))?;
-        let mut came = [0; 16];
-        let came = match recv(&peer, &mut came, RecvFlags::DONTWAIT) {
-            Ok((count, _)) => &came[..count],
+        let mut received = [0; 16];
+        let received = match recv(&peer, &mut received, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => &received[..count],
             Err(_) => &[],
         };
         self.chained =
-            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && came == b"ab";
+            empty == (Err(Errno::AGAIN), None) && full == (Ok(2), Some(Ok(2))) && received == b"ab";
         Ok(())
     }
 
-    /// Reads at most `wanted` bytes (no more than `memory` has) into `memory`, and, where it can be
-    /// done in the same system call, writes what has come onward.
+    /// Reads at most `wanted` bytes (no more than `memory` has) into `memory`. If one system call
+    /// can do both, it also writes them to `onward`.
     fn pass(
         &mut self,
         source: BorrowedFd<'_>,
@@ -180,21 +181,21 @@ impl AioContext {
         let read = self.request(0, IOCB_CMD_PREAD, source, memory.as_ptr().addr(), wanted);
         memory[..read.len()].copy_from_slice(&read);
         let start = memory.as_mut_ptr();
-        // The kernel has it as a number, too.
+        // The kernel uses the address as a number.
         let _ = start.expose_provenance();
         let Some(onward) = onward.filter(|_| self.chained) else {
-            // SAFETY: `memory` begins with a request, which reads no more into it than it has.
+            // SAFETY: `memory` begins with a request, which reads no more into it than it can hold.
             let [read, _] = unsafe { self.submit(&mut [start]) }?;
             return Ok((read.unwrap_or(Err(Errno::IO)), None));
         };
-        // Nothing is under way, so the next completion is that of the read.
+        // Nothing is pending, so the next completion is that of the read.
         let slot = self.ring.next_slot();
-        // A write that does not find the read's completion there must not take an old one for it.
+        // If the read's completion is missing, the write must not use an old one.
         slot.res.store(-1, Ordering::Release);
         let iovec = (&raw const slot.obj).expose_provenance();
         let mut write = self.request(1, IOCB_CMD_PWRITEV, onward, iovec, 1);
-        // SAFETY: as above; and what the write finds as its iovec is `memory` and the number of
-        // bytes that were read into it, or a negative number.
+        // SAFETY: as above. The write finds as its iovec `memory` and the number of bytes that were
+        // read into it, or a negative number.
         let [read, written] = unsafe { self.submit(&mut [start, write.as_mut_ptr()]) }?;
         Ok((read.unwrap_or(Err(Errno::IO)), written))
     }
@@ -207,7 +208,7 @@ impl AioContext {
         written.unwrap_or(Err(Errno::IO))
     }
 
-    /// Its fields by their place in `struct iocb`; the others are zero.
+    /// Fills the fields by their offset in `struct iocb`; the others are zero.
     fn request(
         &self,
         data: u64,
@@ -216,7 +217,7 @@ impl AioContext {
         address: usize,
         count: usize,
     ) -> Request {
-        // `aio_key` and `aio_rw_flags` change places with the order of bytes.
+        // The offsets of `aio_key` and `aio_rw_flags` depend on the byte order.
         const RW_FLAGS: usize = if cfg!(target_endian = "little") {
             12
         } else {
@@ -232,17 +233,17 @@ impl AioContext {
         request
     }
 
-    /// Submits requests, at most two, and returns what each came to; `None` for one that was not
-    /// accepted. Fails when the first one was not.
+    /// Submits at most two requests and returns their results; `None` for one that was not
+    /// accepted. Fails if the first one was not.
     ///
     /// # Safety
-    /// Each pointer leads to a [`Request`] for a socket, whose data is its index, and the memory
-    /// that it reads from or writes to is valid for that until this returns. None is under way
-    /// then: a socket's are over when io_submit(2) returns, and were it otherwise, their
-    /// completions are waited for.
+    /// Each pointer points to an [`Request`] for a socket, whose data is its index. The memory
+    /// that it reads from or writes to stays valid until this returns. No request is pending then:
+    /// those of a socket are complete when io_submit(2) returns, and otherwise this waits for their
+    /// completions.
     unsafe fn submit(&mut self, requests: &mut [*mut u8]) -> Result<[Option<Moved>; 2], Errno> {
         let count = requests.len() as c_long;
-        // SAFETY: the caller's promise; the array of pointers outlives the call.
+        // SAFETY: the caller guarantees the requests; the array of pointers outlives the call.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_submit,
@@ -252,7 +253,7 @@ impl AioContext {
             )
         };
         let submitted = match called(result) {
-            // Not a socket that is empty, but no memory for a request (`aio_get_req`).
+            // This `EAGAIN` means no memory for a request (`aio_get_req`), not an empty socket.
             Err(Errno::AGAIN) => return Err(Errno::NOMEM),
             submitted => submitted?,
         };
@@ -266,7 +267,7 @@ impl AioContext {
         Ok(results)
     }
 
-    /// The next completion: which request, and its result.
+    /// The next completion: the request's data and its result.
     fn completion(&mut self) -> Result<(u64, i64), Errno> {
         if self.known_ring
             && let Some(completion) = self.ring.take()
@@ -276,7 +277,7 @@ impl AioContext {
         let mut completion = Completion::default();
         let (one, timeout): (c_long, _) = (1, ptr::null_mut::<libc::timespec>());
         loop {
-            // SAFETY: the kernel writes at most one completion, into one of that shape.
+            // SAFETY: the kernel writes at most one completion, into a value of that layout.
             let result = unsafe {
                 libc::syscall(
                     libc::SYS_io_getevents,
@@ -300,26 +301,26 @@ impl AioContext {
 
 impl Drop for AioContext {
     fn drop(&mut self) {
-        // SAFETY: `submit` leaves no request under way, and nothing refers to the ring any more.
+        // SAFETY: `submit` leaves no request pending, and nothing refers to the ring any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.ring.id()) };
     }
 }
 
-/// What the result of a completion means.
+/// Converts the result of a completion.
 fn moved(result: i64) -> Moved {
     u32::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as i32))
 }
 
-/// What the result of a system call means.
+/// Converts the result of a system call.
 fn called(result: c_long) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
 }
 
-/// A buffer that is filled and drained by requests.
+/// A buffer that AIO requests fill and drain.
 #[derive(Debug)]
 pub(crate) struct AioBuffer {
     buffer: Buffer,
-    /// What the write came to that went with the read.
+    /// The result of the write that was submitted with the read.
     written: Option<Moved>,
 }
 
@@ -339,8 +340,8 @@ impl AioBuffer {
         self.buffer
     }
 
-    /// As [`Carrier::fill`](super::Carrier::fill). Where `onward` is given, what is taken is also
-    /// written there, and the next [`drain`](Self::drain) tells how that went.
+    /// Like [`Carrier::fill`](super::Carrier::fill). With `onward` the bytes are also written
+    /// there, and the next [`drain`](Self::drain) returns the result.
     pub(crate) fn fill(
         &mut self,
         context: &mut AioContext,
@@ -356,7 +357,7 @@ impl AioBuffer {
             Ok(count) => {
                 let count = count as usize;
                 self.buffer.took(count);
-                // At the end of the stream nothing was written.
+                // At EOF nothing was written.
                 self.written = written.filter(|_| count > 0);
                 Ok(ReadOutcome::of_read(count, wanted))
             }
@@ -365,7 +366,7 @@ impl AioBuffer {
         }
     }
 
-    /// As [`Carrier::drain`](super::Carrier::drain).
+    /// Like [`Carrier::drain`](super::Carrier::drain).
     pub(crate) fn drain(
         &mut self,
         context: &mut AioContext,

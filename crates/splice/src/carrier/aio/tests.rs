@@ -1,4 +1,4 @@
-//! Both ways of reading what came to be, and writes that take a part.
+//! Both ways of reading completions, and partial writes.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -19,14 +19,14 @@ fn buffer() -> AioBuffer {
     AioBuffer::new(Buffers::default().take(Size::default()))
 }
 
-/// What `block` does with what it finds in a socket and one that takes it.
+/// Passes messages from one socket to another.
 fn carries(context: &mut AioContext) {
     let mut buffer = buffer();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
     let onward = Some(destination.as_fd());
-    let mut came = [0; 16];
-    // More often than a ring has slots.
+    let mut received = [0; 16];
+    // More rounds than a ring has slots.
     for round in 0..1000 {
         assert_eq!(
             buffer.fill(context, source.as_fd(), 16, onward),
@@ -43,11 +43,11 @@ fn carries(context: &mut AioContext) {
             Ok(message.len())
         );
         assert_eq!(buffer.held(), 0);
-        let count = receiver.read(&mut came).unwrap();
-        assert_eq!(&came[..count], message);
+        let count = receiver.read(&mut received).unwrap();
+        assert_eq!(&received[..count], message);
     }
     sender.write_all(b"abc").unwrap();
-    // Not beyond what is allowed, and not onward unless it is told to.
+    // Not beyond `at_most`, and not onward unless asked to.
     assert_eq!(
         buffer.fill(context, source.as_fd(), 2, None),
         Ok(ReadOutcome::Bytes(2))
@@ -58,11 +58,12 @@ fn carries(context: &mut AioContext) {
         Ok(ReadOutcome::LastBytes(1))
     );
     assert_eq!(buffer.drain(context, destination.as_fd()), Ok(1));
-    let count = receiver.read(&mut came).unwrap();
-    assert_eq!(&came[..count], b"abc");
+    let count = receiver.read(&mut received).unwrap();
+    assert_eq!(&received[..count], b"abc");
 
     sender.write_all(b"lost").unwrap();
-    // A process that another test starts has a duplicate until its exec: to drop it may not close it.
+    // A process that another test is starting holds a duplicate until its exec, so dropping it may
+    // not close it.
     receiver.shutdown(Shutdown::Both).unwrap();
     assert_eq!(
         buffer.fill(context, source.as_fd(), 16, onward),
@@ -86,14 +87,14 @@ fn reads_and_writes_in_one_call() {
 }
 
 #[test]
-fn goes_on_where_the_ring_is_not_known() {
+fn works_with_an_unknown_ring_layout() {
     let mut context = AioContext::new().unwrap();
     (context.known_ring, context.chained) = (false, false);
     carries(&mut context);
 }
 
 #[test]
-fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
+fn a_partial_or_refused_write_leaves_the_rest_in_flight() {
     let context = &mut AioContext::new().unwrap();
     let (mut sender, source) = pair();
     let (mut receiver, destination) = pair();
@@ -121,7 +122,7 @@ fn a_write_that_takes_a_part_or_nothing_leaves_the_rest_in_hand() {
 }
 
 #[test]
-fn a_ring_of_another_shape_is_not_read() {
+fn a_ring_of_another_layout_is_not_read() {
     let header = || RingHeader {
         _id: 0,
         slots: 127,

@@ -1,24 +1,24 @@
-//! Buffers that are provided to the kernel, which picks one when bytes have come.
+//! Provided buffers: the kernel picks one when bytes arrive.
 //!
 //! ```text
 //! free ──refill──▶ provided (the kernel may write) ──completion names it──▶ piece ──sent──▶ free
 //! ```
 //!
-//! A buffer that was picked leaves the group as a [`Piece`] and another one takes its place at
-//! once: however many buffers slow receivers hold, the others find the ring full. Buffers are used
-//! again last first, so that the next one is in the CPU's cache.
+//! A picked buffer leaves the group as a [`Piece`], and another one takes its place at once. So
+//! however many buffers slow receivers hold, the ring is full for the others. The group reuses the
+//! last buffer first, since it is in the CPU's cache.
 //!
 //! The kernel picks buffers in the order of the ring, but completions may come in another order. A
-//! receive that a worker of the kernel (io-wq) has taken picks its buffer when it begins to wait
-//! (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`) and names it when bytes come, perhaps never.
-//! It gets to a worker when the kernel has no memory to poll the socket with, or after 128 wake-ups
-//! for nothing (`io_req_alloc_apoll`, 6.18). So a completion is looked up by the number of its buffer,
-//! and a buffer counts as picked as soon as a later one was: nobody waits for it to be replaced.
+//! receive that a kernel worker (io-wq) has taken picks its buffer when it begins to wait
+//! (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`) and names it when bytes arrive, perhaps
+//! never. A worker takes it if the kernel has no memory to poll the socket, or after 128 futile
+//! wake-ups (`io_req_alloc_apoll`, 6.18). So a completion is looked up by its buffer's number. A
+//! buffer counts as picked as soon as a later one was, and the ring replaces it without waiting.
 //!
-//! The completion of a bundle names its first buffer only. The others follow in the order of the ring, but
-//! a worker that has filled its buffer goes on where the ring stands by then (`io_recv_finish`, seen on
-//! 6.18). Where that leaves a doubt, the bytes are lost and their pair ends ([`Taken::Lost`]); once a worker
-//! has shown there are no bundles any more.
+//! The completion of a bundle names only its first buffer. The others follow in the order of the
+//! ring, but a worker that has filled its buffer continues where the ring is by then
+//! (`io_recv_finish`, seen on 6.18). If the buffers are in doubt, the bytes are lost and their pair
+//! ends ([`Taken::Lost`]). Once a worker has taken a bundle, the ring requests no more bundles.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -28,11 +28,11 @@ use io_uring::types::BufRingEntry;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// How many buffers a group keeps beside the provided ones.
+/// How many free buffers a group keeps beside the provided ones.
 const KEPT: usize = 64;
 
-/// Memory that the kernel writes and reads. This process never looks into it, so there is no
-/// reference that the kernel's writes could break.
+/// Memory that the kernel writes and reads. This process never looks into it, so the kernel's
+/// writes break no reference.
 #[derive(Debug)]
 struct Memory {
     start: NonNull<u8>,
@@ -52,13 +52,13 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let slice = NonNull::slice_from_raw_parts(self.start, self.bytes as usize);
-        // SAFETY: `start` and `bytes` are those of the box that `new` leaked, and no request names
-        // the memory any more: a group and a piece are let go only then.
+        // SAFETY: `start` and `bytes` are those of the box that `new` leaked. No request names the
+        // memory any more: groups and pieces are dropped only then.
         drop(unsafe { Box::from_raw(slice.as_ptr()) });
     }
 }
 
-/// Bytes that have come, in a buffer that is no longer the kernel's.
+/// Received bytes, in a buffer that the kernel has returned.
 #[derive(Debug)]
 pub(super) struct Piece {
     memory: Memory,
@@ -71,17 +71,17 @@ impl Piece {
         (self.end - self.start) as usize
     }
 
-    /// What the piece occupies, in bytes.
+    /// The size of its buffer, in bytes.
     pub(super) fn capacity(&self) -> usize {
         self.memory.bytes as usize
     }
 
-    /// Where its first byte lies. The address is good as long as the piece is kept.
+    /// The address of its first byte, valid while the piece exists.
     pub(super) fn address(&self) -> *mut u8 {
         self.memory.start.as_ptr().wrapping_add(self.start as usize)
     }
 
-    /// Takes away bytes that were sent; `count` is at most [`len`](Self::len).
+    /// Drops bytes that were sent; `count` is at most [`len`](Self::len).
     pub(super) fn advance(&mut self, count: usize) {
         debug_assert!(count <= self.len());
         self.start += count as u32;
@@ -97,32 +97,32 @@ pub(super) struct BufferGroup {
     /// How many entries the ring has, a power of two.
     count: u16,
     mapped_bytes: usize,
-    /// What is the kernel's, by the number of the buffer.
+    /// The buffers that the kernel has, by number.
     provided: Vec<Option<Provided>>,
-    /// Numbers that no buffer has.
+    /// Unused numbers.
     numbers: Vec<u16>,
     /// How many buffers have ever been provided.
     tail: u64,
-    /// How many of them the kernel has picked, as far as completions tell.
+    /// How many of them the kernel has picked, as far as completions show.
     head: u64,
     free: Vec<Memory>,
 }
 
-/// A buffer that is the kernel's until a completion names it.
+/// A buffer that the kernel has until a completion names it.
 #[derive(Debug)]
 struct Provided {
     memory: Memory,
-    /// Its turn: as many buffers were provided before it.
+    /// How many buffers were provided before it.
     turn: u64,
 }
 
-/// What a completion has brought.
+/// How the buffers of a completion compare with the ring's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     InTurn,
-    /// Others that were provided later have come before.
+    /// Buffers that were provided later have completed before.
     Late,
-    /// Nobody can tell which buffers belong to it, or where its rest is.
+    /// It is unknown which buffers belong to the completion, or where its rest is.
     Lost,
 }
 
@@ -158,7 +158,7 @@ impl BufferGroup {
             head: 0,
             free: Vec::new(),
         };
-        // SAFETY: the mapping is as long as `count` entries, begins on a page, and lives as long as
+        // SAFETY: the mapping has room for `count` entries, begins at a page, and lives as long as
         // the group, which its owner drops after the ring.
         unsafe {
             ring.submitter()
@@ -177,18 +177,18 @@ impl BufferGroup {
         self.buffer_bytes as usize
     }
 
-    /// Leaves what is provided to the kernel for good.
+    /// Leaks the provided buffers, since the kernel may still write there.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.provided));
     }
 
-    /// What the kernel can fill before the next [`refill`](Self::refill), in bytes.
+    /// How much the kernel can fill before the next [`refill`](Self::refill), in bytes.
     pub(super) fn stock_bytes(&self) -> usize {
         usize::from(self.count) * self.buffer_bytes()
     }
 
-    /// Takes what the kernel has put into buffers, the first of which has the number `first`; gives the
-    /// pieces to `each`. It takes one buffer at least.
+    /// Takes the bytes of a completion, whose first buffer is `first`, and passes the pieces to
+    /// `each`. It takes at least one buffer.
     pub(super) fn take(&mut self, first: u16, bytes: usize, mut each: impl FnMut(Piece)) -> Taken {
         let (mut number, mut left) = (first, bytes);
         let mut taken = Taken::InTurn;
@@ -203,8 +203,8 @@ impl BufferGroup {
             left -= count;
             if is_late {
                 taken = Taken::Late;
-                // A worker has put the rest where the ring stood by then. Others that were passed over
-                // may be those, or another worker's.
+                // A worker has put the rest where the ring was by then. Other passed-over buffers
+                // may hold it, or may belong to another worker.
                 if left > 0 && self.passed_over().next().is_some() {
                     return Taken::Lost;
                 }
@@ -222,7 +222,7 @@ impl BufferGroup {
         }
     }
 
-    /// The buffer behind one, of those that the kernel still has.
+    /// The next buffer after `turn` that the kernel still has.
     fn next_after(&self, turn: u64) -> Option<u16> {
         let provided = self.provided.iter().zip(0..);
         let turns =
@@ -231,20 +231,20 @@ impl BufferGroup {
         behind.min().map(|(_, number)| number)
     }
 
-    /// What the kernel has picked and no completion has named yet.
+    /// Buffers that the kernel has picked and no completion has named yet.
     fn passed_over(&self) -> impl Iterator<Item = &Provided> {
         let provided = self.provided.iter().flatten();
         provided.filter(|provided| provided.turn < self.head)
     }
 
-    /// Takes a buffer back.
+    /// Returns a piece's buffer to the group.
     pub(super) fn give_back(&mut self, piece: Piece) {
         if self.free.len() < KEPT {
             self.free.push(piece.memory);
         }
     }
 
-    /// Provides buffers in place of those that were picked.
+    /// Provides buffers in place of picked ones.
     pub(super) fn refill(&mut self) {
         let before = self.tail;
         while self.tail - self.head < self.count.into() {
@@ -258,8 +258,8 @@ impl BufferGroup {
             let position = self.tail as usize & (usize::from(self.count) - 1);
             // SAFETY: `position` is below the number of entries of the mapping.
             let mut entry = unsafe { self.entries.add(position) };
-            // SAFETY: the kernel has picked what was provided here before, and does not look at this
-            // entry before the tail has passed it.
+            // SAFETY: the kernel has picked the buffer that was provided here before, and does not
+            // read this entry until the tail has passed it.
             let entry = unsafe { entry.as_mut() };
             entry.set_addr(memory.start.as_ptr() as u64);
             entry.set_len(memory.bytes);
@@ -271,16 +271,16 @@ impl BufferGroup {
             self.tail += 1;
         }
         if self.tail != before {
-            // SAFETY: the mapping begins with an entry, in which the ring's tail lies.
+            // SAFETY: the mapping begins with an entry that contains the ring's tail.
             let tail = unsafe { BufRingEntry::tail(self.entries.as_ptr()) };
-            // SAFETY: the tail is an aligned u16 within the mapping, which the kernel only reads.
+            // SAFETY: the tail is an aligned u16 within the mapping, and the kernel only reads it.
             let tail = unsafe { AtomicU16::from_ptr(tail.cast_mut()) };
-            // What was written into the entries is seen first.
+            // Release: the kernel sees the entries before the tail.
             tail.store(self.tail as u16, Ordering::Release);
         }
     }
 
-    /// A number for a buffer; `None` when the kernel has one of each.
+    /// An unused number for a buffer; `None` if the kernel has a buffer of each number.
     fn unused_number(&mut self) -> Option<u16> {
         if let Some(number) = self.numbers.pop() {
             return Some(number);
@@ -299,8 +299,8 @@ impl BufferGroup {
 
 impl Drop for BufferGroup {
     fn drop(&mut self) {
-        // SAFETY: the mapping is the group's own, nobody holds a reference into it, and the ring
-        // that knew it is gone. A failure leaves it mapped, which does no harm.
+        // SAFETY: the mapping belongs to the group, nobody holds a reference into it, and the ring
+        // that knew it is gone. If this fails, it stays mapped, which does no harm.
         let _ = unsafe { munmap(self.entries.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel says has been done, and what the pairs are told of it.
+//! Completions, and what pairs learn from them.
 
 use io_uring::cqueue;
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use super::{AHEAD_BYTES, CLOCK, EPOLL, OPERATION_BITS, RECEIVE, Ring, SEND};
 use crate::reactor::Readiness;
 
 impl Ring {
-    /// Takes what has completed, and lets the kernel have new buffers.
+    /// Takes all completions, and provides new buffers.
     pub(super) fn take_completions(&mut self) {
         while let Some(entry) = { self.uring.completion().next() } {
             let index = (entry.user_data() >> OPERATION_BITS) as usize;
@@ -36,13 +36,13 @@ impl Ring {
                     self.watches_epoll = false;
                     self.epoll_has_events = true;
                 }
-                // The pair may be gone, and another one in its place.
+                // The pair may have ended, and another one have its index.
                 _ if self.lanes.0.contains(index / 2) => self.cancel(index),
                 _ => {}
             }
         }
-        // Those that are submitted are over, and their complaints, if any, were taken above, unless
-        // they did not fit into the queue.
+        // Submitted sends are complete, and the errors among them were taken above, unless they did
+        // not fit into the queue.
         let queue = self.uring.submission();
         let all_said = queue.is_empty() && !queue.cq_overflow();
         drop(queue);
@@ -86,7 +86,7 @@ impl Ring {
                 group.give_back(piece);
             }
             is_lost = taken == Taken::Lost;
-            // Receives by multishot are told of before those that were asked for once.
+            // Completions of multishot receives come before those of single receives.
             if is_bulk && taken != Taken::InTurn {
                 self.features.bundle = false;
             }
@@ -104,9 +104,10 @@ impl Ring {
         match entry.result() {
             0 => state.stream_end = Some(StreamEnd::EndOfStream),
             error if error < 0 => match Errno::from_raw_os_error(-error) {
-                // There is to be another try, if any.
+                // The direction tries again if it wants to.
                 Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN => {}
-                // Linux before 6.0; every receive that was asked for meanwhile says so.
+                // Linux before 6.0. Every receive that was submitted meanwhile fails in the same
+                // way.
                 Errno::INVAL if was == ReceiveState::Multishot => {
                     self.features.multishot = false;
                 }

@@ -1,4 +1,4 @@
-//! What each direction has on the ring.
+//! The state of a lane: its receive and its send.
 //!
 //! ```text
 //! receive   Idle ──▶ Once ──────▶ Idle          send   Idle ──▶ Submitted, Silent ──▶ Done ──▶ Idle
@@ -15,7 +15,7 @@ use slab::Slab;
 use super::buffers::Piece;
 use crate::reactor::{Key, Readiness};
 
-/// Which of the two groups of buffers.
+/// Which of the two buffer groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BufferKind {
     Message,
@@ -36,25 +36,25 @@ pub(super) enum ReceiveState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendState {
     Idle,
-    /// Of so many bytes. It is over when it has been submitted, since it does not wait.
+    /// A send of so many bytes. It is complete once it is submitted, since it does not wait.
     Submitted(usize),
-    /// The same, and silent if it sends all of its bytes.
+    /// The same; it has no completion if it sends all of its bytes.
     Silent(usize),
-    /// So many bytes were sent; there was room for more.
+    /// So many bytes were sent, and there was room for more.
     Done(usize),
     /// So many bytes were sent, and then there was no room.
     Short(usize),
     Failed(Errno),
 }
 
-/// What stands behind the bytes that have come.
+/// How the stream ends after the bytes that have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamEnd {
     EndOfStream,
     Error(Errno),
 }
 
-/// What `sendmsg(2)` is told: several pieces at once.
+/// The arguments of a `sendmsg(2)` of several pieces.
 pub(super) struct Gather {
     pub(super) header: libc::msghdr,
     pub(super) parts: Vec<libc::iovec>,
@@ -69,7 +69,7 @@ impl Gather {
                 iov_len: piece.len(),
             })
             .collect();
-        // SAFETY: it is made of integers and pointers, for which zero is a value: no name, no
+        // SAFETY: all fields are integers and pointers, for which zero is valid: no name, no
         // control data.
         let header = unsafe { std::mem::zeroed() };
         let mut gather = Box::new(Self { header, parts });
@@ -79,18 +79,18 @@ impl Gather {
     }
 }
 
-/// One direction's requests.
+/// The requests of one lane.
 pub(super) struct LaneState {
     pub(super) receive: ReceiveState,
-    /// What is received from.
+    /// The socket to receive from.
     pub(super) source: RawFd,
-    /// The receive is to end: its last completion is still to come.
+    /// The receive is being cancelled; its last completion is still to come.
     pub(super) cancelled: bool,
     pub(super) released: bool,
     pub(super) received: VecDeque<Piece>,
     pub(super) stream_end: Option<StreamEnd>,
     pub(super) send: SendState,
-    /// In the hand of the direction. The kernel reads it while `send` is submitted.
+    /// In flight. The kernel reads it while `send` is submitted.
     pub(super) sending: VecDeque<Piece>,
     pub(super) gather: Option<Box<Gather>>,
 }
@@ -117,18 +117,18 @@ impl LaneState {
     }
 }
 
-/// A pair's place on the ring.
+/// The two lanes of a pair.
 pub(super) struct LanePair {
     pub(super) key: Key,
-    /// The first reads socket 0 of the pair and writes to socket 1.
+    /// The first lane reads socket 0 of the pair and writes to socket 1.
     pub(super) states: [LaneState; 2],
-    /// What has become possible on each socket.
+    /// The new readiness of each socket.
     pub(super) events: [Readiness; 2],
-    /// In `Ring::ready`.
+    /// The pair is in `Ring::ready`.
     pub(super) queued: bool,
 }
 
-/// The places of all pairs; that of the lane `index` is `index / 2`.
+/// The lanes of all pairs. The lane `index` belongs to the pair `index / 2`.
 #[derive(Default)]
 pub(super) struct Lanes(pub(super) Slab<LanePair>);
 
@@ -137,7 +137,7 @@ impl Lanes {
         &mut self.0[index / 2].states[index % 2]
     }
 
-    /// Tells of a socket. True when the place has to be looked at from now on.
+    /// Adds to a socket's readiness. True if the pair has to be queued.
     pub(super) fn tell(&mut self, index: usize, socket: usize, readiness: Readiness) -> bool {
         let pair = &mut self.0[index / 2];
         pair.events[socket] = pair.events[socket].and(readiness);

@@ -5,37 +5,37 @@
 //! ```
 //!
 //! A loop with pairs of this engine has one [`Ring`] and waits in `io_uring_enter(2)`. The ring
-//! watches the loop's epoll instance, so that a single call submits what is to be sent, sleeps, and
-//! receives: where `copy` makes three system calls for a message, this engine makes one. It makes two
-//! where the send is not silent (below), since its completion ends the wait that it was submitted with:
-//! for a message that came in more than one buffer, and where the lane receives once. (In a loop that
-//! somebody else drives, each turn asks epoll once and the ring twice.)
+//! watches the loop's epoll instance. So one call submits what is to be sent, sleeps, and receives:
+//! for a message, `copy` makes three system calls and this engine one. It makes two if the send is
+//! not silent (below), since the completion then ends the wait of the call that submitted it. That
+//! is so for a message in more than one buffer, and for a lane that receives once. (While another
+//! loop drives this one, each turn asks epoll once and the ring twice.)
 //!
-//! Each direction of a pair has a [`Lane`]. What completes on it is told to the pair as readiness
-//! of a socket, so that [`Direction`](crate::flow::Direction) drives it like a carrier:
-//! filling takes what has come, draining submits a send and "would block" until it has completed.
+//! Each direction of a pair has a [`Lane`]. A completion reaches the pair as readiness of a socket,
+//! and [`Direction`](crate::flow::Direction) drives the lane like a carrier. Filling takes what has
+//! arrived. Draining submits a send and "would block" until it has completed.
 //!
 //! A lane receives in one of two ways:
 //!
 //! ```text
 //!                reads bring bulk: cancelled
 //!   multishot ─────────────────────────────▶ once, with a bounded length,
-//!   into 4 KiB buffers ◀──────────────────── into 64 KiB buffers, a bundle of them where the
+//!   into 4 KiB buffers ◀──────────────────── into 64 KiB buffers, in bundles if the
 //!                reads are small             kernel has that
 //! ```
 //!
-//! The multishot receive stays armed, so that a message costs no request. It takes what comes
-//! without asking: a lane that has much in hand cancels it, and nothing is received until that has
-//! been sent. What must not take a byte too much (a pair with a byte limit, or with little memory)
-//! always receives once.
+//! The multishot receive stays armed, so a message costs no request. It takes bytes without asking:
+//! a lane with much in flight cancels it, and receives nothing until that has been sent. A lane
+//! that must not take a byte too many (because of a byte limit, or little memory) always receives
+//! once.
 //!
-//! A send does not wait: it is over when it was submitted, and epoll tells of room. Where a
-//! multishot receive will bring the next message, a send of one piece is silent, so that the call
-//! which submits it can go on to wait; it is counted when that call returns.
+//! A send does not wait: it is complete once it is submitted, and epoll reports room. If a
+//! multishot receive will bring the next message, the send of a single piece is silent. The call
+//! that submits it can then go on to wait, and the send is counted when that call returns.
 //!
-//! Buffers and sockets belong to the kernel while a request names them. So a lane is let go only
-//! when the last of its requests has completed ([`Ring::release`]), and the sockets are closed after
-//! that.
+//! Buffers and sockets belong to the kernel while a request names them. So a lane is released only
+//! when the last of its requests has completed ([`Ring::release`]), and the sockets are closed
+//! after that.
 #![allow(
     unsafe_code,
     reason = "requests that name memory; see the SAFETY comments"
@@ -70,23 +70,23 @@ use self::setup::{Features, Opened};
 use super::ReadOutcome;
 use crate::reactor::{Key, Readiness};
 
-/// With this much in hand that waits to be sent, a multishot receive is cancelled, in bytes.
+/// A lane with this much in flight cancels its multishot receive, in bytes.
 const AHEAD_BYTES: usize = 64 << 10;
 
-/// Below this share of memory a direction does not receive by multishot, in bytes: it takes as much
-/// as is provided before it can be cancelled.
+/// With less memory than this a direction does not use multishot, in bytes: a multishot receive may
+/// take all provided buffers before it can be cancelled.
 const MULTISHOT_BYTES: usize =
     AHEAD_BYTES + setup::MESSAGE_BUFFERS as usize * setup::MESSAGE_BUFFER_BYTES as usize;
 
-/// No send waits for room on the ring: what waits there is woken at once and for ever where the
-/// other end has ended its own stream (`IO_POLL_UNMASK` holds `EPOLLRDHUP`, 6.18). epoll knows room
-/// from ends.
+/// No send waits for room on the ring: if the other end has ended its own stream, such a wait is
+/// woken at once and for ever (`IO_POLL_UNMASK` contains `EPOLLRDHUP`, 6.18). epoll can tell room
+/// from EOF.
 const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 
 /// `IORING_RECVSEND_BUNDLE` of `linux/io_uring.h`.
 const BUNDLE: u16 = 1 << 4;
 
-/// What a completion is about, in the low bits of its number; the lane's index is above them.
+/// The operation of a completion, in the low bits of its user data. The lane's index is above them.
 const OPERATION_BITS: u32 = 3;
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
@@ -94,35 +94,35 @@ const CANCEL: u64 = 2;
 const EPOLL: u64 = 3;
 const CLOCK: u64 = 4;
 
-/// The rings of one loop, and the lanes on them.
+/// The io_uring of one loop, and the lanes on it.
 pub(crate) struct Ring {
     uring: IoUring,
     features: Features,
     message_buffers: BufferGroup,
     bulk_buffers: BufferGroup,
     lanes: Lanes,
-    /// Lanes whose pairs are to be told something.
+    /// Pairs with new readiness.
     ready: VecDeque<usize>,
-    /// Requests for which the submission queue has no room.
+    /// Requests that do not fit into the submission queue.
     waiting: VecDeque<Entry>,
     /// Lanes with a silent send.
     silent: Vec<usize>,
-    /// Lanes that found no buffer: they are the first to have the next ones.
+    /// Lanes that found no buffer. They get the next ones first.
     starved: Vec<usize>,
-    /// A request that watches the loop's epoll instance is under way.
+    /// A request that polls the loop's epoll instance is pending.
     watches_epoll: bool,
     epoll_has_events: bool,
-    /// A request that wakes the loop after `SILENT_MOST` is under way.
+    /// A request that wakes the loop after `SILENT_MOST` is pending.
     clock_runs: bool,
-    /// What calls a loop that does not wait in the ring.
+    /// Wakes a loop that does not wait in the ring.
     eventfd: Option<OwnedFd>,
 }
 
 impl Ring {
-    /// Makes the rings.
+    /// Creates a ring.
     ///
     /// # Errors
-    /// What the kernel said, for which [`probe`] has words.
+    /// The kernel's error, which [`probe`] explains.
     pub(crate) fn new() -> Result<Self, Errno> {
         Self::with(Features::ALL)
     }
@@ -151,8 +151,8 @@ impl Ring {
         })
     }
 
-    /// A place for the pair that is the task `key`: the lane that reads its socket 0, and the one
-    /// that reads its socket 1.
+    /// Opens the lanes of the pair that is the task `key`: the one that reads its socket 0, and the
+    /// one that reads its socket 1.
     pub(crate) fn open_lanes(&mut self, key: Key) -> [Lane; 2] {
         let pair = self.lanes.0.insert(LanePair {
             key,
@@ -167,7 +167,7 @@ impl Ring {
         })
     }
 
-    /// Takes what has come, and sees to it that more can come. Called with nothing in hand.
+    /// Takes what has arrived, and keeps a receive submitted. Called with nothing in flight.
     pub(crate) fn fill(
         &mut self,
         lane: &mut Lane,
@@ -180,8 +180,8 @@ impl Ring {
         let count = state.sending.iter().map(Piece::len).sum::<usize>();
         lane.held = count;
         match (count, state.stream_end) {
-            // A socket tells its error once: where the other lane's send had it, a receive finds an
-            // end of stream, which it is not.
+            // A socket reports its error once. If the other lane's send got it, a receive finds
+            // EOF, which is wrong.
             (0, Some(StreamEnd::EndOfStream)) => match self.lanes.state(lane.index ^ 1).send {
                 SendState::Failed(errno) => Err(errno),
                 _ => Ok(ReadOutcome::EndOfStream),
@@ -198,25 +198,26 @@ impl Ring {
         }
     }
 
-    /// Has a receive under way, of the kind that is wanted.
+    /// Keeps a receive of the wanted kind submitted.
     fn receive(&mut self, index: usize, fd: RawFd, hint: ReadHint) {
         let state = self.lanes.state(index);
         let multishot = self.features.multishot
-            && hint.exactly_bytes.is_none()
+            && hint.limit_bytes.is_none()
             && hint.carrier_bytes >= MULTISHOT_BYTES
             && !hint.bulk;
         match state.receive {
-            // An end of stream can come in between two looks of a multishot receive that was woken
-            // by bytes, and then nothing wakes it again (`io_poll_check_events`). One that begins
-            // looks anew.
-            ReceiveState::Multishot if !state.cancelled && (!multishot || hint.outlasts) => {
+            // EOF can arrive between two looks of a multishot receive that bytes have woken, and
+            // then nothing wakes it again (`io_poll_check_events`). A new one looks again.
+            ReceiveState::Multishot
+                if !state.cancelled && (!multishot || hint.needs_further_read) =>
+            {
                 state.cancelled = true;
                 self.cancel(index);
             }
             ReceiveState::Multishot | ReceiveState::Once { .. } => {}
-            // One receive, one send: what was just received is sent while it is in the CPU's
-            // cache, and the same buffers are used again. (With the next receive under way at
-            // the same time, bulk cost 1.2 times the CPU time.)
+            // One receive, one send: what was just received is sent while it is in the CPU's cache,
+            // and the same buffers are used again. (With the next receive pending at the same time,
+            // bulk costs 1.2 times the CPU time.)
             ReceiveState::Idle if !multishot && !state.sending.is_empty() => {}
             ReceiveState::Idle => {
                 state.source = fd;
@@ -232,11 +233,11 @@ impl Ring {
                     if most == 0 {
                         return;
                     }
-                    // A bundle takes every buffer that is provided, whatever length was asked for
-                    // (seen on 6.18).
+                    // A bundle takes every provided buffer, whatever length was requested (seen on
+                    // 6.18).
                     let bundle = self.features.bundle
                         && size == BufferKind::Bulk
-                        && hint.exactly_bytes.is_none()
+                        && hint.limit_bytes.is_none()
                         && hint.carrier_bytes >= group.stock_bytes();
                     ReceiveState::Once {
                         size,
@@ -249,7 +250,7 @@ impl Ring {
         }
     }
 
-    /// Submits the receive that the lane has.
+    /// Submits the lane's receive.
     fn request(&mut self, index: usize) {
         let state = self.lanes.state(index);
         let fd = Fd(state.source);
@@ -277,8 +278,8 @@ impl Ring {
         self.push(entry.user_data(number(index, RECEIVE)));
     }
 
-    /// Gives what is in hand to the destination: tells how many bytes it took, or `EAGAIN` while
-    /// that is not known.
+    /// Sends what is in flight to the destination. Returns how many bytes it took, or `EAGAIN`
+    /// while that is unknown.
     pub(crate) fn drain(
         &mut self,
         lane: &mut Lane,
@@ -292,7 +293,7 @@ impl Ring {
                 lane.held -= count;
                 Ok(count)
             }
-            // The next call tells that it is blocked.
+            // The next call reports that it is blocked.
             SendState::Short(count) if count > 0 => {
                 state.send = SendState::Short(0);
                 self.sent(lane.index, count);
@@ -313,12 +314,11 @@ impl Ring {
                 state.send = SendState::Submitted(bytes);
                 let fd = Fd(destination.as_raw_fd());
                 let entry = match &state.sending {
-                    // Nothing else would bring the lane its next receive.
+                    // Only a multishot receive brings the lane its next event.
                     pieces if pieces.len() == 1 && state.receive == ReceiveState::Multishot => {
                         state.send = SendState::Silent(bytes);
                         self.silent.push(lane.index);
-                        // With `MSG_WAITALL` a send that is not whole is a failed one, which is not
-                        // silent.
+                        // With `MSG_WAITALL` a partial send counts as failed, so it is not silent.
                         opcode::Send::new(fd, pieces[0].address(), bytes as u32)
                             .flags(SEND_FLAGS | libc::MSG_WAITALL)
                             .build()
@@ -342,16 +342,16 @@ impl Ring {
         }
     }
 
-    /// What the source has failed with behind the bytes that have come: a receive has taken the error
-    /// from the socket.
-    pub(crate) fn fault(&mut self, lane: &Lane) -> Option<Errno> {
+    /// The source's error after the bytes that have arrived: a receive has taken it from the
+    /// socket.
+    pub(crate) fn source_error(&mut self, lane: &Lane) -> Option<Errno> {
         match self.lanes.state(lane.index).stream_end {
             Some(StreamEnd::Error(errno)) => Some(errno),
             _ => None,
         }
     }
 
-    /// Takes `count` bytes out of the hand.
+    /// Removes `count` bytes from what is in flight.
     fn sent(&mut self, index: usize, mut count: usize) {
         let state = self.lanes.state(index);
         state.gather = None;
@@ -370,16 +370,16 @@ impl Ring {
         }
     }
 
-    /// Takes a lane off the ring, when none of its requests is under way any more. Tells how many
-    /// bytes were sent that [`drain`](Self::drain) has not told of.
+    /// Closes a lane once none of its requests is pending. Returns how many bytes were sent that
+    /// [`drain`](Self::drain) has not reported.
     pub(crate) fn release(&mut self, lane: &Lane) -> usize {
         let index = lane.index;
         let state = self.lanes.state(index);
         (state.cancelled, state.released) = (true, true);
         self.cancel(index);
         while !self.lanes.state(index).is_quiet() {
-            // An error leaves the requests where they are. There is nothing else to do than to ask
-            // again: the memory and the sockets are the kernel's until it says so.
+            // After an error the requests are still pending. The only choice is to ask again: the
+            // kernel owns the memory and the sockets until they complete.
             let is_sending = self.lanes.state(index).is_sending();
             let _ = self.enter(u32::from(!is_sending), None);
             self.take_completions();
@@ -406,8 +406,9 @@ impl Ring {
         }
     }
 
-    /// Asks the kernel to end a receive that is marked. It says so when it cannot find the request, as while a
-    /// multishot receive waits to go on (`MULTISHOT_MAX_RETRY`); then it is asked again.
+    /// Asks the kernel to cancel a receive that is marked. The kernel may not find the request
+    /// while a multishot receive waits to continue (`MULTISHOT_MAX_RETRY`); then the completion of
+    /// this request asks again.
     fn cancel(&mut self, index: usize) {
         let state = self.lanes.state(index);
         if state.cancelled && state.receive != ReceiveState::Idle {
@@ -421,13 +422,13 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Lanes are left only by a task that panicked; the epoll instance may be watched.
+        // Only a task that panicked leaves lanes. The poll of the epoll instance may be pending.
         let all = CancelBuilder::any();
         let cancelled = self.uring.submitter().register_sync_cancel(None, all);
         let nothing_left = matches!(cancelled.map_err(errno_of), Ok(()) | Err(Errno::NOENT));
         if !nothing_left {
-            // The kernel may still read what the lanes hold and write into what was provided: it is
-            // not given back.
+            // The kernel may still read what the lanes hold and write into provided buffers, so
+            // they are leaked.
             for pair in self.lanes.0.drain() {
                 std::mem::forget(pair);
             }

@@ -1,4 +1,4 @@
-//! The ring as a second way for its loop to wait.
+//! The ring as a second poller of its loop.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -29,8 +29,8 @@ impl Poller for Ring {
         Ok(())
     }
 
-    /// A descriptor on which every edge says that [`turn`](Poller::turn) has something to take. The
-    /// ring's own does not tell of work that was deferred to the next turn: nobody wakes those who
+    /// A descriptor whose edges report that [`turn`](Poller::turn) has completions to take. The
+    /// ring's own descriptor does not report deferred task work: the kernel does not wake those who
     /// poll it (`io_req_local_work_add`, 6.18).
     fn notifier(&mut self) -> Result<BorrowedFd<'_>> {
         let caller = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -41,7 +41,7 @@ impl Poller for Ring {
         Ok(caller.as_fd())
     }
 
-    /// Has the ring poll the devices of its sockets for up to `time` before it sleeps
+    /// Makes the ring poll the devices of its sockets for up to `time` before it sleeps
     /// (`io_napi_busy_loop`, Linux 6.9 on).
     fn set_busy_poll(&self, time: Duration) -> Result<()> {
         let microseconds = time.as_micros().try_into().unwrap_or(u32::MAX);
@@ -49,7 +49,7 @@ impl Poller for Ring {
         let registered = self.uring.submitter().register_napi(&mut napi);
         registered
             .map_err(errno_of)
-            .context("io_uring cannot be made to poll the device")
+            .context("cannot make io_uring poll the device")
     }
 
     fn next_event(&mut self) -> Option<(Key, u8, Readiness)> {

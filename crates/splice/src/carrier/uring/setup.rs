@@ -1,4 +1,4 @@
-//! Making a ring: with what this kernel has, and in words where it has not enough.
+//! Setting up a ring with the features of this kernel, or the obstacle in words.
 
 use std::thread;
 
@@ -8,38 +8,38 @@ use splice_base::obstacle::Obstacle;
 
 use super::buffers::BufferGroup;
 
-/// Lanes for requests: the events that a turn of the loop takes (`EVENTS_PER_TURN`), each with one
-/// request. When they are all taken the ring submits what is there.
+/// Slots for requests: as many as the events of a turn (`EVENTS_PER_TURN`), each with one request.
+/// When all are in use, the ring submits them.
 const REQUESTS: u32 = 256;
 
-/// Lanes for completions. What does not fit, the kernel keeps (`IORING_FEAT_NODROP`).
+/// Slots for completions. The kernel keeps those that do not fit (`IORING_FEAT_NODROP`).
 const COMPLETIONS: u32 = 4096;
 
-/// The page that a short message touches, and as many as a turn of the loop takes at once with the
-/// other directions idle; a multishot receive finds no more than these before it is looked at.
+/// The page that a short message touches; and as many as a turn of the loop takes while the other
+/// directions are idle. A multishot receive fills no more than these before the loop looks.
 pub(super) const MESSAGE_BUFFER_BYTES: u32 = 4 << 10;
 pub(super) const MESSAGE_BUFFERS: u16 = 128;
 
-/// A bundle takes all that are provided: 256 KiB, as `copy` does, beyond which the buffers no longer
-/// fit the second-level cache of common CPUs.
+/// A bundle takes all provided buffers: 256 KiB, as `copy` does, beyond which buffers do not fit
+/// the second-level cache of common CPUs.
 const BULK_BUFFER_BYTES: u32 = 64 << 10;
 const BULK_BUFFERS: u16 = 4;
 
 const MESSAGE_GROUP: u16 = 0;
 const BULK_GROUP: u16 = 1;
 
-/// What younger kernels have, and the ring can do without.
+/// Features of newer kernels that the ring can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Features {
-    /// `IORING_SETUP_DEFER_TASKRUN` and `IORING_SETUP_SINGLE_ISSUER`: completions are worked on
+    /// `IORING_SETUP_DEFER_TASKRUN` and `IORING_SETUP_SINGLE_ISSUER`: the kernel runs completions
     /// when the loop asks for them, on its thread, and not at any system call. Linux 6.1.
     pub(super) deferred: bool,
-    /// `IORING_RECV_MULTISHOT`: Linux 6.0. An older kernel says `EINVAL` to the first one.
+    /// `IORING_RECV_MULTISHOT`: Linux 6.0. An older kernel answers the first one with `EINVAL`.
     pub(super) multishot: bool,
     /// `IORING_RECVSEND_BUNDLE`: one receive fills several buffers. Linux 6.10.
     pub(super) bundle: bool,
-    /// `IORING_ENTER_NO_IOWAIT`: who waits for a peer is not counted as one that waits for a disk.
-    /// Linux 6.15.
+    /// `IORING_ENTER_NO_IOWAIT`: waiting for a peer does not count as waiting for a disk. Linux
+    /// 6.15.
     pub(super) no_iowait: bool,
 }
 
@@ -52,7 +52,7 @@ impl Features {
     };
 }
 
-/// A ring and the buffers that are provided to it.
+/// A ring and its provided buffers.
 pub(super) struct Opened {
     pub(super) uring: IoUring,
     pub(super) features: Features,
@@ -86,7 +86,7 @@ fn build(deferred: bool) -> Result<IoUring, Errno> {
     let mut builder: Builder = IoUring::builder();
     builder.dontfork();
     builder.setup_cqsize(COMPLETIONS);
-    // A request that fails at once does not keep the others behind it (5.18).
+    // A request that fails at once does not stop the ones after it (5.18).
     builder.setup_submit_all();
     if deferred {
         builder.setup_single_issuer();
@@ -97,19 +97,19 @@ fn build(deferred: bool) -> Result<IoUring, Errno> {
     builder.build(REQUESTS).map_err(super::errno_of)
 }
 
-/// Whether this process can have a ring with provided buffers.
+/// Whether this process can create a ring with provided buffers.
 ///
-/// It is tried on a thread of its own. When a ring is gone the kernel calls the thread that used it
-/// once more (`io_ring_exit_work`), which can interrupt a system call that it waits in by then.
+/// It tries on a thread of its own. After a ring is closed, the kernel runs task work once more on
+/// the thread that used it (`io_ring_exit_work`), which can interrupt a system call there.
 ///
 /// # Errors
-/// What is in the way.
+/// The obstacle.
 pub(crate) fn probe() -> Result<(), Obstacle> {
     let attempt = || open(Features::ALL).map(drop);
     let thread = thread::Builder::new().spawn(attempt);
     let tried = match thread {
         Ok(thread) => thread.join().unwrap_or(Err(Errno::IO)),
-        // No thread is to be had.
+        // No thread can be started.
         Err(_) => attempt(),
     };
     tried.map_err(Obstacle::of_io_uring)

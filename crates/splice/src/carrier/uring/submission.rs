@@ -1,4 +1,4 @@
-//! Handing requests to the kernel, and waiting in the same call.
+//! Submitting requests, and waiting in the same call.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{CLOCK, EPOLL, Ring, errno_of};
 
-/// How long a silent send may stay without being counted, while nothing else happens.
+/// How long a silent send may stay uncounted while nothing else happens.
 static SILENT_MOST: Timespec = Timespec::new().nsec(50_000_000);
 
 impl Ring {
@@ -18,15 +18,17 @@ impl Ring {
         if !self.waiting.is_empty() {
             return self.waiting.push_back(entry);
         }
-        // SAFETY: what the request names stays where it is until its completion was taken: pieces
-        // and headers in their `LaneState`, which `release` keeps until then, groups in the `Ring`.
+        // SAFETY: what the request names stays in place until its completion is taken: pieces and
+        // headers in their `LaneState`, which `release` keeps until then, and buffer groups in the
+        // `Ring`.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         if pushed.is_err() {
             self.waiting.push_back(entry);
         }
     }
 
-    /// Submits what watches the loop's epoll instance, and bounds how long silent sends stay uncounted.
+    /// Submits the poll of the loop's epoll instance, and the timer that bounds how long silent
+    /// sends stay uncounted.
     pub(super) fn watch(&mut self, epoll: BorrowedFd<'_>) {
         if !self.watches_epoll {
             self.watches_epoll = true;
@@ -63,7 +65,7 @@ impl Ring {
                 queue.len() as u32
             };
             let want = if self.waiting.is_empty() { want } else { 0 };
-            // SAFETY: an argument is there where `EXT_ARG` promises it, and outlives the call.
+            // SAFETY: there is an argument if `EXT_ARG` is set, and it outlives the call.
             let entered = unsafe {
                 self.uring
                     .submitter()
@@ -71,7 +73,7 @@ impl Ring {
             };
             match entered.map_err(errno_of) {
                 Ok(_) if !self.waiting.is_empty() => {}
-                // What could not be submitted for now stays in the queue.
+                // Requests that could not be submitted stay in the queue.
                 Ok(_) | Err(Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY) => {
                     return Ok(());
                 }

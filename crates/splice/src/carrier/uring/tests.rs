@@ -1,4 +1,4 @@
-//! What cannot be seen from outside: features that a kernel lacks, and what lies in hand.
+//! What cannot be seen from outside: missing kernel features, and how much is in flight.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -24,7 +24,7 @@ use crate::outcome::Reason;
 use crate::reactor::{Context, EventLoop, Readiness, Step, Task};
 use crate::session::Handle;
 
-/// More than all buffers that are provided.
+/// More than all provided buffers hold.
 const BULK_BYTES: usize = 3 << 20;
 const MESSAGE_BYTES: usize = 700;
 const ROUND_TRIPS: usize = 200;
@@ -74,7 +74,7 @@ fn turn_until(
     }
 }
 
-/// Messages there and back, then bulk both ways at once.
+/// Messages in both directions, then bulk in both directions at once.
 fn talk(mut peer: UnixStream, says: Vec<u8>, hears: &[u8], begins: bool) {
     let mut message = [0; MESSAGE_BYTES];
     for part in 0..ROUND_TRIPS {
@@ -100,7 +100,7 @@ fn talk(mut peer: UnixStream, says: Vec<u8>, hears: &[u8], begins: bool) {
     writes.join().unwrap();
 }
 
-/// A task that always has something to do.
+/// A task that is always runnable.
 struct Busy;
 
 impl Task for Busy {
@@ -118,7 +118,7 @@ impl Task for Busy {
 }
 
 #[test]
-fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
+fn a_busy_loop_closes_a_ring_without_pairs() {
     if !is_available() {
         return;
     }
@@ -136,7 +136,7 @@ fn a_ring_without_pairs_is_given_up_by_a_busy_loop() {
 }
 
 #[test]
-fn a_ring_polls_the_device_where_its_loop_does() {
+fn a_ring_polls_the_device_if_its_loop_does() {
     if !is_available() {
         return;
     }
@@ -224,10 +224,10 @@ fn each_feature_can_be_missing() {
     }
 }
 
-/// A multishot receive takes without asking, and a request to cancel it may come while the kernel
-/// cannot find it: what lies in hand stays bounded all the same.
+/// A multishot receive takes bytes without asking, and the kernel may not find it when it is to be
+/// cancelled. What is in flight stays bounded all the same.
 #[test]
-fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
+fn a_stalled_receiver_leaves_little_in_flight() {
     if !is_available() {
         return;
     }
@@ -247,7 +247,7 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
         let mut event_loop = EventLoop::new().unwrap();
         let (mut a, near) = UnixStream::pair().unwrap();
         let (mut far, mut b) = UnixStream::pair().unwrap();
-        // Nothing can be sent, and a burst is there to be received.
+        // Nothing can be sent, and a burst is ready to be received.
         let before = fill(&mut far);
         let mut sent = fill(&mut a);
         let handle = join(&mut event_loop, [near, far]);
@@ -255,12 +255,15 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
             event_loop.turn(Some(Duration::from_millis(1))).unwrap();
             sent += fill(&mut a);
             let ring = event_loop.local::<Carriers>().ring.as_ref().unwrap();
-            let in_hand = ring.lanes.0.iter().flat_map(|(_, pair)| {
+            let in_flight = ring.lanes.0.iter().flat_map(|(_, pair)| {
                 let states = pair.states.iter();
                 states.flat_map(|state| state.received.iter().chain(&state.sending))
             });
-            let in_hand: usize = in_hand.map(super::Piece::capacity).sum();
-            assert!(in_hand <= super::MULTISHOT_BYTES, "{in_hand} bytes in hand");
+            let in_flight: usize = in_flight.map(super::Piece::capacity).sum();
+            assert!(
+                in_flight <= super::MULTISHOT_BYTES,
+                "{in_flight} bytes in flight"
+            );
         }
         drop(a);
         let reader = thread::spawn(move || {
@@ -273,12 +276,12 @@ fn a_stalled_receiver_is_waited_for_with_little_in_hand() {
     }
 }
 
-/// A ring with few buffers, on which some receives wait in workers of the kernel while others go on.
+/// A ring with few buffers. Some receives wait in kernel workers while others go on.
 ///
-/// A worker takes a buffer out of the ring when it begins to wait, not when bytes have come
-/// (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`). A receive gets there when the kernel has no memory
-/// to poll its socket with, or after 128 wake-ups for nothing (`io_req_alloc_apoll`, 6.18), or is asked
-/// for there.
+/// A worker takes a buffer from the ring when it begins to wait, not when bytes arrive
+/// (`io_ring_buffer_select` with `IO_URING_F_UNLOCKED`). A receive gets there if the kernel has no
+/// memory to poll its socket, or after 128 futile wake-ups (`io_req_alloc_apoll`, 6.18), or on
+/// request.
 struct Waiting {
     ring: IoUring,
     group: BufferGroup,
@@ -287,7 +290,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Enough for all that wait and for what the others say, before anybody knows who has which.
+    /// Enough for all that wait and for the messages of the others, until the completions name the
+    /// buffers.
     const BUFFERS: u16 = 8;
     const BUFFER_BYTES: usize = 4096;
     /// Each takes three buffers.
@@ -317,7 +321,7 @@ impl Waiting {
         waiting
     }
 
-    /// A bundle where the kernel has that, so that it may take more than one buffer.
+    /// A bundle if the kernel has that, so that it may take more than one buffer.
     fn receive(&mut self, source: RawFd, number: u64, flags: Flags) {
         let bundles = self.ring.params().is_feature_recvsend_bundle();
         let entry = opcode::Recv::new(Fd(source), std::ptr::null_mut(), 0)
@@ -331,24 +335,24 @@ impl Waiting {
         self.ring.submit().expect("submitted");
     }
 
-    /// Takes the next completion, which has that number; gives what has come.
+    /// Takes the next completion, which must have that number. Returns what it received.
     fn completed(&mut self, number: u64) -> (Taken, Vec<u8>) {
         self.ring.submit_and_wait(1).expect("waited");
         let entry = self.ring.completion().next().expect("a completion");
         assert_eq!(entry.user_data(), number, "no other has bytes");
         let bytes = usize::try_from(entry.result()).expect("bytes have come");
         let first = cqueue::buffer_select(entry.flags()).expect("a buffer");
-        let (mut came, mut pieces) = (Vec::new(), Vec::new());
+        let (mut received, mut pieces) = (Vec::new(), Vec::new());
         let taken = self.group.take(first, bytes, |piece| {
-            // SAFETY: so many bytes lie there, which the kernel has written and nobody changes.
-            came.extend(unsafe { std::slice::from_raw_parts(piece.address(), piece.len()) });
+            // SAFETY: the kernel has written so many bytes there, and nobody changes them.
+            received.extend(unsafe { std::slice::from_raw_parts(piece.address(), piece.len()) });
             pieces.push(piece);
         });
         pieces
             .into_iter()
             .for_each(|piece| self.group.give_back(piece));
         self.group.refill();
-        (taken, came)
+        (taken, received)
     }
 
     fn others_go_on(&mut self) {
@@ -357,9 +361,9 @@ impl Waiting {
         let mut heard = Vec::new();
         while heard.len() < said.len() {
             self.receive(self.busy[1].as_raw_fd(), 0, Flags::empty());
-            let (taken, came) = self.completed(0);
+            let (taken, received) = self.completed(0);
             assert_eq!(taken, Taken::InTurn);
-            heard.extend(came);
+            heard.extend(received);
         }
         assert!(heard == said);
     }
@@ -384,7 +388,7 @@ fn a_receive_that_waits_in_a_worker_keeps_its_buffer_and_no_other() {
     assert_eq!(waiting.group.kept_by_workers(), 0);
 }
 
-/// What does not fit goes on where the ring stands then.
+/// What does not fit continues where the ring is by then.
 #[test]
 fn a_late_message_of_two_buffers_is_found() {
     if !is_available() {
@@ -392,14 +396,14 @@ fn a_late_message_of_two_buffers_is_found() {
     }
     let mut waiting = Waiting::in_workers(1);
     let message = noise(5, Waiting::BUFFER_BYTES + 100);
-    let (taken, came) = waiting.says(0, &message);
+    let (taken, received) = waiting.says(0, &message);
     assert_eq!(taken, Taken::Late);
-    // Before 6.15 a bundle does not go on.
-    assert!(!came.is_empty() && message.starts_with(&came));
+    // Before 6.15 a bundle does not continue.
+    assert!(!received.is_empty() && message.starts_with(&received));
     waiting.others_go_on();
 }
 
-/// Where it went on cannot be told from where another waits.
+/// Where it continued cannot be told from where another one waits.
 #[test]
 fn a_late_message_of_two_buffers_beside_another_is_lost() {
     if !is_available() {
@@ -407,10 +411,10 @@ fn a_late_message_of_two_buffers_beside_another_is_lost() {
     }
     let mut waiting = Waiting::in_workers(2);
     let message = noise(6, Waiting::BUFFER_BYTES + 100);
-    let (taken, came) = waiting.says(0, &message);
+    let (taken, received) = waiting.says(0, &message);
     match taken {
-        Taken::Lost => assert!(came.is_empty()),
-        _ => assert!(message.starts_with(&came) && came.len() <= Waiting::BUFFER_BYTES),
+        Taken::Lost => assert!(received.is_empty()),
+        _ => assert!(message.starts_with(&received) && received.len() <= Waiting::BUFFER_BYTES),
     }
     for _ in 0..Waiting::ROUNDS {
         waiting.others_go_on();

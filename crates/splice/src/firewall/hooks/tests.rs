@@ -1,4 +1,4 @@
-//! Which hooks show up for what, on the kernel at hand.
+//! Which hooks appear for which filters, on this kernel.
 
 use netlab::{Namespace, Need, available, present, program};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -59,7 +59,8 @@ impl Stage {
         self.namespace.enter(count).expect("entered")
     }
 
-    /// What is said of all hooks, where nft has these numbers of chains and iptables-legacy these tables.
+    /// The classification of all hooks, if nft has these numbers of chains and iptables-legacy
+    /// these tables.
     fn classified(
         &self,
         family: Family,
@@ -93,9 +94,9 @@ fn an_empty_namespace_has_no_hooks_but_those_of_security_modules() {
     );
 }
 
-/// The namespace is that of the caller, and the device one of it.
+/// The namespace is the caller's, and the device belongs to it.
 #[test]
-fn a_device_that_is_not_there_is_told() {
+fn an_unknown_device_is_reported() {
     let Some(stage) = Stage::new() else { return };
     assert!(stage.counts().device_known);
     let registry = stage.registry_of(4_000_000);
@@ -106,7 +107,7 @@ fn a_device_that_is_not_there_is_told() {
 
 /// The kernel keeps devices in 256 lists, by index.
 #[test]
-fn devices_are_told_apart() {
+fn hooks_of_devices_are_distinguished() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -134,7 +135,7 @@ fn devices_are_told_apart() {
     assert_eq!(before[1].count[ingress] + 1, after[1].count[ingress]);
 }
 
-/// Those that the README names for the engines in the kernel.
+/// The capabilities that the README names for the kernel engines.
 #[test]
 fn three_capabilities_are_enough() {
     let Some(stage) = Stage::new() else { return };
@@ -145,7 +146,7 @@ fn three_capabilities_are_enough() {
         inheritable: CapabilitySet::empty(),
     };
     let listed = stage.namespace.enter(|| {
-        // They are this thread's own.
+        // Capabilities belong to the thread.
         set_capabilities(None, sets).expect("fewer capabilities");
         Hooks::new()?.list(LOOPBACK)
     });
@@ -154,7 +155,7 @@ fn three_capabilities_are_enough() {
 }
 
 #[test]
-fn chains_of_nftables_are_found_where_they_are_called() {
+fn nftables_chains_are_found_at_their_hooks() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -211,7 +212,7 @@ fn chains_of_nftables_are_found_where_they_are_called() {
 }
 
 #[test]
-fn what_tracks_and_translates_connections_is_known() {
+fn connection_tracking_and_nat_are_known() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -222,7 +223,7 @@ fn what_tracks_and_translates_connections_is_known() {
         "add chain inet t n { type nat hook postrouting priority 100 ; }",
         "add rule inet t n tcp dport 81 masquerade",
     ]);
-    // Where there is br_netfilter, the first bridge brings its hooks.
+    // With br_netfilter, the first bridge brings its hooks.
     let mut bridge = stage.namespace.command("ip");
     let _ = bridge
         .args(["link", "add", "br0", "type", "bridge"])
@@ -236,9 +237,9 @@ fn what_tracks_and_translates_connections_is_known() {
     }
 }
 
-/// It adapts sequence numbers.
+/// synproxy changes sequence numbers.
 #[test]
-fn synproxy_is_not_known() {
+fn synproxy_is_unknown() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -264,7 +265,7 @@ fn has_legacy() -> bool {
     present("iptables-legacy", missing)
 }
 
-/// A table stays registered without a rule, so it shows who has to be asked for rules.
+/// A table stays registered without a rule, so it shows which tables to read.
 #[test]
 fn tables_of_iptables_legacy_are_known_by_their_priority() {
     let Some(stage) = has_legacy().then(Stage::new).flatten() else {
@@ -279,7 +280,7 @@ fn tables_of_iptables_legacy_are_known_by_their_priority() {
             stage.run(program, &["-t", table, "-A", "OUTPUT", "-j", "ACCEPT"]);
             stage.run(program, &["-t", table, "-F"]);
             let said = stage.classified(family, &[], &tables);
-            // The rules of nat are called by what translates addresses.
+            // Address translation calls the rules of nat.
             if table != "nat" {
                 let error = said.unwrap_err().to_string();
                 assert!(error.ends_with(&format!("listed: {table}")), "{error}");
@@ -290,8 +291,8 @@ fn tables_of_iptables_legacy_are_known_by_their_priority() {
     }
 }
 
-/// Somebody else's program at a hook for IPv4, for as long as the link lives; `None` where the kernel has
-/// no such programs (before 6.4, or without CONFIG_NETFILTER_BPF_LINK).
+/// A foreign program at a hook for IPv4, attached while the link lives; `None` if the kernel has no
+/// such programs (before 6.4, or without CONFIG_NETFILTER_BPF_LINK).
 fn foreign(namespace: &Namespace, hook: i32) -> Option<libbpf_rs::Link> {
     let bytes = objects::NETFILTER_LINK;
     let attach = || {
@@ -304,7 +305,7 @@ fn foreign(namespace: &Namespace, hook: i32) -> Option<libbpf_rs::Link> {
 }
 
 #[test]
-fn a_bpf_program_at_a_hook_is_told() {
+fn a_bpf_program_at_a_hook_is_reported() {
     let Some(stage) = Stage::new() else { return };
     let before = stage.counts();
     let Some(program) = foreign(&stage.namespace, libbpf_rs::NF_INET_PRE_ROUTING) else {
@@ -318,16 +319,16 @@ fn a_bpf_program_at_a_hook_is_told() {
     );
     assert_eq!(stage.classified(Family::Ipv6, &[], &[]), Ok(()));
     drop(program);
-    // A process that another test is just starting has the link's descriptor until it runs its program.
+    // A process that another test is starting holds the link's descriptor until its exec.
     netlab::until("the program is gone", || stage.counts() == before);
-    // What is forwarded is not a connection's of this host.
+    // Forwarded packets belong to no connection of this host.
     let _program = foreign(&stage.namespace, libbpf_rs::NF_INET_FORWARD);
     assert_eq!(stage.classified(Family::Ipv4, &[], &[]), Ok(()));
 }
 
-/// The numbers of hooks alone would not tell.
+/// The number of hooks alone would not show it.
 #[test]
-fn a_program_in_the_place_of_a_chain_shows() {
+fn a_program_in_place_of_a_chain_is_noticed() {
     let Some(stage) = Stage::with_nft() else {
         return;
     };
@@ -376,7 +377,7 @@ fn many_hooks_take_several_answers() {
     }
 }
 
-/// What a pair has to pay for it.
+/// What each pair pays for it.
 #[test]
 #[ignore = "it measures; run it by name, in a release build"]
 fn the_cost_of_an_answer() {

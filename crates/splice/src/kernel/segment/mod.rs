@@ -219,7 +219,7 @@ impl KernelEngine for Segment {
             return Some(Box::new(TimeWait::new(flow)));
         }
         flow.stop();
-        if self.has_taken() && reason.cuts() {
+        if self.has_taken() && reason.is_truncation() {
             self.reset_both(&flow);
         }
         None

@@ -112,7 +112,8 @@ impl Member {
     /// [`ErrorKind::EngineRefused`] where the engine cannot be used, or the kernel does not take
     /// the socket.
     pub(crate) fn new(socket: impl AsFd) -> splice_base::Result<Self> {
-        let shared = shared::found().map_err(|obstacle| EngineName::Sockmap.hindered(obstacle))?;
+        let shared =
+            shared::found().map_err(|obstacle| EngineName::Sockmap.unavailable(obstacle))?;
         let inserted = socket_cookie(&socket).and_then(|cookie| {
             let inserted = shared.targets.insert_socket(&cookie, socket.as_fd());
             inserted.map(|()| cookie)

@@ -485,6 +485,6 @@ pub(super) fn kick(source: impl AsFd, side: Side) -> Result<(), Reason> {
     match recv(source, &mut [0u8; 1], flags) {
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         // It has taken the error from the socket: the next read would see an end.
-        Err(errno) => Err(Reason::fault(side, errno)),
+        Err(errno) => Err(Reason::of_errno(side, errno)),
     }
 }

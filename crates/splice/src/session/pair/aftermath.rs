@@ -1,9 +1,9 @@
-//! What is left on a loop of a pair that has ended.
+//! The task that replaces a pair that has ended.
 
 use crate::kernel::Aftermath;
 use crate::reactor::{Context, Readiness, Step, Task};
 
-/// Looks after what an engine has left in the kernel, until nothing is left.
+/// Looks after what an engine has left in the kernel, until that is gone.
 pub(super) struct AftermathTask(pub(super) Box<dyn Aftermath>);
 
 impl AftermathTask {

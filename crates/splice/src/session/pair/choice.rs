@@ -1,4 +1,4 @@
-//! Which engine a pair has, and why; at its end, what each engine has moved.
+//! Which engine is reported for a pair, and why; at the end, what each engine has moved.
 
 use super::Pair;
 use crate::flow::Direction;
@@ -6,11 +6,11 @@ use crate::kernel::KernelEngine;
 use crate::name::{EngineChoice, EngineName};
 use crate::session::status::Chosen;
 
-/// Why a pair has the engine that it was to have, and no byte went another way.
+/// The reason if the pair has the engine that was chosen by name, and no byte took another path.
 pub(crate) const BY_NAME: &str = "asked for by name";
 
 impl Pair {
-    /// What is told while the pair runs.
+    /// The engine of a running pair.
     pub(super) fn engine(&self) -> Chosen {
         if self.taken
             && let Some(kernel) = &self.kernel
@@ -20,9 +20,9 @@ impl Pair {
         self.user_space_engine()
     }
 
-    /// What is told of a pair that has ended: the engine in the kernel if that moved a byte, or else the
-    /// one that moved the last bytes; and where the first had or was to have the pair, how much went by
-    /// user space, and why.
+    /// The engine of a pair that has ended: the kernel engine if it moved a byte, otherwise the one
+    /// that moved the last bytes. If a kernel engine had or tried the pair, the reason includes how
+    /// many bytes user space moved, and why.
     pub(super) fn engine_at_end(&self, user_space_bytes: u64, in_kernel_bytes: u64) -> Chosen {
         let Some(kernel) = &self.kernel else {
             return self.user_space_engine();
@@ -38,8 +38,8 @@ impl Pair {
         };
         let total_bytes = user_space_bytes + in_kernel_bytes;
         if !self.taken {
-            let mut ways = self.directions.iter().map(Direction::carriers_used);
-            if ways.any(|way| way.piped || way.no_pipe.is_some()) {
+            let mut used = self.directions.iter().map(Direction::carriers_used);
+            if used.any(|used| used.piped || used.no_pipe.is_some()) {
                 return user_space;
             }
             return Chosen {
@@ -88,14 +88,14 @@ impl Pair {
         }
     }
 
-    /// An engine in the kernel that was asked for by name begins with `copy`, too.
+    /// A kernel engine that was chosen by name begins with `copy`, too.
     fn user_space_engine(&self) -> Chosen {
-        let ways = self
+        let used = self
             .directions
             .iter()
             .map(|direction| direction.carriers_used());
-        let piped = ways.clone().any(|way| way.piped);
-        let missed = ways.clone().find_map(|way| way.no_pipe);
+        let piped = used.clone().any(|used| used.piped);
+        let missed = used.clone().find_map(|used| used.no_pipe);
         let declined = self.declined.as_deref().cloned();
         let (name, kernel_by_name) = match self.choice {
             EngineChoice::Only(name) if name.is_in_kernel() => (EngineName::Copy, true),
@@ -115,7 +115,8 @@ impl Pair {
         match (missed, declined) {
             (Some(errno), _) => Chosen {
                 name,
-                why: format!("some bytes were copied, since no pipe could be had: {errno}").into(),
+                why: format!("some bytes were copied, since no pipe could be created: {errno}")
+                    .into(),
             },
             (None, Some(why)) if !piped => Chosen { name, why },
             (None, Some(why)) if !by_name => Chosen {
@@ -125,7 +126,7 @@ impl Pair {
             (None, None) if piped && !by_name => Chosen::new(name, "a direction moved bulk"),
             // Before its first turn a pair has no engine yet.
             (None, _) if self.kernel.is_some() || kernel_by_name => {
-                Chosen::new(name, "no engine in the kernel has taken it yet")
+                Chosen::new(name, "no kernel engine has taken the pair yet")
             }
             (None, _) if by_name => Chosen::new(name, BY_NAME),
             (None, _) => Chosen::new(name, "no direction moved bulk"),

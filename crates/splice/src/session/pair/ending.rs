@@ -1,4 +1,4 @@
-//! How a pair ends: its reason, its last counts, its sockets closed in order or with a reset.
+//! How a pair ends: its reason, its final counts, and its sockets, closed in order or with a reset.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::outcome::{Outcome, Reason, Side};
 use crate::reactor::{Context, Step, Task};
 use crate::session::status::Chosen;
 
-/// How long a pair that has reached its byte limit waits for slow peers. There is no event for
-/// "all acknowledged", so it looks again and again, which for a limit's few pairs is cheap.
+/// How long a pair that has reached its byte limit waits for slow peers. The kernel has no event
+/// for "all acknowledged", so the pair polls, which is cheap for the few pairs with a limit.
 const PARTING_MOST: Duration = Duration::from_secs(10);
 const PARTING_LOOK: Duration = Duration::from_millis(5);
 
 impl Pair {
     /// Ends a pair that has reached its byte limit, once the receiver has all of those bytes.
     ///
-    /// A peer may still talk, and a TCP socket that is closed with bytes unread sends a reset and
-    /// drops what it has not sent yet (`__tcp_close`). Behind the end of stream it does no harm.
+    /// A peer may still send. A TCP socket that is closed with unread bytes sends a reset and drops
+    /// what it has not sent yet (`__tcp_close`). After EOF the reset does no harm.
     pub(super) fn part(&mut self, cx: &mut Context<'_>) -> Step {
         let Some(ends) = &self.ends else {
             return Step::Done;
@@ -35,7 +35,7 @@ impl Pair {
             .collect();
         let until = *self.parting_until.get_or_insert_with(|| {
             for end in &receivers {
-                // It fails where the peer is gone, and then there is nobody to wait for.
+                // It fails if the peer is gone, and then there is nothing to wait for.
                 let _ = end.end_stream();
             }
             cx.now() + PARTING_MOST
@@ -52,7 +52,7 @@ impl Pair {
     }
 
     pub(super) fn end(&mut self, cx: &mut Context<'_>, reason: Reason) -> Step {
-        // Closing the last descriptor of a socket takes it out of epoll by itself.
+        // epoll drops a socket when its last descriptor is closed.
         let shared = self.each_end().iter().filter(|end| end.is_shared());
         shared.for_each(|end| cx.deregister(end));
         for (index, direction) in self.directions.iter_mut().enumerate() {
@@ -66,7 +66,7 @@ impl Pair {
         }
     }
 
-    /// Closes both ends and tells why. Only the first reason counts.
+    /// Closes both ends and reports the reason. Only the first reason counts.
     fn finish(&mut self, reason: Reason) -> Option<Box<dyn Task>> {
         let ends = self.ends.take()?;
         let reason = if ends.is_echo() {
@@ -90,7 +90,7 @@ impl Pair {
                 .meter
                 .settle([0, 1].map(|index: usize| moved_in_kernel[index] + by_user_space[index]));
         }
-        if reason.cuts() {
+        if reason.is_truncation() {
             ends.each().iter().for_each(Endpoint::cut);
         }
         drop(ends);
@@ -116,7 +116,7 @@ impl Pair {
     }
 }
 
-/// A pair that was on its way to a loop which ended has to tell its handle, too.
+/// A pair that is dropped before its loop places it still reports to its handle.
 impl Drop for Pair {
     fn drop(&mut self) {
         drop(self.finish(Reason::Shutdown));

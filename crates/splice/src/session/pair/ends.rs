@@ -1,7 +1,7 @@
 //! The ends of a pair: two endpoints, or one that is spliced to itself.
 //!
 //! ```text
-//! Apart   ends[A] ──▶ ends[B] and back        Echo   ends[A] ──▶ ends[A]
+//! Two   ends[A] ──▶ ends[B] and back        Echo   ends[A] ──▶ ends[A]
 //! ```
 
 use crate::endpoint::Endpoint;
@@ -10,41 +10,41 @@ use crate::outcome::Side;
 
 #[derive(Debug)]
 pub(crate) enum Ends {
-    Apart([Endpoint; 2]),
-    /// What comes from it goes back to it.
+    Two([Endpoint; 2]),
+    /// What its peer sends goes back to it.
     Echo(Endpoint),
 }
 
 impl Ends {
-    /// Each endpoint once.
+    /// The endpoints, each once.
     pub(crate) fn each(&self) -> &[Endpoint] {
         match self {
-            Self::Apart(both) => both,
+            Self::Two(both) => both,
             Self::Echo(one) => std::slice::from_ref(one),
         }
     }
 
-    /// Both sides, which are the same endpoint in an echo.
+    /// Both sides; in an echo they are the same endpoint.
     pub(crate) fn sides(&self) -> [&Endpoint; 2] {
         match self {
-            Self::Apart([a, b]) => [a, b],
+            Self::Two([a, b]) => [a, b],
             Self::Echo(one) => [one, one],
         }
     }
 
-    /// Whom a descriptor belongs to by the number under which it is watched. A ring tells of a
-    /// destination by a number of its own, in an echo too.
+    /// The side that a registration number belongs to. A ring has a number of its own for the
+    /// destination, even in an echo.
     pub(crate) fn side(&self, source: u8) -> Side {
         match self {
-            Self::Apart(_) => Side::BOTH[usize::from(source)],
+            Self::Two(_) => Side::BOTH[usize::from(source)],
             Self::Echo(_) => Side::A,
         }
     }
 
-    /// Whose bytes go to `side`, and to whom the bytes of `side` go.
+    /// The side whose bytes go to `side`, and that gets the bytes of `side`.
     pub(crate) fn across(&self, side: Side) -> Side {
         match self {
-            Self::Apart(_) => side.other(),
+            Self::Two(_) => side.other(),
             Self::Echo(_) => side,
         }
     }
@@ -53,10 +53,10 @@ impl Ends {
         matches!(self, Self::Echo(_))
     }
 
-    /// What flows between them: an echo has the first direction only.
+    /// The directions between them; an echo has only the first.
     pub(crate) fn directions(&self, carrier_choice: CarrierChoice) -> [Direction; 2] {
         let second = match self {
-            Self::Apart(_) => Direction::new(carrier_choice),
+            Self::Two(_) => Direction::new(carrier_choice),
             Self::Echo(_) => Direction::ended(),
         };
         [Direction::new(carrier_choice), second]

@@ -1,13 +1,12 @@
-//! Two endpoints being joined: the task that runs them on a loop.
+//! A pair: the task that joins two endpoints on a loop.
 //!
 //! ```text
 //! Direction 0: ends[A] ──▶ ends[B]        Direction 1: ends[B] ──▶ ends[A]
 //! ```
 //!
-//! An echo has one endpoint for both ends, and the first direction only (`ends.rs`).
+//! An echo has one endpoint for both ends, and only the first direction (`ends.rs`).
 //!
-//! User space moves the bytes, until an engine in the kernel takes over (`kernel/mod.rs` says
-//! how):
+//! User space moves the bytes until an engine in the kernel takes over (`kernel/mod.rs`):
 //!
 //! ```text
 //!             an engine is tried          it has taken the pair
@@ -18,13 +17,13 @@
 //!       byte limit                  the receivers have all, or 10 s are over
 //! any ─────────────▶ parting ─────────────────────────────────────────────────▶ ended
 //!  │                                                                              ▲
-//!  └──both directions have ended, a fault, idle, closed, refused by name──────────┘
+//!  └──both directions have ended, an error, idle, closed, refused by name─────────┘
 //! ```
 //!
-//! An engine in the kernel that was asked for by name is tried from the start. `kernel` and `taken`
-//! tell the first three apart, `parting_until` is set while it parts, and `ends` is gone at the end.
-//! There the pair tells the reason and closes both ends: in order where the streams came to their
-//! ends, with a reset where they were cut.
+//! A kernel engine that was chosen by name is tried from the start. `kernel` and `taken` tell the
+//! first three states apart, `parting_until` is set while the pair parts, and `ends` is `None` at
+//! the end. Then the pair reports the reason and closes both ends: in order if both streams have
+//! reached EOF, otherwise with a reset.
 
 mod aftermath;
 mod choice;
@@ -55,7 +54,7 @@ use crate::options::Options;
 use crate::outcome::{Outcome, Reason, Side};
 use crate::reactor::{Context, Interest, Readiness, Step, Task};
 
-/// What is called when a pair has ended.
+/// Called when a pair has ended.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
 pub(crate) struct Pair {
@@ -65,18 +64,18 @@ pub(crate) struct Pair {
     registered: bool,
     choice: EngineChoice,
     shares: Shares,
-    /// An engine that has the pair or is about to take it.
+    /// The kernel engine that has the pair or tries to take it.
     kernel: Option<Box<dyn KernelEngine>>,
-    /// The loop answers its notifier.
+    /// The loop watches the engine's notifier.
     is_notified: bool,
-    /// The kernel has moved bytes.
+    /// The engine has taken the pair.
     taken: bool,
-    /// Why no engine in the kernel has the pair, where one was tried.
+    /// Why no engine in the kernel has the pair, if one was tried.
     declined: Option<Box<Cow<'static, str>>>,
-    /// What of the packet filters has ended it.
+    /// The packet filter that ended the pair.
     filtered: Option<Box<Cow<'static, str>>>,
     watch: Watch,
-    /// What goes by the ring has once found no room there.
+    /// Whether epoll watches for room: a lane has found none there.
     room_watched: [bool; 2],
     pipe_after_bytes: u64,
     promotion: Option<Box<dyn Promotion>>,
@@ -84,21 +83,22 @@ pub(crate) struct Pair {
     byte_limit: Option<u64>,
     joined_at: Instant,
     moved_at: Instant,
-    // What the pair's one deadline may stand for; while the pair parts, it stands for the next look.
+    // What the pair's one deadline may stand for. While the pair parts, it stands for the next
+    // look.
     idle_look_at: Option<Instant>,
     kernel_look_at: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
-    /// The byte limit was reached; the receiver is given until then to take what was written.
+    /// The byte limit was reached. The receiver has until then to take what was written.
     parting_until: Option<Instant>,
 }
 
-/// How a pair may come into the kernel.
+/// How a pair may move into the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// The engine that it has from the start.
     pub(crate) kernel: Option<Box<dyn KernelEngine>>,
-    /// Or what decides on one later.
+    /// The policy that decides on one later.
     pub(crate) promotion: Option<Box<dyn Promotion>>,
 }
 
@@ -116,7 +116,7 @@ impl Pair {
             EngineChoice::Only(EngineName::Pipe) => CarrierChoice::Pipe,
             EngineChoice::Only(EngineName::Aio) => CarrierChoice::Aio,
             EngineChoice::Only(EngineName::Uring) => CarrierChoice::Ring,
-            // The others begin with it.
+            // The kernel engines begin with it.
             EngineChoice::Only(_) => CarrierChoice::Copy,
         };
         let mut directions = ends.directions(carrier_choice);
@@ -155,7 +155,7 @@ impl Pair {
         pair
     }
 
-    /// Moves what can be moved now, both ways.
+    /// Moves what can move now, in both directions.
     fn pump(&mut self, cx: &mut Context<'_>) -> Step {
         if self.parting_until.is_some() {
             return self.part(cx);
@@ -174,12 +174,12 @@ impl Pair {
         let mut reason = None;
         for from in Side::BOTH {
             let to = ends.across(from);
-            // A duplicate that somebody holds keeps the close from saying it.
+            // A duplicate of the descriptor keeps the close from sending EOF.
             let closing =
                 self.directions[from.other().index()].has_ended() && !sides[to.index()].is_shared();
             let direction = &mut self.directions[from.index()];
             let before = direction.given_bytes();
-            // What the kernel moves is not out before its engine says so.
+            // The bytes that the kernel moves are not delivered before its engine says so.
             let limit = self
                 .byte_limit
                 .filter(|_| !direction.is_held())
@@ -209,7 +209,7 @@ impl Pair {
                     let side = if at_destination { to } else { from };
                     let reset_by = self.kernel.as_ref().and_then(|kernel| kernel.reset_by());
                     reason =
-                        Some(reset_by.map_or_else(|| Reason::fault(side, errno), Reason::Reset));
+                        Some(reset_by.map_or_else(|| Reason::of_errno(side, errno), Reason::Reset));
                     break;
                 }
             }
@@ -298,7 +298,7 @@ impl Task for Pair {
         if self.choice == EngineChoice::Only(EngineName::Aio)
             && let Err(obstacle) = cx.carriers().prepare_aio()
         {
-            let refusal = EngineName::Aio.hindered(obstacle);
+            let refusal = EngineName::Aio.unavailable(obstacle);
             self.declined = Some(Box::new(refusal.to_string().into()));
             return self.end(cx, Reason::Refused);
         }
@@ -319,12 +319,12 @@ impl Task for Pair {
         self.directions[side.index()].source_became(readiness);
         self.directions[ends.across(side).index()].destination_became(readiness);
         let step = self.pump(cx);
-        // A direction that neither reads nor writes now does not meet the error by itself.
+        // A direction that neither reads nor writes now does not see the error by itself.
         if readiness.has_error()
             && let Some(end) = self.each_end().get(side.index())
             && let Some(errno) = end.take_error()
         {
-            return self.end(cx, Reason::fault(side, errno));
+            return self.end(cx, Reason::of_errno(side, errno));
         }
         step
     }
@@ -333,7 +333,7 @@ impl Task for Pair {
         self.pump(cx)
     }
 
-    /// The idle deadline is not moved with every byte; it is looked at when it comes.
+    /// The idle deadline does not move with every byte; it is checked when it passes.
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         let now = cx.now();
         if self.parting_until.is_some() {
@@ -359,7 +359,7 @@ impl Task for Pair {
             self.kernel_look_at = None;
             step = self.pump(cx);
         }
-        // A pair that has begun to part has a deadline of its own.
+        // A parting pair has a deadline of its own.
         if matches!(step, Step::Wait | Step::Again) && self.parting_until.is_none() {
             self.set_deadline(cx);
         }

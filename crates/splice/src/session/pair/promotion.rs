@@ -1,5 +1,5 @@
-//! What decides which engine in the kernel tries a pair, and when. The pair asks; a policy, which
-//! knows the engines, answers (`policy/promotion.rs`).
+//! What decides which kernel engine tries a pair, and when. The pair asks; the policy, which knows
+//! the engines, answers (`policy/promotion.rs`).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,22 +10,22 @@ use crate::kernel::KernelEngine;
 use crate::name::EngineName;
 use crate::reactor::Context;
 
-/// When a pair asks.
+/// Why a pair asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trigger {
-    /// It starts.
+    /// The pair starts.
     Start,
-    /// It has moved as much as the policy [`wants`](Promotion::wants).
+    /// The pair has moved as much as the policy [`wants`](Promotion::wants).
     Moved,
-    /// The time has come at which it was to [ask](Promotion::ask_at).
+    /// The time of [`ask_at`](Promotion::ask_at) has come.
     Deadline,
 }
 
-/// What a policy may know of the pair that asks.
+/// What a policy sees of the pair.
 pub(crate) struct Candidate<'a> {
     pub(crate) ends: &'a Ends,
     pub(crate) moved_bytes: u64,
-    /// An engine in the kernel has it, or tries to take it.
+    /// A kernel engine has the pair, or tries to take it.
     pub(crate) is_held: bool,
 }
 
@@ -33,18 +33,18 @@ pub(crate) struct Candidate<'a> {
 pub(crate) enum Proposal {
     /// The pair stays as it is.
     Nothing,
-    /// This engine is to try the pair.
+    /// This engine tries the pair.
     Try(Box<dyn KernelEngine>),
-    /// An engine was to try it and cannot be used; why.
+    /// No engine can try it, and why.
     Unavailable(Cow<'static, str>),
 }
 
-/// A pair's way into the kernel, as far as a policy knows it.
+/// The policy for one pair on its way into the kernel.
 pub(crate) trait Promotion: Send + fmt::Debug {
-    /// Whether the pair is to ask, having moved so much.
+    /// Whether a pair that has moved so much should ask.
     fn wants(&self, moved_bytes: u64) -> bool;
 
-    /// When the pair is to ask, whatever it has moved.
+    /// When the pair should ask, whatever it has moved.
     fn ask_at(&self) -> Option<Instant>;
 
     fn propose(
@@ -57,10 +57,10 @@ pub(crate) trait Promotion: Send + fmt::Debug {
     /// The engine has taken the pair.
     fn taken(&mut self, engine: EngineName);
 
-    /// The engine has given the pair up, or was not able to take it.
+    /// The engine has given the pair up, or could not take it.
     fn declined(&mut self, engine: EngineName, now: Instant);
 
-    /// The pair may still come to an engine that keeps receive buffers empty, and must not have
-    /// large ones before ([`redirected_receive_bytes`](crate::endpoint::redirected_receive_bytes)).
+    /// Whether the pair may still get an engine that keeps receive buffers empty. Until then they
+    /// must stay small ([`redirected_receive_bytes`](crate::endpoint::redirected_receive_bytes)).
     fn may_redirect(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! A pair's way by its loop's ring (`carrier/uring/`).
+//! A pair on its loop's ring (`carrier/uring/`).
 
 use std::os::fd::AsFd;
 
@@ -8,7 +8,7 @@ use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest};
 
 impl Pair {
-    /// Has both directions go by the loop's ring, which is told of bytes in epoll's place.
+    /// Moves both directions to the loop's ring, which reports bytes in place of epoll.
     pub(super) fn enter_ring(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
         match cx.lanes() {
             Ok(lanes) => {
@@ -27,11 +27,11 @@ impl Pair {
         None
     }
 
-    /// The ring does not wait for room, epoll does: from the first time on that there is none, so
-    /// that a UNIX stream's reader does not wake a relay that needs no room.
+    /// Watches for room with epoll, since the ring does not wait for it. It begins when a lane
+    /// first finds no room, so that a UNIX stream's reader does not wake a relay that needs none.
     ///
-    /// Where there is none a direction does not read, and a receive that was under way may have taken
-    /// the source's error, of which neither epoll nor the socket tells any more.
+    /// A direction without room does not read. A receive that was submitted before may have taken
+    /// the source's error, which neither epoll nor the socket reports again.
     pub(super) fn watch_room(&mut self, cx: &mut Context<'_>) -> Option<Reason> {
         let Some(ends) = &self.ends else {
             return None;
@@ -42,8 +42,8 @@ impl Pair {
             if !direction.is_blocked_on_ring() {
                 continue;
             }
-            if let Some(errno) = direction.fault_on_ring(cx.carriers()) {
-                return Some(Reason::fault(from, errno));
+            if let Some(errno) = direction.source_error_on_ring(cx.carriers()) {
+                return Some(Reason::of_errno(from, errno));
             }
             let watched = &mut self.room_watched[to.index()];
             if !*watched {

@@ -1,4 +1,4 @@
-//! A pair's turns with an engine in the kernel.
+//! A pair's turns with a kernel engine.
 
 use std::os::fd::AsFd;
 
@@ -104,7 +104,7 @@ impl Pair {
         None
     }
 
-    /// What a receive buffer of this pair is fixed at.
+    /// The size at which this pair fixes its receive buffers.
     pub(super) fn receive_bytes(&self) -> usize {
         let promotion = self.promotion.as_ref();
         let kernel = self.kernel.as_ref();
@@ -117,7 +117,7 @@ impl Pair {
         }
     }
 
-    /// Asks which engine in the kernel is to try the pair, which the next turn does.
+    /// Asks the policy which kernel engine tries the pair. The next turn begins with it.
     pub(super) fn ask(&mut self, cx: &mut Context<'_>, trigger: Trigger) {
         let (Some(promotion), Some(ends)) = (&mut self.promotion, &self.ends) else {
             return;

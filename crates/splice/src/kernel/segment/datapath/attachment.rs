@@ -72,7 +72,7 @@ impl Datapath {
             self.egress.attach(device, Traffic::Out, way)?,
         ];
         if device == LOOPBACK {
-            let behind = self.ingress.is_behind_its_like(device, &links[0])?;
+            let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
             self.gate.at(0).behind.store(behind.into(), Relaxed);
         }
         let attachment = Attachment {
