@@ -1,8 +1,8 @@
-//! What cannot be brought about from outside: a source that is put in and taken out by hand.
+//! Sources that the test itself puts into the map and takes out, which no relay can be made to do.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
-mod at_end;
 mod gate;
+mod outcome;
 mod unix;
 
 use std::io::{Read, Write};
@@ -17,8 +17,8 @@ use netlab::{Namespace, Need, PATIENCE, available, connection, present, until};
 use rustix::net::sockopt::socket_cookie;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::redirect_half::kick;
 use super::shared::{self, Shared};
-use super::tap::kick;
 use crate::endpoint::redirected_receive_bytes;
 use crate::{
     Context, Endpoint, EngineChoice, EngineName, EventLoop, Limits, Options, Outcome, Readiness,
