@@ -177,17 +177,20 @@ pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
-/// Has a socket stamp its segments with `stamp` from now on, unless it is beyond that. In repair mode
-/// only.
-pub fn advance_stamps(fd: impl AsFd, stamp: u32, in_microseconds: bool) -> Result<(), Errno> {
+/// Advances a socket's TCP timestamps to `timestamp`, unless they are beyond that. In repair mode only.
+pub fn advance_timestamps(
+    fd: impl AsFd,
+    timestamp: u32,
+    in_microseconds: bool,
+) -> Result<(), Errno> {
     let fd = fd.as_fd();
     let mut now = [0];
     get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
-    if (now[0] as u32).wrapping_sub(stamp).cast_signed() > 0 {
+    if (now[0] as u32).wrapping_sub(timestamp).cast_signed() > 0 {
         return Ok(());
     }
     // In place of the clock's lowest bit it is told the unit (`do_tcp_setsockopt`, 6.7 on).
-    let ahead = (stamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
+    let ahead = (timestamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
     set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
 }
 

@@ -17,7 +17,7 @@ use splice_base::error::{Context, Error, ErrorKind, Result};
 use splice_base::socket_option::{self, SocketMemory};
 
 pub use self::segment_size::SegmentSize;
-pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 
 /// What kind of stream an endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

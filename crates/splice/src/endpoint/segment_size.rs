@@ -14,7 +14,7 @@ pub(crate) const HEADERS_V4_BYTES: u32 = 40;
 pub(crate) const HEADERS_V6_BYTES: u32 = 60;
 
 /// What timestamps take away from a segment's payload, in bytes (`TCPOLEN_TSTAMP_ALIGNED`).
-pub(crate) const STAMP_BYTES: u32 = 12;
+pub(crate) const TIMESTAMP_BYTES: u32 = 12;
 
 /// Sizes from here on count as no bound, in bytes. They exist on lo only, where a connection tells
 /// half of its window instead (`tcp_bound_to_half_wnd`), and `TCP_MAXSEG` takes at most 32767.
@@ -58,7 +58,9 @@ impl SegmentSize {
     pub fn taken_by_peer(connected: impl AsFd) -> Result<Self> {
         let (payload_bytes, stamped) =
             socket_option::segment(&connected).context("cannot read the socket's TCP_INFO")?;
-        Ok(Self(payload_bytes + if stamped { STAMP_BYTES } else { 0 }))
+        Ok(Self(
+            payload_bytes + if stamped { TIMESTAMP_BYTES } else { 0 },
+        ))
     }
 
     /// What fits on this host's route to `address`.

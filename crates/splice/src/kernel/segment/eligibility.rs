@@ -5,7 +5,7 @@ mod tests;
 
 use std::borrow::Cow;
 
-use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, STAMP_BYTES};
+use crate::endpoint::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
 use crate::kernel::tcp_state::{ESTABLISHED, LISTEN};
 use crate::outcome::Side;
 use splice_bpf::types::segment_socket_flag as has;
@@ -138,7 +138,7 @@ pub(super) fn examine(
         // The socket notes what it has announced without the room for timestamps
         // (`tcp_create_openreq_child`, `tcp_rcv_synsent_state_process`).
         let timestamp_bytes = if sender.flags & has::TIMESTAMPS != 0 {
-            STAMP_BYTES
+            TIMESTAMP_BYTES
         } else {
             0
         };

@@ -37,7 +37,7 @@ pub(super) fn wake(end: &Endpoint) {
 pub(super) fn advance_timestamps(end: &Endpoint, timestamp: u32, in_microseconds: bool) {
     // Should it fail, the socket retransmits until its clock has reached that timestamp.
     let _ = socket_option::repair(end, Repair::On);
-    let _ = socket_option::advance_stamps(end, timestamp, in_microseconds);
+    let _ = socket_option::advance_timestamps(end, timestamp, in_microseconds);
     leave_repair(end, Repair::Off);
 }
 

@@ -146,7 +146,7 @@ fn change_overs_at_random_places_over_lo() {
 }
 
 #[test]
-fn change_overs_at_random_places_over_lo_without_stamps() {
+fn change_overs_at_random_places_over_lo_without_timestamps() {
     if available(Need::Root) {
         over_lo("127.0.0.1:0", |path| path.hunt(false));
     }
@@ -167,7 +167,7 @@ fn change_overs_at_random_places_over_veths() {
 }
 
 #[test]
-fn change_overs_at_random_places_over_veths_without_stamps() {
+fn change_overs_at_random_places_over_veths_without_timestamps() {
     if available(Need::Root) {
         over_veths(Connected::across, |path| path.hunt(false));
     }
@@ -183,7 +183,7 @@ fn change_overs_at_random_places_over_veths_v6() {
 /// A segment that comes just before the change-over begins goes by the sockets, and the next one must
 /// not overtake it.
 #[test]
-fn what_comes_as_it_begins_is_not_overtaken() {
+fn bytes_that_arrive_as_it_begins_are_not_overtaken() {
     if !available(Need::Root) {
         return;
     }

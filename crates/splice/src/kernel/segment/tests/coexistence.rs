@@ -102,7 +102,7 @@ fn talk_beside(lab: &Lab, round_trips: usize) {
 }
 
 #[test]
-fn programs_before_and_behind_go_on() {
+fn tc_programs_before_and_after_this_one_still_run() {
     const ROUND_TRIPS: usize = 500;
     const REST: Duration = Duration::from_millis(50);
     if !available(Need::Root) {
@@ -205,7 +205,7 @@ pub(super) fn filters(lab: &Lab, device: &str, place: &str) -> String {
 
 /// As on a kernel without tcx: filters on a clsact qdisc, on which somebody else has his own.
 #[test]
-fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
+fn clsact_filters_serve_a_kernel_without_tcx() {
     const BYTES: usize = 16 << 20;
     if !available(Need::Root) {
         return;
@@ -235,7 +235,7 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
         standing.sum::<usize>()
     };
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.attach_by_clsact();
     let first = spliced_across(&lab, &splicer);
     assert_eq!(ours(), places.len());

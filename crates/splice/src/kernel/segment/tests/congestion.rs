@@ -47,7 +47,7 @@ fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
     assert!(slowed_down());
     // It says that it has heard, and is left alone when nothing is marked any more.
     run(client_net, "nft", &format!("flush table {ip} t"));
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     netlab::until("it is told no more", || {
         ping(&client, &server);
         datapath.flow(0).side[0].marks() & mark::CONGESTED == 0

@@ -139,7 +139,7 @@ pub(super) fn splicer_in(namespace: &Namespace) -> Splicer {
     splicer.expect("entered")
 }
 
-pub(super) fn ground_in(lab: &Lab) -> Arc<Datapath> {
+pub(super) fn datapath_in(lab: &Lab) -> Arc<Datapath> {
     let datapath = lab.relay().enter(Datapath::here).expect("entered");
     datapath.expect("a datapath")
 }
@@ -174,7 +174,7 @@ pub(super) fn spliced(lab: &Lab, splicer: &Splicer, connected: Connected) -> Joi
 
 /// Until no socket of the relay has a word left to say.
 pub(super) fn wait_for_sleep(lab: &Lab) {
-    let datapath = ground_in(lab);
+    let datapath = datapath_in(lab);
     netlab::until("the sockets have had their last words", || {
         datapath.awake().load(Relaxed) == 0
     });
@@ -187,7 +187,7 @@ pub(super) fn tuple(end: &Endpoint) -> SegmentTuple {
 
 /// How the kernel knows the relay's ends.
 pub(super) fn sockets_across(lab: &Lab, ends: [&Endpoint; 2]) -> [SegmentSocket; 2] {
-    let (datapath, tuples) = (ground_in(lab), ends.map(tuple));
+    let (datapath, tuples) = (datapath_in(lab), ends.map(tuple));
     let found = lab.relay().enter(|| datapath.inspect(&tuples));
     found.expect("entered").expect("found").socket
 }

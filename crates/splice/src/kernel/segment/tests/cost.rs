@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::proof::calls_of;
+use super::bypass::calls_of;
 use super::system_calls::SystemCalls;
 use super::*;
 

@@ -198,7 +198,7 @@ fn peers_of_a_relay_that_is_killed_see_a_reset() {
 
 /// What stands on a clsact qdisc outlives the process.
 #[test]
-fn peers_see_it_where_a_filter_stays() {
+fn peers_see_a_reset_though_a_filter_stays() {
     if !available(Need::Root) {
         return;
     }

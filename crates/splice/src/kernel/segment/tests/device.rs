@@ -14,7 +14,7 @@ fn a_device_that_was_refused_is_asked_for_again() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let stands = || {
         let stands = lab.relay().enter(|| datapath.attach_beside(INDEX));
         stands.expect("entered")
@@ -31,7 +31,7 @@ fn has_the_index_of_another(way: Way) {
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     if way == Way::Clsact {
         datapath.attach_by_clsact();
     }
@@ -70,7 +70,7 @@ fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
 }
 
 #[test]
-fn neither_is_one_whose_qdisc_has_gone() {
+fn a_device_whose_qdisc_has_gone_is_attached_again() {
     has_the_index_of_another(Way::Clsact);
 }
 
@@ -83,7 +83,7 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.attach_by_clsact();
     let (unseen, beside) = (Connected::across(&lab), Connected::across(&lab));
     prepare(&splicer);
@@ -127,7 +127,7 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
 
 /// The kernel gives the inode of a namespace to another once it is gone, however long the datapath stays.
 #[test]
-fn a_ground_is_that_of_one_namespace_only() {
+fn a_datapath_serves_one_namespace_only() {
     if !available(Need::Root) {
         return;
     }

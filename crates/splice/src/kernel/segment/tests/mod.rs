@@ -1,36 +1,36 @@
 //! Change-overs in namespaces of their own.
 
-mod bad_path;
+mod bypass;
 mod change_over;
+mod checksum_complete;
 mod coexistence;
 mod congestion;
 mod connected;
 mod cost;
 mod counters;
 mod crash;
-mod damaged;
+mod damaged_segments;
 mod device;
-mod ends;
-mod fences;
-mod forgery;
+mod forged_segments;
+mod full_table;
 pub(super) mod halt;
-mod life;
-mod on_this_host;
-mod own_word;
-mod proof;
+mod lifetime;
+mod lossy_path;
+mod memory_barriers;
+mod pair_ends;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/random.rs"]
 mod random;
-mod refusal;
-mod room;
-mod size;
-mod summed_up;
+mod refused_pairs;
+mod same_host;
+mod segment_size;
+mod sequence_wrap;
+mod simultaneous;
+mod socket_segments;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/system_calls.rs"]
 mod system_calls;
-mod turns;
 mod window_scale;
-mod wrap;
 mod zero_window;
 
 use std::hash::{DefaultHasher, Hasher};
@@ -43,17 +43,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use connected::{
-    Connected, Joined, by_name, by_volume, connect_in, ended, ground_in, listen, listen_in, moved,
-    sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
+    Connected, Joined, by_name, by_volume, connect_in, datapath_in, ended, listen, listen_in,
+    moved, sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
     why_refused,
 };
 use counters::{changes, count, counters_across, counters_in};
 // It has room for a last acknowledgement that gets lost four times on a bad path (6 s), and for what
 // wakes a pair once (`SLEEPING_PAUSE`, 20 s).
+use bypass::{Proof, Witness};
 use halt::{Halt, watch};
 use netlab::PATIENCE;
 use netlab::{Lab, Namespace, Need, available};
-use proof::{Proof, Witness};
 use random::Random;
 
 use super::datapath::Datapath;

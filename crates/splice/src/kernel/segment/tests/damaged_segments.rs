@@ -3,8 +3,8 @@
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::forgery::forged;
-use super::size::lab_with_mtu;
+use super::forged_segments::forged;
+use super::segment_size::lab_with_mtu;
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
@@ -81,7 +81,7 @@ impl Scene {
         }
         let splicer = splicer_in(lab.relay());
         let (client, server, handle) = spliced(&lab, &splicer, connect(&lab));
-        let datapath = ground_in(&lab);
+        let datapath = datapath_in(&lab);
         let client_ends = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
         let server_ends = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
         let (receiver_in, receiver_ends) = match copied {
@@ -292,26 +292,26 @@ fn has_ethtool() -> bool {
 
 /// GRO looks at what it might merge.
 #[test]
-fn verified_by_the_device_over_ipv4() {
+fn checksum_unnecessary_over_ipv4() {
     if has_ethtool() {
         what_was_wrong_stays_wrong(Connected::across, Arrival::Verified);
     }
 }
 
 #[test]
-fn verified_by_the_device_over_ipv6() {
+fn checksum_unnecessary_over_ipv6() {
     if has_ethtool() {
         what_was_wrong_stays_wrong(Connected::across_v6, Arrival::Verified);
     }
 }
 
 #[test]
-fn summed_up_by_the_device_over_ipv4() {
+fn checksum_complete_over_ipv4() {
     what_was_wrong_stays_wrong(Connected::across, Arrival::SummedUp);
 }
 
 #[test]
-fn summed_up_by_the_device_over_ipv6() {
+fn checksum_complete_over_ipv6() {
     what_was_wrong_stays_wrong(Connected::across_v6, Arrival::SummedUp);
 }
 
@@ -334,12 +334,12 @@ fn summed_up_and_bare(connect: Connect) {
 }
 
 #[test]
-fn summed_up_and_bare_over_ipv4() {
+fn checksum_complete_on_pure_acks_over_ipv4() {
     summed_up_and_bare(Connected::across);
 }
 
 #[test]
-fn summed_up_and_bare_over_ipv6() {
+fn checksum_complete_on_pure_acks_over_ipv6() {
     summed_up_and_bare(Connected::across_v6);
 }
 
@@ -365,11 +365,11 @@ fn what_is_to_be_computed_stays_so(connect: Connect) {
 }
 
 #[test]
-fn still_to_be_computed_over_ipv4() {
+fn checksum_partial_over_ipv4() {
     what_is_to_be_computed_stays_so(Connected::across);
 }
 
 #[test]
-fn still_to_be_computed_over_ipv6() {
+fn checksum_partial_over_ipv6() {
     what_is_to_be_computed_stays_so(Connected::across_v6);
 }

@@ -25,7 +25,7 @@ impl<'a> Proof<'a> {
     pub(super) fn begin(lab: &Lab, splicer: &Splicer, handle: &'a Handle) -> Self {
         netlab::until("the pair is taken", || handle.is_taken());
         wait_for_sleep(lab);
-        let datapath = ground_in(lab);
+        let datapath = datapath_in(lab);
         let mut calls = calls_of(splicer);
         Self {
             handle,
@@ -59,14 +59,14 @@ pub(super) struct Witness {
 struct Seen {
     carried: Vec<u64>,
     /// What the relay had moved of each, in bytes.
-    by_hand: Vec<u64>,
+    in_user_space: Vec<u64>,
 }
 
 impl Witness {
     /// Before the first byte of pairs that change over by what they have moved. They are the only
     /// ones of the splicer's, which has one loop, that move bytes from then on.
     pub(super) fn of(splicer: &Splicer, handles: &[&Handle]) -> Self {
-        let by_hand: Vec<_> = handles
+        let in_user_space: Vec<_> = handles
             .iter()
             .map(|handle| handle.by_user_space())
             .collect();
@@ -77,7 +77,10 @@ impl Witness {
             if step == "asleep" {
                 *noted.lock().expect("no panic") = Some(Seen {
                     carried: carried_here(&counted),
-                    by_hand: by_hand.iter().map(|by_hand| by_hand()).collect(),
+                    in_user_space: in_user_space
+                        .iter()
+                        .map(|in_user_space| in_user_space())
+                        .collect(),
                 });
             }
         });
@@ -98,8 +101,8 @@ impl Witness {
         let seen = seen.unwrap_or_else(|| panic!("none was put to sleep: {ended:?}"));
         let mut past_sockets = 0;
         let mut translated = 0;
-        for ((outcome, carried), by_hand) in ended.iter().zip(&seen.by_hand) {
-            past_sockets += outcome.moved.total() - by_hand;
+        for ((outcome, carried), in_user_space) in ended.iter().zip(&seen.in_user_space) {
+            past_sockets += outcome.moved.total() - in_user_space;
             translated += carried;
         }
         expect_translated(translated, past_sockets);

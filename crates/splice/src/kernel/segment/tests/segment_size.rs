@@ -18,7 +18,7 @@ pub(super) fn lab_with_mtu(near: u32, far: u32) -> Lab {
 }
 
 #[test]
-fn larger_frames_are_refused_in_words() {
+fn larger_frames_are_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }

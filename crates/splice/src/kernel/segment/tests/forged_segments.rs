@@ -13,7 +13,7 @@ fn the_parser_survives_anything() {
         return;
     }
     let (lab, _splicer, (client, server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let tuple = datapath.tuples().first().copied().expect("a tuple");
     let mut random = Random::seeded(seed());
     lab.relay()
@@ -139,7 +139,7 @@ fn forged_resets_and_handshakes_end_nothing() {
         return;
     }
     let (lab, _splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let mut random = Random::seeded(seed());
     let devices = devices(lab.relay());
     let ends = [(&client, devices[0]), (&server, devices[1])].map(|(stream, device)| {
@@ -181,7 +181,7 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
         return;
     }
     let (lab, _splicer, (client, _server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let [from_client, from_server] = &flow.side;
     let senders_scale = from_client.window_left.load(Relaxed);
@@ -229,7 +229,7 @@ fn change_over_in_spite_of(lie: Lie, step: &'static str) {
     const BYTES: usize = 4 << 20;
     const FAR: u32 = 1 << 28;
     let (lab, splicer, _first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let connected = Connected::across(&lab);
     let tuples = [&connected.a, &connected.b].map(tuple);
     let near = connected.a.as_fd().try_clone_to_owned();
@@ -304,7 +304,7 @@ fn change_over_in_spite_of(lie: Lie, step: &'static str) {
 }
 
 #[test]
-fn a_forged_place_stops_no_change_over() {
+fn a_forged_sequence_number_stops_no_change_over() {
     if !available(Need::Root) {
         return;
     }
@@ -328,7 +328,7 @@ fn a_forged_end_ends_nothing() {
         return;
     }
     let (lab, _splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let [from_client, from_server] = &flow.side;
     client.shutdown(Shutdown::Write).expect("shutdown");

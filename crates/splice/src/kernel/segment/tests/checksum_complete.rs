@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::forgery::forged;
+use super::forged_segments::forged;
 use super::*;
 
 const REDIRECT: i32 = 7;
@@ -18,7 +18,7 @@ fn summed_up_packets_stay_so(connect: fn(&Lab) -> Connected) {
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
     let (client, server, _handle) = spliced(&lab, &splicer, connect(&lab));
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let device = devices(lab.relay())[0];
     let (from, to) = (client.local_addr(), client.peer_addr());
     let (from, to) = (from.expect("an address"), to.expect("an address"));

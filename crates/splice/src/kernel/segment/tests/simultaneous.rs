@@ -12,7 +12,7 @@ use crate::{EngineChoice, EventLoop, Options};
 const MOST: usize = 10;
 
 #[test]
-fn a_turn_of_the_loop_begins_with_few_of_them() {
+fn one_turn_of_the_loop_starts_few_change_overs() {
     const PAIRS: usize = 40;
     if !available(Need::Root) {
         return;

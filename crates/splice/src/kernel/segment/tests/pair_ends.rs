@@ -82,7 +82,7 @@ struct HalfPast {
     server: TcpStream,
     handle: Handle,
     /// The hash of what goes by hand.
-    by_hand: u64,
+    in_user_space: u64,
     // The pair that had the program loaded, and what both run on.
     _others: (Splicer, Joined),
 }
@@ -98,10 +98,10 @@ impl HalfPast {
             stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
         }
         halt.wait();
-        let datapath = ground_in(&lab);
+        let datapath = datapath_in(&lab);
         let [from_client, from_server] = &datapath.flow(1).side;
         let begun = from_server.high_seq();
-        let by_hand = write_some(&server, bytes, seed());
+        let in_user_space = write_some(&server, bytes, seed());
         netlab::until("the program has seen it", || {
             from_server.high_seq() != begun
         });
@@ -116,14 +116,14 @@ impl HalfPast {
             client,
             server,
             handle,
-            by_hand,
+            in_user_space,
             _others: (splicer, first),
         }
     }
 
     /// Waits for the relay's socket towards the server.
     fn until(&self, what: &str, condition: impl Fn(&SegmentSocket) -> bool) {
-        let (datapath, tuples) = (ground_in(&self.lab), &self.tuples);
+        let (datapath, tuples) = (datapath_in(&self.lab), &self.tuples);
         netlab::until(what, || {
             let found = self.lab.relay().enter(|| datapath.inspect(tuples));
             condition(&found.expect("entered").expect("run").socket[1])
@@ -178,7 +178,7 @@ fn in_overlap_with_a_peer_gone(
         pair.handle.counters().total() == bytes as u64
     });
     let (length, hash, _) = read_all(&pair.client);
-    assert_eq!((length, hash), (bytes, pair.by_hand));
+    assert_eq!((length, hash), (bytes, pair.in_user_space));
     assert_eq!(moved(&ended(&pair.handle)), [0, bytes as u64]);
 }
 
@@ -245,7 +245,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     let halt = Halt::at(&splicer, steps);
     let (client, server, handle) = connected.join(&splicer, &by_name());
     halt.wait();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let [from_client, from_server] = &datapath.flow(1).side;
     let begun = from_server.high_seq();
     (&server).write_all(b"by hand").expect("write");

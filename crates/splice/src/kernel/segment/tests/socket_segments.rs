@@ -1,7 +1,7 @@
 //! What the relay's own sockets still say, on its way out.
 
-use super::forgery::forged;
-use super::life::LONG_OVERLAP;
+use super::forged_segments::forged;
+use super::lifetime::LONG_OVERLAP;
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
@@ -15,7 +15,7 @@ const SEQ: std::ops::Range<usize> = 38..42;
 /// the one to the server says, by its place and its flags, and where that would be heard.
 fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
     let (lab, _splicer, (_client, server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let [relay, server] = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
     let flow = datapath.flow(0);
     let heard = flow.side[0].high_seq();
@@ -50,7 +50,7 @@ fn a_reset_is_heard_though_the_stream_went_past_the_socket() {
 
 /// The flow's owner is gone, and its socket is a socket like any other.
 #[test]
-fn what_a_socket_says_after_the_deadline_is_let_be() {
+fn segments_that_a_socket_sends_after_the_deadline_pass_unchanged() {
     if !available(Need::Root) {
         return;
     }
@@ -81,7 +81,7 @@ fn a_change_over_goes_on_after_the_deadline() {
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     }
     halt.wait();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let tuples: [_; 2] = datapath.tuples().try_into().expect("two connections");
     let received = || {

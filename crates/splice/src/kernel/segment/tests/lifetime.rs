@@ -5,7 +5,7 @@ use super::*;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 
-use super::proof::{calls_of, expect_translated};
+use super::bypass::{calls_of, expect_translated};
 use splice_base::socket_option::{self, Repair};
 use splice_bpf::clock::{self, now_ns};
 use splice_bpf::types::segment_state as state;
@@ -32,14 +32,14 @@ fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
     if !available(Need::Root) {
         return;
     }
-    clock::a_day_ahead("kernel::segment::tests::life::moved_just_now");
+    clock::a_day_ahead("kernel::segment::tests::lifetime::moved_just_now");
 }
 
 #[test]
 #[ignore = "what the test above starts"]
 fn moved_just_now() {
     let (lab, _splicer, _pair) = spliced_lab();
-    let moved_ns = ground_in(&lab).flow(0).moved_ns.load(Relaxed);
+    let moved_ns = datapath_in(&lab).flow(0).moved_ns.load(Relaxed);
     let since = Duration::from_nanos(now_ns().abs_diff(moved_ns));
     assert!(since < PATIENCE, "{since:?}");
 }
@@ -166,14 +166,14 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     halt.wait();
     let mut hello = [0; 5];
     (&server).read_exact(&mut hello).expect("read");
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let from_client = &datapath.flow(0).side[0];
-    let bare_word = || {
+    let pure_ack = || {
         let repair = |state| socket_option::repair(&client, state).expect("TCP_REPAIR");
         repair(Repair::On);
         repair(Repair::OffWithProbe);
     };
-    bare_word();
+    pure_ack();
     netlab::until("the clock stands", || {
         from_client.stamp_floor.load(Relaxed) != 0
     });
@@ -184,7 +184,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     }
     let state = &datapath.flow(0).state;
     assert_eq!(state.load(Relaxed), state::SPLICED);
-    bare_word();
+    pure_ack();
     netlab::until("the clock goes on", || {
         from_client.stamp_delta.load(Relaxed) != 0
     });
@@ -219,7 +219,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
 
 /// A process that is being started has a duplicate of every descriptor until its exec.
 #[test]
-fn a_duplicate_does_not_hold_a_reset_back() {
+fn a_duplicated_descriptor_does_not_delay_a_reset() {
     if !available(Need::Root) {
         return;
     }
@@ -230,7 +230,7 @@ fn a_duplicate_does_not_hold_a_reset_back() {
     let near = near.expect("a second descriptor");
     let (client, server, handle) = connected.join(&splicer, &by_name());
     ping(&client, &server);
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     netlab::until("the pair is spliced", || {
         datapath.flow(0).state.load(Relaxed) == state::SPLICED
     });
@@ -251,7 +251,7 @@ fn a_flow_outlives_a_detached_program() {
         return;
     }
     let (lab, splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let proof = Proof::begin(&lab, &splicer, &handle);
     let bytes = 32 << 20;
     thread::scope(|scope| {
@@ -278,12 +278,12 @@ fn a_flow_outlives_a_detached_program() {
 
 /// Nothing stays: neither entries nor the program.
 #[test]
-fn what_lingers_goes() {
+fn a_flow_in_time_wait_is_freed() {
     if !available(Need::Root) {
         return;
     }
     let (lab, splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     assert_eq!(datapath.entries(), 2);
     drop((client, server));
     assert_eq!(handle.wait().reason, Reason::EndOfStream);
@@ -316,7 +316,7 @@ fn connection_tracking_forgets_spliced_connections() {
         "add rule ip t in ct state established accept",
     );
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let (client, server, handle) = spliced_across(&lab, &splicer);
     let tuples = datapath.tuples();
     let tracked = || {

@@ -1,12 +1,12 @@
 //! Where the table has no slot for one more flow.
 
-use super::forgery::forged;
+use super::forged_segments::forged;
 use super::*;
 use crate::kernel::segment::slots::LEAST_LINGER;
 
 /// At 5200 connections a second all slots would be kept by those that have ended in the last three seconds.
 #[test]
-fn a_pair_that_has_ended_makes_room_for_a_new_one() {
+fn an_ended_pair_gives_its_slot_to_a_new_one() {
     const NEXT: i32 = -1;
     const REDIRECT: i32 = 7;
     const SYN: u8 = 2;
@@ -14,7 +14,7 @@ fn a_pair_that_has_ended_makes_room_for_a_new_one() {
         return;
     }
     let (lab, splicer, _first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.keep_slots(1);
     let device = devices(lab.relay())[0];
     let verdict = |packet: &[u8]| {
@@ -44,12 +44,12 @@ fn a_pair_that_has_ended_makes_room_for_a_new_one() {
 
 /// What has not ended keeps its slot.
 #[test]
-fn a_pair_without_a_slot_is_refused_in_words() {
+fn a_pair_without_a_slot_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
     let (lab, splicer, first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.keep_slots(1);
     let second = spliced_across(&lab, &splicer);
     let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());

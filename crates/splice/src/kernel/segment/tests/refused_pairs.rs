@@ -1,4 +1,4 @@
-//! Pairs that are not taken, and what is said then.
+//! Pairs that the engine refuses, and the reasons that it gives.
 
 use std::os::fd::AsFd as _;
 
@@ -6,8 +6,7 @@ use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
 
 use super::*;
-use crate::kernel::segment::eligibility::{Obstacle, examine};
-use splice_bpf::types::{SegmentInspection, segment_socket_flag as has};
+use splice_bpf::types::segment_socket_flag as has;
 
 /// A rule of address translation.
 fn nft(namespace: &Namespace, hook: &str, rule: &str) {
@@ -102,7 +101,7 @@ fn connect_next_door(lab: &Lab, relay: IpAddr, server: IpAddr) -> Connected {
 /// They reach the relay, and what they become would go no further. The program knows by the handshake, or
 /// by what it asks for.
 #[test]
-fn segments_on_their_last_hop_are_refused_in_words() {
+fn segments_on_their_last_hop_are_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -133,7 +132,7 @@ fn segments_on_their_last_hop_are_refused_in_words() {
 /// A server beyond a tunnel: the route there says what its packets are put into. A translated segment
 /// would leave as it is, and nobody would know it.
 #[test]
-fn a_route_that_encapsulates_is_refused_in_words() {
+fn a_route_that_encapsulates_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -176,7 +175,7 @@ fn a_route_that_encapsulates_is_refused_in_words() {
 
 /// What is translated is routed by its addresses.
 #[test]
-fn a_rule_that_routes_by_ports_is_refused_in_words() {
+fn a_rule_that_routes_by_ports_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -207,7 +206,7 @@ fn a_rule_that_routes_by_ports_is_refused_in_words() {
 
 /// What programs of others do with it does not concern segments.
 #[test]
-fn a_socket_in_a_sockmap_is_refused_in_words() {
+fn a_socket_in_a_sockmap_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -227,7 +226,7 @@ fn a_socket_in_a_sockmap_is_refused_in_words() {
 
 /// Such a program sees what the socket receives and sends, and may drop it.
 #[test]
-fn a_program_of_the_control_group_is_refused_in_words() {
+fn a_program_of_the_control_group_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -272,7 +271,7 @@ fn a_program_of_the_control_group_is_refused_in_words() {
 
 /// It may do anything with the packets.
 #[test]
-fn a_bpf_program_at_a_hook_of_netfilter_is_refused_in_words() {
+fn a_bpf_program_at_a_hook_of_netfilter_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -303,45 +302,4 @@ fn a_bpf_program_at_a_hook_of_netfilter_is_refused_in_words() {
         handle.engine().0 == EngineName::Segment
     });
     drop(attached);
-}
-
-#[test]
-fn a_program_of_the_control_group_can_be_bypassed_knowingly() {
-    let mut found = eligible();
-    found.socket[1].flags |= has::FILTERED;
-    let refused = examine(&found, &[7, 7], false);
-    assert!(matches!(refused, Err(Obstacle::Refused(why)) if why.starts_with("B ")));
-    assert_eq!(examine(&found, &[7, 7], true), Ok(()));
-    found.socket[1].flags |= has::SIGNED;
-    assert!(examine(&found, &[7, 7], true).is_err());
-}
-
-/// What the kernel tells of two sockets with the cookie 7 that can be spliced.
-fn eligible() -> SegmentInspection {
-    let mut found = SegmentInspection::default();
-    for socket in &mut found.socket {
-        socket.cookie = 7;
-        socket.flags = has::FOUND | has::ECN;
-        socket.out_type = 1;
-        (socket.announced_mss, socket.peer_mss) = (1460, 1460);
-        socket.path_mtu = 1520;
-        socket.largest_window = 65_535;
-    }
-    found
-}
-
-/// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
-/// this is about what the kernel would tell.
-#[test]
-fn accurate_ecn_is_refused_in_words() {
-    let mut found = eligible();
-    assert_eq!(examine(&found, &[7, 7], false), Ok(()));
-    found.socket[1].flags |= has::COUNTS_ECN;
-    let Err(Obstacle::Refused(why)) = examine(&found, &[7, 7], false) else {
-        panic!("it is taken");
-    };
-    assert!(
-        why.starts_with("B ") && why.contains("accurate ECN"),
-        "{why}"
-    );
 }

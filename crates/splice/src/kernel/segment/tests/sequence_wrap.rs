@@ -37,7 +37,7 @@ fn sent(socket: &SegmentSocket) -> u32 {
 /// Either what a peer sends or what is sent to it, in its own numbering; the relay changes over
 /// before, behind and in the middle of it.
 #[test]
-fn numbers_wrap_while_a_pair_is_translated() {
+fn sequence_numbers_wrap_while_a_pair_is_translated() {
     if !available(Need::Root) {
         return;
     }
