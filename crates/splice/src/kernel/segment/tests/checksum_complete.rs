@@ -1,4 +1,4 @@
-//! Packets that a device has summed up (CHECKSUM_COMPLETE); the sum has to go on with what they become.
+//! Packets whose checksum the device has computed (CHECKSUM_COMPLETE): the sum has to match what they become.
 
 use rustix::io::Errno;
 
@@ -8,7 +8,7 @@ use super::*;
 const REDIRECT: i32 = 7;
 const ACK: u8 = 16;
 
-/// How many packets, each with another number.
+/// How many packets, each with its own sequence number.
 const PACKETS: u32 = 64;
 
 fn summed_up_packets_stay_so(connect: fn(&Lab) -> Connected) {

@@ -1,12 +1,12 @@
-//! What machines need whose CPUs may read in another order than a program says.
+//! The memory barriers that machines with weakly ordered CPUs need.
 
 use std::process::Command;
 
 use super::*;
 use splice_bpf::FORCE_FENCES;
 
-/// Nothing here can show that a fence is in the right place, since this machine may keep order by itself;
-/// but the programs load with them and do the same.
+/// This machine may be strongly ordered, so the test cannot show that a barrier is in the right place. It
+/// shows that the programs load with them and do the same.
 #[test]
 fn pairs_are_spliced_with_fences() {
     const TESTS: [&str; 4] = [

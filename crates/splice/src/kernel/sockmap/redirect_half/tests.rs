@@ -18,7 +18,7 @@ use std::task::Waker;
 
 use crate::flow::Direction;
 
-/// More than the one of an end of stream, and no round number.
+/// Not a round number, and more than the one byte of an end of stream.
 const BYTES: usize = 1_009;
 
 /// From a source to a target; the test calls each turn.
@@ -141,7 +141,7 @@ fn user_space_passes_on_an_end_of_stream_that_came_before_the_insertion() {
         assert_eq!((next.watch, next.look_at), (Watch::Stream, None));
         assert!(!turned.directions[0].is_held());
         assert_eq!(turned.half.index(), None);
-        // Nothing stands in front of it.
+        // No gate is attached to it.
         let detached = socket_option::detach_filter(&watched);
         assert_eq!(detached, Err(Errno::NOENT));
         peer.shutdown(Shutdown::Write).unwrap();
@@ -169,7 +169,7 @@ fn user_space_reads_on_when_no_segment_follows_what_waits() {
     assert_eq!(turned.half.state(), State::UserSpace);
     assert!(next.again && !turned.directions[0].is_held());
     assert!(turned.directions[0].can_move());
-    // Nobody opens for what comes now.
+    // No gate opens for what comes now.
     peer.write_all(&[7]).unwrap();
     until("it came", || turned.waiting() == BYTES as u32 + 1);
     assert_eq!(turned.redirected(), 0);
