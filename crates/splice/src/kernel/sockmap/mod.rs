@@ -80,7 +80,7 @@ use splice_bpf::clock::coarse_now_ns;
 /// Whether the engine can be used in this process.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn probe() -> Result<(), Obstacle> {
     shared::found().map(drop)
 }
@@ -88,7 +88,7 @@ pub(crate) fn probe() -> Result<(), Obstacle> {
 /// What the programs wake user space by. They stay loaded as long as somebody has it.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn notifier() -> Result<Arc<dyn Notifier>, Obstacle> {
     Ok(shared::found()?)
 }
@@ -96,7 +96,7 @@ pub(crate) fn notifier() -> Result<Arc<dyn Notifier>, Obstacle> {
 /// How many entries the maps hold: sources, targets, indices.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn entries() -> Result<[usize; 3], Obstacle> {
     Ok(shared::found()?.counts())
 }
@@ -164,7 +164,7 @@ impl KernelCounters for Redirected {
 
 impl Sockmap {
     /// # Errors
-    /// What is in the way.
+    /// The reason, and a remedy.
     pub(crate) fn new() -> Result<Self, Obstacle> {
         let shared = shared::found()?;
         Ok(Self {

@@ -210,7 +210,7 @@ fn page_bytes() -> u32 {
 /// Loads everything, so that a refusal comes before a pair depends on it.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(super) fn found() -> std::result::Result<Arc<Shared>, Obstacle> {
     Shared::of_process().map_err(|error| Obstacle::of_bpf(&error))
 }

@@ -55,9 +55,12 @@ struct Path<'a> {
 }
 
 impl Path<'_> {
-    fn prepare(&self, stamps: bool) -> Splicer {
+    fn prepare(&self, timestamps: bool) -> Splicer {
         for (name, value) in [
-            ("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }),
+            (
+                "net.ipv4.tcp_timestamps",
+                if timestamps { "1" } else { "0" },
+            ),
             ("net.ipv4.tcp_congestion_control", "reno"),
         ] {
             for space in self.spaces {
@@ -85,8 +88,8 @@ impl Path<'_> {
         Losses::between(&before, &after)
     }
 
-    fn hunt(&self, stamps: bool) {
-        let splicer = self.prepare(stamps);
+    fn hunt(&self, timestamps: bool) {
+        let splicer = self.prepare(timestamps);
         let mut random = Random::seeded(seed());
         for _ in 0..rounds(2) {
             let place = random.below(LAST_PLACE);

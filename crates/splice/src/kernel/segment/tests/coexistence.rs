@@ -155,7 +155,7 @@ fn tc_programs_before_and_after_this_one_still_run() {
 fn assert_found(splicer: &Splicer, connected: Connected) {
     let (_client, _server, handle) = connected.join(splicer, &by_name());
     let why = why_refused(&handle);
-    assert!(why.contains("another tc program stands between"), "{why}");
+    assert!(why.contains("another tc program is in between"), "{why}");
 }
 
 #[test]

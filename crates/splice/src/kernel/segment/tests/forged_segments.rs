@@ -95,7 +95,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// Which flags a forged segment without payload has.
+/// A forged segment without payload.
 fn claim(from: SocketAddr, to: SocketAddr, [seq, ack]: [u32; 2], flags: u8) -> Vec<u8> {
     let mut packet = forged(from, to, seq, flags);
     let header = packet.len() - 20;
