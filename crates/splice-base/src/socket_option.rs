@@ -176,7 +176,7 @@ pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
-/// Advances a socket's timestamp clock to `stamp`, unless it is already ahead. The socket must be
+/// Advances a socket's timestamp clock to `timestamp`, unless it is already ahead. The socket must be
 /// in repair mode.
 pub fn advance_timestamps(
     fd: impl AsFd,

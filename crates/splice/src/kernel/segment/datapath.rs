@@ -1,4 +1,4 @@
-//! The kernel side in one network namespace: programs, maps, and the devices it stands on.
+//! The kernel side in one network namespace: programs, maps, and the devices that they are attached to.
 
 mod attachment;
 mod handle;
@@ -20,7 +20,9 @@ use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 use splice_bpf::types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
-use splice_bpf::{AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics};
+use splice_bpf::{
+    AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics,
+};
 
 /// The datapaths of this process, by the namespace's cookie.
 static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
@@ -31,8 +33,8 @@ const COUNTS_MAP: &str = "segment_counts";
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
 
-/// What all spliced pairs of one network namespace share. Relays in a row within a process find each
-/// other's flows in it; those of several processes hand segments on over lo.
+/// What all spliced pairs of one network namespace share. Chained relays in one process find each other's
+/// flows here. Those of several processes pass segments on over lo.
 pub(crate) struct Datapath {
     ingress: Program,
     egress: Program,
@@ -46,11 +48,11 @@ pub(crate) struct Datapath {
     flows: SharedArray<SegmentFlow>,
     gate: SharedArray<SegmentGate>,
     table: Mutex<Table>,
-    /// Held while the program is attached to a device.
+    /// Locked while the program is being attached to a device.
     attaching: Mutex<()>,
 }
 
-/// The datapath, or what is in the way of one.
+/// The datapath, or why there is none.
 type Found = std::result::Result<Arc<Datapath>, Obstacle>;
 
 /// What is in use.
@@ -58,7 +60,7 @@ struct Table {
     slots: Slots,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, Attachment>,
-    /// Devices that another thread was to attach the program to, or to ask for it.
+    /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
     way: AttachMode,
 }
@@ -91,11 +93,11 @@ impl Datapath {
         Ok(datapath)
     }
 
-    /// The same, in a person's words where there is none.
+    /// The same, with a reason and a remedy where there is none.
     pub(crate) fn found() -> Found {
         let datapath = Self::here().map_err(|error| Obstacle::of_bpf(&error))?;
-        // Not when the first pair asks: its loop would wait. What keeps it from being watched is told to
-        // each pair that does not bypass it.
+        // Not only when the first pair asks: its loop would wait. A failure is reported to each pair that does
+        // not bypass the filters.
         let _ = datapath.firewall();
         Ok(datapath)
     }
@@ -131,7 +133,7 @@ impl Datapath {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the kernel about two sockets, each by what its peer's segments carry.
+    /// Asks the kernel about two sockets, each by the tuple of its peer's segments.
     pub(crate) fn inspect(
         &self,
         tuples: &[SegmentTuple; 2],
@@ -142,7 +144,7 @@ impl Datapath {
         })
     }
 
-    /// Has connection tracking forget two connections; tells how many it knew.
+    /// Removes two connections from connection tracking; returns how many it knew.
     pub(super) fn forget(&self, tuples: &[SegmentTuple; 2]) -> std::result::Result<u32, Errno> {
         let answer = self.forget.run(&SegmentInspection {
             tuple: *tuples,
@@ -163,8 +165,8 @@ impl Datapath {
         Ok(answer.tracked)
     }
 
-    /// The packet filters that segments are moved past, or why they cannot be watched. The first call loads
-    /// a program; [`found`](Self::found) makes it.
+    /// The packet filters that segments bypass, or why they cannot be watched. The first call, which
+    /// [`found`](Self::found) makes, loads a program.
     pub(super) fn firewall(&self) -> std::result::Result<&Arc<Firewall>, &str> {
         let watch = || Firewall::watch().map_err(|error| error.to_string());
         let firewall = self.firewall.get_or_init(watch);
@@ -176,13 +178,13 @@ impl Datapath {
         &self.asleep
     }
 
-    /// From now on goes to devices as on a kernel that has no tcx.
+    /// Attaches from now on as on a kernel without tcx.
     #[cfg(test)]
     pub(super) fn attach_by_clsact(&self) {
         self.table().way = AttachMode::Clsact;
     }
 
-    /// Leaves all devices, and tells which.
+    /// Detaches from all devices; returns which.
     #[cfg(test)]
     pub(super) fn detach_all(&self) -> Vec<u32> {
         self.table()
@@ -205,7 +207,7 @@ impl Datapath {
         table.owners.len()
     }
 
-    /// Payload that was translated, repetitions included, in bytes. A slot keeps its counts until
+    /// How many bytes of payload were translated, retransmissions included. A slot keeps its counts until
     /// it is used again, which is after all others.
     #[cfg(test)]
     pub(super) fn translated_bytes(&self) -> u64 {
@@ -219,7 +221,7 @@ impl Datapath {
         self.table().owners.keys().copied().collect()
     }
 
-    /// Has the program see a packet that never was on a wire.
+    /// Runs the program on a packet that never was on a wire.
     #[cfg(test)]
     pub(super) fn feed(&self, packet: &[u8]) -> std::result::Result<i32, Errno> {
         self.feed_on(1, packet)
@@ -232,7 +234,7 @@ impl Datapath {
         Ok(verdict)
     }
 
-    /// As if that device had summed it up; what the kernel answers then is told at `run_on`.
+    /// As if that device had computed its checksum (CHECKSUM_COMPLETE); see `run_on`.
     #[cfg(test)]
     pub(super) fn feed_summed_up(
         &self,

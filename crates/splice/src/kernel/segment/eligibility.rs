@@ -84,22 +84,22 @@ pub(super) fn examine(
             ),
             (
                 has::MARKED,
-                "carries a mark (SO_MARK), so its packets may be routed apart",
+                "has a mark (SO_MARK), by which its packets may be routed",
             ),
             (has::BOUND, "is bound to a device or VRF"),
             (
                 has::RULED,
-                "may be routed by its port or protocol (ip rule), which no segment of it would be",
+                "may be routed by its port or protocol (ip rule), which translated segments are not",
             ),
             (
                 has::COUNTS_ECN,
                 "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
-                 leaves it off)",
+                 turns it off)",
             ),
             (
                 has::FILTERED,
                 "is filtered by a BPF program of its control group (systemd's IPAddressDeny= and \
-                 IPAccounting= have some), which no segment of it would pass",
+                 IPAccounting= attach some), which translated segments bypass",
             ),
         ] {
             if socket.flags & bit & !bypassed != 0 {
@@ -114,7 +114,7 @@ pub(super) fn examine(
         }
         if device(socket) != socket.out_device {
             return refused(format!(
-                "what comes from {side:?} comes in on device {}, what goes there leaves by {}",
+                "{side:?}'s segments come in on device {} and leave by device {}",
                 socket.in_device, socket.out_device
             ));
         }
@@ -124,7 +124,7 @@ pub(super) fn examine(
         return refused("one connection is over IPv4, the other over IPv6");
     }
     if (a.flags ^ b.flags) & has::TIMESTAMPS != 0 {
-        return refused("one connection has TCP timestamps, the other has not");
+        return refused("only one of the two connections has TCP timestamps");
     }
     let headers = if is_ipv4(&found.tuple[0]) {
         HEADERS_V4_BYTES
@@ -145,7 +145,7 @@ pub(super) fn examine(
         let announced = sender.announced_mss + timestamp_bytes;
         if announced > fits {
             return refused(format!(
-                "{from:?}'s peer may send segments of {announced} bytes and {:?}'s takes {fits}; \
+                "{from:?}'s peer may send segments of {announced} bytes, but {:?}'s takes {fits}; \
                  set TCP_MAXSEG before {from:?} is connected",
                 from.other(),
             ));
@@ -155,8 +155,8 @@ pub(super) fn examine(
         let least = 2 * step.max(sender.announced_mss.min(LARGEST_MSS_BYTES));
         if receiver.largest_window < least {
             return refused(format!(
-                "{:?}'s peer has a window of {} bytes, which {from:?}'s would be told in steps of \
-                 {step}",
+                "{:?}'s peer has a window of at most {} bytes, too small for {from:?}'s, which reads it \
+                 in steps of {step}",
                 from.other(),
                 receiver.largest_window,
             ));
@@ -165,8 +165,8 @@ pub(super) fn examine(
     Ok(())
 }
 
-/// What a peer has announced, as it came by. The socket notes no more than its own `TCP_MAXSEG`
-/// (`tcp_parse_options`), so it may know too little.
+/// The MSS that a peer has announced. The socket notes no more than its own `TCP_MAXSEG`
+/// (`tcp_parse_options`), so the one in the SYN may be larger.
 fn mss_of_peer(found: &SegmentInspection, side: Side) -> u32 {
     let noted = found.socket[side.index()].peer_mss;
     handshake(found, side.index()).map_or(noted, |seen| noted.max(seen.mss.into()))

@@ -1,36 +1,35 @@
-//! When the pairs of one loop change over: while one does, the others wait, and many may want to at
-//! once, as all that were accepted together.
+//! When the pairs of one loop change over. While one does, the others wait, and many may be due at once: all
+//! that were accepted together.
 //!
 //! ```text
-//! asks ──▶ at once, while fewer than `PAIRS_PER_TURN` have begun in this turn and none is booked
-//!   └────▶ booked, `BETWEEN_PAIRS` behind the one before; asks again then
+//! asks ──▶ begins at once, while fewer than `PAIRS_PER_TURN` have begun in this turn and none is booked
+//!   └────▶ is booked, `BETWEEN_PAIRS` after the one before; asks again then
 //! ```
 
 use std::time::{Duration, Instant};
 
-/// How far apart the pairs of a loop change over, ten to a tick of its deadlines. One takes 26 µs of the
-/// loop's time, half of them in its first turn (1000 pairs under load, release build); the rest is for
-/// bytes. But while some have changed over and others have not, the latter are served last where the
-/// CPU is short, so it is not drawn out either.
+/// How far apart the pairs of a loop change over: ten to a tick of its timer. One takes 26 µs of the loop's
+/// time, half of that in its first turn (1000 pairs under load, release build); the rest is for bytes. A
+/// longer interval would be unfair: where the CPU is short, pairs that have not changed over are served last.
 const BETWEEN_PAIRS: Duration = Duration::from_micros(100);
-/// The most that one turn of the loop begins with, should it come late.
+/// How many pairs one turn of the loop begins with at most, should it come late.
 const PAIRS_PER_TURN: u32 = 10;
 
-/// Which pair may begin, and when the next one.
+/// When the next pair may begin.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// When the next pair may begin to change over.
     next_at: Option<Instant>,
-    /// The loop's turn that pairs last began in, and how many.
+    /// The last turn of the loop in which pairs began, and how many did.
     begun: Option<(Instant, u32)>,
 }
 
 impl Pace {
-    /// Whether a pair may begin to change over in the loop's turn of `now`, else when. A pair that is
-    /// `booked` was given this time before.
+    /// Lets a pair begin to change over in the loop's turn of `now`. A pair that is `booked` was given this
+    /// time before.
     ///
     /// # Errors
-    /// When the pair's turn comes.
+    /// The time at which the pair is to ask again.
     pub(crate) fn admit(&mut self, now: Instant, booked: bool) -> Result<(), Instant> {
         let begun = match self.begun {
             Some((turn, count)) if turn == now => count,
@@ -64,7 +63,7 @@ mod tests {
         for (place, booked) in booked.iter().enumerate() {
             assert_eq!(*booked, Err(now + BETWEEN_PAIRS * (place as u32 + 2)));
         }
-        // The loop comes late: no more than a turn's share of those that are booked begins.
+        // The loop comes late: of the booked pairs no more than one turn's share begins.
         let late = now + BETWEEN_PAIRS * 100;
         let begun = (0..25).filter(|_| pace.admit(late, true).is_ok()).count();
         assert_eq!(begun, PAIRS_PER_TURN as usize);
@@ -78,7 +77,7 @@ mod tests {
         let mut waiting: VecDeque<(Instant, bool)> = (0..PAIRS).map(|_| (begin, false)).collect();
         let mut turns = 0;
         while !waiting.is_empty() {
-            // Once the loop comes late.
+            // From turn 51 on the loop is late.
             let late = Duration::from_millis(if turns > 50 { 20 } else { 0 });
             let now = begin + Duration::from_millis(turns) + late;
             let mut begun = 0;
@@ -96,14 +95,14 @@ mod tests {
             assert!(begun <= PAIRS_PER_TURN, "{begun} in turn {turns}");
             turns += 1;
         }
-        // Nobody takes the relay for slow meanwhile.
+        // No peer notices a delay.
         assert!(turns <= 150, "{turns} ms");
         let later = begin + Duration::from_secs(1);
         assert_eq!(pace.admit(later, false), Ok(()), "the next waits for none");
     }
 
     #[test]
-    fn a_pair_that_comes_alone_begins_at_once() {
+    fn a_single_pair_begins_at_once() {
         let (mut pace, now) = (Pace::default(), Instant::now());
         for turn in 0..5 {
             let now = now + BETWEEN_PAIRS * turn;

@@ -1,5 +1,5 @@
-//! What remains of a pair whose segments were translated: late ones still are, as those of a
-//! connection in TIME_WAIT are still answered.
+//! TIME_WAIT of a spliced pair: late segments are still translated, as a connection in TIME_WAIT still
+//! answers them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::flow::Flow;
 use crate::kernel::Aftermath;
 
-/// Keeps a flow until nothing more comes of it, or until others need its slot.
+/// Keeps a flow until no late segment can come any more, or until another flow needs its slot.
 #[derive(Debug)]
 pub(super) struct TimeWait {
     flow: Arc<Flow>,
@@ -25,7 +25,7 @@ impl Aftermath for TimeWait {
         match self.flow.lingers() {
             Some(left) if !left.is_zero() => Some(now + left),
             Some(_) => {
-                // Late segments for the sockets may have had it come back.
+                // Late segments may have made connection tracking learn the connections again.
                 self.flow.forget();
                 None
             }

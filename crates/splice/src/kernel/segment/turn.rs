@@ -181,8 +181,8 @@ impl Segment {
                     return Progress::Refused(why);
                 }
                 let why = format!(
-                    "no segment of {side:?}'s was seen on device {device}: NAT, policy routing or \
-                     another tc program stands between"
+                    "the program saw no segment of {side:?}'s peer on device {device}: NAT, policy \
+                     routing or another tc program is in between"
                 );
                 return self.change_over.later_or(now, why);
             }

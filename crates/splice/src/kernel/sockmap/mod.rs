@@ -1,59 +1,60 @@
-//! `sockmap`: a BPF program sends what arrives on one socket to the other; the process sleeps.
+//! `sockmap`: a BPF program redirects what arrives on one socket to the other; the process sleeps.
 //!
 //! ```text
 //! socket a ──verdict──▶ backlog of b ──kernel worker──▶ socket b
 //! ```
 //!
-//! The kernel has no flow control here: what is redirected is acknowledged at once and waits in the
-//! target's backlog, charged to nobody. So each direction has a tap: a source that is taken out of
-//! the map of sources is a plain TCP socket, whose bytes wait in its queue and whose window closes,
-//! and user space moves them.
+//! The kernel has no flow control here: it acknowledges redirected bytes at once, and they wait in the
+//! target's backlog, charged to nobody. So each direction has a gate in front of its source. The gate takes
+//! the source out of the map of sources. Then the source is a plain TCP socket, whose bytes wait in its queue
+//! and whose window closes, and user space moves them.
 //!
 //! ```text
-//!     nothing in hand, the       the gate has closed: the target has its share;
-//!     gate is asked to open      or what was asked for was taken back
-//! ByHand ───────────────▶ Open ──────────────────────────────────────────────▶ Draining
-//!  │  ▲                    │ │                                                   │
-//!  │  │ the spell is over  │ │ end of stream seen, all of it is out              │
-//!  │  └─────────(by hand)──│─│───────────────────────────────────────────────────┘
-//!  │ cannot be taken       │ │                          target has taken all
-//!  ▼                       │ ▼
-//! Left ◀───────────────────┘ Over
-//!        the kernel refuses
+//!     user space holds no      the gate has closed: the target has its share;
+//!     byte: it asks the gate   or user space has taken its request back
+//! UserSpace ──────────────▶ Open ───────────────────────────────────▶ Draining
+//!  │  ▲                      │ │                                         │
+//!  │  │ the backoff is over  │ │ end of stream seen, all of it is out    │
+//!  │  └────(UserSpace)───────│─│─────────────────────────────────────────┘
+//!  │ cannot be taken         │ │                 target has taken all
+//!  ▼                         │ ▼
+//! GivenUp ◀──────────────────┘ Ended
+//!          the kernel refuses
 //! ```
 //!
-//! User space never puts a source in: it asks, and the gate does it before the next segment, which
-//! brings about the verdict of what waits. Until then user space does not read. Where something
-//! waits and no segment comes for 1 ms, it takes back what it asked for and reads on; a process that has
-//! the verdicts made would hold the socket meanwhile, and leave a fast sender with a closed window
+//! User space never puts a source into the map: it asks, and the gate does so before the next segment, which
+//! brings about the verdict of what waits. Until then user space does not read. Where bytes wait and no
+//! segment comes for 1 ms, user space takes its request back and reads on. It could instead bring about the
+//! verdicts itself, but then it would hold the socket meanwhile, and leave a fast sender with a closed window
 //! (`bpf/gate.bpf.c`).
 //!
-//! In `ByHand` and `Left` user space moves the bytes, from `Left` to the end. A sender that is
-//! faster than the kernel's worker, or a receiver that is slow, so costs what `copy` costs.
+//! In `UserSpace` and `GivenUp` user space moves the bytes, in `GivenUp` to the end. So a sender that is
+//! faster than the kernel's worker, or a slow receiver, costs what `copy` costs.
 //!
 //! The rules that keep the bytes whole, with the place that keeps each:
 //!
-//! - A source is taken out of the map only while nothing can have its verdict, since the kernel
-//!   drops what has. The gate does it, before it lets the next segment in (`bpf/gate.bpf.c`).
+//! - A source is taken out of the map only while nothing waits for its verdict, since the kernel drops what
+//!   does. The gate takes it out before it lets the next segment in (`bpf/gate.bpf.c`).
 //! - The program never passes a byte to user space (`bpf/redirect.bpf.c` says why).
-//! - User space gives bytes to a target only after all that was redirected to it has been taken
-//!   by it ([`Tap::drain`]).
-//! - A source may have bytes in its queue when it is put in, partly read ones too: the kernel hands over
-//!   an skb whole, and the program trims off what it knows by sequence number, as it does with a
-//!   segment that was sent again with other borders (`trim` in `bpf/redirect.bpf.c`).
-//! - A UNIX socket is refused. When its peer half-closes, the kernel takes it out of the maps and
-//!   drops its backlog (`unix_shutdown` calls `sock_map_unhash` for the other end). As a source it would
-//!   lag behind by what waited when it was put in (docs/notes/sockmap-design.md).
-//! - An end of stream is passed on only after everything that came has had its verdict and has
-//!   been pushed ([`Tap::finish`]).
-//! - Near its byte limit a direction goes by hand: only user space can stop at a byte.
+//! - User space writes to a target only after the target has taken everything that was redirected to it
+//!   ([`RedirectHalf::drain`]).
+//! - A source may have bytes in its queue when it is put into the map, even partly read ones. The kernel
+//!   passes an skb whole, and the program trims off what it knows by sequence number, as it does with a
+//!   retransmission that has other borders (`trim` in `bpf/redirect.bpf.c`).
+//! - A UNIX socket is refused. When its peer half-closes, the kernel takes it out of the maps and drops its
+//!   backlog (`unix_shutdown` calls `sock_map_unhash` for the other end). As a source it would lag behind by
+//!   what waited when it was put in (docs/notes/sockmap-design.md).
+//! - An end of stream is passed on only after everything before it has had its verdict and was pushed
+//!   ([`RedirectHalf::finish`]).
+//! - Near its byte limit user space moves a direction: only user space can stop at a byte.
 //!
-//! Memory: on the way to a target is its send buffer at most. Where the gate cannot close, since a
-//! segment before has not come, it lets nothing new in at a quarter beyond that; the sender repeats it.
+//! Memory: what is under way to a target is its send buffer at most. Where the gate cannot close, since a
+//! segment is missing, it lets no new byte in from a quarter beyond that on. The sender retransmits it.
 
+mod account;
+mod backoff;
+mod redirect_half;
 mod shared;
-mod spell;
-mod tap;
 #[cfg(test)]
 mod tests;
 
@@ -65,8 +66,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
+use self::redirect_half::{RedirectHalf, State};
 use self::shared::Shared;
-use self::tap::{State, Tap};
 use super::{DirectionView, KernelCounters, KernelEngine, Next, PairView, Turn};
 use crate::endpoint::Endpoint;
 use crate::name::EngineName;
@@ -79,15 +80,15 @@ use splice_bpf::clock::coarse_now_ns;
 /// Whether the engine can be used in this process.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn probe() -> Result<(), Obstacle> {
     shared::found().map(drop)
 }
 
-/// What the programs call with; as long as somebody has it, they stay loaded.
+/// What the programs wake user space by. They stay loaded as long as somebody has it.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn notifier() -> Result<Arc<dyn Notifier>, Obstacle> {
     Ok(shared::found()?)
 }
@@ -95,12 +96,12 @@ pub(crate) fn notifier() -> Result<Arc<dyn Notifier>, Obstacle> {
 /// How many entries the maps hold: sources, targets, indices.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(crate) fn entries() -> Result<[usize; 3], Obstacle> {
     Ok(shared::found()?.counts())
 }
 
-/// A socket that lies in a map of sockets which has no program, for as long as this lives.
+/// A socket in a map of sockets that has no program, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Member {
     shared: Arc<Shared>,
@@ -136,11 +137,11 @@ impl Drop for Member {
 pub(crate) struct Sockmap {
     shared: Arc<Shared>,
     counters: Arc<Redirected>,
-    /// Empty until the first turn; `taps[i]` is the direction that reads from `ends[i]`.
-    taps: Vec<Tap>,
+    /// Empty until the first turn; `halves[i]` reads from `ends[i]`.
+    halves: Vec<RedirectHalf>,
 }
 
-/// Where anyone can read what the program has redirected.
+/// Where any thread can read what the program has redirected.
 #[derive(Debug)]
 struct Redirected {
     shared: Arc<Shared>,
@@ -164,7 +165,7 @@ impl KernelCounters for Redirected {
 
 impl Sockmap {
     /// # Errors
-    /// What is in the way.
+    /// The reason, and a remedy.
     pub(crate) fn new() -> Result<Self, Obstacle> {
         let shared = shared::found()?;
         Ok(Self {
@@ -173,7 +174,7 @@ impl Sockmap {
                 indices: Default::default(),
             }),
             shared,
-            taps: Vec::new(),
+            halves: Vec::new(),
         })
     }
 
@@ -184,21 +185,23 @@ impl Sockmap {
         };
         let [a, b] = pair.ends;
         let cookies = [cookie(a)?, cookie(b)?];
-        let mut taps = vec![Tap::new(0, cookies[0], cookies[1])];
+        let mut halves = vec![RedirectHalf::new(0, cookies[0], cookies[1])];
         if !pair.is_echo() {
-            taps.push(Tap::new(1, cookies[1], cookies[0]));
+            halves.push(RedirectHalf::new(1, cookies[1], cookies[0]));
         }
-        for (index, tap) in taps.iter().enumerate() {
-            let inserted = tap.insert_target(&self.shared, pair.ends[1 - index]);
+        for (index, half) in halves.iter().enumerate() {
+            let inserted = half.insert_target(&self.shared, pair.ends[1 - index]);
             if let Err(errno) = inserted {
-                taps.iter().for_each(|tap| tap.remove_target(&self.shared));
+                halves
+                    .iter()
+                    .for_each(|half| half.remove_target(&self.shared));
                 return Err(refusal(errno));
             }
         }
         for end in pair.ends {
             end.fix_buffers(pair.buffer_bytes);
         }
-        self.taps = taps;
+        self.halves = halves;
         Ok(())
     }
 }
@@ -221,11 +224,12 @@ impl KernelEngine for Sockmap {
     }
 
     fn has_taken(&self) -> bool {
-        self.taps.iter().any(|tap| tap.index().is_some()) && !self.taps.iter().any(Tap::is_waiting)
+        self.halves.iter().any(|half| half.index().is_some())
+            && !self.halves.iter().any(RedirectHalf::is_waiting)
     }
 
     fn turn(&mut self, pair: &mut PairView<'_>) -> Turn {
-        if self.taps.is_empty() {
+        if self.halves.is_empty() {
             let flowing = if pair.is_echo() { 1 } else { 2 };
             if pair.directions[..flowing]
                 .iter()
@@ -238,23 +242,24 @@ impl KernelEngine for Sockmap {
             }
         }
         let mut next = Next::ASLEEP;
-        for (index, tap) in self.taps.iter_mut().enumerate() {
-            match tap.turn(&self.shared, pair) {
+        for (index, half) in self.halves.iter_mut().enumerate() {
+            match half.turn(&self.shared, pair) {
                 Ok(own) => next.join(own),
                 Err(reason) => return Turn::Ends(reason),
             }
-            let entry = tap.index().map_or(0, |entry| u64::from(entry) + 1);
+            let entry = half.index().map_or(0, |entry| u64::from(entry) + 1);
             self.counters.indices[index].store(entry, Ordering::Release);
         }
-        let never_taken = |tap: &Tap| tap.state() == State::Left && tap.index().is_none();
-        if self.taps.iter().all(never_taken) {
-            self.taps
+        let never_taken =
+            |half: &RedirectHalf| half.state() == State::GivenUp && half.index().is_none();
+        if self.halves.iter().all(never_taken) {
+            self.halves
                 .iter()
-                .for_each(|tap| tap.remove_target(&self.shared));
+                .for_each(|half| half.remove_target(&self.shared));
             for end in pair.ends {
                 end.tune_buffers();
             }
-            let why = self.taps.iter().find_map(Tap::why_left);
+            let why = self.halves.iter().find_map(RedirectHalf::why_given_up);
             return Turn::Declined(format!("sockmap: {}", why.unwrap_or_default()).into());
         }
         Turn::Holds(next)
@@ -269,7 +274,7 @@ impl KernelEngine for Sockmap {
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {
-        let last = self.taps.iter().filter_map(Tap::index);
+        let last = self.halves.iter().filter_map(RedirectHalf::index);
         let last = last.map(|index| self.shared.entry(index).last_ns.load(Ordering::Relaxed));
         let last_ns = last.max().filter(|last| *last > 0)?;
         now.checked_sub(Duration::from_nanos(
@@ -279,30 +284,30 @@ impl KernelEngine for Sockmap {
 
     fn release(&mut self, ends: [&Endpoint; 2], directions: [&dyn DirectionView; 2]) -> [u64; 2] {
         let mut moved = [0, 0];
-        for (index, tap) in self.taps.iter().enumerate() {
-            moved[index] = tap.pushed(&self.shared, directions[index]);
+        for (index, half) in self.halves.iter().enumerate() {
+            moved[index] = half.pushed(&self.shared, directions[index]);
         }
-        for (index, tap) in self.taps.iter_mut().enumerate() {
-            tap.remove(&self.shared, ends[index]);
-            // The entry belongs to nobody now.
+        for (index, half) in self.halves.iter_mut().enumerate() {
+            half.remove(&self.shared, ends[index]);
+            // The entry belongs to no direction now.
             self.counters.indices[index].store(0, Ordering::Release);
         }
-        for tap in &self.taps {
-            tap.remove_target(&self.shared);
+        for half in &self.halves {
+            half.remove_target(&self.shared);
         }
-        self.taps.clear();
+        self.halves.clear();
         moved
     }
 }
 
-/// Why the kernel does not take a socket, in words.
+/// Why the kernel does not take a socket.
 fn refusal(errno: Errno) -> String {
     match errno {
         Errno::OPNOTSUPP => "the kernel accepts only ESTABLISHED connections".into(),
-        Errno::BUSY => "another BPF program has the socket already".into(),
+        Errno::BUSY => "another BPF program already has the socket".into(),
         Errno::INVAL => "the socket has a protocol on top (TLS)".into(),
         Errno::TOOBIG | Errno::NOSPC | Errno::NOMEM => "its tables are full".into(),
-        errno => format!("the kernel does not take the socket: {errno}"),
+        errno => format!("the kernel does not accept the socket: {errno}"),
     }
 }
 

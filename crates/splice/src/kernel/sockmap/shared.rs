@@ -28,8 +28,8 @@ const MOST_DIRECTIONS: u32 = 1 << 16;
 /// What one call takes in the ring, in bytes: a header of 8 and an index, rounded up to 8.
 const CALL_BYTES: u32 = 16;
 
-/// How many calls one direction can have under way: one in an opening, one at its byte limit, and
-/// one that says that it is lost.
+/// How many calls one direction can have under way: one while it is open, one at its byte limit, and one
+/// that reports a lost byte.
 const CALLS_PER_DIRECTION: u32 = 4;
 
 /// How long an index stays unused after its direction has ended. A verdict that was running when
@@ -54,14 +54,14 @@ pub(crate) struct Shared {
 
 #[derive(Debug)]
 struct Table {
-    /// Indices that were never used begin here.
+    /// The first index that was never used.
     unused: u32,
     free: VecDeque<(Instant, u32)>,
     wakers: Vec<Option<Waker>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these protect is changed in single steps, so a panic cannot leave it half made.
+    // Every change is a single step, so a panic leaves none half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -94,7 +94,7 @@ impl Shared {
         })?;
         let sources = object.map("sources")?;
         let targets = object.map("targets")?;
-        // Members get the program that is attached when they come in.
+        // A socket gets the program that is attached when it is inserted.
         object.attach_to_map("redirect", &sources)?;
         let inspect = load("inspect", objects::INSPECT, |opened| {
             opened.resize("targets", directions)?;
@@ -162,7 +162,7 @@ impl Shared {
         self.entries.at(index as usize)
     }
 
-    /// How far the target of the source with this cookie has come.
+    /// The state of the target of the source with this cookie.
     pub(super) fn inspect(&self, cookie: u64) -> std::result::Result<Inspection, Errno> {
         let answer = self.inspect.run(&Inspection {
             cookie,
@@ -207,10 +207,10 @@ fn page_bytes() -> u32 {
     u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX)
 }
 
-/// Loads everything once, so that a refusal comes before a pair is at stake.
+/// Loads everything, so that a refusal comes before a pair depends on it.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason, and a remedy.
 pub(super) fn found() -> std::result::Result<Arc<Shared>, Obstacle> {
     Shared::of_process().map_err(|error| Obstacle::of_bpf(&error))
 }

@@ -1,8 +1,8 @@
-//! What cannot be brought about from outside: a source that is put in and taken out by hand.
+//! Sources that the test itself puts into the map and takes out, which no relay can be made to do.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
-mod at_end;
 mod gate;
+mod outcome;
 mod unix;
 
 use std::io::{Read, Write};
@@ -17,8 +17,8 @@ use netlab::{Namespace, Need, PATIENCE, available, connection, present, until};
 use rustix::net::sockopt::socket_cookie;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::redirect_half::kick;
 use super::shared::{self, Shared};
-use super::tap::kick;
 use crate::endpoint::redirected_receive_bytes;
 use crate::{
     Context, Endpoint, EngineChoice, EngineName, EventLoop, Limits, Options, Outcome, Readiness,
@@ -179,7 +179,7 @@ pub(super) fn forge(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32, conten
         .unwrap();
 }
 
-/// Rule 5: what waited in a source that is put in is nobody's before the kick.
+/// What waits in a source that is put into the map gets no verdict before the kick.
 #[test]
 fn what_waited_in_a_source_gets_its_verdict() {
     if missing() {
@@ -194,7 +194,7 @@ fn what_waited_in_a_source_gets_its_verdict() {
     assert_eq!(opened.redirected(), 1000);
 }
 
-/// The kernel hands an skb over whole that was read in part.
+/// The kernel passes a partly read skb whole.
 #[test]
 fn what_was_read_before_does_not_come_again() {
     if missing() {
@@ -216,7 +216,7 @@ fn what_was_read_before_does_not_come_again() {
     }
 }
 
-/// Nor does it cut off what it knows of a segment that was sent again with other borders.
+/// The kernel does not trim a retransmission that has other borders.
 #[test]
 fn what_is_sent_again_with_other_borders_comes_once() {
     if missing() || !available(Need::Netns) {
@@ -241,7 +241,7 @@ fn what_is_sent_again_with_other_borders_comes_once() {
     assert_eq!(opened.redirected(), 100);
 }
 
-/// The program's clock is that of the machine; this process's may be another.
+/// The program reads the machine's clock; this process may be in another time namespace.
 #[test]
 fn a_process_with_a_clock_of_its_own_knows_when_bytes_moved() {
     if missing() || !available(Need::Root) {
@@ -263,7 +263,7 @@ fn moved_just_now() {
     assert!(since < PATIENCE, "{since:?}");
 }
 
-/// Rule 4: the redirect helper's answer to a miss is `SK_DROP`, which is acknowledged and lost.
+/// The redirect helper answers a miss with `SK_DROP`: the segment is acknowledged and lost.
 #[test]
 fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
     if missing() {
@@ -293,14 +293,14 @@ fn a_target_that_is_not_there_ends_the_pair_as_an_error() {
     } = handle.wait_timeout(PATIENCE).unwrap();
     assert!(matches!(reason, Reason::Failed { .. }), "{reason}");
     assert_eq!(all.a_to_b, moved);
-    // Neither may take what it has got for all.
+    // Neither peer may take what it has got for the whole stream.
     for peer in [&mut a, &mut b] {
         let end = netlab::uninterrupted(|| peer.read(&mut byte)).map_err(|error| error.kind());
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     }
 }
 
-/// `auto` goes on as if it had not been tried: with buffers that the kernel tunes, and by pipe.
+/// `auto` goes on as if the engine had not been tried: with buffers that the kernel tunes, and by pipe.
 #[test]
 fn a_pair_that_is_declined_goes_on_as_before() {
     if missing() {
@@ -335,14 +335,14 @@ fn a_pair_that_is_declined_goes_on_as_before() {
         scope.spawn(|| a.write_all(&vec![7; BYTES]).unwrap());
         b.read_exact(&mut vec![0; BYTES]).unwrap();
     });
-    // The loop tells behind the turn that moved the bytes.
+    // The loop reports after the turn that moved the bytes.
     until("a pipe has carried some", || {
         handle.engine().0 == EngineName::Pipe
     });
 }
 
-/// A receive buffer that became smaller than what is in it would have TCP copy its queue, and charge that
-/// without a reserve (`redirected_receive_bytes`). So it has its size before the first bulk has come.
+/// If a receive buffer became smaller than its content, TCP would copy its queue and charge that without a
+/// reserve (`redirected_receive_bytes`). So it gets its size before the first bulk arrives.
 #[test]
 fn a_pair_that_may_be_redirected_never_shrinks_its_receive_buffer() {
     if missing() {
@@ -350,7 +350,7 @@ fn a_pair_that_may_be_redirected_never_shrinks_its_receive_buffer() {
     }
     const BYTES: usize = 8 << 20;
     let share = Limits::default().shares().buffer_bytes;
-    // Goes there in the end; moves too much to go there.
+    // One pair gets to `sockmap` in the end; the other moves too much for it.
     for (promote_after_bytes, at_the_end) in
         [(u64::MAX, redirected_receive_bytes(share)), (0, share)]
     {

@@ -1,15 +1,15 @@
-//! The program on a device.
+//! Attaching the program to a device.
 //!
 //! ```text
-//! absent ──▶ under way ──▶ stands ◀──▶ under way (asked whether it still does)
+//! absent ──▶ under way ──▶ attached ◀──▶ under way (checks that it still is)
 //!    ▲           │
 //!    │           ▼
 //!    └─────── refused
 //! ```
 //!
-//! Another thread does what is under way: the kernel may have to wait for all its CPUs, and a question
-//! about a filter waits for any load in this process (`LOADING`). Nobody holds the table meanwhile. Only a
-//! pair whose loop is to wait (`Segment::new`) attaches the program on its loop's own thread.
+//! Another thread does the work: the kernel may have to wait for all its CPUs, and a query about a filter waits
+//! for any load in this process (`LOADING`). Nobody locks the table meanwhile. Only a pair whose loop may wait
+//! (`Segment::new`) attaches the program on its loop's own thread.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -20,30 +20,29 @@ use super::{Datapath, LOOPBACK};
 use splice_base::error::Result;
 use splice_bpf::{DeviceLink, Traffic};
 
-/// The program on a device.
+/// The program, attached to a device.
 pub(super) struct Attachment {
     links: Arc<[DeviceLink; 2]>,
-    /// When it was last known to stand there.
+    /// When it was last seen there.
     seen_at: Instant,
 }
 
-/// How another thread gets on with a device.
+/// How far another thread has come with a device.
 pub(super) enum AttachState {
     UnderWay,
     Refused { why: String, at: Instant },
 }
 
-/// For how long a device that refused the program is not asked again. What was in the way may go: it
-/// was short of memory, or had 64 programs of others. A try costs a thread, and the kernel tens of
-/// milliseconds beside the loops.
+/// How long to wait until the next attempt after a refusal. Its cause may pass: a shortage of memory, or 64
+/// programs of others. An attempt costs a thread, and the kernel tens of milliseconds beside the loops.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 
-/// How long an answer counts for all pairs that doubt the same device. A pair doubts it again after
-/// 600 ms (`BETWEEN_PROBES`).
+/// How long one check serves all pairs that doubt the same device. A pair doubts it again after 600 ms
+/// (`BETWEEN_PROBES`).
 const SEEN_FOR: Duration = Duration::from_millis(100);
 
 impl Datapath {
-    /// Makes sure that the program sees what comes in on a device; true when it already did.
+    /// Attaches the program to a device; true when it already was.
     pub(crate) fn ensure_attached(&self, device: u32) -> Result<bool> {
         if self.table().devices.contains_key(&device) {
             return Ok(true);
@@ -58,7 +57,7 @@ impl Datapath {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same while nobody else attaches anything. Pairs can get at the table meanwhile.
+    /// The same, while nobody else attaches anything. Pairs can use the table meanwhile.
     fn attach(&self, device: u32) -> Result<bool> {
         let way = {
             let table = self.table();
@@ -83,8 +82,8 @@ impl Datapath {
         Ok(false)
     }
 
-    /// The same by another thread, since the kernel waits for all its CPUs (`tcx_entry_sync`), tens
-    /// of milliseconds on a busy machine: `None` while that is under way, else why it cannot be.
+    /// The same on another thread: the kernel waits for all its CPUs (`tcx_entry_sync`), tens of milliseconds
+    /// on a busy machine. `None` while that is under way, else why it cannot be done.
     pub(in super::super) fn attach_beside(
         self: &Arc<Self>,
         device: u32,
@@ -92,8 +91,8 @@ impl Datapath {
         self.beside(device, |_| true)
     }
 
-    /// The same where the program may no longer stand: a device may have been deleted, and another have
-    /// got its index.
+    /// The same where the program may no longer be attached: the device may have been deleted, and its
+    /// ifindex reused.
     pub(in super::super) fn reattach_beside(
         self: &Arc<Self>,
         device: u32,
@@ -104,10 +103,10 @@ impl Datapath {
     fn beside(
         self: &Arc<Self>,
         device: u32,
-        is_firm: impl FnOnce(&Attachment) -> bool,
+        is_certain: impl FnOnce(&Attachment) -> bool,
     ) -> Option<std::result::Result<(), String>> {
         let mut table = self.table();
-        if table.devices.get(&device).is_some_and(is_firm) {
+        if table.devices.get(&device).is_some_and(is_certain) {
             return Some(Ok(()));
         }
         match table.attach_states.get(&device) {
@@ -138,7 +137,7 @@ impl Datapath {
         }
     }
 
-    /// Attaches the program unless it still stands there.
+    /// Attaches the program, unless it still is attached.
     fn reattach(&self, device: u32) -> Result<bool> {
         let _one = self.attaching();
         let attachment = self
@@ -167,7 +166,7 @@ impl Datapath {
         attach_states.any(|attach| matches!(attach, AttachState::UnderWay))
     }
 
-    /// As if it had been long ago that the program was seen to stand.
+    /// As if the program had last been seen long ago.
     #[cfg(test)]
     pub(in super::super) fn doubt_all(&self) {
         for attachment in self.table().devices.values_mut() {

@@ -8,8 +8,8 @@ use super::{Datapath, Found, LOOPBACK};
 use crate::kernel::segment::pace::Pace;
 use crate::reactor::Local;
 
-/// A loop's hold on the datapath, taken when the first pair wants it. As long as the loop has
-/// tasks, the program stays where it is attached.
+/// A loop's hold on the datapath, taken when the first pair needs it. As long as the loop has tasks, the
+/// program stays attached.
 #[derive(Debug, Default)]
 pub(crate) struct DatapathHandle {
     found: Option<Found>,
@@ -22,8 +22,8 @@ impl DatapathHandle {
         self.found.get_or_insert_with(Datapath::found).clone()
     }
 
-    /// The same without a wait, which would be one for all pairs of the loop: `None` while another
-    /// thread loads the program.
+    /// The same without waiting, as all pairs of the loop would have to: `None` while another thread loads
+    /// the program.
     pub(crate) fn datapath_at_hand(&mut self) -> Option<Found> {
         if self.found.is_none() {
             self.found = match self.loading.take() {
@@ -36,7 +36,7 @@ impl DatapathHandle {
                     self.loading = Some(loading);
                     None
                 }
-                // It begins in this thread's network namespace.
+                // The new thread inherits this thread's network namespace.
                 None => match thread::Builder::new()
                     .name("load".into())
                     .spawn(Datapath::found)
@@ -61,14 +61,14 @@ impl DatapathHandle {
         &mut self.pace
     }
 
-    /// The loop has no tasks left. Who was refused is not going to be let in.
+    /// The loop has no tasks left. A refusal is kept: the next attempt would have the same result.
     pub(crate) fn leave(&mut self) {
         self.found.take_if(|found| found.is_ok());
         self.loading = None;
         self.pace = Pace::default();
     }
 
-    /// The same, and connections over lo have their handshakes seen from now on.
+    /// Loads the program, and attaches it to lo: it sees the handshakes of local connections from now on.
     pub(crate) fn prepare(&mut self) -> Result<(), Obstacle> {
         let datapath = self.datapath()?;
         datapath

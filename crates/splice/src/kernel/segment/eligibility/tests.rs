@@ -25,6 +25,7 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
         (has::MARKED, "SO_MARK"),
         (has::BOUND, "VRF"),
         (has::RULED, "ip rule"),
+        // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).
         (has::COUNTS_ECN, "accurate ECN"),
         (has::FILTERED, "control group"),
     ] {

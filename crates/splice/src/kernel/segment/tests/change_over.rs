@@ -1,4 +1,4 @@
-//! Change-overs at random places, and at unlucky ones.
+//! Change-overs at random places in a stream, and at unlucky ones.
 
 use std::os::fd::AsFd as _;
 
@@ -7,18 +7,18 @@ use super::*;
 /// Bytes each way.
 const BYTES: usize = 64 << 20;
 
-/// A pair changes over before so many have gone both ways together: then neither stream has ended, not
-/// even in the buffers between its sender and the relay, which hold less than the rest.
+/// A pair changes over before this many bytes have gone, both ways together. Then neither stream has ended,
+/// not even in the buffers between its sender and the relay, which hold less than the rest.
 const LAST_PLACE: u64 = 48 << 20;
 
-/// What receivers and senders of some namespaces have counted.
+/// Counters of receivers and senders in some namespaces.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Losses {
-    /// Dropped as old by their stamps.
+    /// Segments dropped for an old timestamp (PAWS).
     paws: u64,
-    /// Retransmission timeouts, but for those that the sender itself found to be none.
+    /// Retransmission timeouts without the spurious ones.
     timeouts: u64,
-    /// Dropped beyond the receiver's window.
+    /// Segments dropped beyond the receiver's window.
     beyond_window: u64,
 }
 
@@ -31,8 +31,8 @@ impl Losses {
                 .map(|((_, before), (_, after))| after - before)
                 .sum()
         };
-        // A receiver that runs out of memory takes its word back by itself (`tcp_prune_queue`), and
-        // all the machine's share that.
+        // A receiver that runs out of memory drops what it had promised to take (`tcp_prune_queue`), and all
+        // sockets of the machine share that memory.
         (grown("PruneCalled") == 0).then(|| Self {
             paws: grown("PAWSEstab"),
             timeouts: grown("TCPTimeouts").saturating_sub(grown("TCPSpuriousRTOs")),
@@ -55,9 +55,12 @@ struct Path<'a> {
 }
 
 impl Path<'_> {
-    fn prepare(&self, stamps: bool) -> Splicer {
+    fn prepare(&self, timestamps: bool) -> Splicer {
         for (name, value) in [
-            ("net.ipv4.tcp_timestamps", if stamps { "1" } else { "0" }),
+            (
+                "net.ipv4.tcp_timestamps",
+                if timestamps { "1" } else { "0" },
+            ),
             ("net.ipv4.tcp_congestion_control", "reno"),
         ] {
             for space in self.spaces {
@@ -71,7 +74,7 @@ impl Path<'_> {
         self.spaces.iter().copied().flat_map(counters_in).collect()
     }
 
-    /// Bytes both ways at once; with a `place` the pair changes over once that many have passed.
+    /// Sends bytes both ways at once. With a `place` the pair changes over once that many have passed.
     fn transfer(&self, splicer: &Splicer, place: Option<u64>, seed: u64) -> Option<Losses> {
         let before = self.counters();
         let (outcome, _, pause) = both_ways((self.connect)(), splicer, place, BYTES, seed);
@@ -85,8 +88,8 @@ impl Path<'_> {
         Losses::between(&before, &after)
     }
 
-    fn hunt(&self, stamps: bool) {
-        let splicer = self.prepare(stamps);
+    fn hunt(&self, timestamps: bool) {
+        let splicer = self.prepare(timestamps);
         let mut random = Random::seeded(seed());
         for _ in 0..rounds(2) {
             let place = random.below(LAST_PLACE);
@@ -95,13 +98,13 @@ impl Path<'_> {
         }
     }
 
-    /// As many transfers with a change-over as without, in turns.
+    /// Alternates transfers with and without a change-over.
     fn compare(&self, times: usize) -> [Losses; 2] {
         let splicer = self.prepare(true);
         let mut random = Random::seeded(seed());
         let mut sums = [Losses::default(), Losses::default()];
         let mut compared = 0;
-        // A machine that is short of memory all the time says nothing.
+        // A machine that is always short of memory gives no result.
         for _ in 0..2 * times {
             let place = random.below(LAST_PLACE);
             let both =
@@ -146,7 +149,7 @@ fn change_overs_at_random_places_over_lo() {
 }
 
 #[test]
-fn change_overs_at_random_places_over_lo_without_stamps() {
+fn change_overs_at_random_places_over_lo_without_timestamps() {
     if available(Need::Root) {
         over_lo("127.0.0.1:0", |path| path.hunt(false));
     }
@@ -167,7 +170,7 @@ fn change_overs_at_random_places_over_veths() {
 }
 
 #[test]
-fn change_overs_at_random_places_over_veths_without_stamps() {
+fn change_overs_at_random_places_over_veths_without_timestamps() {
     if available(Need::Root) {
         over_veths(Connected::across, |path| path.hunt(false));
     }
@@ -180,10 +183,10 @@ fn change_overs_at_random_places_over_veths_v6() {
     }
 }
 
-/// A segment that comes just before the change-over begins goes by the sockets, and the next one must
-/// not overtake it.
+/// A segment that arrives just before the change-over begins goes by the sockets. The next one must not
+/// overtake it.
 #[test]
-fn what_comes_as_it_begins_is_not_overtaken() {
+fn bytes_that_arrive_as_it_begins_are_not_overtaken() {
     if !available(Need::Root) {
         return;
     }
@@ -219,8 +222,8 @@ fn what_comes_as_it_begins_is_not_overtaken() {
     assert_eq!(ended(&handle).engine, EngineName::Segment);
 }
 
-/// Loopback connections drop by stamps and time out under load without a relay's doing, so what a
-/// change-over costs is the difference.
+/// Under load, connections over lo drop segments for old timestamps and time out even without a relay. So the
+/// difference is what a change-over costs.
 #[test]
 #[ignore = "soak: 200 change-overs beside two busy loops, some ten minutes"]
 fn change_overs_lose_no_more_than_transfers_without() {
@@ -254,19 +257,19 @@ fn change_overs_lose_no_more_than_transfers_without() {
     }
 }
 
-/// The highest priority of those that share the CPUs (setpriority(2)).
+/// The highest priority (setpriority(2)).
 const FIRST: i32 = -20;
 
-/// Round trips, of 15 µs at least, until the sockets sleep and the last look is over: two looks follow
-/// the first one, a millisecond apart.
+/// How many round trips of at least 15 µs pass until the sockets sleep and the last look is over. Two looks
+/// follow the first one, a millisecond apart.
 const CHANGING_ROUND_TRIPS: usize = 300;
 
-/// Requests and their responses, over and over, while pairs change over one after the other; the
-/// longest round trip across a change-over, and the longest elsewhere, which is the machine's doing.
+/// Exchanges requests and responses while pairs change over one after the other. Gives the longest round trip
+/// across a change-over, and the longest elsewhere, which the machine causes.
 fn longest_round_trips(pairs: usize) -> [Duration; 2] {
     const ROUND_TRIPS: usize = 2000;
-    // What else runs on the machine is not to be measured; the loop's thread inherits it. Who may not do
-    // that measures it.
+    // Keeps other work on the machine out of the measurement, if it may; the loop's thread inherits the
+    // priority.
     let _ = rustix::process::setpriority_process(None, FIRST);
     let (lab, splicer, _first) = spliced_lab();
     let mut random = Random::seeded(seed());

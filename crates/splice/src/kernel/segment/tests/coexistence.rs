@@ -1,4 +1,4 @@
-//! Programs of others on the same device.
+//! Foreign tc programs on the same device.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net as unix;
@@ -26,11 +26,11 @@ pub(super) static BYSTANDER: &[u8] = splice_bpf::objects::BYSTANDER;
 
 /// What the program returns, plus one.
 const NEXT: u32 = 0;
-/// Up the stack, past all who stand behind (`TC_ACT_OK`).
+/// Up the stack, past all later programs (`TC_ACT_OK`).
 const OK: u32 = 1;
 const SHOT: u32 = 3;
 
-/// Somebody else's program.
+/// A foreign program.
 struct Bystander {
     object: Object,
     entry: SharedArray<BystanderEntry>,
@@ -52,7 +52,7 @@ impl Bystander {
         }
     }
 
-    /// Others know the port `inner` by `outer`.
+    /// Rewrites port `inner` to `outer` for everybody else.
     fn renaming(self, outer: u16, inner: u16) -> Self {
         let ports = [outer.to_be_bytes(), inner.to_be_bytes()].concat();
         let ports = u32::from_ne_bytes(ports.try_into().expect("four bytes"));
@@ -97,7 +97,7 @@ pub(super) fn index_of(namespace: &Namespace, device: &str) -> u32 {
     index.unwrap_or_else(|| panic!("no {device}: {text}"))
 }
 
-/// A connection of the client's with the relay's namespace that is nobody's business.
+/// A connection between the client and the relay's namespace that no relay splices.
 fn talk_beside(lab: &Lab, round_trips: usize) {
     let (listener, address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
     let client = connect_in(lab.client(), address);
@@ -108,7 +108,7 @@ fn talk_beside(lab: &Lab, round_trips: usize) {
 }
 
 #[test]
-fn programs_before_and_behind_go_on() {
+fn tc_programs_before_and_after_this_one_still_run() {
     const ROUND_TRIPS: usize = 500;
     const REST: Duration = Duration::from_millis(50);
     if !available(Need::Root) {
@@ -118,13 +118,13 @@ fn programs_before_and_behind_go_on() {
     let lab = Lab::new().expect("a lab");
     let before = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     let splicer = splicer_in(lab.relay());
-    // With this pair ours comes to stand there.
+    // This pair attaches our program there.
     let first = spliced_across(&lab, &splicer);
     let behind = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
-    // A connection that was closed has its last packets under way.
+    // The last packets of a closed connection may still be under way.
     let counts = || netlab::until_at_rest(REST, || [before.packets(), behind.packets()]);
 
-    // What is translated comes by the first and ends with ours; on its way out it comes by both.
+    // A translated segment passes the first program and ends with ours. On its way out it passes both.
     let start = counts();
     let (client, server, handle) = spliced_across(&lab, &splicer);
     for _ in 0..ROUND_TRIPS {
@@ -138,7 +138,7 @@ fn programs_before_and_behind_go_on() {
         "{seen:?}"
     );
 
-    // What is not comes by both.
+    // Other segments pass both.
     let start = counts();
     talk_beside(&lab, ROUND_TRIPS);
     let now = counts();
@@ -157,11 +157,11 @@ fn programs_before_and_behind_go_on() {
     assert_eq!(now[0] - start[0], now[1] - start[1]);
 }
 
-/// The pair is joined by name.
+/// Joins the pair by name.
 fn assert_found(splicer: &Splicer, connected: Connected) {
     let (_client, _server, handle) = connected.join(splicer, &by_name());
     let why = why_refused(&handle);
-    assert!(why.contains("another tc program stands between"), "{why}");
+    assert!(why.contains("another tc program is in between"), "{why}");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_program_that_keeps_segments_to_itself_is_found() {
     assert!(thief.packets() > 0);
 }
 
-/// It gives the port its right number only behind ours.
+/// It restores the port only behind our program.
 #[test]
 fn a_program_that_rewrites_segments_is_found() {
     const OUTER: u16 = 81;
@@ -209,9 +209,9 @@ pub(super) fn filters(lab: &Lab, device: &str, place: &str) -> String {
     String::from_utf8(listed.stdout).expect("text")
 }
 
-/// As on a kernel without tcx: filters on a clsact qdisc, on which somebody else has his own.
+/// As on a kernel without tcx: filters on a clsact qdisc that also has a foreign one.
 #[test]
-fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
+fn clsact_filters_serve_a_kernel_without_tcx() {
     const BYTES: usize = 16 << 20;
     if !available(Need::Root) {
         return;
@@ -241,7 +241,7 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
         standing.sum::<usize>()
     };
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.attach_by_clsact();
     let first = spliced_across(&lab, &splicer);
     assert_eq!(ours(), places.len());
@@ -262,8 +262,8 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
     talk_beside(&lab, 10);
 }
 
-/// What a process that was killed leaves on a clsact qdisc lets everything go on, and the next one
-/// takes its place.
+/// A filter that a killed process leaves on a clsact qdisc lets everything pass, and the next one replaces
+/// it.
 #[test]
 fn a_filter_that_was_left_behind_is_idle_and_replaced() {
     if !available(Need::Root) {
@@ -292,7 +292,7 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
     assert!(!none.contains("caller"), "{none}");
 }
 
-/// Where all places are taken there is none for one more, which leaves the others alone.
+/// Where all priorities are taken, one more filter is refused and leaves the others alone.
 #[test]
 fn a_filter_that_finds_no_place_takes_none_away() {
     /// Priorities that `attach/clsact.rs` of `splice-bpf` has.
@@ -313,7 +313,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     let why = attach().map(drop).expect_err("no place").to_string();
     assert!(why.contains("cannot be attached"), "{why}");
     assert_eq!(standing(), PLACES);
-    // One whose place somebody else has taken leaves it to him.
+    // A filter whose priority somebody else has taken leaves it to them.
     let last = format!(
         "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/bystander.bpf.o section tc",
         Lab::TO_CLIENT,
@@ -326,7 +326,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     assert!(left.contains("name bystander"), "{left}");
 }
 
-/// A place that a stranger has claimed, or that has a filter of another kind, is left to him.
+/// A priority that a foreign filter has, or a filter of another kind, stays theirs.
 #[test]
 fn a_filter_takes_the_next_place_where_others_are() {
     if !available(Need::Root) {
@@ -337,7 +337,7 @@ fn a_filter_takes_the_next_place_where_others_are() {
     run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
     let other = Bystander::new(NEXT);
     let attach = || other.attach(&lab, device, Traffic::In, AttachMode::Clsact);
-    // What a relay that died has left in the first place stays, since nobody can tell that it is dead.
+    // The filter of a dead relay at the first priority stays, since nobody can tell that it is dead.
     drop(attach().expect("attached"));
     let name = format!("spliced filter {} in 50000", index_of(lab.relay(), device));
     let stranger = lab.relay().enter(|| {
@@ -358,9 +358,9 @@ fn a_filter_takes_the_next_place_where_others_are() {
     lab.relay().enter(|| drop(link)).expect("entered");
 }
 
-/// A device that makes lists of segments (`rx-gro-list`) would have all but the first of a list go on
-/// as they are. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`,
-/// kernel 6.10), and the sleeping one counts.
+/// A device that makes lists of segments (`rx-gro-list`) would forward all but the first of a list
+/// untranslated. It makes none for a connection that has a socket here (`tcp4_check_fraglist_gro`, kernel
+/// 6.10), and the sleeping socket counts.
 #[test]
 fn a_device_makes_no_lists_of_what_is_translated() {
     const BYTES: usize = 16 << 20;

@@ -1,10 +1,10 @@
-//! What the network says of congestion: marks instead of losses (ECN).
+//! Congestion that the network signals by marks instead of losses (ECN).
 
 use super::*;
 use splice_bpf::types::{segment_mark as mark, segment_socket_flag as has};
 
-/// The client does ECN with the relay, which does none with the server: so is it with every client
-/// that asks for it, since Linux asks nobody (`net.ipv4.tcp_ecn` is 2).
+/// The client uses ECN with the relay, and the relay does not with the server. That is the case with every
+/// client that asks for it, since Linux accepts ECN and does not request it (`net.ipv4.tcp_ecn` is 2).
 fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
     const BYTES: usize = 1 << 20;
     if !available(Need::Root) || !available(Need::Nft) || !available(Need::Ss) {
@@ -28,7 +28,7 @@ fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
             .output()
             .expect("ss");
         let text = String::from_utf8(listed.stdout).expect("text");
-        // Not what it says of itself as a receiver.
+        // Not its flags as a receiver.
         text.contains(" ssthresh:")
     };
     assert!(!slowed_down());
@@ -45,9 +45,9 @@ fn a_sender_hears_of_marks(ip: &str, connect: fn(&Lab) -> Connected) {
         assert_eq!(received, sent.join().expect("sent"));
     });
     assert!(slowed_down());
-    // It says that it has heard, and is left alone when nothing is marked any more.
+    // The sender confirms (CWR), and hears no more once nothing is marked.
     run(client_net, "nft", &format!("flush table {ip} t"));
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     netlab::until("it is told no more", || {
         ping(&client, &server);
         datapath.flow(0).side[0].marks() & mark::CONGESTED == 0

@@ -45,7 +45,7 @@ impl Connected {
         Self::by_ip(lab, [Lab::RELAY_V6, Lab::SERVER_V6], |_, _| ())
     }
 
-    /// The relay's listener may announce something on the way to the server first.
+    /// The relay's listener may first announce a segment size on the way to the server.
     pub(super) fn announced(lab: &Lab, announce: impl Fn(&TcpListener, SocketAddr) + Sync) -> Self {
         Self::by_ip(lab, [Lab::RELAY_V4, Lab::SERVER_V4], announce)
     }
@@ -95,7 +95,7 @@ pub(super) fn connect_in(namespace: &Namespace, address: impl ToSocketAddrs + Se
     connected.expect("entered").expect("connect")
 }
 
-/// The engine is asked for by name.
+/// Asks for the engine by name.
 pub(super) fn by_name() -> Options {
     Options {
         engine: EngineChoice::Only(EngineName::Segment),
@@ -103,7 +103,7 @@ pub(super) fn by_name() -> Options {
     }
 }
 
-/// `auto` takes a pair once it has moved so many bytes.
+/// `auto` takes a pair once it has moved this many bytes.
 pub(super) fn by_volume(bytes: u64) -> Options {
     Options {
         // Longer than any test.
@@ -113,7 +113,7 @@ pub(super) fn by_volume(bytes: u64) -> Options {
     }
 }
 
-/// The outcome of a pair that ends in order.
+/// The outcome of a pair that ends by both ends of stream.
 pub(super) fn ended(handle: &Handle) -> Outcome {
     let outcome = handle.wait_timeout(PATIENCE);
     let outcome = outcome.unwrap_or_else(|| panic!("it does not end: {handle:?}"));
@@ -121,7 +121,7 @@ pub(super) fn ended(handle: &Handle) -> Outcome {
     outcome
 }
 
-/// What is said of a pair that was asked for by name and is not taken.
+/// Why a pair that asked for the engine by name was refused.
 pub(super) fn why_refused(handle: &Handle) -> String {
     let outcome = handle.wait_timeout(PATIENCE);
     let outcome = outcome.unwrap_or_else(|| panic!("it does not end: {handle:?}"));
@@ -139,12 +139,12 @@ pub(super) fn splicer_in(namespace: &Namespace) -> Splicer {
     splicer.expect("entered")
 }
 
-pub(super) fn ground_in(lab: &Lab) -> Arc<Datapath> {
+pub(super) fn datapath_in(lab: &Lab) -> Arc<Datapath> {
     let datapath = lab.relay().enter(Datapath::here).expect("entered");
     datapath.expect("a datapath")
 }
 
-/// A lab with a spliced pair, which has the program stand where the next ones are seen from the start.
+/// A lab with a spliced pair. The program is attached, so it sees the next pairs from their handshakes on.
 pub(super) fn spliced_lab() -> (Lab, Splicer, Joined) {
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
@@ -152,7 +152,7 @@ pub(super) fn spliced_lab() -> (Lab, Splicer, Joined) {
     (lab, splicer, pair)
 }
 
-/// A pair that is spliced, with one request and response behind it.
+/// A spliced pair that has passed one request and its response.
 pub(super) fn spliced_across(lab: &Lab, splicer: &Splicer) -> Joined {
     spliced(lab, splicer, Connected::across(lab))
 }
@@ -163,7 +163,7 @@ pub(super) fn spliced(lab: &Lab, splicer: &Splicer, connected: Connected) -> Joi
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     }
     ping(&client, &server);
-    // A pair that is refused has ended by then.
+    // A refused pair has ended by then.
     netlab::until("the engine has the pair", || {
         assert!(handle.outcome().is_none(), "{handle:?}");
         handle.engine().0 == EngineName::Segment
@@ -172,10 +172,10 @@ pub(super) fn spliced(lab: &Lab, splicer: &Splicer, connected: Connected) -> Joi
     (client, server, handle)
 }
 
-/// Until no socket of the relay has a word left to say.
+/// Waits until the relay's sockets send nothing more.
 pub(super) fn wait_for_sleep(lab: &Lab) {
-    let datapath = ground_in(lab);
-    netlab::until("the sockets have had their last words", || {
+    let datapath = datapath_in(lab);
+    netlab::until("the sockets are silent", || {
         datapath.awake().load(Relaxed) == 0
     });
 }
@@ -187,7 +187,7 @@ pub(super) fn tuple(end: &Endpoint) -> SegmentTuple {
 
 /// How the kernel knows the relay's ends.
 pub(super) fn sockets_across(lab: &Lab, ends: [&Endpoint; 2]) -> [SegmentSocket; 2] {
-    let (datapath, tuples) = (ground_in(lab), ends.map(tuple));
+    let (datapath, tuples) = (datapath_in(lab), ends.map(tuple));
     let found = lab.relay().enter(|| datapath.inspect(&tuples));
     found.expect("entered").expect("found").socket
 }

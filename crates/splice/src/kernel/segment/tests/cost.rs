@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::proof::calls_of;
+use super::bypass::calls_of;
 use super::system_calls::SystemCalls;
 use super::*;
 
@@ -21,7 +21,7 @@ fn spent(splicer: &Splicer, calls: &mut SystemCalls) -> [u64; 2] {
     [calls.all_begun(), nanoseconds]
 }
 
-/// Joins pairs and lets them come to rest; tells what one of them took.
+/// Joins pairs and lets them come to rest; returns the cost of one.
 fn cost_of_a_pair(
     lab: &Lab,
     splicer: &Splicer,

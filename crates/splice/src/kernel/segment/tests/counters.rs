@@ -1,4 +1,4 @@
-//! What the kernel has counted in a namespace.
+//! The kernel's counters in a namespace.
 
 use super::*;
 
@@ -73,7 +73,7 @@ pub(super) fn counters_in(namespace: &Namespace) -> Vec<(String, u64)> {
     namespace.enter(counters).expect("entered")
 }
 
-/// The sum of those with these names.
+/// The sum of the counters with these names.
 pub(super) fn count(namespace: &Namespace, names: &[&str]) -> u64 {
     let counters = counters_in(namespace);
     let found = counters

@@ -1,5 +1,5 @@
-//! The process is killed in the middle of the change-over: both peers must see a reset, and nothing
-//! may be left that swallows segments.
+//! A process that is killed in the middle of a change-over: both peers must see a reset, and nothing may stay
+//! that swallows segments.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ const TARGET: &str = "SEGMENT_CRASH_TARGET";
 const CLSACT: &str = "SEGMENT_CRASH_CLSACT";
 const DEVICE: &str = "SEGMENT_CRASH_DEVICE";
 
-/// Relays two connections, of which the second kills it.
+/// Relays two pairs; the second one kills it.
 #[test]
 #[ignore = "a process that another test starts"]
 fn a_relay_that_dies() {
@@ -38,7 +38,7 @@ fn a_relay_that_dies() {
         splicer.join(a, b, &by_name()).expect("joined")
     };
     let first = join();
-    // Its own steps would kill it as well. None follows once its sockets have had their last words.
+    // Steps of the first pair would kill it, too. None follows once its sockets are silent.
     netlab::until("the first sleeps", || {
         first.is_taken() && datapath.awake().load(Relaxed) == 0
     });
@@ -49,12 +49,12 @@ fn a_relay_that_dies() {
             unreachable!("it was killed");
         }
     });
-    // Where nothing kills it, its parent does.
+    // If nothing else kills it, its parent does.
     let _ = join().wait();
     thread::sleep(PATIENCE);
 }
 
-/// A running one, and where it listens.
+/// A running relay, and the address that it listens on.
 fn relay_that_dies(
     lab: &Lab,
     step: &str,
@@ -73,8 +73,8 @@ fn relay_that_dies(
     (process, address.parse().expect("an address"))
 }
 
-/// In the relay's namespace and with the capabilities that `setpriv` takes; what is missing is the name of
-/// an ignored test.
+/// Runs in the relay's namespace with the capabilities that `setpriv` is told. The caller adds the name of an
+/// ignored test.
 fn this_program(lab: &Lab, capabilities: &str) -> Command {
     let mut command = lab.relay().command("setpriv");
     command
@@ -87,7 +87,7 @@ fn this_program(lab: &Lab, capabilities: &str) -> Command {
     command
 }
 
-/// What the process says behind `word`, once it does.
+/// What the process prints after `word`, once it does.
 fn started(command: &mut Command, word: &str) -> (Process, String) {
     let mut process = Process::spawn(command).expect("started");
     let stdout = process.child_mut().stdout.take().expect("its output");
@@ -96,7 +96,7 @@ fn started(command: &mut Command, word: &str) -> (Process, String) {
     (process, said.expect("it starts"))
 }
 
-/// Sends until it cannot.
+/// Sends until an error.
 fn send_for_ever(mut stream: &TcpStream, seed: u64) {
     let mut random = Random::seeded(seed);
     let mut piece = [0; 4096];
@@ -123,7 +123,7 @@ fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
     let mut total = 0;
     loop {
         match netlab::uninterrupted(|| stream.read(&mut buffer)) {
-            // The error of a reset is told once, here to the writer; the connection is gone.
+            // The kernel reports a reset once, here to the writer; the connection is gone.
             Ok(0) if stream.peer_addr().is_err() => return total,
             Ok(0) => panic!("an end of stream after {total} bytes"),
             Ok(count) => {
@@ -171,7 +171,7 @@ fn die_at(step: &str, clsact: bool) {
     let ended = ended.expect("it has died");
     assert!(!ended.success(), "{step}: {ended}");
     eprintln!("{step}: {came:?} bytes");
-    // Whoever is asked for these addresses and ports again gets them, and is heard.
+    // A new connection with the same addresses and ports works.
     drop((client, server, first));
     let (front, _) = listen_in(lab.relay(), address);
     let client = lab.client().enter(|| {
@@ -199,9 +199,9 @@ fn peers_of_a_relay_that_is_killed_see_a_reset() {
     });
 }
 
-/// What stands on a clsact qdisc outlives the process.
+/// A filter on a clsact qdisc outlives its process.
 #[test]
-fn peers_see_it_where_a_filter_stays() {
+fn peers_see_a_reset_though_a_filter_stays() {
     if !available(Need::Root) {
         return;
     }
@@ -210,7 +210,7 @@ fn peers_see_it_where_a_filter_stays() {
     }
 }
 
-/// Has the program stand on a device, as where there is no tcx.
+/// Attaches the program to a device as on a kernel without tcx.
 #[test]
 #[ignore = "a process that another test starts"]
 fn a_relay_with_a_filter() {
@@ -226,7 +226,7 @@ fn a_relay_with_a_filter() {
     thread::sleep(PATIENCE);
 }
 
-/// With no other capabilities than those that the documentation asks for.
+/// With only the capabilities that the documentation asks for.
 #[test]
 fn a_filter_that_was_left_behind_is_replaced_without_more_rights() {
     if !available(Need::Root) {
@@ -252,7 +252,7 @@ fn a_filter_that_was_left_behind_is_replaced_without_more_rights() {
         drop(killed);
         assert_eq!(standing(), [1, 1], "what is killed leaves its filters");
     }
-    // One that lives keeps its own.
+    // A living process keeps its filters.
     let (_one, _other) = (start(), start());
     assert_eq!(standing(), [2, 2]);
 }

@@ -6,7 +6,7 @@ use super::coexistence::{BYSTANDER, index_of};
 use super::*;
 use splice_bpf::Opened;
 
-/// What has not been there may be there later.
+/// A device that did not exist may exist later.
 #[test]
 fn a_device_that_was_refused_is_asked_for_again() {
     const INDEX: u32 = 77;
@@ -14,15 +14,15 @@ fn a_device_that_was_refused_is_asked_for_again() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let datapath = ground_in(&lab);
-    let stands = || {
-        let stands = lab.relay().enter(|| datapath.attach_beside(INDEX));
-        stands.expect("entered")
+    let datapath = datapath_in(&lab);
+    let attached = || {
+        let attached = lab.relay().enter(|| datapath.attach_beside(INDEX));
+        attached.expect("entered")
     };
-    netlab::until("it is refused", || matches!(stands(), Some(Err(_))));
+    netlab::until("it is refused", || matches!(attached(), Some(Err(_))));
     let add = format!("link add late index {INDEX} type veth peer name other");
     run(lab.relay(), "ip", &add);
-    netlab::until("the program stands there", || stands() == Some(Ok(())));
+    netlab::until("the program is attached", || attached() == Some(Ok(())));
 }
 
 fn has_the_index_of_another(way: AttachMode) {
@@ -31,7 +31,7 @@ fn has_the_index_of_another(way: AttachMode) {
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     if way == AttachMode::Clsact {
         datapath.attach_by_clsact();
     }
@@ -70,12 +70,11 @@ fn a_device_that_has_the_index_of_another_is_not_taken_for_it() {
 }
 
 #[test]
-fn neither_is_one_whose_qdisc_has_gone() {
+fn a_device_whose_qdisc_has_gone_is_attached_again() {
     has_the_index_of_another(AttachMode::Clsact);
 }
 
-/// Another thread asks whether the program still stands on a device, since that may have to wait for
-/// somebody else who loads one.
+/// Another thread checks whether the program is still attached to a device, since that may wait for a load.
 #[test]
 fn no_loop_waits_for_a_load_to_ask_for_a_device() {
     if !available(Need::Root) {
@@ -83,7 +82,7 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
     }
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.attach_by_clsact();
     let (unseen, beside) = (Connected::across(&lab), Connected::across(&lab));
     prepare(&splicer);
@@ -111,7 +110,7 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
         segment_after: Some(Duration::ZERO),
         ..Options::default()
     };
-    // Nobody has seen a segment of it, so the devices are asked for.
+    // No segment was seen, so another thread checks the devices.
     datapath.doubt_all();
     let pair = unseen.join(&splicer, &at_once);
     netlab::until("a device is asked for", || {
@@ -125,33 +124,33 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
     netlab::until("the pair is taken", || pair.2.is_taken());
 }
 
-/// The kernel gives the inode of a namespace to another once it is gone, however long the datapath stays.
+/// The kernel reuses the inode of a namespace that is gone, however long the datapath stays.
 #[test]
-fn a_ground_is_that_of_one_namespace_only() {
+fn a_datapath_serves_one_namespace_only() {
     if !available(Need::Root) {
         return;
     }
-    let stand = |namespace: &Namespace| {
-        let stand = || {
+    let datapath_of = |namespace: &Namespace| {
+        let datapath_here = || {
             let inode = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace");
             (inode.ino(), Datapath::here().expect("a datapath"))
         };
-        namespace.enter(stand).expect("entered")
+        namespace.enter(datapath_here).expect("entered")
     };
     let namespace = Namespace::new("twice").expect("a namespace");
-    let [once, twice] = [stand(&namespace), stand(&namespace)];
+    let [once, twice] = [datapath_of(&namespace), datapath_of(&namespace)];
     assert!(Arc::ptr_eq(&once.1, &twice.1));
     drop(namespace);
-    let mut stood_on: Vec<(u64, Arc<Datapath>)> = vec![once];
+    let mut earlier: Vec<(u64, Arc<Datapath>)> = vec![once];
     netlab::until("a namespace has the inode of one before", || {
         let namespace = Namespace::new("later").expect("a namespace");
-        let (inode, datapath) = stand(&namespace);
-        let known = stood_on
+        let (inode, datapath) = datapath_of(&namespace);
+        let known = earlier
             .iter()
             .any(|(_, known)| Arc::ptr_eq(known, &datapath));
         assert!(!known, "the datapath of another, with the inode {inode}");
-        let has_been = stood_on.iter().any(|(before, _)| *before == inode);
-        stood_on.push((inode, datapath));
+        let has_been = earlier.iter().any(|(before, _)| *before == inode);
+        earlier.push((inode, datapath));
         has_been
     });
 }

@@ -1,4 +1,4 @@
-//! The steps of a change-over, and who is told of them.
+//! Hooks at the steps of a change-over.
 
 use std::cell::RefCell;
 use std::sync::mpsc;
@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use super::PATIENCE;
 use crate::{EventLoop, Splicer};
 
-/// All that `reached` is told.
+/// All steps.
 pub(super) const STEPS: [&str; 7] = [
     "watching",
     "translatable",
@@ -23,20 +23,20 @@ thread_local! {
     static TOLD: RefCell<Option<Told>> = const { RefCell::new(None) };
 }
 
-/// Has `told` hear of every step of the pairs of this splicer's loop, which is its only one.
+/// Calls `told` at every step of the pairs of this splicer, which has one loop.
 pub(super) fn watch(splicer: &Splicer, told: impl FnMut(&str) + Send + 'static) {
     let watch = move |_: &mut EventLoop| TOLD.set(Some(Box::new(told)));
     splicer.remote().run(watch).expect("a loop");
 }
 
-/// Has the loop stand still at steps of a change-over.
+/// Halts the loop at steps of a change-over.
 pub(super) struct Halt {
     reached: mpsc::Receiver<()>,
     may_go_on: mpsc::Sender<()>,
 }
 
 impl Halt {
-    /// Once at each of these, which come in this order.
+    /// Halts once at each of these steps, in this order.
     pub(super) fn at<const STEPS: usize>(splicer: &Splicer, steps: [&'static str; STEPS]) -> Self {
         let (told, reached) = mpsc::channel();
         let (may_go_on, awaited) = mpsc::channel();

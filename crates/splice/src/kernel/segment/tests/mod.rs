@@ -1,7 +1,8 @@
-//! Change-overs in namespaces of their own.
+//! Tests of the engine, in network namespaces of their own.
 
-mod bad_path;
+mod bypass;
 mod change_over;
+mod checksum_complete;
 mod coexistence;
 mod congestion;
 mod connected;
@@ -9,29 +10,28 @@ mod cost;
 mod counters;
 mod counts;
 mod crash;
-mod damaged;
+mod damaged_segments;
 mod device;
-mod ends;
-mod fences;
-mod forgery;
+mod forged_segments;
+mod full_table;
 pub(super) mod halt;
-mod life;
-mod on_this_host;
-mod own_word;
-mod proof;
+mod lifetime;
+mod lossy_path;
+mod memory_barriers;
+mod pair_ends;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/random.rs"]
 mod random;
-mod refusal;
-mod room;
-mod size;
-mod summed_up;
+mod refused_pairs;
+mod same_host;
+mod segment_size;
+mod sequence_wrap;
+mod simultaneous;
+mod socket_segments;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/system_calls.rs"]
 mod system_calls;
-mod turns;
 mod window_scale;
-mod wrap;
 mod zero_window;
 
 use std::hash::{DefaultHasher, Hasher};
@@ -44,17 +44,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use connected::{
-    Connected, Joined, by_name, by_volume, connect_in, ended, ground_in, listen, listen_in, moved,
-    sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
+    Connected, Joined, by_name, by_volume, connect_in, datapath_in, ended, listen, listen_in,
+    moved, sockets_across, spliced, spliced_across, spliced_lab, splicer_in, tuple, wait_for_sleep,
     why_refused,
 };
 use counters::{changes, count, counters_across, counters_in};
-// It has room for a last acknowledgement that gets lost four times on a bad path (6 s), and for what
-// wakes a pair once (`SLEEPING_PAUSE`, 20 s).
+// Long enough for a last acknowledgement that a lossy path loses four times (6 s), and for the look at a
+// sleeping pair (`SLEEPING_PAUSE`, 20 s).
+use bypass::{Proof, Witness};
 use halt::{Halt, watch};
 use netlab::PATIENCE;
 use netlab::{Lab, Namespace, Need, available};
-use proof::{Proof, Witness};
 use random::Random;
 
 use super::datapath::Datapath;
@@ -65,7 +65,7 @@ use splice_bpf::Plain;
 use splice_bpf::{AttachMode, DeviceLink, Traffic};
 use splice_bpf::{SharedArray, load};
 
-/// How many change-overs a test does; more in a hunt.
+/// How many change-overs a test does; SEGMENT_ROUNDS asks for more.
 fn rounds(few: usize) -> usize {
     std::env::var("SEGMENT_ROUNDS")
         .ok()
@@ -82,14 +82,14 @@ fn seed() -> u64 {
     seed
 }
 
-/// Writes pseudo-random bytes and the end of the stream; gives their hash.
+/// Writes pseudo-random bytes and the end of the stream; returns their hash.
 fn write_all(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
     let hash = write_some(stream, bytes, seed);
     stream.shutdown(Shutdown::Write).expect("shutdown");
     hash
 }
 
-/// Writes pseudo-random bytes; gives their hash.
+/// Writes pseudo-random bytes; returns their hash.
 fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
     let mut random = Random::seeded(seed);
     let mut hasher = DefaultHasher::new();
@@ -107,7 +107,7 @@ fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
     hasher.finish()
 }
 
-/// Reads what [`write_some`] has written; gives the hash.
+/// Reads what [`write_some`] has written; returns the hash.
 fn read_some(mut stream: &TcpStream, bytes: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut buffer = vec![0u8; 128 << 10];
@@ -121,7 +121,7 @@ fn read_some(mut stream: &TcpStream, bytes: usize) -> u64 {
     hasher.finish()
 }
 
-/// Reads to the end of the stream; gives length, hash, and the longest pause between two reads.
+/// Reads to the end of the stream; returns length, hash, and the longest pause between two reads.
 fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
     let mut buffer = vec![0u8; 128 << 10];
     let mut hasher = DefaultHasher::new();
@@ -144,8 +144,8 @@ fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
     }
 }
 
-/// As many bytes each way at once, and the end; with a `place` the pair changes over once so many have
-/// passed, and from then on they pass by the relay.
+/// Sends as many bytes each way at once, and the ends. With a `place` the pair changes over once that many
+/// have passed, and from then on bytes bypass the relay.
 fn both_ways(
     connected: Connected,
     splicer: &Splicer,
@@ -157,7 +157,7 @@ fn both_ways(
         segment_after: None,
         ..by_volume(u64::MAX)
     };
-    // Not before there is a witness.
+    // Not before the witness exists.
     let options = place.map_or(never, |place| by_volume(place.max(1)));
     prepare(splicer);
     let (client, server, handle) = connected.join(splicer, &options);
@@ -184,7 +184,7 @@ fn prepare(splicer: &Splicer) {
     });
 }
 
-/// What `work` gives, done on the splicer's loop, which is its only one.
+/// Runs `work` on the splicer's only loop; returns its result.
 fn on_loop<T: Send + 'static>(
     splicer: &Splicer,
     work: impl FnOnce(&mut EventLoop) -> T + Send + 'static,
@@ -207,7 +207,7 @@ fn devices_here() -> Vec<u32> {
         .collect()
 }
 
-/// As many bytes each way at once; the longest pause.
+/// Sends as many bytes each way at once; returns the longest pause.
 fn exchange(client: &TcpStream, server: &TcpStream, bytes: usize, seed: u64) -> Duration {
     thread::scope(|scope| {
         let up = scope.spawn(|| one_way(client, server, bytes, seed));
@@ -216,7 +216,7 @@ fn exchange(client: &TcpStream, server: &TcpStream, bytes: usize, seed: u64) -> 
     })
 }
 
-/// Bytes and the end of their stream; the longest pause.
+/// Sends bytes and the end of the stream; returns the longest pause.
 fn one_way(sender: &TcpStream, receiver: &TcpStream, bytes: usize, seed: u64) -> Duration {
     thread::scope(|scope| {
         let sent = scope.spawn(|| write_all(sender, bytes, seed));

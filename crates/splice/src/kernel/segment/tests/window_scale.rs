@@ -1,11 +1,11 @@
-//! Window scales: each end of each connection has announced its own.
+//! Window scales, of which each end of each connection announces its own.
 
 use socket2::{Domain, Socket, Type};
 
 use super::*;
 
-/// How a host comes to announce a scale (`tcp_select_initial_window`): by the largest buffer that
-/// tuning may reach, or by one that is set before the connection is made.
+/// What makes a host announce a scale (`tcp_select_initial_window`): the largest buffer that tuning may
+/// reach, or one that is set before the connection is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scale {
     scale: u8,
@@ -115,7 +115,7 @@ fn scales_differ_between_peers_and_relay() {
             let proof = Proof::begin(&lab, &splicer, &handle);
             let mut bytes = 2 * BYTES;
             if peers == NONE {
-                // Only what a window has room for is on its way while the reader pauses.
+                // While the reader pauses, only one window of bytes is under way.
                 read_with_pauses(&client, &server);
                 bytes += PIECES * PIECE;
             }

@@ -1,4 +1,4 @@
-//! Receivers that have no room, at the change-over and after it.
+//! Receivers with a closed window, at the change-over and after it.
 
 use std::os::fd::AsFd;
 
@@ -9,27 +9,26 @@ use super::*;
 
 const BYTES: usize = 1 << 20;
 
-/// So often a sender has to ask before the receiver reads, at 0.2, 0.6 and 1.4 s.
+/// How many window probes a sender makes before the receiver reads: after 0.2, 0.6 and 1.4 s.
 const QUESTIONS: u64 = 3;
 /// What a receiver of the scale [`NONE`] has no room for, in bytes.
 const MORE_THAN_NONE: u64 = 64 << 10;
 
-/// The sender asks for room, by a probe or by repeating what found none; the questions arrive, and
-/// so do the answers.
+/// Waits until window probes, or retransmissions of what found no room, have arrived, and their answers, too.
 fn wait_for_questions(sender: &Namespace, receiver: &Namespace) {
     let asked = || count(sender, &["TCPWinProbe", "RetransSegs"]);
     let heard = |namespace| count(namespace, &["InSegs"]);
     let counts = || [asked(), heard(receiver), heard(sender)];
     let start = counts();
-    netlab::until("questions and answers have arrived", || {
+    netlab::until("probes and answers have arrived", || {
         let both = counts().into_iter().zip(start);
         both.into_iter()
             .all(|(now, start)| now >= start + QUESTIONS)
     });
 }
 
-/// Writes to the peer of one of the relay's ends, until that has no room and has acknowledged all of
-/// it; tells how many bytes that took.
+/// Writes to the peer of one of the relay's ends until its window is closed and it has acknowledged
+/// everything. Returns how many bytes that took.
 fn fill(lab: &Lab, ends: [&Endpoint; 2], side: Side) -> usize {
     let room = || {
         let socket = &sockets_across(lab, ends)[side.index()];
@@ -51,7 +50,7 @@ fn fill(lab: &Lab, ends: [&Endpoint; 2], side: Side) -> usize {
     }
 }
 
-/// Takes what [`fill`] has sent.
+/// Reads what [`fill`] has sent.
 fn empty(mut reader: &TcpStream, bytes: usize) {
     let mut filled = vec![0; bytes];
     reader.read_exact(&mut filled).expect("read");
@@ -66,8 +65,8 @@ fn sender_and_receiver<T>(without_room: Side, client: T, server: T) -> (T, T) {
     }
 }
 
-/// Both ways past the sockets, to the end: first to the receiver without room, which reads only when it
-/// has been asked for some, and begins with what was `filled`.
+/// Sends both ways past the sockets, to the ends: first to the receiver with a closed window, which reads
+/// only after window probes, and begins with what was `filled`.
 fn write_against_no_room(
     lab: &Lab,
     splicer: &Splicer,
@@ -107,7 +106,7 @@ fn a_receiver_without_room_at_the_change_over() {
     }
 }
 
-/// The window closes behind the change-over.
+/// The window closes after the change-over.
 #[test]
 fn a_receiver_that_runs_out_of_room() {
     if !available(Need::Root) {
@@ -137,7 +136,7 @@ fn a_change_over_waits_for_a_receiver_without_room() {
         thread::scope(|scope| {
             let bytes = 8 * BYTES;
             let sent = scope.spawn(move || write_some(sender, bytes, seed()));
-            // The relay's socket asks by itself.
+            // The relay's socket sends window probes itself.
             wait_for_questions(lab.relay(), receiver_in);
             assert!(!sent.is_finished());
             let hash = read_some(receiver, bytes);
@@ -151,7 +150,7 @@ fn a_change_over_waits_for_a_receiver_without_room() {
     }
 }
 
-/// It may stay so for hours, and thousands of others with it.
+/// The window may stay closed for hours, and that of thousands of other pairs with it.
 #[test]
 fn a_change_over_that_waits_is_looked_at_seldom() {
     /// Every 64 ms, 200 such pairs cost a loop 4 % of its time (debug build).

@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 
 use super::{Opened, forge, missing};
 
-/// Writes until nothing more goes: tells how much.
+/// Writes until the socket takes no more; returns how many bytes.
 fn write_all_that_goes(peer: &TcpStream, at_most: u64) -> u64 {
     let (mut sent, mut last) = (0, Instant::now());
     peer.set_nonblocking(true).unwrap();
@@ -27,14 +27,14 @@ fn write_all_that_goes(peer: &TcpStream, at_most: u64) -> u64 {
     sent
 }
 
-/// TCP drops what lies behind the window. Noted as let in, it would make all that follows look like
-/// repetitions, which the gate lets in, however much is under way.
+/// TCP drops what lies beyond the window. If the gate noted it as let in, everything that follows would look
+/// like a retransmission, which the gate lets in however much is under way.
 #[test]
 fn a_segment_behind_the_window_does_not_open_the_gate() {
     if missing() || !available(Need::Netns) {
         return;
     }
-    /// What a target that nobody reads from may be brought.
+    /// The most that may be redirected to a target that nobody reads from.
     const BOUND: u64 = 8 << 20;
     let namespace = Namespace::new("forgery").unwrap();
     let ((peer, source), (target, _far)) =
@@ -60,7 +60,7 @@ fn a_segment_behind_the_window_does_not_open_the_gate() {
     assert!(opened.is_closed());
 }
 
-/// The bound that holds where the gate cannot close: what it refuses is sent again.
+/// The bound that holds where the gate cannot close: the sender retransmits what it refuses.
 #[test]
 fn nothing_new_comes_in_beyond_the_hard_bound() {
     if missing() {
@@ -71,7 +71,7 @@ fn nothing_new_comes_in_beyond_the_hard_bound() {
     let opened = Opened::new(&source, &target);
     let entry = opened.entry();
     let before = opened.let_in();
-    // As the program says it.
+    // As the program does.
     entry.over.store(1, Ordering::Release);
     peer.write_all(&[7; 100]).unwrap();
     until("it is refused", || {
@@ -83,8 +83,8 @@ fn nothing_new_comes_in_beyond_the_hard_bound() {
     assert_eq!(opened.redirected(), 100);
 }
 
-/// Rule 7: what is under way has its verdict first. A segment that waits for the one before it
-/// is under way.
+/// What is under way gets its verdict before the source leaves the map. A segment that waits for the one
+/// before it is under way.
 #[test]
 fn a_source_stays_in_its_map_while_something_is_under_way() {
     if missing() || !available(Need::Netns) {
@@ -103,13 +103,13 @@ fn a_source_stays_in_its_map_while_something_is_under_way() {
     until("it is noted", || opened.let_in() == ahead(1010));
     opened.ask_to_close();
     peer.write_all(&[7; 1000]).unwrap();
-    // Taken out beside the segment under way it would have kept all of them. The peer, which takes no
-    // acknowledgement of bytes that it has not sent, may have repeated its own by now, and that may
-    // have closed it.
+    // Had the source left the map beside the segment under way, it would have kept all of them. The peer
+    // ignores acknowledgements of bytes that it has not sent. It may have retransmitted its own by now, and
+    // that may have closed the gate.
     far.read_exact(&mut [0; 1010]).unwrap();
     assert_eq!(opened.redirected(), 1010);
-    // Nothing is under way now: the next one finds the source taken out, and waits in it. The peer
-    // does not know that its first ten bytes have come.
+    // Nothing is under way now: the next segment finds the gate closed, and waits in the source. The peer
+    // does not know that its first ten bytes have arrived.
     let mut behind = [0; 90];
     peer.write_all(&[7; 100]).unwrap();
     source.read_exact(&mut behind).unwrap();
@@ -117,7 +117,7 @@ fn a_source_stays_in_its_map_while_something_is_under_way() {
     assert_eq!((opened.redirected(), behind), (1010, [7; 90]));
 }
 
-/// Rule 7: a source that is taken out of its map in mid-stream loses nothing.
+/// A source that is taken out of its map in mid-stream loses nothing.
 #[test]
 fn a_live_source_is_taken_out_and_put_in_again_many_times() {
     if missing() {

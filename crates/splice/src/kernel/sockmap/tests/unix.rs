@@ -36,7 +36,7 @@ fn a_unix_target_loses_its_backlog_when_its_peer_half_closes() {
             assert!(opened.is_target_there());
             continue;
         }
-        // It says that it will write nothing more; it reads on.
+        // The peer half-closes, and goes on reading.
         far.shutdown(Shutdown::Write).unwrap();
         assert!(!opened.is_target_there());
         target.shutdown(Shutdown::Write).unwrap();
@@ -47,10 +47,10 @@ fn a_unix_target_loses_its_backlog_when_its_peer_half_closes() {
     }
 }
 
-/// Why a UNIX source is refused. What arrives brings about the verdict of one packet, the oldest
+/// Why a UNIX source is refused. Each arrival brings about the verdict of one packet, the oldest
 /// (`unix_stream_read_skb`), and nothing else does. So a packet that came between the last read and the
-/// insertion keeps everything behind it back by one, for good, and no filter stands in front of a UNIX
-/// stream that could keep it out, or take the source out of its map without loss.
+/// insertion delays everything after it by one packet, for good. No filter in front of a UNIX stream could
+/// keep it out, or take the source out of its map without loss.
 #[test]
 fn a_unix_source_lags_behind_by_what_waited_when_it_was_put_in() {
     if missing() {
@@ -60,7 +60,7 @@ fn a_unix_source_lags_behind_by_what_waited_when_it_was_put_in() {
         let (mut peer, source) = UnixStream::pair().unwrap();
         let (target, mut far) = connection();
         let shared = shared::found().unwrap();
-        // A UNIX packet belongs to its sender, and that is whom the program sees.
+        // A UNIX packet belongs to its sender, so the program sees the sender.
         let cookie = socket_cookie(&peer).unwrap();
         let index = shared.claim(EventLoop::new().unwrap().spawn(Box::new(Nobody)).into());
         let index = index.unwrap();

@@ -1,13 +1,13 @@
-//! Sequence numbers that come past 2^32.
+//! Sequence numbers that pass 2^32.
 
 use super::*;
 use splice_bpf::types::SegmentSocket;
 
-/// Bytes each way; every number that is asked for wraps on the way.
+/// Bytes each way; the chosen sequence number wraps on the way.
 const BYTES: u32 = 48 << 20;
 
-/// A connection over lo whose number, as `of` finds it at the relay's end, wraps within `BYTES`. The
-/// kernel chooses at random, so one in some ninety will do.
+/// A connection over lo whose sequence number, which `of` reads at the relay's end, wraps within `BYTES`. The
+/// kernel chooses it at random, so about one in ninety will do.
 fn wrapping(datapath: &Datapath, of: impl Fn(&SegmentSocket) -> u32) -> (TcpStream, Endpoint) {
     let (listener, address) = listen("127.0.0.1:0");
     loop {
@@ -19,7 +19,7 @@ fn wrapping(datapath: &Datapath, of: impl Fn(&SegmentSocket) -> u32) -> (TcpStre
         if (BYTES / 8..BYTES * 7 / 8).contains(&left) {
             return (near, far);
         }
-        // Else thousands would wait for late segments.
+        // Otherwise thousands would stay in TIME_WAIT.
         socket2::SockRef::from(&near)
             .set_linger(Some(Duration::ZERO))
             .expect("SO_LINGER");
@@ -34,10 +34,10 @@ fn sent(socket: &SegmentSocket) -> u32 {
     socket.write_seq
 }
 
-/// Either what a peer sends or what is sent to it, in its own numbering; the relay changes over
-/// before, behind and in the middle of it.
+/// The number of either what a peer sends or what is sent to it wraps. The relay changes over before, after
+/// and at the wrap.
 #[test]
-fn numbers_wrap_while_a_pair_is_translated() {
+fn sequence_numbers_wrap_while_a_pair_is_translated() {
     if !available(Need::Root) {
         return;
     }

@@ -1,14 +1,14 @@
-//! Packets that a device has summed up (CHECKSUM_COMPLETE); the sum has to go on with what they become.
+//! Packets whose checksum the device has computed (CHECKSUM_COMPLETE): the sum has to match what they become.
 
 use rustix::io::Errno;
 
-use super::forgery::forged;
+use super::forged_segments::forged;
 use super::*;
 
 const REDIRECT: i32 = 7;
 const ACK: u8 = 16;
 
-/// How many packets, each with another number.
+/// How many packets, each with its own sequence number.
 const PACKETS: u32 = 64;
 
 fn summed_up_packets_stay_so(connect: fn(&Lab) -> Connected) {
@@ -18,7 +18,7 @@ fn summed_up_packets_stay_so(connect: fn(&Lab) -> Connected) {
     let lab = Lab::new().expect("a lab");
     let splicer = splicer_in(lab.relay());
     let (client, server, _handle) = spliced(&lab, &splicer, connect(&lab));
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let device = devices(lab.relay())[0];
     let (from, to) = (client.local_addr(), client.peer_addr());
     let (from, to) = (from.expect("an address"), to.expect("an address"));

@@ -1,15 +1,15 @@
-//! That the bytes of a pair pass by its relay.
+//! Proof that a pair's bytes bypass its relay.
 
 use std::sync::Mutex;
 
 use super::system_calls::{CARRYING, SystemCalls};
 use super::*;
 
-/// How many of the bytes after a change-over must have been translated, in percent. Repetitions
-/// count as well, so that the relay has neither read nor written is what settles it.
+/// How many of the bytes after a change-over must have been translated, in percent. Retransmissions count,
+/// too; what settles it is that the relay has neither read nor written.
 const TRANSLATED_PERCENT: u64 = 99;
 
-/// What a pair moves after its change-over.
+/// Watches what a pair moves after its change-over.
 pub(super) struct Proof<'a> {
     handle: &'a Handle,
     datapath: Arc<Datapath>,
@@ -20,12 +20,12 @@ pub(super) struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    /// Begins once the pair is spliced and its sockets have had their last words. It is the only
-    /// one of the splicer's, which has one loop, that moves bytes from then on.
+    /// Begins once the pair is spliced and its sockets are silent. The splicer has one loop, and from then on
+    /// only this pair of it moves bytes.
     pub(super) fn begin(lab: &Lab, splicer: &Splicer, handle: &'a Handle) -> Self {
         netlab::until("the pair is taken", || handle.is_taken());
         wait_for_sleep(lab);
-        let datapath = ground_in(lab);
+        let datapath = datapath_in(lab);
         let mut calls = calls_of(splicer);
         Self {
             handle,
@@ -37,10 +37,10 @@ impl<'a> Proof<'a> {
         }
     }
 
-    /// So many bytes have gone both ways together since it began: past the sockets.
+    /// Asserts that this many bytes, both ways together, have bypassed the sockets since the beginning.
     pub(super) fn end(mut self, bytes: u64) {
         let moved = || self.handle.counters().total() - self.moved_bytes;
-        // The last may not have been acknowledged yet.
+        // The last bytes may not be acknowledged yet.
         netlab::until("all has arrived", || moved() >= bytes);
         assert_eq!(moved(), bytes);
         let translated = self.datapath.translated_bytes() - self.translated_bytes;
@@ -49,24 +49,24 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// The same of pairs that change over while bytes flow: what they move from then on.
+/// Watches pairs that change over while bytes flow, from then on.
 pub(super) struct Witness {
     calls: Arc<Mutex<SystemCalls>>,
     seen: Arc<Mutex<Option<Seen>>>,
 }
 
-/// How it stood when the last of the pairs was put to sleep.
+/// The counters at the moment when the last of the pairs was put to sleep.
 struct Seen {
     carried: Vec<u64>,
-    /// What the relay had moved of each, in bytes.
-    by_hand: Vec<u64>,
+    /// How many bytes of each pair user space had moved.
+    in_user_space: Vec<u64>,
 }
 
 impl Witness {
-    /// Before the first byte of pairs that change over by what they have moved. They are the only
-    /// ones of the splicer's, which has one loop, that move bytes from then on.
+    /// Begins before the first byte of pairs that change over by volume. The splicer has one loop, and only
+    /// these pairs of it move bytes.
     pub(super) fn of(splicer: &Splicer, handles: &[&Handle]) -> Self {
-        let by_hand: Vec<_> = handles
+        let in_user_space: Vec<_> = handles
             .iter()
             .map(|handle| handle.by_user_space())
             .collect();
@@ -77,29 +77,32 @@ impl Witness {
             if step == "asleep" {
                 *noted.lock().expect("no panic") = Some(Seen {
                     carried: carried_here(&counted),
-                    by_hand: by_hand.iter().map(|by_hand| by_hand()).collect(),
+                    in_user_space: in_user_space
+                        .iter()
+                        .map(|in_user_space| in_user_space())
+                        .collect(),
                 });
             }
         });
         Self { calls, seen }
     }
 
-    /// Until the pairs have changed over, where they have moved what that takes.
+    /// Waits until the pairs, which have moved enough bytes, have changed over.
     pub(super) fn wait_for_sleep(&self) {
         netlab::until("the sockets sleep", || {
             self.seen.lock().expect("no panic").is_some()
         });
     }
 
-    /// The pairs have ended with these outcomes, and the program has carried so much of each, in
-    /// bytes: all that the relay had not moved when it put the last of them to sleep.
+    /// Asserts, for pairs that have ended with these outcomes, that the program has carried all bytes that
+    /// the relay had not moved when it put the last of them to sleep.
     pub(super) fn end(self, ended: &[(&Outcome, u64)]) {
         let seen = self.seen.lock().expect("no panic").take();
         let seen = seen.unwrap_or_else(|| panic!("none was put to sleep: {ended:?}"));
         let mut past_sockets = 0;
         let mut translated = 0;
-        for ((outcome, carried), by_hand) in ended.iter().zip(&seen.by_hand) {
-            past_sockets += outcome.moved.total() - by_hand;
+        for ((outcome, carried), in_user_space) in ended.iter().zip(&seen.in_user_space) {
+            past_sockets += outcome.moved.total() - in_user_space;
             translated += carried;
         }
         expect_translated(translated, past_sockets);
@@ -118,7 +121,7 @@ fn expect_none_carried(before: &[u64], calls: &mut SystemCalls) {
     assert_eq!(carried(calls), before, "{CARRYING:?}, splice");
 }
 
-/// What the splicer's loop calls from now on.
+/// Counts the system calls of the splicer's loop from now on.
 pub(super) fn calls_of(splicer: &Splicer) -> SystemCalls {
     on_loop(splicer, |_| SystemCalls::of_this_thread())
 }

@@ -1,18 +1,18 @@
-//! What machines need whose CPUs may read in another order than a program says.
+//! The memory barriers that machines with weakly ordered CPUs need.
 
 use std::process::Command;
 
 use super::*;
 use splice_bpf::FORCE_FENCES;
 
-/// Nothing here can show that a fence is in the right place, since this machine may keep order by itself;
-/// but the programs load with them and do the same.
+/// This machine may be strongly ordered, so the test cannot show that a barrier is in the right place. It
+/// shows that the programs load with them and do the same.
 #[test]
 fn pairs_are_spliced_with_fences() {
     const TESTS: [&str; 4] = [
         "kernel::segment::tests::change_over::change_overs_at_random_places_over_lo",
-        "kernel::segment::tests::ends::one_half_ends_and_the_other_goes_on",
-        "kernel::segment::tests::on_this_host::relays_in_a_row",
+        "kernel::segment::tests::pair_ends::one_half_ends_and_the_other_goes_on",
+        "kernel::segment::tests::same_host::relays_in_a_row",
         "kernel::sockmap::tests::gate::a_live_source_is_taken_out_and_put_in_again_many_times",
     ];
     if !available(Need::Root) {

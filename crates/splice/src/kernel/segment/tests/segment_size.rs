@@ -1,9 +1,9 @@
-//! Segments that are larger than what the other side takes.
+//! Segments that are too large for the other side.
 
 use super::*;
 use crate::SegmentSize;
 
-/// Frames of these sizes between client and relay, and between relay and server.
+/// MTUs between client and relay, and between relay and server.
 pub(super) fn lab_with_mtu(near: u32, far: u32) -> Lab {
     let lab = Lab::new().expect("a lab");
     for (namespace, device, mtu) in [
@@ -18,11 +18,11 @@ pub(super) fn lab_with_mtu(near: u32, far: u32) -> Lab {
 }
 
 #[test]
-fn larger_frames_are_refused_in_words() {
+fn larger_frames_are_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
-    // The second differs by less than timestamps take.
+    // The second pair of MTUs differs by less than the timestamp option's length.
     for (near, far) in [(9000, 1500), (1500, 1490)] {
         let lab = lab_with_mtu(near, far);
         let splicer = splicer_in(lab.relay());

@@ -26,7 +26,7 @@ fn a_server_on_this_host() {
             let b = lab.relay().enter(|| {
                 let domain = socket2::Domain::for_address(back_address);
                 let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
-                // What lo's MTU would allow does not fit the way to the client.
+                // Segments of lo's MTU do not fit on the path to the client.
                 let fits = crate::SegmentSize::taken_by_peer(&a).expect("TCP_INFO");
                 fits.announce_on(&socket).expect("TCP_MAXSEG");
                 socket.connect(&back_address.into())?;
@@ -80,7 +80,7 @@ fn relays_in_a_row() {
                     assert_eq!(moved(&outcome), [bytes as u64; 2]);
                     outcome
                 });
-                // One that is quick may be over before the other has come far enough.
+                // A fast pair may be over before the other has moved enough.
                 let are_spliced = outcomes
                     .iter()
                     .all(|outcome| outcome.engine == EngineName::Segment);
@@ -95,7 +95,7 @@ fn relays_in_a_row() {
         .expect("entered");
 }
 
-/// More than the program takes in one go (`MAX_HOPS`).
+/// More relays than the program follows at once (`MAX_HOPS`).
 #[test]
 fn many_relays_in_a_row() {
     const RELAYS: usize = 9;

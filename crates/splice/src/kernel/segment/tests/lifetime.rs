@@ -1,16 +1,16 @@
-//! Spliced pairs: silence, ends, what is left behind.
+//! The life of spliced pairs: idle, ended, and what they leave behind.
 
 use super::*;
 
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 
-use super::proof::{calls_of, expect_translated};
+use super::bypass::{calls_of, expect_translated};
 use splice_base::socket_option::{self, Repair};
 use splice_bpf::clock::{self, now_ns};
 use splice_bpf::types::segment_state as state;
 
-/// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment_translate.h).
+/// Longer than the lead of the timestamp clock (`LEAD_NS` in bpf/segment_translate.h).
 pub(super) const LONG_OVERLAP: Duration = Duration::from_millis(400);
 
 #[test]
@@ -26,20 +26,20 @@ fn idle_pairs_are_reset_at_both_ends() {
     }
 }
 
-/// The program's clock is that of the machine; this process's may be another.
+/// The program reads the machine's clock; this process may be in another time namespace.
 #[test]
 fn a_process_with_a_clock_of_its_own_knows_when_a_pair_moved() {
     if !available(Need::Root) {
         return;
     }
-    clock::a_day_ahead("kernel::segment::tests::life::moved_just_now");
+    clock::a_day_ahead("kernel::segment::tests::lifetime::moved_just_now");
 }
 
 #[test]
 #[ignore = "a process that another test starts"]
 fn moved_just_now() {
     let (lab, _splicer, _pair) = spliced_lab();
-    let moved_ns = ground_in(&lab).flow(0).moved_ns.load(Relaxed);
+    let moved_ns = datapath_in(&lab).flow(0).moved_ns.load(Relaxed);
     let since = Duration::from_nanos(now_ns().abs_diff(moved_ns));
     assert!(since < PATIENCE, "{since:?}");
 }
@@ -81,7 +81,7 @@ fn many_short_connections_over_few_ports() {
     let splicer = splicer_in(lab.relay());
     let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
     let (back, back_address) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
-    // The first pair makes the program stand where the others are seen from the start.
+    // The first pair attaches the program, so it sees the others from their handshakes on.
     let _first = spliced_across(&lab, &splicer);
     let mut calls = calls_of(&splicer);
     let handles = Mutex::new(Vec::new());
@@ -91,8 +91,8 @@ fn many_short_connections_over_few_ports() {
                 let (mut stream, _) = back.accept().expect("accept");
                 let mut buffer = [0; 8];
                 stream.read_exact(&mut buffer).expect("read");
-                // Every other answer is sure to come behind the change-over's beginning, and a stream of
-                // which nothing is under way goes past the sockets from then on.
+                // Every other answer is sent only after the change-over has begun. From then on an empty
+                // stream bypasses the sockets.
                 netlab::until("the pair changes over", || {
                     let handles: MutexGuard<'_, Vec<Handle>> = handles.lock().expect("whole");
                     number % 2 == 1 || handles.get(number).is_some_and(Handle::is_taken)
@@ -132,7 +132,7 @@ fn many_short_connections_over_few_ports() {
             assert!(number % 2 == 1 || forwarded >= 8, "{number}: {forwarded}");
             translated += forwarded;
         }
-        // By hand goes what comes before its pair has begun to change over.
+        // User space moves what comes before its pair begins to change over.
         let [reads, writes] = ["recvfrom", "sendto"].map(|name| calls.begun(name));
         let most = connections as u64 * 3 / 2;
         assert!(writes <= most, "{writes} writes, {reads} reads");
@@ -140,10 +140,10 @@ fn many_short_connections_over_few_ports() {
     });
 }
 
-/// A segment that the program had let pass reaches its socket when that sleeps already. The change-over
-/// has taken long before, so the clock of what goes past the sockets is behind theirs by as much. That the
-/// program lets one pass is done by hand, and meanwhile the loop stands still: what a pair does on its
-/// own while its flow is in a state that user space has not put it in proves nothing.
+/// A segment that the program had let pass reaches its socket when that already sleeps. The change-over has
+/// taken long before, so the timestamps of translated segments are behind the sockets' by as much. The test
+/// itself lets the segment pass, and halts the loop meanwhile: what a pair does in a flow state that user
+/// space has not set proves nothing.
 #[test]
 fn what_reaches_a_sleeping_socket_is_delivered() {
     if !available(Need::Root) {
@@ -154,27 +154,27 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     let connected = Connected::across(&lab);
     let near = connected.a.as_fd().try_clone_to_owned();
     let near = near.expect("a second descriptor");
-    // Each of the two sockets is put to sleep.
+    // One halt for each of the two sockets.
     let halt = Halt::at(&splicer, ["settled", "asleep", "asleep"]);
     let (client, server, handle) = connected.join(&splicer, &by_name());
     for stream in [&client, &server] {
         let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).expect("a timeout");
     }
-    // An answer would be acknowledged with what follows, and the socket has not sent it.
+    // An answer would be acknowledged together with what follows, and the socket has not sent it.
     (&client).write_all(b"hello").expect("write");
     halt.wait();
     let mut hello = [0; 5];
     (&server).read_exact(&mut hello).expect("read");
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let from_client = &datapath.flow(0).side[0];
-    let bare_word = || {
+    let pure_ack = || {
         let repair = |state| socket_option::repair(&client, state).expect("TCP_REPAIR");
         repair(Repair::On);
         repair(Repair::OffWithProbe);
     };
-    bare_word();
-    netlab::until("the clock stands", || {
+    pure_ack();
+    netlab::until("the timestamp clock is stopped", || {
         from_client.stamp_floor.load(Relaxed) != 0
     });
     thread::sleep(LONG_OVERLAP);
@@ -184,8 +184,8 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     }
     let state = &datapath.flow(0).state;
     assert_eq!(state.load(Relaxed), state::SPLICED);
-    bare_word();
-    netlab::until("the clock goes on", || {
+    pure_ack();
+    netlab::until("the timestamp clock advances", || {
         from_client.stamp_delta.load(Relaxed) != 0
     });
     let stood = from_client.stamp_floor.load(Relaxed);
@@ -202,7 +202,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     let mut late = [0; 5];
     (&server).read_exact(&mut late).expect("read");
     assert_eq!(&late, b"late!");
-    // The bare word, like a repetition, was stamped with a clock that had gone on, and is not noted.
+    // The pure ACK, like a retransmission, had a timestamp of the advancing clock, which is not noted.
     let stands = from_client.stamp_floor.load(Relaxed);
     assert!(
         stands.wrapping_sub(stood).cast_signed() > 0,
@@ -211,15 +211,15 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     for _ in 0..100 {
         ping(&client, &server);
     }
-    // At the client the answer to what came late may be, which here was given while all were watched.
+    // The client may get the answer to the late segment, which was sent here while the flow was watched.
     assert_eq!(count(lab.server(), &["PAWSEstab"]), 0);
     drop((client, server));
     assert_eq!(moved(&ended(&handle)), [5 * 102, 5 * 100]);
 }
 
-/// A process that is being started has a duplicate of every descriptor until its exec.
+/// A process that is being started holds duplicates of all descriptors until its exec.
 #[test]
-fn a_duplicate_does_not_hold_a_reset_back() {
+fn a_duplicated_descriptor_does_not_delay_a_reset() {
     if !available(Need::Root) {
         return;
     }
@@ -230,7 +230,7 @@ fn a_duplicate_does_not_hold_a_reset_back() {
     let near = near.expect("a second descriptor");
     let (client, server, handle) = connected.join(&splicer, &by_name());
     ping(&client, &server);
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     netlab::until("the pair is spliced", || {
         datapath.flow(0).state.load(Relaxed) == state::SPLICED
     });
@@ -244,14 +244,14 @@ fn a_duplicate_does_not_hold_a_reset_back() {
     drop(near);
 }
 
-/// The program is gone for a while: the flow stalls, and goes on when it is back.
+/// The flow stalls while the program is detached, and goes on when it is back.
 #[test]
 fn a_flow_outlives_a_detached_program() {
     if !available(Need::Root) {
         return;
     }
     let (lab, splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let proof = Proof::begin(&lab, &splicer, &handle);
     let bytes = 32 << 20;
     thread::scope(|scope| {
@@ -276,14 +276,14 @@ fn a_flow_outlives_a_detached_program() {
     proof.end(2 * bytes as u64);
 }
 
-/// Nothing stays: neither entries nor the program.
+/// Neither entries nor the program stay.
 #[test]
-fn what_lingers_goes() {
+fn a_flow_in_time_wait_is_freed() {
     if !available(Need::Root) {
         return;
     }
     let (lab, splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     assert_eq!(datapath.entries(), 2);
     drop((client, server));
     assert_eq!(handle.wait().reason, Reason::EndOfStream);
@@ -316,7 +316,7 @@ fn connection_tracking_forgets_spliced_connections() {
         "add rule ip t in ct state established accept",
     );
     let splicer = splicer_in(lab.relay());
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let (client, server, handle) = spliced_across(&lab, &splicer);
     let tuples = datapath.tuples();
     let tracked = || {
@@ -327,8 +327,8 @@ fn connection_tracking_forgets_spliced_connections() {
             .expect("run")
     };
     assert_eq!(tracked(), 2);
-    // A look makes it forget; the next segment of a connection whose sockets are awake would bring
-    // it back, and these sleep.
+    // A look removes the entry. The next segment of a connection whose sockets are awake would bring it back,
+    // but these sleep.
     ping(&client, &server);
     assert_eq!(tracked(), 0);
     drop((client, server));

@@ -1,10 +1,10 @@
-//! Segments that a path has damaged. What the program makes of one in OVERLAP must be as wrong as it came:
-//! a payload that is taken off leaves an acknowledgement which nobody has verified yet.
+//! Segments that were damaged on their path. In OVERLAP the program removes a payload and keeps the
+//! acknowledgement, which nobody has verified yet. So the result must have a wrong checksum, too.
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::forgery::forged;
-use super::size::lab_with_mtu;
+use super::forged_segments::forged;
+use super::segment_size::lab_with_mtu;
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
@@ -16,43 +16,43 @@ const TCP_HEADER_BYTES: usize = 20;
 /// On the wire; `LARGE` has to fit, with the longest headers.
 const FRAME_BYTES: u32 = 9100;
 const LARGE: usize = 9000;
-/// Odd and even ones, and the ends of what the program sums up at a time (512).
+/// Odd and even lengths, and those around the 512 bytes that the program sums at a time.
 const LENGTHS: [usize; 11] = [1, 2, 3, 511, 512, 513, 1023, 1448, 4095, 8999, LARGE];
 /// A test run takes no more than a page.
 const LARGEST_FED: usize = 1448;
 
-/// The relay's, towards the client; a locally administered one.
+/// The relay's address towards the client, a locally administered one.
 const HARDWARE_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 const NO_OPTIONS: &[u8] = &[];
-/// Two stamps; with the second order the program takes its longer way.
-const STAMPED: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
-const STAMPED_FIRST: &[u8] = &[8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 1];
+/// The timestamp option. With the second order the program takes its longer path.
+const TIMESTAMP: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
+const TIMESTAMP_FIRST: &[u8] = &[8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 1];
 
-/// Over which version of IP.
+/// The IP version.
 type Connect = fn(&Lab) -> Connected;
 
-/// Whose copy loses its payload.
+/// Which copy loses its payload.
 #[derive(Clone, Copy, Debug)]
 enum Copied {
-    /// What the client acknowledges goes past the relay's socket, what it sends does not.
+    /// The client's acknowledgements bypass the relay's socket; what it sends does not.
     ToServer,
     /// The other way round.
     ToSocket,
 }
 
-/// How it comes in.
+/// How the checksum of an arriving packet was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
-    /// Nobody has looked at its checksum (CHECKSUM_NONE).
+    /// Not at all (CHECKSUM_NONE).
     Unseen,
-    /// The device has found it right, where it is (CHECKSUM_UNNECESSARY).
+    /// The device has verified a right one (CHECKSUM_UNNECESSARY).
     Verified,
-    /// The device has summed up the whole packet (CHECKSUM_COMPLETE).
+    /// The device has summed the whole packet (CHECKSUM_COMPLETE).
     SummedUp,
 }
 
-/// A pair that has been made to stand in the middle of OVERLAP, and those who see what comes out.
+/// A pair that is held in OVERLAP, and the sockets that see what comes out.
 struct Scene {
     lab: Lab,
     _splicer: Splicer,
@@ -81,7 +81,7 @@ impl Scene {
         }
         let splicer = splicer_in(lab.relay());
         let (client, server, handle) = spliced(&lab, &splicer, connect(&lab));
-        let datapath = ground_in(&lab);
+        let datapath = datapath_in(&lab);
         let client_ends = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
         let server_ends = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
         let (receiver_in, receiver_ends) = match copied {
@@ -121,20 +121,19 @@ impl Scene {
         [self.client.local_addr(), self.client.peer_addr()].map(|end| end.expect("an end"))
     }
 
-    /// Something that the client has sent before, as it could come once more; damaged, it acknowledges
-    /// one byte less. `number` tells it from others.
+    /// A retransmission by the client. A damaged one acknowledges one byte less. `number` identifies it.
     fn segment(&self, number: u16, options: &[u8], length: usize, damaged: bool) -> Vec<u8> {
         let [from, to] = self.client_ends();
         let side = &self.datapath.flow(0).side[0];
         let seq = side.high_seq().wrapping_sub(length as u32);
         let packet = forged(from, to, seq, ACK | PSH);
         let mut segment = packet[packet.len() - TCP_HEADER_BYTES..].to_vec();
-        // With all acknowledged, the other stream would go past its socket from here on.
+        // If everything were acknowledged, the other stream would bypass its socket from here on.
         let ack = side.high_ack.load(Relaxed).wrapping_sub(1);
         segment[8..12].copy_from_slice(&ack.to_be_bytes());
         segment[12] = ((TCP_HEADER_BYTES + options.len()) as u8 / 4) << 4;
         segment[14..16].copy_from_slice(&[0xff; 2]);
-        // The urgent pointer: without its flag it says nothing, and nobody touches it.
+        // The urgent pointer, which means nothing without its flag, and which nobody changes.
         segment[18..20].copy_from_slice(&number.to_be_bytes());
         segment.extend(options);
         segment.extend((0..length).map(|place| (place * 7 + usize::from(number)) as u8 | 1));
@@ -146,7 +145,7 @@ impl Scene {
         segment
     }
 
-    /// Has it come in from the client.
+    /// Delivers it as if from the client.
     fn send(&self, segment: &[u8], arrival: Arrival) {
         if arrival == Arrival::SummedUp {
             self.feed_summed_up(segment);
@@ -158,12 +157,12 @@ impl Scene {
         assert_eq!(sent.expect("send"), segment.len());
     }
 
-    /// Has the program see it as if the device had summed it up; what was made of it.
+    /// Runs the program on it as if the device had summed it; returns the result.
     fn feed_summed_up(&self, segment: &[u8]) -> (i32, Vec<u8>) {
         let [from, to] = self.client_ends();
         let mut packet = forged(from, to, 0, 0);
         packet.truncate(packet.len() - TCP_HEADER_BYTES);
-        // Else the copy would be taken for another host's.
+        // Otherwise the copy would count as another host's.
         packet[..6].copy_from_slice(&HARDWARE_ADDRESS);
         let length = if from.is_ipv4() { 16..18 } else { 18..20 };
         let counted = segment.len() + if from.is_ipv4() { 20 } else { 0 };
@@ -184,8 +183,8 @@ impl Scene {
         (verdict, became[header..].to_vec())
     }
 
-    /// The next segment without payload that the copy's receiver is shown.
-    fn bare(&self) -> Vec<u8> {
+    /// The next pure ACK that the copy's receiver sees.
+    fn pure_ack(&self) -> Vec<u8> {
         let mut buffer = vec![0; 1 << 17];
         loop {
             let length = netlab::uninterrupted(|| (&self.receiver).read(&mut buffer));
@@ -241,14 +240,14 @@ fn folded(sum: u32) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-fn what_was_wrong_stays_wrong(connect: Connect, arrival: Arrival) {
+fn wrong_checksums_stay_wrong(connect: Connect, arrival: Arrival) {
     if !available(Need::Root) {
         return;
     }
     for copied in [Copied::ToServer, Copied::ToSocket] {
         let scene = Scene::new(connect, copied, arrival);
         let mut number = 0;
-        for options in [NO_OPTIONS, STAMPED, STAMPED_FIRST] {
+        for options in [NO_OPTIONS, TIMESTAMP, TIMESTAMP_FIRST] {
             for length in LENGTHS {
                 if arrival == Arrival::SummedUp && length > LARGEST_FED {
                     continue;
@@ -259,10 +258,10 @@ fn what_was_wrong_stays_wrong(connect: Connect, arrival: Arrival) {
                     scene.send(&segment, arrival);
                     let asked = format!("{length} bytes behind {options:?}, {:?}", scene.copied);
                     eprintln!("{asked}");
-                    let mut left = scene.bare();
-                    // What the connection says by itself has no number: an acknowledgement comes late.
+                    let mut left = scene.pure_ack();
+                    // The connection's own segments have no number: an acknowledgement comes late.
                     while left[18..20] != number.to_be_bytes() {
-                        left = scene.bare();
+                        left = scene.pure_ack();
                     }
                     assert_eq!(left[13], ACK, "{asked}");
                     assert_eq!(scene.is_right(&left), !damaged, "{asked}: {left:?}");
@@ -274,12 +273,12 @@ fn what_was_wrong_stays_wrong(connect: Connect, arrival: Arrival) {
 
 #[test]
 fn over_ipv4() {
-    what_was_wrong_stays_wrong(Connected::across, Arrival::Unseen);
+    wrong_checksums_stay_wrong(Connected::across, Arrival::Unseen);
 }
 
 #[test]
 fn over_ipv6() {
-    what_was_wrong_stays_wrong(Connected::across_v6, Arrival::Unseen);
+    wrong_checksums_stay_wrong(Connected::across_v6, Arrival::Unseen);
 }
 
 fn has_ethtool() -> bool {
@@ -290,33 +289,33 @@ fn has_ethtool() -> bool {
     )
 }
 
-/// GRO looks at what it might merge.
+/// GRO verifies what it might merge.
 #[test]
-fn verified_by_the_device_over_ipv4() {
+fn checksum_unnecessary_over_ipv4() {
     if has_ethtool() {
-        what_was_wrong_stays_wrong(Connected::across, Arrival::Verified);
+        wrong_checksums_stay_wrong(Connected::across, Arrival::Verified);
     }
 }
 
 #[test]
-fn verified_by_the_device_over_ipv6() {
+fn checksum_unnecessary_over_ipv6() {
     if has_ethtool() {
-        what_was_wrong_stays_wrong(Connected::across_v6, Arrival::Verified);
+        wrong_checksums_stay_wrong(Connected::across_v6, Arrival::Verified);
     }
 }
 
 #[test]
-fn summed_up_by_the_device_over_ipv4() {
-    what_was_wrong_stays_wrong(Connected::across, Arrival::SummedUp);
+fn checksum_complete_over_ipv4() {
+    wrong_checksums_stay_wrong(Connected::across, Arrival::SummedUp);
 }
 
 #[test]
-fn summed_up_by_the_device_over_ipv6() {
-    what_was_wrong_stays_wrong(Connected::across_v6, Arrival::SummedUp);
+fn checksum_complete_over_ipv6() {
+    wrong_checksums_stay_wrong(Connected::across_v6, Arrival::SummedUp);
 }
 
-/// An acknowledgement that goes to the socket as it is, but for its numbers: the sum follows.
-fn summed_up_and_bare(connect: Connect) {
+/// A pure ACK that goes to the socket with changed sequence numbers: the sum changes with them.
+fn checksum_complete_on_pure_acks(connect: Connect) {
     const NEXT: i32 = -1;
     if !available(Need::Root) {
         return;
@@ -324,7 +323,7 @@ fn summed_up_and_bare(connect: Connect) {
     let scene = Scene::new(connect, Copied::ToSocket, Arrival::SummedUp);
     for number in 0..64 {
         for damaged in [false, true] {
-            let segment = scene.segment(number, STAMPED, 0, damaged);
+            let segment = scene.segment(number, TIMESTAMP, 0, damaged);
             let (verdict, became) = scene.feed_summed_up(&segment);
             assert_eq!(verdict, NEXT);
             assert_ne!(became, segment, "it was not for the socket");
@@ -334,16 +333,16 @@ fn summed_up_and_bare(connect: Connect) {
 }
 
 #[test]
-fn summed_up_and_bare_over_ipv4() {
-    summed_up_and_bare(Connected::across);
+fn checksum_complete_on_pure_acks_over_ipv4() {
+    checksum_complete_on_pure_acks(Connected::across);
 }
 
 #[test]
-fn summed_up_and_bare_over_ipv6() {
-    summed_up_and_bare(Connected::across_v6);
+fn checksum_complete_on_pure_acks_over_ipv6() {
+    checksum_complete_on_pure_acks(Connected::across_v6);
 }
 
-/// A checksum that a sender on this host has left to a device (CHECKSUM_PARTIAL) is the sum of the
+/// A checksum that a sender on this host has left to the device (CHECKSUM_PARTIAL) is the sum of the
 /// pseudo-header alone.
 fn what_is_to_be_computed_stays_so(connect: Connect) {
     if !available(Need::Root) {
@@ -355,7 +354,7 @@ fn what_is_to_be_computed_stays_so(connect: Connect) {
         let scene = Scene::new(connect, copied, Arrival::Unseen);
         let sent = (&scene.client).write(&vec![1; length]).expect("write");
         assert_eq!(sent, length);
-        let left = scene.bare();
+        let left = scene.pure_ack();
         let [from, to] = scene.receiver_ends.map(|end| end.ip());
         let carried = u16::from_be_bytes([left[16], left[17]]);
         let expected = folded(pseudo(from, to, left.len()));
@@ -372,11 +371,11 @@ fn what_is_to_be_computed_stays_so(connect: Connect) {
 }
 
 #[test]
-fn still_to_be_computed_over_ipv4() {
+fn checksum_partial_over_ipv4() {
     what_is_to_be_computed_stays_so(Connected::across);
 }
 
 #[test]
-fn still_to_be_computed_over_ipv6() {
+fn checksum_partial_over_ipv6() {
     what_is_to_be_computed_stays_so(Connected::across_v6);
 }

@@ -1,4 +1,4 @@
-//! Paths that lose, double and reorder.
+//! Paths that lose, duplicate and reorder segments.
 
 use super::*;
 
@@ -66,8 +66,8 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
     let splicer = splicer_in(lab.relay());
     let mut random = Random::seeded(seed());
     let before = counters_across(&lab);
-    // A segment that comes late or twice to a socket which has closed by then is answered with a
-    // reset, relay or not; both streams were complete before.
+    // A closed socket answers a late or duplicate segment with a reset, with or without a relay. Both streams
+    // were complete before.
     let connected = Connected::across(&lab);
     let (outcome, forwarded, pause) =
         both_ways(connected, &splicer, Some(place), bytes, random.next());

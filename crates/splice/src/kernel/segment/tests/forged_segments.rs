@@ -6,14 +6,14 @@ use super::*;
 use crate::kernel::segment::eligibility::promised;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
-/// Packets of every kind, through the program: it neither fails nor touches what is not its own.
+/// Packets of every kind: the program neither fails nor touches what is not its own.
 #[test]
 fn the_parser_survives_anything() {
     if !available(Need::Root) {
         return;
     }
     let (lab, _splicer, (client, server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let tuple = datapath.tuples().first().copied().expect("a tuple");
     let mut random = Random::seeded(seed());
     lab.relay()
@@ -45,12 +45,12 @@ fn the_parser_survives_anything() {
                         bytes[34..36].copy_from_slice(&tuple.source_port);
                         bytes[36..38].copy_from_slice(&tuple.destination_port);
                     }
-                    // Neither SYN, FIN nor RST at the right place can be made by chance.
+                    // Chance does not make a SYN, FIN or RST at the right place.
                 }
                 if random.below(4) == 0 {
                     length = 14 + (random.below(60)) as usize;
                 }
-                // A refusal of the kernel to run so short a packet is as good.
+                // The kernel may refuse to run so short a packet, which is as good.
                 let _ = datapath.feed(&packet.0[..length]);
             }
         })
@@ -62,7 +62,7 @@ fn the_parser_survives_anything() {
 
 struct Packet([u8; 128]);
 
-/// A segment with only a TCP header, as bytes on the wire of Ethernet.
+/// An Ethernet frame with a segment that has only a TCP header.
 pub(super) fn forged(from: SocketAddr, to: SocketAddr, seq: u32, flags: u8) -> Vec<u8> {
     let mut packet = vec![0u8; 14];
     match (from, to) {
@@ -95,7 +95,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// A word from a peer about itself, without payload.
+/// A forged segment without payload.
 fn claim(from: SocketAddr, to: SocketAddr, [seq, ack]: [u32; 2], flags: u8) -> Vec<u8> {
     let mut packet = forged(from, to, seq, flags);
     let header = packet.len() - 20;
@@ -104,19 +104,20 @@ fn claim(from: SocketAddr, to: SocketAddr, [seq, ack]: [u32; 2], flags: u8) -> V
     packet
 }
 
-/// Where the other peer expects the next byte of side `from` of the only pair, in that side's numbering.
+/// The next byte that the other peer expects from side `from` of the only pair, in that side's sequence
+/// space.
 fn expected(datapath: &Datapath, from: usize) -> u32 {
     let other = &datapath.flow(0).side[1 - from];
     let ack_delta = other.ack_delta.load(Relaxed);
     other.high_ack.load(Relaxed).wrapping_add(ack_delta)
 }
 
-/// Whether this number makes a reset from side `from` one that its receiver would take.
+/// Whether the receiver would accept a reset from side `from` with this sequence number.
 fn hits(datapath: &Datapath, from: usize, seq: u32) -> bool {
     seq == datapath.flow(0).side[from].high_seq() || seq == expected(datapath, from)
 }
 
-/// A number that misses: any, or one in the last step of the window (`tcp_acceptable_seq`).
+/// A wrong sequence number: any, or one in the last step of the window (`tcp_acceptable_seq`).
 fn miss(datapath: &Datapath, from: usize, random: &mut Random) -> u32 {
     const LARGEST_STEP: u64 = 1 << 14;
     let flow = datapath.flow(0);
@@ -139,7 +140,7 @@ fn forged_resets_and_handshakes_end_nothing() {
         return;
     }
     let (lab, _splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let mut random = Random::seeded(seed());
     let devices = devices(lab.relay());
     let ends = [(&client, devices[0]), (&server, devices[1])].map(|(stream, device)| {
@@ -153,7 +154,7 @@ fn forged_resets_and_handshakes_end_nothing() {
                     let flags = [RST, RST | ACK, SYN, SYN | ACK][round % 4];
                     let seq = miss(&datapath, usize::from(from != ends[0].0), &mut random);
                     let packet = forged(from, to, seq, flags);
-                    // On the device that it would come in on, and on another one.
+                    // On the device on which it would come in, and on another one.
                     assert_eq!(datapath.feed_on(device, &packet), Ok(REDIRECT));
                     assert_eq!(datapath.feed_on(1, &packet), Ok(NEXT));
                 }
@@ -173,7 +174,7 @@ fn forged_resets_and_handshakes_end_nothing() {
     assert_eq!(outcome.reason, Reason::Reset(Side::A));
 }
 
-/// A sender that has come past the end of its window, since that has shrunk, sends its reset there
+/// A sender beyond the end of its window, which has shrunk, sends its reset at that end
 /// (`tcp_acceptable_seq`).
 #[test]
 fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
@@ -181,7 +182,7 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
         return;
     }
     let (lab, _splicer, (client, _server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let [from_client, from_server] = &flow.side;
     let senders_scale = from_client.window_left.load(Relaxed);
@@ -189,7 +190,7 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
     let [least, step] = [senders_scale, told_scale].map(|scale| 1u32 << scale);
     let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
     let device = devices(lab.relay())[0];
-    // Twice what it is told in, and a little.
+    // Two steps of the window's scale, and a little.
     let room = 2 * step + step / 2;
     let edge = from_server.high_ack.load(Relaxed).wrapping_add(room);
     from_server.edge.store(edge, Relaxed);
@@ -204,7 +205,7 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
         assert_eq!(fed.expect("entered"), Ok(REDIRECT));
         from_client.marks() & mark::RST != 0
     };
-    // Else it is the place of what it sends next.
+    // Otherwise its reset is at the next byte that it sends.
     has_sent(least - 1);
     assert!(!resets(told));
     has_sent(least);
@@ -216,20 +217,20 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
     assert_eq!(flow.state.load(Relaxed), state::LINGER);
 }
 
-/// What a segment is wrong about.
+/// What a forged segment lies about.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     Sent,
     Acknowledged,
 }
 
-/// What nobody has sent is never acknowledged, and a stream that waited for that would stay by the
-/// sockets, which promise no more room.
+/// Nobody acknowledges bytes that nobody has sent. A stream that waited for that would go by the sockets for
+/// ever, and these promise no more room.
 fn change_over_in_spite_of(lie: Lie, step: &'static str) {
     const BYTES: usize = 4 << 20;
     const FAR: u32 = 1 << 28;
     let (lab, splicer, _first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let connected = Connected::across(&lab);
     let tuples = [&connected.a, &connected.b].map(tuple);
     let near = connected.a.as_fd().try_clone_to_owned();
@@ -304,7 +305,7 @@ fn change_over_in_spite_of(lie: Lie, step: &'static str) {
 }
 
 #[test]
-fn a_forged_place_stops_no_change_over() {
+fn a_forged_sequence_number_stops_no_change_over() {
     if !available(Need::Root) {
         return;
     }
@@ -320,7 +321,7 @@ fn a_forged_place_stops_no_change_over() {
     }
 }
 
-/// One stream has ended, and ends of the other are forged while it goes on.
+/// One stream has ended. Ends of the other one are forged while it goes on.
 #[test]
 fn a_forged_end_ends_nothing() {
     const REST_BYTES: usize = 32 << 10;
@@ -328,7 +329,7 @@ fn a_forged_end_ends_nothing() {
         return;
     }
     let (lab, _splicer, (client, server, handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let [from_client, from_server] = &flow.side;
     client.shutdown(Shutdown::Write).expect("shutdown");
@@ -347,7 +348,7 @@ fn a_forged_end_ends_nothing() {
         let fed = lab.relay().enter(|| datapath.feed_on(device, &packet));
         assert_eq!(fed.expect("entered"), Ok(REDIRECT));
     };
-    // The endpoint would discard these for what they acknowledge (`tcp_ack`).
+    // The endpoint would discard these for their acknowledgement (`tcp_ack`).
     let mut random = Random::seeded(seed());
     for _ in 0..1000 {
         let ack = match random.below(4) {
@@ -359,7 +360,7 @@ fn a_forged_end_ends_nothing() {
         assert_eq!(from_server.high_seq(), place, "{ack}");
         assert_eq!(from_server.marks() & mark::FIN, 0, "{ack}");
     }
-    // This one might be true, until more comes.
+    // This one might be genuine, until more comes.
     end_at(99, acknowledged);
     assert_ne!(from_server.marks() & mark::FIN, 0);
     let rest = write_some(&server, REST_BYTES, seed());

@@ -1,12 +1,12 @@
-//! Where the table has no slot for one more flow.
+//! Flows when the table has no free slot.
 
-use super::forgery::forged;
+use super::forged_segments::forged;
 use super::*;
 use crate::kernel::segment::slots::LEAST_LINGER;
 
-/// At 5200 connections a second all slots would be kept by those that have ended in the last three seconds.
+/// At 5200 connections a second, the flows that ended in the last three seconds would keep all slots.
 #[test]
-fn a_pair_that_has_ended_makes_room_for_a_new_one() {
+fn an_ended_pair_gives_its_slot_to_a_new_one() {
     const NEXT: i32 = -1;
     const REDIRECT: i32 = 7;
     const SYN: u8 = 2;
@@ -14,7 +14,7 @@ fn a_pair_that_has_ended_makes_room_for_a_new_one() {
         return;
     }
     let (lab, splicer, _first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.keep_slots(1);
     let device = devices(lab.relay())[0];
     let verdict = |packet: &[u8]| {
@@ -25,7 +25,7 @@ fn a_pair_that_has_ended_makes_room_for_a_new_one() {
     for number in 0..3 {
         let (client, server, handle) = spliced_across(&lab, &splicer);
         if let Some(before) = before {
-            // What is late now is for the kernel.
+            // A late segment of the previous flow is now left to the kernel.
             assert_eq!(verdict(&before), NEXT);
         }
         let [from, to] = [client.local_addr(), client.peer_addr()].map(|end| end.expect("an end"));
@@ -42,14 +42,14 @@ fn a_pair_that_has_ended_makes_room_for_a_new_one() {
     }
 }
 
-/// What has not ended keeps its slot.
+/// A flow that has not ended keeps its slot.
 #[test]
-fn a_pair_without_a_slot_is_refused_in_words() {
+fn a_pair_without_a_slot_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
     let (lab, splicer, first) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     datapath.keep_slots(1);
     let second = spliced_across(&lab, &splicer);
     let (_client, _server, handle) = Connected::across(&lab).join(&splicer, &by_name());

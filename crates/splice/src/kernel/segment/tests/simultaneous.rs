@@ -1,4 +1,4 @@
-//! Pairs of one loop that want to change over at the same time.
+//! Pairs of one loop that are due to change over at the same time.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::super::datapath::Datapath;
 use super::{Connected, devices_here};
 use crate::{EngineChoice, EventLoop, Options};
 
-/// What one turn of a loop may begin with.
+/// How many pairs one turn of a loop may begin with.
 const MOST: usize = 10;
 
 #[test]
-fn a_turn_of_the_loop_begins_with_few_of_them() {
+fn one_turn_of_the_loop_starts_few_change_overs() {
     const PAIRS: usize = 40;
     if !available(Need::Root) {
         return;

@@ -1,4 +1,4 @@
-//! A tap with no loop behind it: the test says what time it is.
+//! A half of a pair without a loop: the test passes in the time.
 #![allow(clippy::unwrap_used, reason = "a test ends with a panic")]
 
 use std::io::{Read, Write};
@@ -18,13 +18,13 @@ use std::task::Waker;
 
 use crate::flow::Direction;
 
-/// More than the one of an end of stream, and no round number.
+/// Not a round number, and more than the one byte of an end of stream.
 const BYTES: usize = 1_009;
 
-/// From a source to a target, turned by hand.
+/// From a source to a target; the test calls each turn.
 struct Turned {
     shared: Arc<Shared>,
-    tap: Tap,
+    half: RedirectHalf,
     ends: [Endpoint; 2],
     directions: [Direction; 2],
     waker: Waker,
@@ -38,7 +38,7 @@ impl Turned {
         let ends = [source, target].map(|end| Endpoint::new(end).unwrap());
         let [cookie, back_cookie] = ends.each_ref().map(|end| socket_cookie(end).unwrap());
         let mut this = Self {
-            tap: Tap::new(0, cookie, back_cookie),
+            half: RedirectHalf::new(0, cookie, back_cookie),
             directions: [(), ()].map(|()| Direction::new(CarrierChoice::Copy)),
             waker: EventLoop::new().unwrap().spawn(Box::new(Nobody)).into(),
             joined_at: Instant::now(),
@@ -46,13 +46,13 @@ impl Turned {
             ends,
         };
         let [source, target] = &this.ends;
-        this.tap.insert_target(&this.shared, target).unwrap();
+        this.half.insert_target(&this.shared, target).unwrap();
         // So that it can be inspected.
         let targets = &this.shared.targets;
         targets.insert_socket(&back_cookie, source.as_fd()).unwrap();
         let waits = this.turn(Duration::ZERO);
-        assert_eq!(this.tap.state(), State::ByHand);
-        assert_eq!(waits.look_at, Some(this.at(FIRST_BY_HAND)));
+        assert_eq!(this.half.state(), State::UserSpace);
+        assert_eq!(waits.look_at, Some(this.at(FIRST_IN_USER_SPACE)));
         this
     }
 
@@ -70,12 +70,12 @@ impl Turned {
             waker: &|| self.waker.clone(),
             now,
         };
-        self.tap.turn(&self.shared, &mut pair).unwrap()
+        self.half.turn(&self.shared, &mut pair).unwrap()
     }
 
     /// In the source's queue, its end of stream included.
     fn waiting(&self) -> u32 {
-        let seen = self.tap.source(&self.shared).unwrap();
+        let seen = self.half.source(&self.shared).unwrap();
         seen.rcv_nxt.wrapping_sub(seen.copied_seq)
     }
 
@@ -84,33 +84,36 @@ impl Turned {
     }
 
     fn entry(&self) -> &DirectionEntry {
-        self.shared.entry(self.tap.index().unwrap())
+        self.shared.entry(self.half.index().unwrap())
     }
 
     /// Sends [`BYTES`], which wait in the source when the gate is asked.
     fn ask_behind_bytes(&mut self, mut peer: &TcpStream) {
         peer.write_all(&[7; BYTES]).unwrap();
         until("they came", || self.waiting() == BYTES as u32);
-        let asked = self.turn(FIRST_BY_HAND);
-        assert_eq!(self.tap.state(), State::Open);
+        let asked = self.turn(FIRST_IN_USER_SPACE);
+        assert_eq!(self.half.state(), State::Open);
         assert_eq!(asked.watch, Watch::Ends);
-        assert_eq!(asked.look_at, Some(self.at(FIRST_BY_HAND + LOOK_AGAIN)));
+        assert_eq!(
+            asked.look_at,
+            Some(self.at(FIRST_IN_USER_SPACE + LOOK_AGAIN))
+        );
     }
 }
 
 impl Drop for Turned {
     fn drop(&mut self) {
-        self.shared.sources.remove(&self.tap.cookie);
-        self.tap.remove(&self.shared, &self.ends[0]);
-        self.tap.remove_target(&self.shared);
-        self.shared.targets.remove(&self.tap.back_cookie);
+        self.shared.sources.remove(&self.half.cookie);
+        self.half.remove(&self.shared, &self.ends[0]);
+        self.half.remove_target(&self.shared);
+        self.shared.targets.remove(&self.half.back_cookie);
     }
 }
 
-/// The kernel takes only what is open both ways (`sock_map_sk_state_allowed`). A source that it
-/// refuses is left as it was: its bytes and its end of stream are there to be moved by hand.
+/// The kernel takes only ESTABLISHED connections (`sock_map_sk_state_allowed`). A source that it refuses stays
+/// as it was: user space moves its bytes and its end of stream.
 #[test]
-fn an_end_of_stream_before_the_insertion_goes_by_hand() {
+fn user_space_passes_on_an_end_of_stream_that_came_before_the_insertion() {
     if missing() {
         return;
     }
@@ -126,19 +129,19 @@ fn an_end_of_stream_before_the_insertion_goes_by_hand() {
         let came = BYTES as u32 + u32::from(!its_own);
         until("all of it came", || turned.waiting() == came);
 
-        let cookie = turned.tap.cookie;
+        let cookie = turned.half.cookie;
         let inserted = turned
             .shared
             .sources
             .insert_socket(&cookie, watched.as_fd());
         assert_eq!(inserted, Err(Errno::OPNOTSUPP));
 
-        let next = turned.turn(FIRST_BY_HAND);
-        assert_eq!(turned.tap.state(), State::Left);
+        let next = turned.turn(FIRST_IN_USER_SPACE);
+        assert_eq!(turned.half.state(), State::GivenUp);
         assert_eq!((next.watch, next.look_at), (Watch::Stream, None));
         assert!(!turned.directions[0].is_held());
-        assert_eq!(turned.tap.index(), None);
-        // Nothing stands in front of it.
+        assert_eq!(turned.half.index(), None);
+        // No gate is attached to it.
         let detached = socket_option::detach_filter(&watched);
         assert_eq!(detached, Err(Errno::NOENT));
         peer.shutdown(Shutdown::Write).unwrap();
@@ -149,9 +152,9 @@ fn an_end_of_stream_before_the_insertion_goes_by_hand() {
     }
 }
 
-/// What waits when the gate is asked is user space's again if no segment comes for which it opens.
+/// What waits when the gate is asked belongs to user space again if no segment opens the gate.
 #[test]
-fn what_waits_goes_by_hand_when_nothing_follows() {
+fn user_space_reads_on_when_no_segment_follows_what_waits() {
     if missing() {
         return;
     }
@@ -159,14 +162,14 @@ fn what_waits_goes_by_hand_when_nothing_follows() {
     let (target, _far) = connection();
     let mut turned = Turned::new(source, target);
     turned.ask_behind_bytes(&peer);
-    let due = FIRST_BY_HAND + LOOK_AGAIN;
+    let due = FIRST_IN_USER_SPACE + LOOK_AGAIN;
     let next = turned.turn(due - Duration::from_nanos(1));
     assert_eq!(next.look_at, Some(turned.at(due)));
     let next = turned.turn(due);
-    assert_eq!(turned.tap.state(), State::ByHand);
+    assert_eq!(turned.half.state(), State::UserSpace);
     assert!(next.again && !turned.directions[0].is_held());
     assert!(turned.directions[0].can_move());
-    // Nobody opens for what comes now.
+    // No gate opens for what comes now.
     peer.write_all(&[7]).unwrap();
     until("it came", || turned.waiting() == BYTES as u32 + 1);
     assert_eq!(turned.redirected(), 0);
@@ -174,7 +177,7 @@ fn what_waits_goes_by_hand_when_nothing_follows() {
 
 /// The gate opens for the next segment, whose verdict takes along what waited before it.
 #[test]
-fn the_next_segment_opens_and_takes_along_what_waits() {
+fn the_next_segment_opens_the_gate_and_takes_along_what_waits() {
     if missing() {
         return;
     }
@@ -184,29 +187,29 @@ fn the_next_segment_opens_and_takes_along_what_waits() {
     turned.ask_behind_bytes(&peer);
     peer.write_all(&[7]).unwrap();
     far.read_exact(&mut [0; BYTES + 1]).unwrap();
-    let next = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    let next = turned.turn(FIRST_IN_USER_SPACE + LOOK_AGAIN);
     assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     assert_eq!(turned.redirected(), BYTES as u64 + 1);
 }
 
 #[test]
-fn nobody_looks_again_where_nothing_waits() {
+fn a_direction_with_an_empty_queue_sets_no_timer() {
     if missing() {
         return;
     }
     let (mut peer, source) = connection();
     let (target, mut far) = connection();
     let mut turned = Turned::new(source, target);
-    let next = turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.tap.state(), State::Open);
+    let next = turned.turn(FIRST_IN_USER_SPACE);
+    assert_eq!(turned.half.state(), State::Open);
     assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     peer.write_all(&[7; BYTES]).unwrap();
     far.read_exact(&mut [0; BYTES]).unwrap();
     assert_eq!(turned.redirected(), BYTES as u64);
 }
 
-/// A segment can come between the look at its source and the gate, which then has not noted it. Once it
-/// has been moved by hand nothing waits.
+/// A segment can come between the inspection of its source and the gate, which then has not noted it. Once
+/// user space has moved it, nothing waits.
 #[test]
 fn what_came_before_the_gate_is_not_waited_for() {
     const UNSEEN_BYTES: u32 = 5;
@@ -216,14 +219,14 @@ fn what_came_before_the_gate_is_not_waited_for() {
     let (mut peer, source) = connection();
     let (target, mut far) = connection();
     let mut turned = Turned::new(source, target);
-    turned.turn(FIRST_BY_HAND);
+    turned.turn(FIRST_IN_USER_SPACE);
     assert!(take_back(turned.entry()));
-    turned.tap.state = State::ByHand;
+    turned.half.state = State::UserSpace;
     let noted = turned.entry().let_in.load(Ordering::SeqCst) as u32;
     let unseen = noted.wrapping_sub(UNSEEN_BYTES);
     turned.entry().let_in.store(unseen.into(), Ordering::SeqCst);
-    let next = turned.turn(2 * FIRST_BY_HAND);
-    assert_eq!(turned.tap.state(), State::Open);
+    let next = turned.turn(2 * FIRST_IN_USER_SPACE);
+    assert_eq!(turned.half.state(), State::Open);
     assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     peer.write_all(&[7; BYTES]).unwrap();
     far.read_exact(&mut [0; BYTES]).unwrap();
@@ -232,7 +235,7 @@ fn what_came_before_the_gate_is_not_waited_for() {
 
 /// TCP may drop a segment that the gate has opened for, and with a closed window none follows.
 #[test]
-fn what_waits_is_kicked_when_the_segment_behind_it_was_dropped() {
+fn what_waits_gets_its_verdict_when_the_segment_behind_it_was_dropped() {
     if missing() {
         return;
     }
@@ -246,20 +249,19 @@ fn what_waits_is_kicked_when_the_segment_behind_it_was_dropped() {
     let inserted = turned
         .shared
         .sources
-        .insert_socket(&turned.tap.cookie, source);
+        .insert_socket(&turned.half.cookie, source);
     inserted.unwrap();
     assert_eq!((turned.redirected(), turned.waiting()), (0, BYTES as u32));
-    let next = turned.turn(FIRST_BY_HAND + LOOK_AGAIN);
+    let next = turned.turn(FIRST_IN_USER_SPACE + LOOK_AGAIN);
     assert_eq!((next.watch, next.look_at), (Watch::Ends, None));
     let mut received = [0; BYTES];
     far.read_exact(&mut received).unwrap();
     assert_eq!((turned.redirected(), received), (BYTES as u64, [7; BYTES]));
 }
 
-/// A probe of a closed window is no reason to open: TCP does not take it, and nothing would bring
-/// about the verdict of what waits.
+/// A window probe is no reason to open: TCP drops it, and nothing would bring about the verdict of what waits.
 #[test]
-fn what_does_not_fit_the_window_does_not_open() {
+fn a_segment_beyond_the_window_does_not_open_the_gate() {
     if missing() || !available(Need::Netns) {
         return;
     }
@@ -268,9 +270,9 @@ fn what_does_not_fit_the_window_does_not_open() {
         namespace.enter(|| (connection(), connection())).unwrap();
     let (from, to) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
     let mut turned = Turned::new(source, target);
-    turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.tap.state(), State::Open);
-    let seen = turned.tap.source(&turned.shared).unwrap();
+    turned.turn(FIRST_IN_USER_SPACE);
+    assert_eq!(turned.half.state(), State::Open);
+    let seen = turned.half.source(&turned.shared).unwrap();
     // Across the end of the window, with which a connection begins: at most 64 KiB.
     let first = seen.rcv_nxt.wrapping_add(60_000);
     let noted = || turned.entry().let_in.load(Ordering::Acquire) as u32;
@@ -283,24 +285,120 @@ fn what_does_not_fit_the_window_does_not_open() {
 
 /// The gate says why the kernel did not take the source, and the direction goes on as before.
 #[test]
-fn a_source_that_the_kernel_does_not_take_goes_by_hand() {
+fn user_space_goes_on_with_a_source_that_the_kernel_refuses() {
     if missing() {
         return;
     }
     let (mut peer, source) = connection();
     let (target, _far) = connection();
     let mut turned = Turned::new(source, target);
-    turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.tap.state(), State::Open);
-    // No longer open both ways: `sock_map_sk_state_allowed`.
+    turned.turn(FIRST_IN_USER_SPACE);
+    assert_eq!(turned.half.state(), State::Open);
+    // No longer ESTABLISHED: `sock_map_sk_state_allowed`.
     shutdown(&turned.ends[0], Half::Write).unwrap();
     peer.write_all(&[7; BYTES]).unwrap();
     until("it came", || turned.waiting() == BYTES as u32);
-    let next = turned.turn(FIRST_BY_HAND);
-    assert_eq!(turned.tap.state(), State::Left);
+    let next = turned.turn(FIRST_IN_USER_SPACE);
+    assert_eq!(turned.half.state(), State::GivenUp);
     assert!(next.again && turned.directions[0].can_move());
-    assert_eq!(turned.tap.index(), None);
-    assert_eq!(turned.tap.why_left(), Some(refusal(Errno::OPNOTSUPP)));
+    assert_eq!(turned.half.index(), None);
+    assert_eq!(turned.half.why_given_up(), Some(refusal(Errno::OPNOTSUPP)));
     let detached = socket_option::detach_filter(&turned.ends[0]);
     assert_eq!(detached, Err(Errno::NOENT));
+}
+
+/// A direction as user space would show it.
+#[derive(Clone, Copy, Default)]
+struct Shown {
+    end_seen: bool,
+    is_ending: bool,
+    is_in_flight: bool,
+    can_move: bool,
+}
+
+impl DirectionView for Shown {
+    fn taken_bytes(&self) -> u64 {
+        0
+    }
+
+    fn given_bytes(&self) -> u64 {
+        0
+    }
+
+    fn end_seen(&self) -> bool {
+        self.end_seen
+    }
+
+    fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    fn has_none_in_flight(&self) -> bool {
+        !self.is_in_flight
+    }
+
+    fn can_move(&self) -> bool {
+        self.can_move
+    }
+
+    fn hold_at(&mut self, _mark_bytes: u64) {}
+
+    fn copy_only(&mut self) {}
+
+    fn read_again(&mut self) {}
+}
+
+#[test]
+fn the_gate_is_asked_once_the_backoff_is_over_and_user_space_is_done() {
+    let idle = Shown::default();
+    let in_flight = Shown {
+        is_in_flight: true,
+        ..idle
+    };
+    let readable = Shown {
+        can_move: true,
+        ..idle
+    };
+    let now = Instant::now();
+    let later = now + Duration::from_nanos(1);
+    for (direction, ends_at, expected) in [
+        (idle, now, Attempt::Now),
+        (idle, later, Attempt::At(later)),
+        (readable, later, Attempt::At(later)),
+        (in_flight, now, Attempt::AfterPump),
+        (readable, now, Attempt::AfterPump),
+    ] {
+        assert_eq!(attempt(&direction, u64::MAX, ends_at, now), expected);
+    }
+}
+
+#[test]
+fn the_gate_is_not_asked_for_a_stream_that_ends_or_nears_its_byte_limit() {
+    let idle = Shown::default();
+    let end_seen = Shown {
+        end_seen: true,
+        ..idle
+    };
+    let ending = Shown {
+        is_ending: true,
+        ..idle
+    };
+    let now = Instant::now();
+    let more = LIMIT_MARGIN_BYTES + 1;
+    for (direction, left_bytes, expected) in [
+        (idle, more, Attempt::Now),
+        (
+            idle,
+            LIMIT_MARGIN_BYTES,
+            Attempt::Never("its byte limit is near"),
+        ),
+        (end_seen, more, Attempt::Never("its stream has ended")),
+        (ending, more, Attempt::Never("its stream has ended")),
+    ] {
+        assert_eq!(attempt(&direction, left_bytes, now, now), expected);
+    }
 }

@@ -1,4 +1,4 @@
-//! How spliced pairs end: by halves, and by resets.
+//! How spliced pairs end: by half-closes, and by resets.
 
 use super::window_scale::{MIDDLE, TINY, connect_scaled};
 use super::*;
@@ -54,7 +54,7 @@ fn a_reset_of_one_side_resets_the_other() {
             Side::B => (server, client),
         };
         if half_closed {
-            // The other one has ended its stream before.
+            // The other peer has ended its stream before.
             second.shutdown(Shutdown::Write).expect("shutdown");
             assert_eq!((&first).read(&mut [0; 8]).expect("the end"), 0);
         }
@@ -72,8 +72,8 @@ fn a_reset_of_one_side_resets_the_other() {
     }
 }
 
-/// A pair in OVERLAP: the first stream has gone past the sockets, and of the second some bytes go by
-/// hand. Its loop stands still.
+/// A pair in OVERLAP whose loop is halted. The first stream bypasses the sockets, and user space moves some
+/// bytes of the second.
 struct HalfPast {
     lab: Lab,
     halt: Halt,
@@ -81,9 +81,9 @@ struct HalfPast {
     client: TcpStream,
     server: TcpStream,
     handle: Handle,
-    /// The hash of what goes by hand.
-    by_hand: u64,
-    // The pair that had the program loaded, and what both run on.
+    /// The hash of what user space moves.
+    in_user_space: u64,
+    // The pair that had the program loaded, and the splicer of both.
     _others: (Splicer, Joined),
 }
 
@@ -98,10 +98,10 @@ impl HalfPast {
             stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
         }
         halt.wait();
-        let datapath = ground_in(&lab);
+        let datapath = datapath_in(&lab);
         let [from_client, from_server] = &datapath.flow(1).side;
         let begun = from_server.high_seq();
-        let by_hand = write_some(&server, bytes, seed());
+        let in_user_space = write_some(&server, bytes, seed());
         netlab::until("the program has seen it", || {
             from_server.high_seq() != begun
         });
@@ -116,14 +116,14 @@ impl HalfPast {
             client,
             server,
             handle,
-            by_hand,
+            in_user_space,
             _others: (splicer, first),
         }
     }
 
     /// Waits for the relay's socket towards the server.
     fn until(&self, what: &str, condition: impl Fn(&SegmentSocket) -> bool) {
-        let (datapath, tuples) = (ground_in(&self.lab), &self.tuples);
+        let (datapath, tuples) = (datapath_in(&self.lab), &self.tuples);
         netlab::until(what, || {
             let found = self.lab.relay().enter(|| datapath.inspect(tuples));
             condition(&found.expect("entered").expect("run").socket[1])
@@ -131,8 +131,8 @@ impl HalfPast {
     }
 }
 
-/// The receiver of the first stream resets its connection: the relay's socket gets that, and what it
-/// acknowledges only the program sees.
+/// The receiver of the first stream resets its connection. The relay's socket gets the reset, and only the
+/// program sees what it acknowledges.
 #[test]
 fn a_reset_in_overlap_tells_what_has_arrived() {
     const BYTES: usize = 1000;
@@ -140,7 +140,7 @@ fn a_reset_in_overlap_tells_what_has_arrived() {
         return;
     }
     let pair = HalfPast::new(Connected::across, 7);
-    // It acknowledges with what it sends, or after 40 ms (`TCP_ATO_MIN`).
+    // The acknowledgement comes with data, or after 40 ms (`TCP_ATO_MIN`).
     rustix::net::sockopt::set_tcp_quickack(&pair.server, false).expect("TCP_QUICKACK");
     write_some(&pair.client, BYTES, seed());
     read_some(&pair.server, BYTES);
@@ -154,8 +154,8 @@ fn a_reset_in_overlap_tells_what_has_arrived() {
     assert_eq!(outcome.moved.a_to_b, BYTES as u64);
 }
 
-/// The first stream has ended past the sockets, and the second, whose end the relay's socket has
-/// acknowledged, has yet to be given on by hand: the server's socket is gone when `test` gets the client.
+/// The first stream has ended past the sockets. User space has yet to pass on the second, whose end the
+/// relay's socket has acknowledged. The server's socket is gone when `test` gets the client.
 fn in_overlap_with_a_peer_gone(
     connect: impl Fn(&Lab) -> Connected,
     bytes: usize,
@@ -178,18 +178,17 @@ fn in_overlap_with_a_peer_gone(
         pair.handle.counters().total() == bytes as u64
     });
     let (length, hash, _) = read_all(&pair.client);
-    assert_eq!((length, hash), (bytes, pair.by_hand));
+    assert_eq!((length, hash), (bytes, pair.in_user_space));
     assert_eq!(moved(&ended(&pair.handle)), [0, bytes as u64]);
 }
 
-/// What acknowledges the end of the second stream meets nobody, and is answered with a reset.
+/// The acknowledgement of the second stream's end meets no socket, and is answered with a reset.
 #[test]
 fn an_answer_to_the_last_acknowledgement_is_no_reset() {
     in_overlap_with_a_peer_gone(Connected::across, 7, |_, _| ());
 }
 
-/// What the first peer says meanwhile is answered so, too, and the rest of the second stream is still in
-/// the relay.
+/// So are other segments of the first peer while the rest of the second stream is still in the relay.
 #[test]
 fn an_answer_to_a_keep_alive_is_no_reset() {
     // Most of it is in the relay until the client reads.
@@ -207,8 +206,8 @@ fn an_answer_to_a_keep_alive_is_no_reset() {
     });
 }
 
-/// The pair's turn comes before the loop has heard that the client has reset its connection. In place of
-/// the socket its listener is found then, whose numbers are all 0.
+/// The pair's turn comes before the loop has seen that the client has reset its connection. The kernel then
+/// finds the listener in place of the socket, whose sequence numbers are all 0.
 #[test]
 fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     const BYTES: usize = 1000;
@@ -218,11 +217,11 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     let (lab, splicer, _first) = spliced_lab();
     let (front, front_address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
     let (back, back_address) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
-    // To numbers of the upper half 0 is ahead, and they would be raised to it.
+    // 0 is ahead of sequence numbers in the upper half, so they would be raised to it.
     let connected = loop {
         let client = lab.client().enter(|| {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-            // Less room than the server is promised: what it sends goes by the sockets for a while.
+            // Less room than the server was promised, so its stream goes by the sockets for a while.
             socket.set_recv_buffer_size(12_000)?;
             socket.connect(&front_address.into())?;
             Ok::<_, std::io::Error>(TcpStream::from(socket))
@@ -239,13 +238,13 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     };
     let cookie = rustix::net::sockopt::socket_cookie(&connected.a).expect("a cookie");
     let tuples = [&connected.a, &connected.b].map(tuple);
-    // A look or two may come before the loop hears of what is to be given on by hand.
+    // The loop may look once or twice before it sees the bytes that user space has to move.
     let mut steps = ["emptying"; 16];
     steps[0] = "overlap";
     let halt = Halt::at(&splicer, steps);
     let (client, server, handle) = connected.join(&splicer, &by_name());
     halt.wait();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let [from_client, from_server] = &datapath.flow(1).side;
     let begun = from_server.high_seq();
     (&server).write_all(b"by hand").expect("write");
@@ -290,8 +289,8 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     assert_eq!(moved(&outcome), [BYTES as u64, 7]);
 }
 
-/// Both streams come to their ends through the sockets when the change-over has just begun. What the
-/// receiver had no room for is sent after that, and has to be stamped as what went before.
+/// Both streams end by the sockets when the change-over has just begun. What the receiver had no room for is
+/// sent after that, and its timestamps must not be behind earlier ones.
 #[test]
 fn the_rest_of_a_pair_that_ends_as_it_changes_over_arrives() {
     const BYTES: usize = 48 << 10;
@@ -307,7 +306,7 @@ fn the_rest_of_a_pair_that_ends_as_it_changes_over_arrives() {
     let sent = write_all(&client, BYTES, seed());
     server.shutdown(Shutdown::Write).expect("shutdown");
     halt.go_on();
-    // Whether the program has a byte left to move is up to the peers.
+    // It depends on the peers whether the program has a byte left to move.
     let outcome = ended(&handle);
     let took = outcome.engine == EngineName::Segment
         || outcome.why_engine.contains("segment took the pair");
@@ -317,7 +316,7 @@ fn the_rest_of_a_pair_that_ends_as_it_changes_over_arrives() {
     assert_eq!(count(lab.server(), &["PAWSEstab"]), 0);
 }
 
-/// The loop does not wait for the program: a pair is tried when that is loaded.
+/// The loop does not wait for the program: it tries a pair once the program is loaded.
 #[test]
 fn auto_takes_a_pair_that_lives_long() {
     if !available(Need::Root) {

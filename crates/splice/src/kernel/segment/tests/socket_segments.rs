@@ -1,7 +1,7 @@
-//! What the relay's own sockets still say, on its way out.
+//! Segments that the relay's own sockets still send, on their way out.
 
-use super::forgery::forged;
-use super::life::LONG_OVERLAP;
+use super::forged_segments::forged;
+use super::lifetime::LONG_OVERLAP;
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
@@ -11,11 +11,11 @@ const ACK: u8 = 16;
 /// Where a TCP header has its sequence number, in a packet of Ethernet and IPv4.
 const SEQ: std::ops::Range<usize> = 38..42;
 
-/// A pair of which both streams have gone past the sockets, as if these had woken up; `test` gets what
-/// the one to the server says, by its place and its flags, and where that would be heard.
+/// A pair whose streams both bypass the sockets, as if these had woken up. `test` gets a function that sends
+/// from the socket to the server, by sequence number and flags, and the number that the server expects.
 fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
     let (lab, _splicer, (_client, server, _handle)) = spliced_lab();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let [relay, server] = [server.peer_addr(), server.local_addr()].map(|end| end.expect("an end"));
     let flow = datapath.flow(0);
     let heard = flow.side[0].high_seq();
@@ -36,7 +36,8 @@ fn in_overlap(test: impl Fn(&Datapath, &dyn Fn(u32, u8) -> Vec<u8>, u32)) {
     flow.state.store(state::SPLICED, Relaxed);
 }
 
-/// The socket of a process that dies stands where it was when its stream went past it.
+/// The socket of a process that dies has the sequence number of the moment when its stream began to bypass
+/// it.
 #[test]
 fn a_reset_is_heard_though_the_stream_went_past_the_socket() {
     if !available(Need::Root) {
@@ -48,9 +49,9 @@ fn a_reset_is_heard_though_the_stream_went_past_the_socket() {
     });
 }
 
-/// The flow's owner is gone, and its socket is a socket like any other.
+/// The flow's owner is gone, and its socket is treated as any other.
 #[test]
-fn what_a_socket_says_after_the_deadline_is_let_be() {
+fn segments_that_a_socket_sends_after_the_deadline_pass_unchanged() {
     if !available(Need::Root) {
         return;
     }
@@ -64,9 +65,9 @@ fn what_a_socket_says_after_the_deadline_is_let_be() {
     });
 }
 
-/// A relay that was stopped for so long in the middle of a change-over goes on. What its sockets said by
-/// themselves meanwhile has stamps beyond that at which the clock stood, and what they have to say still
-/// would be dropped for as long as it stands, which is until they have said it.
+/// A relay that was stopped past its deadline, in the middle of a change-over, goes on. Meanwhile its sockets
+/// sent segments with timestamps later than the stopped clock's. If that clock did not advance, the peers
+/// would drop everything that the sockets still have to send.
 #[test]
 fn a_change_over_goes_on_after_the_deadline() {
     if !available(Need::Root) {
@@ -81,7 +82,7 @@ fn a_change_over_goes_on_after_the_deadline() {
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     }
     halt.wait();
-    let datapath = ground_in(&lab);
+    let datapath = datapath_in(&lab);
     let flow = datapath.flow(0);
     let tuples: [_; 2] = datapath.tuples().try_into().expect("two connections");
     let received = || {

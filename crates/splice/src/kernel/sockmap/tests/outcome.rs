@@ -1,4 +1,4 @@
-//! What is told at the end of a pair: which engine moved the bytes, and how many went by user space.
+//! The outcome of a pair: which engine moved the bytes, and how many user space moved.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -32,9 +32,9 @@ fn ended(peers: [&TcpStream; 2], handle: &Handle) -> Outcome {
     outcome
 }
 
-/// The ends of stream lie behind the bytes before the pair is made, so no time is left for the engine.
+/// The ends of both streams have arrived before the pair is joined, so the engine has no time.
 #[test]
-fn a_pair_that_was_never_taken_is_told_as_copied() {
+fn a_pair_that_was_never_taken_is_reported_as_copied() {
     if missing() {
         return;
     }
@@ -60,7 +60,7 @@ fn a_pair_that_was_never_taken_is_told_as_copied() {
 }
 
 #[test]
-fn what_went_by_copy_before_is_counted_apart() {
+fn bytes_that_copy_moved_before_are_counted_apart() {
     if missing() {
         return;
     }
@@ -79,7 +79,7 @@ fn what_went_by_copy_before_is_counted_apart() {
         });
         let by_copy = handle.counters().total() - handle.redirected().total();
         if messages_in_kernel > 0 {
-            // A segment opens the gate and goes by it.
+            // A segment opens the gate and passes it.
             until("the kernel moves a message", || {
                 message(&mut a, &mut b);
                 handle.redirected().total() > 0

@@ -1,4 +1,4 @@
-//! Pairs that are not taken, and what is said then.
+//! Pairs that the engine refuses, and the reasons that it gives.
 
 use std::os::fd::AsFd as _;
 
@@ -6,8 +6,7 @@ use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
 
 use super::*;
-use crate::kernel::segment::eligibility::{Obstacle, examine};
-use splice_bpf::types::{SegmentInspection, segment_socket_flag as has};
+use splice_bpf::types::segment_socket_flag as has;
 
 /// A rule of address translation.
 fn nft(namespace: &Namespace, hook: &str, rule: &str) {
@@ -24,7 +23,7 @@ fn a_translated_address_is_found_and_refused() {
     }
     let lab = Lab::new().expect("a lab");
     let [relay, server] = [lab.relay(), lab.server()];
-    // The server sees another address of the relay's than the relay's own socket has.
+    // The server sees an address of the relay that is not the one of the relay's socket.
     run(relay, "ip", "addr add 198.18.2.77/32 dev lo");
     run(server, "ip", "route add 198.18.2.77/32 via 198.18.2.1");
     nft(
@@ -33,7 +32,7 @@ fn a_translated_address_is_found_and_refused() {
         "ip daddr 198.18.2.2 snat to 198.18.2.77",
     );
     let splicer = splicer_in(relay);
-    // Conntrack knows it by its other address only, so the filters would refuse it first.
+    // Connection tracking knows only the other address, so the filters would refuse the pair first.
     let options = Options {
         bypass_firewall: true,
         ..by_name()
@@ -59,7 +58,7 @@ fn a_redirected_port_is_found_and_refused() {
     let b = connect_in(lab.relay(), back_address);
     let server = back.accept().expect("accept").0;
     let connected = Connected::new(client, [a, b], server);
-    // Not by name: the pair goes on by another engine, and no byte is lost.
+    // Without a name the pair goes on with another engine, and no byte is lost.
     let options = Options {
         promote_after_bytes: 1,
         bypass_firewall: true,
@@ -99,10 +98,10 @@ fn connect_next_door(lab: &Lab, relay: IpAddr, server: IpAddr) -> Connected {
     Connected::new(client, [a, b], server)
 }
 
-/// They reach the relay, and what they become would go no further. The program knows by the handshake, or
-/// by what it asks for.
+/// Segments with a TTL of 1 reach the relay, but translated ones would go no further. The program knows from
+/// the handshake, or from the answer to a probe.
 #[test]
-fn segments_on_their_last_hop_are_refused_in_words() {
+fn segments_on_their_last_hop_are_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -130,10 +129,10 @@ fn segments_on_their_last_hop_are_refused_in_words() {
     }
 }
 
-/// A server beyond a tunnel: the route there says what its packets are put into. A translated segment
-/// would leave as it is, and nobody would know it.
+/// A server beyond a tunnel, to which the route encapsulates packets. A translated segment would leave
+/// without that, and nobody would know its connection.
 #[test]
-fn a_route_that_encapsulates_is_refused_in_words() {
+fn a_route_that_encapsulates_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -174,9 +173,9 @@ fn a_route_that_encapsulates_is_refused_in_words() {
     assert!(why.contains("encapsulate"), "{why}");
 }
 
-/// What is translated is routed by its addresses.
+/// Translated segments are routed by their addresses.
 #[test]
-fn a_rule_that_routes_by_ports_is_refused_in_words() {
+fn a_rule_that_routes_by_ports_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -185,7 +184,7 @@ fn a_rule_that_routes_by_ports_is_refused_in_words() {
         ("-6", Connected::across_v6),
     ] {
         let lab = Lab::new().expect("a lab");
-        // One by addresses is no obstacle. TCP is 6: its name takes /etc/protocols.
+        // A rule on addresses is no obstacle. TCP is given as 6, since its name needs /etc/protocols.
         for (rule, refused) in [("from all", false), ("ipproto 6 dport 9", true)] {
             run(
                 lab.relay(),
@@ -205,9 +204,9 @@ fn a_rule_that_routes_by_ports_is_refused_in_words() {
     }
 }
 
-/// What programs of others do with it does not concern segments.
+/// What a sockmap's programs do with a socket's bytes cannot be done with segments.
 #[test]
-fn a_socket_in_a_sockmap_is_refused_in_words() {
+fn a_socket_in_a_sockmap_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -225,9 +224,9 @@ fn a_socket_in_a_sockmap_is_refused_in_words() {
     assert!(why.contains("layer"), "{why}");
 }
 
-/// Such a program sees what the socket receives and sends, and may drop it.
+/// A program of the control group sees what the socket receives and sends, and may drop it.
 #[test]
-fn a_program_of_the_control_group_is_refused_in_words() {
+fn a_program_of_the_control_group_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -256,7 +255,7 @@ fn a_program_of_the_control_group_is_refused_in_words() {
         let (_client, _server, handle) = connected.join(&splicer, &by_name());
         let why = why_refused(&handle);
         assert!(why.contains("control group"), "{why}");
-        // That of another group does not matter.
+        // The program of another group does not matter.
         spliced_across(&lab, &splicer);
         drop(link);
         let connected = connect();
@@ -270,9 +269,9 @@ fn a_program_of_the_control_group_is_refused_in_words() {
     }
 }
 
-/// It may do anything with the packets.
+/// A BPF program at a netfilter hook may do anything with the packets.
 #[test]
-fn a_bpf_program_at_a_hook_of_netfilter_is_refused_in_words() {
+fn a_bpf_program_at_a_hook_of_netfilter_is_refused_with_the_reason() {
     if !available(Need::Root) {
         return;
     }
@@ -303,45 +302,4 @@ fn a_bpf_program_at_a_hook_of_netfilter_is_refused_in_words() {
         handle.engine().0 == EngineName::Segment
     });
     drop(attached);
-}
-
-#[test]
-fn a_program_of_the_control_group_can_be_bypassed_knowingly() {
-    let mut found = eligible();
-    found.socket[1].flags |= has::FILTERED;
-    let refused = examine(&found, &[7, 7], false);
-    assert!(matches!(refused, Err(Obstacle::Refused(why)) if why.starts_with("B ")));
-    assert_eq!(examine(&found, &[7, 7], true), Ok(()));
-    found.socket[1].flags |= has::SIGNED;
-    assert!(examine(&found, &[7, 7], true).is_err());
-}
-
-/// What the kernel tells of two sockets with the cookie 7 that can be spliced.
-fn eligible() -> SegmentInspection {
-    let mut found = SegmentInspection::default();
-    for socket in &mut found.socket {
-        socket.cookie = 7;
-        socket.flags = has::FOUND | has::ECN;
-        socket.out_type = 1;
-        (socket.announced_mss, socket.peer_mss) = (1460, 1460);
-        socket.path_mtu = 1520;
-        socket.largest_window = 65_535;
-    }
-    found
-}
-
-/// Linux 6.18 knows accurate ECN and does not negotiate it yet (`net.ipv4.tcp_ecn` takes no 3), so
-/// this is about what the kernel would tell.
-#[test]
-fn accurate_ecn_is_refused_in_words() {
-    let mut found = eligible();
-    assert_eq!(examine(&found, &[7, 7], false), Ok(()));
-    found.socket[1].flags |= has::COUNTS_ECN;
-    let Err(Obstacle::Refused(why)) = examine(&found, &[7, 7], false) else {
-        panic!("it is taken");
-    };
-    assert!(
-        why.starts_with("B ") && why.contains("accurate ECN"),
-        "{why}"
-    );
 }
