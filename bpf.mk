@@ -11,7 +11,7 @@ BPF_TYPES := crates/splice/src/bpf_types.rs
 BPF_OUT ?= .
 # -mcpu=v3: atomic operations that return the old value (Linux 5.12).
 BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
-	-I/usr/include/$(shell uname -m)-linux-gnu -fdebug-prefix-map=$(CURDIR)=.
+	-Icrates/splice/bpf -I/usr/include/$(shell uname -m)-linux-gnu -fdebug-prefix-map=$(CURDIR)=.
 
 .PHONY: bpf bpf-verify
 

@@ -14,13 +14,13 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_core_read.h>
-#include "fence.h"
-#include "segment_maps.h"
-#include "segment_parse.h"
-#include "segment_overlap.h"
-#include "segment_rewrite.h"
-#include "segment_translate.h"
-#include "segment_sockets.h"
+#include "lib/atomics.h"
+#include "segment/maps.h"
+#include "segment/parse.h"
+#include "segment/overlap.h"
+#include "segment/rewrite.h"
+#include "segment/translate.h"
+#include "segment/sockets.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -46,7 +46,7 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	if (!(s->flags & ACK) || (s->flags & (SYN | RST)))
 		return;
 	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
-	if (!*(volatile __u64 *)&side->reach) {
+	if (!READ_ONCE(side->reach)) {
 		side->high_ack = s->ack;
 		side->edge = edge;
 		side->seen_device = skb->ifindex;
@@ -60,20 +60,11 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	raise(&side->edge, edge);
 }
 
-/* All else that is read of the flow after this is at least as new. */
-static __always_inline __u32 state_of(const struct segment_flow *flow)
-{
-	__u32 state = *(volatile __u32 *)&flow->state;
-
-	fence();
-	return state;
-}
-
 /* Whether a relay that follows on this host can translate here and now as well. */
 static __always_inline bool is_steady(const struct segment *s, const struct segment_flow *flow,
 				      const struct segment_place *place)
 {
-	return state_of(flow) == SEGMENT_SPLICED && place->device == LOOPBACK &&
+	return load_acquire(&flow->state) == SEGMENT_SPLICED && place->device == LOOPBACK &&
 	       !(s->flags & (SYN | FIN | RST)) &&
 	       !((marks(&flow->side[0]) | marks(&flow->side[1])) & SEGMENT_FIN);
 }
@@ -87,7 +78,7 @@ static __always_inline bool goes_round(void)
 	__u32 zero = 0;
 	struct segment_gate *gate = bpf_map_lookup_elem(&segment_gates, &zero);
 
-	return gate && *(volatile __u32 *)&gate->behind;
+	return gate && READ_ONCE(gate->behind);
 }
 
 /*
@@ -127,7 +118,7 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
-	state = state_of(flow);
+	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
 	if (mark == COPY_ACK || mark == COPY_RST)
@@ -144,7 +135,7 @@ int segment_ingress(struct __sk_buff *skb)
 	if (state == SEGMENT_WATCH) {
 		note(skb, &s, side);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
-		state = state_of(flow);
+		state = load_acquire(&flow->state);
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
 	}
@@ -152,13 +143,13 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_EXPIRED);
 		return NEXT;
 	}
-	if (state == SEGMENT_LINGER && (s.flags & SYN)) {
+	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN)) {
 		flow->state = SEGMENT_FREE;
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
 		return NEXT;
 	}
-	if (!s.plain_stamp && !find_options(skb, &s)) {
+	if (!s.plain_timestamp && !find_options(skb, &s)) {
 		count(SEGMENT_MALFORMED);
 		return NEXT;
 	}
@@ -252,15 +243,12 @@ int segment_egress(struct __sk_buff *skb)
 	 */
 	fence();
 	gate = bpf_map_lookup_elem(&segment_gates, &zero);
-	if (!gate || !*(volatile __u32 *)&gate->awake)
+	if (!gate || !READ_ONCE(gate->awake))
 		return NEXT;
 	/* What was translated came in on a device. */
 	if (skb->ingress_ifindex || !parse(skb, &s) || !(s.flags & ACK) || (s.flags & SYN))
 		return NEXT;
-	__builtin_memcpy(key.source, s.tuple.destination, 16);
-	__builtin_memcpy(key.destination, s.tuple.source, 16);
-	key.source_port = s.tuple.destination_port;
-	key.destination_port = s.tuple.source_port;
+	reverse(&s.tuple, &key);
 	place = bpf_map_lookup_elem(&segment_tuples, &key);
 	if (!place)
 		return NEXT;
@@ -269,9 +257,9 @@ int segment_egress(struct __sk_buff *skb)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
-	state = state_of(flow);
+	state = load_acquire(&flow->state);
 	if (state == SEGMENT_SPLICED && !(s.flags & RST)) {
-		count(SEGMENT_HUSHED);
+		count(SEGMENT_SILENCED);
 		return DROP;
 	}
 	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns)
@@ -298,9 +286,9 @@ int segment_egress(struct __sk_buff *skb)
 		room = 0xffff;
 	if (!is_past(side))
 		side->room_end = ack + (room << (side->own_scale & 15));
-	if (!s.plain_stamp && !find_options(skb, &s))
+	if (!s.plain_timestamp && !find_options(skb, &s))
 		return NEXT;
-	s.tsval = stamp_floor(other);
+	s.tsval = timestamp_floor(other);
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
@@ -310,7 +298,7 @@ int segment_egress(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
-	if (is_past(other) && ((s.flags & RST) || (is_bare(&s) && !after(side->sent, s.seq)))) {
+	if (is_past(other) && ((s.flags & RST) || (is_pure_ack(&s) && !after(side->sent, s.seq)))) {
 		/*
 		 * This peer has got more from the other one than the socket has sent. What stands before
 		 * that is a question (keep-alive, zero window), and has to look like one. A reset is heard

@@ -9,7 +9,7 @@
 #include "clock.h"
 #include "hooks.h"
 #include "redirect.h"
-#include "segment.h"
+#include "segment/shared.h"
 
 #define VALUE SEC("value")
 #define SHARED SEC("shared")

@@ -31,14 +31,14 @@ pub(crate) use self::plain::Plain;
 pub(crate) use self::shared_memory::{Ring, SharedArray};
 use crate::error::{Error, ErrorKind, Result};
 
-/// CPUs may read later what a program reads first (bpf/fence.h).
+/// CPUs may read later what a program reads first (bpf/lib/atomics.h).
 const WEAKLY_ORDERED: bool = cfg!(not(any(
     target_arch = "x86_64",
     target_arch = "x86",
     target_arch = "s390x"
 )));
 
-/// The section of `weakly_ordered` in bpf/fence.h.
+/// The section of `weakly_ordered` in bpf/lib/atomics.h.
 const ORDER_SECTION: &str = ".rodata.order";
 
 /// Has programs load as for other CPUs, in the tests.

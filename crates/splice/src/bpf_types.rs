@@ -228,9 +228,9 @@ pub(crate) struct SegmentSide {
     pub(crate) own_scale: AtomicU8,
     pub(crate) clock: AtomicU32,
     pub(crate) cut: AtomicU32,
-    pub(crate) stamp_floor: AtomicU32,
+    pub(crate) timestamp_floor: AtomicU32,
     pub(crate) reach: AtomicU64,
-    pub(crate) stamp_delta: AtomicU64,
+    pub(crate) timestamp_delta: AtomicU64,
     pub(crate) acked: AtomicU64,
     pub(crate) edge: AtomicU32,
     pub(crate) high_ack: AtomicU32,
@@ -257,7 +257,7 @@ pub(crate) struct SegmentFlow {
     pub(crate) deadline_ns: AtomicU64,
     pub(crate) moved_ns: AtomicU64,
     pub(crate) last_ns: AtomicU64,
-    pub(crate) latest_stamp: [AtomicU32; 2],
+    pub(crate) latest_timestamp: [AtomicU32; 2],
     pub(crate) _reserved2: [AtomicU64; 3],
     pub(crate) side: [SegmentSide; 2],
 }
@@ -287,7 +287,7 @@ pub(crate) mod segment_state {
     pub(crate) const WATCH: u32 = 1;
     pub(crate) const OVERLAP: u32 = 2;
     pub(crate) const SPLICED: u32 = 3;
-    pub(crate) const LINGER: u32 = 4;
+    pub(crate) const TIME_WAIT: u32 = 4;
 }
 
 /// `enum segment_mark`.
@@ -367,7 +367,7 @@ pub(crate) mod segment_reason {
     pub(crate) const MALFORMED: u32 = 7;
     pub(crate) const UNWRITABLE: u32 = 8;
     pub(crate) const RST_REFUSED: u32 = 9;
-    pub(crate) const HUSHED: u32 = 10;
+    pub(crate) const SILENCED: u32 = 10;
     pub(crate) const GONE: u32 = 11;
     pub(crate) const NO_ROOM: u32 = 12;
     pub(crate) const REASONS: u32 = 13;
@@ -382,7 +382,7 @@ pub(crate) mod segment_reason {
         "malformed",
         "unwritable",
         "rst_refused",
-        "hushed",
+        "silenced",
         "gone",
         "no_room",
     ];

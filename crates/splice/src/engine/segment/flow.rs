@@ -6,7 +6,7 @@
 //!                       └───────────┘
 //! ```
 //!
-//! The states and who changes them are in `bpf/segment.h`.
+//! The states and who changes them are in `bpf/segment/shared.h`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, fence};
@@ -24,11 +24,11 @@ use crate::bpf_types::{segment_mark as mark, segment_state as state};
 /// owner that is alive looks at least every `LARGEST_OVERLAP_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
-/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
+/// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/steady.h` says why.
 const LINGER: Duration = Duration::from_millis(3200);
 
 /// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
-/// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
+/// late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`): what it stamps meanwhile is stamped so, too.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
 /// A flow's slot. Dropping it ends the translation at once.
@@ -72,7 +72,7 @@ impl Flow {
             side.clear();
             side.window_left.store(scale, Relaxed);
         }
-        for stamp in &entry.latest_stamp {
+        for stamp in &entry.latest_timestamp {
             stamp.store(0, Relaxed);
         }
         entry.moved_ns.store(now_ns(), Relaxed);
@@ -201,8 +201,8 @@ impl Flow {
         self.wake();
         self.renew();
         let entry = self.entry();
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
-            let (stood, latest) = (side.stamp_floor.load(Relaxed), latest.load(Relaxed));
+        for (side, latest) in entry.side.iter().zip(&entry.latest_timestamp) {
+            let (stood, latest) = (side.timestamp_floor.load(Relaxed), latest.load(Relaxed));
             if stood != 0 {
                 // Repetitions are stamped with a clock that goes on, too, but none of them is noted.
                 let is_newer = latest != 0 && is_behind(stood, latest);
@@ -210,7 +210,7 @@ impl Flow {
                 let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
                 let floor = newest.wrapping_add(ahead);
                 // 0 would have the program choose one.
-                side.stamp_floor.store(floor.max(1), Relaxed);
+                side.timestamp_floor.store(floor.max(1), Relaxed);
             }
         }
         // Should the program have ended the flow meanwhile, it stays so.
@@ -218,10 +218,10 @@ impl Flow {
             .state
             .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
         // This thread may have been kept from running for longer than that.
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
+        for (side, latest) in entry.side.iter().zip(&entry.latest_timestamp) {
             let latest = latest.load(SeqCst);
             if latest != 0 {
-                raise(&side.stamp_floor, latest);
+                raise(&side.timestamp_floor, latest);
             }
         }
     }
@@ -230,7 +230,7 @@ impl Flow {
     /// microseconds.
     pub(super) fn standing_stamp(&self, peer: usize) -> Option<(u32, bool)> {
         let from = self.side(1 - peer);
-        let stamp = from.stamp_floor.load(Relaxed);
+        let stamp = from.timestamp_floor.load(Relaxed);
         (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
     }
 
@@ -262,8 +262,8 @@ impl Flow {
         let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
         if entry.deadline_ns.load(Relaxed) < soon {
             for (side, promised) in entry.side.iter().zip(promised) {
-                if side.stamp_floor.load(Relaxed) != 0 {
-                    raise(&side.stamp_floor, side.standing_at(now));
+                if side.timestamp_floor.load(Relaxed) != 0 {
+                    raise(&side.timestamp_floor, side.standing_at(now));
                 }
                 raise(&side.promised, promised);
             }
@@ -274,8 +274,8 @@ impl Flow {
     /// From now on everything is translated, and the clock of stamps goes on from where it stands.
     pub(super) fn splice(&self) {
         let entry = self.entry();
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
-            side.stamp_delta.store(0, Relaxed);
+        for (side, latest) in entry.side.iter().zip(&entry.latest_timestamp) {
+            side.timestamp_delta.store(0, Relaxed);
             latest.store(0, Relaxed);
         }
         entry.state.store(state::SPLICED, Release);
@@ -289,7 +289,7 @@ impl Flow {
         entry
             .deadline_ns
             .store(now + LINGER.as_nanos() as u64, Relaxed);
-        entry.state.store(state::LINGER, Release);
+        entry.state.store(state::TIME_WAIT, Release);
     }
 
     /// Others may have the slot once it has lingered for a while.
@@ -307,7 +307,7 @@ impl Flow {
     /// the tuple, or another flow the slot.
     pub(super) fn lingers(&self) -> Option<Duration> {
         let entry = self.entry();
-        let lingers = entry.state.load(Acquire) == state::LINGER;
+        let lingers = entry.state.load(Acquire) == state::TIME_WAIT;
         let deadline = entry.deadline_ns.load(Acquire);
         // Asked last: what was read before is of this flow then.
         (lingers && self.has_slot())
@@ -328,7 +328,7 @@ impl Flow {
     pub(super) fn is_over(&self) -> bool {
         matches!(
             self.entry().state.load(Acquire),
-            state::LINGER | state::FREE
+            state::TIME_WAIT | state::FREE
         )
     }
 

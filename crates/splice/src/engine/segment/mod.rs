@@ -17,7 +17,7 @@
 //!           refused
 //! ```
 //!
-//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment.h`).
+//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment/shared.h`).
 //!
 //! The difference between the two numberings is constant from the moment on from which the relay
 //! adds nothing of its own: with `held` bytes in its hand,

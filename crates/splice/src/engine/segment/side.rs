@@ -1,5 +1,5 @@
 //! What a flow knows of one peer, in the memory that the program works on; `reach` as the program takes it
-//! apart (`bpf/segment_overlap.h`).
+//! apart (`bpf/segment/overlap.h`).
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::bpf_types::SegmentSide;
 use crate::bpf_types::{segment_flag as flag, segment_mark as mark};
 
-/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
+/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/steady.h` says why.
 const LEAD: Duration = Duration::from_millis(250);
 
 impl SegmentSide {
@@ -90,7 +90,7 @@ impl SegmentSide {
     /// Nothing is known of the peer.
     pub(super) fn clear(&self) {
         self.reach.store(0, Relaxed);
-        self.stamp_delta.store(0, Relaxed);
+        self.timestamp_delta.store(0, Relaxed);
         self.acked.store(0, Relaxed);
         self.payload_bytes.store(0, Relaxed);
         for word in [
@@ -99,7 +99,7 @@ impl SegmentSide {
             &self.ack_delta,
             &self.clock,
             &self.cut,
-            &self.stamp_floor,
+            &self.timestamp_floor,
             &self.high_ack,
             &self.edge,
             &self.seen_device,
@@ -126,7 +126,7 @@ pub(super) fn is_behind(mark: u32, to: u32) -> bool {
     to.wrapping_sub(mark).cast_signed() > 0
 }
 
-/// The program raises the same words (`raise` in `bpf/segment_overlap.h`).
+/// The program raises the same words (`raise` in `bpf/lib/atomics.h`).
 pub(super) fn raise(mark: &AtomicU32, to: u32) {
     // It fails where nothing is to be done.
     let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));

@@ -7,10 +7,10 @@ use super::*;
 use crate::bpf_object::Object;
 use crate::error::Result;
 
-/// `struct bystander` in bpf/bystander.h.
+/// `struct foreign_tc` in bpf/foreign_tc.h.
 #[derive(Debug)]
 #[repr(C)]
-struct BystanderEntry {
+struct ForeignTcEntry {
     verdict: AtomicU32,
     /// `outer_port` and `inner_port`.
     ports: AtomicU32,
@@ -20,9 +20,9 @@ struct BystanderEntry {
 
 #[allow(unsafe_code, reason = "atomic integers without padding")]
 // SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
-unsafe impl Plain for BystanderEntry {}
+unsafe impl Plain for ForeignTcEntry {}
 
-pub(super) static BYSTANDER: &[u8] = include_bytes!("../../../../bpf/prebuilt/bystander.bpf.o");
+pub(super) static FOREIGN_TC: &[u8] = include_bytes!("../../../../bpf/prebuilt/foreign_tc.bpf.o");
 
 /// What the program returns, plus one.
 const NEXT: u32 = 0;
@@ -31,17 +31,17 @@ const OK: u32 = 1;
 const SHOT: u32 = 3;
 
 /// Somebody else's program.
-struct Bystander {
+struct ForeignTc {
     object: Object,
-    entry: SharedArray<BystanderEntry>,
+    entry: SharedArray<ForeignTcEntry>,
     _links: Vec<DeviceLink>,
 }
 
-impl Bystander {
+impl ForeignTc {
     fn new(verdict: u32) -> Self {
-        let object = load("bystander", BYSTANDER, |_| Ok(())).expect("loaded");
-        let entry: SharedArray<BystanderEntry> = object
-            .map("bystanders")
+        let object = load("foreign_tc", FOREIGN_TC, |_| Ok(())).expect("loaded");
+        let entry: SharedArray<ForeignTcEntry> = object
+            .map("foreign_tcs")
             .and_then(|map| map.share_values())
             .expect("a map");
         entry.at(0).verdict.store(verdict, Relaxed);
@@ -69,7 +69,7 @@ impl Bystander {
     }
 
     fn attach(&self, lab: &Lab, device: &str, traffic: Traffic, way: Way) -> Result<DeviceLink> {
-        let program = self.object.program("bystander").expect("a program");
+        let program = self.object.program("foreign_tc").expect("a program");
         let index = index_of(lab.relay(), device);
         let attached = lab.relay().enter(|| program.attach(index, traffic, way));
         attached.expect("entered")
@@ -110,11 +110,11 @@ fn programs_before_and_behind_go_on() {
     }
     let both = [Traffic::In, Traffic::Out];
     let lab = Lab::new().expect("a lab");
-    let before = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let before = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     let splicer = splicer_in(lab.relay());
     // With this pair ours comes to stand there.
     let first = spliced_across(&lab, &splicer);
-    let behind = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let behind = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     // A connection that was closed has its last packets under way.
     let counts = || netlab::until_at_rest(REST, || [before.packets(), behind.packets()]);
 
@@ -164,7 +164,7 @@ fn a_program_that_keeps_segments_to_itself_is_found() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let thief = Bystander::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
+    let thief = ForeignTc::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
     assert_found(&splicer_in(lab.relay()), Connected::across(&lab));
     assert!(thief.packets() > 0);
 }
@@ -179,7 +179,7 @@ fn a_program_that_rewrites_segments_is_found() {
     let both = [Traffic::In, Traffic::Out];
     let (lab, splicer, _first) = spliced_lab();
     let (front, address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
-    let balancer = Bystander::new(NEXT)
+    let balancer = ForeignTc::new(NEXT)
         .renaming(OUTER, address.port())
         .standing(&lab, Lab::TO_CLIENT, &both);
     let client = connect_in(lab.client(), (Lab::RELAY_V4, OUTER));
@@ -220,7 +220,7 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
         lab.relay(),
         "tc",
         &format!(
-            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/bpf/prebuilt/foreign_tc.bpf.o section tc",
             Lab::TO_CLIENT,
             env!("CARGO_MANIFEST_DIR")
         ),
@@ -252,7 +252,7 @@ fn filters_of_a_clsact_qdisc_do_where_there_is_no_tcx() {
     lab.relay().enter(|| drop(ground)).expect("entered");
     assert_eq!(ours(), 0);
     let other = filters(&lab, Lab::TO_CLIENT, "ingress");
-    assert!(other.contains("bystander"), "{other}");
+    assert!(other.contains("foreign_tc"), "{other}");
     talk_beside(&lab, 10);
 }
 
@@ -264,7 +264,7 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let thief = Bystander::new(SHOT);
+    let thief = ForeignTc::new(SHOT);
     let attach = || thief.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
     let link = attach().expect("attached");
     // In this thread's namespace there is nothing to detach.
@@ -295,7 +295,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let other = Bystander::new(NEXT);
+    let other = ForeignTc::new(NEXT);
     let attach = || other.attach(&lab, Lab::TO_CLIENT, Traffic::In, Way::Clsact);
     let standing = || {
         filters(&lab, Lab::TO_CLIENT, "ingress")
@@ -309,7 +309,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     assert_eq!(standing(), PLACES);
     // One whose place somebody else has taken leaves it to him.
     let last = format!(
-        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/bpf/prebuilt/bystander.bpf.o section tc",
+        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/bpf/prebuilt/foreign_tc.bpf.o section tc",
         Lab::TO_CLIENT,
         env!("CARGO_MANIFEST_DIR")
     );
@@ -317,7 +317,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     lab.relay().enter(|| drop(links)).expect("entered");
     let left = filters(&lab, Lab::TO_CLIENT, "ingress");
     assert!(!left.contains("name caller"), "{left}");
-    assert!(left.contains("name bystander"), "{left}");
+    assert!(left.contains("name foreign_tc"), "{left}");
 }
 
 /// A place that a stranger has claimed, or that has a filter of another kind, is left to him.
@@ -329,7 +329,7 @@ fn a_filter_takes_the_next_place_where_others_are() {
     let lab = Lab::new().expect("a lab");
     let device = Lab::TO_CLIENT;
     run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
-    let other = Bystander::new(NEXT);
+    let other = ForeignTc::new(NEXT);
     let attach = || other.attach(&lab, device, Traffic::In, Way::Clsact);
     // What a relay that died has left in the first place stays, since nobody can tell that it is dead.
     drop(attach().expect("attached"));

@@ -10,7 +10,7 @@ use crate::bpf_clock::{self, now_ns};
 use crate::bpf_types::segment_state as state;
 use crate::socket_option::{self, Repair};
 
-/// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment_translate.h).
+/// Longer than the clock of stamps is ahead (`LEAD_NS` in bpf/segment/steady.h).
 pub(super) const LONG_OVERLAP: Duration = Duration::from_millis(400);
 
 #[test]
@@ -175,7 +175,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     };
     bare_word();
     netlab::until("the clock stands", || {
-        from_client.stamp_floor.load(Relaxed) != 0
+        from_client.timestamp_floor.load(Relaxed) != 0
     });
     thread::sleep(LONG_OVERLAP);
     for _socket in Side::BOTH {
@@ -186,9 +186,9 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     assert_eq!(state.load(Relaxed), state::SPLICED);
     bare_word();
     netlab::until("the clock goes on", || {
-        from_client.stamp_delta.load(Relaxed) != 0
+        from_client.timestamp_delta.load(Relaxed) != 0
     });
-    let stood = from_client.stamp_floor.load(Relaxed);
+    let stood = from_client.timestamp_floor.load(Relaxed);
     state.store(state::WATCH, Relaxed);
     socket_option::detach_filter(&near).expect("it sleeps");
     (&client).write_all(b"late!").expect("write");
@@ -203,7 +203,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     (&server).read_exact(&mut late).expect("read");
     assert_eq!(&late, b"late!");
     // The bare word, like a repetition, was stamped with a clock that had gone on, and is not noted.
-    let stands = from_client.stamp_floor.load(Relaxed);
+    let stands = from_client.timestamp_floor.load(Relaxed);
     assert!(
         stands.wrapping_sub(stood).cast_signed() > 0,
         "{stood} {stands}"

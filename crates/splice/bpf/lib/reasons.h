@@ -15,7 +15,7 @@ enum segment_reason {
 	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
 	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
 	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
-	SEGMENT_HUSHED,		/* dropped: a late word of a socket that sleeps */
+	SEGMENT_SILENCED,		/* dropped: a late word of a socket that sleeps */
 	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is given on */
 	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
 	SEGMENT_REASONS,

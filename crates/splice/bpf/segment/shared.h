@@ -10,7 +10,7 @@
 #ifndef SEGMENT_H
 #define SEGMENT_H
 
-#include "reasons.h"
+#include "lib/reasons.h"
 
 /* A connection as a segment from its peer carries it; network order, IPv4 mapped into IPv6. */
 struct segment_tuple {
@@ -53,7 +53,7 @@ enum segment_state {
 	SEGMENT_WATCH,		/* segments are noted and go on as they are */
 	SEGMENT_OVERLAP,	/* each stream by the sockets, until they have emptied it; then translated */
 	SEGMENT_SPLICED,	/* translated, and the sockets sleep */
-	SEGMENT_LINGER,		/* over; late and repeated segments are still translated */
+	SEGMENT_TIME_WAIT,		/* over; late and repeated segments are still translated */
 };
 
 enum segment_mark {
@@ -73,8 +73,8 @@ enum segment_flag {
 	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
 } __attribute__((packed));
 
-/* `stamp_delta` has been chosen. */
-#define SEGMENT_STAMP_KNOWN (1ULL << 32)
+/* `timestamp_delta` has been chosen. */
+#define SEGMENT_TIMESTAMP_KNOWN (1ULL << 32)
 
 /* Segments that come in from one peer. */
 struct segment_side {
@@ -92,12 +92,12 @@ struct segment_side {
 
 	/* the program writes these; in OVERLAP user space raises some */
 	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
-	__u32 stamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
+	__u32 timestamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
 				   not chosen */
 	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream goes past only
 	   if nothing more has come at that very moment, and what more comes is behind no end of it */
 	__u64 reach;
-	__u64 stamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
+	__u64 timestamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
 	__u32 edge;		/* end of the window that the peer has announced */
 	__u32 high_ack;		/* what the peer has acknowledged */
@@ -116,7 +116,7 @@ struct segment_flow {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in LINGER */
-	__u32 latest_stamp[2];	/* of a side's segments, since the clock goes on; else 0 */
+	__u32 latest_timestamp[2];	/* of a side's segments, since the clock goes on; else 0 */
 	__u64 reserved2[3];
 	struct segment_side side[2];
 };

@@ -7,7 +7,8 @@
 #ifndef SEGMENT_OVERLAP_H
 #define SEGMENT_OVERLAP_H
 
-#include "segment_parse.h"
+#include "lib/atomics.h"
+#include "segment/parse.h"
 
 enum segment_way {
 	WAY_PAST,		/* translated */
@@ -22,12 +23,12 @@ enum segment_way {
 
 static __always_inline __u32 high_seq(const struct segment_side *side)
 {
-	return *(volatile __u64 *)&side->reach;
+	return READ_ONCE(side->reach);
 }
 
 static __always_inline __u32 marks(const struct segment_side *side)
 {
-	return *(volatile __u64 *)&side->reach >> 32;
+	return READ_ONCE(side->reach) >> 32;
 }
 
 /* Tells the marks before; a full barrier. */
@@ -52,33 +53,15 @@ static __always_inline __u32 socket_end(const struct segment_side *side)
 	return after(side->cut, side->border) ? side->cut : side->border;
 }
 
-static __always_inline bool is_bare(const struct segment *s)
+static __always_inline bool is_pure_ack(const struct segment *s)
 {
 	return !s->payload && !(s->flags & (SYN | FIN | RST));
-}
-
-/*
- * Segments of one peer come in on several CPUs. A mark that fell back would never be passed again:
- * what is acknowledged beyond it counts as untrue.
- */
-static __always_inline void raise(__u32 *mark, __u32 to)
-{
-	__u32 old = *(volatile __u32 *)mark;
-	int i;
-
-	for (i = 0; i < 16 && after(to, old); i++) {
-		__u32 found = __sync_val_compare_and_swap(mark, old, to);
-
-		if (found == old)
-			return;
-		old = found;
-	}
 }
 
 /* The peer has sent up to there: what was taken for the end of its stream before that is none. */
 static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 {
-	__u64 old = *(volatile __u64 *)&side->reach;
+	__u64 old = READ_ONCE(side->reach);
 	__u64 kept = ~(__u64)(SEGMENT_FIN | SEGMENT_FIN_ACKED);
 	int i;
 
@@ -95,7 +78,7 @@ static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 /* Marks the end of what has come, if it lies there; a full barrier then. */
 static __always_inline bool mark_end(struct segment_side *side, __u32 end, __u32 added)
 {
-	__u64 old = *(volatile __u64 *)&side->reach;
+	__u64 old = READ_ONCE(side->reach);
 	int i;
 
 	for (i = 0; i < 16 && (__u32)old == end; i++) {
@@ -115,7 +98,7 @@ static __always_inline bool mark_end(struct segment_side *side, __u32 end, __u32
  */
 static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
 {
-	__u64 old = *(volatile __u64 *)&side->acked;
+	__u64 old = READ_ONCE(side->acked);
 	__u32 step = ack - (__u32)old;
 	int i;
 
@@ -177,7 +160,7 @@ static __always_inline void let_past(const struct segment *s, const struct segme
 {
 	__u32 ack = s->ack + side->ack_delta;
 	__u32 edge = ack + (s->window << (side->window_left & 15));
-	__u64 reach = *(volatile __u64 *)&other->reach, past = (__u64)SEGMENT_PAST << 32;
+	__u64 reach = READ_ONCE(other->reach), past = (__u64)SEGMENT_PAST << 32;
 
 	if (reach & past || ack != (__u32)reach || after(other->promised, edge))
 		return;
@@ -206,10 +189,10 @@ static __always_inline enum segment_way choose_way(const struct segment *s,
 	if (!is_past(side)) {
 		if (!is_past(other) || (s->flags & (SYN | RST)))
 			return WAY_SOCKET;
-		return is_bare(s) ? WAY_PAST : WAY_BOTH;
+		return is_pure_ack(s) ? WAY_PAST : WAY_BOTH;
 	}
 	/* But what comes before all that was sent asks the other peer for an answer. */
-	if (!is_past(other) && is_bare(s) && !after(high_seq(side), s->seq))
+	if (!is_past(other) && is_pure_ack(s) && !after(high_seq(side), s->seq))
 		return WAY_SOCKET_ACK;
 	return WAY_PAST;
 }

@@ -3,23 +3,8 @@
 #ifndef SEGMENT_REWRITE_H
 #define SEGMENT_REWRITE_H
 
-#include "segment_overlap.h"
-
-/* One's complement sums, as bpf_csum_diff gives them. */
-static __always_inline __u32 csum_change(__u32 sum, __u32 from, __u32 to)
-{
-	__u64 wide = (__u64)sum + (__u32)~from + to;
-
-	wide = (wide & 0xffffffff) + (wide >> 32);
-	return (wide & 0xffffffff) + (wide >> 32);
-}
-
-static __always_inline __u16 csum_fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
+#include "lib/checksum.h"
+#include "segment/overlap.h"
 
 /* More than a window (RFC 7323), and little enough to compare with. */
 #define SACK_REACH (1U << 30)
@@ -100,9 +85,9 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 	if (bpf_skb_load_bytes(skb, at, b->old, length))
 		return 0;
 	__builtin_memcpy(b->new, b->old, OPTION_BYTES);
-	stamp = s->stamp_at;
+	stamp = s->timestamp_at;
 	OPAQUE(stamp);
-	if (s->has_stamp && stamp <= OPTION_BYTES - 10) {
+	if (s->has_timestamp && stamp <= OPTION_BYTES - 10) {
 		put_be32(&b->new[stamp + 2], s->tsval);
 		put_be32(&b->new[stamp + 6], s->tsecr);
 	}
@@ -139,14 +124,14 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 
 	if (ipv6 && s->jumbo)
 		at += sizeof(struct jumbo_option);
-	if (!s->plain_stamp && !rewrite_options(skb, s, &sum))
+	if (!s->plain_timestamp && !rewrite_options(skb, s, &sum))
 		return false;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	tcp = data + at;
 	if ((void *)(tcp + 1) > end)
 		return false;
-	if (s->plain_stamp) {
+	if (s->plain_timestamp) {
 		__be32 *option = (void *)(tcp + 1);
 
 		if ((void *)(option + 3) > end)
@@ -450,7 +435,7 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 		return DROP;
 	/* of what the socket sends, or far away */
 	own_final = is_past(other) ? socket_end(other) + other->seq_delta : s->ack + SACK_REACH;
-	if (!s->plain_stamp && !find_options(skb, s))
+	if (!s->plain_timestamp && !find_options(skb, s))
 		return DROP;
 	if (!strip(skb, s)) {
 		count(SEGMENT_UNWRITABLE);
@@ -463,9 +448,9 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 	if (reset)
 		b->new[13] = RST | ACK;
 	/* The echo of a clock that stood tells nothing of a round trip. */
-	i = s->stamp_at;
+	i = s->timestamp_at;
 	OPAQUE(i);
-	if (s->has_stamp && i <= OPTION_BYTES - 10)
+	if (s->has_timestamp && i <= OPTION_BYTES - 10)
 		put_be32(&b->new[sizeof(struct tcphdr) + i + 6], 0);
 	if (s->sacks) {
 		struct sack_move move = {

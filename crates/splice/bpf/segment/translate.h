@@ -3,7 +3,7 @@
 #ifndef SEGMENT_TRANSLATE_H
 #define SEGMENT_TRANSLATE_H
 
-#include "segment_overlap.h"
+#include "segment/overlap.h"
 
 /* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
 #define COPY_ACK 0x53504c41
@@ -16,12 +16,12 @@
  * that get lost before they come here (0.2, 0.6, 1.4, 3 s). Each repetition waits twice as long as
  * the one before, so a late one prolongs it; TIME_WAIT's length is the most (TCP_TIMEWAIT_LEN).
  */
-#define LINGER_NS (3200ULL * 1000 * 1000)
-#define LONGEST_LINGER_NS (60ULL * 1000 * 1000 * 1000)
-#define REPETITION_GROWTH 3
+#define TIME_WAIT_NS (3200ULL * 1000 * 1000)
+#define LONGEST_TIME_WAIT_NS (60ULL * 1000 * 1000 * 1000)
+#define RETRANSMISSION_GROWTH 3
 
 /*
- * What lies further below stamp_floor than this is an old duplicate, which the peer has to be
+ * What lies further below timestamp_floor than this is an old duplicate, which the peer has to be
  * able to tell by its stamp: no segment waits longer than this on its way through the relay.
  */
 #define FLOOR_REACH_NS (1000ULL * 1000 * 1000)
@@ -75,9 +75,9 @@ static __always_inline void learn_from_reset(const struct segment *s, struct seg
  * lower number has overtaken it (PAWS). Two equal stamps cannot overtake each other. Should the
  * sockets be woken, user space has it stand again, where it has come to.
  */
-static __always_inline __u32 stamp_floor(struct segment_side *side)
+static __always_inline __u32 timestamp_floor(struct segment_side *side)
 {
-	__u32 known = *(volatile __u32 *)&side->stamp_floor;
+	__u32 known = READ_ONCE(side->timestamp_floor);
 	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
 	__u32 now;
 
@@ -85,24 +85,24 @@ static __always_inline __u32 stamp_floor(struct segment_side *side)
 		return known;
 	now = (__u32)((bpf_ktime_get_ns() + LEAD_NS) / tick_ns) + side->clock;
 	now = now ?: 1;
-	return __sync_val_compare_and_swap(&side->stamp_floor, 0, now) ?: now;
+	return __sync_val_compare_and_swap(&side->timestamp_floor, 0, now) ?: now;
 }
 
-static __always_inline void note_stamp(__u32 *latest, __u32 stamp)
+static __always_inline void note_timestamp(__u32 *latest, __u32 stamp)
 {
-	if (!*(volatile __u32 *)latest && !__sync_val_compare_and_swap(latest, 0, stamp))
+	if (!READ_ONCE(*latest) && !__sync_val_compare_and_swap(latest, 0, stamp))
 		return;
 	raise(latest, stamp);
 }
 
 /* From then on the sender's own clock goes on from there; the difference is chosen once. */
-static __always_inline void translate_stamp(struct segment *s, struct segment_side *side,
+static __always_inline void translate_timestamp(struct segment *s, struct segment_side *side,
 					    const struct segment_side *other, __u32 state)
 {
 	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
-	__u64 delta = *(volatile __u64 *)&side->stamp_delta;
-	__u64 back = *(volatile __u64 *)&other->stamp_delta;
-	__u32 floor = stamp_floor(side), stamp;
+	__u64 delta = READ_ONCE(side->timestamp_delta);
+	__u64 back = READ_ONCE(other->timestamp_delta);
+	__u32 floor = timestamp_floor(side), stamp;
 
 	if (state == SEGMENT_OVERLAP) {
 		s->tsval = floor;
@@ -110,9 +110,9 @@ static __always_inline void translate_stamp(struct segment *s, struct segment_si
 		return;
 	}
 	if (!delta) {
-		__u64 choice = SEGMENT_STAMP_KNOWN | (__u32)(floor - s->tsval);
+		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(floor - s->tsval);
 
-		delta = __sync_val_compare_and_swap(&side->stamp_delta, 0, choice) ?: choice;
+		delta = __sync_val_compare_and_swap(&side->timestamp_delta, 0, choice) ?: choice;
 	}
 	stamp = s->tsval + (__u32)delta;
 	/* What was sent before the clock went on. */
@@ -126,10 +126,10 @@ static __always_inline void translate_stamp(struct segment *s, struct segment_si
 /* A segment came in LINGER, or began it. */
 static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 {
-	__u64 now = bpf_ktime_get_ns(), most = LONGEST_LINGER_NS;
-	__u64 linger = since_ns && now > since_ns ? (now - since_ns) * REPETITION_GROWTH : 0;
+	__u64 now = bpf_ktime_get_ns(), most = LONGEST_TIME_WAIT_NS;
+	__u64 linger = since_ns && now > since_ns ? (now - since_ns) * RETRANSMISSION_GROWTH : 0;
 
-	linger = linger < LINGER_NS ? LINGER_NS : linger;
+	linger = linger < TIME_WAIT_NS ? TIME_WAIT_NS : linger;
 	flow->last_ns = now;
 	flow->deadline_ns = now + (linger < most ? linger : most);
 }
@@ -173,7 +173,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 	ack = s->ack + side->ack_delta;
 	scaled = s->window << (side->window_left & 15);
 
-	if (state == SEGMENT_LINGER)
+	if (state == SEGMENT_TIME_WAIT)
 		prolong(flow, flow->last_ns);
 	if ((s->flags & (ACK | RST | SYN)) == ACK)
 		believed = learn(s, flow, side, other);
@@ -207,7 +207,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 			s->copy = COPY_RST;
 			if (state == SEGMENT_SPLICED) {
 				prolong(flow, 0);
-				flow->state = SEGMENT_LINGER;
+				flow->state = SEGMENT_TIME_WAIT;
 			}
 		} else {
 			count(SEGMENT_RST_REFUSED);
@@ -223,7 +223,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 			if (state == SEGMENT_SPLICED &&
 			    (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
 				prolong(flow, 0);
-				flow->state = SEGMENT_LINGER;
+				flow->state = SEGMENT_TIME_WAIT;
 				s->copy = COPY_RST;
 			}
 		}
@@ -231,7 +231,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 		 * The socket has to hear until all that it has sent is acknowledged, or it repeats it.
 		 * Should a copy get lost, the answer to the repetition is bare.
 		 */
-		if (overlaps && (is_bare(s) || !is_past(other) || !after(heard, own_final)))
+		if (overlaps && (is_pure_ack(s) || !is_past(other) || !after(heard, own_final)))
 			s->copy = COPY_ACK;
 	}
 
@@ -259,7 +259,7 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 	if (overlaps && !is_past(side)) {
 		/* It stands where the relay's socket is, not where its peer is. */
 		seq = other->sent;
-	} else if (is_bare(s) && after(seq, other->edge)) {
+	} else if (is_pure_ack(s) && after(seq, other->edge)) {
 		/*
 		 * The relay may have accepted more from this peer than the other one has room for, so
 		 * the peer's next number can lie outside of the other's window; there an
@@ -275,11 +275,11 @@ __noinline enum segment_way translate(struct segment *s, struct segment_flow *fl
 	s->ack = ack;
 	scaled >>= side->window_right & 15;
 	s->window = scaled < 0xffff ? scaled : 0xffff;
-	if (s->has_stamp) {
-		translate_stamp(s, side, other, state);
+	if (s->has_timestamp) {
+		translate_timestamp(s, side, other, state);
 		/* A forger's stamp could lie anywhere; who hits the very end of the stream is believed. */
 		if (!overlaps && end == high_seq(side))
-			note_stamp(&flow->latest_stamp[from & 1], s->tsval);
+			note_timestamp(&flow->latest_timestamp[from & 1], s->tsval);
 	}
 	if (side->flags & SEGMENT_STRIP_SACK)
 		s->strip_sack = 1;

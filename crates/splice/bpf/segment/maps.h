@@ -3,7 +3,7 @@
 #ifndef SEGMENT_MAPS_H
 #define SEGMENT_MAPS_H
 
-#include "segment.h"
+#include "segment/shared.h"
 
 /* return values of a tc program (linux/bpf.h has the enum since 6.6) */
 #define NEXT -1
