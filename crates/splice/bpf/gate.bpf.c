@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Stands in front of a source: a socket filter, which TCP asks before a segment counts as come
- * (tcp_filter). What it refuses was never acknowledged, so the sender repeats it.
+ * (tcp_filter). What it refuses was never acknowledged, so the sender retransmits it.
  *
  * It opens a direction for which user space has asked: it puts the source into its map and lets the
  * segment at hand in behind that, which brings about the verdict of what waits there, too. A process
@@ -17,7 +17,7 @@
  * new once the bound on it would be broken.
  *
  * What lies behind the window is refused, too. TCP would drop it, and noting it as let in would
- * make everything up to there look like a repetition.
+ * make everything up to there look like a retransmission.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -146,7 +146,7 @@ int gate(struct __sk_buff *skb)
 
 		if (noted & HELD)
 			break;
-		/* A repetition; or it fills a gap, which the closing waits for. */
+		/* A retransmission; or it fills a gap, which the closing waits for. */
 		if ((__s32)(end - (__u32)noted) <= 0)
 			return ACCEPT;
 		if (over && content)

@@ -226,24 +226,18 @@ pub(crate) struct SegmentSide {
     pub(crate) window_right: AtomicU8,
     pub(crate) flags: AtomicU8,
     pub(crate) own_scale: AtomicU8,
-    pub(crate) clock: AtomicU32,
-    pub(crate) cut: AtomicU32,
     pub(crate) timestamp_floor: AtomicU32,
     pub(crate) reach: AtomicU64,
     pub(crate) timestamp_delta: AtomicU64,
     pub(crate) acked: AtomicU64,
+    pub(crate) payload_bytes: AtomicU64,
     pub(crate) edge: AtomicU32,
     pub(crate) high_ack: AtomicU32,
-    pub(crate) seen_device: AtomicU32,
-    pub(crate) seen_hops: AtomicU32,
-    pub(crate) payload_bytes: AtomicU64,
     pub(crate) promised: AtomicU32,
-    pub(crate) border: AtomicU32,
-    pub(crate) sent: AtomicU32,
-    pub(crate) room_end: AtomicU32,
+    pub(crate) latest_timestamp: AtomicU32,
 }
 
-const _: () = assert!(size_of::<SegmentSide>() == 128);
+const _: () = assert!(size_of::<SegmentSide>() == 104);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentSide {}
@@ -257,15 +251,45 @@ pub(crate) struct SegmentFlow {
     pub(crate) deadline_ns: AtomicU64,
     pub(crate) moved_ns: AtomicU64,
     pub(crate) last_ns: AtomicU64,
-    pub(crate) latest_timestamp: [AtomicU32; 2],
-    pub(crate) _reserved2: [AtomicU64; 3],
+    pub(crate) _reserved: [AtomicU64; 2],
     pub(crate) side: [SegmentSide; 2],
 }
 
-const _: () = assert!(size_of::<SegmentFlow>() == 320);
+const _: () = assert!(size_of::<SegmentFlow>() == 256);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentFlow {}
+
+/// `struct segment_change_over_side`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct SegmentChangeOverSide {
+    pub(crate) clock: AtomicU32,
+    pub(crate) cut: AtomicU32,
+    pub(crate) border: AtomicU32,
+    pub(crate) sent: AtomicU32,
+    pub(crate) room_end: AtomicU32,
+    pub(crate) seen_device: AtomicU32,
+    pub(crate) seen_hops: AtomicU32,
+    pub(crate) _reserved: AtomicU32,
+}
+
+const _: () = assert!(size_of::<SegmentChangeOverSide>() == 32);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentChangeOverSide {}
+
+/// `struct segment_change_over`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct SegmentChangeOver {
+    pub(crate) side: [SegmentChangeOverSide; 2],
+}
+
+const _: () = assert!(size_of::<SegmentChangeOver>() == 64);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentChangeOver {}
 
 /// `struct segment_gate`.
 #[derive(Debug, Default)]

@@ -7,8 +7,7 @@
 #ifndef SEGMENT_OVERLAP_H
 #define SEGMENT_OVERLAP_H
 
-#include "lib/atomics.h"
-#include "segment/parse.h"
+#include "segment/steady.h"
 
 enum segment_way {
 	WAY_PAST,		/* translated */
@@ -18,135 +17,10 @@ enum segment_way {
 	WAY_NOWHERE,		/* nobody waits for it */
 };
 
-/* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
-#define PROMISE_REACH (1U << 30)
-
-static __always_inline __u32 high_seq(const struct segment_side *side)
-{
-	return READ_ONCE(side->reach);
-}
-
-static __always_inline __u32 marks(const struct segment_side *side)
-{
-	return READ_ONCE(side->reach) >> 32;
-}
-
-/* Tells the marks before; a full barrier. */
-static __always_inline __u32 add_marks(struct segment_side *side, __u32 added)
-{
-	return __sync_fetch_and_or(&side->reach, (__u64)added << 32) >> 32;
-}
-
-static __always_inline void take_marks(struct segment_side *side, __u32 taken)
-{
-	__sync_fetch_and_and(&side->reach, ~((__u64)taken << 32));
-}
-
-static __always_inline bool is_past(const struct segment_side *side)
-{
-	return marks(side) & SEGMENT_PAST;
-}
-
 /* The end of what has come from this peer by the sockets, or will. */
-static __always_inline __u32 socket_end(const struct segment_side *side)
+static __always_inline __u32 socket_end(const struct segment_change_over_side *socket)
 {
-	return after(side->cut, side->border) ? side->cut : side->border;
-}
-
-static __always_inline bool is_pure_ack(const struct segment *s)
-{
-	return !s->payload && !(s->flags & (SYN | FIN | RST));
-}
-
-/* The peer has sent up to there: what was taken for the end of its stream before that is none. */
-static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
-{
-	__u64 old = READ_ONCE(side->reach);
-	__u64 kept = ~(__u64)(SEGMENT_FIN | SEGMENT_FIN_ACKED);
-	int i;
-
-	for (i = 0; i < 16 && after(to, old); i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
-							  (old >> 32 & kept) << 32 | to);
-
-		if (found == old)
-			return;
-		old = found;
-	}
-}
-
-/* Marks the end of what has come, if it lies there; a full barrier then. */
-static __always_inline bool mark_end(struct segment_side *side, __u32 end, __u32 added)
-{
-	__u64 old = READ_ONCE(side->reach);
-	int i;
-
-	for (i = 0; i < 16 && (__u32)old == end; i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
-							  old | (__u64)added << 32);
-
-		if (found == old)
-			return true;
-		old = found;
-	}
-	return false;
-}
-
-/*
- * The other peer has acknowledged up to `ack` (in this side's numbering). Many CPUs may say so
- * at once; who loses the race says nothing new, or says it again with the next segment.
- */
-static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
-{
-	__u64 old = READ_ONCE(side->acked);
-	__u32 step = ack - (__u32)old;
-	int i;
-
-	for (i = 0; i < 4; i++) {
-		__u64 found;
-
-		if (step == 0 || step >> 31)
-			return;
-		found = __sync_val_compare_and_swap(&side->acked, old, old + step);
-		if (found == old) {
-			*moved_ns = bpf_ktime_get_coarse_ns();
-			return;
-		}
-		old = found;
-		step = ack - (__u32)old;
-	}
-}
-
-/*
- * Only what can be true may move the marks: a forger has to hit the windows. False for what an
- * endpoint discards because of what it acknowledges (tcp_ack): what nobody has sent, or less than
- * any window leaves under way (RFC 5961).
- */
-static __always_inline bool learn(const struct segment *s, struct segment_flow *flow,
-				  struct segment_side *side, struct segment_side *other)
-{
-	__u32 ack = s->ack + side->ack_delta, end = end_of(s);
-	__u32 oldest = side->high_ack - (0xffffU << (side->window_left & 15));
-
-	if (after(ack, high_seq(other)) || after(oldest, s->ack))
-		return false;
-	raise(&side->high_ack, s->ack);
-	if (!after(side->high_ack, s->ack))
-		raise(&side->edge, s->ack + (s->window << (side->window_left & 15)));
-	advance_acked(other, ack, &flow->moved_ns);
-	/*
-	 * Within the window that the other peer, or before it the relay, has announced; an end of
-	 * stream may lie one beyond.
-	 */
-	if (!after(end + side->seq_delta, other->edge + 1)) {
-		raise_high_seq(side, end);
-		/* Else it would lie ahead again once two gigabytes have passed. */
-		if (is_past(side) && after(end, side->promised + PROMISE_REACH))
-			raise(&side->promised, other->edge - side->seq_delta);
-	} else if (!after(end, side->promised + 1)) {
-		raise_high_seq(side, end);
-	}
-	return true;
+	return after(socket->cut, socket->border) ? socket->cut : socket->border;
 }
 
 /*
@@ -156,7 +30,8 @@ static __always_inline bool learn(const struct segment *s, struct segment_flow *
  * stream past the sockets, or this finds that there is more; else the next would overtake it.
  */
 static __always_inline void let_past(const struct segment *s, const struct segment_side *side,
-				     struct segment_side *other)
+				     struct segment_side *other,
+				     struct segment_change_over_side *other_socket)
 {
 	__u32 ack = s->ack + side->ack_delta;
 	__u32 edge = ack + (s->window << (side->window_left & 15));
@@ -164,7 +39,7 @@ static __always_inline void let_past(const struct segment *s, const struct segme
 
 	if (reach & past || ack != (__u32)reach || after(other->promised, edge))
 		return;
-	raise(&other->border, ack);
+	raise(&other_socket->border, ack);
 	__sync_val_compare_and_swap(&other->reach, reach, reach | past);
 }
 
@@ -173,18 +48,19 @@ static __always_inline void let_past(const struct segment *s, const struct segme
  * other stream, nobody is left: it answers what still comes past the sockets with a reset. Its own stream
  * may yet have to be given on by hand.
  */
-static __always_inline bool is_gone(const struct segment_side *side,
-				    const struct segment_side *other)
+static __always_inline bool is_gone(const struct segment_side *side, const struct segment_side *other,
+				    const struct segment_change_over_side *socket)
 {
 	return !is_past(side) && (marks(side) & SEGMENT_FIN) &&
-	       (marks(other) & SEGMENT_FIN_ACKED) && !after(high_seq(side), side->cut);
+	       (marks(other) & SEGMENT_FIN_ACKED) && !after(high_seq(side), socket->cut);
 }
 
 static __always_inline enum segment_way choose_way(const struct segment *s,
 						   const struct segment_side *side,
-						   const struct segment_side *other)
+						   const struct segment_side *other,
+						   const struct segment_change_over_side *socket)
 {
-	if ((s->flags & RST) && is_gone(side, other))
+	if ((s->flags & RST) && is_gone(side, other, socket))
 		return WAY_NOWHERE;
 	if (!is_past(side)) {
 		if (!is_past(other) || (s->flags & (SYN | RST)))
@@ -194,6 +70,89 @@ static __always_inline enum segment_way choose_way(const struct segment *s,
 	/* But what comes before all that was sent asks the other peer for an answer. */
 	if (!is_past(other) && is_pure_ack(s) && !after(high_seq(side), s->seq))
 		return WAY_SOCKET_ACK;
+	return WAY_PAST;
+}
+
+/*
+ * Turns a segment into what the other peer expects, if that is the way it goes.
+ * @s: the segment. @flow, @slot: its flow in OVERLAP, and the flow's index. @from: the side of its sender. Which
+ * way it goes; what goes to the socket is left as it is.
+ */
+__noinline enum segment_way translate_overlap(struct segment *s, struct segment_flow *flow, __u32 slot,
+					      __u32 from)
+{
+	struct segment_change_over_side *socket, *other_socket;
+	struct segment_change_over *change_over = change_over_of(slot);
+	struct segment_side *side, *other;
+	__u32 heard, seq, ack, window;
+	enum segment_way way;
+	bool believed;
+
+	if (!s || !flow || !change_over)
+		return WAY_SOCKET;
+	s->copy = 0;
+	side = &flow->side[from & 1];
+	other = &flow->side[!(from & 1)];
+	socket = &change_over->side[from & 1];
+	other_socket = &change_over->side[!(from & 1)];
+	heard = side->high_ack;
+	seq = s->seq + side->seq_delta;
+	ack = s->ack + side->ack_delta;
+	window = s->window << (side->window_left & 15);
+
+	believed = hear(s, flow, side, other);
+	if ((s->flags & (ACK | RST | SYN)) == ACK)
+		let_past(s, side, other, other_socket);
+	way = choose_way(s, side, other, socket);
+	if (way != WAY_PAST) {
+		if ((s->flags & RST) && is_accepted_reset(s, side, other))
+			learn_from_reset(s, flow, side, other);
+		return way;
+	}
+	if (s->flags & RST) {
+		take_reset(s, flow, side, other, SEGMENT_OVERLAP);
+	} else if (s->flags & ACK) {
+		/* end of what the relay's own socket delivers to this peer */
+		__u32 own_final = socket_end(other_socket) + other->seq_delta;
+
+		if (believed)
+			acknowledge_end(other, ack);
+		/*
+		 * The socket has to hear until all that it has sent is acknowledged, or it sends it again.
+		 * Should a copy get lost, the answer to the retransmission is a pure ACK.
+		 */
+		if (is_pure_ack(s) || !is_past(other) || !after(heard, own_final))
+			s->copy = COPY_ACK;
+	}
+
+	if (!is_past(other)) {
+		/* The relay's socket receives that stream, and has to say what of it. */
+		ack = other_socket->cut;
+		window = after(other_socket->room_end, ack) ? other_socket->room_end - ack : 0;
+		s->strip_sack = 1;
+	} else if (after(other_socket->cut, ack)) {
+		/*
+		 * What the relay has acknowledged stays acknowledged. An older acknowledgement would
+		 * make the receiver discard the whole segment. The window ends where it ended.
+		 */
+		__u32 raised = other_socket->cut - ack;
+
+		window = window > raised ? window - raised : 0;
+		ack = other_socket->cut;
+	}
+	if (s->sack_clip) {
+		s->sack_floor += side->ack_delta;
+	} else {
+		s->sack_clip = 1;
+		s->sack_floor = other_socket->cut;
+	}
+	/* It stands where the relay's socket is, not where its peer is. */
+	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
+	place(s, side, other, seq, ack, window);
+	if (s->has_timestamp) {
+		s->tsval = timestamp_floor(side, slot, from);
+		s->tsecr = 0;
+	}
 	return WAY_PAST;
 }
 

@@ -20,7 +20,7 @@ struct segment {
 	__u32 window;
 	__u32 payload;
 	__u32 sack_delta;
-	__u32 sack_floor;	/* where sack_clip is set: in the receiver's numbering */
+	__u32 sack_floor;	/* where sack_clip is set: in the receiver's sequence space */
 	__u32 out_device;
 	__u16 mss;
 	__u8 hops;		/* TTL */

@@ -53,8 +53,11 @@ static __always_inline bool is_filtered(struct sock *sk)
 	       (egress && BPF_CORE_READ(egress, items[0].prog));
 }
 
-static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
-				    struct segment_socket *out)
+/*
+ * What the kernel knows of one of the relay's sockets. A global function, which the verifier looks at once.
+ * @tuple: as segments of the socket's peer carry it. @out: zeroes, to be filled in. False where there is none.
+ */
+__noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struct segment_socket *out)
 {
 	struct bpf_sock_tuple key = {};
 	struct bpf_sock *found;
@@ -65,14 +68,17 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	__u32 flags = SEGMENT_SOCKET_FOUND, size;
 	__u8 ecn;
 
+	if (!tuple || !out)
+		return 0;
+
 	size = socket_key(&key, tuple);
 	found = bpf_skc_lookup_tcp(skb, &key, size, BPF_F_CURRENT_NETNS, 0);
 	if (!found)
-		return;
+		return 0;
 	tp = bpf_skc_to_tcp_sock(found);
 	if (!tp) {
 		bpf_sk_release(found);
-		return;
+		return 0;
 	}
 	sk = (struct sock *)tp;
 	out->cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
@@ -138,6 +144,7 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	}
 	out->flags = flags;
 	bpf_sk_release(found);
+	return 1;
 }
 
 /* libbpf wants a definition, to find that the functions are those of the kernel. */

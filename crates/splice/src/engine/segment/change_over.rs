@@ -92,9 +92,10 @@ impl Segment {
         }
         for side in Side::BOTH {
             let entry = flow.side(side.index());
+            let socket = &flow.change_over()[side.index()];
             let noted = (flow.marks(side.index()) & mark::NOTED != 0).then(|| {
                 (
-                    entry.seen_device.load(Relaxed),
+                    socket.seen_device.load(Relaxed),
                     entry.high_seq(),
                     entry.high_ack.load(Relaxed),
                 )
@@ -109,7 +110,7 @@ impl Segment {
                      another tc program stands between"
                 ));
             }
-            let hops = noted.map(|_| entry.seen_hops.load(Relaxed));
+            let hops = noted.map(|_| socket.seen_hops.load(Relaxed));
             if !can_go_on(found, side.index(), hops) {
                 return Progress::Refused(
                     format!("{side:?}'s segments come with a TTL of 1, so they go no further")

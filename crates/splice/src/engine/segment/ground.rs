@@ -17,7 +17,9 @@ use super::slots::{Offer, Slots};
 use crate::bpf_clock;
 use crate::bpf_object::device::{Way, namespace};
 use crate::bpf_object::{Map, Program, SharedArray, load, statistics};
-use crate::bpf_types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
+use crate::bpf_types::{
+    SegmentChangeOver, SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple,
+};
 use crate::bpf_types::{segment_reason as reason, segment_state as state};
 use crate::error::Result;
 use crate::firewall::Firewall;
@@ -55,6 +57,8 @@ pub(crate) struct Ground {
     /// Or why the packet filters cannot be watched.
     firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
     flows: SharedArray<SegmentFlow>,
+    /// At the index of their flow.
+    change_overs: SharedArray<SegmentChangeOver>,
     gate: SharedArray<SegmentGate>,
     book: Mutex<Book>,
     /// Held while the program is attached to a device.
@@ -206,6 +210,7 @@ impl Ground {
         Ok(Self {
             ingress: object.program("segment_ingress")?,
             egress: object.program("segment_egress")?,
+            change_overs: object.map("segment_change_overs")?.share_values()?,
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
@@ -417,6 +422,10 @@ impl Ground {
     /// How many flows have sockets that may still send.
     pub(super) fn awake(&self) -> &AtomicU32 {
         &self.gate.at(0).awake
+    }
+
+    pub(super) fn change_over(&self, slot: u32) -> &SegmentChangeOver {
+        self.change_overs.at(slot as usize)
     }
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {

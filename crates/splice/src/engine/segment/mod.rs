@@ -306,7 +306,7 @@ impl Segment {
                 if is_own(socket, self.cookies[from]) {
                     // What has not been given on by hand went past the sockets.
                     let given = socket.copied_seq.wrapping_sub(load.held as u32);
-                    flow.side(from).cut.store(given, Relaxed);
+                    flow.change_over()[from].cut.store(given, Relaxed);
                 }
             }
         }
@@ -324,7 +324,7 @@ impl Segment {
                 let past = far.high_seq();
                 past.wrapping_add(far.seq_delta.load(Relaxed))
             } else {
-                near.sent.load(Relaxed)
+                flow.change_over()[side].sent.load(Relaxed)
             };
             (seq, near.high_seq())
         });

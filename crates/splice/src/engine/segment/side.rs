@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
-use crate::bpf_types::SegmentSide;
+use crate::bpf_types::{SegmentChangeOverSide, SegmentSide};
 use crate::bpf_types::{segment_flag as flag, segment_mark as mark};
 
 /// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/steady.h` says why.
@@ -17,15 +17,15 @@ impl SegmentSide {
         self.flags.load(Relaxed) & flag::MICROSECONDS != 0
     }
 
-    /// Where the clock stands that begins to stand at `now_ns`.
-    pub(super) fn standing_at(&self, now_ns: u64) -> u32 {
+    /// Where the clock stands that begins to stand at `now_ns`, and showed `clock` at time 0.
+    pub(super) fn standing_at(&self, now_ns: u64, clock: u32) -> u32 {
         let tick_ns = if self.ticks_in_microseconds() {
             1_000
         } else {
             1_000_000
         };
         let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
-        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
+        (ticks as u32).wrapping_add(clock)
     }
 
     /// The end of what the peer has sent.
@@ -97,17 +97,11 @@ impl SegmentSide {
             &self.out_device,
             &self.seq_delta,
             &self.ack_delta,
-            &self.clock,
-            &self.cut,
             &self.timestamp_floor,
             &self.high_ack,
             &self.edge,
-            &self.seen_device,
-            &self.seen_hops,
             &self.promised,
-            &self.border,
-            &self.sent,
-            &self.room_end,
+            &self.latest_timestamp,
         ] {
             word.store(0, Relaxed);
         }
@@ -118,6 +112,23 @@ impl SegmentSide {
             &self.own_scale,
         ] {
             byte.store(0, Relaxed);
+        }
+    }
+}
+
+impl SegmentChangeOverSide {
+    /// Nothing is known of the peer.
+    pub(super) fn clear(&self) {
+        for word in [
+            &self.clock,
+            &self.cut,
+            &self.border,
+            &self.sent,
+            &self.room_end,
+            &self.seen_device,
+            &self.seen_hops,
+        ] {
+            word.store(0, Relaxed);
         }
     }
 }

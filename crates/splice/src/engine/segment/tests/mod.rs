@@ -24,6 +24,7 @@ mod random;
 mod refusal;
 mod room;
 mod size;
+mod steady;
 pub(super) mod step;
 mod summed_up;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
