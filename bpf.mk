@@ -15,8 +15,8 @@ BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
 
 .PHONY: bpf bpf-verify
 
-bpf: ## Compile the BPF programs again (needs clang-19, llvm-19, libbpf-dev)
-	@scripts/install bpf
+bpf: ## Compile the BPF programs and generate their Rust types again (needs clang-19, llvm-19, libbpf-dev)
+	@scripts/install build lint bpf
 	@for directory in $(BPF_DIRS); do \
 		out=$(BPF_OUT)/$$directory/prebuilt; mkdir -p $$out; \
 		for source in $$directory/*.bpf.c; do \
