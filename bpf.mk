@@ -11,12 +11,12 @@ BPF_TYPES := crates/splice-bpf/src/types.rs
 BPF_OUT ?= .
 # -mcpu=v3: atomic operations that return the old value (Linux 5.12).
 BPF_CFLAGS := -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Werror \
-	-I/usr/include/$(shell uname -m)-linux-gnu -fdebug-prefix-map=$(CURDIR)=.
+	-Icrates/splice-bpf/bpf -I/usr/include/$(shell uname -m)-linux-gnu -fdebug-prefix-map=$(CURDIR)=.
 
 .PHONY: bpf bpf-verify
 
-bpf: ## Compile the BPF programs again (needs clang-19, llvm-19, libbpf-dev)
-	@scripts/install bpf
+bpf: ## Compile the BPF programs and generate their Rust types again (needs clang-19, llvm-19, libbpf-dev)
+	@scripts/install build lint bpf
 	@for directory in $(BPF_DIRS); do \
 		out=$(BPF_OUT)/$$directory/prebuilt; mkdir -p $$out; \
 		for source in $$directory/*.bpf.c; do \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Stands in front of a source: a socket filter, which TCP asks before a segment counts as come
- * (tcp_filter). What it refuses was never acknowledged, so the sender repeats it.
+ * (tcp_filter). What it refuses was never acknowledged, so the sender retransmits it.
  *
  * It opens a direction for which user space has asked: it puts the source into its map and lets the
  * segment at hand in behind that, which brings about the verdict of what waits there, too. A process
@@ -17,23 +17,19 @@
  * new once the bound on it would be broken.
  *
  * What lies behind the window is refused, too. TCP would drop it, and noting it as let in would
- * make everything up to there look like a repetition.
+ * make everything up to there look like a retransmission.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "fence.h"
+#include "lib/atomics.h"
 #include "kernel_fields.h"
 #include "redirect_maps.h"
 
 #define ACCEPT 0xffffffff
 #define REFUSE 0
-
-#define FIN 0x01
-#define RST 0x04
-#define URG 0x20
 
 /* The beginning of a TCP header behind the ports. */
 struct numbers {
@@ -53,10 +49,10 @@ struct numbers {
  */
 static __always_inline int is_beyond(struct tcp_sock *tcp, __u32 seq)
 {
-	__u32 window = *(volatile __u32 *)&tcp->rcv_wnd;
+	__u32 window = READ_ONCE(tcp->rcv_wnd);
 
 	fence();
-	return (__s32)(seq - (*(volatile __u32 *)&tcp->rcv_nxt + window)) > 0;
+	return (__s32)(seq - (READ_ONCE(tcp->rcv_nxt) + window)) > 0;
 }
 
 /*
@@ -65,8 +61,8 @@ static __always_inline int is_beyond(struct tcp_sock *tcp, __u32 seq)
  */
 static __always_inline int is_through(struct tcp_sock *tcp, __u32 let_in)
 {
-	__u32 taken = *(volatile __u32 *)&tcp->copied_seq;
-	__u32 come = *(volatile __u32 *)&tcp->rcv_nxt;
+	__u32 taken = READ_ONCE(tcp->copied_seq);
+	__u32 come = READ_ONCE(tcp->rcv_nxt);
 
 	return taken == come && (__s32)(let_in - come) <= 0;
 }
@@ -74,7 +70,7 @@ static __always_inline int is_through(struct tcp_sock *tcp, __u32 let_in)
 static __always_inline void close(struct direction_entry *direction, __u64 cookie, __u32 index,
 				  struct tcp_sock *tcp)
 {
-	__u64 noted = *(volatile __u64 *)&direction->let_in;
+	__u64 noted = READ_ONCE(direction->let_in);
 
 	if (noted & HELD || !is_through(tcp, noted))
 		return;
@@ -91,7 +87,7 @@ static __always_inline void close(struct direction_entry *direction, __u64 cooki
 static __always_inline void open(struct direction_entry *direction, __u64 cookie, __u32 index,
 				 struct bpf_sock *source)
 {
-	__u32 asked = *(volatile __u32 *)&direction->asked;
+	__u32 asked = READ_ONCE(direction->asked);
 	long error;
 
 	if (!asked || __sync_val_compare_and_swap(&direction->asked, asked, 0) != asked)
@@ -139,18 +135,18 @@ int gate(struct __sk_buff *skb)
 		__sync_fetch_and_add(&direction->beyond, 1);
 		return REFUSE;
 	}
-	opened = *(volatile __u32 *)&direction->opened;
+	opened = READ_ONCE(direction->opened);
 	fence();
 	if (direction->full == opened && direction->closed != opened)
 		close(direction, cookie, *index, tcp);
 	over = direction->over == opened && direction->closed != opened;
 	end = seq + content + !!(numbers.flags & FIN);
 	for (int i = 0; i < ATTEMPTS; i++) {
-		__u64 noted = *(volatile __u64 *)&direction->let_in;
+		__u64 noted = READ_ONCE(direction->let_in);
 
 		if (noted & HELD)
 			break;
-		/* A repetition; or it fills a gap, which the closing waits for. */
+		/* A retransmission; or it fills a gap, which the closing waits for. */
 		if ((__s32)(end - (__u32)noted) <= 0)
 			return ACCEPT;
 		if (over && content)

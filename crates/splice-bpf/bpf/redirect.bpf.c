@@ -52,7 +52,7 @@ static __always_inline void look(__u64 cookie, struct direction_entry *direction
 		return;
 	}
 	direction->full = opened;
-	/* Gate could not close so far: the sender has to repeat what comes now. */
+	/* Gate could not close so far: the sender has to retransmit what comes now. */
 	if (used > size + (size >> REFUSE_SHIFT))
 		direction->over = opened;
 }
@@ -125,7 +125,7 @@ int redirect(struct __sk_buff *skb)
 		return SK_DROP;
 
 	/*
-	 * A bare end of stream. Redirected it would break the target (the worker takes the zero
+	 * A FIN without payload. Redirected it would break the target (the worker takes the zero
 	 * for EPIPE). Dropping it loses nothing: the socket has noted the end already.
 	 */
 	if (skb->len == 0)

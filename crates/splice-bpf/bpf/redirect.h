@@ -33,12 +33,12 @@ struct direction_entry {
 	/* Written by user space. */
 	__u64 limit;		/* byte limit, as `redirected` counts */
 	__u32 base_seq;		/* sequence number of the source's first byte */
-	__u32 target_seq;	/* where that byte went in the target's numbering */
+	__u32 target_seq;	/* where that byte went in the target's sequence space */
 	__u32 opened;		/* number of this opening, from 1 */
 
 	/* Written by gate. */
 	__u32 closed;		/* number of the opening that it ended last */
-	__u32 refused;		/* segments that were not let in; the sender repeats them */
+	__u32 refused;		/* segments that were not let in; the sender retransmits them */
 	__u32 beyond;		/* segments behind the window, which TCP would not take */
 
 	/*

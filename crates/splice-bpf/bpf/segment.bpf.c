@@ -14,13 +14,12 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_core_read.h>
-#include "fence.h"
-#include "segment_maps.h"
-#include "segment_parse.h"
-#include "segment_overlap.h"
-#include "segment_rewrite.h"
-#include "segment_translate.h"
-#include "segment_sockets.h"
+#include "lib/atomics.h"
+#include "segment/maps.h"
+#include "segment/parse.h"
+#include "segment/overlap.h"
+#include "segment/rewrite.h"
+#include "segment/sockets.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -39,41 +38,35 @@ static __always_inline void note_handshake(struct __sk_buff *skb, struct segment
 }
 
 static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
-				 struct segment_side *side)
+				 const struct segment_place *place, struct segment_side *side)
 {
+	struct segment_change_over *change_over = change_over_of(place->flow);
+	struct segment_change_over_side *seen;
 	__u32 end = end_of(s), edge = s->ack + (s->window << (side->window_left & 15));
 
-	if (!(s->flags & ACK) || (s->flags & (SYN | RST)))
+	if (!change_over || !(s->flags & ACK) || (s->flags & (SYN | RST)))
 		return;
+	seen = &change_over->side[place->side & 1];
 	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
-	if (!*(volatile __u64 *)&side->reach) {
+	if (!READ_ONCE(side->reach)) {
 		side->high_ack = s->ack;
 		side->edge = edge;
-		side->seen_device = skb->ifindex;
-		side->seen_hops = s->hops;
+		seen->seen_device = skb->ifindex;
+		seen->seen_hops = s->hops;
 		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
-	side->seen_device = skb->ifindex;
-	side->seen_hops = s->hops;
+	seen->seen_device = skb->ifindex;
+	seen->seen_hops = s->hops;
 	raise_high_seq(side, end);
 	raise(&side->high_ack, s->ack);
 	raise(&side->edge, edge);
-}
-
-/* All else that is read of the flow after this is at least as new. */
-static __always_inline __u32 state_of(const struct segment_flow *flow)
-{
-	__u32 state = *(volatile __u32 *)&flow->state;
-
-	fence();
-	return state;
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
 static __always_inline bool is_steady(const struct segment *s, const struct segment_flow *flow,
 				      const struct segment_place *place)
 {
-	return state_of(flow) == SEGMENT_SPLICED && place->device == LOOPBACK &&
+	return load_acquire(&flow->state) == SEGMENT_SPLICED && place->device == LOOPBACK &&
 	       !(s->flags & (SYN | FIN | RST)) &&
 	       !((marks(&flow->side[0]) | marks(&flow->side[1])) & SEGMENT_FIN);
 }
@@ -87,7 +80,7 @@ static __always_inline bool goes_round(void)
 	__u32 zero = 0;
 	struct segment_gate *gate = bpf_map_lookup_elem(&segment_gates, &zero);
 
-	return gate && *(volatile __u32 *)&gate->behind;
+	return gate && READ_ONCE(gate->behind);
 }
 
 /*
@@ -109,9 +102,7 @@ int segment_ingress(struct __sk_buff *skb)
 	struct segment s = {};
 	struct segment_place *place;
 	struct segment_flow *flow;
-	struct segment_side *side, *other;
 	__u32 state, copy, mark = skb->mark, hop;
-	enum segment_way way;
 	bool by_lo = skb->ifindex != LOOPBACK, ok;
 
 	if (!parse(skb, &s))
@@ -125,13 +116,11 @@ int segment_ingress(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
 	if (!flow || flow->serial != place->serial)
 		return NEXT;
-	side = &flow->side[place->side & 1];
-	other = &flow->side[!(place->side & 1)];
-	state = state_of(flow);
+	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
 	if (mark == COPY_ACK || mark == COPY_RST)
-		return give_to_socket(skb, &s, side, other, mark == COPY_RST);
+		return give_to_socket(skb, &s, flow, place, mark == COPY_RST);
 	if (state == SEGMENT_FREE) {
 		if (s.flags & SYN)
 			note_handshake(skb, &s);
@@ -142,9 +131,9 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	if (state == SEGMENT_WATCH) {
-		note(skb, &s, side);
+		note(skb, &s, place, &flow->side[place->side & 1]);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
-		state = state_of(flow);
+		state = load_acquire(&flow->state);
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
 	}
@@ -152,13 +141,13 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_EXPIRED);
 		return NEXT;
 	}
-	if (state == SEGMENT_LINGER && (s.flags & SYN)) {
+	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN)) {
 		flow->state = SEGMENT_FREE;
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
 		return NEXT;
 	}
-	if (!s.plain_stamp && !find_options(skb, &s)) {
+	if (!s.plain_timestamp && !find_options(skb, &s)) {
 		count(SEGMENT_MALFORMED);
 		return NEXT;
 	}
@@ -167,22 +156,28 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
-	way = translate(&s, flow, place->side, state);
-	if (way == WAY_NOWHERE) {
-		count(SEGMENT_GONE);
-		return DROP;
-	}
-	if (way == WAY_SOCKET_ACK)
-		return give_to_socket(skb, &s, side, other, false);
-	if (way == WAY_SOCKET || way == WAY_BOTH) {
-		if (way == WAY_BOTH)
-			send_copy(skb, COPY_PAST);
-		if (way == WAY_BOTH && !limit_ack(skb, &s, socket_end(other) + other->seq_delta)) {
-			count(SEGMENT_UNWRITABLE);
+	if (state == SEGMENT_OVERLAP) {
+		enum segment_way way = translate_overlap(&s, flow, place->flow, place->side);
+
+		if (way == WAY_NOWHERE) {
+			count(SEGMENT_GONE);
 			return DROP;
 		}
-		count(SEGMENT_BY_SOCKET);
-		return NEXT;
+		if (way == WAY_SOCKET_ACK)
+			return give_to_socket(skb, &s, flow, place, false);
+		if (way == WAY_BOTH) {
+			send_copy(skb, COPY_PAST);
+			if (!limit_ack(skb, &s, flow, place)) {
+				count(SEGMENT_UNWRITABLE);
+				return DROP;
+			}
+		}
+		if (way != WAY_PAST) {
+			count(SEGMENT_BY_SOCKET);
+			return NEXT;
+		}
+	} else {
+		translate_steady(&s, flow, place->flow, place->side, state);
 	}
 	copy = s.copy;
 	for (hop = 1; hop <= MAX_HOPS && s.local; hop++) {
@@ -197,7 +192,7 @@ int segment_ingress(struct __sk_buff *skb)
 			by_lo = true;
 			break;
 		}
-		translate(&s, flow, place->side, SEGMENT_SPLICED);
+		translate_steady(&s, flow, place->flow, place->side, SEGMENT_SPLICED);
 	}
 
 	if (copy && mark != COPY_PAST)
@@ -235,6 +230,8 @@ int segment_egress(struct __sk_buff *skb)
 	struct segment_tuple key;
 	struct segment_place *place;
 	struct segment_flow *flow;
+	struct segment_change_over *change_over;
+	struct segment_change_over_side *socket;
 	struct segment_side *side, *other;
 	struct segment_gate *gate;
 	__u32 zero = 0, seq, ack, edge, room, sum = 0, at, state;
@@ -252,15 +249,12 @@ int segment_egress(struct __sk_buff *skb)
 	 */
 	fence();
 	gate = bpf_map_lookup_elem(&segment_gates, &zero);
-	if (!gate || !*(volatile __u32 *)&gate->awake)
+	if (!gate || !READ_ONCE(gate->awake))
 		return NEXT;
 	/* What was translated came in on a device. */
 	if (skb->ingress_ifindex || !parse(skb, &s) || !(s.flags & ACK) || (s.flags & SYN))
 		return NEXT;
-	__builtin_memcpy(key.source, s.tuple.destination, 16);
-	__builtin_memcpy(key.destination, s.tuple.source, 16);
-	key.source_port = s.tuple.destination_port;
-	key.destination_port = s.tuple.source_port;
+	reverse(&s.tuple, &key);
 	place = bpf_map_lookup_elem(&segment_tuples, &key);
 	if (!place)
 		return NEXT;
@@ -269,18 +263,22 @@ int segment_egress(struct __sk_buff *skb)
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
-	state = state_of(flow);
+	state = load_acquire(&flow->state);
 	if (state == SEGMENT_SPLICED && !(s.flags & RST)) {
-		count(SEGMENT_HUSHED);
+		count(SEGMENT_SILENCED);
 		return DROP;
 	}
 	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns)
 		return NEXT;
 
-	raise(&side->cut, s.ack);
-	raise(&side->sent, end_of(&s));
+	change_over = change_over_of(place->flow);
+	if (!change_over)
+		return NEXT;
+	socket = &change_over->side[place->side & 1];
+	raise(&socket->cut, s.ack);
+	raise(&socket->sent, end_of(&s));
 	if (is_past(side)) {
-		/* What the other peer says, in the numbering of this connection */
+		/* What the other peer says, in the sequence space of this connection */
 		ack = other->high_ack + other->ack_delta;
 		edge = other->edge + other->ack_delta;
 		if (after(s.ack, ack))
@@ -297,10 +295,10 @@ int segment_egress(struct __sk_buff *skb)
 	if (room > 0xffff)
 		room = 0xffff;
 	if (!is_past(side))
-		side->room_end = ack + (room << (side->own_scale & 15));
-	if (!s.plain_stamp && !find_options(skb, &s))
+		socket->room_end = ack + (room << (side->own_scale & 15));
+	if (!s.plain_timestamp && !find_options(skb, &s))
 		return NEXT;
-	s.tsval = stamp_floor(other);
+	s.tsval = timestamp_floor(other, place->flow, !(place->side & 1));
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
@@ -310,7 +308,7 @@ int segment_egress(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
-	if (is_past(other) && ((s.flags & RST) || (is_bare(&s) && !after(side->sent, s.seq)))) {
+	if (is_past(other) && ((s.flags & RST) || (is_pure_ack(&s) && !after(socket->sent, s.seq)))) {
 		/*
 		 * This peer has got more from the other one than the socket has sent. What stands before
 		 * that is a question (keep-alive, zero window), and has to look like one. A reset is heard

@@ -9,7 +9,7 @@
 #include "clock.h"
 #include "hooks.h"
 #include "redirect.h"
-#include "segment.h"
+#include "segment/shared.h"
 
 #define VALUE SEC("value")
 #define SHARED SEC("shared")
@@ -25,6 +25,7 @@ struct clock_reading clock_reading VALUE;
 
 struct direction_entry direction_entry SHARED;
 struct segment_flow segment_flow SHARED;
+struct segment_change_over segment_change_over SHARED;
 struct segment_gate segment_gate SHARED;
 
 enum segment_state segment_state CONSTANTS;

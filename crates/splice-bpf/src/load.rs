@@ -12,14 +12,14 @@ use crate::libbpf::{LOADING, Quiet, absent, refused};
 use crate::map::Map;
 use crate::program::Program;
 
-/// Whether this CPU may reorder reads (bpf/fence.h).
+/// Whether this CPU may reorder reads (bpf/lib/atomics.h).
 const WEAKLY_ORDERED: bool = cfg!(not(any(
     target_arch = "x86_64",
     target_arch = "x86",
     target_arch = "s390x"
 )));
 
-/// The section of `weakly_ordered` in bpf/fence.h.
+/// The section of `weakly_ordered` in bpf/lib/atomics.h.
 const ORDER_SECTION: &str = ".rodata.order";
 
 /// An environment variable that makes tests load programs as for such CPUs.

@@ -26,7 +26,7 @@ objects! {
 #[cfg(feature = "test")]
 objects! {
     /// A foreign tc program, for tests.
-    BYSTANDER = "bystander";
+    FOREIGN_TC = "foreign_tc";
     /// A filter of a control group, for tests.
     CGROUP_FILTER = "cgroup_filter";
     /// A path that loses and reorders, for tests.

@@ -1,14 +1,14 @@
 //! What a flow knows of one peer, in the memory that the program works on; `reach` as the program takes it
-//! apart (`bpf/segment_overlap.h`).
+//! apart (`bpf/segment/overlap.h`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
 use crate::sequence::is_behind;
-use crate::types::SegmentSide;
+use crate::types::{SegmentChangeOverSide, SegmentSide};
 use crate::types::{segment_flag as flag, segment_mark as mark};
 
-/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment_translate.h` says why.
+/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/steady.h` says why.
 const LEAD: Duration = Duration::from_millis(250);
 
 impl SegmentSide {
@@ -17,15 +17,15 @@ impl SegmentSide {
         self.flags.load(Relaxed) & flag::MICROSECONDS != 0
     }
 
-    /// Where the clock stands that begins to stand at `now_ns`.
-    pub fn standing_at(&self, now_ns: u64) -> u32 {
+    /// Where the clock stands that begins to stand at `now_ns`, and showed `clock` at time 0.
+    pub fn standing_at(&self, now_ns: u64, clock: u32) -> u32 {
         let tick_ns = if self.ticks_in_microseconds() {
             1_000
         } else {
             1_000_000
         };
         let ticks = (now_ns + LEAD.as_nanos() as u64) / tick_ns;
-        (ticks as u32).wrapping_add(self.clock.load(Relaxed))
+        (ticks as u32).wrapping_add(clock)
     }
 
     /// The end of what the peer has sent.
@@ -93,24 +93,18 @@ impl SegmentSide {
     /// Nothing is known of the peer.
     pub fn clear(&self) {
         self.reach.store(0, Relaxed);
-        self.stamp_delta.store(0, Relaxed);
+        self.timestamp_delta.store(0, Relaxed);
         self.acked.store(0, Relaxed);
         self.payload_bytes.store(0, Relaxed);
         for word in [
             &self.out_device,
             &self.seq_delta,
             &self.ack_delta,
-            &self.clock,
-            &self.cut,
-            &self.stamp_floor,
+            &self.timestamp_floor,
             &self.high_ack,
             &self.edge,
-            &self.seen_device,
-            &self.seen_hops,
             &self.promised,
-            &self.border,
-            &self.sent,
-            &self.room_end,
+            &self.latest_timestamp,
         ] {
             word.store(0, Relaxed);
         }
@@ -121,6 +115,23 @@ impl SegmentSide {
             &self.own_scale,
         ] {
             byte.store(0, Relaxed);
+        }
+    }
+}
+
+impl SegmentChangeOverSide {
+    /// Nothing is known of the peer.
+    pub fn clear(&self) {
+        for word in [
+            &self.clock,
+            &self.cut,
+            &self.border,
+            &self.sent,
+            &self.room_end,
+            &self.seen_device,
+            &self.seen_hops,
+        ] {
+            word.store(0, Relaxed);
         }
     }
 }

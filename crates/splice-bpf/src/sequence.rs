@@ -9,7 +9,7 @@ pub fn is_behind(mark: u32, to: u32) -> bool {
 }
 
 /// Moves a mark forward, never back. The BPF program raises the same words (`raise` in
-/// `bpf/segment_overlap.h`).
+/// `bpf/segment/overlap.h`).
 pub fn raise(mark: &AtomicU32, to: u32) {
     // It fails if the mark is already there, which is fine.
     let _ = mark.fetch_update(Relaxed, Relaxed, |mark| is_behind(mark, to).then_some(to));

@@ -226,24 +226,18 @@ pub struct SegmentSide {
     pub window_right: AtomicU8,
     pub flags: AtomicU8,
     pub own_scale: AtomicU8,
-    pub clock: AtomicU32,
-    pub cut: AtomicU32,
-    pub stamp_floor: AtomicU32,
+    pub timestamp_floor: AtomicU32,
     pub reach: AtomicU64,
-    pub stamp_delta: AtomicU64,
+    pub timestamp_delta: AtomicU64,
     pub acked: AtomicU64,
+    pub payload_bytes: AtomicU64,
     pub edge: AtomicU32,
     pub high_ack: AtomicU32,
-    pub seen_device: AtomicU32,
-    pub seen_hops: AtomicU32,
-    pub payload_bytes: AtomicU64,
     pub promised: AtomicU32,
-    pub border: AtomicU32,
-    pub sent: AtomicU32,
-    pub room_end: AtomicU32,
+    pub latest_timestamp: AtomicU32,
 }
 
-const _: () = assert!(size_of::<SegmentSide>() == 128);
+const _: () = assert!(size_of::<SegmentSide>() == 104);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentSide {}
@@ -257,15 +251,45 @@ pub struct SegmentFlow {
     pub deadline_ns: AtomicU64,
     pub moved_ns: AtomicU64,
     pub last_ns: AtomicU64,
-    pub latest_stamp: [AtomicU32; 2],
-    pub _reserved2: [AtomicU64; 3],
+    pub _reserved: [AtomicU64; 2],
     pub side: [SegmentSide; 2],
 }
 
-const _: () = assert!(size_of::<SegmentFlow>() == 320);
+const _: () = assert!(size_of::<SegmentFlow>() == 256);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentFlow {}
+
+/// `struct segment_change_over_side`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SegmentChangeOverSide {
+    pub clock: AtomicU32,
+    pub cut: AtomicU32,
+    pub border: AtomicU32,
+    pub sent: AtomicU32,
+    pub room_end: AtomicU32,
+    pub seen_device: AtomicU32,
+    pub seen_hops: AtomicU32,
+    pub _reserved: AtomicU32,
+}
+
+const _: () = assert!(size_of::<SegmentChangeOverSide>() == 32);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentChangeOverSide {}
+
+/// `struct segment_change_over`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SegmentChangeOver {
+    pub side: [SegmentChangeOverSide; 2],
+}
+
+const _: () = assert!(size_of::<SegmentChangeOver>() == 64);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentChangeOver {}
 
 /// `struct segment_gate`.
 #[derive(Debug, Default)]
@@ -287,7 +311,7 @@ pub mod segment_state {
     pub const WATCH: u32 = 1;
     pub const OVERLAP: u32 = 2;
     pub const SPLICED: u32 = 3;
-    pub const LINGER: u32 = 4;
+    pub const TIME_WAIT: u32 = 4;
 }
 
 /// `enum segment_mark`.
@@ -367,7 +391,7 @@ pub mod segment_reason {
     pub const MALFORMED: u32 = 7;
     pub const UNWRITABLE: u32 = 8;
     pub const RST_REFUSED: u32 = 9;
-    pub const HUSHED: u32 = 10;
+    pub const SILENCED: u32 = 10;
     pub const GONE: u32 = 11;
     pub const NO_ROOM: u32 = 12;
     pub const REASONS: u32 = 13;
@@ -382,7 +406,7 @@ pub mod segment_reason {
         "malformed",
         "unwritable",
         "rst_refused",
-        "hushed",
+        "silenced",
         "gone",
         "no_room",
     ];

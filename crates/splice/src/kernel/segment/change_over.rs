@@ -11,7 +11,7 @@
 //!           refused
 //! ```
 //!
-//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment.h`).
+//! Of these the program knows Watching to Spliced (`enum segment_state` in `bpf/segment/shared.h`).
 //!
 //! This file neither reads a clock nor asks the kernel: `turn.rs` passes in the sockets, the streams and the
 //! time, and does what is decided here.

@@ -18,7 +18,9 @@ use super::slots::{Offer, Slots};
 use crate::firewall::Firewall;
 use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
-use splice_bpf::types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
+use splice_bpf::types::{
+    SegmentChangeOver, SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple,
+};
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
 use splice_bpf::{
     AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics,
@@ -46,6 +48,8 @@ pub(crate) struct Datapath {
     /// Or why the packet filters cannot be watched.
     firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
     flows: SharedArray<SegmentFlow>,
+    /// At the index of their flow.
+    change_overs: SharedArray<SegmentChangeOver>,
     gate: SharedArray<SegmentGate>,
     table: Mutex<Table>,
     /// Locked while the program is being attached to a device.
@@ -109,6 +113,7 @@ impl Datapath {
         Ok(Self {
             ingress: object.program("segment_ingress")?,
             egress: object.program("segment_egress")?,
+            change_overs: object.map("segment_change_overs")?.share_values()?,
             gate: object.map("segment_gates")?.share_values()?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
@@ -320,6 +325,10 @@ impl Datapath {
     /// How many flows have sockets that may still send.
     pub(super) fn awake(&self) -> &AtomicU32 {
         &self.gate.at(0).awake
+    }
+
+    pub(super) fn change_over(&self, slot: u32) -> &SegmentChangeOver {
+        self.change_overs.at(slot as usize)
     }
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {

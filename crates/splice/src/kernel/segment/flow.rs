@@ -6,7 +6,7 @@
 //!                       └───────────┘
 //! ```
 //!
-//! The states and who changes them are in `bpf/segment.h`.
+//! The states and who changes them are in `bpf/segment/shared.h`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, fence};
@@ -17,18 +17,20 @@ use super::datapath::Datapath;
 use super::translation::Translation;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{is_behind, raise};
-use splice_bpf::types::{SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple};
+use splice_bpf::types::{
+    SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple,
+};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
 /// owner that is alive looks at least every `LONGEST_OVERLAP_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
-/// How long an ended flow still translates; `LINGER_NS` in `bpf/segment_translate.h` says why.
+/// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/steady.h` says why.
 const LINGER: Duration = Duration::from_millis(3200);
 
 /// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
-/// late (`FLOOR_REACH_NS` in `bpf/segment_translate.h`): what it stamps meanwhile is stamped so, too.
+/// late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`): what it stamps meanwhile is stamped so, too.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
 /// A flow's slot. Dropping it ends the translation at once.
@@ -72,8 +74,8 @@ impl Flow {
             side.clear();
             side.window_left.store(scale, Relaxed);
         }
-        for stamp in &entry.latest_stamp {
-            stamp.store(0, Relaxed);
+        for socket in flow.change_over() {
+            socket.clear();
         }
         entry.moved_ns.store(now_ns(), Relaxed);
         entry.serial.store(serial, Relaxed);
@@ -105,9 +107,15 @@ impl Flow {
         &self.entry().side[index]
     }
 
+    /// What is known of both sides until the flow is spliced.
+    pub(super) fn change_over(&self) -> &[SegmentChangeOverSide; 2] {
+        &self.datapath.change_over(self.slot).side
+    }
+
     /// From now on each stream goes by the sockets only until they have emptied it.
     pub(super) fn overlap(&self, plan: &Translation) {
-        for (side, plan) in self.entry().side.iter().zip(&plan.sides) {
+        let sides = self.entry().side.iter().zip(self.change_over());
+        for ((side, socket), plan) in sides.zip(&plan.sides) {
             for (word, value) in side.out.iter().zip(words(&plan.out)) {
                 word.store(value, Relaxed);
             }
@@ -122,12 +130,12 @@ impl Flow {
             ] {
                 byte.store(value, Relaxed);
             }
-            side.clock.store(plan.clock, Relaxed);
+            socket.clock.store(plan.clock, Relaxed);
             side.promised.store(plan.promised, Relaxed);
-            side.room_end.store(plan.promised, Relaxed);
-            side.cut.store(plan.cut, Relaxed);
-            side.border.store(plan.cut, Relaxed);
-            side.sent.store(plan.sent, Relaxed);
+            socket.room_end.store(plan.promised, Relaxed);
+            socket.cut.store(plan.cut, Relaxed);
+            socket.border.store(plan.cut, Relaxed);
+            socket.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
             // What was noted may be newer than the sockets, or older: the first that was seen
             // may have been a repetition. Or nobody has sent it.
@@ -155,13 +163,14 @@ impl Flow {
     /// beyond all that a peer may send was forged or damaged: nobody would ever acknowledge it, and a
     /// stream by the sockets, which promise no more room, would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
-        for (side, socket) in self.entry().side.iter().zip(&found.socket) {
+        let sides = self.entry().side.iter().zip(self.change_over());
+        for ((side, own), socket) in sides.zip(&found.socket) {
             side.raise_high_seq(socket.rcv_nxt);
             // An end of stream may lie one beyond.
             side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
-            raise(&side.sent, socket.snd_nxt);
+            raise(&own.sent, socket.snd_nxt);
             // The last acknowledgement that the socket has sent, should the program have missed it.
-            raise(&side.cut, socket.rcv_wup);
+            raise(&own.cut, socket.rcv_wup);
         }
     }
 
@@ -177,8 +186,8 @@ impl Flow {
 
     /// From `border` on this side's stream goes past the sockets, unless more of it has come.
     pub(super) fn let_past(&self, side: usize, border: u32) {
+        raise(&self.change_over()[side].border, border);
         let side = self.side(side);
-        raise(&side.border, border);
         let past = |reach: u64| {
             (reach as u32 == border).then_some(reach | u64::from(mark::PAST) << u32::BITS)
         };
@@ -193,7 +202,7 @@ impl Flow {
 
     /// The sockets have delivered this side's stream up to there.
     pub(super) fn cut(&self, side: usize, end: u32) {
-        raise(&self.side(side).cut, end);
+        raise(&self.change_over()[side].cut, end);
     }
 
     /// The sockets have something to deliver once more.
@@ -201,8 +210,9 @@ impl Flow {
         self.wake();
         self.renew();
         let entry = self.entry();
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
-            let (stood, latest) = (side.stamp_floor.load(Relaxed), latest.load(Relaxed));
+        for side in &entry.side {
+            let stood = side.timestamp_floor.load(Relaxed);
+            let latest = side.latest_timestamp.load(Relaxed);
             if stood != 0 {
                 // Repetitions are stamped with a clock that goes on, too, but none of them is noted.
                 let is_newer = latest != 0 && is_behind(stood, latest);
@@ -210,7 +220,7 @@ impl Flow {
                 let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
                 let floor = newest.wrapping_add(ahead);
                 // 0 would have the program choose one.
-                side.stamp_floor.store(floor.max(1), Relaxed);
+                side.timestamp_floor.store(floor.max(1), Relaxed);
             }
         }
         // Should the program have ended the flow meanwhile, it stays so.
@@ -218,10 +228,10 @@ impl Flow {
             .state
             .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
         // This thread may have been kept from running for longer than that.
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
-            let latest = latest.load(SeqCst);
+        for side in &entry.side {
+            let latest = side.latest_timestamp.load(SeqCst);
             if latest != 0 {
-                raise(&side.stamp_floor, latest);
+                raise(&side.timestamp_floor, latest);
             }
         }
     }
@@ -230,7 +240,7 @@ impl Flow {
     /// microseconds.
     pub(super) fn standing_stamp(&self, peer: usize) -> Option<(u32, bool)> {
         let from = self.side(1 - peer);
-        let stamp = from.stamp_floor.load(Relaxed);
+        let stamp = from.timestamp_floor.load(Relaxed);
         (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
     }
 
@@ -261,9 +271,13 @@ impl Flow {
         // Half of the time, since the deadline may pass at this moment.
         let soon = now + OWNER_SILENT.as_nanos() as u64 / 2;
         if entry.deadline_ns.load(Relaxed) < soon {
-            for (side, promised) in entry.side.iter().zip(promised) {
-                if side.stamp_floor.load(Relaxed) != 0 {
-                    raise(&side.stamp_floor, side.standing_at(now));
+            let sides = entry.side.iter().zip(self.change_over());
+            for ((side, socket), promised) in sides.zip(promised) {
+                if side.timestamp_floor.load(Relaxed) != 0 {
+                    raise(
+                        &side.timestamp_floor,
+                        side.standing_at(now, socket.clock.load(Relaxed)),
+                    );
                 }
                 raise(&side.promised, promised);
             }
@@ -274,9 +288,9 @@ impl Flow {
     /// From now on everything is translated, and the clock of stamps goes on from where it stands.
     pub(super) fn splice(&self) {
         let entry = self.entry();
-        for (side, latest) in entry.side.iter().zip(&entry.latest_stamp) {
-            side.stamp_delta.store(0, Relaxed);
-            latest.store(0, Relaxed);
+        for side in &entry.side {
+            side.timestamp_delta.store(0, Relaxed);
+            side.latest_timestamp.store(0, Relaxed);
         }
         entry.state.store(state::SPLICED, Release);
     }
@@ -289,7 +303,7 @@ impl Flow {
         entry
             .deadline_ns
             .store(now + LINGER.as_nanos() as u64, Relaxed);
-        entry.state.store(state::LINGER, Release);
+        entry.state.store(state::TIME_WAIT, Release);
     }
 
     /// Others may have the slot once it has lingered for a while.
@@ -309,7 +323,7 @@ impl Flow {
     /// the tuple, or another flow the slot.
     pub(super) fn lingers(&self) -> Option<Duration> {
         let entry = self.entry();
-        let lingers = entry.state.load(Acquire) == state::LINGER;
+        let lingers = entry.state.load(Acquire) == state::TIME_WAIT;
         let deadline = entry.deadline_ns.load(Acquire);
         // Asked last: what was read before is of this flow then.
         (lingers && self.has_slot())
@@ -330,7 +344,7 @@ impl Flow {
     pub(super) fn is_over(&self) -> bool {
         matches!(
             self.entry().state.load(Acquire),
-            state::LINGER | state::FREE
+            state::TIME_WAIT | state::FREE
         )
     }
 
@@ -349,10 +363,10 @@ impl Flow {
         if !self.is_past(side) {
             return 0;
         }
-        let entry = self.side(side);
+        let (entry, socket) = (self.side(side), &self.change_over()[side]);
         let acked = entry.acked.load(Relaxed);
         let [cut, border] =
-            [&entry.cut, &entry.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
+            [&socket.cut, &socket.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
         let by_hand = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
         let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();

@@ -122,7 +122,7 @@ impl Segment {
                 let past = far.high_seq();
                 past.wrapping_add(far.seq_delta.load(Relaxed))
             } else {
-                near.sent.load(Relaxed)
+                flow.change_over()[side].sent.load(Relaxed)
             };
             (seq, near.high_seq())
         });

@@ -330,7 +330,7 @@ impl Segment {
                 let written = socket
                     .copied_seq
                     .wrapping_sub(stream.in_flight_bytes as u32);
-                flow.side(from).cut.store(written, Relaxed);
+                flow.change_over()[from].cut.store(written, Relaxed);
             }
         }
         self.change_over.end_in_overlap(found.as_ref());
@@ -342,12 +342,12 @@ impl Segment {
 
 /// The latest segment of a peer that the program has noted since it watches the connection.
 fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
-    let entry = flow.side(side);
+    let (entry, noted) = (flow.side(side), &flow.change_over()[side]);
     (flow.marks(side) & mark::NOTED != 0).then(|| NotedSegment {
-        device: entry.seen_device.load(Relaxed),
+        device: noted.seen_device.load(Relaxed),
         seq: entry.high_seq(),
         ack: entry.high_ack.load(Relaxed),
-        hops: entry.seen_hops.load(Relaxed),
+        hops: noted.seen_hops.load(Relaxed),
     })
 }
 

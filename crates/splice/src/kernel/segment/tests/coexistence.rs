@@ -7,10 +7,10 @@ use super::*;
 use splice_base::error::Result;
 use splice_bpf::Object;
 
-/// `struct bystander` in bpf/bystander.h.
+/// `struct foreign_tc` in bpf/foreign_tc.h.
 #[derive(Debug)]
 #[repr(C)]
-struct BystanderEntry {
+struct ForeignTcEntry {
     verdict: AtomicU32,
     /// `outer_port` and `inner_port`.
     ports: AtomicU32,
@@ -20,9 +20,9 @@ struct BystanderEntry {
 
 #[allow(unsafe_code, reason = "atomic integers without padding")]
 // SAFETY: repr(C), 2 * 4 + 2 * 8 bytes of atomic integers.
-unsafe impl Plain for BystanderEntry {}
+unsafe impl Plain for ForeignTcEntry {}
 
-pub(super) static BYSTANDER: &[u8] = splice_bpf::objects::BYSTANDER;
+pub(super) static FOREIGN_TC: &[u8] = splice_bpf::objects::FOREIGN_TC;
 
 /// What the program returns, plus one.
 const NEXT: u32 = 0;
@@ -31,17 +31,17 @@ const OK: u32 = 1;
 const SHOT: u32 = 3;
 
 /// A foreign program.
-struct Bystander {
+struct ForeignTc {
     object: Object,
-    entry: SharedArray<BystanderEntry>,
+    entry: SharedArray<ForeignTcEntry>,
     _links: Vec<DeviceLink>,
 }
 
-impl Bystander {
+impl ForeignTc {
     fn new(verdict: u32) -> Self {
-        let object = load("bystander", BYSTANDER, |_| Ok(())).expect("loaded");
-        let entry: SharedArray<BystanderEntry> = object
-            .map("bystanders")
+        let object = load("foreign_tc", FOREIGN_TC, |_| Ok(())).expect("loaded");
+        let entry: SharedArray<ForeignTcEntry> = object
+            .map("foreign_tcs")
             .and_then(|map| map.share_values())
             .expect("a map");
         entry.at(0).verdict.store(verdict, Relaxed);
@@ -75,7 +75,7 @@ impl Bystander {
         traffic: Traffic,
         way: AttachMode,
     ) -> Result<DeviceLink> {
-        let program = self.object.program("bystander").expect("a program");
+        let program = self.object.program("foreign_tc").expect("a program");
         let index = index_of(lab.relay(), device);
         let attached = lab.relay().enter(|| program.attach(index, traffic, way));
         attached.expect("entered")
@@ -116,11 +116,11 @@ fn tc_programs_before_and_after_this_one_still_run() {
     }
     let both = [Traffic::In, Traffic::Out];
     let lab = Lab::new().expect("a lab");
-    let before = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let before = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     let splicer = splicer_in(lab.relay());
     // This pair attaches our program there.
     let first = spliced_across(&lab, &splicer);
-    let behind = Bystander::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
+    let behind = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     // The last packets of a closed connection may still be under way.
     let counts = || netlab::until_at_rest(REST, || [before.packets(), behind.packets()]);
 
@@ -170,7 +170,7 @@ fn a_program_that_keeps_segments_to_itself_is_found() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let thief = Bystander::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
+    let thief = ForeignTc::new(OK).standing(&lab, Lab::TO_SERVER, &[Traffic::In]);
     assert_found(&splicer_in(lab.relay()), Connected::across(&lab));
     assert!(thief.packets() > 0);
 }
@@ -185,7 +185,7 @@ fn a_program_that_rewrites_segments_is_found() {
     let both = [Traffic::In, Traffic::Out];
     let (lab, splicer, _first) = spliced_lab();
     let (front, address) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
-    let balancer = Bystander::new(NEXT)
+    let balancer = ForeignTc::new(NEXT)
         .renaming(OUTER, address.port())
         .standing(&lab, Lab::TO_CLIENT, &both);
     let client = connect_in(lab.client(), (Lab::RELAY_V4, OUTER));
@@ -226,7 +226,7 @@ fn clsact_filters_serve_a_kernel_without_tcx() {
         lab.relay(),
         "tc",
         &format!(
-            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/bystander.bpf.o section tc",
+            "filter add dev {} ingress prio 7 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/foreign_tc.bpf.o section tc",
             Lab::TO_CLIENT,
             env!("CARGO_MANIFEST_DIR")
         ),
@@ -258,7 +258,7 @@ fn clsact_filters_serve_a_kernel_without_tcx() {
     lab.relay().enter(|| drop(datapath)).expect("entered");
     assert_eq!(ours(), 0);
     let other = filters(&lab, Lab::TO_CLIENT, "ingress");
-    assert!(other.contains("bystander"), "{other}");
+    assert!(other.contains("foreign_tc"), "{other}");
     talk_beside(&lab, 10);
 }
 
@@ -270,7 +270,7 @@ fn a_filter_that_was_left_behind_is_idle_and_replaced() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let thief = Bystander::new(SHOT);
+    let thief = ForeignTc::new(SHOT);
     let attach = || thief.attach(&lab, Lab::TO_CLIENT, Traffic::In, AttachMode::Clsact);
     let link = attach().expect("attached");
     // In this thread's namespace there is nothing to detach.
@@ -301,7 +301,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
         return;
     }
     let lab = Lab::new().expect("a lab");
-    let other = Bystander::new(NEXT);
+    let other = ForeignTc::new(NEXT);
     let attach = || other.attach(&lab, Lab::TO_CLIENT, Traffic::In, AttachMode::Clsact);
     let standing = || {
         filters(&lab, Lab::TO_CLIENT, "ingress")
@@ -315,7 +315,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     assert_eq!(standing(), PLACES);
     // A filter whose priority somebody else has taken leaves it to them.
     let last = format!(
-        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/bystander.bpf.o section tc",
+        "filter replace dev {} ingress prio 50063 handle 0x73706c63 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/foreign_tc.bpf.o section tc",
         Lab::TO_CLIENT,
         env!("CARGO_MANIFEST_DIR")
     );
@@ -323,7 +323,7 @@ fn a_filter_that_finds_no_place_takes_none_away() {
     lab.relay().enter(|| drop(links)).expect("entered");
     let left = filters(&lab, Lab::TO_CLIENT, "ingress");
     assert!(!left.contains("name caller"), "{left}");
-    assert!(left.contains("name bystander"), "{left}");
+    assert!(left.contains("name foreign_tc"), "{left}");
 }
 
 /// A priority that a foreign filter has, or a filter of another kind, stays theirs.
@@ -335,7 +335,7 @@ fn a_filter_takes_the_next_place_where_others_are() {
     let lab = Lab::new().expect("a lab");
     let device = Lab::TO_CLIENT;
     run(lab.relay(), "tc", &format!("qdisc add dev {device} clsact"));
-    let other = Bystander::new(NEXT);
+    let other = ForeignTc::new(NEXT);
     let attach = || other.attach(&lab, device, Traffic::In, AttachMode::Clsact);
     // The filter of a dead relay at the first priority stays, since nobody can tell that it is dead.
     drop(attach().expect("attached"));

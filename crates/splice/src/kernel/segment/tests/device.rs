@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use super::coexistence::{BYSTANDER, index_of};
+use super::coexistence::{FOREIGN_TC, index_of};
 use super::*;
 use splice_bpf::Opened;
 
@@ -103,7 +103,7 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
             let _ = finished.recv();
             Ok(())
         };
-        load("bystander", BYSTANDER, adjust).map(drop)
+        load("foreign_tc", FOREIGN_TC, adjust).map(drop)
     });
     loading.recv().expect("it loads");
     let at_once = Options {

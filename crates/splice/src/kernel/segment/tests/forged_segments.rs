@@ -214,7 +214,7 @@ fn a_reset_at_the_end_of_a_window_counts_where_its_sender_has_passed_it() {
     }
     assert_eq!(flow.state.load(Relaxed), state::SPLICED);
     assert!(resets(told));
-    assert_eq!(flow.state.load(Relaxed), state::LINGER);
+    assert_eq!(flow.state.load(Relaxed), state::TIME_WAIT);
 }
 
 /// What a forged segment lies about.

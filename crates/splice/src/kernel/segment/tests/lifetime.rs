@@ -10,7 +10,7 @@ use splice_base::socket_option::{self, Repair};
 use splice_bpf::clock::{self, now_ns};
 use splice_bpf::types::segment_state as state;
 
-/// Longer than the lead of the timestamp clock (`LEAD_NS` in bpf/segment_translate.h).
+/// Longer than the lead of the timestamp clock (`LEAD_NS` in bpf/segment/steady.h).
 pub(super) const LONG_OVERLAP: Duration = Duration::from_millis(400);
 
 #[test]
@@ -175,7 +175,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     };
     pure_ack();
     netlab::until("the timestamp clock is stopped", || {
-        from_client.stamp_floor.load(Relaxed) != 0
+        from_client.timestamp_floor.load(Relaxed) != 0
     });
     thread::sleep(LONG_OVERLAP);
     for _socket in Side::BOTH {
@@ -186,9 +186,9 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     assert_eq!(state.load(Relaxed), state::SPLICED);
     pure_ack();
     netlab::until("the timestamp clock advances", || {
-        from_client.stamp_delta.load(Relaxed) != 0
+        from_client.timestamp_delta.load(Relaxed) != 0
     });
-    let stood = from_client.stamp_floor.load(Relaxed);
+    let stood = from_client.timestamp_floor.load(Relaxed);
     state.store(state::WATCH, Relaxed);
     socket_option::detach_filter(&near).expect("it sleeps");
     (&client).write_all(b"late!").expect("write");
@@ -203,7 +203,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     (&server).read_exact(&mut late).expect("read");
     assert_eq!(&late, b"late!");
     // The pure ACK, like a retransmission, had a timestamp of the advancing clock, which is not noted.
-    let stands = from_client.stamp_floor.load(Relaxed);
+    let stands = from_client.timestamp_floor.load(Relaxed);
     assert!(
         stands.wrapping_sub(stood).cast_signed() > 0,
         "{stood} {stands}"

@@ -28,6 +28,7 @@ mod segment_size;
 mod sequence_wrap;
 mod simultaneous;
 mod socket_segments;
+mod steady;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../../tests/support/system_calls.rs"]
 mod system_calls;

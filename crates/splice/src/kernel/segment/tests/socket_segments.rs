@@ -99,7 +99,7 @@ fn a_change_over_goes_on_after_the_deadline() {
         });
     };
     say(b"he");
-    assert_ne!(flow.side[1].stamp_floor.load(Relaxed), 0);
+    assert_ne!(flow.side[1].timestamp_floor.load(Relaxed), 0);
     flow.deadline_ns.store(1, Relaxed);
     thread::sleep(LONG_OVERLAP);
     say(b"llo");

@@ -2,15 +2,14 @@
 /*
  * What segment.bpf.c and user space (src/engine/segment) say to each other.
  *
- * Numberings. Each of the relay's two sockets has its own sequence numbers, so a byte has two
- * numbers. "Side 0" is the peer of socket A, "side 1" the peer of socket B; what a peer sends is
- * in the numbering of its own connection. seq_delta leads from a peer's numbering to that of the
- * other connection.
+ * Sequence spaces. Each of the relay's two sockets has its own, so a byte has two sequence numbers. "Side 0"
+ * is the peer of socket A, "side 1" the peer of socket B; what a peer sends is in the sequence space of its
+ * own connection. seq_delta leads from there to the sequence space of the other connection.
  */
 #ifndef SEGMENT_H
 #define SEGMENT_H
 
-#include "reasons.h"
+#include "lib/reasons.h"
 
 /* A connection as a segment from its peer carries it; network order, IPv4 mapped into IPv6. */
 struct segment_tuple {
@@ -31,12 +30,12 @@ struct segment_place {
 };
 
 /*
- * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ LINGER ──▶ FREE
+ * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
  *                       ▲           │
  *                       └───────────┘
  *
- * User space makes all transitions but SPLICED to LINGER, which the program makes when it sees
- * the end, and LINGER to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
+ * User space makes all transitions but SPLICED to TIME_WAIT, which the program makes when it sees
+ * the end, and TIME_WAIT to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
  * a segment has reached a socket that was taken to be done.
  *
  * In OVERLAP each of the two streams has a state of its own, SEGMENT_PAST or not:
@@ -53,11 +52,11 @@ enum segment_state {
 	SEGMENT_WATCH,		/* segments are noted and go on as they are */
 	SEGMENT_OVERLAP,	/* each stream by the sockets, until they have emptied it; then translated */
 	SEGMENT_SPLICED,	/* translated, and the sockets sleep */
-	SEGMENT_LINGER,		/* over; late and repeated segments are still translated */
+	SEGMENT_TIME_WAIT,		/* over; late segments and retransmissions are still translated */
 };
 
 enum segment_mark {
-	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_*`, `high_seq`, `high_ack` count */
+	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_*`, `high_seq`, `high_ack` are known */
 	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, and nothing beyond it */
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
@@ -73,10 +72,13 @@ enum segment_flag {
 	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
 } __attribute__((packed));
 
-/* `stamp_delta` has been chosen. */
-#define SEGMENT_STAMP_KNOWN (1ULL << 32)
+/* `timestamp_delta` has been chosen. */
+#define SEGMENT_TIMESTAMP_KNOWN (1ULL << 32)
 
-/* Segments that come in from one peer. */
+/*
+ * Segments that come in from one peer: all that the program reads of them, or writes, for a segment that is
+ * translated. What only a change-over needs is in segment_change_over_side.
+ */
 struct segment_side {
 	/* user space writes these before the flow lives */
 	struct segment_tuple out;	/* as the translated segment carries it */
@@ -87,39 +89,56 @@ struct segment_side {
 	__u8 window_right;	/* scale that the relay announced to the other peer */
 	__u8 flags;
 	__u8 own_scale;		/* scale that the relay announced to this peer */
-	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
-
 
 	/* the program writes these; in OVERLAP user space raises some */
-	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
-	__u32 stamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
+	__u32 timestamp_floor;	/* where the clock stands, or stood: no translated TSval lies below; 0 while
 				   not chosen */
 	/* end of what the peer has sent (`high_seq`), and above it the marks: a stream goes past only
 	   if nothing more has come at that very moment, and what more comes is behind no end of it */
 	__u64 reach;
-	__u64 stamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
-	__u64 acked;		/* end of what the other peer has acknowledged; low half in this numbering */
+	__u64 timestamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
+	__u64 acked;		/* end of what the other peer has acknowledged; low half in this sequence space */
+	__u64 payload_bytes;	/* translated */
 	__u32 edge;		/* end of the window that the peer has announced */
 	__u32 high_ack;		/* what the peer has acknowledged */
-	__u32 seen_device;
-	__u32 seen_hops;	/* TTL of the last segment that was noted */
-	__u64 payload_bytes;	/* translated */
 	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
-	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
-	__u32 sent;		/* end of what the relay's socket has sent to this peer */
-	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
+	__u32 latest_timestamp;	/* of its translated segments, since the clock goes on; else 0 */
 };
 
+/* Four cache lines, of which a segment that is translated touches all; those of a change-over are apart. */
 struct segment_flow {
 	__u32 state;
 	__u32 serial;
-	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and LINGER count as FREE afterwards */
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
-	__u64 last_ns;		/* when the last segment came in LINGER */
-	__u32 latest_stamp[2];	/* of a side's segments, since the clock goes on; else 0 */
-	__u64 reserved2[3];
+	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
+	__u64 reserved[2];
 	struct segment_side side[2];
 };
+
+_Static_assert(sizeof(struct segment_flow) == 4 * 64, "a flow shares no cache line with another");
+
+/* What is known of one peer from WATCH to the end of OVERLAP. */
+struct segment_change_over_side {
+	/* user space writes it before OVERLAP */
+	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
+
+	/* the program writes these; user space raises some */
+	__u32 cut;		/* end of what the relay's socket has acknowledged to this peer */
+	__u32 border;		/* with SEGMENT_PAST: all before it went by the sockets */
+	__u32 sent;		/* end of what the relay's socket has sent to this peer */
+	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
+	__u32 seen_device;
+	__u32 seen_hops;	/* TTL of the last segment that was noted */
+	__u32 reserved;
+};
+
+/* The change-over of the flow with the same index; a flow that is spliced does not touch it. */
+struct segment_change_over {
+	struct segment_change_over_side side[2];
+};
+
+_Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one cache line");
 
 /* Shared by all flows. */
 struct segment_gate {

@@ -3,8 +3,9 @@
 #ifndef SEGMENT_SOCKETS_H
 #define SEGMENT_SOCKETS_H
 
-#include "segment.h"
-#include "segment_core.h"
+#include "segment/shared.h"
+#include "lib/tuple.h"
+#include "segment/core.h"
 
 /* TCP_ECN_MODE_ACCECN in net/tcp.h (6.18); a bit without a meaning before */
 #define ECN_MODE_ACCECN 16
@@ -52,8 +53,11 @@ static __always_inline bool is_filtered(struct sock *sk)
 	       (egress && BPF_CORE_READ(egress, items[0].prog));
 }
 
-static __always_inline void inspect(struct __sk_buff *skb, const struct segment_tuple *tuple,
-				    struct segment_socket *out)
+/*
+ * What the kernel knows of one of the relay's sockets. A global function, which the verifier looks at once.
+ * @tuple: as segments of the socket's peer carry it. @out: zeroes, to be filled in. False where there is none.
+ */
+__noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struct segment_socket *out)
 {
 	struct bpf_sock_tuple key = {};
 	struct bpf_sock *found;
@@ -61,30 +65,20 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	struct sock *sk;
 	struct dst_entry *dst;
 	struct net_device *device;
-	__u32 flags = SEGMENT_SOCKET_FOUND;
-	bool ipv4;
+	__u32 flags = SEGMENT_SOCKET_FOUND, size;
 	__u8 ecn;
 
-	ipv4 = !tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff);
-	if (ipv4) {
-		key.ipv4.saddr = tuple->source[3];
-		key.ipv4.daddr = tuple->destination[3];
-		key.ipv4.sport = tuple->source_port;
-		key.ipv4.dport = tuple->destination_port;
-		found = bpf_skc_lookup_tcp(skb, &key, sizeof(key.ipv4), BPF_F_CURRENT_NETNS, 0);
-	} else {
-		__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
-		__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
-		key.ipv6.sport = tuple->source_port;
-		key.ipv6.dport = tuple->destination_port;
-		found = bpf_skc_lookup_tcp(skb, &key, sizeof(key.ipv6), BPF_F_CURRENT_NETNS, 0);
-	}
+	if (!tuple || !out)
+		return 0;
+
+	size = socket_key(&key, tuple);
+	found = bpf_skc_lookup_tcp(skb, &key, size, BPF_F_CURRENT_NETNS, 0);
 	if (!found)
-		return;
+		return 0;
 	tp = bpf_skc_to_tcp_sock(found);
 	if (!tp) {
 		bpf_sk_release(found);
-		return;
+		return 0;
 	}
 	sk = (struct sock *)tp;
 	out->cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
@@ -132,7 +126,7 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
 		flags |= SEGMENT_SOCKET_BOUND;
-	if (is_ruled(sk, ipv4))
+	if (is_ruled(sk, is_ipv4(tuple)))
 		flags |= SEGMENT_SOCKET_RULED;
 	if (is_filtered(sk))
 		flags |= SEGMENT_SOCKET_FILTERED;
@@ -150,6 +144,7 @@ static __always_inline void inspect(struct __sk_buff *skb, const struct segment_
 	}
 	out->flags = flags;
 	bpf_sk_release(found);
+	return 1;
 }
 
 /* libbpf wants a definition, to find that the functions are those of the kernel. */
@@ -180,24 +175,15 @@ static __always_inline struct nf_conn *tracked_as(struct __sk_buff *skb,
 						  struct bpf_ct_opts___local *opts)
 {
 	struct bpf_sock_tuple key = {};
+	__u32 size;
 
 	opts->netns_id = BPF_F_CURRENT_NETNS;
 	opts->l4proto = IPPROTO_TCP;
 	/* The type is where the functions are (nf_conntrack_bpf.c); their own addresses only since 6.4. */
 	if (!bpf_core_type_exists(struct bpf_ct_opts___local))
 		return NULL;
-	if (!tuple->source[0] && !tuple->source[1] && tuple->source[2] == bpf_htonl(0xffff)) {
-		key.ipv4.saddr = tuple->source[3];
-		key.ipv4.daddr = tuple->destination[3];
-		key.ipv4.sport = tuple->source_port;
-		key.ipv4.dport = tuple->destination_port;
-		return bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv4), opts, sizeof(*opts));
-	}
-	__builtin_memcpy(key.ipv6.saddr, tuple->source, 16);
-	__builtin_memcpy(key.ipv6.daddr, tuple->destination, 16);
-	key.ipv6.sport = tuple->source_port;
-	key.ipv6.dport = tuple->destination_port;
-	return bpf_skb_ct_lookup(skb, &key, sizeof(key.ipv6), opts, sizeof(*opts));
+	size = socket_key(&key, tuple);
+	return bpf_skb_ct_lookup(skb, &key, size, opts, sizeof(*opts));
 }
 
 /* IPS_SEEN_REPLY: packets have gone both ways, so the next one is of an established connection. */

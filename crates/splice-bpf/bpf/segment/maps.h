@@ -3,7 +3,7 @@
 #ifndef SEGMENT_MAPS_H
 #define SEGMENT_MAPS_H
 
-#include "segment.h"
+#include "segment/shared.h"
 
 /* return values of a tc program (linux/bpf.h has the enum since 6.6) */
 #define NEXT -1
@@ -12,7 +12,7 @@
 #define LOOPBACK 1		/* the index of lo in every network namespace */
 #define MAX_HOPS 4		/* relays of this process in a row that are taken in one go; each is verified
 				   anew */
-#define FLOWS 16384		/* a pair has one, 320 bytes each: 5 MiB in a namespace */
+#define FLOWS 16384		/* a pair has one, 256 and 64 bytes each: 5 MiB in a namespace */
 #define OPTION_BYTES 40		/* the most that a TCP header has room for */
 #define AF_INET6 10
 
@@ -31,6 +31,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct segment_flow);
 } segment_flows SEC(".maps");
+
+/* At the index of its flow. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FLOWS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_change_over);
+} segment_change_overs SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -87,12 +96,19 @@ struct {
 	__type(value, struct chunk);
 } segment_chunks SEC(".maps");
 
+/* @reason: enum segment_reason. Counts a segment more. */
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&segment_counts, &reason);
 
 	if (n)
 		*n += 1;
+}
+
+/* @slot: index of a flow. What its change-over has to know; NULL for no flow. */
+static __always_inline struct segment_change_over *change_over_of(__u32 slot)
+{
+	return bpf_map_lookup_elem(&segment_change_overs, &slot);
 }
 
 static __always_inline struct scratch *scratch(void)

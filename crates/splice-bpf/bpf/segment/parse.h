@@ -3,20 +3,12 @@
 #ifndef SEGMENT_PARSE_H
 #define SEGMENT_PARSE_H
 
-#include "segment_maps.h"
+#include "lib/tcp.h"
+#include "segment/maps.h"
 
 /* ECN in the second byte of an IPv4 header, and the same in that of an IPv6 header */
 #define CE 0x03
 #define CE_V6 0x30
-
-#define FIN 0x01
-#define SYN 0x02
-#define RST 0x04
-#define PSH 0x08
-#define ACK 0x10
-#define URG 0x20
-#define ECE 0x40
-#define CWR 0x80
 
 /* A segment, numbers in host order. */
 struct segment {
@@ -28,7 +20,7 @@ struct segment {
 	__u32 window;
 	__u32 payload;
 	__u32 sack_delta;
-	__u32 sack_floor;	/* where sack_clip is set: in the receiver's numbering */
+	__u32 sack_floor;	/* where sack_clip is set: in the receiver's sequence space */
 	__u32 out_device;
 	__u16 mss;
 	__u8 hops;		/* TTL */
@@ -36,9 +28,9 @@ struct segment {
 	__u8 ipv6;
 	__u8 jumbo;		/* a super-packet of more than 64 KiB over IPv6: an option tells its length */
 	__u8 header;		/* bytes of TCP header */
-	__u8 has_stamp;
-	__u8 plain_stamp;	/* NOP NOP TS and nothing else */
-	__u8 stamp_at;		/* offsets into the options */
+	__u8 has_timestamp;
+	__u8 plain_timestamp;	/* NOP NOP TS and nothing else */
+	__u8 timestamp_at;		/* offsets into the options */
 	__u8 sack_at;
 	__u8 sacks;
 	__u8 sack_clip;
@@ -49,24 +41,6 @@ struct segment {
 	__u8 spends_hop;
 	__u32 copy;		/* what the relay's own socket has to get of it: COPY_ACK, COPY_RST */
 };
-
-static __always_inline bool after(__u32 a, __u32 b)
-{
-	return (__s32)(b - a) < 0;
-}
-
-static __always_inline __u32 at_be32(const __u8 *p)
-{
-	return (__u32)p[0] << 24 | (__u32)p[1] << 16 | (__u32)p[2] << 8 | p[3];
-}
-
-static __always_inline void put_be32(__u8 *p, __u32 v)
-{
-	p[0] = v >> 24;
-	p[1] = v >> 16;
-	p[2] = v >> 8;
-	p[3] = v;
-}
 
 /* The hop-by-hop header of such a super-packet (struct hop_jumbo_hdr in net/ipv6.h, BIG TCP). */
 struct jumbo_option {
@@ -95,9 +69,9 @@ struct walk {
 	__u32 tsval;
 	__u32 tsecr;
 	__u16 mss;
-	__u8 stamp_at;
+	__u8 timestamp_at;
 	__u8 sack_at;
-	__u8 has_stamp;
+	__u8 has_timestamp;
 	__u8 sacks;
 	__u8 nonsense;
 };
@@ -126,8 +100,8 @@ static long walk_option(__u32 index, struct walk *walk)
 		return 1;
 	}
 	if (kind == 8 && size == 10) {
-		walk->has_stamp = 1;
-		walk->stamp_at = at;
+		walk->has_timestamp = 1;
+		walk->timestamp_at = at;
 		walk->tsval = at_be32(&b->old[at + 2]);
 		walk->tsecr = at_be32(&b->old[at + 6]);
 	} else if (kind == 2 && size == 4) {
@@ -160,8 +134,8 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 		return 0;
 	walk.length = length;
 	bpf_loop(OPTION_BYTES, walk_option, &walk, 0);
-	s->has_stamp = walk.has_stamp;
-	s->stamp_at = walk.stamp_at;
+	s->has_timestamp = walk.has_timestamp;
+	s->timestamp_at = walk.timestamp_at;
 	s->tsval = walk.tsval;
 	s->tsecr = walk.tsecr;
 	s->sack_at = walk.sack_at;
@@ -276,8 +250,8 @@ __noinline int parse(struct __sk_buff *skb, struct segment *s)
 		__be32 *option = (void *)(tcp + 1);
 
 		if (option[0] == bpf_htonl(0x0101080a)) {
-			s->has_stamp = s->plain_stamp = 1;
-			s->stamp_at = 2;
+			s->has_timestamp = s->plain_timestamp = 1;
+			s->timestamp_at = 2;
 			s->tsval = bpf_ntohl(option[1]);
 			s->tsecr = bpf_ntohl(option[2]);
 		}

@@ -3,23 +3,8 @@
 #ifndef SEGMENT_REWRITE_H
 #define SEGMENT_REWRITE_H
 
-#include "segment_overlap.h"
-
-/* One's complement sums, as bpf_csum_diff gives them. */
-static __always_inline __u32 csum_change(__u32 sum, __u32 from, __u32 to)
-{
-	__u64 wide = (__u64)sum + (__u32)~from + to;
-
-	wide = (wide & 0xffffffff) + (wide >> 32);
-	return (wide & 0xffffffff) + (wide >> 32);
-}
-
-static __always_inline __u16 csum_fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
+#include "lib/checksum.h"
+#include "segment/overlap.h"
 
 /* More than a window (RFC 7323), and little enough to compare with. */
 #define SACK_REACH (1U << 30)
@@ -84,7 +69,7 @@ __noinline int move_sacks(struct sack_move *m)
 __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *sum)
 {
 	struct scratch *b = scratch();
-	__u32 length, at, stamp;
+	__u32 length, at, timestamp;
 	__s64 change;
 
 	if (!s || !b || !sum)
@@ -100,11 +85,11 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 	if (bpf_skb_load_bytes(skb, at, b->old, length))
 		return 0;
 	__builtin_memcpy(b->new, b->old, OPTION_BYTES);
-	stamp = s->stamp_at;
-	OPAQUE(stamp);
-	if (s->has_stamp && stamp <= OPTION_BYTES - 10) {
-		put_be32(&b->new[stamp + 2], s->tsval);
-		put_be32(&b->new[stamp + 6], s->tsecr);
+	timestamp = s->timestamp_at;
+	OPAQUE(timestamp);
+	if (s->has_timestamp && timestamp <= OPTION_BYTES - 10) {
+		put_be32(&b->new[timestamp + 2], s->tsval);
+		put_be32(&b->new[timestamp + 6], s->tsecr);
 	}
 	if (s->sacks) {
 		/* What the relay had acknowledged would look like a duplicate's report. */
@@ -139,14 +124,14 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 
 	if (ipv6 && s->jumbo)
 		at += sizeof(struct jumbo_option);
-	if (!s->plain_stamp && !rewrite_options(skb, s, &sum))
+	if (!s->plain_timestamp && !rewrite_options(skb, s, &sum))
 		return false;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	tcp = data + at;
 	if ((void *)(tcp + 1) > end)
 		return false;
-	if (s->plain_stamp) {
+	if (s->plain_timestamp) {
 		__be32 *option = (void *)(tcp + 1);
 
 		if ((void *)(option + 3) > end)
@@ -247,14 +232,24 @@ __noinline int rewrite_ipv6(struct __sk_buff *skb, struct segment *s)
 	return s && rewrite(skb, s, true);
 }
 
-/* The socket may have sent less than its peer has got meanwhile, and would discard the segment. */
-static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
+/*
+ * The socket may have sent less than its peer has got meanwhile, and would discard the segment.
+ * @s: the segment. @flow, @place: its flow, and where it belongs there. False when it fails.
+ */
+static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segment *s,
+				      const struct segment_flow *flow, const struct segment_place *place)
 {
-	const __u32 at = tcp_offset(s);
-	__be32 old = bpf_htonl(s->ack), new = bpf_htonl(limit);
+	const __u32 at = tcp_offset(s), other = !(place->side & 1);
+	struct segment_change_over *change_over = change_over_of(place->flow);
+	__be32 old = bpf_htonl(s->ack), new;
+	__u32 limit;
 
+	if (!change_over)
+		return false;
+	limit = socket_end(&change_over->side[other]) + flow->side[other].seq_delta;
 	if (!after(s->ack, limit))
 		return true;
+	new = bpf_htonl(limit);
 	return !bpf_skb_store_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &new, sizeof(new), 0) &&
 	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
 }
@@ -440,32 +435,41 @@ __noinline int keep_ack(struct __sk_buff *skb, struct segment *s)
  * reset. Where the peer's stream goes past the socket the number that it has sent lies outside of
  * the socket's window, so it gets that at which the socket stands still.
  */
-__noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct segment_side *side,
-			      struct segment_side *other, bool reset)
+__noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct segment_flow *flow,
+			      struct segment_place *place, bool reset)
 {
+	struct segment_change_over *change_over;
+	struct segment_side *side, *other;
 	struct scratch *b = scratch();
 	__u32 own_final, i;
 
-	if (!s || !side || !other || !b)
+	if (!s || !flow || !place || !b)
 		return DROP;
+	change_over = change_over_of(place->flow);
+	if (!change_over)
+		return DROP;
+	side = &flow->side[place->side & 1];
+	other = &flow->side[!(place->side & 1)];
 	/* of what the socket sends, or far away */
-	own_final = is_past(other) ? socket_end(other) + other->seq_delta : s->ack + SACK_REACH;
-	if (!s->plain_stamp && !find_options(skb, s))
+	own_final = s->ack + SACK_REACH;
+	if (is_past(other))
+		own_final = socket_end(&change_over->side[!(place->side & 1)]) + other->seq_delta;
+	if (!s->plain_timestamp && !find_options(skb, s))
 		return DROP;
 	if (!strip(skb, s)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
 	if (is_past(side))
-		put_be32(&b->new[4], socket_end(side));
+		put_be32(&b->new[4], socket_end(&change_over->side[place->side & 1]));
 	if (after(s->ack, own_final))
 		put_be32(&b->new[8], own_final);
 	if (reset)
 		b->new[13] = RST | ACK;
 	/* The echo of a clock that stood tells nothing of a round trip. */
-	i = s->stamp_at;
+	i = s->timestamp_at;
 	OPAQUE(i);
-	if (s->has_stamp && i <= OPTION_BYTES - 10)
+	if (s->has_timestamp && i <= OPTION_BYTES - 10)
 		put_be32(&b->new[sizeof(struct tcphdr) + i + 6], 0);
 	if (s->sacks) {
 		struct sack_move move = {

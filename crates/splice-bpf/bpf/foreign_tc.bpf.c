@@ -12,7 +12,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#include "bystander.h"
+#include "foreign_tc.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -24,14 +24,14 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct bystander);
-} bystanders SEC(".maps");
+	__type(value, struct foreign_tc);
+} foreign_tcs SEC(".maps");
 
 SEC("tc")
-int bystander(struct __sk_buff *skb)
+int foreign_tc(struct __sk_buff *skb)
 {
 	__u32 zero = 0, at = ETH_HLEN + sizeof(struct iphdr);
-	struct bystander *me = bpf_map_lookup_elem(&bystanders, &zero);
+	struct foreign_tc *me = bpf_map_lookup_elem(&foreign_tcs, &zero);
 	__u16 ports[2], from, to;
 	int verdict;
 	__u8 protocol;

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * OVERLAP: which way a segment goes while one stream may still go by the relay's sockets and the
+ * other past them. A segment has two halves: what its peer sends, and what it acknowledges of the
+ * other peer's stream. Each belongs where that stream goes.
+ */
+#ifndef SEGMENT_OVERLAP_H
+#define SEGMENT_OVERLAP_H
+
+#include "segment/steady.h"
+
+enum segment_way {
+	WAY_PAST,		/* translated */
+	WAY_SOCKET,		/* to the relay's own socket, as it is */
+	WAY_SOCKET_ACK,		/* the same, and only what it acknowledges counts there */
+	WAY_BOTH,		/* what it carries to the socket, what it acknowledges past it */
+	WAY_NOWHERE,		/* nobody waits for it */
+};
+
+/* The end of what has come from this peer by the sockets, or will. */
+static __always_inline __u32 socket_end(const struct segment_change_over_side *socket)
+{
+	return after(socket->cut, socket->border) ? socket->cut : socket->border;
+}
+
+/*
+ * With this acknowledgement the stream of `other` may go past the sockets: nothing of it is under
+ * way, and its sender has been promised no more than there is room for. What another CPU has in
+ * hand at this moment has raised high_seq before it looks which way to go. So either it finds the
+ * stream past the sockets, or this finds that there is more; else the next would overtake it.
+ */
+static __always_inline void let_past(const struct segment *s, const struct segment_side *side,
+				     struct segment_side *other,
+				     struct segment_change_over_side *other_socket)
+{
+	__u32 ack = s->ack + side->ack_delta;
+	__u32 edge = ack + (s->window << (side->window_left & 15));
+	__u64 reach = READ_ONCE(other->reach), past = (__u64)SEGMENT_PAST << 32;
+
+	if (reach & past || ack != (__u32)reach || after(other->promised, edge))
+		return;
+	raise(&other_socket->border, ack);
+	__sync_val_compare_and_swap(&other->reach, reach, reach | past);
+}
+
+/*
+ * Of a peer whose own end the relay's socket has acknowledged, and which has acknowledged the end of the
+ * other stream, nobody is left: it answers what still comes past the sockets with a reset. Its own stream
+ * may yet have to be given on by hand.
+ */
+static __always_inline bool is_gone(const struct segment_side *side, const struct segment_side *other,
+				    const struct segment_change_over_side *socket)
+{
+	return !is_past(side) && (marks(side) & SEGMENT_FIN) &&
+	       (marks(other) & SEGMENT_FIN_ACKED) && !after(high_seq(side), socket->cut);
+}
+
+static __always_inline enum segment_way choose_way(const struct segment *s,
+						   const struct segment_side *side,
+						   const struct segment_side *other,
+						   const struct segment_change_over_side *socket)
+{
+	if ((s->flags & RST) && is_gone(side, other, socket))
+		return WAY_NOWHERE;
+	if (!is_past(side)) {
+		if (!is_past(other) || (s->flags & (SYN | RST)))
+			return WAY_SOCKET;
+		return is_pure_ack(s) ? WAY_PAST : WAY_BOTH;
+	}
+	/* But what comes before all that was sent asks the other peer for an answer. */
+	if (!is_past(other) && is_pure_ack(s) && !after(high_seq(side), s->seq))
+		return WAY_SOCKET_ACK;
+	return WAY_PAST;
+}
+
+/*
+ * Turns a segment into what the other peer expects, if that is the way it goes.
+ * @s: the segment. @flow, @slot: its flow in OVERLAP, and the flow's index. @from: the side of its sender. Which
+ * way it goes; what goes to the socket is left as it is.
+ */
+__noinline enum segment_way translate_overlap(struct segment *s, struct segment_flow *flow, __u32 slot,
+					      __u32 from)
+{
+	struct segment_change_over_side *socket, *other_socket;
+	struct segment_change_over *change_over = change_over_of(slot);
+	struct segment_side *side, *other;
+	__u32 heard, seq, ack, window;
+	enum segment_way way;
+	bool believed;
+
+	if (!s || !flow || !change_over)
+		return WAY_SOCKET;
+	s->copy = 0;
+	side = &flow->side[from & 1];
+	other = &flow->side[!(from & 1)];
+	socket = &change_over->side[from & 1];
+	other_socket = &change_over->side[!(from & 1)];
+	heard = side->high_ack;
+	seq = s->seq + side->seq_delta;
+	ack = s->ack + side->ack_delta;
+	window = s->window << (side->window_left & 15);
+
+	believed = hear(s, flow, side, other);
+	if ((s->flags & (ACK | RST | SYN)) == ACK)
+		let_past(s, side, other, other_socket);
+	way = choose_way(s, side, other, socket);
+	if (way != WAY_PAST) {
+		if ((s->flags & RST) && is_accepted_reset(s, side, other))
+			learn_from_reset(s, flow, side, other);
+		return way;
+	}
+	if (s->flags & RST) {
+		take_reset(s, flow, side, other, SEGMENT_OVERLAP);
+	} else if (s->flags & ACK) {
+		/* end of what the relay's own socket delivers to this peer */
+		__u32 own_final = socket_end(other_socket) + other->seq_delta;
+
+		if (believed)
+			acknowledge_end(other, ack);
+		/*
+		 * The socket has to hear until all that it has sent is acknowledged, or it sends it again.
+		 * Should a copy get lost, the answer to the retransmission is a pure ACK.
+		 */
+		if (is_pure_ack(s) || !is_past(other) || !after(heard, own_final))
+			s->copy = COPY_ACK;
+	}
+
+	if (!is_past(other)) {
+		/* The relay's socket receives that stream, and has to say what of it. */
+		ack = other_socket->cut;
+		window = after(other_socket->room_end, ack) ? other_socket->room_end - ack : 0;
+		s->strip_sack = 1;
+	} else if (after(other_socket->cut, ack)) {
+		/*
+		 * What the relay has acknowledged stays acknowledged. An older acknowledgement would
+		 * make the receiver discard the whole segment. The window ends where it ended.
+		 */
+		__u32 raised = other_socket->cut - ack;
+
+		window = window > raised ? window - raised : 0;
+		ack = other_socket->cut;
+	}
+	if (s->sack_clip) {
+		s->sack_floor += side->ack_delta;
+	} else {
+		s->sack_clip = 1;
+		s->sack_floor = other_socket->cut;
+	}
+	/* It stands where the relay's socket is, not where its peer is. */
+	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
+	place(s, side, other, seq, ack, window);
+	if (s->has_timestamp) {
+		s->tsval = timestamp_floor(side, slot, from);
+		s->tsecr = 0;
+	}
+	return WAY_PAST;
+}
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a flow ends: by resets, and for how long it still translates then. */
+#ifndef SEGMENT_RESET_H
+#define SEGMENT_RESET_H
+
+#include "segment/flow.h"
+
+/* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
+#define COPY_ACK 0x53504c41
+#define COPY_RST 0x53504c52
+/* and of one whose acknowledgement goes past that socket */
+#define COPY_PAST 0x53504c50
+
+/*
+ * How long a flow that is over still translates after its last segment: four retransmissions of a FIN
+ * that get lost before they come here (0.2, 0.6, 1.4, 3 s). Each retransmission waits twice as long as
+ * the one before, so a late one prolongs it; TIME_WAIT's length is the most (TCP_TIMEWAIT_LEN).
+ */
+#define TIME_WAIT_NS (3200ULL * 1000 * 1000)
+#define LONGEST_TIME_WAIT_NS (60ULL * 1000 * 1000 * 1000)
+#define RETRANSMISSION_GROWTH 3
+
+/* A segment came in TIME_WAIT, or began it. @since_ns: when the last one came; 0: this is the first. */
+static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
+{
+	__u64 now = bpf_ktime_get_ns(), most = LONGEST_TIME_WAIT_NS;
+	__u64 wait = since_ns && now > since_ns ? (now - since_ns) * RETRANSMISSION_GROWTH : 0;
+
+	wait = wait < TIME_WAIT_NS ? TIME_WAIT_NS : wait;
+	flow->last_ns = now;
+	flow->deadline_ns = now + (wait < most ? wait : most);
+}
+
+/*
+ * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
+ * expects next, or, where its sender has come past the end of its window, since that has shrunk,
+ * at this end (tcp_acceptable_seq). Everything else is for the endpoint to judge, which asks back
+ * (RFC 5961).
+ */
+static __always_inline bool is_accepted_reset(const struct segment *s,
+					      const struct segment_side *side,
+					      const struct segment_side *other)
+{
+	__u32 next = other->high_ack + other->ack_delta;
+	/* The sender is told its window in steps, and forgives what is less than one of its own. */
+	__u32 room = other->edge - other->high_ack;
+	__u32 told = next + (room & -(1U << (side->own_scale & 15)));
+	__u32 forgiven = told + (1U << (side->window_left & 15));
+
+	return s->seq == high_seq(side) || s->seq == next ||
+	       (s->seq == told && !after(forgiven, high_seq(side)));
+}
+
+/*
+ * Who takes a reset at the end of all that was sent has received all of it, and who sends one says
+ * what it has received: acknowledgements that were still due (40 ms and more) never come now.
+ */
+static __always_inline void learn_from_reset(const struct segment *s, struct segment_flow *flow,
+					     struct segment_side *side, struct segment_side *other)
+{
+	__u32 ack = s->ack + side->ack_delta;
+
+	if (is_past(side) && s->seq == high_seq(side))
+		advance_acked(side, s->seq, &flow->moved_ns);
+	if (is_past(other) && (s->flags & ACK) && !after(ack, high_seq(other)))
+		advance_acked(other, ack, &flow->moved_ns);
+}
+
+/*
+ * A reset that is going to be translated.
+ * @s, @flow, @side, @other: as for hear(). @state: of the flow.
+ */
+static __always_inline void take_reset(struct segment *s, struct segment_flow *flow,
+				       struct segment_side *side, struct segment_side *other, __u32 state)
+{
+	/* A peer that has closed answers a retransmission so; both streams were complete. */
+	if (marks(side) & marks(other) & SEGMENT_FIN_ACKED)
+		return;
+	if (!is_accepted_reset(s, side, other)) {
+		count(SEGMENT_RST_REFUSED);
+		return;
+	}
+	learn_from_reset(s, flow, side, other);
+	/* The other peer's answer to it is none of its own. */
+	if (!(marks(other) & SEGMENT_RST))
+		add_marks(side, SEGMENT_RST);
+	s->copy = COPY_RST;
+	if (state == SEGMENT_SPLICED) {
+		prolong(flow, 0);
+		flow->state = SEGMENT_TIME_WAIT;
+	}
+}
+
+#endif
