@@ -1,7 +1,7 @@
 //! The kernel side of the library `splice`: BPF programs, their maps, and how they are attached. No
 //! other crate names libbpf.
 //!
-//! An engine [`load`]s an object of [`objects`], sets the sizes of its maps, and takes the [`Map`]s
+//! An engine [`load()`]s an object of [`objects`], sets the sizes of its maps, and takes the [`Map`]s
 //! and [`Program`]s that it needs. Each of them owns a descriptor, so the object itself can be
 //! dropped.
 //!

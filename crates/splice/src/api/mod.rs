@@ -109,7 +109,7 @@ impl EventLoop {
         self.run_pair(Ends::Two([a, b]), options)
     }
 
-    /// Splices an endpoint to itself on this loop: see [`echo_task`](crate::echo_task).
+    /// Splices an endpoint to itself on this loop: see [`echo_task`].
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if an engine was chosen by

@@ -15,7 +15,7 @@ use super::notifier::Notifier;
 use super::readiness::{Interest, Readiness};
 use super::token::Key;
 
-/// Something that an [`EventLoop`](crate::EventLoop) runs: a pair, a listener, a connection being
+/// Something that an [`EventLoop`] runs: a pair, a listener, a connection being
 /// established.
 ///
 /// A task never blocks. The loop tells it what has become possible; the task does what it can and
@@ -32,7 +32,7 @@ pub trait Task {
         Step::Wait
     }
 
-    /// The task runs again after [`Step::Again`], or because a [`Waker`](crate::Waker) was used.
+    /// The task runs again after [`Step::Again`], or because a [`Waker`] was used.
     fn resume(&mut self, _cx: &mut Context<'_>) -> Step {
         Step::Wait
     }
