@@ -306,9 +306,9 @@ fn a_reading_receiver_gets_its_bytes_from_the_kernel() {
     assert_eq!(outcome(&handle).reason, Reason::EndOfStream);
 }
 
-/// One that outruns the kernel's worker goes by hand, and into the kernel again afterwards.
+/// User space moves bulk that is faster than the kernel's worker; afterwards the kernel moves the bytes again.
 #[test]
-fn a_spell_of_bulk_is_not_for_good() {
+fn a_pair_returns_to_the_kernel_after_bulk() {
     if missing() {
         return;
     }
