@@ -196,6 +196,7 @@ fn a_stream_bypasses_the_sockets_once_it_has_been_empty_for_a_while() {
         *seq = seq.wrapping_add(1);
     }
     assert_eq!(border(&found, IDLE + MS), None);
+    assert_eq!(border(&found, 2 * IDLE + MS), None);
     let end = found.socket[near].rcv_nxt;
     assert_eq!(border(&found, 2 * IDLE + 2 * MS), Some(end));
 }
