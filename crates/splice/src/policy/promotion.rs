@@ -336,6 +336,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Kind;
 
     const SEGMENT_AFTER: Duration = Duration::from_millis(50);
     const SOCKMAP_AFTER: Duration = Duration::from_millis(200);
@@ -343,6 +344,27 @@ mod tests {
 
     fn both(now: Instant) -> Schedule {
         Schedule::new(now, AFTER_BYTES, Some(SEGMENT_AFTER), Some(SOCKMAP_AFTER)).expect("one")
+    }
+
+    #[test]
+    fn auto_tries_segment_where_the_engine_takes_both_kinds_of_socket() {
+        for (kinds, is_tried) in [
+            ([Kind::Tcp4, Kind::Tcp6], true),
+            ([Kind::Unix, Kind::Tcp4], false),
+            ([Kind::Tcp4, Kind::Mptcp], false),
+        ] {
+            let (a, b) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            let [a, b] = [(a, kinds[0]), (b, kinds[1])]
+                .map(|(socket, kind)| Endpoint::prepared(socket.into(), kind));
+            let ends = Ends::Apart([a, b]);
+            let options = Options {
+                promote_after: Some(SOCKMAP_AFTER),
+                ..Options::default()
+            };
+            let auto = Auto::new(&ends, &options, Instant::now()).expect("an engine is left");
+            let attempt = auto.schedule.attempt;
+            assert_eq!(attempt == Attempt::Open, is_tried, "{kinds:?}");
+        }
     }
 
     #[test]

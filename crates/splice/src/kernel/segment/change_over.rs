@@ -295,7 +295,7 @@ impl ChangeOver {
         (is_safe && self.is_empty(found, stream, from)).then_some(near.rcv_nxt)
     }
 
-    /// Where the side's stream, which goes by the sockets, begins to bypass them, if it does: it is empty,
+    /// Where the side's stream, which goes through the sockets, begins to bypass them, if it does: it is empty,
     /// and has been for a while.
     pub(super) fn border_when_idle(
         &mut self,

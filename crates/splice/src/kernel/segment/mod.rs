@@ -12,11 +12,11 @@
 //! `in_flight` bytes in user space it is `b.write_seq + in_flight - a.copied_seq`. So every byte has one
 //! place in the receiver's sequence space, whichever way it travels.
 //!
-//! In Overlap the program sends a stream by the sockets until nothing of it is under way; then the stream
+//! In Overlap the program sends a stream through the sockets until nothing of it is under way; then the stream
 //! bypasses them. The window stops a sender in full flow: the program lets the sockets promise no more than
 //! they had promised before. The sender reaches the end of that, and the relay delivers what it has. The
 //! acknowledgement of the last byte carries the window of the other peer. The earlier promise may be larger
-//! than that window; the other peer would drop what lies beyond it, so those bytes go by the sockets.
+//! than that window; the other peer would drop what lies beyond it, so those bytes go through the sockets.
 
 mod admission;
 mod change_over;
@@ -193,7 +193,7 @@ impl KernelEngine for Segment {
                 let held = ends.into_iter().filter(|end| !all_over || end.is_shared());
                 held.for_each(sockets::disconnect);
             }
-            // Both streams go by the sockets, which end them.
+            // Both streams go through the sockets, which end them.
             Phase::Watching => ends.into_iter().for_each(Endpoint::end_on_close),
             Phase::Overlap => {
                 let flow = self.counters.flow();

@@ -52,12 +52,45 @@ pub(crate) struct Shared {
     table: Mutex<Table>,
 }
 
+/// Which indices are in use, and whom their calls wake.
 #[derive(Debug)]
 struct Table {
     /// The first index that was never used.
     unused: u32,
+    /// When each was given back, the earliest first.
     free: VecDeque<(Instant, u32)>,
     wakers: Vec<Option<Waker>>,
+}
+
+impl Table {
+    fn new(count: usize) -> Self {
+        Self {
+            unused: 0,
+            free: VecDeque::new(),
+            wakers: vec![None; count],
+        }
+    }
+
+    /// `None` when every index is in use, or was in use a moment ago.
+    fn take(&mut self, now: Instant) -> Option<u32> {
+        match self.free.front() {
+            Some((since, index)) if now.saturating_duration_since(*since) >= REST_OF_INDEX => {
+                let index = *index;
+                self.free.pop_front();
+                Some(index)
+            }
+            _ if (self.unused as usize) < self.wakers.len() => {
+                self.unused += 1;
+                Some(self.unused - 1)
+            }
+            _ => None,
+        }
+    }
+
+    fn give_back(&mut self, index: u32, now: Instant) {
+        self.wakers[index as usize] = None;
+        self.free.push_back((now, index));
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -124,38 +157,21 @@ impl Shared {
             inspect: inspect.program("inspect")?,
             ring: Mutex::new(calls.consume()?),
             calls,
-            table: Mutex::new(Table {
-                unused: 0,
-                free: VecDeque::new(),
-                wakers: vec![None; directions as usize],
-            }),
+            table: Mutex::new(Table::new(directions as usize)),
         })
     }
 
     /// A fresh entry, all zero; its calls go to `waker`. `None` when all are in use.
     pub(super) fn claim(&self, waker: Waker) -> Option<u32> {
         let mut table = lock(&self.table);
-        let index = match table.free.front() {
-            Some((since, index)) if since.elapsed() >= REST_OF_INDEX => {
-                let index = *index;
-                table.free.pop_front();
-                index
-            }
-            _ if (table.unused as usize) < self.entries.len() => {
-                table.unused += 1;
-                table.unused - 1
-            }
-            _ => return None,
-        };
+        let index = table.take(Instant::now())?;
         table.wakers[index as usize] = Some(waker);
         self.entry(index).clear();
         Some(index)
     }
 
     pub(super) fn give_back(&self, index: u32) {
-        let mut table = lock(&self.table);
-        table.wakers[index as usize] = None;
-        table.free.push_back((Instant::now(), index));
+        lock(&self.table).give_back(index, Instant::now());
     }
 
     pub(super) fn entry(&self, index: u32) -> &DirectionEntry {
@@ -213,4 +229,34 @@ fn page_bytes() -> u32 {
 /// The reason, and a remedy.
 pub(super) fn found() -> std::result::Result<Arc<Shared>, Obstacle> {
     Shared::of_process().map_err(|error| Obstacle::of_bpf(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_rests_before_it_is_used_again() {
+        let (mut table, now) = (Table::new(2), Instant::now());
+        assert_eq!(table.take(now), Some(0));
+        table.give_back(0, now);
+        let early = now + REST_OF_INDEX - Duration::from_nanos(1);
+        assert_eq!(table.take(early), Some(1), "one that was never used");
+        assert_eq!(table.take(early), None);
+        assert_eq!(table.take(now + REST_OF_INDEX), Some(0));
+    }
+
+    #[test]
+    fn the_index_that_has_rested_for_longest_is_used_first() {
+        let (mut table, now) = (Table::new(3), Instant::now());
+        for index in 0..3 {
+            assert_eq!(table.take(now), Some(index));
+        }
+        for (after_ms, index) in (0..).zip([2, 0, 1]) {
+            table.give_back(index, now + Duration::from_millis(after_ms));
+        }
+        let later = now + 2 * REST_OF_INDEX;
+        let taken = [(); 3].map(|()| table.take(later));
+        assert_eq!(taken, [Some(2), Some(0), Some(1)]);
+    }
 }

@@ -181,7 +181,7 @@ fn a_stream_bypasses_the_sockets_once_it_has_been_empty_for_a_while() {
     };
     assert_eq!(border(&found, Duration::ZERO), None);
     assert_eq!(border(&found, IDLE), None);
-    // One more byte goes by the sockets: the silence begins anew.
+    // One more byte goes through the sockets: the silence begins anew.
     let (near, far) = (0, 1);
     for seq in [
         &mut found.socket[near].copied_seq,
@@ -196,6 +196,7 @@ fn a_stream_bypasses_the_sockets_once_it_has_been_empty_for_a_while() {
         *seq = seq.wrapping_add(1);
     }
     assert_eq!(border(&found, IDLE + MS), None);
+    assert_eq!(border(&found, 2 * IDLE + MS), None);
     let end = found.socket[near].rcv_nxt;
     assert_eq!(border(&found, 2 * IDLE + 2 * MS), Some(end));
 }

@@ -183,7 +183,7 @@ fn change_overs_at_random_places_over_veths_v6() {
     }
 }
 
-/// A segment that arrives just before the change-over begins goes by the sockets. The next one must not
+/// A segment that arrives just before the change-over begins goes through the sockets. The next one must not
 /// overtake it.
 #[test]
 fn bytes_that_arrive_as_it_begins_are_not_overtaken() {

@@ -224,7 +224,7 @@ enum Lie {
     Acknowledged,
 }
 
-/// Nobody acknowledges bytes that nobody has sent. A stream that waited for that would go by the sockets for
+/// Nobody acknowledges bytes that nobody has sent. A stream that waited for that would go through the sockets for
 /// ever, and these promise no more room.
 fn change_over_in_spite_of(lie: Lie, step: &'static str) {
     const BYTES: usize = 4 << 20;

@@ -221,7 +221,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     let connected = loop {
         let client = lab.client().enter(|| {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-            // Less room than the server was promised, so its stream goes by the sockets for a while.
+            // Less room than the server was promised, so its stream goes through the sockets for a while.
             socket.set_recv_buffer_size(12_000)?;
             socket.connect(&front_address.into())?;
             Ok::<_, std::io::Error>(TcpStream::from(socket))
@@ -247,7 +247,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     let datapath = datapath_in(&lab);
     let [from_client, from_server] = &datapath.flow(1).side;
     let begun = from_server.high_seq();
-    (&server).write_all(b"by hand").expect("write");
+    (&server).write_all(b"rest   ").expect("write");
     netlab::until("the program has seen it", || {
         from_server.high_seq() != begun
     });
@@ -289,7 +289,7 @@ fn a_listener_is_not_taken_for_the_socket_that_was_reset() {
     assert_eq!(moved(&outcome), [BYTES as u64, 7]);
 }
 
-/// Both streams end by the sockets when the change-over has just begun. What the receiver had no room for is
+/// Both streams end through the sockets when the change-over has just begun. What the receiver had no room for is
 /// sent after that, and its timestamps must not be behind earlier ones.
 #[test]
 fn the_rest_of_a_pair_that_ends_as_it_changes_over_arrives() {
