@@ -20,7 +20,9 @@ use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 use splice_bpf::types::{SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple};
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
-use splice_bpf::{AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics};
+use splice_bpf::{
+    AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics,
+};
 
 /// The datapaths of this process, by the namespace's cookie.
 static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
