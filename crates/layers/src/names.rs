@@ -31,6 +31,8 @@ pub(crate) struct Mention {
 pub(crate) struct Names {
     /// The items that the module defines itself.
     pub(crate) defined: HashSet<String>,
+    /// Those of them that are macros.
+    pub(crate) macros: HashSet<String>,
     pub(crate) imports: Vec<Import>,
     pub(crate) mentions: Vec<Mention>,
 }
@@ -39,6 +41,9 @@ impl Names {
     /// Adds what `item` defines, imports and mentions.
     pub(crate) fn collect(&mut self, item: &Item) {
         if let Some(name) = defined_name(item) {
+            if matches!(item, Item::Macro(_)) {
+                self.macros.insert(name.clone());
+            }
             self.defined.insert(name);
         }
         Collector { names: self }.visit_item(item);

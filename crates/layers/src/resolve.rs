@@ -23,7 +23,7 @@ impl Tree {
     /// The modules that define a macro of this name, which may be in textual scope.
     pub(crate) fn macros(&self, name: &str) -> BTreeSet<Target> {
         let modules = self.modules.iter().enumerate();
-        let defining = modules.filter(|(_, module)| module.names.defined.contains(name));
+        let defining = modules.filter(|(_, module)| module.names.macros.contains(name));
         defining.map(|(index, _)| Target::Item(index)).collect()
     }
 

@@ -217,6 +217,14 @@ fn a_macro_is_found_where_it_is_defined() {
 }
 
 #[test]
+fn a_macro_of_another_crate_is_no_function_of_the_same_name() {
+    assert!(!has_arrow_up(
+        "fn f(out: &mut String) { write!(out, \"x\"); }",
+        "pub fn write() {}"
+    ));
+}
+
+#[test]
 fn a_cycle_of_two_files_is_a_knot() {
     let files = [
         ("lib.rs", "mod folder;"),

@@ -14,6 +14,7 @@ use self::tally::Tally;
 use crate::contestant::Contestant;
 use crate::entrant::{Absent, Entrant};
 use crate::progress::Progress;
+use crate::segment_counts::SegmentCounts;
 use crate::site::Site;
 use crate::workload::transfer;
 
@@ -179,6 +180,9 @@ impl Contest<'_> {
         }
         let skipped = question.needs_relay() && entrant.relay.is_none();
         if !skipped && !tally.is_over_for(index) {
+            let uses_segment = entrant.contestant.uses_segment();
+            // Others on the machine rarely relay meanwhile, and the contestants never.
+            let before = uses_segment.then(SegmentCounts::now);
             match question.ask(self.site, entrant, extents) {
                 Ok(answer) => tally.add(index, answer),
                 Err(error) => {
@@ -188,6 +192,11 @@ impl Contest<'_> {
                     tally.fail(index, why);
                     recover(self.site, self.spliced, entrant)?;
                 }
+            }
+            if let Some(Ok(before)) = before
+                && let Ok(after) = SegmentCounts::now()
+            {
+                tally.count_segments(index, &after.since(&before));
             }
         }
         self.progress.done();

@@ -136,6 +136,12 @@ impl Contestant {
         self.kind() == Kind::Reference
     }
 
+    /// Whether connections through it can come to the engine `segment`.
+    pub(crate) fn uses_segment(self) -> bool {
+        use EngineChoice::{Auto, Only};
+        matches!(self, Self::Spliced(Auto | Only(EngineName::Segment)))
+    }
+
     /// The most connections that it is measured with.
     pub(crate) fn most_connections(self) -> u32 {
         match self {

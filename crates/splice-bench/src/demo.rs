@@ -77,8 +77,8 @@ pub(crate) fn run(arguments: &cli::Demo) -> Result<ExitCode> {
     print(arguments, &site, &found);
     // It shows what the row of `auto` is about.
     if found.contestants.contains(&SPLICED) {
-        let steps = site.enter(|| live::watch(&site, &splice::Options::default(), PATIENCE))?;
-        print!("\n{}", live::told(&steps));
+        let watched = site.enter(|| live::watch(&site, &splice::Options::default(), PATIENCE))?;
+        print!("\n{}", live::told(&watched));
     }
     eprintln!("\nThis took {:.0} s.", begin.elapsed().as_secs_f64());
     Ok(if found.sound() {

@@ -22,6 +22,7 @@ mod relay;
 mod report;
 mod reproduce;
 mod results;
+mod segment_counts;
 mod server;
 mod settings;
 mod site;

@@ -80,6 +80,11 @@ fn the_default_engine_has_a_verdict_and_a_connection_that_moves() {
         .filter(|word| ["copy", "segment"].contains(word))
         .collect();
     assert_eq!(engines, ["copy", "segment", "segment"], "{text}");
+    let counted = text.lines().find(|line| line.starts_with("What became of"));
+    assert!(
+        counted.is_some_and(|line| line.contains("translated ")),
+        "{text}"
+    );
     // socat may be missing on this machine, and nobody else is there to be held against.
     let verdict = text.contains("1 rounds are too few for a verdict");
     assert_eq!(verdict, netlab::program("socat").is_some(), "{text}");

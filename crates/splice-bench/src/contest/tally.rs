@@ -11,6 +11,7 @@ use crate::results::{
     Better, Distribution, Interval, Latencies, Line, Measured, Missing, Quantity, Results, Series,
     Unit, Workload,
 };
+use crate::segment_counts::SegmentCounts;
 use crate::statistics::{self, Sample};
 use crate::table::Table;
 
@@ -29,6 +30,8 @@ struct Entry {
     samples: Vec<Sample>,
     latencies: Option<statistics::Latencies>,
     points: Vec<(f64, f64)>,
+    /// What became of its segments.
+    segments: SegmentCounts,
     /// Why its further rounds are left out.
     over: Option<String>,
     failed: bool,
@@ -45,6 +48,7 @@ impl Tally {
                 .collect(),
             latencies: None,
             points: Vec::new(),
+            segments: SegmentCounts::default(),
             over: None,
             failed: false,
         };
@@ -66,6 +70,11 @@ impl Tally {
             (Some(_), None) => {}
         }
         entry.points.extend(answer.points);
+    }
+
+    /// Adds what became of the segments of contestant number `index` in one more round.
+    pub(crate) fn count_segments(&mut self, index: usize, grown: &SegmentCounts) {
+        self.entries[index].segments.add(grown);
     }
 
     /// Contestant number `index` has failed. Its further rounds are left out, because rounds pair the
@@ -128,6 +137,13 @@ impl Tally {
                 why: entry.over.clone()?,
             })
         };
+        for entry in &self.entries {
+            if let Some(unusual) = entry.segments.unusual() {
+                let name = entry.contestant.name();
+                let note = format!("{name}: segments by the names of docs/segment.md: {unusual}");
+                workload.notes.push(note);
+            }
+        }
         workload.missing = self.entries.iter().filter_map(missing).collect();
         Ok(workload)
     }
@@ -250,4 +266,28 @@ pub(crate) fn with_interval(middle: f64, interval: Option<Interval>) -> String {
         || format!("{middle:.3}"),
         |Interval { low, high }| format!("{middle:.3} ({low:.3} to {high:.3})"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use splice::EngineChoice;
+
+    use super::{Contestant, Extents, Question, SegmentCounts, Tally};
+
+    #[test]
+    fn a_workload_notes_segments_that_took_an_unusual_way() {
+        let contestants = [Contestant::Direct, Contestant::Spliced(EngineChoice::Auto)];
+        let mut tally = Tally::new(Question::Idle, &contestants);
+        for gone in [1, 2] {
+            let grown = SegmentCounts(vec![("translated", 9), ("gone", gone)]);
+            tally.count_segments(1, &grown);
+        }
+        let workload = tally
+            .workload(&Extents::of(true), None)
+            .expect("no file is written");
+        assert_eq!(
+            workload.notes,
+            ["spliced auto: segments by the names of docs/segment.md: gone 3"]
+        );
+    }
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use splice::{Endpoint, EngineName, Handle, Options, Splicer};
 
 use crate::results::count;
+use crate::segment_counts::SegmentCounts;
 use crate::site::{Connection, PATIENCE, Site};
 use crate::table::Table;
 
@@ -33,6 +34,14 @@ pub(crate) struct Step {
     in_kernel: u64,
 }
 
+/// What was seen.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    steps: Vec<Step>,
+    /// The counts of the segment programs that grew meanwhile.
+    counted: splice::Result<SegmentCounts>,
+}
+
 impl Step {
     fn now(handle: &Handle, began: Instant) -> Self {
         let (engine, why) = handle.engine();
@@ -48,7 +57,8 @@ impl Step {
 
 /// Joins one connection with the library where the relays run, keeps it busy, and watches it move.
 /// Fails when it does not come to `segment` within `patience`.
-pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Result<Vec<Step>> {
+pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Result<Watched> {
+    let before = SegmentCounts::now();
     let address = Site::relay(INDEX);
     let relay = site.lab.relay();
     let listener = relay.enter(|| TcpListener::bind(address))?;
@@ -88,7 +98,8 @@ pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Resul
         last.moved
     );
     steps.push(last);
-    Ok(steps)
+    let counted = before.and_then(|before| Ok(SegmentCounts::now()?.since(&before)));
+    Ok(Watched { steps, counted })
 }
 
 fn join(listener: &TcpListener, options: &Options) -> Result<(Splicer, Handle)> {
@@ -115,8 +126,8 @@ fn exchange(Connection { client, server }: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// The steps in a table, and what they mean.
-pub(crate) fn told(steps: &[Step]) -> String {
+/// The steps in a table, what they mean, and what became of the segments.
+pub(crate) fn told(Watched { steps, counted }: &Watched) -> String {
     let headings = [
         "engine",
         "why",
@@ -134,7 +145,15 @@ pub(crate) fn told(steps: &[Step]) -> String {
             count(step.in_kernel),
         ]);
     }
-    format!("One live connection, joined by the library and kept busy with messages:\n\n{table}")
+    let counted = match counted {
+        Ok(counted) => {
+            format!("What became of its segments, by the names of docs/segment.md: {counted}")
+        }
+        Err(error) => format!("What became of its segments is not known: {error}"),
+    };
+    format!(
+        "One live connection, joined by the library and kept busy with messages:\n\n{table}\n{counted}\n"
+    )
 }
 
 #[cfg(test)]
@@ -144,11 +163,11 @@ mod tests {
     use netlab::{Need, available};
     use splice::{EngineChoice, EngineName, Options};
 
-    use super::{Step, told, watch};
+    use super::{SegmentCounts, Step, Watched, told, watch};
     use crate::cpus::Placement;
     use crate::site::{PATIENCE, Site};
 
-    fn watched(options: &Options, patience: Duration) -> anyhow::Result<Vec<Step>> {
+    fn watched(options: &Options, patience: Duration) -> anyhow::Result<Watched> {
         let site = Site::build(Placement::Spread).expect("root may");
         site.enter(|| watch(&site, options, patience))
     }
@@ -158,13 +177,14 @@ mod tests {
         if !available(Need::Netns) || !available(Need::Bpf) {
             return;
         }
-        let steps = watched(&Options::default(), PATIENCE).expect("it moves");
+        let watched = watched(&Options::default(), PATIENCE).expect("it moves");
+        let steps = &watched.steps;
         let engines: Vec<EngineName> = steps.iter().map(|step| step.engine).collect();
         assert_eq!(
             engines,
             [EngineName::Copy, EngineName::Segment, EngineName::Segment],
             "{}",
-            told(&steps)
+            told(&watched)
         );
         let [first, .., last] = &steps[..] else {
             unreachable!("there are three")
@@ -173,6 +193,11 @@ mod tests {
         assert!(
             last.in_kernel > 0 && last.moved >= last.in_kernel,
             "{last:?}"
+        );
+        let counted = watched.counted.expect("root may read it").0;
+        assert!(
+            counted.iter().any(|(name, _)| *name == "translated"),
+            "{counted:?}"
         );
     }
 
@@ -200,8 +225,13 @@ mod tests {
             moved: 123_456,
             in_kernel: 1_024,
         };
-        let text = told(&[step]);
-        let row = text.lines().last().expect("a row");
+        let text = told(&Watched {
+            steps: vec![step],
+            counted: Ok(SegmentCounts(vec![("translated", 3), ("silenced", 1)])),
+        });
+        assert!(text.ends_with(": translated 3, silenced 1\n"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("segment"));
+        let row = row.expect("a row");
         let cells: Vec<&str> = row.split("  ").filter(|cell| !cell.is_empty()).collect();
         assert_eq!(
             cells.iter().map(|cell| cell.trim()).collect::<Vec<_>>(),

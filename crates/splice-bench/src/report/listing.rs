@@ -27,6 +27,24 @@ impl Listing {
             rows: Vec::new(),
         }
     }
+
+    fn of<'a, T: 'a, const COLUMNS: usize>(
+        caption: impl Into<String>,
+        headings: [&str; COLUMNS],
+        all: impl IntoIterator<Item = &'a T>,
+        row: impl Fn(&T) -> [String; COLUMNS],
+    ) -> Self {
+        let rows = all.into_iter().map(|one| row(one).into());
+        Self {
+            rows: rows.collect(),
+            ..Self::new(caption, &headings)
+        }
+    }
+}
+
+/// The words for a value that may be missing.
+fn or_nothing<T>(value: Option<T>, tell: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| NOTHING.into(), tell)
 }
 
 /// Every figure of a workload.
@@ -55,10 +73,8 @@ fn of_quantity(quantity: &Quantity) -> Listing {
     );
     let tell = |value: f64| number(value / multiple.size);
     let between = |interval: Option<Interval>, tell: &dyn Fn(f64) -> String| {
-        interval.map_or_else(
-            || NOTHING.into(),
-            |interval| format!("{} to {}", tell(interval.low), tell(interval.high)),
-        )
+        let words = |Interval { low, high }| format!("{} to {}", tell(low), tell(high));
+        or_nothing(interval, words)
     };
     let caption = format!("{}, {}", quantity.title, which_way(quantity.better));
     let over = quantity
@@ -89,9 +105,9 @@ fn of_quantity(quantity: &Quantity) -> Listing {
                 one.contestant.clone(),
                 tell(one.median),
                 between(one.interval, &tell),
-                ratio.map_or_else(|| NOTHING.into(), |ratio| number(ratio.median)),
+                or_nothing(ratio, |ratio| number(ratio.median)),
                 between(ratio.and_then(|ratio| ratio.interval), &number),
-                ratio.map_or_else(|| NOTHING.into(), |ratio| ratio.verdict.to_string()),
+                or_nothing(ratio, |ratio| ratio.verdict.to_string()),
                 rounds.join(", "),
             ]
         })
@@ -125,12 +141,8 @@ fn of_latencies(workload: &Workload) -> Option<Listing> {
                 number(one.min),
                 number(one.mean),
             ];
-            row.extend(
-                TABLE_PERCENTILES
-                    .map(|percentile| one.at(percentile).map_or_else(|| NOTHING.into(), number)),
-            );
-            row.push(number(one.max));
-            row.push(one.file.clone().unwrap_or_else(|| NOTHING.into()));
+            row.extend(TABLE_PERCENTILES.map(|percentile| or_nothing(one.at(percentile), number)));
+            row.extend([number(one.max), or_nothing(one.file.clone(), |file| file)]);
             row
         })
         .collect();
@@ -161,9 +173,7 @@ fn of_series(workload: &Workload) -> Option<Listing> {
         .iter()
         .map(|line| {
             let most = line.points.iter().map(|point| point.1).reduce(f64::max);
-            let tell = |value: Option<f64>| {
-                value.map_or_else(|| NOTHING.into(), |value| all.unit.tell(value))
-            };
+            let tell = |value| or_nothing(value, |value| all.unit.tell(value));
             let at = |moment: f64| {
                 let last = line.points.iter().rfind(|point| point.0 <= moment + 1e-9);
                 tell(last.map(|point| point.1))
@@ -207,11 +217,11 @@ fn of_candlesticks(workload: &Workload) -> Option<Listing> {
                 stick.series.clone(),
                 words.into(),
                 number(spread.min),
-                spread.mean.map_or_else(|| NOTHING.into(), number),
+                or_nothing(spread.mean, number),
                 number(spread.median),
                 number(spread.max),
                 number(spread.deviation),
-                spread.count.map_or_else(|| NOTHING.into(), count),
+                or_nothing(spread.count, count),
             ]);
         }
     }
@@ -249,7 +259,7 @@ fn of_buckets(workload: &Workload) -> Option<Listing> {
         .map(|stick| {
             let within = |end: f64| {
                 let bucket = stick.buckets.iter().find(|bucket| bucket.0 == end);
-                bucket.map_or_else(|| NOTHING.into(), |bucket| count(bucket.1))
+                or_nothing(bucket, |bucket| count(bucket.1))
             };
             let mut row = vec![stick.contestant.clone(), stick.series.clone()];
             row.extend(ends.iter().map(|&end| within(end)));
@@ -261,75 +271,58 @@ fn of_buckets(workload: &Workload) -> Option<Listing> {
 
 fn of_stalls(workload: &Workload) -> Option<Listing> {
     let all = workload.stalls.as_ref()?;
-    let mut listing = Listing::new(
+    Some(Listing::of(
         format!("Stalls over {} ms", tick_words(all.over_milliseconds)),
-        &["Contestant", "Series", "Stalls", "Out of", "Longest, ms"],
-    );
-    listing.rows = all
-        .counted
-        .iter()
-        .map(|one| {
-            vec![
+        ["Contestant", "Series", "Stalls", "Out of", "Longest, ms"],
+        &all.counted,
+        |one| {
+            [
                 one.contestant.clone(),
-                one.series.clone().unwrap_or_else(|| NOTHING.into()),
+                or_nothing(one.series.clone(), |name| name),
                 count(one.stalls),
                 count(one.of),
                 number(one.longest_milliseconds),
             ]
-        })
-        .collect();
-    Some(listing)
+        },
+    ))
 }
 
 /// What is not among the figures.
 pub(crate) fn of_missing(results: &Results) -> Listing {
-    let mut listing = Listing::new("Missing", &["What", "Why"]);
-    listing.rows = results
-        .missing
-        .iter()
-        .map(|one| vec![one.what.clone(), one.why.clone()])
-        .collect();
-    listing
+    Listing::of("Missing", ["What", "Why"], &results.missing, |one| {
+        [one.what.clone(), one.why.clone()]
+    })
 }
 
 /// Who took part, with what programs, under which settings.
 pub(crate) fn of_conditions(results: &Results) -> Vec<Listing> {
-    let mut contestants = Listing::new("Contestants", &["Contestant", "How it was set up"]);
-    contestants.rows = results
-        .contestants
-        .iter()
-        .map(|one| vec![one.name.clone(), one.how.clone()])
-        .collect();
-    let mut programs = Listing::new("Programs", &["Program", "Version", "Commit"]);
-    programs.rows = results
-        .programs
-        .iter()
-        .map(|one| {
-            let commit = one.commit.clone().unwrap_or_else(|| NOTHING.into());
-            vec![one.name.clone(), one.version.clone(), commit]
-        })
-        .collect();
-    let mut sysctls = Listing::new("Settings of the kernel", &["Setting", "Value", "Where"]);
-    sysctls.rows = results
-        .sysctls
-        .iter()
-        .map(|one| vec![one.name.clone(), one.value.clone(), one.scope.clone()])
-        .collect();
     let machine = &results.machine;
-    let mut defects = Listing::new("Defects of the CPU, and mitigations", &["Defect", "State"]);
-    defects.rows = machine
-        .mitigations
-        .iter()
-        .map(|one| vec![one.defect.clone(), one.state.clone()])
-        .collect();
-    let mut kernel = Listing::new("Kernel", &["What", "Value"]);
-    let mut row = |what: &str, value: Option<String>| {
-        let value = value.unwrap_or_else(|| "not said".into());
-        kernel.rows.push(vec![what.into(), value]);
-    };
-    row("parameters", Some(machine.kernel_parameters.join(" ")));
-    row("clock source", machine.clock_source.clone());
-    row("frequency governor", machine.cpu_governor.clone());
+    let headings = ["Contestant", "How it was set up"];
+    let contestants = Listing::of("Contestants", headings, &results.contestants, |one| {
+        [one.name.clone(), one.how.clone()]
+    });
+    let headings = ["Program", "Version", "Commit"];
+    let programs = Listing::of("Programs", headings, &results.programs, |one| {
+        let commit = or_nothing(one.commit.clone(), |commit| commit);
+        [one.name.clone(), one.version.clone(), commit]
+    });
+    let (caption, headings) = ("Settings of the kernel", ["Setting", "Value", "Where"]);
+    let sysctls = Listing::of(caption, headings, &results.sysctls, |one| {
+        [one.name.clone(), one.value.clone(), one.scope.clone()]
+    });
+    let (caption, headings) = ("Defects of the CPU, and mitigations", ["Defect", "State"]);
+    let defects = Listing::of(caption, headings, &machine.mitigations, |one| {
+        [one.defect.clone(), one.state.clone()]
+    });
+    let facts = [
+        ("parameters", Some(machine.kernel_parameters.join(" "))),
+        ("clock source", machine.clock_source.clone()),
+        ("frequency governor", machine.cpu_governor.clone()),
+    ];
+    let kernel = Listing::of("Kernel", ["What", "Value"], &facts, |(what, value)| {
+        let value = value.clone().unwrap_or_else(|| "not said".into());
+        [(*what).into(), value]
+    });
     [contestants, programs, sysctls, kernel, defects]
         .into_iter()
         .filter(|listing| !listing.rows.is_empty())

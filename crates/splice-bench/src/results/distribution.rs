@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::Unit;
+use super::unit::Unit;
 
 /// Distributions of latencies, one per contestant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

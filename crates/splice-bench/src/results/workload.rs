@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Latencies, Missing, Unit};
+use super::distribution::Latencies;
+use super::run::Missing;
+use super::unit::Unit;
 use crate::statistics::{Interval, Sample};
 
 /// One experiment, with the figures of all contestants.

@@ -1,0 +1,83 @@
+//! What became of the segments that went through the engine `segment`.
+
+use std::fmt;
+
+use splice::doctor::segment_counts;
+
+use crate::results::count;
+
+/// The names of segments that take the way the engine is meant for.
+const ORDINARY: [&str; 2] = ["translated", "own_copies"];
+
+/// Numbers of segments by the names of docs/segment.md, in all relays of the machine.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SegmentCounts(pub(crate) Vec<(&'static str, u64)>);
+
+impl SegmentCounts {
+    /// Since each relay loaded its program. Fails without CAP_SYS_ADMIN.
+    pub(crate) fn now() -> splice::Result<Self> {
+        segment_counts().map(Self)
+    }
+
+    /// The counts that have grown since `before`, by how much. A relay that has ended took its own away.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let grown = self.0.iter().filter_map(|&(name, after)| {
+            let growth = after.saturating_sub(before.of(name));
+            (growth > 0).then_some((name, growth))
+        });
+        Self(grown.collect())
+    }
+
+    pub(crate) fn add(&mut self, more: &Self) {
+        for &(name, segments) in &more.0 {
+            match self.0.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += segments,
+                None => self.0.push((name, segments)),
+            }
+        }
+    }
+
+    /// Those that were not simply translated or copied.
+    pub(crate) fn unusual(&self) -> Option<Self> {
+        let unusual = self.0.iter().filter(|(name, _)| !ORDINARY.contains(name));
+        let unusual: Vec<_> = unusual.copied().collect();
+        (!unusual.is_empty()).then_some(Self(unusual))
+    }
+
+    fn of(&self, name: &str) -> u64 {
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |&(_, segments)| segments)
+    }
+}
+
+impl fmt::Display for SegmentCounts {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, segments)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(out, "{comma}{name} {}", count(*segments))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SegmentCounts;
+
+    #[test]
+    fn only_what_grew_is_told_and_the_unusual_apart() {
+        let before = SegmentCounts(vec![("translated", 5), ("gone", 9), ("expired", 2)]);
+        let after = [
+            ("translated", 8),
+            ("own_copies", 1),
+            ("gone", 3),
+            ("expired", 4),
+        ];
+        let mut grown = SegmentCounts(after.into()).since(&before);
+        assert_eq!(grown.to_string(), "translated 3, own_copies 1, expired 2");
+        grown.add(&SegmentCounts(vec![("expired", 1), ("reused", 1)]));
+        let unusual = grown.unusual().expect("there are some");
+        assert_eq!(unusual.to_string(), "expired 3, reused 1");
+        assert!(SegmentCounts(vec![("translated", 1)]).unusual().is_none());
+    }
+}
