@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What clock.bpf.c and src/bpf_clock.rs say to each other. */
+/* What clock.bpf.c and src/clock.rs say to each other. */
 #ifndef CLOCK_H
 #define CLOCK_H
 

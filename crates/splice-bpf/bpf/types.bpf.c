@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Never loaded: its BTF is what src/bpf_types.rs is generated from (crates/generate-bpf-types, which
+ * Never loaded: its BTF is what src/types.rs is generated from (crates/generate-bpf-types, which
  * says what the sections mean). A type that the programs and user space share gets a variable here.
  */
 #include <linux/bpf.h>

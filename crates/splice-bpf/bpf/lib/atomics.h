@@ -23,7 +23,7 @@
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 
 /*
- * Set by user space before the object is loaded (src/bpf_object.rs). The map is read-only then, so where it
+ * Set by user space before the object is loaded (src/load.rs). The map is read-only then, so where it
  * is false the verifier takes the whole fence away.
  */
 const volatile bool weakly_ordered SEC(".rodata.order") = false;

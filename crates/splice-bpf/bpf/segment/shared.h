@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What segment.bpf.c and user space (src/engine/segment) say to each other.
+ * What segment.bpf.c and user space (`kernel/segment` of the crate splice) say to each other.
  *
  * Sequence spaces. Each of the relay's two sockets has its own, so a byte has two sequence numbers. "Side 0"
  * is the peer of socket A, "side 1" the peer of socket B; what a peer sends is in the sequence space of its

@@ -356,7 +356,7 @@ mod tests {
             let (a, b) = std::os::unix::net::UnixStream::pair().expect("a pair");
             let [a, b] = [(a, kinds[0]), (b, kinds[1])]
                 .map(|(socket, kind)| Endpoint::prepared(socket.into(), kind));
-            let ends = Ends::Apart([a, b]);
+            let ends = Ends::Two([a, b]);
             let options = Options {
                 promote_after: Some(SOCKMAP_AFTER),
                 ..Options::default()

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use self::attachment::{AttachState, Attachment};
 pub(crate) use self::handle::DatapathHandle;
-use super::slots::{Offer, Slots};
+use super::flow_slots::{FlowSlots, Offer};
 use crate::firewall::Firewall;
 use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
@@ -61,7 +61,7 @@ type Found = std::result::Result<Arc<Datapath>, Obstacle>;
 
 /// What is in use.
 struct Table {
-    slots: Slots,
+    slots: FlowSlots,
     owners: HashMap<SegmentTuple, u32>,
     devices: HashMap<u32, Attachment>,
     /// Devices that another thread works on, or that refused the program.
@@ -121,7 +121,7 @@ impl Datapath {
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             table: Mutex::new(Table {
-                slots: Slots::new(flows.len() as u32),
+                slots: FlowSlots::new(flows.len() as u32),
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 attach_states: HashMap::new(),

@@ -27,7 +27,7 @@ use splice_bpf::types::{segment_mark as mark, segment_state as state};
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/steady.h` says why.
-const LINGER: Duration = Duration::from_millis(3200);
+const TIME_WAIT: Duration = Duration::from_millis(3200);
 
 /// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
 /// late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`): what it stamps meanwhile is stamped so, too.
@@ -238,7 +238,7 @@ impl Flow {
 
     /// The stamp that a peer is told as long as the clock stands, if it was, and whether it counts
     /// microseconds.
-    pub(super) fn standing_stamp(&self, peer: usize) -> Option<(u32, bool)> {
+    pub(super) fn standing_timestamp(&self, peer: usize) -> Option<(u32, bool)> {
         let from = self.side(1 - peer);
         let stamp = from.timestamp_floor.load(Relaxed);
         (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
@@ -296,17 +296,17 @@ impl Flow {
     }
 
     /// The flow is over, but late segments are still translated for a while.
-    pub(super) fn linger(&self) {
+    pub(super) fn begin_time_wait(&self) {
         let now = now_ns();
         let entry = self.entry();
         entry.last_ns.store(now, Relaxed);
         entry
             .deadline_ns
-            .store(now + LINGER.as_nanos() as u64, Relaxed);
+            .store(now + TIME_WAIT.as_nanos() as u64, Relaxed);
         entry.state.store(state::TIME_WAIT, Release);
     }
 
-    /// Others may have the slot once it has lingered for a while.
+    /// Others may have the slot once it has been in TIME_WAIT for a while.
     pub(super) fn offer_slot(&self) {
         self.offered_at.get_or_init(|| {
             self.datapath
@@ -321,12 +321,12 @@ impl Flow {
 
     /// For how long late segments are still translated; `None` when a new connection has taken
     /// the tuple, or another flow the slot.
-    pub(super) fn lingers(&self) -> Option<Duration> {
+    pub(super) fn time_wait_left(&self) -> Option<Duration> {
         let entry = self.entry();
-        let lingers = entry.state.load(Acquire) == state::TIME_WAIT;
+        let in_time_wait = entry.state.load(Acquire) == state::TIME_WAIT;
         let deadline = entry.deadline_ns.load(Acquire);
         // Asked last: what was read before is of this flow then.
-        (lingers && self.has_slot())
+        (in_time_wait && self.has_slot())
             .then(|| Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
@@ -340,7 +340,7 @@ impl Flow {
         }
     }
 
-    /// The program, or `linger`, has found the flow to be over.
+    /// The program, or `begin_time_wait`, has found the flow to be over.
     pub(super) fn is_over(&self) -> bool {
         matches!(
             self.entry().state.load(Acquire),

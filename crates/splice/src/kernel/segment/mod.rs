@@ -24,10 +24,10 @@ mod counters;
 pub(crate) mod datapath;
 pub(crate) mod eligibility;
 pub(crate) mod flow;
+mod flow_slots;
 pub(crate) mod pace;
 #[cfg(test)]
 mod sample;
-mod slots;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -109,7 +109,7 @@ impl Segment {
         let all_over = flow.is_all_acknowledged();
         if all_over && !flow.is_over() {
             // The program saw the last of it in OVERLAP, where user space ends the flow.
-            flow.linger();
+            flow.begin_time_wait();
         }
         all_over.then_some(Reason::EndOfStream)
     }
@@ -198,7 +198,7 @@ impl KernelEngine for Segment {
             Phase::Overlap => {
                 let flow = self.counters.flow();
                 for (peer, end) in ends.into_iter().enumerate() {
-                    let stopped = flow.and_then(|flow| flow.standing_stamp(peer));
+                    let stopped = flow.and_then(|flow| flow.standing_timestamp(peer));
                     if let Some((timestamp, in_microseconds)) = stopped {
                         sockets::advance_timestamps(end, timestamp, in_microseconds);
                     }

@@ -22,7 +22,7 @@ impl TimeWait {
 
 impl Aftermath for TimeWait {
     fn look(&mut self, now: Instant) -> Option<Instant> {
-        match self.flow.lingers() {
+        match self.flow.time_wait_left() {
             Some(left) if !left.is_zero() => Some(now + left),
             Some(_) => {
                 // Late segments may have made connection tracking learn the connections again.

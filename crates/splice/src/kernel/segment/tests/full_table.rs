@@ -2,7 +2,7 @@
 
 use super::forged_segments::forged;
 use super::*;
-use crate::kernel::segment::slots::LEAST_LINGER;
+use crate::kernel::segment::flow_slots::TIME_WAIT_LEAST;
 
 /// At 5200 connections a second, the flows that ended in the last three seconds would keep all slots.
 #[test]
@@ -37,7 +37,7 @@ fn an_ended_pair_gives_its_slot_to_a_new_one() {
         assert_eq!(moved(&ended(&handle)), [5, 5], "{number}");
         let ended_at = Instant::now();
         netlab::until("it may give up its slot", || {
-            ended_at.elapsed() > LEAST_LINGER
+            ended_at.elapsed() > TIME_WAIT_LEAST
         });
     }
 }

@@ -16,13 +16,13 @@ use splice_bpf::types::SegmentTuple;
 /// How long an ended flow has its slot to itself. By then the first repetition of what was not heard
 /// to be acknowledged has come from every peer with a round trip of 200 ms or less: it is sent a round
 /// trip and 200 ms (`TCP_RTO_MIN`) after the first one. Later ones meet no socket, as they do once a
-/// flow has lingered to its end, and the kernel answers with a reset. That harms nobody: each of the two
+/// flow has been in TIME_WAIT to its end, and the kernel answers with a reset. That harms nobody: each of the two
 /// has acknowledged the other's whole stream, or heard of a reset.
-pub(super) const LEAST_LINGER: Duration = Duration::from_millis(400);
+pub(super) const TIME_WAIT_LEAST: Duration = Duration::from_millis(400);
 
 /// With fewer free ones than this, flows on offer are given up. Not only when none is left: a segment
 /// that has just found the old flow must not meet a new one in its place. At 40 000 new flows a second,
-/// which is all that `LEAST_LINGER` leaves room for, it takes 25 ms to use up so many.
+/// which is all that `TIME_WAIT_LEAST` leaves room for, it takes 25 ms to use up so many.
 const FEW_SLOTS: usize = 1024;
 
 /// A flow that is over, and what its segments carry.
@@ -34,7 +34,7 @@ pub(super) struct Offer {
 }
 
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct FlowSlots {
     /// The slot that was given back first is used first, for the reason of `FEW_SLOTS`.
     free: VecDeque<u32>,
     next_serial: u32,
@@ -42,7 +42,7 @@ pub(super) struct Slots {
     on_offer: BTreeMap<(Instant, u32), Offer>,
 }
 
-impl Slots {
+impl FlowSlots {
     pub(super) fn new(count: u32) -> Self {
         Self {
             free: (0..count).collect(),
@@ -79,7 +79,7 @@ impl Slots {
         }
         let oldest = self.on_offer.first_entry()?;
         let (offered_at, _) = *oldest.key();
-        if now.saturating_duration_since(offered_at) < LEAST_LINGER {
+        if now.saturating_duration_since(offered_at) < TIME_WAIT_LEAST {
             return None;
         }
         let offer = oldest.remove();
@@ -98,11 +98,11 @@ impl Slots {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{FEW_SLOTS, LEAST_LINGER, Offer, Slots};
+    use super::{FEW_SLOTS, FlowSlots, Offer, TIME_WAIT_LEAST};
 
     /// With so many flows that are over, a millisecond after each other from `since` on.
-    fn full_of_ended(since: Instant, count: u32) -> Slots {
-        let mut slots = Slots::new(count);
+    fn full_of_ended(since: Instant, count: u32) -> FlowSlots {
+        let mut slots = FlowSlots::new(count);
         for number in 0..count {
             let (slot, serial) = slots.take().expect("a slot");
             let at = since + Duration::from_millis(number.into());
@@ -124,7 +124,7 @@ mod tests {
     fn the_flow_that_is_over_for_longest_gives_up_its_slot() {
         let since = Instant::now();
         let mut slots = full_of_ended(since, 3);
-        let now = since + LEAST_LINGER + Duration::from_millis(1);
+        let now = since + TIME_WAIT_LEAST + Duration::from_millis(1);
         let given_up: Vec<_> = std::iter::from_fn(|| slots.give_up(now))
             .map(|offer| offer.slot)
             .collect();
@@ -136,7 +136,7 @@ mod tests {
     fn none_gives_up_its_slot_before_a_repetition_can_have_come() {
         let since = Instant::now();
         let mut slots = full_of_ended(since, 3);
-        let now = since + LEAST_LINGER - Duration::from_millis(1);
+        let now = since + TIME_WAIT_LEAST - Duration::from_millis(1);
         assert_eq!(slots.give_up(now), None);
         assert_eq!(slots.take(), None);
     }
@@ -146,7 +146,7 @@ mod tests {
         let since = Instant::now();
         let mut slots = full_of_ended(since, 1);
         slots.free.extend(1..=FEW_SLOTS as u32);
-        let now = since + 2 * LEAST_LINGER;
+        let now = since + 2 * TIME_WAIT_LEAST;
         assert_eq!(slots.give_up(now), None);
         slots.take().expect("a slot");
         assert_eq!(slots.give_up(now).map(|offer| offer.slot), Some(0));
@@ -160,9 +160,9 @@ mod tests {
         let since = Instant::now();
         let mut slots = full_of_ended(since, 2);
         slots.give_back(0, 1, Some(since));
-        let given_up = slots.give_up(since + 2 * LEAST_LINGER);
+        let given_up = slots.give_up(since + 2 * TIME_WAIT_LEAST);
         assert_eq!(given_up.map(|offer| offer.slot), Some(1));
-        assert_eq!(slots.give_up(since + 2 * LEAST_LINGER), None);
+        assert_eq!(slots.give_up(since + 2 * TIME_WAIT_LEAST), None);
         assert_eq!(slots.free, [0, 1]);
     }
 }
