@@ -1,7 +1,7 @@
 //! One flow in the memory that the program works on.
 //!
 //! ```text
-//! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ Linger ──▶ Free
+//! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ TimeWait ──▶ Free
 //!                       ▲           │
 //!                       └───────────┘
 //! ```
