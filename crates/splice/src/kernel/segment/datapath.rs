@@ -29,7 +29,7 @@ use splice_bpf::{
 /// The datapaths of this process, by the namespace's cookie.
 static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
 
-/// Where the program counts; the kernel keeps 15 letters of a name.
+/// The map with the counters. The kernel keeps 15 characters of a name.
 const COUNTS_MAP: &str = "segment_counts";
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
@@ -66,14 +66,14 @@ struct Table {
     devices: HashMap<u32, Attachment>,
     /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
-    way: AttachMode,
+    mode: AttachMode,
 }
 
-/// How many segments went which way, by the reasons' names (`bpf/lib/reasons.h`): in all network namespaces, since
-/// the programs that are there were loaded, by whatever process. Empty where no program is loaded.
+/// How many segments each reason of `bpf/lib/reasons.h` has counted, by its name: in all network namespaces,
+/// since the programs were loaded, by whatever process. Empty if no program is loaded.
 ///
 /// # Errors
-/// Where the process may not list the maps of this machine.
+/// If the process may not list the BPF maps of this machine.
 pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
     let counts = statistics::counters(COUNTS_MAP, reason::NAMES.len())?;
     Ok(reason::NAMES.into_iter().zip(counts).collect())
@@ -125,7 +125,7 @@ impl Datapath {
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 attach_states: HashMap::new(),
-                way: AttachMode::Tcx,
+                mode: AttachMode::Tcx,
             }),
             attaching: Mutex::new(()),
             firewall: OnceLock::new(),
@@ -186,7 +186,7 @@ impl Datapath {
     /// Attaches from now on as on a kernel without tcx.
     #[cfg(test)]
     pub(super) fn attach_by_clsact(&self) {
-        self.table().way = AttachMode::Clsact;
+        self.table().mode = AttachMode::Clsact;
     }
 
     /// Detaches from all devices; returns which.

@@ -1,4 +1,4 @@
-//! One flow in the memory that the program works on.
+//! One flow, in the memory that this process shares with the program.
 //!
 //! ```text
 //! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ TimeWait ──▶ Free
@@ -29,27 +29,30 @@ const OWNER_SILENT: Duration = Duration::from_secs(10);
 /// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/steady.h` says why.
 const TIME_WAIT: Duration = Duration::from_millis(3200);
 
-/// How far ahead of all stamps the clock stands when it stands again. Half of what the program takes for
-/// late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`): what it stamps meanwhile is stamped so, too.
+/// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
+/// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
-/// A flow's slot. Dropping it ends the translation at once.
+/// A flow and its slot. Dropping it ends the translation at once.
 #[derive(Debug)]
 pub(crate) struct Flow {
     datapath: Arc<Datapath>,
     slot: u32,
     serial: u32,
     tuples: [SegmentTuple; 2],
-    /// It counts among those whose sockets may still send.
+    /// Counted among the flows whose sockets may still send.
     awake: AtomicBool,
-    /// Connection tracking knew of it when it was last asked, or has not been asked.
+    /// Connection tracking knew the connections when it was last asked, or was never asked.
     tracked: AtomicBool,
-    /// When it was over.
+    /// When the flow ended.
     offered_at: OnceLock<Instant>,
 }
 
 impl Flow {
-    /// Has the segments of two connections noted; they go on as they are.
+    /// Makes the program note the segments of two connections. It does not change them.
+    ///
+    /// # Errors
+    /// Why the flow cannot be entered.
     pub(super) fn watch(
         datapath: Arc<Datapath>,
         tuples: [SegmentTuple; 2],
@@ -112,7 +115,7 @@ impl Flow {
         &self.datapath.change_over(self.slot).side
     }
 
-    /// From now on each stream goes by the sockets only until they have emptied it.
+    /// Starts Overlap: each stream goes through the sockets until they are empty.
     pub(super) fn overlap(&self, plan: &Translation) {
         let sides = self.entry().side.iter().zip(self.change_over());
         for ((side, socket), plan) in sides.zip(&plan.sides) {
@@ -137,8 +140,8 @@ impl Flow {
             socket.border.store(plan.cut, Relaxed);
             socket.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
-            // What was noted may be newer than the sockets, or older: the first that was seen
-            // may have been a repetition. Or nobody has sent it.
+            // What the program noted may be newer than the sockets, or older: the first segment may have
+            // been a retransmission. Or it was forged.
             let noted = side.marks() & mark::NOTED != 0;
             let widest = plan.written.wrapping_add(plan.largest_window());
             for (word, known, most) in [
@@ -154,58 +157,58 @@ impl Flow {
         }
         self.wake();
         self.renew();
-        // Who is asked what has come, after that, must not answer from before.
+        // An inspection after this must not return a state from before.
         self.entry().state.store(state::OVERLAP, SeqCst);
         fence(SeqCst);
     }
 
-    /// Takes in what the sockets have come to; what the program has seen may be newer. What it has seen
-    /// beyond all that a peer may send was forged or damaged: nobody would ever acknowledge it, and a
-    /// stream by the sockets, which promise no more room, would wait for that.
+    /// Adopts the state of the sockets; the program may have seen newer segments. Sequence numbers beyond what
+    /// a peer may send were forged or damaged. Nobody would ever acknowledge them, and a stream that goes
+    /// through the sockets would wait for that.
     pub(super) fn catch_up(&self, found: &SegmentInspection) {
         let sides = self.entry().side.iter().zip(self.change_over());
         for ((side, own), socket) in sides.zip(&found.socket) {
             side.raise_high_seq(socket.rcv_nxt);
-            // An end of stream may lie one beyond.
+            // A FIN takes one more.
             side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
             raise(&own.sent, socket.snd_nxt);
-            // The last acknowledgement that the socket has sent, should the program have missed it.
+            // The last ACK that the socket sent, in case the program missed it.
             raise(&own.cut, socket.rcv_wup);
         }
     }
 
-    /// The window that the socket has announced ends there, or later.
+    /// The window that the socket announced ends at `end` or later.
     pub(super) fn promise(&self, side: usize, end: u32) {
         raise(&self.side(side).promised, end);
     }
 
-    /// This side's stream goes past the sockets.
+    /// This side's stream bypasses the sockets.
     pub(super) fn is_past(&self, side: usize) -> bool {
         self.marks(side) & mark::PAST != 0
     }
 
-    /// From `border` on this side's stream goes past the sockets, unless more of it has come.
+    /// Lets this side's stream bypass the sockets from `border` on, unless more of it has arrived.
     pub(super) fn let_past(&self, side: usize, border: u32) {
         raise(&self.change_over()[side].border, border);
         let side = self.side(side);
         let past = |reach: u64| {
             (reach as u32 == border).then_some(reach | u64::from(mark::PAST) << u32::BITS)
         };
-        // It fails where more has come.
+        // It fails if more has arrived.
         let _ = side.reach.fetch_update(SeqCst, SeqCst, past);
     }
 
-    /// This side's stream has ended there, and the end was acknowledged.
+    /// This side's stream ended at `end`, and its FIN was acknowledged.
     pub(super) fn end(&self, side: usize, end: u32) {
         self.side(side).end_reach(end);
     }
 
-    /// The sockets have delivered this side's stream up to there.
+    /// The sockets have delivered this side's stream up to `end`.
     pub(super) fn cut(&self, side: usize, end: u32) {
         raise(&self.change_over()[side].cut, end);
     }
 
-    /// The sockets have something to deliver once more.
+    /// Returns to Overlap: the sockets have something to deliver.
     pub(super) fn overlap_again(&self) {
         self.wake();
         self.renew();
@@ -214,20 +217,20 @@ impl Flow {
             let stood = side.timestamp_floor.load(Relaxed);
             let latest = side.latest_timestamp.load(Relaxed);
             if stood != 0 {
-                // Repetitions are stamped with a clock that goes on, too, but none of them is noted.
+                // Retransmissions carry timestamps of the running clock, too, but the program notes none.
                 let is_newer = latest != 0 && is_behind(stood, latest);
                 let newest = if is_newer { latest } else { stood };
                 let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
                 let floor = newest.wrapping_add(ahead);
-                // 0 would have the program choose one.
+                // 0 would make the program choose one.
                 side.timestamp_floor.store(floor.max(1), Relaxed);
             }
         }
-        // Should the program have ended the flow meanwhile, it stays so.
+        // If the program has ended the flow meanwhile, it stays ended.
         let _ = entry
             .state
             .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
-        // This thread may have been kept from running for longer than that.
+        // This thread may have been off the CPU for longer than that.
         for side in &entry.side {
             let latest = side.latest_timestamp.load(SeqCst);
             if latest != 0 {
@@ -236,12 +239,12 @@ impl Flow {
         }
     }
 
-    /// The stamp that a peer is told as long as the clock stands, if it was, and whether it counts
-    /// microseconds.
+    /// The timestamp that a peer gets while the clock is stopped, and whether it counts microseconds. `None`
+    /// while the clock runs.
     pub(super) fn standing_timestamp(&self, peer: usize) -> Option<(u32, bool)> {
         let from = self.side(1 - peer);
-        let stamp = from.timestamp_floor.load(Relaxed);
-        (stamp != 0).then(|| (stamp, from.ticks_in_microseconds()))
+        let timestamp = from.timestamp_floor.load(Relaxed);
+        (timestamp != 0).then(|| (timestamp, from.ticks_in_microseconds()))
     }
 
     fn wake(&self) {
@@ -250,21 +253,21 @@ impl Flow {
         }
     }
 
-    /// Nothing more comes from the sockets.
+    /// The sockets send nothing more.
     pub(super) fn silence(&self) {
         if self.awake.swap(false, Relaxed) {
             self.datapath.awake().fetch_sub(1, Relaxed);
         }
     }
 
-    /// Tells that the owner is alive.
+    /// Shows the program that the owner is alive.
     pub(super) fn renew(&self) {
         let deadline = now_ns() + OWNER_SILENT.as_nanos() as u64;
         self.entry().deadline_ns.store(deadline, Relaxed);
     }
 
-    /// The owner looks. When it has been silent for too long the sockets have spoken for themselves: where the
-    /// clock stood, their peers would drop all that comes.
+    /// The owner looks at the flow. If it was silent for too long, the sockets have sent segments of their own
+    /// with later timestamps. If the clock stayed where it was stopped, their peers would drop all segments.
     pub(super) fn look(&self, promised: [u32; 2]) {
         let entry = self.entry();
         let now = now_ns();
@@ -285,7 +288,8 @@ impl Flow {
         self.renew();
     }
 
-    /// From now on everything is translated, and the clock of stamps goes on from where it stands.
+    /// Starts Spliced: the program translates every segment, and the timestamp clock runs on from where it
+    /// was stopped.
     pub(super) fn splice(&self) {
         let entry = self.entry();
         for side in &entry.side {
@@ -295,7 +299,7 @@ impl Flow {
         entry.state.store(state::SPLICED, Release);
     }
 
-    /// The flow is over, but late segments are still translated for a while.
+    /// The flow has ended, but the program translates late segments for a while.
     pub(super) fn begin_time_wait(&self) {
         let now = now_ns();
         let entry = self.entry();
@@ -306,7 +310,7 @@ impl Flow {
         entry.state.store(state::TIME_WAIT, Release);
     }
 
-    /// Others may have the slot once it has been in TIME_WAIT for a while.
+    /// Lets other flows have the slot once this one has been in TIME_WAIT for a while.
     pub(super) fn offer_slot(&self) {
         self.offered_at.get_or_init(|| {
             self.datapath
@@ -314,33 +318,33 @@ impl Flow {
         });
     }
 
-    /// It has not had to give up its slot.
+    /// No other flow has taken the slot.
     fn has_slot(&self) -> bool {
         self.entry().serial.load(Acquire) == self.serial
     }
 
-    /// For how long late segments are still translated; `None` when a new connection has taken
-    /// the tuple, or another flow the slot.
+    /// How long the program still translates late segments. `None` if a new connection has taken the tuple, or
+    /// another flow the slot.
     pub(super) fn time_wait_left(&self) -> Option<Duration> {
         let entry = self.entry();
         let in_time_wait = entry.state.load(Acquire) == state::TIME_WAIT;
         let deadline = entry.deadline_ns.load(Acquire);
-        // Asked last: what was read before is of this flow then.
+        // Checked last: it proves that the values above are those of this flow.
         (in_time_wait && self.has_slot())
             .then(|| Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
-    /// Has connection tracking forget both connections. Who did not know them when they had just
-    /// been in use is not asked again.
+    /// Makes connection tracking forget both connections. If it did not know them when they had just been in
+    /// use, it is not asked again.
     pub(super) fn forget(&self) {
         if self.tracked.load(Relaxed) {
-            // Where the kernel cannot do it, the entries go by their own time.
+            // If the kernel cannot do it, the entries time out.
             let known = self.datapath.forget(&self.tuples).unwrap_or_default();
             self.tracked.store(known > 0, Relaxed);
         }
     }
 
-    /// The program, or `begin_time_wait`, has found the flow to be over.
+    /// The program, or `begin_time_wait`, has ended the flow.
     pub(super) fn is_over(&self) -> bool {
         matches!(
             self.entry().state.load(Acquire),
@@ -357,8 +361,8 @@ impl Flow {
         (0..2).all(|side| self.marks(side) & mark::FIN_ACKED != 0)
     }
 
-    /// What has gone past the sockets and was acknowledged, in bytes: of this side's stream,
-    /// which was at `next_byte` when the flow began.
+    /// How many bytes of this side's stream bypassed the sockets and were acknowledged. The stream was at
+    /// `next_byte` when the flow began.
     pub(super) fn past_sockets(&self, side: usize, next_byte: u32) -> u64 {
         if !self.is_past(side) {
             return 0;
@@ -367,8 +371,8 @@ impl Flow {
         let acked = entry.acked.load(Relaxed);
         let [cut, border] =
             [&socket.cut, &socket.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
-        let by_hand = cut.max(border);
-        let past = (acked - u64::from(next_byte)).saturating_sub(by_hand.into());
+        let by_sockets = cut.max(border);
+        let past = (acked - u64::from(next_byte)).saturating_sub(by_sockets.into());
         let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();
         past.saturating_sub(end_of_stream.into())
     }
@@ -379,14 +383,14 @@ impl Flow {
         self.silence();
     }
 
-    /// For how long no byte has been acknowledged.
+    /// How long ago the last byte was acknowledged.
     pub(super) fn idle_for(&self) -> Duration {
         let moved_ns = self.entry().moved_ns.load(Relaxed);
         Duration::from_nanos(now_ns().saturating_sub(moved_ns))
     }
 
     #[cfg(test)]
-    /// Payload that was translated, repetitions included, in bytes.
+    /// Translated payload, retransmissions included, in bytes.
     pub(super) fn payload_bytes(&self) -> u64 {
         let sides = self.entry().side.iter();
         sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
@@ -402,7 +406,7 @@ impl Drop for Flow {
     }
 }
 
-/// How often a clock of stamps ticks in a time.
+/// How often a timestamp clock ticks in `time`.
 pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
     let ticks = if in_microseconds {
         time.as_micros()
@@ -412,7 +416,7 @@ pub(super) fn ticks(time: Duration, in_microseconds: bool) -> u32 {
     ticks as u32
 }
 
-/// A tuple as the nine words that the shared memory holds it in.
+/// A tuple as nine words, as the shared memory holds it.
 fn words(tuple: &SegmentTuple) -> [u32; 9] {
     let mut bytes = [0; 36];
     bytes[..16].copy_from_slice(&tuple.source);

@@ -13,19 +13,18 @@ use std::time::{Duration, Instant};
 
 use splice_bpf::types::SegmentTuple;
 
-/// How long an ended flow has its slot to itself. By then the first repetition of what was not heard
-/// to be acknowledged has come from every peer with a round trip of 200 ms or less: it is sent a round
-/// trip and 200 ms (`TCP_RTO_MIN`) after the first one. Later ones meet no socket, as they do once a
-/// flow has been in TIME_WAIT to its end, and the kernel answers with a reset. That harms nobody: each of the two
-/// has acknowledged the other's whole stream, or heard of a reset.
+/// How long an ended flow keeps its slot in any case. By then every peer with a round-trip time of 200 ms or
+/// less has retransmitted once what it saw no ACK for: it does so after a round trip and 200 ms
+/// (`TCP_RTO_MIN`). Later retransmissions find no socket, as after a full TIME_WAIT, and the kernel answers
+/// with a reset. That harms nobody: each peer has acknowledged the whole stream of the other, or was reset.
 pub(super) const TIME_WAIT_LEAST: Duration = Duration::from_millis(400);
 
-/// With fewer free ones than this, flows on offer are given up. Not only when none is left: a segment
-/// that has just found the old flow must not meet a new one in its place. At 40 000 new flows a second,
-/// which is all that `TIME_WAIT_LEAST` leaves room for, it takes 25 ms to use up so many.
+/// If fewer slots than this are free, flows on offer lose theirs. This is not put off until none is free: a
+/// segment that has just found the old flow must not meet a new one in its place. At 40 000 new flows per
+/// second, the most that `TIME_WAIT_LEAST` permits, 25 ms pass before a slot is used again.
 const FEW_SLOTS: usize = 1024;
 
-/// A flow that is over, and what its segments carry.
+/// A flow that has ended, and the addresses of its segments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) slot: u32,
@@ -35,7 +34,7 @@ pub(super) struct Offer {
 
 #[derive(Debug)]
 pub(super) struct FlowSlots {
-    /// The slot that was given back first is used first, for the reason of `FEW_SLOTS`.
+    /// First in, first out, for the same reason as `FEW_SLOTS`.
     free: VecDeque<u32>,
     next_serial: u32,
     /// By the time of the offer and the serial number.
@@ -55,7 +54,7 @@ impl FlowSlots {
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {
         let slot = self.free.pop_front()?;
         let serial = self.next_serial;
-        // 0 is no flow's.
+        // 0 means no flow.
         self.next_serial = serial.wrapping_add(1).max(1);
         Some((slot, serial))
     }
@@ -64,7 +63,7 @@ impl FlowSlots {
         self.on_offer.insert((at, offer.serial), offer);
     }
 
-    /// The flow has nothing more to come.
+    /// No more segments of the flow are expected.
     pub(super) fn give_back(&mut self, slot: u32, serial: u32, offered_at: Option<Instant>) {
         if let Some(at) = offered_at {
             self.on_offer.remove(&(at, serial));
@@ -72,7 +71,7 @@ impl FlowSlots {
         self.free.push_back(slot);
     }
 
-    /// Where few are left: takes the slot of the flow that has been over for longest.
+    /// If few slots are free, takes the slot of the flow that ended first.
     pub(super) fn give_up(&mut self, now: Instant) -> Option<Offer> {
         if self.free.len() >= FEW_SLOTS {
             return None;
@@ -87,7 +86,7 @@ impl FlowSlots {
         Some(offer)
     }
 
-    /// From now on only so many are free.
+    /// Leaves only `count` slots free.
     #[cfg(test)]
     pub(super) fn keep_free(&mut self, count: usize) {
         self.free.truncate(count);

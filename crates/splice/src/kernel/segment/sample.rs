@@ -18,20 +18,31 @@ pub(super) fn pair() -> SegmentInspection {
     // Behind the end of the sequence space, so that the offset wraps.
     let written = [0xffff_f000, 0x9000_0000_u32].map(|first| first.wrapping_add(RECEIVED_BYTES));
     let socket = |side: usize| {
-        let mut socket = SegmentSocket::default();
-        socket.cookie = COOKIES[side];
-        socket.flags = has::FOUND | has::SACK;
-        socket.state = ESTABLISHED;
-        [socket.write_seq, socket.snd_una, socket.snd_nxt] = [written[side]; 3];
-        [socket.copied_seq, socket.rcv_nxt, socket.rcv_wup] = [received[side]; 3];
-        [socket.snd_wnd, socket.rcv_wnd, socket.largest_window] = [64 << 10; 3];
-        [socket.announced_mss, socket.peer_mss, socket.path_mtu] = [1_400, 1_440, 1_500];
-        [socket.in_device, socket.out_device] = [DEVICES[side]; 2];
-        // ARPHRD_ETHER
-        socket.out_type = 1;
-        socket.received_bytes = RECEIVED_BYTES;
-        [socket.peer_scale, socket.own_scale] = [7; 2];
-        socket
+        SegmentSocket {
+            cookie: COOKIES[side],
+            flags: has::FOUND | has::SACK,
+            state: ESTABLISHED,
+            write_seq: written[side],
+            snd_una: written[side],
+            snd_nxt: written[side],
+            copied_seq: received[side],
+            rcv_nxt: received[side],
+            rcv_wup: received[side],
+            snd_wnd: 64 << 10,
+            rcv_wnd: 64 << 10,
+            largest_window: 64 << 10,
+            announced_mss: 1_400,
+            peer_mss: 1_440,
+            path_mtu: 1_500,
+            in_device: DEVICES[side],
+            out_device: DEVICES[side],
+            // ARPHRD_ETHER
+            out_type: 1,
+            received_bytes: RECEIVED_BYTES,
+            peer_scale: 7,
+            own_scale: 7,
+            ..SegmentSocket::default()
+        }
     };
     let seen = |side: usize| SegmentSeen {
         device: DEVICES[side],

@@ -59,16 +59,16 @@ impl Datapath {
 
     /// The same, while nobody else attaches anything. Pairs can use the table meanwhile.
     fn attach(&self, device: u32) -> Result<bool> {
-        let way = {
+        let mode = {
             let table = self.table();
             if table.devices.contains_key(&device) {
                 return Ok(true);
             }
-            table.way
+            table.mode
         };
         let links = [
-            self.ingress.attach(device, Traffic::In, way)?,
-            self.egress.attach(device, Traffic::Out, way)?,
+            self.ingress.attach(device, Traffic::In, mode)?,
+            self.egress.attach(device, Traffic::Out, mode)?,
         ];
         if device == LOOPBACK {
             let behind = self.ingress.is_preceded_by_same_name(device, &links[0])?;
