@@ -200,6 +200,9 @@ fn print_targets(site: &Site, spliced: &Path) -> Result<bool> {
     Ok(found.sound())
 }
 
+/// Measures something once.
+type Measure<'a> = &'a dyn Fn() -> Result<f64>;
+
 fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
     let direct = Site::server();
     let one_way_at = |address, quantile| {
@@ -207,14 +210,9 @@ fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
         anyhow::Ok(latencies.microseconds(quantile) / 2.0)
     };
     let one_way = |address| one_way_at(address, 0.5);
-    let throughput = || {
-        let flow = transfer::flow(site, direct, Ways::Up, WINDOW, None)?;
-        anyhow::Ok(flow.gigabits_per_second())
-    };
-    let efficiency = || {
-        let flow = transfer::flow(site, direct, Ways::Up, WINDOW, None)?;
-        anyhow::Ok(flow.gigabits_per_cpu_second())
-    };
+    let flow = || transfer::flow(site, direct, Ways::Up, WINDOW, None);
+    let throughput = || Ok(flow()?.gigabits_per_second());
+    let efficiency = || Ok(flow()?.gigabits_per_cpu_second());
     let short = || short_connections::rate(site, direct, 1, WINDOW);
 
     let delays = [Duration::ZERO, DELAY];
@@ -224,44 +222,28 @@ fn check_all(site: &Site, most_rounds: usize) -> Result<Vec<Checked>> {
     let delayed = |index: usize| one_way_at(relays[index].address(), FASTEST);
     let sockperf = Sockperf::start(site)?;
     let iperf3 = Iperf3::start(site)?;
-    let near_one = Claim::Near(1.0, OTHERS_SLACK);
-    let check_one =
-        |what, claim, round: &dyn Fn(usize) -> Result<f64>| check(what, claim, most_rounds, round);
+    let latency = || one_way(direct);
+    let ratio = |what, claim, one: Measure<'_>, other: Measure<'_>| {
+        check(what, claim, most_rounds, |round| {
+            in_turn(round, one, other).map(|[one, other]| one / other)
+        })
+    };
+    let twice = |what, measure| ratio(what, Claim::Is(1.0), measure, measure);
+    let beside = |what, own, other| ratio(what, Claim::Near(1.0, OTHERS_SLACK), own, other);
+    let delay = Claim::Near(DELAY.as_micros() as f64, DELAY_SLACK_MICROSECONDS);
+    let what = "a relay that delays by 200 µs, less one that does not: µs";
+    let (sockperf, iperf3) = (|| sockperf.one_way(site), || iperf3.efficiency(site));
     Ok(vec![
-        check_one(
-            "direct twice: one-way latency, ratio",
-            Claim::Is(1.0),
-            &|round| {
-                in_turn(round, || one_way(direct), || one_way(direct))
-                    .map(|[one, other]| one / other)
-            },
-        )?,
-        check_one(
-            "direct twice: throughput, ratio",
-            Claim::Is(1.0),
-            &|round| in_turn(round, throughput, throughput).map(|[one, other]| one / other),
-        )?,
-        check_one(
-            "direct twice: short connections, ratio",
-            Claim::Is(1.0),
-            &|round| in_turn(round, short, short).map(|[one, other]| one / other),
-        )?,
-        check_one(
-            "a relay that delays by 200 µs, less one that does not: µs",
-            Claim::Near(DELAY.as_micros() as f64, DELAY_SLACK_MICROSECONDS),
-            &|round| {
-                in_turn(round, || delayed(1), || delayed(0)).map(|[with, without]| with - without)
-            },
-        )?,
-        check_one("one-way latency over sockperf's", near_one, &|round| {
-            in_turn(round, || one_way(direct), || sockperf.one_way(site))
-                .map(|[own, other]| own / other)
+        twice("direct twice: one-way latency, ratio", &latency)?,
+        twice("direct twice: throughput, ratio", &throughput)?,
+        twice("direct twice: short connections, ratio", &short)?,
+        check(what, delay, most_rounds, |round| {
+            in_turn(round, || delayed(1), || delayed(0)).map(|[with, without]| with - without)
         })?,
+        beside("one-way latency over sockperf's", &latency, &sockperf)?,
         // On a CPU that they have to themselves, that is the throughput; what else runs on it takes
         // time from one and then from the other, but hardly makes them do less in theirs.
-        check_one("throughput in CPU time over iperf3's", near_one, &|round| {
-            in_turn(round, efficiency, || iperf3.efficiency(site)).map(|[own, other]| own / other)
-        })?,
+        beside("throughput in CPU time over iperf3's", &efficiency, &iperf3)?,
     ])
 }
 

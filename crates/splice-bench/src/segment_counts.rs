@@ -28,6 +28,14 @@ impl SegmentCounts {
         Self(grown.collect())
     }
 
+    /// Whether a relay has ended since `before`, whose counts are no longer in the sum.
+    fn fell_since(&self, before: &Self) -> bool {
+        before
+            .0
+            .iter()
+            .any(|&(name, segments)| self.of(name) < segments)
+    }
+
     pub(crate) fn add(&mut self, more: &Self) {
         for &(name, segments) in &more.0 {
             match self.0.iter_mut().find(|(known, _)| *known == name) {
@@ -50,6 +58,34 @@ impl SegmentCounts {
     }
 }
 
+/// The growth of the counts while other relays may end.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    last: SegmentCounts,
+    grown: SegmentCounts,
+}
+
+impl Growth {
+    pub(crate) fn from(now: SegmentCounts) -> Self {
+        Self {
+            last: now,
+            grown: SegmentCounts::default(),
+        }
+    }
+
+    /// Takes the next reading. What grew up to one that a relay's end has made smaller is not known.
+    pub(crate) fn follow(&mut self, now: SegmentCounts) {
+        if !now.fell_since(&self.last) {
+            self.grown.add(&now.since(&self.last));
+        }
+        self.last = now;
+    }
+
+    pub(crate) fn all(self) -> SegmentCounts {
+        self.grown
+    }
+}
+
 impl fmt::Display for SegmentCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, segments)) in self.0.iter().enumerate() {
@@ -62,7 +98,7 @@ impl fmt::Display for SegmentCounts {
 
 #[cfg(test)]
 mod tests {
-    use super::SegmentCounts;
+    use super::{Growth, SegmentCounts};
 
     #[test]
     fn only_what_grew_is_told_and_the_unusual_apart() {
@@ -79,5 +115,15 @@ mod tests {
         let unusual = grown.unusual().expect("there are some");
         assert_eq!(unusual.to_string(), "expired 3, reused 1");
         assert!(SegmentCounts(vec![("translated", 1)]).unusual().is_none());
+    }
+
+    #[test]
+    fn a_relay_that_ends_does_not_hide_what_grows() {
+        let reading = |translated| SegmentCounts(vec![("translated", translated)]);
+        let mut growth = Growth::from(reading(1_000));
+        for translated in [1_001, 2, 5, 9] {
+            growth.follow(reading(translated));
+        }
+        assert_eq!(growth.all().to_string(), "translated 8");
     }
 }

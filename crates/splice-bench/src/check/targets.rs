@@ -171,41 +171,21 @@ pub(crate) fn table(found: &Outcome) -> Table {
 mod tests {
     use super::{COPY, PING_PONG, plan, table};
     use crate::contest::Outcome;
-    use crate::contest::question::{Answer, Question};
+    use crate::contest::question::Question;
     use crate::contest::tally::Tally;
     use crate::contestant::Contestant;
 
-    /// Everyone's answers to one question.
-    fn tally(question: Question, answers: &[(Contestant, &[f64])]) -> Tally {
-        let contestants: Vec<Contestant> = answers.iter().map(|answer| answer.0).collect();
-        let mut tally = Tally::new(question, &contestants);
-        for (index, (_, values)) in answers.iter().enumerate() {
-            for &value in *values {
-                let answer = Answer {
-                    values: vec![Some(value)],
-                    ..Answer::default()
-                };
-                tally.add(index, answer);
-            }
-        }
-        tally
-    }
-
     #[test]
     fn a_missed_target_stands_out_and_a_missing_one_is_named() {
+        let own: (Contestant, &[f64]) = (COPY, &[20.0, 22.0, 21.0]);
+        let nginx: (Contestant, &[f64]) = (Contestant::Nginx, &[10.0, 11.0, 10.5]);
         let found = Outcome {
             contestants: vec![COPY, Contestant::Nginx],
             absent: Vec::new(),
             unsound: Vec::new(),
             tallies: vec![
-                tally(
-                    PING_PONG,
-                    &[
-                        (COPY, &[20.0, 22.0, 21.0]),
-                        (Contestant::Nginx, &[10.0, 11.0, 10.5]),
-                    ],
-                ),
-                tally(Question::Idle, &[(COPY, &[100.0])]),
+                Tally::of(PING_PONG, &[own, nginx]),
+                Tally::of(Question::Idle, &[(COPY, &[100.0])]),
             ],
         };
         let text = table(&found).to_string();

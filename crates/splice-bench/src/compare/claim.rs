@@ -115,7 +115,7 @@ fn as_fast_as_the_best(tally: &Tally, quantity: usize) -> Option<Check> {
 #[cfg(test)]
 mod tests {
     use super::{AUTO, admitted, checks};
-    use crate::contest::question::{Answer, Question};
+    use crate::contest::question::Question;
     use crate::contest::tally::Tally;
     use crate::contestant::Contestant;
     use crate::peer::Haproxy;
@@ -126,18 +126,11 @@ mod tests {
 
     /// Five rounds of short connections.
     fn tally(rates: &[(Contestant, [f64; 5])]) -> Tally {
-        let contestants: Vec<Contestant> = rates.iter().map(|rate| rate.0).collect();
-        let mut tally = Tally::new(Question::ShortConnections { in_flight: 1 }, &contestants);
-        for (index, (_, values)) in rates.iter().enumerate() {
-            for &value in values {
-                let answer = Answer {
-                    values: vec![Some(value)],
-                    ..Answer::default()
-                };
-                tally.add(index, answer);
-            }
-        }
-        tally
+        let rates: Vec<_> = rates
+            .iter()
+            .map(|(who, values)| (*who, &values[..]))
+            .collect();
+        Tally::of(Question::ShortConnections { in_flight: 1 }, &rates)
     }
 
     #[test]

@@ -95,7 +95,14 @@ pub(crate) struct Told {
     pub(crate) better: Better,
 }
 
-const fn told(id: &'static str, title: &'static str, unit: Unit, better: Better) -> Told {
+/// Less is better of all but rates.
+const fn told(id: &'static str, unit: Unit, title: &'static str) -> Told {
+    let better = match unit {
+        Unit::GigabitsPerSecond | Unit::ConnectionsPerSecond | Unit::RequestsPerSecond => {
+            Better::Higher
+        }
+        _ => Better::Lower,
+    };
     Told {
         id,
         title,
@@ -103,6 +110,41 @@ const fn told(id: &'static str, title: &'static str, unit: Unit, better: Better)
         better,
     }
 }
+
+const fn latency(id: &'static str, title: &'static str) -> Told {
+    told(id, Unit::Microseconds, title)
+}
+
+const fn cpu(id: &'static str, title: &'static str) -> Told {
+    told(id, Unit::CpuSecondsPerGigabyte, title)
+}
+
+const fn memory(id: &'static str, title: &'static str) -> Told {
+    told(id, Unit::Bytes, title)
+}
+
+const PING_PONG: [Told; 2] = [
+    latency("latency-p50", "One-way latency, median"),
+    latency("latency-p99", "One-way latency, 99th percentile"),
+];
+const THROUGHPUT: &str = "Throughput, all directions together";
+const BULK: [Told; 3] = [
+    told("throughput", Unit::GigabitsPerSecond, THROUGHPUT),
+    cpu("cpu", "CPU time of the whole machine"),
+    cpu("cpu-process", "CPU time of the relay's own processes"),
+];
+const P50: Told = latency("latency-p50", "Latency, median");
+const P99: Told = latency("latency-p99", "Latency, 99th percentile");
+const P99_9: Told = latency("latency-p99-9", "Latency, 99.9th percentile");
+const ANSWERED: &str = "Answered requests per second";
+const REQUEST_RESPONSE: [Told; 3] = [told("rate", Unit::RequestsPerSecond, ANSWERED), P50, P99];
+const COMPLETE: &str = "Complete connections per second";
+const SHORT_CONNECTIONS: [Told; 1] = [told("rate", Unit::ConnectionsPerSecond, COMPLETE)];
+const IDLE: [Told; 2] = [
+    memory("memory-process", "Memory of the process per pair"),
+    memory("memory-kernel", "Memory of the kernel per pair"),
+];
+const HELD: [Told; 1] = [memory("memory-most", "Largest amount of memory held")];
 
 impl Question {
     /// The questions of a comparison; `quick` leaves out the middle of each range.
@@ -173,105 +215,14 @@ impl Question {
 
     /// The values of an answer, in order.
     pub(crate) fn quantities(self) -> &'static [Told] {
-        const fn latency(id: &'static str, title: &'static str) -> Told {
-            told(id, title, Unit::Microseconds, Better::Lower)
-        }
-        const P50: Told = latency("latency-p50", "Latency, median");
-        const P99: Told = latency("latency-p99", "Latency, 99th percentile");
         match self {
-            Self::PingPong { .. } => {
-                const {
-                    &[
-                        latency("latency-p50", "One-way latency, median"),
-                        latency("latency-p99", "One-way latency, 99th percentile"),
-                    ]
-                }
-            }
-            Self::Bulk(_) => {
-                const {
-                    &[
-                        told(
-                            "throughput",
-                            "Throughput, all directions together",
-                            Unit::GigabitsPerSecond,
-                            Better::Higher,
-                        ),
-                        told(
-                            "cpu",
-                            "CPU time of the whole machine",
-                            Unit::CpuSecondsPerGigabyte,
-                            Better::Lower,
-                        ),
-                        told(
-                            "cpu-process",
-                            "CPU time of the relay's own processes",
-                            Unit::CpuSecondsPerGigabyte,
-                            Better::Lower,
-                        ),
-                    ]
-                }
-            }
-            Self::RequestResponse { .. } => {
-                const {
-                    &[
-                        told(
-                            "rate",
-                            "Answered requests per second",
-                            Unit::RequestsPerSecond,
-                            Better::Higher,
-                        ),
-                        P50,
-                        P99,
-                    ]
-                }
-            }
-            Self::OpenLoad => {
-                const {
-                    &[
-                        P50,
-                        P99,
-                        latency("latency-p99-9", "Latency, 99.9th percentile"),
-                    ]
-                }
-            }
-            Self::ShortConnections { .. } => {
-                const {
-                    &[told(
-                        "rate",
-                        "Complete connections per second",
-                        Unit::ConnectionsPerSecond,
-                        Better::Higher,
-                    )]
-                }
-            }
-            Self::Idle => {
-                const {
-                    &[
-                        told(
-                            "memory-process",
-                            "Memory of the process per pair",
-                            Unit::Bytes,
-                            Better::Lower,
-                        ),
-                        told(
-                            "memory-kernel",
-                            "Memory of the kernel per pair",
-                            Unit::Bytes,
-                            Better::Lower,
-                        ),
-                    ]
-                }
-            }
-            Self::SlowReader | Self::StalledReaders => {
-                const {
-                    &[told(
-                        "memory-most",
-                        "Largest amount of memory held",
-                        Unit::Bytes,
-                        Better::Lower,
-                    )]
-                }
-            }
+            Self::PingPong { .. } => &PING_PONG,
+            Self::Bulk(_) => &BULK,
+            Self::RequestResponse { .. } => &REQUEST_RESPONSE,
+            Self::OpenLoad => &[P50, P99, P99_9],
+            Self::ShortConnections { .. } => &SHORT_CONNECTIONS,
+            Self::Idle => &IDLE,
+            Self::SlowReader | Self::StalledReaders => &HELD,
         }
     }
 

@@ -58,6 +58,21 @@ impl Tally {
         }
     }
 
+    /// Everyone's answers of one value.
+    #[cfg(test)]
+    pub(crate) fn of(question: Question, answers: &[(Contestant, &[f64])]) -> Self {
+        let contestants: Vec<Contestant> = answers.iter().map(|answer| answer.0).collect();
+        let mut tally = Self::new(question, &contestants);
+        for (index, (_, values)) in answers.iter().enumerate() {
+            for &value in *values {
+                let mut answer = Answer::default();
+                answer.values.push(Some(value));
+                tally.add(index, answer);
+            }
+        }
+        tally
+    }
+
     /// Adds the answer of contestant number `index` in one more round.
     pub(crate) fn add(&mut self, index: usize, answer: Answer) {
         let entry = &mut self.entries[index];

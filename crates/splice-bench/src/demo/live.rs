@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use splice::{Endpoint, EngineName, Handle, Options, Splicer};
 
 use crate::results::count;
-use crate::segment_counts::SegmentCounts;
+use crate::segment_counts::{Growth, SegmentCounts};
 use crate::site::{Connection, PATIENCE, Site};
 use crate::table::Table;
 
@@ -17,6 +17,9 @@ const INDEX: u16 = 500;
 
 /// Bytes of a message, which goes to the server and back.
 const MESSAGE_BYTES: usize = 1 << 10;
+
+/// How often the counts of segments are read until then: many times before a connection moves at 50 ms.
+const READ_EVERY: Duration = Duration::from_millis(5);
 
 /// How long messages go on once the connection has moved.
 const AFTERWARDS: Duration = Duration::from_millis(200);
@@ -58,7 +61,8 @@ impl Step {
 /// Joins one connection with the library where the relays run, keeps it busy, and watches it move.
 /// Fails when it does not come to `segment` within `patience`.
 pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Result<Watched> {
-    let before = SegmentCounts::now();
+    let mut counted = SegmentCounts::now().map(Growth::from);
+    let mut read = Instant::now();
     let address = Site::relay(INDEX);
     let relay = site.lab.relay();
     let listener = relay.enter(|| TcpListener::bind(address))?;
@@ -85,6 +89,11 @@ pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Resul
             );
         }
         exchange(&mut ends)?;
+        // The kernel frees the counts of the relays that were measured before in its own time.
+        if read.elapsed() > READ_EVERY {
+            counted = follow(counted);
+            read = Instant::now();
+        }
     }
     steps.push(Step::now(&handle, began));
     let moved = Instant::now();
@@ -98,8 +107,14 @@ pub(crate) fn watch(site: &Site, options: &Options, patience: Duration) -> Resul
         last.moved
     );
     steps.push(last);
-    let counted = before.and_then(|before| Ok(SegmentCounts::now()?.since(&before)));
+    let counted = follow(counted).map(Growth::all);
     Ok(Watched { steps, counted })
+}
+
+fn follow(counted: splice::Result<Growth>) -> splice::Result<Growth> {
+    let mut counted = counted?;
+    counted.follow(SegmentCounts::now()?);
+    Ok(counted)
 }
 
 fn join(listener: &TcpListener, options: &Options) -> Result<(Splicer, Handle)> {

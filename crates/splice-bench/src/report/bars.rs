@@ -3,7 +3,7 @@
 use maud::html;
 
 use super::chart::{
-    Chart, LETTERS, WIDTH, anchor, fitted, kind_class, round, span, which_way, width_of,
+    Chart, LETTERS, WIDTH, axis_below, fitted, kind_class, round, span, which_way, width_of,
 };
 use super::scale::{Scale, tick_words};
 use crate::results::{Measured, Multiple, Quantity, Results, Verdict, Workload, number};
@@ -45,14 +45,7 @@ pub(crate) fn draw(results: &Results, workload: &Workload, quantity: &Quantity) 
     let any = measured.iter().any(|one| one.ratio.is_some());
     let ratios = if any { RATIO } else { 0.0 };
     let body = html! {
-        @for &tick in &scale.ticks {
-            line class="grid" x1=(round(scale.at(tick))) x2=(round(scale.at(tick)))
-                y1="0" y2=(round(bottom)) {}
-            @let x = scale.at(tick);
-            text class="muted" x=(round(x)) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
-                (label(tick))
-            }
-        }
+        (axis_below(&scale, bottom, label))
         @for (row, one) in measured.iter().enumerate() {
             @let y = row as f64 * ROW + BAR;
             path class="axis" d={ "M0.5 " (round(y - 2.0)) "v" (THICK + 4.0) } {}

@@ -3,7 +3,7 @@
 
 use maud::html;
 
-use super::chart::{Chart, WIDTH, anchor, fitted, legend, round, span};
+use super::chart::{Chart, WIDTH, axis_below, fitted, legend, round, span};
 use super::scale::{Scale, tick_words};
 use crate::results::{Candlestick, Candlesticks, Results, Spread, Workload};
 
@@ -111,13 +111,7 @@ fn one(
         .collect();
     let (names, height) = legend(&entries, bottom + 26.0);
     let body = html! {
-        @for &tick in &scale.ticks {
-            @let x = round(scale.at(tick));
-            line class="grid" x1=(x) x2=(x) y1="0" y2=(round(bottom)) {}
-            text class="muted" x=(x) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
-                (label(tick))
-            }
-        }
+        (axis_below(&scale, bottom, label))
         @for (group, top) in groups.iter().zip(&tops) {
             text x="0" y=(round(top + 14.0)) {
                 (fitted(group.contestant, WIDTH)) title { (group.contestant) }

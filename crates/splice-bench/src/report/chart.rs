@@ -6,6 +6,7 @@
 
 use maud::{Markup, PreEscaped, html};
 
+use super::scale::Scale;
 use crate::results::{Better, Contestant, Kind, Results};
 
 /// Width of every chart, in px: what a phone has, less the page's margins.
@@ -95,10 +96,26 @@ impl Chart {
                 }
             }
         };
-        format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{}\n",
-            markup.into_string()
-        )
+        image_file(markup)
+    }
+}
+
+/// The text of an image file.
+pub(crate) fn image_file(svg: Markup) -> String {
+    let svg = svg.into_string();
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{svg}\n")
+}
+
+/// The lines and words of an axis below a plot that ends at `bottom`.
+pub(crate) fn axis_below(scale: &Scale, bottom: f64, label: impl Fn(f64) -> String) -> Markup {
+    html! {
+        @for &tick in &scale.ticks {
+            @let x = scale.at(tick);
+            line class="grid" x1=(round(x)) x2=(round(x)) y1="0" y2=(round(bottom)) {}
+            text class="muted" x=(round(x)) y=(round(bottom + 15.0)) text-anchor=(anchor(x)) {
+                (label(tick))
+            }
+        }
     }
 }
 
@@ -112,7 +129,7 @@ pub(crate) fn round(value: f64) -> f64 {
 }
 
 /// How a label at `x` of the horizontal axis is aligned so that it stays within the chart.
-pub(crate) fn anchor(x: f64) -> &'static str {
+fn anchor(x: f64) -> &'static str {
     const HALF_A_LABEL: f64 = 14.0;
     if x < HALF_A_LABEL {
         "start"

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use maud::{Markup, PreEscaped, html};
 
-use super::chart::{MUTED, PALETTE, kind_class, round, wrapped};
+use super::chart::{MUTED, PALETTE, image_file, kind_class, round, wrapped};
 use crate::results::{Better, Quantity, Results, number};
 
 /// Rows: what the results call a contestant, and what the image calls it.
@@ -79,10 +79,7 @@ pub(crate) fn headline(results: &Results) -> Result<String> {
             }
         }
     };
-    Ok(format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{}\n",
-        markup.into_string()
-    ))
+    Ok(image_file(markup))
 }
 
 fn find<'a>(results: &'a Results, workload: &str, quantity: &str) -> Option<&'a Quantity> {

@@ -9,6 +9,7 @@ use netlab::Lab;
 use super::arguments;
 use super::latency::{About as Ping, MESSAGE_BYTES, Path, Paths};
 use super::record::{About, Record, output};
+use super::turns;
 use crate::bpf_object::BpfObject;
 use crate::cpus::Placement;
 use crate::results::{self, Kind};
@@ -40,19 +41,10 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
     let mut per_round_trip = [Sample::default(), Sample::default()];
     let mut paths = Paths::new(&[PLAIN, BYPASSED]);
     site.enter(|| {
-        for round in 0..extent.rounds as usize {
-            eprintln!("round {} of {}", round + 1, extent.rounds);
-            for position in 0..2 {
-                if netlab::interrupted().is_some() {
-                    return Ok(());
-                }
-                // Whoever goes first may find the machine different: both do, in turn.
-                let path = &mut paths.all[(round + position) % 2];
-                let outcome = one_round(&site, &listener, address, path, &extent);
-                path.note(
-                    outcome.map(|packets| per_round_trip[(round + position) % 2].push(packets)),
-                );
-            }
+        for index in turns(extent.rounds, paths.all.len()) {
+            let path = &mut paths.all[index];
+            let outcome = one_round(&site, &listener, address, path, &extent);
+            path.note(outcome.map(|packets| per_round_trip[index].push(packets)));
         }
         Ok(())
     })?;
@@ -128,22 +120,16 @@ fn one_round(
     let before = site.lab.relay().packets(Lab::TO_CLIENT)?;
     let round_trips = ping_pong::play_on(connection, MESSAGE_BYTES, Window::of(extent.window()))?;
     if let Some(program) = program {
-        let (went, messages) = (
-            program.number("bypassed")?,
-            2 * round_trips.histogram().len(),
-        );
+        let went = program.number("bypassed")?;
+        let messages = 2 * round_trips.histogram().len();
         ensure!(
             went >= messages,
             "only {went} of {messages} messages took the way past TCP"
         );
     }
     path.add(&round_trips);
-    let packets = site
-        .lab
-        .relay()
-        .packets(Lab::TO_CLIENT)?
-        .saturating_sub(before);
-    Ok(packets as f64 / round_trips.histogram().len() as f64)
+    let after = site.lab.relay().packets(Lab::TO_CLIENT)?;
+    Ok(after.saturating_sub(before) as f64 / round_trips.histogram().len() as f64)
 }
 
 /// From now on what either end writes goes straight to the other.

@@ -5,13 +5,15 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::arguments;
-use super::record::{About, Record, Told, in_brackets, output, parameter, quantity};
+use super::record::{
+    About, Record, Told, failed, in_brackets, output, parameter, print_absent, quantity,
+};
 use super::{absent, own_paths, told};
 use crate::cpu_time::{Reading, Spent};
 use crate::cpus::Placement;
 use crate::entrant::Entrant;
 use crate::relay::Relay;
-use crate::results::{Better, Missing, Unit, Workload};
+use crate::results::{Better, Unit, Workload};
 use crate::site::Site;
 use crate::statistics::Sample;
 use crate::table::Table;
@@ -97,9 +99,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
         workloads.push(workload(id, words, measured));
     }
     let missing = absent(&missing);
-    missing
-        .iter()
-        .for_each(|one| println!("{}: {}", one.what, one.why));
+    print_absent(&missing);
     let mut everybody = all.iter().flat_map(|(_, measured)| measured);
     let sound = everybody.all(|one| one.failures.is_empty());
     let about = About {
@@ -262,12 +262,7 @@ fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
             .push(quantity(told, REFERENCE, &samples));
     }
     for one in all {
-        workload
-            .missing
-            .extend(one.failures.iter().map(|why| Missing {
-                what: one.name.clone(),
-                why: why.clone(),
-            }));
+        workload.missing.extend(failed(&one.name, &one.failures));
     }
     workload
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::record::{Told, in_brackets, missing, parameter, quantity};
+use super::record::{Told, failed, in_brackets, parameter, print_failed, quantity};
 use crate::output::Output;
 use crate::results::{self, Better, Distribution, Unit, Workload};
 use crate::statistics::{Latencies, Sample};
@@ -117,24 +117,17 @@ impl Paths {
         }
         print!("{table}");
         for path in &self.all {
-            for failure in &path.failures {
-                println!("{} FAILED: {failure}", path.name);
-            }
+            print_failed(&path.name, &path.failures);
         }
     }
 
     /// The same for the results; histograms are saved in `output`.
     pub(crate) fn workload(&self, about: &About<'_>, output: Option<&Output>) -> Result<Workload> {
         let mut workload = Workload::new(about.id, about.title, about.description);
-        workload
-            .parameters
-            .push(parameter("message", format!("{MESSAGE_BYTES} B")));
+        workload.parameters = vec![parameter("message", format!("{MESSAGE_BYTES} B"))];
         let mut push = |id: &str, title: &str, of: &dyn Fn(&Path) -> Sample| {
-            let samples: Vec<_> = self
-                .all
-                .iter()
-                .map(|path| (path.name.clone(), of(path)))
-                .collect();
+            let samples = self.all.iter().map(|path| (path.name.clone(), of(path)));
+            let samples: Vec<_> = samples.collect();
             let told = Told {
                 id,
                 title,
@@ -168,8 +161,7 @@ impl Paths {
             distributions,
         });
         for path in &self.all {
-            let failed = path.failures.iter().map(|why| missing(&path.name, why));
-            workload.missing.extend(failed);
+            workload.missing.extend(failed(&path.name, &path.failures));
         }
         Ok(workload)
     }

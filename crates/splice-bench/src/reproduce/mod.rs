@@ -40,7 +40,20 @@ fn own_paths(only: &[String], reference: &str) -> Result<Vec<Contestant>> {
     Ok(entrant::chosen(all, &only, &[]).map_err(Usage)?)
 }
 
-/// The same for the results.
+/// Whose turn it is, of `count`, in so many rounds; ends early when the program is interrupted.
+fn turns(rounds: u32, count: usize) -> impl Iterator<Item = usize> {
+    let turns = (0..rounds as usize).flat_map(move |round| (0..count).map(move |at| (round, at)));
+    let turns = turns.take_while(|_| netlab::interrupted().is_none());
+    turns.map(move |(round, position)| {
+        if position == 0 {
+            eprintln!("round {} of {rounds}", round + 1);
+        }
+        // Whoever goes first may find the machine different: everybody does, in turn.
+        (round + position) % count
+    })
+}
+
+/// Who takes part, for the results.
 fn told(contestants: &[Contestant]) -> Vec<results::Contestant> {
     let told = |one: &Contestant| results::Contestant {
         name: one.name(),

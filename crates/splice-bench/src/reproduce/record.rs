@@ -9,8 +9,8 @@ use anyhow::Result;
 use super::arguments::Shared;
 use crate::output::Output;
 use crate::results::{
-    self, Better, Contestant, Machine, Measured, Missing, Parameter, Placement, Quantity, Results,
-    Run, Schema, Unit, Workload,
+    self, Better, Contestant, Interval, Machine, Measured, Missing, Parameter, Placement, Quantity,
+    Results, Run, Schema, Unit, Workload,
 };
 use crate::site::Site;
 use crate::statistics::{CONFIDENCE, DRAWS, Sample};
@@ -110,6 +110,28 @@ impl Record {
     }
 }
 
+/// What one failed at, for the results.
+pub(crate) fn failed<'a>(
+    name: &'a str,
+    failures: &'a [String],
+) -> impl Iterator<Item = Missing> + 'a {
+    failures.iter().map(|why| missing(name, why))
+}
+
+/// Says who could not take part, and why.
+pub(crate) fn print_absent(absent: &[Missing]) {
+    for Missing { what, why } in absent {
+        println!("{what}: {why}");
+    }
+}
+
+/// Says who failed at what.
+pub(crate) fn print_failed(name: &str, failures: &[String]) {
+    for failure in failures {
+        println!("{name} FAILED: {failure}");
+    }
+}
+
 /// What is measured in which unit, and which way is good.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told<'a> {
@@ -157,13 +179,8 @@ pub(crate) fn in_brackets(ratio: &Sample) -> String {
     let Some(median) = ratio.median() else {
         return String::new();
     };
-    ratio.interval().map_or_else(
-        || format!(" ({median:.2})"),
-        |interval| {
-            format!(
-                " ({median:.2}, {:.2} to {:.2})",
-                interval.low, interval.high
-            )
-        },
-    )
+    match ratio.interval() {
+        Some(Interval { low, high }) => format!(" ({median:.2}, {low:.2} to {high:.2})"),
+        None => format!(" ({median:.2})"),
+    }
 }

@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::arguments;
 use super::latency::{About as Ping, MESSAGE_BYTES, Paths};
-use super::record::{About, Record, output};
-use super::{absent, own_paths, told};
+use super::record::{About, Record, output, print_absent};
+use super::{absent, own_paths, told, turns};
 use crate::cpus::Placement;
 use crate::entrant::Entrant;
 use crate::site::Site;
@@ -29,25 +29,16 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
         let (entrants, missing) = Entrant::start_all(&site, &spliced, &contestants)?;
         let names: Vec<String> = entrants.iter().map(|one| one.contestant.name()).collect();
         let mut paths = Paths::new(&names);
-        for round in 0..extent.rounds as usize {
-            eprintln!("round {} of {}", round + 1, extent.rounds);
-            let count = entrants.len();
-            for position in 0..count {
-                if netlab::interrupted().is_some() {
-                    return Ok((paths, missing));
-                }
-                // Whoever goes first may find the machine different: everybody does, in turn.
-                let index = (round + position) % count;
-                let duration = Window::of(extent.window());
-                let address = entrants[index].address();
-                let path = &mut paths.all[index];
-                let outcome = ping_pong::play(&site, address, MESSAGE_BYTES, duration)
-                    .map(|round_trips| path.add(&round_trips));
-                if outcome.is_err() {
-                    site.drain()?;
-                }
-                path.note(outcome);
+        for index in turns(extent.rounds, entrants.len()) {
+            let window = Window::of(extent.window());
+            let address = entrants[index].address();
+            let path = &mut paths.all[index];
+            let outcome = ping_pong::play(&site, address, MESSAGE_BYTES, window)
+                .map(|round_trips| path.add(&round_trips));
+            if outcome.is_err() {
+                site.drain()?;
             }
+            path.note(outcome);
         }
         Ok((paths, missing))
     })?;
@@ -61,9 +52,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
     );
     paths.print(REFERENCE);
     let missing = absent(&missing);
-    missing
-        .iter()
-        .for_each(|one| println!("{}: {}", one.what, one.why));
+    print_absent(&missing);
     let ping = Ping {
         id: "relay",
         title: "Ping-pong through a proxy",

@@ -1,7 +1,9 @@
 //! What the echo servers have done, in words, tables and for the results.
 
 use super::{Entry, REFERENCE, STALL, Setting, arguments, size};
-use crate::reproduce::record::{Told, in_brackets, missing, parameter, quantity};
+use crate::reproduce::record::{
+    Told, failed, in_brackets, parameter, print_absent, print_failed, quantity,
+};
 use crate::results::{
     Better, Candlestick, Candlesticks, Missing, Spread, Stalled, Stalls, Unit, Workload,
 };
@@ -58,13 +60,9 @@ pub(super) fn print(setting: &Setting<'_>, entries: &[Entry], absent: &[Missing]
             print!("{}", table(entries, number, busy_poll));
         }
     }
-    absent
-        .iter()
-        .for_each(|one| println!("{}: {}", one.what, one.why));
+    print_absent(absent);
     for entry in entries {
-        for failure in &entry.failures {
-            println!("{} FAILED: {failure}", entry.name());
-        }
+        print_failed(&entry.name(), &entry.failures);
     }
 }
 
@@ -211,8 +209,8 @@ fn workload(
         workload.notes.push(note);
     }
     for entry in entries {
-        let failed = entry.failures.iter().map(|why| missing(&entry.name(), why));
-        workload.missing.extend(failed);
+        let name = entry.name();
+        workload.missing.extend(failed(&name, &entry.failures));
     }
     workload
 }
