@@ -2,6 +2,7 @@
 //! did the work.
 
 use std::fs::{self, Permissions};
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -11,6 +12,7 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{Namespace, Scratch};
 use serde_json::Value;
+use splice_bpf::types::{SegmentFlow, SegmentSide, segment_state};
 
 use crate::log::Log;
 use crate::patience::{until, until_found};
@@ -21,13 +23,18 @@ use crate::server::Server;
 /// The fraction of the payload that must be translated. The rest precedes the change-over.
 const LEAST_TRANSLATED_IN_100: u64 = 99;
 
-/// `enum segment_state`, with which `struct segment_flow` begins.
-const SPLICED: u32 = 3;
-const ALIVE: RangeInclusive<u32> = 1..=SPLICED;
+/// The states of a flow that has not ended. A flow begins with its state.
+const ALIVE: RangeInclusive<u32> = segment_state::WATCH..=segment_state::SPLICED;
+const _: () = assert!(offset_of!(SegmentFlow, state) == 0);
 
-/// The size of `struct segment_flow`, and the offsets of `payload_bytes` in its two sides (bpf/segment.h).
-const FLOW_BYTES: usize = 320;
-const PAYLOAD_BYTES_AT: [usize; 2] = [64 + 104, 64 + 128 + 104];
+/// The table of flows.
+const FLOWS: &str = "segment_flows";
+
+/// The offsets of the translated bytes of both sides of a flow.
+const PAYLOAD_BYTES_AT: [usize; 2] = {
+    let first = offset_of!(SegmentFlow, side) + offset_of!(SegmentSide, payload_bytes);
+    [first, first + size_of::<SegmentSide>()]
+};
 
 pub(crate) struct Hop {
     pub(crate) relay: Relay,
@@ -138,7 +145,7 @@ impl Hop {
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
         let states = states.map(|state| u32::from_ne_bytes(*state));
         let alive: Vec<_> = states.filter(|state| ALIVE.contains(state)).collect();
-        alive == vec![SPLICED; connections]
+        alive == vec![segment_state::SPLICED; connections]
     }
 
     /// The counters of its BPF program. A slot keeps them until it is reused, which happens after all other
@@ -168,7 +175,7 @@ impl Hop {
         flows
     }
 
-    /// The table of flows: the map with values of that size among the descriptors of the process. With
+    /// The table of flows: the map of that name among the descriptors of the process. With
     /// `auto` there is none until a pair has asked for the engine.
     fn table(&self) -> Option<MapHandle> {
         let infos = self.relay.descriptor_infos();
@@ -182,7 +189,7 @@ impl Hop {
             .filter(|program| ids.contains(&program.id))
             .flat_map(|program| program.map_ids)
             .filter_map(|id| MapHandle::from_map_id(id).ok())
-            .find(|map| map.value_size() as usize == FLOW_BYTES)
+            .find(|map| map.name() == FLOWS)
     }
 }
 
