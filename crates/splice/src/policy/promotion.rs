@@ -117,6 +117,11 @@ impl Promotion for ByName {
     fn may_redirect(&self) -> bool {
         false
     }
+
+    /// A pair asks once, when it starts.
+    fn is_over(&self) -> bool {
+        true
+    }
 }
 
 /// No engine was chosen by name.
@@ -224,6 +229,10 @@ impl Promotion for Auto {
     fn may_redirect(&self) -> bool {
         self.schedule.sockmap_at.is_some()
     }
+
+    fn is_over(&self) -> bool {
+        self.schedule.is_over()
+    }
 }
 
 /// The state of a pair with `segment`.
@@ -285,6 +294,10 @@ impl Schedule {
 
     fn is_booked(&self) -> bool {
         matches!(self.attempt, Attempt::Booked(_))
+    }
+
+    fn is_over(&self) -> bool {
+        self.attempt == Attempt::Over && self.sockmap_at.is_none()
     }
 
     fn book(&mut self, at: Instant) {
@@ -414,7 +427,9 @@ mod tests {
             pair.next(Trigger::Deadline, at, 100, false),
             Some(EngineToTry::Sockmap)
         );
+        assert!(!pair.is_over());
         pair.declined(EngineName::Sockmap, at);
+        assert!(pair.is_over());
         assert_eq!((pair.ask_at, pair.sockmap_at), (None, None));
         assert_eq!(pair.next(Trigger::Deadline, at, 100, false), None);
     }

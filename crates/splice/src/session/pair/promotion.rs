@@ -63,4 +63,7 @@ pub(crate) trait Promotion: Send + fmt::Debug {
     /// Whether the pair may still get an engine that keeps receive buffers empty. Until then they
     /// must stay small ([`redirected_receive_bytes`](crate::endpoint::redirected_receive_bytes)).
     fn may_redirect(&self) -> bool;
+
+    /// It will propose nothing more, so the pair need not keep it.
+    fn is_over(&self) -> bool;
 }

@@ -46,6 +46,7 @@ impl Pair {
                     self.status.meter.set_kernel(kernel.counters());
                     if let Some(promotion) = &mut self.promotion {
                         promotion.taken(name);
+                        self.promotion.take_if(|promotion| promotion.is_over());
                     }
                     self.status.set_engine(self.engine());
                 }
@@ -59,6 +60,7 @@ impl Pair {
             Turn::Declined(why) | Turn::Refused(why) => {
                 if let Some(promotion) = &mut self.promotion {
                     promotion.declined(name, cx.now());
+                    self.promotion.take_if(|promotion| promotion.is_over());
                 }
                 self.kernel = None;
                 self.is_notified = false;
@@ -130,6 +132,8 @@ impl Pair {
         let asked_at = promotion.ask_at();
         let proposal = promotion.propose(trigger, &candidate, cx);
         let is_put_off = promotion.ask_at() != asked_at;
+        // An idle pair is to be small.
+        self.promotion.take_if(|promotion| promotion.is_over());
         match proposal {
             Proposal::Nothing => {}
             Proposal::Try(engine) => self.kernel = Some(engine),
