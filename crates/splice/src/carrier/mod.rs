@@ -127,14 +127,17 @@ impl Context<'_> {
     /// [`ErrorKind::EngineRefused`](crate::ErrorKind::EngineRefused) if no ring can be created.
     pub(crate) fn lanes(&mut self) -> Result<[Lane; 2]> {
         let key = self.key();
-        if let Some(ring) = &mut self.carriers().ring {
-            return Ok(ring.open_lanes(key));
-        }
         let unavailable = |errno| EngineName::Uring.unavailable(Obstacle::of_io_uring(errno));
-        let mut ring = Ring::new().map_err(unavailable)?;
-        let lanes = ring.open_lanes(key);
-        self.carriers().ring = Some(ring);
-        self.poller_added()?;
-        Ok(lanes)
+        if self.carriers().ring.is_none() {
+            self.carriers().ring = Some(Ring::new().map_err(unavailable)?);
+            if let Err(error) = self.poller_added() {
+                // The next pair tries again, instead of waiting in a ring that nobody watches.
+                self.carriers().ring = None;
+                return Err(error);
+            }
+        }
+        let ring = self.carriers().ring.as_mut();
+        ring.map(|ring| ring.open_lanes(key))
+            .ok_or_else(|| unavailable(Errno::NODEV))
     }
 }

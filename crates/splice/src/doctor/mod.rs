@@ -257,7 +257,6 @@ pub fn segment_counts() -> Result<Vec<(&'static str, u64)>> {
 /// If the engine `sockmap` cannot be used.
 // Not a finding: the test `ten_thousand_pairs_leave_nothing` calls it from a process of its own.
 #[doc(hidden)]
-#[doc(hidden)]
 pub fn sockmap_entries() -> Result<[usize; 3]> {
     sockmap::entries().map_err(|obstacle| EngineName::Sockmap.unavailable(obstacle))
 }

@@ -291,7 +291,7 @@ impl RedirectHalf {
         entry: &DirectionEntry,
     ) -> Result<Next, Reason> {
         self.state = State::Draining;
-        let backlog_bytes = Account::read(entry).backlog_bytes(&self.target(shared)?);
+        let backlog_bytes = self.backlog_bytes(shared, entry)?;
         if backlog_bytes > 0 {
             let look_after = self.backoff.look_after(backlog_bytes);
             return Ok(Next::ASLEEP.until(pair.now + look_after));
@@ -377,7 +377,13 @@ impl RedirectHalf {
 
     /// Everything that the program has redirected was taken by the target's send function.
     fn is_drained(&self, shared: &Shared, entry: &DirectionEntry) -> Result<bool, Reason> {
-        Ok(Account::read(entry).backlog_bytes(&self.target(shared)?) == 0)
+        Ok(self.backlog_bytes(shared, entry)? == 0)
+    }
+
+    fn backlog_bytes(&self, shared: &Shared, entry: &DirectionEntry) -> Result<u32, Reason> {
+        let target = self.target(shared)?;
+        // Read after the inspection: the program may go on counting.
+        Ok(Account::read(entry).backlog_bytes(&target))
     }
 
     /// How many of the redirected bytes the target has taken: all but those in its backlog.
