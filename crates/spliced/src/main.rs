@@ -15,6 +15,7 @@ mod firewall;
 mod listener;
 mod log_file;
 mod log_queue;
+mod plan;
 mod rate_limited_warning;
 mod refusal;
 mod relay;

@@ -1,0 +1,145 @@
+//! What a route asks of a connection.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, RwLock};
+
+use crate::name::NamePattern;
+use crate::prefix::Prefix;
+
+/// The conditions of one route. A connection has to meet all that are given; of the values of one, any.
+/// Without conditions every connection matches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conditions {
+    /// The client's address is in one of these.
+    pub clients: Option<Prefixes>,
+    /// The address that the client has connected to is in one of these.
+    pub local_addresses: Option<Vec<Prefix>>,
+    /// The port that the client has connected to.
+    pub local_ports: Option<Vec<u16>>,
+    /// Nothing has come within the time to decide.
+    pub silent: bool,
+    /// A TLS hello with one of these names.
+    pub sni: Option<Vec<ServerName>>,
+    /// A TLS hello that offers one of these protocols.
+    pub alpn: Option<Vec<Vec<u8>>>,
+    /// A TLS hello whose newest version is one of these.
+    pub tls_versions: Option<Vec<TlsVersion>>,
+    /// An HTTP/1 request for one of these hosts, on any port.
+    pub http_hosts: Option<Vec<NamePattern>>,
+    /// An HTTP/1 request with one of these methods.
+    pub http_methods: Option<Vec<String>>,
+    /// An HTTP/1 request for a path that starts with one of these.
+    pub http_paths: Option<Vec<String>>,
+    /// The first bytes are a protocol's.
+    pub protocol: Option<Protocol>,
+    /// The first bytes are one of these.
+    pub starts_with: Option<Vec<Vec<u8>>>,
+}
+
+/// A protocol that shows in the first bytes of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// Any TLS hello.
+    Tls,
+    /// Any HTTP/1 request.
+    Http1,
+    /// The preface of HTTP/2 without TLS.
+    Http2,
+    /// PostgreSQL, with TLS or without. With a condition on the hello the client's request for TLS is
+    /// answered, and asked again of the server.
+    Postgres,
+    /// SSH, if the client speaks first.
+    Ssh,
+    /// The remote desktop protocol.
+    Rdp,
+    /// SOCKS4, 4a or 5: a client that asks for a destination.
+    Socks,
+    /// An HTTP/1 CONNECT: a client that asks for a destination.
+    Connect,
+}
+
+/// What a rule says about the server name of a TLS hello.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServerName {
+    /// The hello has none.
+    None,
+    /// The hello has one that matches.
+    Matching(NamePattern),
+}
+
+/// A version of TLS, in the order of their age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TlsVersion {
+    /// SSL 3.0 or TLS 1.0.
+    Tls10,
+    /// TLS 1.1.
+    Tls11,
+    /// TLS 1.2.
+    Tls12,
+    /// TLS 1.3, or a later one.
+    Tls13,
+}
+
+/// Address prefixes, of which those from a file may change while they are in use.
+#[derive(Clone, Debug, Default)]
+pub struct Prefixes {
+    /// Written in the rule itself.
+    pub fixed: Vec<Prefix>,
+    /// Read from files: the path, and what it holds now.
+    pub files: Vec<(String, Arc<RwLock<Vec<Prefix>>>)>,
+}
+
+impl Prefixes {
+    /// Whether one of the prefixes contains `address`.
+    pub fn contain(&self, address: IpAddr) -> bool {
+        let any = |prefixes: &[Prefix]| prefixes.iter().any(|prefix| prefix.contains(address));
+        any(&self.fixed)
+            || self.files.iter().any(|(_, prefixes)| {
+                any(&prefixes
+                    .read()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner))
+            })
+    }
+}
+
+impl PartialEq for Prefixes {
+    /// Compares the paths of files, not what they hold.
+    fn eq(&self, other: &Self) -> bool {
+        let paths = |list: &Self| {
+            list.files
+                .iter()
+                .map(|file| file.0.clone())
+                .collect::<Vec<_>>()
+        };
+        self.fixed == other.fixed && paths(self) == paths(other)
+    }
+}
+
+/// What is known about a connection before its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The client; `None` for a UNIX socket.
+    pub client: Option<SocketAddr>,
+    /// The address that the client has connected to; `None` for a UNIX socket.
+    pub local: Option<SocketAddr>,
+}
+
+/// A destination that a SOCKS or CONNECT client may reach: `*.example.org:443`, `10.0.0.0/8:*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DestinationRule {
+    /// Which hosts.
+    pub hosts: DestinationHosts,
+    /// From and to, both inclusive.
+    pub ports: (u16, u16),
+}
+
+/// The hosts of a [`DestinationRule`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DestinationHosts {
+    /// Every public address: not this host, its links or its cloud's metadata.
+    Public,
+    /// A name that the client asks for, if its address is public.
+    Named(NamePattern),
+    /// Addresses, whatever they are: the client's or those that a name resolves to.
+    Addresses(Prefix),
+}

@@ -1,0 +1,21 @@
+//! What the first bytes of a connection say about where it wants to go.
+//!
+//! A proxy collects what a client sends, and asks this crate after each read whether it is enough.
+//! Each protocol has a reader: it gets every byte that has come so far, remembers how far it has
+//! read, and answers with a [`Progress`]. So a message that comes byte by byte costs linear time.
+//!
+//! Nothing here reads a socket or a clock, and nothing trusts a client: lengths are checked before
+//! they are used, and what is kept of a message is bounded.
+
+mod conditions;
+mod name;
+mod prefix;
+mod progress;
+
+pub use conditions::{
+    Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
+    TlsVersion,
+};
+pub use name::{NamePattern, NotAName};
+pub use prefix::{NotAPrefix, Prefix};
+pub use progress::{Fault, Progress};

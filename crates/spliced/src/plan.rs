@@ -1,0 +1,240 @@
+//! What a process is to do, whether it was asked on the command line or by a configuration.
+//!
+//! A plan is checked: names of backends exist, addresses parse, times are within their bounds. Nothing
+//! has been resolved, bound or opened.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use splice::{Address, EngineChoice};
+use splice_route::{Conditions, DestinationRule, Prefix};
+
+/// The default time to connect to a server, for all its addresses together, and all servers tried.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The default time for connections to end, before a process or what was removed cuts them.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The default time from accept to a route. Clients of caddy-l4 have as long.
+pub(crate) const DECIDE_WITHIN: Duration = Duration::from_secs(3);
+
+/// The default for the longest first message, in bytes: rustls takes handshakes of that size.
+pub(crate) const FIRST_BYTES_LIMIT: usize = 64 << 10;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// `None`: one per CPU.
+    pub(crate) threads: Option<u16>,
+    /// How long connections may go on after a signal to stop.
+    pub(crate) drain_timeout: Duration,
+    pub(crate) listeners: Vec<Arc<ListenerPlan>>,
+    pub(crate) backends: Vec<Arc<BackendPlan>>,
+}
+
+/// A `[[listener]]`. Its name is unique, and its address, too.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ListenerPlan {
+    pub(crate) name: String,
+    pub(crate) address: Address,
+    pub(crate) engine: EngineChoice,
+    pub(crate) bypass_firewall: bool,
+    /// From accept to a route.
+    pub(crate) decide_within: Duration,
+    /// The longest first message of a client.
+    pub(crate) first_bytes_limit: usize,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) max_connections: Option<u32>,
+    pub(crate) per_client: ClientLimits,
+    /// Bytes per second, for each direction of a connection.
+    pub(crate) rate: Option<u64>,
+    pub(crate) access_log: Option<PathBuf>,
+    /// Clients send a PROXY header, of which only those in these prefixes are believed; others are reset.
+    /// `None`: they send none.
+    pub(crate) require_proxy_from: Option<Vec<Prefix>>,
+    pub(crate) on_remove: OnRemove,
+    pub(crate) routes: Vec<RoutePlan>,
+}
+
+/// Limits for the clients of one prefix. Beyond them a client is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClientLimits {
+    pub(crate) max_connections: Option<u32>,
+    pub(crate) new_per_second: Option<u32>,
+    /// How many bits of an address make one client.
+    pub(crate) ipv4_bits: u8,
+    pub(crate) ipv6_bits: u8,
+}
+
+impl ClientLimits {
+    /// No limits. A customer of a provider has one IPv4 address or an IPv6 network of 64 bits
+    /// (RFC 6177).
+    pub(crate) const NONE: Self = Self {
+        max_connections: None,
+        new_per_second: None,
+        ipv4_bits: 32,
+        ipv6_bits: 64,
+    };
+}
+
+/// What happens to the connections of a listener or a server that a reload has removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnRemove {
+    /// They go on for at most this time, and are reset then.
+    Drain(Duration),
+    /// They are reset at once.
+    Reset,
+}
+
+/// A `[[listener.route]]`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RoutePlan {
+    pub(crate) conditions: Conditions,
+    pub(crate) action: Action,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// To a server of this backend, or of the fallback if it has none left.
+    Backend {
+        name: String,
+        fallback: Option<String>,
+    },
+    /// To the address that the client asks for by SOCKS or CONNECT, if a rule allows it.
+    Requested(Vec<DestinationRule>),
+    /// Back to the client (`spliced echo`).
+    Echo,
+    Reset,
+}
+
+/// A `[backend.NAME]`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackendPlan {
+    pub(crate) name: String,
+    pub(crate) balance: Balance,
+    pub(crate) servers: Vec<ServerPlan>,
+    pub(crate) health: Option<HealthPlan>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) send_proxy: Option<ProxyVersion>,
+    pub(crate) source: Source,
+    /// `SO_MARK`.
+    pub(crate) mark: Option<u32>,
+    /// `SO_BINDTODEVICE`.
+    pub(crate) interface: Option<String>,
+    /// Connections per server; further ones queue.
+    pub(crate) max_connections_per_server: Option<u32>,
+    pub(crate) queue: QueuePlan,
+    /// A server that has come back gets its full share only after this time.
+    pub(crate) slow_start: Option<Duration>,
+    pub(crate) on_remove: OnRemove,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServerPlan {
+    pub(crate) address: ServerAddress,
+    /// From 1 to 256.
+    pub(crate) weight: u16,
+    /// Used only if no other server is left.
+    pub(crate) backup: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ServerAddress {
+    Address(Address),
+    /// `srv:_imap._tcp.example.org`: the servers that these DNS records name.
+    Srv(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Balance {
+    RoundRobin,
+    LeastConnections,
+    /// The same key goes to the same server (Maglev).
+    Consistent(HashKey),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HashKey {
+    Client,
+    /// The SNI; the client's address if there is none.
+    ServerName,
+}
+
+/// Active checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HealthPlan {
+    pub(crate) check: Check,
+    pub(crate) every: Duration,
+    /// For one check, at most `every`.
+    pub(crate) timeout: Duration,
+    /// So many checks in a row have to pass before a server is used again.
+    pub(crate) rise: u16,
+    /// So many checks in a row have to fail before a server is no longer used.
+    pub(crate) fall: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// A connection can be made.
+    Tcp,
+    /// The server answers a TLS hello that asks for this name.
+    Tls { server_name: Option<String> },
+    /// `GET path` is answered with this status, or one from 200 to 399.
+    Http {
+        path: String,
+        host: Option<String>,
+        status: Option<u16>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProxyVersion {
+    V1,
+    V2,
+}
+
+/// The address that servers see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// This host's, as routing picks it.
+    Host,
+    /// The client's (`IP_TRANSPARENT`).
+    Client,
+    /// These in turn.
+    Addresses(Vec<IpAddr>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueuePlan {
+    pub(crate) most: u32,
+    pub(crate) wait: Duration,
+}
+
+impl BackendPlan {
+    /// A backend of one server, with every default.
+    pub(crate) fn of_one(name: &str, address: Address, connect_timeout: Duration) -> Self {
+        Self {
+            name: name.into(),
+            balance: Balance::RoundRobin,
+            servers: vec![ServerPlan {
+                address: ServerAddress::Address(address),
+                weight: 1,
+                backup: false,
+            }],
+            health: None,
+            connect_timeout,
+            send_proxy: None,
+            source: Source::Host,
+            mark: None,
+            interface: None,
+            max_connections_per_server: None,
+            queue: QueuePlan {
+                most: 1024,
+                wait: connect_timeout,
+            },
+            slow_start: None,
+            on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+        }
+    }
+}
