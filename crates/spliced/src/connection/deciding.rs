@@ -88,6 +88,9 @@ impl Connection {
                     if let Some(record) = &mut self.record {
                         record.named(server_name);
                     }
+                    let for_proxy = inspection.bytes_for_proxy();
+                    self.asks_for_tls = inspection.is_postgres_tls();
+                    self.first_bytes.consume(for_proxy);
                     let destination = self.terms.routes[index].destination.clone();
                     return self.go_to(cx, destination);
                 }

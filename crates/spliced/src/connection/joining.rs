@@ -1,12 +1,16 @@
 //! From a connected server to the pair.
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
+use splice_route::POSTGRES_SSL_REQUEST;
 
 use super::ending::words;
 use super::{Connection, State};
 use crate::service::Counts;
+
+/// What a PostgreSQL server answers if it does TLS.
+const TLS_ACCEPTED: &[u8; 1] = b"S";
 
 impl Connection {
     /// Joins the client with the server, unless TCP has connected the socket with itself (simultaneous
@@ -24,6 +28,23 @@ impl Connection {
         if let Some(attempt) = &self.attempt {
             attempt.lease.connected();
         }
+        let mut preface = Vec::new();
+        if self.asks_for_tls {
+            preface.extend(POSTGRES_SSL_REQUEST);
+        }
+        if preface.is_empty() {
+            return self.send_payload(cx);
+        }
+        self.state = State::Sending {
+            bytes: preface,
+            sent: 0,
+            is_preface: true,
+        };
+        self.send(cx)
+    }
+
+    /// Passes on what the client has sent.
+    fn send_payload(&mut self, cx: &mut Context<'_>) -> Step {
         let bytes = std::mem::take(&mut self.first_bytes).into_payload();
         if bytes.is_empty() {
             return self.join();
@@ -31,13 +52,25 @@ impl Connection {
         if let Some(record) = &mut self.record {
             record.passed_on(bytes.len() as u64);
         }
-        self.state = State::Sending { bytes, sent: 0 };
+        self.state = State::Sending {
+            bytes,
+            sent: 0,
+            is_preface: false,
+        };
         self.send(cx)
     }
 
     /// Writes what the server gets before the client's bytes flow by themselves.
     pub(super) fn send(&mut self, cx: &mut Context<'_>) -> Step {
-        let (State::Sending { bytes, sent }, Some(server)) = (&mut self.state, &self.server) else {
+        let (
+            State::Sending {
+                bytes,
+                sent,
+                is_preface,
+            },
+            Some(server),
+        ) = (&mut self.state, &self.server)
+        else {
             return Step::Wait;
         };
         while *sent < bytes.len() {
@@ -51,7 +84,31 @@ impl Connection {
                 Err(errno) => return self.fail(&format!("the target failed: {}", words(errno))),
             }
         }
-        self.join()
+        match (*is_preface, self.asks_for_tls) {
+            (true, true) => {
+                self.state = State::AskingForTls;
+                cx.set_deadline(Some(self.deadline));
+                self.read_tls_answer(cx)
+            }
+            (true, false) => self.send_payload(cx),
+            (false, _) => self.join(),
+        }
+    }
+
+    /// Reads the one byte of a PostgreSQL server that was asked for TLS. What follows it belongs to the
+    /// client.
+    pub(super) fn read_tls_answer(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(server) = &self.server else {
+            return Step::Wait;
+        };
+        let mut answer = [0];
+        match recv(server, &mut answer, RecvFlags::empty()) {
+            Ok((1, _)) if answer == *TLS_ACCEPTED => self.send_payload(cx),
+            Ok((1, _)) => self.fail("the target refuses TLS"),
+            Ok(_) => self.fail("the target has closed the connection when asked for TLS"),
+            Err(Errno::AGAIN | Errno::INTR) => Step::Wait,
+            Err(errno) => self.fail(&format!("the target failed: {}", words(errno))),
+        }
     }
 
     pub(super) fn join(&mut self) -> Step {

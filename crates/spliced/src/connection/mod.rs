@@ -61,6 +61,8 @@ pub(crate) struct Connection {
     first_bytes: FirstBytes,
     state: State,
     attempt: Option<Attempt>,
+    /// The server has to be asked for TLS before it gets the hello, as PostgreSQL does it.
+    asks_for_tls: bool,
     fallback: Option<Arc<Backend>>,
     tried: Tried,
     last_error: Option<Errno>,
@@ -84,7 +86,11 @@ enum State {
     Sending {
         bytes: Vec<u8>,
         sent: usize,
+        /// They are ours; the client's follow.
+        is_preface: bool,
     },
+    /// A PostgreSQL server was asked whether it does TLS.
+    AskingForTls,
 }
 
 /// A server that is being tried.
@@ -126,6 +132,7 @@ impl Connection {
             first_bytes: FirstBytes::default(),
             state: State::Connecting,
             attempt: None,
+            asks_for_tls: false,
             fallback: None,
             tried: Tried::default(),
             last_error: None,
@@ -172,6 +179,9 @@ impl Task for Connection {
         let Some(server) = &self.server else {
             return Step::Wait;
         };
+        if matches!(self.state, State::AskingForTls) {
+            return self.read_tls_answer(cx);
+        }
         if !readiness.is_writable() {
             return Step::Wait;
         }
@@ -194,6 +204,7 @@ impl Task for Connection {
                 self.give_up("no server was free within the time in the queue")
             }
             State::Sending { .. } => self.fail("the target does not take the first bytes"),
+            State::AskingForTls => self.fail("the target does not answer when asked for TLS"),
             State::Connecting | State::NoRoom if cx.now() >= self.deadline => {
                 let timeout = self.attempt.as_ref().map_or(Duration::ZERO, |attempt| {
                     attempt.backend.plan().connect_timeout
