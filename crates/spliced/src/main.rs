@@ -5,6 +5,7 @@
 
 mod access_log;
 mod cli;
+mod config;
 mod connection;
 mod connection_limit;
 mod diagnostics;

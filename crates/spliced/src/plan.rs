@@ -45,6 +45,8 @@ pub(crate) struct ListenerPlan {
     /// The longest first message of a client.
     pub(crate) first_bytes_limit: usize,
     pub(crate) idle_timeout: Option<Duration>,
+    /// To a destination that a client asks for. A backend has its own.
+    pub(crate) connect_timeout: Duration,
     pub(crate) max_connections: Option<u32>,
     pub(crate) per_client: ClientLimits,
     /// Bytes per second, for each direction of a connection.
