@@ -1,14 +1,14 @@
 //! One health check of one server, on the control thread.
 
-use std::os::fd::OwnedFd;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use splice::Kind;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, Check, ProxyVersion};
@@ -36,52 +36,61 @@ pub(super) async fn check(
     let mut failure = "its name does not resolve".to_owned();
     for address in addresses {
         match connect(plan, address).await {
-            Ok(socket) => return talk(plan, check, &socket).await.map_err(words),
-            Err(errno) => failure = words(errno),
+            Ok(mut socket) => return talk(plan, check, &mut *socket).await.map_err(words),
+            Err(error) => failure = words(error),
         }
     }
     Err(failure)
 }
 
-async fn connect(plan: &BackendPlan, address: &SocketAddress) -> Result<AsyncFd<OwnedFd>, Errno> {
+/// A stream of either kind.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+async fn connect(plan: &BackendPlan, address: &SocketAddress) -> io::Result<Box<dyn Stream>> {
     let socket = Outgoing::default().socket(plan, address, None)?;
     match address.connect(&socket) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(errno) => return Err(errno),
+        Err(errno) => return Err(errno.into()),
     }
-    let socket = AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE)
-        .map_err(|_| Errno::NOMEM)?;
-    drop(socket.writable().await);
-    sockopt::socket_error(&socket)??;
-    Ok(socket)
+    if address.kind() == Kind::Unix {
+        return Ok(Box::new(UnixStream::from_std(socket.into())?));
+    }
+    let stream = TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(Box::new(stream)),
+    }
 }
 
 /// What went wrong after the connection was made.
 enum Wrong {
-    System(Errno),
+    System(io::Error),
     Words(&'static str),
     Status(u16),
 }
 
-impl From<Errno> for Wrong {
-    fn from(errno: Errno) -> Self {
-        Self::System(errno)
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
     }
 }
 
 fn words(wrong: impl Into<Wrong>) -> Failure {
     match wrong.into() {
-        Wrong::System(errno) => std::io::Error::from(errno).to_string().to_lowercase(),
+        Wrong::System(error) => error.to_string().to_lowercase(),
         Wrong::Words(words) => words.into(),
         Wrong::Status(status) => format!("it answers with HTTP status {status}"),
     }
 }
 
-async fn talk(plan: &BackendPlan, check: &Check, socket: &AsyncFd<OwnedFd>) -> Result<(), Wrong> {
+async fn talk(plan: &BackendPlan, check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
     // A server that requires the header would refuse the check.
     match plan.send_proxy {
-        Some(ProxyVersion::V1) => write(socket, b"PROXY UNKNOWN\r\n").await?,
-        Some(ProxyVersion::V2) => write(socket, &LOCAL_HEADER).await?,
+        Some(ProxyVersion::V1) => socket.write_all(b"PROXY UNKNOWN\r\n").await?,
+        Some(ProxyVersion::V2) => socket.write_all(&LOCAL_HEADER).await?,
         None => {}
     }
     match check {
@@ -94,9 +103,9 @@ async fn talk(plan: &BackendPlan, check: &Check, socket: &AsyncFd<OwnedFd>) -> R
 /// A PROXY header of version 2 for a connection of the proxy itself.
 const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
-async fn tls(socket: &AsyncFd<OwnedFd>, server_name: Option<&str>) -> Result<(), Wrong> {
+async fn tls(socket: &mut dyn Stream, server_name: Option<&str>) -> Result<(), Wrong> {
     let hello = hello(server_name).ok_or(Wrong::Words("no TLS hello can be made for its name"))?;
-    write(socket, &hello).await?;
+    socket.write_all(&hello).await?;
     let mut answer = Vec::new();
     loop {
         if answer.len() > 5 {
@@ -132,7 +141,7 @@ fn hello(server_name: Option<&str>) -> Option<Vec<u8>> {
 }
 
 async fn http(
-    socket: &AsyncFd<OwnedFd>,
+    socket: &mut dyn Stream,
     path: &str,
     host: Option<&str>,
     expected: Option<u16>,
@@ -141,7 +150,7 @@ async fn http(
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: spliced\r\nConnection: close\r\n\r\n"
     );
-    write(socket, request.as_bytes()).await?;
+    socket.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     loop {
         let mut headers = [httparse::EMPTY_HEADER; 64];
@@ -168,33 +177,7 @@ async fn http(
     }
 }
 
-async fn write(socket: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> Result<(), Wrong> {
-    while !bytes.is_empty() {
-        let mut ready = socket.writable().await.map_err(|_| Errno::IO)?;
-        match send(socket, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(Errno::AGAIN) => ready.clear_ready(),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
-}
-
 /// Adds what has come; returns false at the end of the stream.
-async fn read(socket: &AsyncFd<OwnedFd>, bytes: &mut Vec<u8>) -> Result<bool, Wrong> {
-    let mut room = [0; 2048];
-    loop {
-        let mut ready = socket.readable().await.map_err(|_| Errno::IO)?;
-        match recv(socket, &mut room, RecvFlags::empty()) {
-            Ok((_, 0)) => return Ok(false),
-            Ok((_, count)) => {
-                bytes.extend(&room[..count]);
-                return Ok(true);
-            }
-            Err(Errno::AGAIN) => ready.clear_ready(),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+async fn read(socket: &mut dyn Stream, bytes: &mut Vec<u8>) -> Result<bool, Wrong> {
+    Ok(socket.read_buf(bytes).await? > 0)
 }
