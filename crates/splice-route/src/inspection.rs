@@ -340,4 +340,6 @@ fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> 
 }
 
 #[cfg(test)]
+mod cuts;
+#[cfg(test)]
 mod tests;

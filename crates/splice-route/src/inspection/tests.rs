@@ -2,13 +2,13 @@ use super::*;
 use crate::POSTGRES_SSL_REQUEST;
 use crate::conditions::{Prefixes, ServerName};
 
-const LIMIT_BYTES: usize = 64 << 10;
-const TLS_START: &[u8] = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
-const HTTP: &[u8] = b"GET /api/a HTTP/1.1\r\nHost: WWW.example.org:80\r\n\r\n";
+pub(super) const LIMIT_BYTES: usize = 64 << 10;
+pub(super) const TLS_START: &[u8] = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
+pub(super) const HTTP: &[u8] = b"GET /api/a HTTP/1.1\r\nHost: WWW.example.org:80\r\n\r\n";
 const GSSENC_REQUEST: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x30";
-const STARTUP: &[u8] = b"\0\0\0\x10\0\x03\0\0user\0a\0\0";
+pub(super) const STARTUP: &[u8] = b"\0\0\0\x10\0\x03\0\0user\0a\0\0";
 
-fn arrival() -> Arrival {
+pub(super) fn arrival() -> Arrival {
     Arrival {
         client: Some("10.0.0.1:50000".parse().unwrap()),
         local: Some("192.0.2.1:443".parse().unwrap()),
@@ -19,14 +19,14 @@ fn any() -> Conditions {
     Conditions::default()
 }
 
-fn silent() -> Conditions {
+pub(super) fn silent() -> Conditions {
     Conditions {
         silent: true,
         ..any()
     }
 }
 
-fn clients(prefix: &str) -> Conditions {
+pub(super) fn clients(prefix: &str) -> Conditions {
     Conditions {
         clients: Some(Prefixes {
             fixed: vec![prefix.parse().unwrap()],
@@ -36,49 +36,49 @@ fn clients(prefix: &str) -> Conditions {
     }
 }
 
-fn protocol(protocol: Protocol) -> Conditions {
+pub(super) fn protocol(protocol: Protocol) -> Conditions {
     Conditions {
         protocol: Some(protocol),
         ..any()
     }
 }
 
-fn host(pattern: &str) -> Conditions {
+pub(super) fn host(pattern: &str) -> Conditions {
     Conditions {
         http_hosts: Some(vec![pattern.parse().unwrap()]),
         ..any()
     }
 }
 
-fn path(prefix: &str) -> Conditions {
+pub(super) fn path(prefix: &str) -> Conditions {
     Conditions {
         http_paths: Some(vec![prefix.into()]),
         ..any()
     }
 }
 
-fn method(method: &str) -> Conditions {
+pub(super) fn method(method: &str) -> Conditions {
     Conditions {
         http_methods: Some(vec![method.into()]),
         ..any()
     }
 }
 
-fn starts_with(pattern: &[u8]) -> Conditions {
+pub(super) fn starts_with(pattern: &[u8]) -> Conditions {
     Conditions {
         starts_with: Some(vec![pattern.into()]),
         ..any()
     }
 }
 
-fn sni(pattern: &str) -> Conditions {
+pub(super) fn sni(pattern: &str) -> Conditions {
     Conditions {
         sni: Some(vec![ServerName::Matching(pattern.parse().unwrap())]),
         ..any()
     }
 }
 
-fn postgres_for(name: &str) -> Conditions {
+pub(super) fn postgres_for(name: &str) -> Conditions {
     Conditions {
         protocol: Some(Protocol::Postgres),
         ..sni(name)
@@ -90,7 +90,11 @@ fn decide(routes: &[Conditions], bytes: &[u8], waiting: Waiting) -> Decision {
 }
 
 /// Decides with all bytes at once, with two reads cut anywhere, and byte by byte.
-fn decide_in_every_way(routes: &[Conditions], bytes: &[u8], waiting: Waiting) -> Decision {
+pub(super) fn decide_in_every_way(
+    routes: &[Conditions],
+    bytes: &[u8],
+    waiting: Waiting,
+) -> Decision {
     let whole = decide(routes, bytes, waiting);
     let mut byte_by_byte = Inspection::new(LIMIT_BYTES);
     let mut last = Decision::More;
