@@ -1,3 +1,5 @@
+use std::sync::{Arc, RwLock};
+
 use super::*;
 use crate::POSTGRES_SSL_REQUEST;
 use crate::conditions::{Prefixes, ServerName};
@@ -169,6 +171,27 @@ fn a_route_that_its_client_rules_out_does_not_wait_for_bytes() {
         decide_in_every_way(&routes[..1], broken, Waiting::ForMore),
         Decision::NoRoute
     );
+}
+
+#[test]
+fn a_route_that_is_ruled_out_stays_so() {
+    let file = Arc::new(RwLock::new(Vec::new()));
+    let listed = Conditions {
+        clients: Some(Prefixes {
+            fixed: Vec::new(),
+            files: vec![("list".into(), file.clone())],
+        }),
+        ..any()
+    };
+    let routes = [listed, host("www.example.org")];
+    let mut inspection = Inspection::new(LIMIT_BYTES);
+    let mut ask = |bytes| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
+    assert_eq!(ask(b""), Decision::More);
+    // The file changes while the client waits: other clients are concerned.
+    file.write().unwrap().push("10.0.0.0/8".parse().unwrap());
+    assert_eq!(ask(&HTTP[..9]), Decision::More);
+    assert_eq!(ask(HTTP), Decision::Route(1));
+    assert_eq!(decide(&routes, b"", Waiting::ForMore), Decision::Route(0));
 }
 
 #[test]
