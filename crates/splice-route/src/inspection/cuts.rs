@@ -102,8 +102,18 @@ fn routes() -> impl Strategy<Value = Vec<Conditions>> {
     subsequence(all, 1..8).prop_shuffle()
 }
 
+/// More where `PROPTEST_CASES` asks for more, as `make soak` does.
+fn at_least(cases: u32) -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    ProptestConfig {
+        cases: asked.cases.max(cases),
+        ..asked
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(at_least(2000))]
+
     #[test]
     fn cuts_do_not_matter(
         routes in routes(),
