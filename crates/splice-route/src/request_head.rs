@@ -2,8 +2,8 @@
 //!
 //! A reader looks at each byte once, in one of these states, and parses the head once, at its end:
 //!
-//! - `Method`: nothing but characters of a method, or empty lines, has come. A space leads to
-//!   `RequestLine`; any other byte, or a method that nobody uses for its length, to `Other`.
+//! - `Method`: nothing but characters of a method, or empty lines, has come. A space or
+//!   tab leads to `RequestLine`; any other byte, or a method that nobody uses for its length, to `Other`.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
 //!   protocol of text lines. Any other line has to be right: it leads to `Fields` or to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
@@ -160,7 +160,8 @@ impl RequestHeadReader {
                 self.line += 1;
                 None
             }
-            b' ' if length > 0 => Some(State::RequestLine),
+            // HAProxy takes a tab for a space.
+            b' ' | b'\t' if length > 0 => Some(State::RequestLine),
             _ if is_token(byte) && length < LONGEST_METHOD_BYTES => None,
             _ => Some(State::Other),
         }
@@ -241,7 +242,7 @@ fn judge(line: &[u8]) -> State {
     else {
         return State::Broken(REQUEST_LINE);
     };
-    if target.is_empty() || target.contains(&b'\t') {
+    if target.is_empty() || line.contains(&b'\t') {
         return State::Broken(REQUEST_LINE);
     }
     match version {
@@ -261,7 +262,7 @@ fn names_http(line: &[u8]) -> bool {
 }
 
 fn has_known_method(line: &[u8]) -> bool {
-    let method = line.split(|byte| *byte == b' ').next();
+    let method = line.split(|byte| b" \t".contains(byte)).next();
     method.is_some_and(|method| KNOWN_METHODS.contains(&method))
 }
 
