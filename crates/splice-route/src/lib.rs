@@ -11,6 +11,7 @@ mod conditions;
 mod name;
 mod prefix;
 mod progress;
+mod tls;
 
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
@@ -19,3 +20,4 @@ pub use conditions::{
 pub use name::{NamePattern, NotAName};
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
+pub use tls::{ClientHello, ClientHelloReader};
