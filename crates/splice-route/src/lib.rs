@@ -16,6 +16,7 @@ mod prefix;
 mod progress;
 mod request_head;
 mod signature;
+mod tls;
 
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
@@ -27,3 +28,4 @@ pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
 pub use request_head::{RequestHead, RequestHeadReader};
+pub use tls::{ClientHello, ClientHelloReader};
