@@ -385,3 +385,5 @@ fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> 
 mod cuts;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;
