@@ -249,7 +249,6 @@ impl Inspection {
         let start = match &mut self.postgres {
             Postgres::Unasked => 0,
             Postgres::Refused => postgres::REQUEST_BYTES,
-            Postgres::Encrypted { .. } if !conditions.ask_for_hello() => return Answer::Yes,
             Postgres::Encrypted { hello_at, hello } => {
                 return match hello.read(shown.get(*hello_at..).unwrap_or_default()) {
                     Progress::Other => Answer::Broken(NO_HELLO),
