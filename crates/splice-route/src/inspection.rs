@@ -21,6 +21,9 @@ pub struct Inspection {
     limit_bytes: usize,
     /// Routes before this one are ruled out.
     next_route: usize,
+    /// The client and the address of the connection are right for the next route. Lists of prefixes may be
+    /// long, so they are not searched again for each byte of a client that dribbles.
+    next_is_for_arrival: bool,
     hello: Option<ClientHelloReader>,
     request_head: Option<RequestHeadReader>,
     postgres: Postgres,
@@ -87,6 +90,7 @@ impl Inspection {
         Self {
             limit_bytes,
             next_route: 0,
+            next_is_for_arrival: false,
             hello: None,
             request_head: None,
             postgres: Postgres::Unasked,
@@ -106,7 +110,10 @@ impl Inspection {
         for (index, conditions) in routes {
             match self.ask(conditions, arrival, bytes, waiting) {
                 Answer::Yes => return Decision::Route(index),
-                Answer::No => self.next_route = index + 1,
+                Answer::No => {
+                    self.next_route = index + 1;
+                    self.next_is_for_arrival = false;
+                }
                 Answer::Broken(fault) => return Decision::Reset(fault),
                 Answer::Reply(reply) => return Decision::Reply(reply),
                 Answer::NotYet => {
@@ -162,9 +169,10 @@ impl Inspection {
         bytes: &[u8],
         waiting: Waiting,
     ) -> Answer {
-        if !holds_on_arrival(conditions, arrival) {
+        if !self.next_is_for_arrival && !holds_on_arrival(conditions, arrival) {
             return Answer::No;
         }
+        self.next_is_for_arrival = true;
         if conditions.silent {
             // Conditions on bytes exclude this one.
             return match (bytes, waiting) {
