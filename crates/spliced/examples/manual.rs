@@ -77,6 +77,8 @@ fn pages(directory: &Path) -> io::Result<()> {
         let sections = match command.get_name() {
             "relay" => sections::RELAY,
             "echo" => sections::ECHO,
+            "run" => sections::RUN,
+            "check" => sections::CHECK,
             _ => sections::DOCTOR,
         };
         page(directory, command, sections, &["spliced"])?;

@@ -48,6 +48,8 @@ pub(crate) enum Level {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Relay(RelayArgs),
+    Run(RunArgs),
+    Check(CheckArgs),
     Echo(EchoArgs),
     Doctor(DoctorArgs),
 }
@@ -64,6 +66,37 @@ pub(crate) struct DoctorArgs {
     /// each with name, present (null if it could not be tested) and reason.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Run the listeners, routes and backends of a configuration file.
+///
+/// Each listener accepts connections, reads as much of the first bytes as its routes need, picks a server,
+/// and joins the two connections. docs/configuration.md describes the file. A file with mistakes is refused
+/// with all of them; see 'spliced check'.
+///
+/// Logging never blocks traffic, as in 'spliced relay'.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::RUN))]
+pub(crate) struct RunArgs {
+    /// The configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Report every mistake in a configuration file, and what the file does on this host.
+///
+/// Standard error gets a line for each mistake and each warning, with file, line and column. If there are no
+/// mistakes, standard output says for each listener which engines its connections use and why not the others,
+/// and for each backend its addresses and whether the source address of the servers' answers leads back here.
+///
+/// The check resolves every name, at most 10 seconds in all. It opens no listening socket and connects to no
+/// server. Run it as the same user, with the same capabilities, as 'spliced run'.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::CHECK))]
+pub(crate) struct CheckArgs {
+    /// The configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
 }
 
 /// Accept connections on LISTEN and relay each to TARGET.

@@ -1,9 +1,11 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
 //! The command line ([`cli`]) asks for a [`relay`], to a target or back to the client ([`echo`]), which
-//! runs until a signal ends it, or for the [`doctor`], which tests what works on this host.
+//! runs until a signal ends it, for the [`check`] of a configuration ([`config`]), or for the [`doctor`],
+//! which tests what works on this host.
 
 mod access_log;
+mod check;
 mod cli;
 mod config;
 mod connection;
@@ -64,7 +66,8 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            let wrong_usage = refused || error.is::<refusal::WrongUsage>();
+            let wrong_usage =
+                refused || error.is::<refusal::WrongUsage>() || error.is::<config::Mistakes>();
             if wrong_usage { WRONG_USAGE } else { FAILED }
         }
     };
@@ -76,6 +79,14 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
     match command {
         Command::Relay(args) => relay::run(args.into(), signals, diagnostics),
         Command::Echo(args) => relay::run(args.into(), signals, diagnostics),
+        Command::Run(args) => {
+            config::read(&args.config)?;
+            anyhow::bail!("a configuration cannot be run yet")
+        }
+        Command::Check(args) => {
+            signals.leave_to_default()?;
+            check::run(&args).map(|()| Ended::Well)
+        }
         Command::Doctor(args) => {
             signals.leave_to_default()?;
             doctor::run(&args).map(|()| Ended::Well)

@@ -21,6 +21,12 @@ pub(crate) const RELAY: &[Section] = &[SIGNALS, EXIT_STATUS, FILES, RIGHTS];
 /// Sections of the page of `echo`, which has neither an access log nor `segment`.
 pub(crate) const ECHO: &[Section] = &[ECHO_SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
 
+/// Sections of the page of `run`.
+pub(crate) const RUN: &[Section] = &[SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RIGHTS];
+
+/// Sections of the page of `check`.
+pub(crate) const CHECK: &[Section] = &[CHECK_EXIT_STATUS, CHECK_RIGHTS];
+
 /// Sections of the page of `doctor`.
 pub(crate) const DOCTOR: &[Section] = &[DOCTOR_EXIT_STATUS, DOCTOR_RIGHTS];
 
@@ -108,10 +114,7 @@ const FILES: Section = Section {
              the start.",
         ),
         SOCKET_FILE,
-        Entry::Item(
-            "/proc/net/ip_tables_names, /proc/net/ip6_tables_names",
-            "Opened once at the start, if segment may be used, to find the rules of iptables-legacy.",
-        ),
+        LEGACY_TABLES,
     ],
 };
 
@@ -166,5 +169,68 @@ const DOCTOR_RIGHTS: Section = Section {
     entries: &[Entry::Text(
         "The doctor needs no privilege. It reports what the user who runs it can use: run it with the \
          capabilities that the relay is going to have.",
+    )],
+};
+
+const LEGACY_TABLES: Entry = Entry::Item(
+    "/proc/net/ip_tables_names, /proc/net/ip6_tables_names",
+    "Opened once at the start, if segment may be used, to find the rules of iptables-legacy.",
+);
+
+const RUN_FILES: Section = Section {
+    title: "Files",
+    entries: &[
+        Entry::Item(
+            "--config FILE",
+            "Relative paths in it start at its directory.",
+        ),
+        Entry::Item(
+            "client = \"file:PATH\"",
+            "A file of address prefixes, one a line, with comments behind #. A change takes effect within two \
+             seconds. While the file is broken, the last good prefixes apply.",
+        ),
+        Entry::Item(
+            "access_log = \"PATH\"",
+            "As --access-log of spliced-relay(1).",
+        ),
+        SOCKET_FILE,
+        LEGACY_TABLES,
+    ],
+};
+
+const RUN_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[
+        Entry::Text("copy, pipe, aio and uring need no privilege."),
+        Entry::Item(
+            "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON",
+            "sockmap and segment, as in spliced-relay(1).",
+        ),
+        Entry::Item(
+            "CAP_NET_ADMIN",
+            "source = \"client\" and mark of a backend.",
+        ),
+        PORTS,
+    ],
+};
+
+const CHECK_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "the configuration can be used, perhaps with warnings"),
+        Entry::Item("1", "failed while running"),
+        Entry::Item(
+            "2",
+            "wrong usage, mistakes in the file, or an engine or address to listen on that this host does not \
+             have",
+        ),
+    ],
+};
+
+const CHECK_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Text(
+        "The check needs no privilege. It reports what the user who runs it can use: run it with the \
+         capabilities that 'spliced run' is going to have.",
     )],
 };

@@ -8,8 +8,15 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 3] = ["relay", "echo", "doctor"];
-const PAGES: [&str; 4] = ["spliced", "spliced-relay", "spliced-echo", "spliced-doctor"];
+const COMMANDS: [&str; 5] = ["relay", "run", "check", "echo", "doctor"];
+const PAGES: [&str; 6] = [
+    "spliced",
+    "spliced-relay",
+    "spliced-run",
+    "spliced-check",
+    "spliced-echo",
+    "spliced-doctor",
+];
 const PREFIX: &str = "/opt/spliced";
 const BASH: &str = "share/bash-completion/completions/spliced";
 const ZSH: &str = "share/zsh/site-functions/_spliced";
@@ -174,7 +181,7 @@ fn every_page_has_its_sections_and_groff_accepts_it() {
             assert!(text.contains(&heading), "no {section} in {page}");
         }
         // Those that stay until a signal comes.
-        let lives = ["spliced-relay", "spliced-echo"].contains(&page);
+        let lives = ["spliced-relay", "spliced-run", "spliced-echo"].contains(&page);
         for section in ["SIGNALS", "FILES"] {
             assert_eq!(text.contains(&format!(".SH {section}\n")), lives, "{page}");
         }

@@ -15,6 +15,13 @@ pub(crate) struct Note {
     pub(crate) sentence: String,
 }
 
+impl Note {
+    /// The file, line and column, by which notes are sorted.
+    pub(crate) fn place(&self) -> (PathBuf, usize, usize) {
+        (self.path.clone(), self.line, self.column)
+    }
+}
+
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
