@@ -1,12 +1,13 @@
 //! Which engines the connections of a listener get here, and why not the others.
 
 use std::fmt::Write as _;
+use std::slice;
 
 use splice::{EngineChoice, EngineName, Kind};
 
 use crate::check::Found;
 use crate::check::names::Resolved;
-use crate::firewall;
+use crate::firewall::{self, KeptBack};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
 
@@ -94,8 +95,15 @@ fn exceptions(
             "the listener has a rate, and the kernel moves its segments without asking spliced",
         );
     }
+    let filtered =
+        |listening: &[SocketAddress], servers: &[SocketAddress]| match listener.bypass_firewall {
+            true => Vec::new(),
+            false => firewall::kept_back(listening, servers),
+        };
     let mut found = Vec::new();
-    let mut servers = Vec::new();
+    for kept in filtered(listening, &[]) {
+        found.push((format!("from {}", kept.whom), by_filters(&kept)));
+    }
     for backend in backends(listener, plan) {
         let to = format!("to backend {}", backend.name);
         if let Some(why) = of_backend(backend) {
@@ -105,23 +113,28 @@ fn exceptions(
         for server in &backend.servers {
             // What does not resolve is reported with its backend.
             for address in resolved.of(&server.address).unwrap_or_default() {
-                match of_server(address, listening) {
-                    Some(why) => found.push((format!("{to}, server {address}"), why)),
-                    None => servers.push(address.clone()),
+                let to = format!("{to}, server {address}");
+                if let Some(why) = of_server(address, listening) {
+                    found.push((to, why));
+                    continue;
+                }
+                for kept in filtered(&[], slice::from_ref(address)) {
+                    found.push((to.clone(), by_filters(&kept)));
                 }
             }
         }
     }
-    if !listener.bypass_firewall {
-        for kept in firewall::kept_back(listening, &servers) {
-            let may = if kept.certainly { "" } else { "perhaps " };
-            found.push((
-                format!("with {}", kept.whom),
-                format!("{may}because of the packet filters: {}", kept.why),
-            ));
-        }
-    }
     found
+}
+
+fn by_filters(kept: &KeptBack) -> String {
+    let why = &kept.why;
+    match kept.certainly {
+        true => format!(
+            "the packet filters would stop the segments: {why}; bypass_firewall = true overrides this"
+        ),
+        false => format!("perhaps, because of the packet filters: {why}"),
+    }
 }
 
 /// The backends that a route of the listener leads to, each once.
