@@ -79,6 +79,7 @@ fn pages(directory: &Path) -> io::Result<()> {
             "echo" => sections::ECHO,
             "run" => sections::RUN,
             "check" => sections::CHECK,
+            "reload" | "status" => sections::ASK,
             _ => sections::DOCTOR,
         };
         page(directory, command, sections, &["spliced"])?;

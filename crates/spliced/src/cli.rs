@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     Run(RunArgs),
     Check(CheckArgs),
+    Reload(ReloadArgs),
+    Status(StatusArgs),
     Echo(EchoArgs),
     Doctor(DoctorArgs),
 }
@@ -66,21 +68,6 @@ pub(crate) struct DoctorArgs {
     /// each with name, present (null if it could not be tested) and reason.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Run the listeners, routes and backends of a configuration file.
-///
-/// Each listener accepts connections, reads as much of the first bytes as its routes need, picks a server,
-/// and joins the two connections. docs/configuration.md describes the file. A file with mistakes is refused
-/// with all of them; see 'spliced check'.
-///
-/// Logging never blocks traffic, as in 'spliced relay'.
-#[derive(Args, Debug)]
-#[command(after_long_help = as_help(sections::RUN))]
-pub(crate) struct RunArgs {
-    /// The configuration file (TOML).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
 }
 
 /// Report every mistake in a configuration file, and what the file does on this host.
@@ -164,6 +151,42 @@ pub(crate) struct RelayArgs {
 
     #[command(flatten)]
     pub(crate) life: LifeArgs,
+}
+
+/// Run the listeners, routes and backends of a configuration.
+///
+/// Each listener accepts connections, reads as much of the first bytes as its routes need, picks a server
+/// and joins the two connections. docs/configuration.md describes the file. A file with mistakes is refused
+/// with all of them, as by 'spliced check'.
+///
+/// SIGHUP or 'spliced reload' reads the file again. Open connections go on; a file with a mistake changes
+/// nothing.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::RUN))]
+pub(crate) struct RunArgs {
+    /// The configuration, in TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Have the process that runs a configuration read it again.
+///
+/// Prints why if nothing has changed.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
+pub(crate) struct ReloadArgs {
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Show connections, servers and counts of the process that runs a configuration, as JSON.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
+pub(crate) struct StatusArgs {
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
 }
 
 /// Accept connections on LISTEN and echo every byte: each connection is spliced to itself.

@@ -22,7 +22,10 @@ pub(crate) const RELAY: &[Section] = &[SIGNALS, EXIT_STATUS, FILES, RIGHTS];
 pub(crate) const ECHO: &[Section] = &[ECHO_SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
 
 /// Sections of the page of `run`.
-pub(crate) const RUN: &[Section] = &[SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RIGHTS];
+pub(crate) const RUN: &[Section] = &[RUN_SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RIGHTS];
+
+/// Sections of the pages of `reload` and `status`.
+pub(crate) const ASK: &[Section] = &[ASK_EXIT_STATUS, ASK_RIGHTS];
 
 /// Sections of the page of `check`.
 pub(crate) const CHECK: &[Section] = &[CHECK_EXIT_STATUS, CHECK_RIGHTS];
@@ -69,6 +72,22 @@ const SIGNALS: Section = Section {
             "SIGUSR1",
             "Open the access log again, after logrotate(8) has renamed it. If that fails, the relay keeps \
              the old file and logs why.",
+        ),
+        Entry::Item("SIGUSR2", "Log a line."),
+    ],
+};
+
+const RUN_SIGNALS: Section = Section {
+    title: "Signals",
+    entries: &[
+        STOP,
+        Entry::Item(
+            "SIGHUP",
+            "Read the configuration again. Under nohup(1) it stays ignored.",
+        ),
+        Entry::Item(
+            "SIGUSR1",
+            "Open the access logs again, after logrotate(8) has renamed them.",
         ),
         Entry::Item("SIGUSR2", "Log a line."),
     ],
@@ -168,7 +187,8 @@ const DOCTOR_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
         "The doctor needs no privilege. It reports what the user who runs it can use: run it with the \
-         capabilities that the relay is going to have.",
+         capabilities that the relay is going to have. Only the counts of the engine segment need \
+         CAP_SYS_ADMIN.",
     )],
 };
 
@@ -232,5 +252,24 @@ const CHECK_RIGHTS: Section = Section {
     entries: &[Entry::Text(
         "The check needs no privilege. It reports what the user who runs it can use: run it with the \
          capabilities that 'spliced run' is going to have.",
+    )],
+};
+
+const ASK_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "done"),
+        Entry::Item(
+            "1",
+            "no process runs the configuration, or it refuses what is asked",
+        ),
+        Entry::Item("2", "wrong usage"),
+    ],
+};
+
+const ASK_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Text(
+        "Only the user who has started 'spliced run' reaches its socket.",
     )],
 };

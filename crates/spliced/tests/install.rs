@@ -8,12 +8,16 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 5] = ["relay", "run", "check", "echo", "doctor"];
-const PAGES: [&str; 6] = [
+const COMMANDS: [&str; 7] = [
+    "relay", "run", "check", "reload", "status", "echo", "doctor",
+];
+const PAGES: [&str; 8] = [
     "spliced",
     "spliced-relay",
     "spliced-run",
     "spliced-check",
+    "spliced-reload",
+    "spliced-status",
     "spliced-echo",
     "spliced-doctor",
 ];

@@ -6,11 +6,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use hickory_resolver::TokioResolver;
-use hickory_resolver::proto::rr::RData;
-use splice::Address;
+use anyhow::{Context, Result, anyhow};
 
+use crate::backend::srv;
 use crate::plan::{Plan, ServerAddress};
 use crate::socket_address::SocketAddress;
 
@@ -73,22 +71,14 @@ fn ask(address: &ServerAddress) -> Result<Vec<SocketAddress>> {
         .enable_all()
         .build()
         .context("cannot start the resolver")?;
-    let records = runtime.block_on(async {
-        let resolver = TokioResolver::builder_tokio()?.build()?;
-        resolver.srv_lookup(format!("{name}.")).await
-    });
-    let records = records.context("its SRV records cannot be resolved; check the name")?;
+    let (servers, _) = runtime
+        .block_on(srv::ask(name))
+        .map_err(|why| anyhow!("it has no SRV records ({why}); check the name"))?;
     let mut found = Vec::new();
-    for record in records.answers() {
-        let RData::SRV(srv) = &record.data else {
-            continue;
-        };
-        let target = srv.target.to_utf8();
-        let target = Address::Inet {
-            host: target.trim_end_matches('.').into(),
-            port: srv.port,
-        };
-        found.extend(SocketAddress::resolve(&target)?);
+    for server in servers {
+        if let ServerAddress::Address(address) = &server.address {
+            found.extend(SocketAddress::resolve(address)?);
+        }
     }
     anyhow::ensure!(!found.is_empty(), "it has no SRV records; check the name");
     Ok(found)

@@ -22,6 +22,7 @@ const RATES: std::ops::RangeInclusive<u64> = 1_500..=1_000_000_000_000;
 /// A listener that says nothing.
 pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
     ListenerPlan {
+        busy_poll: None,
         name: String::new(),
         address: Address::Inet {
             host: String::new(),

@@ -219,7 +219,8 @@ impl<'a> Value<'a> {
         match fits.and_then(|number| T::try_from(number).ok()) {
             Some(number) => Some(number),
             None => {
-                let written = number.map_or_else(|| "out of range".into(), |number| number.to_string());
+                let written =
+                    number.map_or_else(|| "out of range".into(), |number| number.to_string());
                 self.refuse(format!(
                     "is {written}; write a number from {least} to {most}"
                 ))
