@@ -14,6 +14,7 @@ mod name;
 mod postgres;
 mod prefix;
 mod progress;
+pub mod proxy_protocol;
 mod request_head;
 mod signature;
 
