@@ -2,8 +2,8 @@
 //!
 //! If the client and the address that it has connected to are of different families, both are sent as
 //! IPv6, the IPv4 one mapped (`::ffff:192.0.2.1`). Without addresses, which is so for a UNIX socket,
-//! version 1 says UNKNOWN and version 2 LOCAL: every receiver has to accept the latter, while Envoy
-//! refuses the family for UNIX sockets.
+//! version 1 says UNKNOWN and version 2 LOCAL, as HAProxy does: every receiver has to accept LOCAL, but few
+//! take the family for UNIX sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
