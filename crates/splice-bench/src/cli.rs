@@ -36,7 +36,7 @@ pub(crate) enum Command {
     ///
     /// Measures the direct path, every engine and the other ways through a machine (HAProxy, nginx,
     /// Envoy, socat, pen, nftables DNAT) in interleaved rounds: ping-pong, bulk, request-response,
-    /// short connections, idle connections, a slow reader. Ratios to the direct path have a bootstrap
+    /// short connections, routing by SNI, idle connections, a slow reader. Ratios to the direct path have a bootstrap
     /// interval. The comparison calls no difference that the interval does not support.
     ///
     /// Needs root, as the demo does. Ctrl-C ends the run and keeps what has been measured, marked as
@@ -137,7 +137,7 @@ pub(crate) struct Compare {
     pub(crate) except: Vec<String>,
 
     /// Run only these workloads: ping-pong, bulk, request-response, open-load, short-connections,
-    /// idle, slow-reader, or one of them with its parameter, such as ping-pong-64 or bulk-up
+    /// sni-latency, sni-first-byte, sni-short, idle, slow-reader, or one of them with its parameter, such as ping-pong-64 or bulk-up
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     pub(crate) workload: Vec<String>,
 

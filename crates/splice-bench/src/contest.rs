@@ -32,9 +32,18 @@ pub(crate) struct Plan {
 impl Plan {
     /// The largest number of measurements that the plan can take.
     fn steps(&self) -> u64 {
-        let each = |question: &Question| u64::from(question.times(self.rounds, &self.extents));
-        let questions: u64 = self.questions.iter().map(each).sum();
-        questions * self.contestants.len() as u64
+        let each = |question: &Question| {
+            let contestants = self.contestants.iter();
+            let asked = contestants.filter(|one| question.is_for(**one)).count() as u64;
+            asked * u64::from(question.times(self.rounds, &self.extents))
+        };
+        self.questions.iter().map(each).sum()
+    }
+
+    /// Those that any question is for.
+    fn asked(&self) -> Vec<Contestant> {
+        let is_asked = |one: &Contestant| self.questions.iter().any(|asks| asks.is_for(*one));
+        self.contestants.iter().copied().filter(is_asked).collect()
     }
 }
 
@@ -63,7 +72,7 @@ impl Outcome {
 
 /// Runs `plan`. A signal ends it early, with what has been measured by then.
 pub(crate) fn run(site: &Site, plan: &Plan, spliced: &Path) -> Result<Outcome> {
-    let (entrants, absent) = Entrant::start_all(site, spliced, &plan.contestants)?;
+    let (entrants, absent) = Entrant::start_all(site, spliced, &plan.asked())?;
     let contestants: Vec<Contestant> = entrants.iter().map(|one| one.contestant).collect();
     let tally = |&question: &Question| Tally::new(question, &contestants);
     let mut tallies: Vec<Tally> = plan.questions.iter().map(tally).collect();
@@ -106,7 +115,7 @@ impl Contest<'_> {
             }
             let check = || {
                 let _turn = entrant.turn(self.site)?;
-                let same = transfer::check(self.site, entrant.address(), hashed_bytes)?;
+                let same = transfer::check(&entrant.connect(self.site)?, hashed_bytes)?;
                 ensure!(same, "the bytes that arrived are not those sent");
                 Ok(())
             };
@@ -172,6 +181,9 @@ impl Contest<'_> {
         let extents = &self.plan.extents;
         let entrant = &mut self.entrants[index];
         let (question, name) = (tally.question, entrant.contestant.name());
+        if !question.is_for(entrant.contestant) {
+            return Ok(());
+        }
         self.progress.step(&format!("{}, {name}", question.id()));
         let most = entrant.contestant.most_connections();
         if question.connections(extents) > most {

@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use splice::{EngineChoice, EngineName};
 
+use crate::client_hello::CLIENT_HELLO;
 use crate::peer::{self, Haproxy};
 use crate::relay::{Relay, Start};
 use crate::results::Kind;
+use crate::router::Router;
 use crate::site::Site;
 use crate::translation::Translation;
 
@@ -35,6 +37,8 @@ pub(crate) enum Contestant {
     Socat,
     /// The load balancer pen.
     Pen,
+    /// Chooses the server by the SNI of a client's first message.
+    BySni(Router),
     /// The bench's own relay, which delays every message by this long.
     Delaying(Duration),
 }
@@ -59,6 +63,7 @@ impl Contestant {
             .chain([Self::Spliced(EngineChoice::Auto)])
             .chain(HAPROXY.into_iter().map(Self::Haproxy))
             .chain([Self::Nginx, Self::Envoy, Self::Socat, Self::Pen, Self::Dnat])
+            .chain(Router::ALL.map(Self::BySni))
             .collect()
     }
 
@@ -77,6 +82,9 @@ impl Contestant {
             Self::Envoy => "Envoy".into(),
             Self::Socat => "socat".into(),
             Self::Pen => "pen".into(),
+            Self::BySni(Router::Spliced) => "spliced SNI".into(),
+            Self::BySni(Router::Haproxy) => "HAProxy SNI".into(),
+            Self::BySni(Router::Nginx) => "nginx SNI".into(),
             Self::Delaying(delay) => format!("delay {} us", delay.as_micros()),
         }
     }
@@ -110,6 +118,13 @@ impl Contestant {
             Self::Envoy => "tcp_proxy filter, --concurrency 1, otherwise default settings".into(),
             Self::Socat => "-b 65536, nodelay, a process for each connection".into(),
             Self::Pen => "no client tracking, otherwise default settings".into(),
+            Self::BySni(Router::Spliced) => "spliced run, one thread, routes by SNI".into(),
+            Self::BySni(Router::Haproxy) => {
+                "as HAProxy splice-auto, use_backend by req.ssl_sni".into()
+            }
+            Self::BySni(Router::Nginx) => {
+                "as nginx stream, ssl_preread and a map of $ssl_preread_server_name".into()
+            }
             Self::Delaying(delay) => format!("delays every message by {delay:?}"),
         }
     }
@@ -118,7 +133,7 @@ impl Contestant {
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Direct | Self::DirectAgain => Kind::Reference,
-            Self::Spliced(_) => Kind::Ours,
+            Self::Spliced(_) | Self::BySni(Router::Spliced) => Kind::Ours,
             _ => Kind::Peer,
         }
     }
@@ -139,7 +154,10 @@ impl Contestant {
     /// Whether connections through it can come to the engine `segment`.
     pub(crate) fn uses_segment(self) -> bool {
         use EngineChoice::{Auto, Only};
-        matches!(self, Self::Spliced(Auto | Only(EngineName::Segment)))
+        matches!(
+            self,
+            Self::Spliced(Auto | Only(EngineName::Segment)) | Self::BySni(Router::Spliced)
+        )
     }
 
     /// The most connections that it is measured with.
@@ -148,6 +166,14 @@ impl Contestant {
             // A process each: more of them measure the scheduler, and the memory of the machine.
             Self::Socat => 100,
             _ => u32::MAX,
+        }
+    }
+
+    /// What a client has to send before there is a connection to the server.
+    pub(crate) fn first_bytes(self) -> &'static [u8] {
+        match self {
+            Self::BySni(_) => CLIENT_HELLO,
+            _ => &[],
         }
     }
 
@@ -177,15 +203,16 @@ impl Contestant {
                 command.args(["--engine", &engine.to_string(), "--threads", "1"]);
                 Ok(command)
             }
-            Self::Haproxy(how) => peer::haproxy(site, how, address)?,
-            Self::Nginx => peer::nginx(site, address)?,
+            Self::Haproxy(how) => peer::haproxy(site, how, address, &peer::haproxy_relay(address))?,
+            Self::Nginx => peer::nginx(site, address, &peer::nginx_relay(address))?,
+            Self::BySni(router) => router.command(site, spliced, address)?,
             Self::Envoy => peer::envoy(site, address)?,
             Self::Socat => peer::socat(site, address),
             Self::Pen => peer::pen(site, address),
             Self::Delaying(delay) => Ok(delaying(site, address, delay)?),
         };
         Ok(Some(match command {
-            Ok(command) => Relay::start(site, &self.name(), command, address)?,
+            Ok(command) => Relay::start(site, &self.name(), command, address, self.first_bytes())?,
             Err(missing) => Start::Refused(missing),
         }))
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::contestant::Contestant;
 use crate::relay::{Relay, Start};
-use crate::site::Site;
+use crate::site::{Connection, Site};
 use crate::translation::Translation;
 
 /// A contestant, and its relay while that runs.
@@ -51,6 +51,11 @@ impl Entrant {
     /// Where the client connects to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.contestant.address(self.index)
+    }
+
+    /// A connection to the server, past what a client has to send first.
+    pub(crate) fn connect(&self, site: &Site) -> Result<Connection> {
+        site.connect_with(self.address(), self.contestant.first_bytes())
     }
 
     /// What must be in place while this contestant is measured, and only then.

@@ -3,6 +3,7 @@
 mod bpf_object;
 mod check;
 mod cli;
+mod client_hello;
 mod compare;
 mod contest;
 mod contestant;
@@ -22,6 +23,7 @@ mod relay;
 mod report;
 mod reproduce;
 mod results;
+mod router;
 mod segment_counts;
 mod server;
 mod settings;

@@ -49,11 +49,18 @@ impl Haproxy {
     }
 }
 
-/// The command that runs HAProxy in TCP mode on one thread, or what to install.
+/// What makes HAProxy relay from `address` to the server.
+pub(crate) fn haproxy_relay(address: SocketAddr) -> String {
+    let server = Site::server();
+    format!("listen relay\n  bind {address} backlog 4096\n  server target {server}\n")
+}
+
+/// The command that runs HAProxy in TCP mode on one thread with `proxies`, or what to install.
 pub(crate) fn haproxy(
     site: &Site,
     how: Haproxy,
     address: SocketAddr,
+    proxies: &str,
 ) -> Result<Result<Command, String>> {
     let Some(program) = netlab::program("haproxy") else {
         return Ok(Err("not installed: apt install haproxy".into()));
@@ -62,10 +69,9 @@ pub(crate) fn haproxy(
     let text = format!(
         "global\n  nbthread 1\n  maxconn {CONNECTIONS}\n{}\
          defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 10m\n  timeout server 10m\n{}\
-         listen relay\n  bind {address} backlog 4096\n  server target {}\n",
+         {proxies}",
         how.globals(),
         how.defaults(),
-        Site::server(),
     );
     let file = site
         .scratch
@@ -76,8 +82,21 @@ pub(crate) fn haproxy(
     Ok(Ok(command))
 }
 
-/// The command that runs nginx's stream module with one worker, or what to install.
-pub(crate) fn nginx(site: &Site, address: SocketAddr) -> Result<Result<Command, String>> {
+/// What makes nginx relay from `address` to the server.
+pub(crate) fn nginx_relay(address: SocketAddr) -> String {
+    format!(
+        "  server {{\n    listen {address} backlog=4096;\n    proxy_pass {server};\n    \
+         proxy_connect_timeout 5s;\n    proxy_timeout 10m;\n  }}\n",
+        server = Site::server(),
+    )
+}
+
+/// The command that runs nginx's stream module with one worker and `servers`, or what to install.
+pub(crate) fn nginx(
+    site: &Site,
+    address: SocketAddr,
+    servers: &str,
+) -> Result<Result<Command, String>> {
     let Some(program) = netlab::program("nginx") else {
         return Ok(Err(
             "not installed: apt install nginx libnginx-mod-stream".into()
@@ -95,12 +114,10 @@ pub(crate) fn nginx(site: &Site, address: SocketAddr) -> Result<Result<Command, 
         "{load}\ndaemon off;\nmaster_process off;\nworker_processes 1;\n\
          error_log stderr crit;\npid {directory}/nginx-{port}.pid;\n\
          events {{ worker_connections {workers}; }}\n\
-         stream {{\n  access_log off;\n  server {{\n    listen {address} backlog=4096;\n    \
-         proxy_pass {server};\n    proxy_connect_timeout 5s;\n    proxy_timeout 10m;\n  }}\n}}\n",
+         stream {{\n  access_log off;\n{servers}}}\n",
         port = address.port(),
         // Both ends of a pair count.
         workers = 2 * CONNECTIONS + 64,
-        server = Site::server(),
     );
     let file = site
         .scratch

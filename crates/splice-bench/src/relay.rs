@@ -1,6 +1,7 @@
 //! A relay that runs as a separate process.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -41,15 +42,21 @@ pub(crate) enum Start {
 }
 
 impl Relay {
-    /// Starts `command` and waits until it relays from `address` to the server.
+    /// Starts `command` and waits until it relays from `address` to the server, where it needs a
+    /// client's `first_bytes` for that.
     pub(crate) fn start(
         site: &Site,
         name: &str,
         command: Command,
         address: SocketAddr,
+        first_bytes: &[u8],
     ) -> Result<Start> {
         // The first pair makes a relay allocate what it keeps for all of them.
-        let relays = || Ok(site.accept(REACH_WITHIN)?.is_some());
+        let relays = |mut client: &TcpStream| {
+            // If this fails, nothing reaches the server either.
+            let _ = client.write_all(first_bytes);
+            Ok(site.accept(REACH_WITHIN)?.is_some())
+        };
         Self::start_when(site, name, command, address, relays)
     }
 
@@ -60,7 +67,7 @@ impl Relay {
         command: Command,
         address: SocketAddr,
     ) -> Result<Start> {
-        Self::start_when(site, name, command, address, || Ok(true))
+        Self::start_when(site, name, command, address, |_| Ok(true))
     }
 
     /// Starts `command`, waits until it takes a connection at `address`, and then until `is_ready`.
@@ -69,7 +76,7 @@ impl Relay {
         name: &str,
         mut command: Command,
         address: SocketAddr,
-        is_ready: impl Fn() -> Result<bool>,
+        is_ready: impl Fn(&TcpStream) -> Result<bool>,
     ) -> Result<Start> {
         let log = site.scratch.path().join(format!("{}.log", address.port()));
         let file =
@@ -96,7 +103,7 @@ impl Relay {
                 bail!("{name} ended at once ({status}): {said}");
             }
             if let Ok(stream) = TcpStream::connect_timeout(&address, PATIENCE) {
-                let ready = is_ready()?;
+                let ready = is_ready(&stream)?;
                 drop(stream);
                 if ready {
                     return Ok(Start::Running(relay));

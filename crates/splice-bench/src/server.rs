@@ -17,6 +17,7 @@ use clap::ValueEnum;
 use netlab::Process;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
+use crate::client_hello::CLIENT_HELLO;
 use crate::payload::Payload;
 use crate::site::PATIENCE;
 
@@ -49,6 +50,8 @@ pub(crate) enum Service {
     Exchange,
     /// Answers one byte on each connection and closes it, with so many threads.
     Short,
+    /// The same where a client's hello comes first, which is answered, too.
+    ShortTls,
 }
 
 /// A running server, killed on drop; its connections then close before the client's do, so that the
@@ -110,11 +113,16 @@ pub(crate) fn run(service: Service, number: usize) -> Result<()> {
             });
             Ok(())
         }
-        Service::Short => {
+        Service::Short | Service::ShortTls => {
+            let first_bytes = if service == Service::ShortTls {
+                CLIENT_HELLO.len()
+            } else {
+                0
+            };
             let listener = &TcpListener::from(socket);
             thread::scope(|scope| {
                 let threads: Vec<_> = (0..number)
-                    .map(|_| scope.spawn(move || answer_short(listener)))
+                    .map(|_| scope.spawn(move || answer_short(listener, first_bytes)))
                     .collect();
                 let mut ended = threads.into_iter().filter_map(|thread| thread.join().ok());
                 ended.try_for_each(|outcome| outcome)
@@ -195,15 +203,23 @@ fn answer_one((stream, pending): &mut (TcpStream, usize), buffer: &mut [u8]) -> 
     Ok(())
 }
 
-/// Answers one byte on one connection after the other, and closes each.
-fn answer_short(listener: &TcpListener) -> Result<()> {
+/// Answers so many `first_bytes`, if any, and then one byte, on one connection after the other, and
+/// closes each.
+fn answer_short(listener: &TcpListener, first_bytes: usize) -> Result<()> {
+    let mut first = vec![0; first_bytes];
     loop {
         let (mut stream, _) = listener.accept().context("the server cannot accept")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut byte = [0];
+        let mut answer = || {
+            if !first.is_empty() {
+                stream.read_exact(&mut first)?;
+                stream.write_all(&byte)?;
+            }
+            stream.read_exact(&mut byte)?;
+            stream.write_all(&byte)
+        };
         // A connection that ended early is the client's to report.
-        if stream.read_exact(&mut byte).is_ok() {
-            let _ = stream.write_all(&byte);
-        }
+        let _: io::Result<()> = answer();
     }
 }

@@ -1,5 +1,6 @@
 //! The place of all measurements: three namespaces, the CPUs, one server.
 
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -108,15 +109,23 @@ impl Site {
 
     /// Connects to `address` and waits for what then arrives at the server.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<Connection> {
-        let client = TcpStream::connect_timeout(&address, PATIENCE)
+        self.connect_with(address, &[])
+    }
+
+    /// The same with `first_bytes` of the client, which both ends are past then.
+    pub(crate) fn connect_with(
+        &self,
+        address: SocketAddr,
+        first_bytes: &[u8],
+    ) -> Result<Connection> {
+        let mut client = TcpStream::connect_timeout(&address, PATIENCE)
             .with_context(|| format!("cannot connect to {address}"))?;
+        client.write_all(first_bytes)?;
         loop {
             let server = self.accept(PATIENCE)?.with_context(|| {
                 format!("{address} took a connection but did not pass it on to the server")
             })?;
-            // The client has sent nothing yet. What can be read is the end of a connection that an
-            // earlier measurement gave up, and that has come late.
-            if !ready(&server, PollFlags::IN, Duration::ZERO)? {
+            if has_brought(&server, first_bytes)? {
                 return Connection::of(client, server);
             }
         }
@@ -135,6 +144,35 @@ impl Site {
     pub(crate) fn drain(&self) -> Result<()> {
         while self.accept(Duration::ZERO)?.is_some() {}
         Ok(())
+    }
+}
+
+/// Whether `first_bytes` arrive at `server`. Otherwise this is a connection that an earlier measurement
+/// gave up, and that has come late.
+fn has_brought(mut server: &TcpStream, first_bytes: &[u8]) -> Result<bool> {
+    if first_bytes.is_empty() {
+        // What can be read is the end of that connection.
+        return Ok(!ready(server, PollFlags::IN, Duration::ZERO)?);
+    }
+    server.set_read_timeout(Some(PATIENCE))?;
+    let mut read = vec![0; first_bytes.len()];
+    match server.read_exact(&mut read) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
+            ) =>
+        {
+            Ok(false)
+        }
+        outcome => {
+            outcome.context("the first bytes did not arrive")?;
+            ensure!(
+                read == first_bytes,
+                "other first bytes arrived than were sent"
+            );
+            Ok(true)
+        }
     }
 }
 

@@ -137,7 +137,8 @@ fn small(directory: &Path, rounds: &str) -> Command {
     command.args(["--spliced", any_program(), "--rounds", rounds]);
     command.args([
         "--workload",
-        "ping-pong-1,bulk-both,request-response-100,open-load,short-connections-8",
+        "ping-pong-1,bulk-both,request-response-100,open-load,short-connections-8,sni-latency,\
+         sni-first-byte,sni-short-8",
     ]);
     command.arg("--output").arg(directory);
     command
@@ -183,6 +184,9 @@ fn results_have_rounds_intervals_and_distributions() {
         ("open-load", "latency-p99"),
         // After those whose server accepts in another way.
         ("short-connections-8", "rate"),
+        ("sni-latency", "latency-p50"),
+        ("sni-first-byte", "latency-p50"),
+        ("sni-short-8", "cpu"),
     ] {
         let workload = found(&results["workloads"], "id", workload);
         let quantity = found(&workload["quantities"], "id", quantity);
@@ -308,4 +312,42 @@ fn address_translation_takes_part_and_no_process_has_cpu_time_for_it() {
     let of_machine = found(&bulk["quantities"], "id", "cpu");
     let of_machine = found(&of_machine["measured"], "contestant", "nftables DNAT");
     assert!(of_machine["median"].as_f64() > Some(0.0), "{of_machine}");
+}
+
+#[test]
+fn haproxy_routes_by_sni_and_whoever_routes_is_asked_nothing_else() {
+    if !available(Need::Netns) || !available(Need::Haproxy) {
+        return;
+    }
+    let scratch = Scratch::new("routed").expect("a directory");
+    let directory = scratch.path().join("out");
+    let mut command = bench(&["compare", "--quick", "--only", "haproxy-sni"]);
+    command.args(["--rounds", "1", "--spliced", any_program(), "--workload"]);
+    command.args([
+        "ping-pong-1,sni-latency,sni-first-byte,sni-short",
+        "--output",
+    ]);
+    let output = command.arg(&directory).output();
+    let output = output.expect("the bench has been built");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The hashes of what follows the hello are among what has to be right.
+    assert!(output.status.success(), "{said}");
+    let results = results(&directory);
+    let contestants = |workload: &str, quantity: &str| -> Vec<String> {
+        let workload = found(&results["workloads"], "id", workload);
+        let measured = &found(&workload["quantities"], "id", quantity)["measured"];
+        let measured = measured.as_array().expect("a list").iter();
+        let name = |one: &Value| one["contestant"].as_str().map(str::to_owned);
+        measured.filter_map(name).collect()
+    };
+    let both = ["direct", "direct again", "HAProxy SNI"];
+    for (workload, quantity, who) in [
+        ("ping-pong-1", "latency-p50", &both[..2]),
+        ("sni-latency", "latency-p50", &both),
+        ("sni-first-byte", "latency-p50", &both),
+        ("sni-short-1", "cpu", &both),
+        ("sni-short-8", "cpu-process", &both[2..]),
+    ] {
+        assert_eq!(contestants(workload, quantity), who, "{workload}");
+    }
 }

@@ -4,9 +4,14 @@
 //! runs until a signal ends it, or for the [`doctor`], which tests what works on this host.
 
 mod access_log;
+mod admin;
+mod backend;
 mod cli;
+mod client_limit;
+mod config;
 mod connection;
 mod connection_limit;
+mod deployment;
 mod diagnostics;
 mod doctor;
 mod echo;
@@ -15,11 +20,13 @@ mod firewall;
 mod listener;
 mod log_file;
 mod log_queue;
+mod outgoing;
 mod plan;
 mod rate_limited_warning;
 mod refusal;
 mod relay;
 mod resource_limit;
+mod roster;
 mod sections;
 mod service;
 mod signal;
@@ -38,7 +45,7 @@ use clap::{CommandFactory, Parser};
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
 use crate::exit_status::{CUT_SHORT, FAILED, WRONG_USAGE};
-use crate::relay::Ended;
+use crate::relay::{Configuration, Ended};
 use crate::signal::Signals;
 
 fn main() -> ExitCode {
@@ -63,7 +70,8 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            let wrong_usage = refused || error.is::<refusal::WrongUsage>();
+            let wrong_usage =
+                refused || error.is::<refusal::WrongUsage>() || error.is::<config::Mistakes>();
             if wrong_usage { WRONG_USAGE } else { FAILED }
         }
     };
@@ -73,8 +81,29 @@ fn main() -> ExitCode {
 
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
-        Command::Relay(args) => relay::run(args.into(), signals, diagnostics),
-        Command::Echo(args) => relay::run(args.into(), signals, diagnostics),
+        Command::Relay(args) => relay::run(&relay::plan_of_relay(args), None, signals, diagnostics),
+        Command::Echo(args) => relay::run(&relay::plan_of_echo(args), None, signals, diagnostics),
+        Command::Run(args) => {
+            let plan = config::read(&args.config)?;
+            let path = args.config.clone();
+            let read = Box::new(move || Ok(config::read(&path)?));
+            let configuration = Configuration {
+                path: args.config,
+                read,
+            };
+            relay::run(&plan, Some(configuration), signals, diagnostics)
+        }
+        Command::Reload(args) => {
+            signals.leave_to_default()?;
+            admin::ask(&args.config, admin::Request::Reload)?;
+            Ok(Ended::Well)
+        }
+        Command::Status(args) => {
+            signals.leave_to_default()?;
+            let status = admin::ask(&args.config, admin::Request::Status)?;
+            println!("{status:#}");
+            Ok(Ended::Well)
+        }
         Command::Doctor(args) => {
             signals.leave_to_default()?;
             doctor::run(&args).map(|()| Ended::Well)

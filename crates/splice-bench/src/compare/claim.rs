@@ -2,11 +2,13 @@
 
 use splice::EngineChoice;
 
+use crate::contest::question::Question;
 use crate::contest::tally::{Tally, with_interval};
 use crate::contestant::Contestant;
 use crate::peer::Haproxy;
 use crate::results::{Better, Check, Outcome, Unit, Verdict};
-use crate::statistics::CONFIDENCE;
+use crate::router::Router;
+use crate::statistics::{CONFIDENCE, Sample};
 
 const AUTO: Contestant = Contestant::Spliced(EngineChoice::Auto);
 
@@ -17,6 +19,12 @@ const PEERS: [Contestant; 5] = [
     Contestant::Haproxy(Haproxy::Splicing),
     Contestant::Haproxy(Haproxy::SplicingTuned),
     Contestant::Nginx,
+];
+
+/// The routers by SNI that `spliced` is held against.
+const ROUTERS: [Contestant; 2] = [
+    Contestant::BySni(Router::Haproxy),
+    Contestant::BySni(Router::Nginx),
 ];
 
 /// Every check that these answers allow.
@@ -30,6 +38,7 @@ pub(crate) fn checks(tallies: &[Tally]) -> Vec<Check> {
                 checks.extend(as_fast_as_the_best(tally, number));
             }
         }
+        checks.extend(routed_by_sni(tally));
     }
     checks
 }
@@ -112,15 +121,67 @@ fn as_fast_as_the_best(tally: &Tally, quantity: usize) -> Option<Check> {
     })
 }
 
+/// What routing by SNI may cost, as far as this question tells: messages next to the direct path, the
+/// first byte next to HAProxy, short connections next to the better router.
+fn routed_by_sni(tally: &Tally) -> Option<Check> {
+    // The first quantity of each question is the one that is asked for.
+    let sample = |contestant| tally.sample(contestant, 0);
+    let spliced = Contestant::BySni(Router::Spliced);
+    let (own, direct) = (sample(spliced)?, sample(Contestant::Direct)?);
+    let (other, what, ratios, most) = match tally.question {
+        Question::SniLatency => (
+            Contestant::Direct,
+            "latency-p50",
+            own.ratio_to(direct),
+            1.03,
+        ),
+        Question::SniFirstByte => {
+            let haproxy = ROUTERS[0];
+            (haproxy, "latency-p50", own.ratio_to(sample(haproxy)?), 1.0)
+        }
+        Question::SniShort { .. } => {
+            let added = |of: &Sample| of.less(direct);
+            let (_, best, theirs) = ROUTERS
+                .into_iter()
+                .filter_map(|peer| {
+                    let added = added(sample(peer)?);
+                    Some((added.median()?, peer, added))
+                })
+                .min_by(|one, other| one.0.total_cmp(&other.0))?;
+            (
+                best,
+                "cpu added to direct",
+                added(own).ratio_to(&theirs),
+                0.9,
+            )
+        }
+        _ => return None,
+    };
+    let interval = ratios.interval();
+    let (spliced, other, id) = (spliced.name(), other.name(), tally.question.id());
+    Some(Check {
+        title: format!("{spliced} over {other}: {id}, {what}"),
+        asked: format!("at most {most}"),
+        reached: with_interval(ratios.median()?, interval),
+        outcome: match interval {
+            Some(interval) if interval.high <= most => Outcome::Met,
+            Some(interval) if interval.low > most => Outcome::Missed,
+            _ => Outcome::Undecided,
+        },
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{AUTO, admitted, checks};
+    use super::{AUTO, ROUTERS, admitted, checks};
     use crate::contest::question::Question;
     use crate::contest::tally::Tally;
     use crate::contestant::Contestant;
     use crate::peer::Haproxy;
     use crate::results::Outcome;
+    use crate::router::Router;
 
+    const SPLICED: Contestant = Contestant::BySni(Router::Spliced);
     const NGINX: Contestant = Contestant::Nginx;
     const HAPROXY: Contestant = Contestant::Haproxy(Haproxy::Copying);
 
@@ -145,6 +206,27 @@ mod tests {
             let checks = checks(&[tally(&[haproxy, (NGINX, nginx), auto])]);
             assert_eq!(checks.len(), 1);
             assert_eq!(checks[0].outcome, outcome, "{checks:?}");
+        }
+    }
+
+    #[test]
+    fn what_routing_adds_to_the_direct_path_is_held_against_the_better_router() {
+        let [haproxy, nginx] = ROUTERS;
+        for (own, outcome) in [
+            ([186.0, 187.0, 188.0, 186.0, 187.0], Outcome::Met),
+            ([189.0, 191.0, 190.0, 188.0, 192.0], Outcome::Undecided),
+            ([195.0, 196.0, 194.0, 195.0, 197.0], Outcome::Missed),
+        ] {
+            let all: [(Contestant, &[f64]); 4] = [
+                (Contestant::Direct, &[100.0; 5]),
+                (SPLICED, &own),
+                (haproxy, &[230.0; 5]),
+                (nginx, &[200.0; 5]),
+            ];
+            let checks = checks(&[Tally::of(Question::SniShort { in_flight: 1 }, &all)]);
+            assert_eq!(checks.len(), 1);
+            assert_eq!(checks[0].outcome, outcome, "{checks:?}");
+            assert!(checks[0].title.starts_with("spliced SNI over nginx SNI: "));
         }
     }
 

@@ -1,6 +1,7 @@
 //! The words for each question in the results.
 
-use super::question::{Extents, OPEN_CONNECTIONS, Question};
+use super::question::{Extents, OPEN_CONNECTIONS, Question, SNI_MESSAGE_BYTES};
+use crate::client_hello::CLIENT_HELLO;
 use crate::results::{Parameter, Workload};
 use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
 use crate::workload::transfer::Ways;
@@ -62,6 +63,35 @@ impl Question {
                 in_flight.to_string(),
                 format!("Short connections, at once: {in_flight}"),
                 "Each connection is opened, carries a byte each way and is closed by the server."
+                    .to_owned(),
+            ),
+            Self::SniLatency => (
+                "message",
+                size(SNI_MESSAGE_BYTES),
+                "Routed by SNI: ping-pong".to_owned(),
+                "The connection begins with a TLS client's hello, on which the relay chooses the \
+                 server. Then messages go there and back, as in ping-pong. The direct path needs no \
+                 hello."
+                    .to_owned(),
+            ),
+            Self::SniFirstByte => (
+                "at once",
+                "1".into(),
+                "Routed by SNI: first byte".to_owned(),
+                format!(
+                    "Each connection is opened and sends a TLS client's hello of {} bytes at once. The \
+                     server answers as soon as it has all of it. The next connection follows when this \
+                     one is closed, after a pause.",
+                    CLIENT_HELLO.len()
+                ),
+            ),
+            Self::SniShort { in_flight } => (
+                "at once",
+                in_flight.to_string(),
+                format!("Routed by SNI: short connections, at once: {in_flight}"),
+                "Each connection is opened, sends a TLS client's hello, which a byte answers, carries \
+                 a byte each way and is closed by the server. The CPU time of the machine is that of \
+                 the ends, the relay and the kernel with its workers and softirqs."
                     .to_owned(),
             ),
             Self::Idle => (

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::contestant::Contestant;
 use crate::entrant::Entrant;
 use crate::results::{Better, Kind, Unit};
 use crate::site::Site;
@@ -19,6 +20,9 @@ pub(crate) const OPEN_PER_SECOND: u32 = 10_000;
 
 /// Connections of the open load: enough that one which waits does not hold up the others.
 pub(super) const OPEN_CONNECTIONS: u32 = 100;
+
+/// Small enough for one segment, large enough for a request.
+pub(super) const SNI_MESSAGE_BYTES: usize = 64;
 
 /// An open load leaves the CPU idle time. It runs for so many windows to yield as many values.
 const OPEN_WINDOWS: u32 = 4;
@@ -66,11 +70,25 @@ impl Extents {
 /// One workload with its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    PingPong { bytes: usize },
+    PingPong {
+        bytes: usize,
+    },
     Bulk(Ways),
-    RequestResponse { connections: u32 },
+    RequestResponse {
+        connections: u32,
+    },
     OpenLoad,
-    ShortConnections { in_flight: usize },
+    ShortConnections {
+        in_flight: usize,
+    },
+    /// Messages on a connection that was routed by SNI.
+    SniLatency,
+    /// From a client's hello to the first byte of the server.
+    SniFirstByte,
+    /// Short connections that are routed by SNI.
+    SniShort {
+        in_flight: usize,
+    },
     Idle,
     SlowReader,
     StalledReaders,
@@ -140,6 +158,21 @@ const ANSWERED: &str = "Answered requests per second";
 const REQUEST_RESPONSE: [Told; 3] = [told("rate", Unit::RequestsPerSecond, ANSWERED), P50, P99];
 const COMPLETE: &str = "Complete connections per second";
 const SHORT_CONNECTIONS: [Told; 1] = [told("rate", Unit::ConnectionsPerSecond, COMPLETE)];
+const SNI_FIRST_BYTE: [Told; 2] = [
+    latency("latency-p50", "From the hello to the first byte, median"),
+    latency(
+        "latency-p99",
+        "From the hello to the first byte, 99th percentile",
+    ),
+];
+const SNI_SHORT: [Told; 3] = [
+    latency("cpu", "CPU time of the whole machine for a connection"),
+    latency(
+        "cpu-process",
+        "CPU time of the relay's own processes for a connection",
+    ),
+    told("rate", Unit::ConnectionsPerSecond, COMPLETE),
+];
 const IDLE: [Told; 2] = [
     memory("memory-process", "Memory of the process per pair"),
     memory("memory-kernel", "Memory of the kernel per pair"),
@@ -164,8 +197,20 @@ impl Question {
             .chain(requests.map(|&connections| Self::RequestResponse { connections }))
             .chain([Self::OpenLoad])
             .chain([1, 8].map(|in_flight| Self::ShortConnections { in_flight }))
+            .chain([Self::SniLatency, Self::SniFirstByte])
+            .chain([1, 8].map(|in_flight| Self::SniShort { in_flight }))
             .chain([Self::Idle, Self::SlowReader])
             .collect()
+    }
+
+    /// Whether it is asked of `contestant`. Those that route by SNI are held against one another; the
+    /// references take part in everything.
+    pub(crate) fn is_for(self, contestant: Contestant) -> bool {
+        let by_sni = matches!(
+            self,
+            Self::SniLatency | Self::SniFirstByte | Self::SniShort { .. }
+        );
+        contestant.is_reference() || by_sni == matches!(contestant, Contestant::BySni(_))
     }
 
     /// The name of this question and of those that differ only in the parameter.
@@ -176,6 +221,9 @@ impl Question {
             Self::RequestResponse { .. } => "request-response",
             Self::OpenLoad => "open-load",
             Self::ShortConnections { .. } => "short-connections",
+            Self::SniLatency => "sni-latency",
+            Self::SniFirstByte => "sni-first-byte",
+            Self::SniShort { .. } => "sni-short",
             Self::Idle => "idle",
             Self::SlowReader => "slow-reader",
             Self::StalledReaders => "stalled-readers",
@@ -202,9 +250,14 @@ impl Question {
         match self {
             Self::RequestResponse { connections } => connections,
             Self::OpenLoad => OPEN_CONNECTIONS,
-            Self::ShortConnections { in_flight } => in_flight as u32,
+            Self::ShortConnections { in_flight } | Self::SniShort { in_flight } => in_flight as u32,
             Self::Idle => extents.idle_pairs,
-            Self::PingPong { .. } | Self::Bulk(_) | Self::SlowReader | Self::StalledReaders => 1,
+            Self::PingPong { .. }
+            | Self::Bulk(_)
+            | Self::SniLatency
+            | Self::SniFirstByte
+            | Self::SlowReader
+            | Self::StalledReaders => 1,
         }
     }
 
@@ -216,11 +269,13 @@ impl Question {
     /// The values of an answer, in order.
     pub(crate) fn quantities(self) -> &'static [Told] {
         match self {
-            Self::PingPong { .. } => &PING_PONG,
+            Self::PingPong { .. } | Self::SniLatency => &PING_PONG,
             Self::Bulk(_) => &BULK,
             Self::RequestResponse { .. } => &REQUEST_RESPONSE,
             Self::OpenLoad => &[P50, P99, P99_9],
             Self::ShortConnections { .. } => &SHORT_CONNECTIONS,
+            Self::SniFirstByte => &SNI_FIRST_BYTE,
+            Self::SniShort { .. } => &SNI_SHORT,
             Self::Idle => &IDLE,
             Self::SlowReader | Self::StalledReaders => &HELD,
         }
@@ -228,7 +283,7 @@ impl Question {
 
     /// The factor from measured to reported latencies: the one-way latency is half of a round trip.
     pub(crate) fn latency_scale(self) -> f64 {
-        if matches!(self, Self::PingPong { .. }) {
+        if matches!(self, Self::PingPong { .. } | Self::SniLatency) {
             0.5
         } else {
             1.0
@@ -238,7 +293,8 @@ impl Question {
     /// The title of the distribution of latencies.
     pub(crate) fn latency_title(self) -> &'static str {
         match self {
-            Self::PingPong { .. } => "One-way latency, half of the round trip",
+            Self::PingPong { .. } | Self::SniLatency => "One-way latency, half of the round trip",
+            Self::SniFirstByte => "From a client's hello to the first byte of the server",
             Self::OpenLoad => "From when a request fell due to its answer",
             _ => "From a request to its answer",
         }
@@ -264,10 +320,15 @@ impl Question {
     pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
         let _turn = entrant.turn(site)?;
         let (address, window) = (entrant.address(), self.window(extents));
+        let has_process = entrant.contestant.kind() != Kind::Reference;
         let mut answer = Answer::default();
         match self {
-            Self::PingPong { bytes } => {
-                let round_trips = ping_pong::play(site, address, bytes, window)?;
+            Self::PingPong { .. } | Self::SniLatency => {
+                let bytes = match self {
+                    Self::PingPong { bytes } => bytes,
+                    _ => SNI_MESSAGE_BYTES,
+                };
+                let round_trips = ping_pong::play_on(entrant.connect(site)?, bytes, window)?;
                 let quantiles = [0.5, 0.99].map(|at| round_trips.microseconds(at));
                 answer.values = quantiles
                     .map(|value| Some(value * self.latency_scale()))
@@ -277,15 +338,11 @@ impl Question {
             Self::Bulk(ways) => {
                 let relay = entrant.relay.as_ref();
                 let flow = transfer::flow(site, address, ways, window.length, relay)?;
-                let process = match entrant.contestant.kind() {
-                    Kind::Reference => None,
-                    // What has no process, as address translation, has no such time either.
-                    Kind::Ours | Kind::Peer => Some(flow.process_seconds_per_gigabyte()),
-                };
                 answer.values = vec![
                     Some(flow.gigabits_per_second()),
                     Some(flow.cpu_seconds_per_gigabyte()),
-                    process,
+                    // What has no process, as address translation, has no such time either.
+                    has_process.then(|| flow.process_seconds_per_gigabyte()),
                 ];
             }
             Self::RequestResponse { connections } => {
@@ -312,6 +369,21 @@ impl Question {
             Self::ShortConnections { in_flight } => {
                 let rate = short_connections::rate(site, address, in_flight, window.length)?;
                 answer.values = vec![Some(rate)];
+            }
+            Self::SniFirstByte => {
+                let times = short_connections::first_bytes(site, address, window.length)?;
+                let quantiles = [0.5, 0.99].map(|at| Some(times.microseconds(at)));
+                answer.values = quantiles.into();
+                answer.latencies = Some(times);
+            }
+            Self::SniShort { in_flight } => {
+                let relay = entrant.relay.as_ref();
+                let short = short_connections::tls(site, address, in_flight, window.length, relay)?;
+                answer.values = vec![
+                    Some(short.cpu_microseconds()),
+                    has_process.then(|| short.process_microseconds()),
+                    Some(short.per_second()),
+                ];
             }
             Self::Idle => {
                 let cost = idle::cost_per_pair(site, entrant, extents.idle_pairs)?;
@@ -348,8 +420,15 @@ impl Question {
             Self::Bulk(Ways::Down) => format!("{family}-down"),
             Self::Bulk(Ways::Both) => format!("{family}-both"),
             Self::RequestResponse { connections } => format!("{family}-{connections}"),
-            Self::ShortConnections { in_flight } => format!("{family}-{in_flight}"),
-            Self::OpenLoad | Self::Idle | Self::SlowReader | Self::StalledReaders => family.into(),
+            Self::ShortConnections { in_flight } | Self::SniShort { in_flight } => {
+                format!("{family}-{in_flight}")
+            }
+            Self::OpenLoad
+            | Self::SniLatency
+            | Self::SniFirstByte
+            | Self::Idle
+            | Self::SlowReader
+            | Self::StalledReaders => family.into(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that live for one byte each way.
+//! Connections that live for one byte each way, with a TLS client's hello before or without.
 //!
 //! The server closes first. Its TIME_WAIT then lies at a fixed port on the server's and on the
 //! relay's side, and neither the client's nor the relay's ephemeral ports run out.
@@ -11,11 +11,47 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::client_hello::CLIENT_HELLO;
+use crate::cpus::Cost;
+use crate::relay::Relay;
 use crate::server::{Server, Service};
 use crate::site::{PATIENCE, Site};
+use crate::statistics::Latencies;
 
 /// The byte that asks for an answer.
 const ASK: u8 = b'?';
+
+/// Between a connection's end and the next one. A relay needs a tenth of that to clean up.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// What connections cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Short {
+    connections: u32,
+    cost: Cost,
+    /// CPU time of the relay's processes; none where there are no processes.
+    relay: Duration,
+}
+
+impl Short {
+    pub(crate) fn per_second(&self) -> f64 {
+        f64::from(self.connections) / self.cost.elapsed.as_secs_f64()
+    }
+
+    /// CPU time of the whole machine for one connection.
+    pub(crate) fn cpu_microseconds(&self) -> f64 {
+        self.each(self.cost.busy)
+    }
+
+    /// The share of the relay's own processes in that.
+    pub(crate) fn process_microseconds(&self) -> f64 {
+        self.each(self.relay)
+    }
+
+    fn each(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * 1e6 / f64::from(self.connections)
+    }
+}
 
 /// Opens, uses and closes connections for `duration`, `in_flight` at a time, each by a blocking
 /// thread with a counterpart at the server, a process of its own. Returns connections per second.
@@ -25,33 +61,89 @@ pub(crate) fn rate(
     in_flight: usize,
     duration: Duration,
 ) -> Result<f64> {
-    let listener = site.listener().as_fd().try_clone_to_owned()?;
-    let server = Server::start(Service::Short, in_flight, listener)?;
-    // Until then the server may not even run.
-    ask_once(address)?;
-    let rate = thread::scope(|scope| {
-        let begin = Instant::now();
-        let clients: Vec<_> = (0..in_flight)
-            .map(|_| scope.spawn(move || ask(address, begin, duration)))
-            .collect();
-        let mut connections: Result<u32> = Ok(0);
-        for client in clients {
-            let count = client
-                .join()
-                .unwrap_or_else(|_| Err(anyhow!("a client panicked")));
-            connections = connections.and_then(|sum| Ok(sum + count?));
-        }
-        let elapsed = begin.elapsed();
-        anyhow::Ok(f64::from(connections?) / elapsed.as_secs_f64())
-    });
-    drop(server);
-    rate
+    let short = play(site, address, Service::Short, in_flight, duration, None)?;
+    Ok(short.per_second())
 }
 
-fn ask(address: SocketAddr, begin: Instant, duration: Duration) -> Result<u32> {
+/// The same with a TLS client's hello, answered by a byte, before the byte each way. Such connections
+/// can be routed by SNI.
+pub(crate) fn tls(
+    site: &Site,
+    address: SocketAddr,
+    in_flight: usize,
+    duration: Duration,
+    relay: Option<&Relay>,
+) -> Result<Short> {
+    play(site, address, Service::ShortTls, in_flight, duration, relay)
+}
+
+/// The time from a client's hello, sent as soon as its connection is open, to the first byte of the
+/// server's answer. One connection at a time, with a pause behind each.
+pub(crate) fn first_bytes(
+    site: &Site,
+    address: SocketAddr,
+    duration: Duration,
+) -> Result<Latencies> {
+    let server = serve(site, Service::ShortTls, 1)?;
+    ask_once(address, Service::ShortTls)?;
+    let mut latencies = Latencies::new();
+    let begin = Instant::now();
+    while begin.elapsed() < duration {
+        thread::sleep(PAUSE);
+        latencies.record(ask_once(address, Service::ShortTls)?);
+    }
+    drop(server);
+    Ok(latencies)
+}
+
+fn serve(site: &Site, service: Service, in_flight: usize) -> Result<Server> {
+    let listener = site.listener().as_fd().try_clone_to_owned()?;
+    Server::start(service, in_flight, listener)
+}
+
+fn play(
+    site: &Site,
+    address: SocketAddr,
+    service: Service,
+    in_flight: usize,
+    duration: Duration,
+    relay: Option<&Relay>,
+) -> Result<Short> {
+    let server = serve(site, service, in_flight)?;
+    // Until then the server may not even run.
+    ask_once(address, service)?;
+    let relay_time = || relay.map_or(Ok(Duration::ZERO), Relay::cpu_time);
+    let relay_before = relay_time()?;
+    let timed = site.cpus.time(|| {
+        thread::scope(|scope| {
+            let begin = Instant::now();
+            let clients: Vec<_> = (0..in_flight)
+                .map(|_| scope.spawn(move || ask(address, service, begin, duration)))
+                .collect();
+            let mut connections: Result<u32> = Ok(0);
+            for client in clients {
+                let count = client
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow!("a client panicked")));
+                connections = connections.and_then(|sum| Ok(sum + count?));
+            }
+            connections
+        })
+    });
+    let relay = relay_time().map(|time| time.saturating_sub(relay_before));
+    drop(server);
+    let (connections, cost) = timed?;
+    Ok(Short {
+        connections,
+        cost,
+        relay: relay?,
+    })
+}
+
+fn ask(address: SocketAddr, service: Service, begin: Instant, duration: Duration) -> Result<u32> {
     let mut count = 0;
     loop {
-        let outcome = ask_once(address);
+        let outcome = ask_once(address, service);
         outcome.with_context(|| format!("short connection {count} through {address}"))?;
         count += 1;
         // On a busy machine a thread may get the CPU only when the time is over: one counts always.
@@ -61,10 +153,19 @@ fn ask(address: SocketAddr, begin: Instant, duration: Duration) -> Result<u32> {
     }
 }
 
-fn ask_once(address: SocketAddr) -> Result<()> {
+/// Returns the time from the first byte sent to the first byte that came back.
+fn ask_once(address: SocketAddr, service: Service) -> Result<Duration> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut answer = [0];
+    let begin = Instant::now();
+    if service == Service::ShortTls {
+        stream.write_all(CLIENT_HELLO)?;
+        stream
+            .read_exact(&mut answer)
+            .context("no answer to the hello")?;
+    }
+    let first = begin.elapsed();
     stream.write_all(&[ASK])?;
     stream.read_exact(&mut answer).context("no answer")?;
     ensure!(answer == [ASK], "a wrong answer");
@@ -72,5 +173,5 @@ fn ask_once(address: SocketAddr) -> Result<()> {
         stream.read(&mut answer).context("no end of stream")? == 0,
         "more than one answer"
     );
-    Ok(())
+    Ok(first)
 }

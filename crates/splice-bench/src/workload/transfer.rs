@@ -32,11 +32,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Seeds of the two directions; any two different ones would do.
 const SEEDS: [u64; 2] = [0x5eed_0001, 0x5eed_0002];
 
-/// Sends `bytes` of random bytes each way and compares hashes. Fails when the transfer does;
+/// Sends `bytes` of random bytes each way on `connection` and compares hashes. Fails when the transfer does;
 /// `Ok(false)` means that all of it went through, but not the same.
-pub(crate) fn check(site: &Site, address: SocketAddr, bytes: u64) -> Result<bool> {
-    let connection = site.connect(address)?;
-    let Connection { client, server } = &connection;
+pub(crate) fn check(connection: &Connection, bytes: u64) -> Result<bool> {
+    let Connection { client, server } = connection;
     let same = thread::scope(|scope| {
         let ways =
             [(client, server, SEEDS[0]), (server, client, SEEDS[1])].map(|(from, to, seed)| {
@@ -61,7 +60,7 @@ pub(crate) fn check(site: &Site, address: SocketAddr, bytes: u64) -> Result<bool
         }
         anyhow::Ok(same)
     })?;
-    ensure_nothing_follows(&connection)?;
+    ensure_nothing_follows(connection)?;
     Ok(same)
 }
 
