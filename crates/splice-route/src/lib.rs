@@ -10,6 +10,7 @@
 mod authority;
 mod client_hello;
 mod conditions;
+mod destination;
 mod inspection;
 mod name;
 mod postgres;
@@ -18,12 +19,14 @@ mod progress;
 pub mod proxy_protocol;
 mod request_head;
 mod signature;
+pub mod socks;
 
 pub use client_hello::ClientHello;
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
 };
+pub use destination::{Destination, Failure, Host};
 pub use inspection::{Decision, Inspection, Waiting};
 pub use name::{NamePattern, NotAName};
 pub use postgres::POSTGRES_SSL_REQUEST;
