@@ -112,6 +112,17 @@ pub fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, &bytes)
 }
 
+/// Bounds what a TCP socket sends, in bytes per second: `SO_MAX_PACING_RATE`. TCP paces itself
+/// (`tcp_update_pacing_rate`, `tcp_internal_pacing`, Linux 4.20 on), so no queueing discipline is needed.
+///
+/// # Errors
+/// [`ErrorKind::System`](crate::ErrorKind::System) when the descriptor is not a socket.
+pub fn set_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> crate::Result<()> {
+    let option = libc::SO_MAX_PACING_RATE;
+    set(socket.as_fd(), libc::SOL_SOCKET, option, &bytes_per_second)
+        .context("cannot set SO_MAX_PACING_RATE")
+}
+
 /// Makes a socket poll its device for up to `time` before it blocks: `SO_BUSY_POLL`. Connections
 /// inherit it from a listening TCP socket.
 ///

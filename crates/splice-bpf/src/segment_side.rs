@@ -8,7 +8,7 @@ use crate::sequence::is_behind;
 use crate::types::{SegmentChangeOverSide, SegmentSide};
 use crate::types::{segment_flag as flag, segment_mark as mark};
 
-/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/steady.h` says why.
+/// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/timestamp.h` says why.
 const LEAD: Duration = Duration::from_millis(250);
 
 impl SegmentSide {

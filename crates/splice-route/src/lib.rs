@@ -7,15 +7,23 @@
 //! Nothing here reads a socket or a clock, and nothing trusts a client: lengths are checked before
 //! they are used, and what is kept of a message is bounded.
 
+mod authority;
 mod conditions;
+mod inspection;
 mod name;
+mod postgres;
 mod prefix;
 mod progress;
+mod request_head;
+mod signature;
 
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
 };
+pub use inspection::{Decision, Inspection, Waiting};
 pub use name::{NamePattern, NotAName};
+pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
+pub use request_head::{RequestHead, RequestHeadReader};

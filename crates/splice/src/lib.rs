@@ -80,4 +80,4 @@ pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, W
 pub use session::Handle;
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};
-pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll};
+pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll, set_pacing_rate};

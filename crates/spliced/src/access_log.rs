@@ -20,6 +20,9 @@ pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) client: String,
     pub(crate) target: String,
+    /// The name that the client asked for, escaped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server_name: Option<String>,
     pub(crate) engine: Option<&'static str>,
     pub(crate) why_engine: String,
     pub(crate) client_to_target_bytes: u64,

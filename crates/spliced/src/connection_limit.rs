@@ -1,4 +1,4 @@
-//! How many connections are open: for `--max-connections` and for draining.
+//! How many connections are open: for the limit of a listener and for draining.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,7 +8,9 @@ use splice::Waker;
 /// Counts the connections of all threads, and limits them.
 pub(crate) struct ConnectionLimit {
     count: AtomicUsize,
-    most: usize,
+    most: AtomicUsize,
+    /// Counts these connections, too, and limits nothing.
+    total: Option<Arc<Self>>,
     /// Listeners that wait for a connection to end.
     waiting: Mutex<Vec<Waker>>,
     /// Called when no connection is left; set once somebody waits for that.
@@ -19,10 +21,21 @@ pub(crate) struct ConnectionLimit {
 pub(crate) struct ConnectionPermit(Arc<ConnectionLimit>);
 
 impl ConnectionLimit {
-    pub(crate) fn new(most: Option<u32>) -> Arc<Self> {
+    /// Counts only.
+    pub(crate) fn none() -> Arc<Self> {
+        Self::of(None, None)
+    }
+
+    /// A limit for one listener, whose connections are counted in `total`, too.
+    pub(crate) fn within(total: &Arc<Self>, most: Option<u32>) -> Arc<Self> {
+        Self::of(Some(Arc::clone(total)), most)
+    }
+
+    fn of(total: Option<Arc<Self>>, most: Option<u32>) -> Arc<Self> {
         Arc::new(Self {
             count: AtomicUsize::new(0),
-            most: most.map_or(usize::MAX, |most| most as usize),
+            most: AtomicUsize::new(as_count(most)),
+            total,
             waiting: Mutex::new(Vec::new()),
             when_none: OnceLock::new(),
         })
@@ -47,22 +60,36 @@ impl ConnectionLimit {
     }
 
     fn try_acquire(self: &Arc<Self>) -> Option<ConnectionPermit> {
-        let one_more = |count| (count < self.most).then_some(count + 1);
+        let one_more = |count| (count < self.most()).then_some(count + 1);
         self.count
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
             .ok()
-            .map(|_| ConnectionPermit(Arc::clone(self)))
+            .map(|_| self.permit())
+    }
+
+    /// The permit of a connection that has been counted here.
+    fn permit(self: &Arc<Self>) -> ConnectionPermit {
+        if let Some(total) = &self.total {
+            total.count.fetch_add(1, Ordering::AcqRel);
+        }
+        ConnectionPermit(Arc::clone(self))
     }
 
     /// A permit even at the limit: for a connection that the kernel has already established.
     pub(crate) fn acquire_beyond_limit(self: &Arc<Self>) -> ConnectionPermit {
         self.count.fetch_add(1, Ordering::AcqRel);
-        ConnectionPermit(Arc::clone(self))
+        self.permit()
     }
 
     /// The most connections that may be open.
     pub(crate) fn most(&self) -> usize {
-        self.most
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit. Connections beyond a lower one stay.
+    pub(crate) fn set_most(&self, most: Option<u32>) {
+        self.most.store(as_count(most), Ordering::Relaxed);
+        self.wake_waiting();
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -77,21 +104,37 @@ impl ConnectionLimit {
         }
     }
 
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut *self.lock());
+        waiting.iter().for_each(Waker::wake);
+    }
+
+    /// One connection fewer.
+    fn release(&self) {
+        let before = self.count.fetch_sub(1, Ordering::AcqRel);
+        if before == self.most() {
+            self.wake_waiting();
+        }
+        if before == 1 {
+            self.when_none.get().into_iter().for_each(|act| act());
+        }
+        if let Some(total) = &self.total {
+            total.release();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Waker>> {
         // A panic cannot leave a list of wakers half changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn as_count(most: Option<u32>) -> usize {
+    most.map_or(usize::MAX, |most| most as usize)
+}
+
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let before = self.0.count.fetch_sub(1, Ordering::AcqRel);
-        if before == self.0.most {
-            let waiting = std::mem::take(&mut *self.0.lock());
-            waiting.iter().for_each(Waker::wake);
-        }
-        if before == 1 {
-            self.0.when_none.get().into_iter().for_each(|act| act());
-        }
+        self.0.release();
     }
 }

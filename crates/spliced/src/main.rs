@@ -4,9 +4,13 @@
 //! runs until a signal ends it, or for the [`doctor`], which tests what works on this host.
 
 mod access_log;
+mod admin;
+mod backend;
 mod cli;
+mod client_limit;
 mod connection;
 mod connection_limit;
+mod deployment;
 mod diagnostics;
 mod doctor;
 mod echo;
@@ -15,11 +19,13 @@ mod firewall;
 mod listener;
 mod log_file;
 mod log_queue;
+mod outgoing;
 mod plan;
 mod rate_limited_warning;
 mod refusal;
 mod relay;
 mod resource_limit;
+mod roster;
 mod sections;
 mod service;
 mod signal;
@@ -73,8 +79,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
-        Command::Relay(args) => relay::run(args.into(), signals, diagnostics),
-        Command::Echo(args) => relay::run(args.into(), signals, diagnostics),
+        Command::Relay(args) => relay::run(&relay::plan_of_relay(args), None, signals, diagnostics),
+        Command::Echo(args) => relay::run(&relay::plan_of_echo(args), None, signals, diagnostics),
         Command::Doctor(args) => {
             signals.leave_to_default()?;
             doctor::run(&args).map(|()| Ended::Well)

@@ -47,6 +47,8 @@ pub(crate) struct ListenerPlan {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) max_connections: Option<u32>,
     pub(crate) per_client: ClientLimits,
+    /// How long loops and sockets poll the device before they sleep (`spliced echo --busy-poll`).
+    pub(crate) busy_poll: Option<Duration>,
     /// Bytes per second, for each direction of a connection.
     pub(crate) rate: Option<u64>,
     pub(crate) access_log: Option<PathBuf>,
@@ -211,7 +213,39 @@ pub(crate) struct QueuePlan {
     pub(crate) wait: Duration,
 }
 
+impl ListenerPlan {
+    /// A listener that takes every client, with every default.
+    pub(crate) fn of_one(address: Address, action: Action) -> Self {
+        Self {
+            name: address.to_string(),
+            address,
+            engine: EngineChoice::Auto,
+            bypass_firewall: false,
+            decide_within: DECIDE_WITHIN,
+            first_bytes_limit: FIRST_BYTES_LIMIT,
+            idle_timeout: None,
+            max_connections: None,
+            per_client: ClientLimits::NONE,
+            busy_poll: None,
+            rate: None,
+            access_log: None,
+            require_proxy_from: None,
+            on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+            routes: vec![RoutePlan {
+                conditions: Conditions::default(),
+                action,
+            }],
+        }
+    }
+}
+
 impl BackendPlan {
+    /// Whether its connections have to stay in the network stack: `segment` neither sets marks nor is
+    /// bound to an interface.
+    pub(crate) fn excludes_segment(&self) -> bool {
+        self.mark.is_some() || self.interface.is_some()
+    }
+
     /// A backend of one server, with every default.
     pub(crate) fn of_one(name: &str, address: Address, connect_timeout: Duration) -> Self {
         Self {

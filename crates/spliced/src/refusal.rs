@@ -1,12 +1,11 @@
 //! Command lines that a relay refuses when it starts, because it could serve no client.
 
 use std::fmt;
-use std::sync::Arc;
 
 use anyhow::Result;
 
+use crate::backend::Backend;
 use crate::socket_address::SocketAddress;
-use crate::target::Target;
 
 /// The command line asks for something that cannot work.
 #[derive(Debug)]
@@ -22,13 +21,13 @@ impl std::error::Error for WrongUsage {}
 
 /// Refuses a target that is the relay itself: each connection would make another until the descriptors are
 /// used up.
-pub(crate) fn of_itself(target: &Arc<Target>, listening: &[SocketAddress]) -> Result<()> {
-    let Some(address) = target.keep_off(listening)? else {
+pub(crate) fn of_itself(backend: &Backend, listening: &[SocketAddress]) -> Result<()> {
+    let Some(address) = backend.keep_off(listening)? else {
         return Ok(());
     };
     Err(WrongUsage(format!(
         "the target {} is this relay itself ({address}); choose another target",
-        target.address
+        backend.name()
     ))
     .into())
 }

@@ -1,4 +1,4 @@
-//! A relay from the command line to its end.
+//! The program from a plan to its end.
 //!
 //! ```text
 //!           every loop runs           a signal            none left, or drain timeout
@@ -8,178 +8,89 @@
 //! over with a failure
 //! ```
 //!
+//! While it runs, a request to reload changes it to another plan (`deployment.rs`), or changes nothing.
+//!
 //! As long as the relay has nothing to undo while it starts, a signal ends the process at once with
 //! status 0. While it cuts connections, a second signal ends it without waiting for the logs
 //! (`signal.rs`).
 
-use std::iter;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result};
-use splice::{Address, EngineChoice, EngineName, Kind, Limits, Options};
+use anyhow::{Error, Result, anyhow, bail};
+use serde_json::Value;
 
-use crate::access_log::AccessLog;
-use crate::cli::{EchoArgs, LifeArgs, RelayArgs};
-use crate::connection_limit::ConnectionLimit;
+use crate::admin::{self, AdminSocket};
+use crate::cli::{EchoArgs, RelayArgs};
+use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
-use crate::firewall;
-use crate::listener::ListeningSockets;
-use crate::refusal;
+use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::resource_limit::raise_descriptor_limit;
-use crate::service::{Destination, Service, Warnings};
 use crate::signal::{Request, Signals};
-use crate::socket_address::SocketAddress;
-use crate::target::Target;
 use crate::worker::Worker;
 
-/// What a relay is to do.
-pub(crate) struct Plan {
-    listen: Address,
-    /// `None`: back to the client.
-    target: Option<Address>,
-    engine: EngineChoice,
-    connect_timeout: Duration,
-    access_log: Option<PathBuf>,
-    bypass_firewall: bool,
-    busy_poll: Option<Duration>,
-    life: LifeArgs,
-}
-
-impl From<RelayArgs> for Plan {
-    fn from(args: RelayArgs) -> Self {
-        Self {
-            listen: args.listen,
-            target: Some(args.target),
-            engine: args.engine,
-            connect_timeout: args.connect_timeout,
-            access_log: args.access_log,
-            bypass_firewall: args.bypass_firewall,
-            busy_poll: None,
-            life: args.life,
-        }
+/// What `spliced relay` is to do.
+pub(crate) fn plan_of_relay(args: RelayArgs) -> Plan {
+    let target = args.target.to_string();
+    let backend = BackendPlan::of_one(&target, args.target, args.connect_timeout);
+    let listener = ListenerPlan {
+        engine: args.engine,
+        bypass_firewall: args.bypass_firewall,
+        idle_timeout: args.life.idle_timeout,
+        max_connections: args.life.max_connections,
+        access_log: args.access_log,
+        ..ListenerPlan::of_one(
+            args.listen,
+            Action::Backend {
+                name: target,
+                fallback: None,
+            },
+        )
+    };
+    Plan {
+        threads: args.life.threads,
+        drain_timeout: args.life.drain_timeout,
+        listeners: vec![Arc::new(listener)],
+        backends: vec![Arc::new(backend)],
     }
 }
 
-impl From<EchoArgs> for Plan {
-    fn from(args: EchoArgs) -> Self {
-        Self {
-            listen: args.listen,
-            target: None,
-            engine: args.engine,
-            connect_timeout: Duration::ZERO,
-            access_log: None,
-            bypass_firewall: false,
-            busy_poll: args.busy_poll.then_some(BUSY_POLL),
-            life: args.life,
-        }
+/// What `spliced echo` is to do.
+pub(crate) fn plan_of_echo(args: EchoArgs) -> Plan {
+    let listener = ListenerPlan {
+        engine: args.engine,
+        idle_timeout: args.life.idle_timeout,
+        max_connections: args.life.max_connections,
+        busy_poll: args.busy_poll.then_some(BUSY_POLL),
+        ..ListenerPlan::of_one(args.listen, Action::Echo)
+    };
+    Plan {
+        threads: args.life.threads,
+        drain_timeout: args.life.drain_timeout,
+        listeners: vec![Arc::new(listener)],
+        backends: Vec::new(),
     }
 }
 
 /// What the echo servers of 2019 set ("SOCKMAP - TCP splicing of the future").
 const BUSY_POLL: Duration = Duration::from_millis(10);
 
-impl Plan {
-    /// Whether the engine was asked for by name and translates segments.
-    fn needs_segment(&self) -> bool {
-        self.engine == EngineChoice::Only(EngineName::Segment)
-    }
-
-    /// Refuses an engine that cannot do what the plan asks for.
-    fn check_engine(&self) -> Result<()> {
-        let EngineChoice::Only(engine) = self.engine else {
-            log_missing_engines();
-            return Ok(());
-        };
-        if self.target.is_none() {
-            engine.can_echo()?;
-        }
-        let mut addresses = iter::once(&self.listen).chain(&self.target);
-        if addresses.any(|address| !matches!(address, Address::Inet { .. })) {
-            engine.can_take(Kind::Unix)?;
-        }
-        Ok(())
-    }
-
-    fn destination(&self) -> Result<Destination> {
-        Ok(match &self.target {
-            Some(address) => {
-                Destination::Target(Target::new(address.clone(), self.connect_timeout)?)
-            }
-            None => Destination::Client,
-        })
-    }
-
-    /// Binds the listening sockets, and refuses a target that clients could not be joined with.
-    fn listen(
-        &self,
-        addresses: Vec<SocketAddress>,
-        destination: &Destination,
-    ) -> Result<ListeningSockets> {
-        let threads = self.life.threads.map_or_else(
-            || thread::available_parallelism().map_or(1, usize::from),
-            usize::from,
-        );
-        let largest_segment = match destination {
-            Destination::Target(target) if self.needs_segment() => target.segment_size(),
-            _ => None,
-        };
-        let sockets = ListeningSockets::bind(&self.listen, addresses, threads, largest_segment)?;
-        if let Some(time) = self.busy_poll {
-            sockets.set_busy_poll(time)?;
-        }
-        if let Destination::Target(target) = destination {
-            refusal::of_itself(target, &sockets.addresses)?;
-            if self.needs_segment() {
-                refusal::of_families(&target.addresses(), &sockets.addresses)?;
-            }
-        }
-        Ok(sockets)
-    }
-
-    fn service(&self, destination: Destination, access_log: Option<AccessLog>) -> Service {
-        Service {
-            destination,
-            listens_on_tcp: matches!(self.listen, Address::Inet { .. }),
-            options: Options {
-                engine: self.engine,
-                limits: Limits {
-                    idle_timeout: self.life.idle_timeout,
-                    ..Limits::default()
-                },
-                bypass_firewall: self.bypass_firewall,
-                ..Options::default()
-            },
-            connect_timeout: self.connect_timeout,
-            access_log,
-            connection_limit: ConnectionLimit::new(self.life.max_connections),
-            next_id: AtomicU64::new(0),
-            cut_short: AtomicU64::new(0),
-            warnings: Warnings::default(),
-        }
-    }
-}
-
-/// Logs why engines are missing, which `auto` goes on without. The log level is asked first, since
-/// some probes take tens of milliseconds.
-fn log_missing_engines() {
-    if tracing::enabled!(tracing::Level::DEBUG) {
-        let probes = EngineName::ALL.iter().map(|engine| engine.probe());
-        for refusal in probes.filter_map(Result::err) {
-            tracing::debug!("{refusal}");
-        }
-    }
+/// Where a plan comes from that can be read again.
+pub(crate) struct Configuration {
+    pub(crate) path: PathBuf,
+    pub(crate) read: Box<dyn Fn() -> Result<Plan>>,
 }
 
 /// What the relay waits for once it runs.
 enum Event {
     Signal,
     Reopen,
+    Reload,
+    Asked(admin::Question),
     ListenersClosed,
     NoneLeft,
     LoopFailed(Error),
@@ -193,65 +104,60 @@ pub(crate) enum Ended {
     CutShort,
 }
 
-/// Runs a relay until a signal ends it.
+/// Runs `plan` until a signal ends it. A request to reload reads the next one from `configuration`.
 ///
 /// # Errors
 /// If the relay cannot start, or a loop fails.
-pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
+pub(crate) fn run(
+    plan: &Plan,
+    configuration: Option<Configuration>,
+    signals: Signals,
+    diagnostics: &Diagnostics,
+) -> Result<Ended> {
     let (sender, events) = mpsc::channel();
-    let progress = signals.watch(diagnostics.clone(), {
+    let progress = signals.watch(diagnostics.clone(), configuration.is_some(), {
         let sender = sender.clone();
         move |request| {
             // Nobody receives once the relay has ended.
             let _ = sender.send(match request {
                 Request::Stop => Event::Signal,
                 Request::Reopen => Event::Reopen,
+                Request::Reload => Event::Reload,
             });
         }
     })?;
-    raise_descriptor_limit(plan.life.max_connections);
-    plan.check_engine()?;
-    let addresses = SocketAddress::to_listen(&plan.listen)?;
-    let destination = plan.destination()?;
-    let log = plan
-        .access_log
-        .as_deref()
-        .map(AccessLog::open)
-        .transpose()?;
-    // From here on there may be a socket file to remove.
-    progress.running();
-    let mut sockets = plan.listen(addresses, &destination)?;
-    let service = Arc::new(plan.service(destination, log.clone()));
-    let workers = std::mem::take(&mut sockets.by_thread)
-        .into_iter()
-        .map(|of_thread| {
-            let sender = sender.clone();
-            let on_failure = move |error| drop(sender.send(Event::LoopFailed(error)));
-            Worker::start(
-                of_thread,
-                sockets.shared,
-                &service,
-                plan.busy_poll,
-                on_failure,
-            )
-        })
-        .collect::<Result<Vec<_>>>()?;
-    announce(&service, &sockets.addresses);
-    let drained = match next_event(&events, None, log.as_ref()) {
-        Some(Event::LoopFailed(error)) => Err(error),
-        _ => drain(
-            &service,
-            &workers,
-            &sender,
-            &events,
-            plan.life.drain_timeout,
-        ),
+    raise_descriptor_limit(most_connections(plan));
+    log_missing_engines();
+    let busy_poll = plan
+        .listeners
+        .iter()
+        .find_map(|listener| listener.busy_poll);
+    let mut deployment = Deployment::new(plan.threads, busy_poll, {
+        let sender = sender.clone();
+        move |error| drop(sender.send(Event::LoopFailed(error)))
+    })?;
+    // From then on there may be a socket file to remove.
+    deployment.apply(plan, || progress.running())?;
+    let admin = configuration
+        .as_ref()
+        .and_then(|configuration| open_admin_socket(&configuration.path, &sender));
+    let mut running = Running {
+        drain_timeout: plan.drain_timeout,
+        deployment,
+        configuration,
+        events,
     };
-    drop(sockets);
+    let drained = match running.next_event(None) {
+        Some(Event::LoopFailed(error)) => Err(error),
+        _ => running.drain(&sender),
+    };
+    drop(admin);
+    let process = Arc::clone(&running.deployment.process);
+    let (workers, access_logs) = running.deployment.into_threads();
     progress.ending(FAILED);
     workers.iter().for_each(Worker::end);
     workers.into_iter().for_each(Worker::join);
-    let cut_short = service.cut_short.load(Ordering::Relaxed);
+    let cut_short = process.cut_short.load(Ordering::Relaxed);
     let mut ended = Ended::Well;
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
@@ -261,8 +167,8 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
             .map_or("the relay failed", |drained| drained.why_over);
         tracing::warn!("reset {}: {why}", connections(cut_short));
     }
-    if let Some(log) = log {
-        let deadline = drained.as_ref().ok().and_then(|drained| drained.deadline);
+    let deadline = drained.as_ref().ok().and_then(|drained| drained.deadline);
+    for log in access_logs {
         let left = deadline.map_or(Duration::ZERO, |at| {
             at.saturating_duration_since(Instant::now())
         });
@@ -272,43 +178,35 @@ pub(crate) fn run(plan: Plan, signals: Signals, diagnostics: &Diagnostics) -> Re
     drained.map(|_| ended)
 }
 
-/// Logs what the relay does from now on, and what the packet filters mean for it.
-fn announce(service: &Service, listening: &[SocketAddress]) {
-    if let Destination::Target(target) = &service.destination
-        && service.may_bypass_filters()
-    {
-        if service.options.bypass_firewall {
-            tracing::info!("spliced connections bypass the packet filters of this host");
-        } else {
-            firewall::log_what_is_kept_back(listening, &target.addresses());
-        }
-    }
-    for address in listening {
-        match &service.destination {
-            Destination::Target(target) => {
-                tracing::info!("listening on {address}, relaying to {}", target.address);
-            }
-            Destination::Client => tracing::info!("listening on {address}, echoing every byte"),
-        }
-    }
+/// Without the socket the process still reloads on SIGHUP.
+fn open_admin_socket(configuration: &Path, sender: &Sender<Event>) -> Option<AdminSocket> {
+    let sender = sender.clone();
+    let ask = move |question| drop(sender.send(Event::Asked(question)));
+    AdminSocket::open(configuration, ask)
+        .inspect_err(|error| {
+            tracing::warn!(
+                "'spliced reload' and 'spliced status' cannot reach this process: {error:#}; SIGHUP \
+                 reloads it"
+            );
+        })
+        .ok()
 }
 
-/// Waits for the next event until `deadline`. Serves requests to reopen the access log meanwhile.
-fn next_event(
-    events: &Receiver<Event>,
-    deadline: Option<Instant>,
-    log: Option<&AccessLog>,
-) -> Option<Event> {
-    loop {
-        let left = deadline.map_or(Duration::MAX, |at| {
-            at.saturating_duration_since(Instant::now())
-        });
-        match (events.recv_timeout(left).ok()?, log) {
-            (Event::Reopen, Some(log)) => log.reopen(),
-            (Event::Reopen, None) => tracing::info!("there is no access log to reopen"),
-            (event, _) => return Some(event),
-        }
-    }
+/// The limit on connections of all listeners together, if each has one.
+fn most_connections(plan: &Plan) -> Option<u32> {
+    let limits = plan
+        .listeners
+        .iter()
+        .map(|listener| listener.max_connections);
+    limits.sum()
+}
+
+/// A relay that serves clients.
+struct Running {
+    deployment: Deployment,
+    configuration: Option<Configuration>,
+    drain_timeout: Duration,
+    events: Receiver<Event>,
 }
 
 /// How draining ended.
@@ -319,44 +217,93 @@ struct Drained {
     deadline: Option<Instant>,
 }
 
-/// Stops accepting and lets the connections end.
-fn drain(
-    service: &Service,
-    workers: &[Worker],
-    sender: &Sender<Event>,
-    events: &Receiver<Event>,
-    timeout: Duration,
-) -> Result<Drained> {
-    for worker in workers {
-        let sender = sender.clone();
-        worker.stop_listening(move || drop(sender.send(Event::ListenersClosed)));
-    }
-    let deadline = Instant::now().checked_add(timeout);
-    let over = |why_over| Ok(Drained { why_over, deadline });
-    let mut still_open = workers.len();
-    loop {
-        match next_event(events, deadline, service.access_log.as_ref()) {
-            Some(Event::ListenersClosed) => {
-                still_open -= 1;
-                if still_open == 0 {
-                    // The count is exact only now: it includes the backlogs, and no listener holds a
-                    // permit for a connection that may never come.
-                    tracing::info!(
-                        "no longer accepting; {} left with {} to end; a second signal, at least \
-                         a second after the first, ends the relay at once",
-                        connections(service.connection_limit.count() as u64),
-                        humantime::format_duration(timeout)
-                    );
-                    let sender = sender.clone();
-                    let none_left = move || drop(sender.send(Event::NoneLeft));
-                    service.connection_limit.when_none(none_left);
+impl Running {
+    /// Waits for the next event until `deadline`. Serves requests to reload or to reopen the logs
+    /// meanwhile.
+    fn next_event(&mut self, deadline: Option<Instant>) -> Option<Event> {
+        loop {
+            let cut_at = self.deployment.cut_what_is_due(Instant::now());
+            let until = deadline.into_iter().chain(cut_at).min();
+            let left = until.map_or(Duration::MAX, |at| {
+                at.saturating_duration_since(Instant::now())
+            });
+            match self.events.recv_timeout(left) {
+                Ok(Event::Reopen) => self.deployment.reopen_access_logs(),
+                // The log says how it went.
+                Ok(Event::Reload) => drop(self.reload(deadline.is_some())),
+                Ok(Event::Asked(question)) => {
+                    let answer = match question.request {
+                        admin::Request::Reload => self.reload(deadline.is_some()),
+                        admin::Request::Status => Ok(self.deployment.status()),
+                    };
+                    // Nobody receives if the client has gone away.
+                    let _ = question.answer.send(answer);
                 }
+                Ok(event) => return Some(event),
+                Err(_) if deadline.is_some_and(|at| at <= Instant::now()) => return None,
+                Err(_) => {}
             }
-            Some(Event::NoneLeft) => return over("the relay ended"),
-            Some(Event::LoopFailed(error)) => return Err(error),
-            Some(Event::Signal) => return over("a second signal ended the relay"),
-            Some(Event::Reopen) => {}
-            None => return over("the drain timeout was over"),
+        }
+    }
+
+    /// Changes to the configuration as it is now, or changes nothing.
+    fn reload(&mut self, is_ending: bool) -> Result<Value> {
+        let Some(configuration) = &self.configuration else {
+            bail!("there is no configuration to read again");
+        };
+        let applied = match is_ending {
+            true => Err(anyhow!("the process is ending")),
+            false => (configuration.read)().and_then(|plan| {
+                self.deployment.apply(&plan, || ())?;
+                self.drain_timeout = plan.drain_timeout;
+                Ok(())
+            }),
+        };
+        match applied {
+            Ok(()) => {
+                tracing::info!("the configuration was reloaded");
+                Ok(Value::Null)
+            }
+            Err(error) => {
+                tracing::error!("not reloaded, nothing has changed: {error:#}");
+                Err(error.context("not reloaded, nothing has changed"))
+            }
+        }
+    }
+
+    /// Stops accepting and lets the connections end.
+    fn drain(&mut self, sender: &Sender<Event>) -> Result<Drained> {
+        let timeout = self.drain_timeout;
+        let mut still_open = self.deployment.stop_listening({
+            let sender = sender.clone();
+            move || drop(sender.send(Event::ListenersClosed))
+        });
+        let deadline = Instant::now().checked_add(timeout);
+        let over = |why_over| Ok(Drained { why_over, deadline });
+        let open = Arc::clone(&self.deployment.process.connections);
+        loop {
+            match self.next_event(deadline) {
+                Some(Event::ListenersClosed) => {
+                    still_open -= 1;
+                    if still_open == 0 {
+                        // The count is exact only now: it includes the backlogs, and no listener holds a
+                        // permit for a connection that may never come.
+                        tracing::info!(
+                            "no longer accepting; {} left with {} to end; a second signal, at least \
+                             a second after the first, ends the relay at once",
+                            connections(open.count() as u64),
+                            humantime::format_duration(timeout)
+                        );
+                        let sender = sender.clone();
+                        open.when_none(move || drop(sender.send(Event::NoneLeft)));
+                    }
+                }
+                Some(Event::NoneLeft) => return over("the relay ended"),
+                Some(Event::LoopFailed(error)) => return Err(error),
+                Some(Event::Signal) => return over("a second signal ended the relay"),
+                Some(Event::Reopen | Event::Reload | Event::Asked(_)) => {}
+                None => return over("the drain timeout was over"),
+            }
         }
     }
 }

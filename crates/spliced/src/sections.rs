@@ -165,6 +165,7 @@ const DOCTOR_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
         "The doctor needs no privilege. It reports what the user who runs it can use: run it with the \
-         capabilities that the relay is going to have.",
+         capabilities that the relay is going to have. Only the counts of the engine segment need \
+         CAP_SYS_ADMIN.",
     )],
 };

@@ -1,36 +1,104 @@
-//! What all connections of a relay share: where they go, how, and what is counted.
+//! What the connections of a listener share: where they go, how, and what is counted.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use splice::{EngineChoice, EngineName, Options};
+use serde::Serialize;
+use splice::{Address, EngineChoice, EngineName, Limits, Options};
+use splice_route::{Conditions, DestinationRule};
 
 use crate::access_log::AccessLog;
+use crate::backend::Backend;
+use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
+use crate::plan::ListenerPlan;
 use crate::rate_limited_warning::RateLimitedWarning;
-use crate::target::Target;
+use crate::roster::Roster;
 
-/// Where the bytes of a client go.
-pub(crate) enum Destination {
-    Target(Arc<Target>),
-    /// Back to the client.
-    Client,
+/// What all listeners of the process share.
+pub(crate) struct Process {
+    pub(crate) next_id: AtomicU64,
+    /// Connections that the end of the process cut short.
+    pub(crate) cut_short: AtomicU64,
+    /// Counts the connections of all listeners.
+    pub(crate) connections: Arc<ConnectionLimit>,
 }
 
-/// Shared by the listeners and connections of all threads.
+impl Process {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            next_id: AtomicU64::new(0),
+            cut_short: AtomicU64::new(0),
+            connections: ConnectionLimit::none(),
+        })
+    }
+}
+
+/// A listener's, shared by its connections of all threads.
 pub(crate) struct Service {
-    pub(crate) destination: Destination,
-    /// Clients come over TCP.
-    pub(crate) listens_on_tcp: bool,
-    pub(crate) options: Options,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) access_log: Option<AccessLog>,
+    pub(crate) process: Arc<Process>,
+    terms: RwLock<Arc<Terms>>,
     pub(crate) connection_limit: Arc<ConnectionLimit>,
-    pub(crate) next_id: AtomicU64,
-    /// Connections that the end of the relay cut short.
-    pub(crate) cut_short: AtomicU64,
+    pub(crate) client_limit: Arc<ClientLimit>,
+    pub(crate) connections: Arc<Roster>,
+    pub(crate) counts: Counts,
     pub(crate) warnings: Warnings,
+}
+
+/// What a reload replaces as a whole. A connection keeps the terms that it was accepted under.
+pub(crate) struct Terms {
+    pub(crate) plan: Arc<ListenerPlan>,
+    pub(crate) options: Options,
+    pub(crate) access_log: Option<AccessLog>,
+    pub(crate) routes: Vec<Route>,
+    /// A route needs the address that the client has connected to.
+    pub(crate) asks_for_local_address: bool,
+}
+
+/// A route whose backend has been found.
+pub(crate) struct Route {
+    pub(crate) conditions: Conditions,
+    pub(crate) destination: Destination,
+}
+
+/// Where the bytes of a client go.
+#[derive(Clone)]
+pub(crate) enum Destination {
+    Backend {
+        backend: Arc<Backend>,
+        fallback: Option<Arc<Backend>>,
+    },
+    /// Where the client asks for, if a rule allows it.
+    Requested(Arc<[DestinationRule]>),
+    /// Back to the client.
+    Client,
+    Reset,
+}
+
+/// What has become of a listener's clients.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Counts {
+    pub(crate) accepted: AtomicU64,
+    /// Joined with a server.
+    pub(crate) joined: AtomicU64,
+    /// Reset: no route takes them, or their first bytes are broken or did not come in time.
+    pub(crate) without_route: AtomicU64,
+    /// Reset: no server was left, or none answered.
+    pub(crate) without_server: AtomicU64,
+    /// Reset: the queue of a backend was full.
+    pub(crate) queue_full: AtomicU64,
+    /// Reset: no server became free within the time in the queue.
+    pub(crate) queue_timeout: AtomicU64,
+    /// Reset: the client has too many connections.
+    pub(crate) client_connections: AtomicU64,
+    /// Reset: the client opens connections too fast.
+    pub(crate) client_rate: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn add(count: &AtomicU64) {
+        count.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Warnings that every connection may cause.
@@ -39,15 +107,97 @@ pub(crate) struct Warnings {
     pub(crate) shortage: RateLimitedWarning,
     pub(crate) max_connections_reached: RateLimitedWarning,
     pub(crate) target_unreachable: RateLimitedWarning,
+    pub(crate) undecided: RateLimitedWarning,
+    pub(crate) client_limit: RateLimitedWarning,
     pub(crate) engine_refused: RateLimitedWarning,
 }
 
 impl Service {
+    pub(crate) fn new(process: &Arc<Process>, terms: Terms) -> Arc<Self> {
+        let most = terms.plan.max_connections;
+        Arc::new(Self {
+            process: Arc::clone(process),
+            connection_limit: ConnectionLimit::within(&process.connections, most),
+            terms: RwLock::new(Arc::new(terms)),
+            client_limit: Arc::default(),
+            connections: Arc::default(),
+            counts: Counts::default(),
+            warnings: Warnings::default(),
+        })
+    }
+
+    /// The terms for a connection that begins now.
+    pub(crate) fn terms(&self) -> Arc<Terms> {
+        // Set whole, so a panic cannot leave them half changed.
+        Arc::clone(&self.terms.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the terms for connections from now on.
+    pub(crate) fn set_terms(&self, terms: Terms) {
+        self.connection_limit.set_most(terms.plan.max_connections);
+        *self.terms.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(terms);
+    }
+}
+
+impl Terms {
+    pub(crate) fn new(
+        plan: Arc<ListenerPlan>,
+        routes: Vec<Route>,
+        access_log: Option<AccessLog>,
+    ) -> Self {
+        let mut options = Options {
+            engine: plan.engine,
+            limits: Limits {
+                idle_timeout: plan.idle_timeout,
+                ..Limits::default()
+            },
+            bypass_firewall: plan.bypass_firewall,
+            ..Options::default()
+        };
+        if plan.rate.is_some() {
+            // The rate is kept by the sockets, which segment goes past.
+            options.segment_after = None;
+        }
+        let asks_for_local_address = routes.iter().any(|route| {
+            let conditions = &route.conditions;
+            conditions.local_addresses.is_some() || conditions.local_ports.is_some()
+        });
+        Self {
+            plan,
+            options,
+            access_log,
+            routes,
+            asks_for_local_address,
+        }
+    }
+
+    /// Every client gets back what it sends.
+    pub(crate) fn echoes(&self) -> bool {
+        matches!(
+            &self.routes[..],
+            [Route {
+                destination: Destination::Client,
+                ..
+            }]
+        )
+    }
+
+    /// The backends that the routes lead to.
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
+        self.routes.iter().flat_map(|route| {
+            let (first, second) = match &route.destination {
+                Destination::Backend { backend, fallback } => (Some(backend), fallback.as_ref()),
+                _ => (None, None),
+            };
+            first.into_iter().chain(second)
+        })
+    }
+
     /// Whether `auto` may promote pairs to the kernel.
     pub(crate) fn may_promote(&self) -> bool {
         self.options.segment_after.is_some()
-            && self.listens_on_tcp
-            && matches!(self.destination, Destination::Target(_))
+            && matches!(self.plan.address, Address::Inet { .. })
+            && !self.echoes()
     }
 
     /// Whether pairs may bypass the packet filters of this host.
@@ -60,23 +210,5 @@ impl Service {
     /// system calls for that, so `auto` leaves it to those who name the engine.
     pub(crate) fn translates_segments(&self) -> bool {
         self.options.engine == EngineChoice::Only(EngineName::Segment)
-    }
-}
-
-#[cfg(test)]
-impl Service {
-    /// A service that echoes.
-    pub(crate) fn echo(max_connections: Option<u32>) -> Self {
-        Self {
-            destination: Destination::Client,
-            listens_on_tcp: true,
-            options: Options::default(),
-            connect_timeout: Duration::ZERO,
-            access_log: None,
-            connection_limit: ConnectionLimit::new(max_connections),
-            next_id: AtomicU64::new(0),
-            cut_short: AtomicU64::new(0),
-            warnings: Warnings::default(),
-        }
     }
 }

@@ -8,7 +8,7 @@
 //! the process ends here, with status 0   the relay is notified                the process ends here
 //! ```
 //!
-//! A request to stop is SIGTERM, SIGINT, or SIGHUP where there is a terminal. The next one comes at
+//! A request to stop is SIGTERM, SIGINT, or SIGHUP where there is a terminal and no configuration. The next one comes at
 //! least [`SAME_REQUEST`] later; a signal that comes sooner belongs to the same request.
 
 use std::fs::{self, File};
@@ -45,6 +45,8 @@ pub(crate) enum Request {
     Stop,
     /// To open the log files again.
     Reopen,
+    /// To read the configuration again.
+    Reload,
 }
 
 /// Which phase the relay is in.
@@ -102,10 +104,12 @@ impl Signals {
         })
     }
 
-    /// Starts the thread that calls `tell` for every request.
+    /// Starts the thread that calls `tell` for every request. SIGHUP asks for a reload if there is a
+    /// configuration to reload, with a terminal or without.
     pub(crate) fn watch(
         mut self,
         diagnostics: Diagnostics,
+        has_configuration: bool,
         tell: impl Fn(Request) + Send + 'static,
     ) -> Result<Progress> {
         let progress = Progress(Arc::new(Mutex::new(Phase::Starting)));
@@ -114,6 +118,7 @@ impl Signals {
             let mut stop = StopRequests::default();
             for signal in self.caught.forever() {
                 match signal {
+                    SIGHUP if has_configuration => tell(Request::Reload),
                     SIGHUP if !self.has_terminal => tell(Request::Reopen),
                     SIGUSR1 => tell(Request::Reopen),
                     SIGUSR2 => tracing::info!("SIGUSR2 has no meaning here and is ignored"),

@@ -81,6 +81,14 @@ impl SocketAddress {
         }
     }
 
+    /// The address, unless it is a UNIX socket's.
+    pub(crate) fn inet(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Inet(inet) => Some(*inet),
+            Self::Unix(_) => None,
+        }
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::Inet(SocketAddr::V4(_)) => Kind::Tcp4,

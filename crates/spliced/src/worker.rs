@@ -1,4 +1,4 @@
-//! A thread with an event loop and the listeners on it.
+//! A thread with an event loop, which runs listeners and their connections.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,6 @@ use crate::service::Service;
 
 pub(crate) struct Worker {
     remote: Remote,
-    listeners: Vec<Waker>,
     thread: JoinHandle<()>,
 }
 
@@ -23,16 +22,12 @@ impl Worker {
     /// Starts the thread. If its loop fails later, `on_failure` hears why.
     ///
     /// # Errors
-    /// If the loop, or an engine that was asked for by name, cannot be set up.
+    /// If the loop cannot be set up.
     pub(crate) fn start(
-        sockets: Vec<OwnedFd>,
-        shared: bool,
-        service: &Arc<Service>,
         busy_poll: Option<Duration>,
         on_failure: impl FnOnce(Error) + Send + 'static,
     ) -> Result<Self> {
         let (ready, started) = mpsc::channel();
-        let service = Arc::clone(service);
         let thread = thread::Builder::new()
             .name("loop".into())
             .spawn(move || {
@@ -45,23 +40,7 @@ impl Worker {
                 {
                     tracing::warn!("{error}; only reads poll the device");
                 }
-                let listeners: Vec<_> = sockets
-                    .into_iter()
-                    .map(|socket| Listener::new(socket, shared, Arc::clone(&service)))
-                    .map(|listener| event_loop.spawn(Box::new(listener)))
-                    .collect();
-                let prepared = match service.options.engine {
-                    EngineChoice::Auto if !service.may_promote() => Ok(()),
-                    engine => event_loop.prepare(engine),
-                };
-                // The relay refuses to start if an engine was asked for by name; `auto` does without it.
-                if let Err(error) = prepared
-                    && service.options.engine != EngineChoice::Auto
-                {
-                    return drop(ready.send(Err(error)));
-                }
-                drop(service);
-                let _ = ready.send(Ok((event_loop.remote(), listeners)));
+                let _ = ready.send(Ok(event_loop.remote()));
                 // A panic is a bug, and a relay without its listeners must not look alive. The loop
                 // closes everything that it holds.
                 let ended = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
@@ -74,27 +53,54 @@ impl Worker {
                 });
             })
             .context("cannot start the thread of an event loop")?;
-        let (remote, listeners) = started
+        let remote = started
             .recv()
             .context("an event loop panicked as it started; please report this bug")??;
-        Ok(Self {
-            remote,
-            listeners,
-            thread,
+        Ok(Self { remote, thread })
+    }
+
+    /// Loads what an engine needs, so that the first connection does not wait for it.
+    ///
+    /// # Errors
+    /// If the engine cannot be used.
+    pub(crate) fn prepare(&self, engine: EngineChoice) -> Result<()> {
+        Ok(self.on_loop(move |event_loop| event_loop.prepare(engine))??)
+    }
+
+    /// Accepts connections on `socket` from now on.
+    ///
+    /// # Errors
+    /// If the loop has failed.
+    pub(crate) fn listen(
+        &self,
+        socket: OwnedFd,
+        shared: bool,
+        service: Arc<Service>,
+    ) -> Result<Waker> {
+        self.on_loop(move |event_loop| {
+            event_loop.spawn(Box::new(Listener::new(socket, shared, service)))
         })
     }
 
-    /// Has the listeners accept their backlogs and close, and calls `closed` when they have. A loop that
-    /// has failed has no listeners any more.
-    pub(crate) fn stop_listening(&self, closed: impl Fn() + Clone + Send + 'static) {
-        self.listeners.iter().for_each(Waker::close);
-        // The loop reads its messages in order, so this one comes after the listeners have closed.
+    fn on_loop<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut EventLoop) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (sender, answer) = mpsc::channel();
+        self.remote
+            .run(move |event_loop| drop(sender.send(act(event_loop))))?;
+        answer.recv().context("an event loop has ended")
+    }
+
+    /// Calls `reached` once the loop has handled everything that was asked of it before, such as
+    /// closing a listener. A loop that has failed has no listeners any more.
+    pub(crate) fn when_reached(&self, reached: impl Fn() + Clone + Send + 'static) {
         let ran = self.remote.run({
-            let closed = closed.clone();
-            move |_| closed()
+            let reached = reached.clone();
+            move |_| reached()
         });
         if ran.is_err() {
-            closed();
+            reached();
         }
     }
 
@@ -119,11 +125,9 @@ mod tests {
     /// The program ends with this error.
     #[test]
     fn a_panic_in_a_loop_is_reported() {
-        let service = Arc::new(Service::echo(None));
         let (sender, failures) = mpsc::channel();
         let on_failure = move |error| drop(sender.send(error));
-        let worker = Worker::start(Vec::new(), false, &service, None, on_failure);
-        let worker = worker.expect("a worker");
+        let worker = Worker::start(None, on_failure).expect("a worker");
         worker
             .remote
             .run(|_| panic!("the bug of this test"))

@@ -11,12 +11,12 @@ enum segment_reason {
 	SEGMENT_OTHER_DEVICE,	/* left to the stack: a known tuple on another device */
 	SEGMENT_EXPIRED,	/* left to the stack: the owner is gone */
 	SEGMENT_REUSED,		/* left to the stack: a SYN on the tuple of a flow that is over */
-	SEGMENT_HOPS_EXCEEDED,	/* dropped: TTL, or too many relays in a row */
+	SEGMENT_HOPS_EXCEEDED,	/* dropped: TTL, or too many relays are chained */
 	SEGMENT_MALFORMED,	/* left to the stack: a known tuple with options that make no sense */
 	SEGMENT_UNWRITABLE,	/* dropped: out of memory */
 	SEGMENT_RST_REFUSED,	/* translated, but no end of the flow: a reset at an unlikely place */
 	SEGMENT_SILENCED,		/* dropped: a socket that sleeps has sent it */
-	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is given on */
+	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is still being forwarded */
 	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
 	SEGMENT_REASONS,
 };

@@ -46,7 +46,7 @@ static __always_inline void let_past(const struct segment *s, const struct segme
 /*
  * Of a peer whose own end the relay's socket has acknowledged, and which has acknowledged the end of the
  * other stream, nobody is left: it answers what still comes past the sockets with a reset. Its own stream
- * may yet have to be given on by hand.
+ * may still have to be forwarded by user space.
  */
 static __always_inline bool is_gone(const struct segment_side *side, const struct segment_side *other,
 				    const struct segment_change_over_side *socket)

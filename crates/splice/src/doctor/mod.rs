@@ -241,8 +241,8 @@ fn filters_are_in_the_way() -> Option<Obstacle> {
     })
 }
 
-/// How many segments the engine [`Segment`](EngineName::Segment) has treated in which way, by name: in all relays of
-/// this machine, each since its program was loaded. Empty where no relay uses the engine. What the names mean is
+/// How many segments each reason of the engine [`Segment`](EngineName::Segment) has counted, by name: summed over
+/// all relays on this machine, since each loaded its program. Empty where no relay uses the engine. What the names mean is
 /// in `docs/segment.md`.
 ///
 /// # Errors

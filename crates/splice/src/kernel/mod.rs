@@ -25,6 +25,8 @@
 //!
 //! While every byte passes in the kernel, the engine asks for [`Watch::Ends`]. Then only an end of stream, an
 //! error or the pair's deadline wakes the pair, never a byte.
+//!
+//! A path that begins with `bpf/` is one in `crates/splice-bpf`.
 
 pub(crate) mod segment;
 pub(crate) mod sockmap;

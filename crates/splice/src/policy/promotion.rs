@@ -93,7 +93,7 @@ impl Promotion for ByName {
 
     fn propose(
         &mut self,
-        _occasion: Trigger,
+        _trigger: Trigger,
         candidate: &Candidate<'_>,
         cx: &mut Context<'_>,
     ) -> Proposal {
@@ -288,8 +288,9 @@ impl Schedule {
         }
     }
 
+    /// A booked pair asks at its time, whatever it moves until then.
     fn wants(&self, moved_bytes: u64) -> bool {
-        self.attempt != Attempt::Over && moved_bytes >= self.after_bytes
+        self.attempt == Attempt::Open && moved_bytes >= self.after_bytes
     }
 
     fn is_booked(&self) -> bool {

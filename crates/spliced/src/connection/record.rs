@@ -7,37 +7,51 @@ use std::time::Instant;
 use splice::{Outcome, Reason, Side};
 
 use crate::access_log::Entry;
+use crate::backend::{Backend, Lease};
+use crate::client_limit::ClientPermit;
 use crate::connection_limit::ConnectionPermit;
-use crate::service::Service;
+use crate::roster::Seat;
+use crate::service::{Service, Terms};
 use crate::socket_address::SocketAddress;
-use crate::target::Target;
 
 /// One connection of a client, for the logs. It holds the connection's permit.
 pub(super) struct Record {
     id: u64,
     client: Option<SocketAddress>,
-    /// The address that was reached.
-    target: Option<SocketAddress>,
-    wanted: Arc<Target>,
+    /// What the client asks for: hostile text.
+    server_name: Option<Box<str>>,
+    backend: Option<Arc<Backend>>,
+    /// The server that was reached.
+    target: Option<(SocketAddress, Lease)>,
+    /// Bytes of the client that reached the server before the pair.
+    passed_on_bytes: u64,
     accepted_at: Instant,
+    terms: Arc<Terms>,
     service: Arc<Service>,
+    seat: Option<Seat>,
+    client_permit: Option<ClientPermit>,
     _permit: ConnectionPermit,
 }
 
 impl Record {
     pub(super) fn new(
         client: Option<SocketAddress>,
-        wanted: Arc<Target>,
         permit: ConnectionPermit,
+        terms: Arc<Terms>,
         service: Arc<Service>,
     ) -> Self {
         Self {
-            id: service.next_id.fetch_add(1, Ordering::Relaxed) + 1,
+            id: service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             client,
+            server_name: None,
+            backend: None,
             target: None,
-            wanted,
+            passed_on_bytes: 0,
             accepted_at: Instant::now(),
+            terms,
             service,
+            seat: None,
+            client_permit: None,
             _permit: permit,
         }
     }
@@ -46,12 +60,48 @@ impl Record {
         self.id
     }
 
-    pub(super) fn wanted(&self) -> &Target {
-        &self.wanted
+    /// Takes a seat in the listener's roster.
+    pub(super) fn sit(&mut self, seat: Seat) {
+        self.seat = Some(seat);
     }
 
-    pub(super) fn connected_to(&mut self, target: SocketAddress) {
-        self.target = Some(target);
+    /// The client is within its limits.
+    pub(super) fn admitted(&mut self, permit: Option<ClientPermit>) {
+        self.client_permit = permit;
+    }
+
+    /// The listener was removed, and has cut its connections.
+    pub(super) fn is_cut(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::is_cut)
+    }
+
+    pub(super) fn named(&mut self, server_name: Option<&str>) {
+        self.server_name = server_name.map(Into::into);
+    }
+
+    pub(super) fn server_name(&self) -> Option<&str> {
+        self.server_name.as_deref()
+    }
+
+    pub(super) fn wants(&mut self, backend: &Arc<Backend>) {
+        self.backend = Some(Arc::clone(backend));
+    }
+
+    /// Where the client is to go: the server that was reached, or the backend.
+    pub(super) fn wanted(&self) -> String {
+        match (&self.target, &self.backend) {
+            (Some((address, _)), _) => address.to_string(),
+            (None, Some(backend)) => backend.name().into(),
+            (None, None) => String::new(),
+        }
+    }
+
+    pub(super) fn passed_on(&mut self, bytes: u64) {
+        self.passed_on_bytes += bytes;
+    }
+
+    pub(super) fn connected_to(&mut self, target: SocketAddress, lease: Lease) {
+        self.target = Some((target, lease));
     }
 
     /// Logs the end of the pair.
@@ -73,8 +123,26 @@ impl Record {
             Reason::Filtered => format!("stopped: {}", outcome.why_engine),
             other => other.to_string(),
         };
+        let mut why = why;
         if outcome.reason == Reason::Shutdown {
-            self.service.cut_short.fetch_add(1, Ordering::Relaxed);
+            if self.is_cut() {
+                why = "its listener was removed".into();
+            } else if self
+                .target
+                .as_ref()
+                .is_some_and(|(_, lease)| lease.was_cut())
+            {
+                why = "its server was removed".into();
+            } else {
+                let cut_short = &self.service.process.cut_short;
+                cut_short.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if outcome.reason == Reason::Reset(Side::B)
+            && outcome.moved.b_to_a == 0
+            && let Some((_, lease)) = &self.target
+        {
+            lease.reset_before_first_byte();
         }
         if outcome.reason == Reason::Refused {
             self.warn_of_refusal(&outcome.why_engine);
@@ -84,14 +152,13 @@ impl Record {
 
     fn warn_of_refusal(&self, why: &str) {
         self.service.warnings.engine_refused.emit(|suppressed| {
-            let name =
-                |address: &Option<SocketAddress>| address.as_ref().map(SocketAddress::to_string);
+            let client = self.client.as_ref().map(SocketAddress::to_string);
             tracing::warn!(
                 "connection {} from {} to {} was reset: engine {} refused it: {why}{}",
                 self.id,
-                name(&self.client).unwrap_or_default(),
-                name(&self.target).unwrap_or_else(|| self.wanted.address.to_string()),
-                self.service.options.engine,
+                client.unwrap_or_default(),
+                self.wanted(),
+                self.terms.options.engine,
                 match suppressed {
                     0 => String::new(),
                     count => format!(" ({count} more like it since the last warning)"),
@@ -111,7 +178,7 @@ impl Record {
             ),
             None => tracing::debug!("connection {} ended: {why}", self.id),
         }
-        let Some(log) = &self.service.access_log else {
+        let Some(log) = &self.terms.access_log else {
             return;
         };
         let moved = outcome.map(|outcome| outcome.moved).unwrap_or_default();
@@ -123,10 +190,10 @@ impl Record {
                 .as_ref()
                 .map(SocketAddress::to_string)
                 .unwrap_or_default(),
-            target: match &self.target {
-                Some(address) => address.to_string(),
-                None => self.wanted.address.to_string(),
-            },
+            target: self.wanted(),
+            server_name: self
+                .server_name()
+                .map(|name| name.escape_debug().to_string()),
             // An engine that refused the connection has moved nothing, so none is named.
             engine: outcome
                 .filter(|outcome| outcome.reason != Reason::Refused || moved.total() > 0)
@@ -134,7 +201,7 @@ impl Record {
             why_engine: outcome
                 .map(|outcome| outcome.why_engine.to_string())
                 .unwrap_or_default(),
-            client_to_target_bytes: moved.a_to_b,
+            client_to_target_bytes: moved.a_to_b + self.passed_on_bytes,
             target_to_client_bytes: moved.b_to_a,
             outcome: why.into(),
             duration_ms: Entry::milliseconds(self.accepted_at.elapsed()),

@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;
 use crate::resource_limit::limit_met;
-use crate::service::{Destination, Service};
+use crate::service::Service;
 use crate::socket_address::{SocketAddress, keep_urgent_bytes};
 
 /// The most connections that one turn of a loop accepts. A turn with 32 bulk flows takes some 40 ms on a
@@ -73,17 +73,13 @@ impl Listener {
                 if kind == Kind::Unix {
                     keep_urgent_bytes(&client);
                 }
-                match &self.service.destination {
-                    Destination::Target(target) => {
-                        let target = Arc::clone(target);
-                        let connection =
-                            Connection::new(client, kind, peer, permit, target, service);
-                        cx.spawn(Box::new(connection));
-                    }
-                    Destination::Client => {
-                        let client = Endpoint::prepared(client, kind);
-                        echo::spawn(cx, client, permit, service);
-                    }
+                let terms = service.terms();
+                if terms.echoes() {
+                    let client = Endpoint::prepared(client, kind);
+                    echo::spawn(cx, client, permit, &terms, service);
+                } else {
+                    let connection = Connection::new(client, kind, peer, permit, terms, service);
+                    cx.spawn(Box::new(connection));
                 }
                 true
             }
@@ -177,7 +173,7 @@ impl Task for Listener {
             let Some(permit) = self.service.connection_limit.acquire(|| cx.waker()) else {
                 self.service.warnings.max_connections_reached.emit(|_| {
                     tracing::warn!(
-                        "--max-connections {} is reached: clients wait in the backlog until a \
+                        "the limit of {} connections (max-connections) is reached: clients wait in the backlog until a \
                          connection ends",
                         self.service.connection_limit.most()
                     );
@@ -221,6 +217,24 @@ mod tests {
     use splice::EventLoop;
 
     use super::*;
+    use crate::plan::{Action, ListenerPlan};
+    use crate::service::{Destination, Process, Route, Terms};
+
+    fn service_that_echoes(max_connections: Option<u32>) -> Arc<Service> {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let plan = ListenerPlan {
+            max_connections,
+            ..ListenerPlan::of_one(address, Action::Echo)
+        };
+        let route = Route {
+            conditions: Default::default(),
+            destination: Destination::Client,
+        };
+        Service::new(
+            &Process::new(),
+            Terms::new(Arc::new(plan), vec![route], None),
+        )
+    }
 
     fn listening_on(address: &str) -> ListeningSockets {
         let address = address.parse().expect("an address");
@@ -231,7 +245,7 @@ mod tests {
     #[test]
     fn a_turn_accepts_a_bounded_number_of_connections() {
         const CLIENTS: usize = 3 * ACCEPTED_PER_TURN + 2;
-        let service = Arc::new(Service::echo(None));
+        let service = service_that_echoes(None);
         let mut listening = listening_on("127.0.0.1:0");
         let address = listening.addresses[0].to_string();
         let mut event_loop = EventLoop::new().expect("a loop");
@@ -256,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_listener_never_accepts_beyond_max_connections() {
-        let service = Arc::new(Service::echo(Some(3)));
+        let service = service_that_echoes(Some(3));
         let mut listening = listening_on("127.0.0.1:0");
         let address = listening.addresses[0].to_string();
         let mut event_loop = EventLoop::new().expect("a loop");
@@ -280,7 +294,7 @@ mod tests {
 
     #[test]
     fn each_listening_socket_knows_the_kind_of_its_clients() {
-        let service = Arc::new(Service::echo(None));
+        let service = service_that_echoes(None);
         let kinds = |address: &str| -> Vec<_> {
             let mut listening = listening_on(address);
             let sockets = listening.by_thread[0].drain(..);

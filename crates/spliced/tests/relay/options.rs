@@ -69,7 +69,7 @@ fn a_full_relay_does_not_spin_and_names_its_limit() {
     let _first = Peer::connect(&relay.address);
     let _far = server.accept();
     let _others: Vec<_> = (0..10).map(|_| Peer::connect(&relay.address)).collect();
-    let line = relay.wait_logged("--max-connections 1 is reached");
+    let line = relay.wait_logged("the limit of 1 connections (max-connections) is reached");
     assert!(line.contains(" WARN "), "{line}");
     until_at_rest(Duration::from_millis(100), || relay.cpu_time());
     let before = relay.cpu_time();

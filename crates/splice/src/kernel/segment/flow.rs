@@ -26,11 +26,11 @@ use splice_bpf::types::{segment_mark as mark, segment_state as state};
 /// owner that is alive looks at least every `LONGEST_OVERLAP_PAUSE`.
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
-/// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/steady.h` says why.
+/// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/reset.h` says why.
 const TIME_WAIT: Duration = Duration::from_millis(3200);
 
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
-/// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/steady.h`), since it goes on sending timestamps meanwhile.
+/// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
 
 /// A flow and its slot. Dropping it ends the translation at once.

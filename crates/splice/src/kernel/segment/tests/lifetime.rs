@@ -10,7 +10,7 @@ use splice_base::socket_option::{self, Repair};
 use splice_bpf::clock::{self, now_ns};
 use splice_bpf::types::segment_state as state;
 
-/// Longer than the lead of the timestamp clock (`LEAD_NS` in bpf/segment/steady.h).
+/// Longer than the lead of the timestamp clock (`LEAD_NS` in bpf/segment/timestamp.h).
 pub(super) const LONG_OVERLAP: Duration = Duration::from_millis(400);
 
 #[test]

@@ -1,0 +1,255 @@
+use super::*;
+
+const LIMIT_BYTES: usize = 64 << 10;
+
+/// What a reader says, with offsets replaced by what they stand for: method, host, path.
+type Summary = Progress<(String, Option<String>, String)>;
+
+fn summary(progress: Progress<&RequestHead>, bytes: &[u8]) -> Summary {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.into()).unwrap();
+    progress.map(|head| {
+        let host = head.host().map(String::from);
+        (text(head.method(bytes)), host, text(head.path(bytes)))
+    })
+}
+
+fn read(bytes: &[u8]) -> Summary {
+    summary(RequestHeadReader::new(LIMIT_BYTES).read(bytes), bytes)
+}
+
+/// Reads a message whole, in two parts cut anywhere, and byte by byte.
+fn read_in_every_way(bytes: &[u8]) -> Summary {
+    let whole = read(bytes);
+    let mut byte_by_byte = RequestHeadReader::new(LIMIT_BYTES);
+    for cut in 0..=bytes.len() {
+        let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+        let early = summary(reader.read(&bytes[..cut]), bytes);
+        assert!(
+            early == Progress::More || early == whole,
+            "{early:?} {whole:?}"
+        );
+        assert_eq!(summary(reader.read(bytes), bytes), whole, "cut at {cut}");
+        let so_far = summary(byte_by_byte.read(&bytes[..cut]), bytes);
+        assert_eq!(so_far, early, "up to {cut}");
+    }
+    whole
+}
+
+fn head(method: &str, host: &str, path: &str) -> Summary {
+    let host = (!host.is_empty()).then(|| host.into());
+    Progress::Complete((method.into(), host, path.into()))
+}
+
+#[test]
+fn requests() {
+    for (bytes, expected) in [
+        (
+            "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+            head("GET", "example.org", "/"),
+        ),
+        (
+            "GET /a?b HTTP/1.1\r\nHOST:EXAMPLE.org.:8080 \r\n\r\n",
+            head("GET", "example.org", "/a"),
+        ),
+        (
+            "GET /a#b?c HTTP/1.1\r\nAccept: */*\r\nhost: [::1]:80\r\n\r\n",
+            head("GET", "[::1]", "/a"),
+        ),
+        (
+            "POST /%2e/../a HTTP/1.1\r\nHost: a\r\nA:\r\n\r\nbody\n\n",
+            head("POST", "a", "/%2e/../a"),
+        ),
+        ("GET / HTTP/1.0\r\n\r\n", head("GET", "", "/")),
+        ("GET / HTTP/1.0\r\nHost: a\r\n\r\n", head("GET", "a", "/")),
+        (
+            "PROPFIND / HTTP/1.1\r\nHost: a\r\nX: \u{e4}\t\r\n\r\n",
+            head("PROPFIND", "a", "/"),
+        ),
+        (
+            "GET /\u{e4} HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("GET", "a", "/\u{e4}"),
+        ),
+        (
+            "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("OPTIONS", "a", ""),
+        ),
+        (
+            "GET http://a/b?c HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("GET", "a", "/b"),
+        ),
+        (
+            "GET HTTP://A:80/b HTTP/1.1\r\nHost: a.\r\n\r\n",
+            head("GET", "a", "/b"),
+        ),
+        (
+            "GET http://a HTTP/1.1\r\nHost: a:80\r\n\r\n",
+            head("GET", "a", ""),
+        ),
+        (
+            "GET https://a:443?x HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("GET", "a", ""),
+        ),
+        (
+            "GET http://a:81/ HTTP/1.1\r\nHost: a:81\r\n\r\n",
+            head("GET", "a", "/"),
+        ),
+        (
+            "GET foo://a:81/ HTTP/1.1\r\nHost: a:81\r\n\r\n",
+            head("GET", "a", "/"),
+        ),
+        ("GET http://a/ HTTP/1.0\r\n\r\n", head("GET", "a", "/")),
+        (
+            "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+            head("CONNECT", "a", ""),
+        ),
+        (
+            "CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("CONNECT", "a", ""),
+        ),
+    ] {
+        assert_eq!(read_in_every_way(bytes.as_bytes()), expected, "{bytes:?}");
+    }
+}
+
+#[test]
+fn requests_that_servers_read_in_different_ways_are_broken() {
+    let request = |line: &str, fields: &str| format!("{line}\r\n{fields}\r\n\r\n");
+    let get = |fields: &str| request("GET / HTTP/1.1", fields);
+    for (text, fault) in [
+        (get("Host: a\r\nHost: a"), TWO_HOSTS),
+        (get("Host: a\r\nhOST: b"), TWO_HOSTS),
+        (request("GET / HTTP/1.0", "Host: a\r\nHost: b"), TWO_HOSTS),
+        (request("GET http://b/ HTTP/1.1", "Host: a"), OTHER_HOST),
+        (request("GET http://a:81/ HTTP/1.1", "Host: a"), OTHER_HOST),
+        (request("GET http://a/ HTTP/1.1", "Host: a:81"), OTHER_HOST),
+        (request("GET https://a/ HTTP/1.1", "Host: a:80"), OTHER_HOST),
+        (request("GET foo://a/ HTTP/1.1", "Host: a:80"), OTHER_HOST),
+        (request("CONNECT a:443 HTTP/1.1", "Host: b:443"), OTHER_HOST),
+        (request("CONNECT a:443 HTTP/1.1", "Host: a:444"), OTHER_HOST),
+        (get("Accept: x"), NO_HOST),
+        (request("GET http://a/ HTTP/1.1", "Accept: x"), NO_HOST),
+        (get("Host:"), HOST),
+        (get("Host: a b"), HOST),
+        (get("Host: a, b"), HOST),
+        (get("Host: a@b"), HOST),
+        (get("Host: a/b"), HOST),
+        (get("Host: a:b"), HOST),
+        (get("Host: a\u{e4}"), HOST),
+        (request("GET / HTTP/1.0", "Host: a b"), HOST),
+        (get("Host: a\nHost: b"), BARE_LF),
+        (get("Host: a\n"), BARE_LF),
+        ("GET / HTTP/1.1\nHost: a\n\n".into(), BARE_LF),
+        ("get / http/1.1\nHost: a\n\n".into(), BARE_LF),
+        ("FOO / HTTP/1.1\n".into(), BARE_LF),
+        (get("Host: a\rHost: b"), BARE_CR),
+        (get("Host: a\r\r\n"), BARE_CR),
+        ("GET / HTTP/1.1\rHost: a\r\n".into(), BARE_CR),
+        ("GET / HTTP/1.1\r\r\n".into(), BARE_CR),
+        (get("Host: a\r\n b"), FOLDED),
+        (get("Host: a\r\n\tb: c"), FOLDED),
+        (get(" Host: a"), FOLDED),
+        (get("Host: a\0"), CONTROL_BYTE),
+        (get("Host: a\x7f"), CONTROL_BYTE),
+        (get("X: \x1b[2J\r\nHost: a"), CONTROL_BYTE),
+        (request("GET /\0 HTTP/1.1", "Host: a"), CONTROL_BYTE),
+        (request("FOO / HTTP/1.1\0", "Host: a"), CONTROL_BYTE),
+        (get("Host : a"), FIELD),
+        (get("Host\t: a"), FIELD),
+        (get(": a\r\nHost: a"), FIELD),
+        (get("Host: a\r\nHost"), FIELD),
+        (get("Host: a\r\nX(Y): b"), FIELD),
+        (get("H\u{f6}st: a"), FIELD),
+        (get(&"a: b\r\n".repeat(MOST_FIELDS + 1)), TOO_MANY_FIELDS),
+        (request("GET  / HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET / HTTP/1.1 ", "Host: a"), REQUEST_LINE),
+        (request("GET / /b HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET /\t HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET / http/1.1", "Host: a"), VERSION),
+        (request("GET / HTTP/1.2", "Host: a"), VERSION),
+        (request("GET / HTTP/2.0", "Host: a"), VERSION),
+        (request("GET / HTTP/1.10", "Host: a"), VERSION),
+        (request("GET example.org HTTP/1.1", "Host: a"), TARGET),
+        (request("GET * HTTP/1.1", "Host: a"), TARGET),
+        (request("GET a@b://c HTTP/1.1", "Host: c"), TARGET),
+        (request("GET http://u@a/ HTTP/1.1", "Host: a"), TARGET),
+        (request("GET http:/// HTTP/1.1", "Host: a"), TARGET),
+        (request("CONNECT a HTTP/1.1", "Host: a"), TARGET),
+        (request("CONNECT /a:1 HTTP/1.1", "Host: a"), TARGET),
+        (format!("\r\n{}", get("Host: a")), EMPTY_LINE),
+        (format!("\n\n{}", get("Host: a")), EMPTY_LINE),
+    ] {
+        let expected = Progress::Broken(fault);
+        assert_eq!(read_in_every_way(text.as_bytes()), expected, "{text:?}");
+    }
+    let not_text = b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(read_in_every_way(not_text), Progress::Broken(TARGET));
+}
+
+#[test]
+fn other_protocols_are_no_http() {
+    for bytes in [
+        &b"\x16"[..],
+        b"SSH-2.0-OpenSSH_9.2p1\r",
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n",
+        b"PRI * HTTP/2.0\r\n",
+        b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
+        b"EHLO example.org\r\n",
+        b"NICK a\n",
+        b"OPTIONS rtsp://a/b RTSP/1.0\r\n",
+        b"GET key\r\n",
+        b"HTTP/",
+        b"\r\nquit\r",
+        b" ",
+        b"\0",
+        b"A B\0",
+        b"{",
+        b"A-METHOD-THAT-IS-LONGER-THAN-32-B",
+    ] {
+        let shown = bytes.escape_ascii();
+        assert_eq!(read_in_every_way(bytes), Progress::Other, "{shown}");
+        // Without its last byte each of them could still be HTTP: the answer comes early.
+        assert_eq!(read(&bytes[..bytes.len() - 1]), Progress::More, "{shown}");
+    }
+}
+
+#[test]
+fn a_head_is_as_long_as_the_limit_at_most() {
+    let start = "GET / HTTP/1.1\r\nHost: a\r\nX: ";
+    for (length, expected) in [
+        (LIMIT_BYTES - 1, head("GET", "a", "/")),
+        (LIMIT_BYTES, head("GET", "a", "/")),
+        (LIMIT_BYTES + 1, Progress::Broken(TOO_LONG)),
+    ] {
+        let filler = "x".repeat(length - start.len() - 4);
+        let text = format!("{start}{filler}\r\n\r\n");
+        assert_eq!(text.len(), length);
+        assert_eq!(read(text.as_bytes()), expected);
+        let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+        let halves = [length / 2, length - 1, length].map(|end| {
+            let bytes = &text.as_bytes()[..end];
+            summary(reader.read(bytes), bytes)
+        });
+        assert_eq!(halves[2], expected);
+    }
+    let endless = vec![b'x'; LIMIT_BYTES];
+    let line = [b"GET /", &endless[..]].concat();
+    assert_eq!(read(&line), Progress::Broken(TOO_LONG));
+    assert_eq!(read(&endless), Progress::Other);
+}
+
+#[test]
+fn a_head_that_comes_byte_by_byte_costs_linear_time() {
+    let start = "GET / HTTP/1.1\r\nHost: a\r\n";
+    let fields = "X: y\r\n".repeat(100);
+    let long = "x".repeat(LIMIT_BYTES - start.len() - fields.len() - 7);
+    let text = format!("{start}{fields}Z: {long}\r\n\r\n");
+    let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+    for end in 0..text.len() {
+        assert_eq!(reader.read(&text.as_bytes()[..end]), Progress::More);
+    }
+    let complete = reader.read(text.as_bytes());
+    assert!(matches!(complete, Progress::Complete(_)), "{complete:?}");
+    // And httparse looks at each byte once more, at the end.
+    assert_eq!(reader.looks, text.len());
+}

@@ -1,0 +1,155 @@
+//! From a route to a connected server.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
+
+use super::ending::words;
+use super::record::Record;
+use super::{Attempt, Connection, NO_ROOM_RETRY, SERVER, State};
+use crate::backend::{Backend, Pick, PickKey};
+use crate::service::Counts;
+
+impl Connection {
+    /// Picks a server and connects to it.
+    pub(super) fn choose(&mut self, cx: &mut Context<'_>, backend: Arc<Backend>) -> Step {
+        if let Some(record) = &mut self.record {
+            record.wants(&backend);
+        }
+        let key = PickKey {
+            client: self.arrival.client.map(|address| address.ip()),
+            server_name: self.record.as_ref().and_then(Record::server_name),
+        };
+        match backend.pick(&key, &self.tried, || cx.waker()) {
+            Pick::Server(lease) => {
+                self.tried.add(&lease);
+                self.attempt = Some(Attempt {
+                    addresses: lease.addresses(),
+                    lease,
+                    address: 0,
+                    backend,
+                });
+                self.connect(cx)
+            }
+            Pick::Queued(ticket) => {
+                cx.set_deadline(Some(cx.now() + backend.plan().queue.wait));
+                self.state = State::Queued {
+                    backend,
+                    _ticket: ticket,
+                };
+                Step::Wait
+            }
+            Pick::QueueFull => {
+                Counts::add(&self.service.counts.queue_full);
+                self.give_up("its servers are busy and their queue is full")
+            }
+            Pick::NoneLeft(why) => match self.fallback.take() {
+                Some(fallback) => self.choose(cx, fallback),
+                None => {
+                    let why = self.last_error.map_or(why, words);
+                    self.fail(&format!("no target: {why}"))
+                }
+            },
+        }
+    }
+
+    /// Tries the addresses of the server, from the current one on, until one does not fail at once.
+    pub(super) fn connect(&mut self, cx: &mut Context<'_>) -> Step {
+        self.state = State::Connecting;
+        loop {
+            let Some(attempt) = &self.attempt else {
+                return Step::Done;
+            };
+            let Some(address) = attempt.address() else {
+                return self.next_server(cx);
+            };
+            let socket = match attempt.backend.socket(address, &self.arrival) {
+                Ok(socket) => socket,
+                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    return self.wait_for_room(cx, errno);
+                }
+                Err(errno) => {
+                    self.skip_address(errno);
+                    continue;
+                }
+            };
+            if self.terms.translates_segments() {
+                self.fit_segments(address.kind(), &socket);
+            }
+            let connected = address.connect(&socket);
+            match connected {
+                Ok(()) | Err(Errno::INPROGRESS) => {
+                    if let Err(error) = cx.register(&socket, SERVER, Interest::STREAM) {
+                        return self.fail(&format!("no target: {error}"));
+                    }
+                    self.server = Some(socket);
+                    if connected.is_ok() {
+                        self.server_readiness = Readiness::WRITABLE;
+                        return self.connected(cx);
+                    }
+                    self.set_deadline_of_attempt(cx);
+                    return Step::Wait;
+                }
+                Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
+                    return self.wait_for_room(cx, Errno::AGAIN);
+                }
+                Err(errno) => self.skip_address(errno),
+            }
+        }
+    }
+
+    pub(super) fn skip_address(&mut self, errno: Errno) {
+        self.last_error = Some(errno);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.address += 1;
+        }
+    }
+
+    /// Goes on with another server of the same backend.
+    pub(super) fn next_server(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(attempt) = self.attempt.take() else {
+            return Step::Done;
+        };
+        attempt.lease.failed();
+        let backend = attempt.backend;
+        drop(attempt.lease);
+        self.choose(cx, backend)
+    }
+
+    /// Makes the server send segments that are no larger than the client accepts.
+    pub(super) fn fit_segments(&self, kind: Kind, server: &OwnedFd) {
+        if let Some(client) = &self.client
+            && self.client_kind != Kind::Unix
+            && kind != Kind::Unix
+        {
+            // If this fails, the engine refuses the pair and says why.
+            let _ = SegmentSize::taken_by_peer(client).and_then(|size| size.announce_on(server));
+        }
+    }
+
+    pub(super) fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+        self.last_error = Some(errno);
+        self.state = State::NoRoom;
+        cx.set_deadline(Some(self.deadline.min(cx.now() + NO_ROOM_RETRY)));
+        Step::Wait
+    }
+
+    /// Gives each address an equal share of the time that is left, so that an address which does not
+    /// answer leaves time for the others.
+    pub(super) fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
+        let left = self.deadline.saturating_duration_since(cx.now());
+        let addresses = self.attempt.as_ref().map_or(1, |attempt| {
+            attempt.addresses.len() - attempt.address + attempt.backend.others(&self.tried)
+        });
+        cx.set_deadline(Some(cx.now() + left / addresses.max(1) as u32));
+    }
+
+    pub(super) fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+        self.abandon_server();
+        self.server_readiness = Readiness::NONE;
+        self.skip_address(errno);
+        self.connect(cx)
+    }
+}

@@ -1,0 +1,133 @@
+//! From accept to a route.
+
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, getsockname, send};
+use splice::{Context, Step};
+use splice_route::{Decision, Inspection, Waiting};
+
+use super::ending::{more, words};
+use super::first_bytes::Came;
+use super::{Connection, State};
+use crate::client_limit::Excess;
+use crate::service::{Counts, Destination};
+use crate::socket_address::SocketAddress;
+
+impl Connection {
+    /// The address that the client has connected to.
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        let name = getsockname(self.client.as_ref()?).ok();
+        SocketAddress::from_kernel(name)?.inet()
+    }
+
+    /// Holds the client against its limits, now that its address is known.
+    pub(super) fn admit(&mut self, cx: &mut Context<'_>) -> Step {
+        if let Some(client) = self.arrival.client {
+            let limits = &self.terms.plan.per_client;
+            let permit = self
+                .service
+                .client_limit
+                .acquire(limits, client.ip(), cx.now());
+            match (permit, &mut self.record) {
+                (Ok(permit), Some(record)) => record.admitted(permit),
+                (Ok(_), None) => {}
+                (Err(excess), _) => return self.turn_away(excess),
+            }
+        }
+        self.state = State::Deciding(Box::new(Inspection::new(self.terms.plan.first_bytes_limit)));
+        self.decide(cx, false)
+    }
+
+    pub(super) fn turn_away(&mut self, excess: Excess) -> Step {
+        let counts = &self.service.counts;
+        Counts::add(match excess {
+            Excess::Connections(_) => &counts.client_connections,
+            Excess::NewPerSecond(_) => &counts.client_rate,
+        });
+        let why = excess.to_string();
+        self.service.warnings.client_limit.emit(|suppressed| {
+            tracing::warn!(
+                "a connection{} was reset: {why}{}",
+                self.client_name(),
+                more(suppressed)
+            );
+        });
+        self.reset(&why)
+    }
+
+    /// Reads as much as a decision needs, and acts on it.
+    pub(super) fn decide(&mut self, cx: &mut Context<'_>, timed_out: bool) -> Step {
+        loop {
+            let State::Deciding(inspection) = &mut self.state else {
+                return Step::Wait;
+            };
+            let waiting = match (timed_out, self.first_bytes.has_ended()) {
+                (true, _) => Waiting::TimedOut,
+                (false, true) => Waiting::Ended,
+                (false, false) => Waiting::ForMore,
+            };
+            let conditions = self.terms.routes.iter().map(|route| &route.conditions);
+            let payload = self.first_bytes.payload();
+            match inspection.decide(conditions, &self.arrival, payload, waiting) {
+                Decision::More => match self.read(cx) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        cx.set_deadline(Some(self.deadline));
+                        return Step::Wait;
+                    }
+                    Err(_) => return self.reset_by_client("before a route was found"),
+                },
+                Decision::Reply(reply) => {
+                    if let Err(errno) = self.reply(reply) {
+                        return self.undecided(&words(errno));
+                    }
+                }
+                Decision::Route(index) => {
+                    let server_name = inspection.server_name();
+                    if let Some(record) = &mut self.record {
+                        record.named(server_name);
+                    }
+                    let for_proxy = inspection.bytes_for_proxy();
+                    self.asks_for_tls = inspection.is_postgres_tls();
+                    self.first_bytes.consume(for_proxy);
+                    let destination = self.terms.routes[index].destination.clone();
+                    return self.go_to(cx, destination);
+                }
+                Decision::NoRoute => return self.undecided("no route takes it"),
+                Decision::Reset(fault) => return self.undecided(&fault.to_string()),
+            }
+        }
+    }
+
+    /// Reads from the client; returns false if nothing has come.
+    pub(super) fn read(&mut self, _cx: &Context<'_>) -> Result<bool, Errno> {
+        let Some(client) = &self.client else {
+            return Ok(false);
+        };
+        Ok(self.first_bytes.read(client)? != Came::Nothing)
+    }
+
+    /// Writes a few bytes to the client. It has not been written to before, so its buffer has room.
+    pub(super) fn reply(&self, bytes: &[u8]) -> Result<(), Errno> {
+        let Some(client) = &self.client else {
+            return Ok(());
+        };
+        match send(client, bytes, SendFlags::NOSIGNAL)? {
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(Errno::NOBUFS),
+        }
+    }
+
+    pub(super) fn go_to(&mut self, cx: &mut Context<'_>, destination: Destination) -> Step {
+        match destination {
+            Destination::Backend { backend, fallback } => {
+                self.deadline = cx.now() + backend.plan().connect_timeout;
+                self.fallback = fallback;
+                self.choose(cx, backend)
+            }
+            Destination::Reset => self.undecided("its route resets it"),
+            Destination::Requested(_) | Destination::Client => self.undecided("no route takes it"),
+        }
+    }
+}

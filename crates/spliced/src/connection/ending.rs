@@ -1,0 +1,117 @@
+//! Ends without a pair.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{getpeername, sockopt};
+use splice::{Kind, Step};
+
+use super::Connection;
+use crate::resource_limit::limit_met;
+use crate::service::Counts;
+use crate::socket_address::SocketAddress;
+
+impl Connection {
+    /// Resets the connection to the server. It may be established by now, and the server must not see
+    /// an end of stream.
+    pub(super) fn abandon_server(&mut self) {
+        if let Some(server) = self.server.take() {
+            // This fails only on a connection that is already gone.
+            let _ = sockopt::set_socket_linger(&server, Some(Duration::ZERO));
+        }
+    }
+
+    /// " from" and the address of the client. Most UNIX sockets have none: then it is empty.
+    pub(super) fn client_name(&self) -> String {
+        // Looked up only here, since most connections never need it.
+        let peer = self
+            .client
+            .as_ref()
+            .and_then(|client| getpeername(client).ok());
+        match SocketAddress::from_kernel(peer.flatten()).map(|address| address.to_string()) {
+            Some(name) if name != "unix:" => format!(" from {name}"),
+            _ => String::new(),
+        }
+    }
+
+    /// Ends without a route.
+    pub(super) fn undecided(&mut self, why: &str) -> Step {
+        Counts::add(&self.service.counts.without_route);
+        if let Some(record) = &self.record {
+            self.service.warnings.undecided.emit(|suppressed| {
+                tracing::warn!(
+                    "connection {}{} was reset: {why}{}",
+                    record.id(),
+                    self.client_name(),
+                    more(suppressed)
+                );
+            });
+        }
+        self.reset(why)
+    }
+
+    /// Ends without a server.
+    pub(super) fn fail(&mut self, why: &str) -> Step {
+        Counts::add(&self.service.counts.without_server);
+        self.give_up(why)
+    }
+
+    /// Warns, and resets the client.
+    pub(super) fn give_up(&mut self, why: &str) -> Step {
+        if let Some(record) = &self.record {
+            self.service.warnings.target_unreachable.emit(|suppressed| {
+                tracing::warn!(
+                    "connection {}{} to {} was reset: {why}{}",
+                    record.id(),
+                    self.client_name(),
+                    record.wanted(),
+                    more(suppressed)
+                );
+            });
+        }
+        self.reset(why)
+    }
+
+    /// Resets the client, since it could take an end of stream for an empty answer.
+    pub(super) fn reset(&mut self, why: &str) -> Step {
+        if let Some(client) = self.client.take()
+            && self.client_kind != Kind::Unix
+        {
+            // This fails only on a connection that is already gone.
+            let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
+        }
+        self.abandon_server();
+        if let Some(record) = self.record.take() {
+            record.write(None, why);
+        }
+        Step::Done
+    }
+
+    pub(super) fn reset_by_client(&mut self, when: &str) -> Step {
+        self.client = None;
+        self.abandon_server();
+        if let Some(record) = self.record.take() {
+            record.write(None, &format!("reset by client {when}"));
+        }
+        Step::Done
+    }
+}
+
+pub(super) fn more(suppressed: u64) -> String {
+    match suppressed {
+        0 => String::new(),
+        count => format!(" ({count} more like it since the last warning)"),
+    }
+}
+
+/// The limit that was met, or the system's text for an error number, without the number.
+pub(super) fn words(errno: Errno) -> String {
+    if let Some(limit) = limit_met(errno) {
+        return limit;
+    }
+    let text = std::io::Error::from(errno).to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase()
+}

@@ -1,0 +1,156 @@
+//! From a connected server to the pair.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
+use splice_route::POSTGRES_SSL_REQUEST;
+
+use super::ending::words;
+use super::{Connection, State};
+use crate::service::Counts;
+
+/// What a PostgreSQL server answers if it does TLS.
+const TLS_ACCEPTED: &[u8; 1] = b"S";
+
+impl Connection {
+    /// Joins the client with the server, unless TCP has connected the socket with itself (simultaneous
+    /// open). That happens if nobody listens and the server's port is picked for this end.
+    pub(super) fn connected(&mut self, cx: &mut Context<'_>) -> Step {
+        let itself = match (&self.attempt, &self.server) {
+            (Some(attempt), Some(server)) => attempt
+                .address()
+                .is_some_and(|address| address.is_itself(server)),
+            _ => false,
+        };
+        if itself {
+            return self.try_next(cx, Errno::CONNREFUSED);
+        }
+        if let Some(attempt) = &self.attempt {
+            attempt.lease.connected();
+        }
+        let mut preface = Vec::new();
+        if self.asks_for_tls {
+            preface.extend(POSTGRES_SSL_REQUEST);
+        }
+        if preface.is_empty() {
+            return self.send_payload(cx);
+        }
+        self.state = State::Sending {
+            bytes: preface,
+            sent: 0,
+            is_preface: true,
+        };
+        self.send(cx)
+    }
+
+    /// Passes on what the client has sent.
+    fn send_payload(&mut self, cx: &mut Context<'_>) -> Step {
+        let bytes = std::mem::take(&mut self.first_bytes).into_payload();
+        if bytes.is_empty() {
+            return self.join();
+        }
+        if let Some(record) = &mut self.record {
+            record.passed_on(bytes.len() as u64);
+        }
+        self.state = State::Sending {
+            bytes,
+            sent: 0,
+            is_preface: false,
+        };
+        self.send(cx)
+    }
+
+    /// Writes what the server gets before the client's bytes flow by themselves.
+    pub(super) fn send(&mut self, cx: &mut Context<'_>) -> Step {
+        let (
+            State::Sending {
+                bytes,
+                sent,
+                is_preface,
+            },
+            Some(server),
+        ) = (&mut self.state, &self.server)
+        else {
+            return Step::Wait;
+        };
+        while *sent < bytes.len() {
+            match send(server, &bytes[*sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => *sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    cx.set_deadline(Some(self.deadline));
+                    return Step::Wait;
+                }
+                Err(errno) => return self.fail(&format!("the target failed: {}", words(errno))),
+            }
+        }
+        match (*is_preface, self.asks_for_tls) {
+            (true, true) => {
+                self.state = State::AskingForTls;
+                cx.set_deadline(Some(self.deadline));
+                self.read_tls_answer(cx)
+            }
+            (true, false) => self.send_payload(cx),
+            (false, _) => self.join(),
+        }
+    }
+
+    /// Reads the one byte of a PostgreSQL server that was asked for TLS. What follows it belongs to the
+    /// client.
+    pub(super) fn read_tls_answer(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(server) = &self.server else {
+            return Step::Wait;
+        };
+        let mut answer = [0];
+        match recv(server, &mut answer, RecvFlags::empty()) {
+            Ok((1, _)) if answer == *TLS_ACCEPTED => self.send_payload(cx),
+            Ok((1, _)) => self.fail("the target refuses TLS"),
+            Ok(_) => self.fail("the target has closed the connection when asked for TLS"),
+            Err(Errno::AGAIN | Errno::INTR) => Step::Wait,
+            Err(errno) => self.fail(&format!("the target failed: {}", words(errno))),
+        }
+    }
+
+    pub(super) fn join(&mut self) -> Step {
+        let (Some(client), Some(server), Some(mut record), Some(attempt)) = (
+            self.client.take(),
+            self.server.take(),
+            self.record.take(),
+            self.attempt.take(),
+        ) else {
+            return Step::Done;
+        };
+        let Some(address) = attempt.address().cloned() else {
+            return Step::Done;
+        };
+        let kind = address.kind();
+        let mut options = self.terms.options;
+        if attempt.backend.plan().excludes_segment() {
+            options.segment_after = None;
+        }
+        if let Some(rate) = self.terms.plan.rate {
+            // It fails on UNIX sockets, which `spliced check` says.
+            let _ = set_pacing_rate(&client, rate);
+            let _ = set_pacing_rate(&server, rate);
+        }
+        Counts::add(&self.service.counts.joined);
+        record.connected_to(address, attempt.lease);
+        let pair = pair_task(
+            Endpoint::prepared(client, self.client_kind),
+            Endpoint::prepared(server, kind),
+            &options,
+            Some([self.client_readiness, self.server_readiness]),
+            move |outcome| record.ended(&outcome),
+        );
+        match pair {
+            Ok(pair) => Step::Become(pair),
+            Err(error) => {
+                self.service
+                    .warnings
+                    .engine_refused
+                    .emit(|_| tracing::error!("{error}"));
+                Step::Done
+            }
+        }
+    }
+}
