@@ -28,7 +28,9 @@ pub struct Conditions {
     pub http_hosts: Option<Vec<NamePattern>>,
     /// An HTTP/1 request with one of these methods.
     pub http_methods: Option<Vec<String>>,
-    /// An HTTP/1 request for a path that starts with one of these.
+    /// An HTTP/1 request for a path that starts with one of these, byte by byte, as `path_beg` of HAProxy:
+    /// `/api` matches `/apiary`, too; write `/api/` for what is below. The path is the one that was sent,
+    /// with its percent-encoding, so `/%61pi` matches neither. Do not use it for access control.
     pub http_paths: Option<Vec<String>>,
     /// The first bytes are a protocol's.
     pub protocol: Option<Protocol>,

@@ -338,3 +338,8 @@ fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> 
     });
     hosts && methods && paths
 }
+
+#[cfg(test)]
+mod cuts;
+#[cfg(test)]
+mod tests;

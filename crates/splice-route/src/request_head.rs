@@ -2,8 +2,8 @@
 //!
 //! A reader looks at each byte once, in one of these states, and parses the head once, at its end:
 //!
-//! - `Method`: nothing but characters of a method, or empty lines, has come. A space leads to
-//!   `RequestLine`; any other byte, or a method that nobody uses for its length, to `Other`.
+//! - `Method`: nothing but characters of a method, or empty lines, has come. A space or tab leads to
+//!   `RequestLine`, any other byte to `Other`, and so does a method that fills the limit.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
 //!   protocol of text lines. Any other line has to be right: it leads to `Fields` or to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
@@ -13,9 +13,6 @@ use std::ops::Range;
 
 use crate::authority::Authority;
 use crate::progress::{Fault, Progress};
-
-/// Longer methods are not HTTP. The longest that is registered with IANA, UPDATEREDIRECTREF, has 17.
-const LONGEST_METHOD_BYTES: usize = 32;
 
 /// HAProxy takes 101 fields, Apache 100. Bounds the memory of one parse.
 const MOST_FIELDS: usize = 128;
@@ -103,8 +100,13 @@ impl RequestHeadReader {
         {
             self.state = next;
         }
-        if bytes.len() == self.limit_bytes && !self.is_final() {
-            self.state = State::Broken(TOO_LONG);
+        if bytes.len() == self.limit_bytes {
+            match self.state {
+                // Not a request that any server takes, but perhaps a stream of text.
+                State::Method => self.state = State::Other,
+                State::RequestLine | State::Fields => self.state = State::Broken(TOO_LONG),
+                State::Other | State::Broken(_) | State::Complete(_) => {}
+            }
         }
         match &self.state {
             State::Method | State::RequestLine | State::Fields => Progress::More,
@@ -112,13 +114,6 @@ impl RequestHeadReader {
             State::Broken(fault) => Progress::Broken(*fault),
             State::Complete(head) => Progress::Complete(head),
         }
-    }
-
-    fn is_final(&self) -> bool {
-        matches!(
-            self.state,
-            State::Other | State::Broken(_) | State::Complete(_)
-        )
     }
 
     /// The head, once it is complete.
@@ -160,8 +155,9 @@ impl RequestHeadReader {
                 self.line += 1;
                 None
             }
-            b' ' if length > 0 => Some(State::RequestLine),
-            _ if is_token(byte) && length < LONGEST_METHOD_BYTES => None,
+            // HAProxy takes a tab for a space.
+            b' ' | b'\t' if length > 0 => Some(State::RequestLine),
+            _ if is_token(byte) => None,
             _ => Some(State::Other),
         }
     }
@@ -241,7 +237,7 @@ fn judge(line: &[u8]) -> State {
     else {
         return State::Broken(REQUEST_LINE);
     };
-    if target.is_empty() || target.contains(&b'\t') {
+    if target.is_empty() || line.contains(&b'\t') {
         return State::Broken(REQUEST_LINE);
     }
     match version {
@@ -261,7 +257,7 @@ fn names_http(line: &[u8]) -> bool {
 }
 
 fn has_known_method(line: &[u8]) -> bool {
-    let method = line.split(|byte| *byte == b' ').next();
+    let method = line.split(|byte| b" \t".contains(byte)).next();
     method.is_some_and(|method| KNOWN_METHODS.contains(&method))
 }
 

@@ -48,6 +48,9 @@ pub(crate) enum Level {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Relay(RelayArgs),
+    Run(RunArgs),
+    Reload(ReloadArgs),
+    Status(StatusArgs),
     Echo(EchoArgs),
     Doctor(DoctorArgs),
 }
@@ -133,6 +136,36 @@ pub(crate) struct RelayArgs {
     pub(crate) life: LifeArgs,
 }
 
+/// Run the listeners, routes and backends of a configuration.
+///
+/// SIGHUP or 'spliced reload' reads the file again. Open connections go on; a file with a mistake changes
+/// nothing.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::RELAY))]
+pub(crate) struct RunArgs {
+    /// The configuration, in TOML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Have the process that runs a configuration read it again.
+///
+/// Prints why if nothing has changed.
+#[derive(Args, Debug)]
+pub(crate) struct ReloadArgs {
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Show connections, servers and counts of the process that runs a configuration, as JSON.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// The configuration that the process runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
 /// Accept connections on LISTEN and echo every byte: each connection is spliced to itself.
 ///
 /// Addresses are those of 'spliced relay'. The bytes that a client has sent
@@ -180,7 +213,7 @@ pub(crate) struct LifeArgs {
     pub(crate) drain_timeout: Duration,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| {
         "it is not a time; write a number and its unit, such as 500ms, 30s or 5m".into()
     })
@@ -189,7 +222,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// A longer time is a mistake, and a very long one overflows the clock.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than zero".into()),
         time if time > LONGEST => Err("it is longer than a year; leave it out for no limit".into()),

@@ -68,7 +68,7 @@ impl Deployment {
         let workers = (0..threads).map(|_| Worker::start(busy_poll, on_failure.clone()));
         Ok(Self {
             process: Process::new(),
-            control: Control::start()?,
+            control: Control::default(),
             workers: workers.collect::<Result<_>>()?,
             listeners: BTreeMap::new(),
             backends: BTreeMap::new(),
@@ -109,7 +109,7 @@ impl Deployment {
 
         for listener in &plan.backends {
             if let Some(backend) = self.backends.get(&listener.name) {
-                backend.update(Arc::clone(listener));
+                backend.update(Arc::clone(listener))?;
             }
         }
         self.access_logs = access_logs;

@@ -8,6 +8,7 @@ mod admin;
 mod backend;
 mod cli;
 mod client_limit;
+mod config;
 mod connection;
 mod connection_limit;
 mod deployment;
@@ -44,7 +45,7 @@ use clap::{CommandFactory, Parser};
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
 use crate::exit_status::{CUT_SHORT, FAILED, WRONG_USAGE};
-use crate::relay::Ended;
+use crate::relay::{Configuration, Ended};
 use crate::signal::Signals;
 
 fn main() -> ExitCode {
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            let wrong_usage = refused || error.is::<refusal::WrongUsage>();
+            let wrong_usage = refused || error.is::<refusal::WrongUsage>() || error.is::<config::Mistakes>();
             if wrong_usage { WRONG_USAGE } else { FAILED }
         }
     };
@@ -81,6 +82,27 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
     match command {
         Command::Relay(args) => relay::run(&relay::plan_of_relay(args), None, signals, diagnostics),
         Command::Echo(args) => relay::run(&relay::plan_of_echo(args), None, signals, diagnostics),
+        Command::Run(args) => {
+            let plan = config::read(&args.config)?;
+            let path = args.config.clone();
+            let read = Box::new(move || Ok(config::read(&path)?));
+            let configuration = Configuration {
+                path: args.config,
+                read,
+            };
+            relay::run(&plan, Some(configuration), signals, diagnostics)
+        }
+        Command::Reload(args) => {
+            signals.leave_to_default()?;
+            admin::ask(&args.config, admin::Request::Reload)?;
+            Ok(Ended::Well)
+        }
+        Command::Status(args) => {
+            signals.leave_to_default()?;
+            let status = admin::ask(&args.config, admin::Request::Status)?;
+            println!("{status:#}");
+            Ok(Ended::Well)
+        }
         Command::Doctor(args) => {
             signals.leave_to_default()?;
             doctor::run(&args).map(|()| Ended::Well)

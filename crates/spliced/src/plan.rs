@@ -45,6 +45,8 @@ pub(crate) struct ListenerPlan {
     /// The longest first message of a client.
     pub(crate) first_bytes_limit: usize,
     pub(crate) idle_timeout: Option<Duration>,
+    /// To a destination that a client asks for. A backend has its own.
+    pub(crate) connect_timeout: Duration,
     pub(crate) max_connections: Option<u32>,
     pub(crate) per_client: ClientLimits,
     /// How long loops and sockets poll the device before they sleep (`spliced echo --busy-poll`).
@@ -222,6 +224,7 @@ impl ListenerPlan {
             engine: EngineChoice::Auto,
             bypass_firewall: false,
             decide_within: DECIDE_WITHIN,
+            connect_timeout: CONNECT_TIMEOUT,
             first_bytes_limit: FIRST_BYTES_LIMIT,
             idle_timeout: None,
             max_connections: None,

@@ -164,6 +164,10 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
         (request("GET / HTTP/1.1 ", "Host: a"), REQUEST_LINE),
         (request("GET / /b HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET /\t HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET\t / HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET\t/ HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("FOO /\tHTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET\t/\0 HTTP/1.1", "Host: a"), CONTROL_BYTE),
         (request("GET HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET / http/1.1", "Host: a"), VERSION),
         (request("GET / HTTP/1.2", "Host: a"), VERSION),
@@ -204,7 +208,6 @@ fn other_protocols_are_no_http() {
         b"\0",
         b"A B\0",
         b"{",
-        b"A-METHOD-THAT-IS-LONGER-THAN-32-B",
     ] {
         let shown = bytes.escape_ascii();
         assert_eq!(read_in_every_way(bytes), Progress::Other, "{shown}");
@@ -236,6 +239,11 @@ fn a_head_is_as_long_as_the_limit_at_most() {
     let line = [b"GET /", &endless[..]].concat();
     assert_eq!(read(&line), Progress::Broken(TOO_LONG));
     assert_eq!(read(&endless), Progress::Other);
+    assert_eq!(read(&endless[1..]), Progress::More);
+    // Servers take methods that nobody has heard of.
+    let method = "A-METHOD-".repeat(100);
+    let text = format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(read(text.as_bytes()), head(&method, "a", "/"));
 }
 
 #[test]

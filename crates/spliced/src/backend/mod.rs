@@ -1,97 +1,519 @@
-//! scaffolding
-use crate::plan::{BackendPlan, ServerAddress};
-use crate::socket_address::SocketAddress;
-use crate::target::Target;
-use anyhow::Result;
-use rustix::io::Errno;
-use splice_route::Arrival;
+//! A group of servers: which one a connection goes to, and which are usable.
+
+mod check;
+mod control;
+mod health;
+mod maglev;
+mod queue;
+mod server;
+mod srv;
+mod watch;
+
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-pub(crate) struct Control;
-impl Control {
-    pub(crate) fn start() -> Result<Self> {
-        Ok(Self)
-    }
-}
+use anyhow::Result;
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use splice::Waker;
+use splice_route::Arrival;
+
+pub(crate) use self::control::Control;
+use self::maglev::Maglev;
+use self::queue::Queue;
+pub(crate) use self::queue::Ticket;
+use self::server::Server;
+use crate::outgoing::Outgoing;
+use crate::plan::{BackendPlan, Balance, HashKey, OnRemove, ServerAddress, ServerPlan};
+use crate::roster::Seat;
+use crate::socket_address::SocketAddress;
+
+/// Shared by all threads.
 pub(crate) struct Backend {
-    plan: Arc<BackendPlan>,
-    target: Arc<Target>,
+    name: String,
+    plan: RwLock<Arc<BackendPlan>>,
+    outgoing: Outgoing,
+    control: Control,
+    state: Mutex<State>,
+    pub(crate) queue: Arc<Queue>,
 }
+
+#[derive(Default)]
+struct State {
+    entries: Vec<Entry>,
+    /// The addresses that listeners with routes to this backend are bound to.
+    listening: Vec<SocketAddress>,
+    /// For consistent hashing: the table, and the servers that it was made for.
+    table: Option<(Vec<Arc<Server>>, Maglev)>,
+}
+
+struct Entry {
+    server: Arc<Server>,
+    /// How far the server is due, for smooth weighted round-robin as in nginx: each turn adds the weight
+    /// of every server to it and takes the sum from the one that is picked.
+    due: i64,
+}
+
+/// What decides between servers.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct PickKey<'a> {
     pub(crate) client: Option<IpAddr>,
     pub(crate) server_name: Option<&'a str>,
 }
+
+/// The servers that a connection has tried.
 #[derive(Default)]
-pub(crate) struct Tried(usize);
+pub(crate) struct Tried(Vec<Arc<Server>>);
+
 impl Tried {
-    pub(crate) fn add(&mut self, _l: &Lease) {
-        self.0 += 1
+    pub(crate) fn add(&mut self, lease: &Lease) {
+        self.0.push(Arc::clone(&lease.server));
+    }
+
+    fn has(&self, server: &Arc<Server>) -> bool {
+        self.0.iter().any(|tried| Arc::ptr_eq(tried, server))
     }
 }
-pub(crate) struct Ticket;
-pub(crate) struct Lease(Arc<Target>);
+
 pub(crate) enum Pick {
     Server(Lease),
+    /// Every usable server is at its limit. The waker is called when it is worth picking again.
     Queued(Ticket),
     QueueFull,
+    /// With the reason.
     NoneLeft(String),
 }
+
+/// One connection at one server, which it counts until it is dropped.
+pub(crate) struct Lease {
+    server: Arc<Server>,
+    backend: Arc<Backend>,
+}
+
 impl Lease {
     pub(crate) fn addresses(&self) -> Arc<[SocketAddress]> {
-        self.0.addresses()
+        self.server.target.addresses()
     }
-    pub(crate) fn connected(&self) {}
-    pub(crate) fn failed(&self) {}
-    pub(crate) fn reset_before_first_byte(&self) {}
-    pub(crate) fn was_cut(&self) -> bool {
-        false
+
+    /// The server has accepted the connection.
+    pub(crate) fn connected(&self) {
+        self.server.passed(&self.backend.name);
+    }
+
+    /// None of its addresses could be connected to.
+    pub(crate) fn failed(&self, why: &str) {
+        self.server.failed(&self.backend.name, why);
+    }
+
+    pub(crate) fn reset_before_first_byte(&self) {
+        let why = "it resets connections before its first byte";
+        self.server.failed(&self.backend.name, why);
+    }
+
+    /// Has the connection closed when the server is cut.
+    pub(crate) fn sit(&self, waker: Waker) -> Seat {
+        self.server.roster.enter(waker)
     }
 }
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.server.open.fetch_sub(1, Ordering::Relaxed);
+        self.backend.queue.call_next();
+    }
+}
+
 impl Backend {
-    pub(crate) fn new(plan: Arc<BackendPlan>, _c: &Control) -> Result<Arc<Self>> {
-        let ServerAddress::Address(a) = plan.servers[0].address.clone() else {
-            unreachable!()
+    /// Starts to resolve and to check its servers. Waits for names up to the connect timeout.
+    ///
+    /// # Errors
+    /// If an address cannot be used, or a thread cannot be started.
+    pub(crate) fn new(plan: Arc<BackendPlan>, control: &Control) -> Result<Arc<Self>> {
+        let backend = Arc::new(Self {
+            name: plan.name.clone(),
+            plan: RwLock::new(Arc::clone(&plan)),
+            outgoing: Outgoing::default(),
+            control: control.clone(),
+            state: Mutex::default(),
+            queue: Arc::default(),
+        });
+        let deadline = Instant::now() + plan.connect_timeout;
+        for server in &plan.servers {
+            backend.add(server, &plan, deadline)?;
+        }
+        Ok(backend)
+    }
+
+    /// Adds a server, unless there is one of this address.
+    fn add(
+        self: &Arc<Self>,
+        server: &ServerPlan,
+        plan: &BackendPlan,
+        deadline: Instant,
+    ) -> Result<()> {
+        let address = match &server.address {
+            ServerAddress::Address(address) => address.clone(),
+            ServerAddress::Srv(name) => {
+                srv::watch(self, name);
+                return Ok(());
+            }
         };
-        let target = Target::new(a, plan.connect_timeout)?;
-        Ok(Arc::new(Self { plan, target }))
+        let at_most = deadline.saturating_duration_since(Instant::now());
+        let server = Server::new(address, server.weight, server.backup, plan, at_most)?;
+        let listening = self.lock().listening.clone();
+        if !listening.is_empty() {
+            server.target.keep_off(&listening)?;
+        }
+        if plan.health.is_some() {
+            watch::start(self, &server);
+        }
+        let mut state = self.lock();
+        state.entries.push(Entry { server, due: 0 });
+        state.table = None;
+        Ok(())
     }
-    pub(crate) fn update(&self, _plan: Arc<BackendPlan>) {}
-    pub(crate) fn snapshot(&self) -> serde_json::Value {
-        serde_json::Value::Null
+
+    /// A reload: servers that stay keep their connections, counts and health.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), for a server that is new. Those before it have changed.
+    pub(crate) fn update(self: &Arc<Self>, plan: Arc<BackendPlan>) -> Result<()> {
+        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&plan);
+        let deadline = Instant::now() + plan.connect_timeout;
+        let fixed = |entry: &ServerPlan| match &entry.address {
+            ServerAddress::Address(address) => Some(address.to_string()),
+            ServerAddress::Srv(_) => None,
+        };
+        let has_srv = plan.servers.iter().any(|server| fixed(server).is_none());
+        let gone = |name: &str| {
+            !has_srv
+                && !plan
+                    .servers
+                    .iter()
+                    .any(|server| fixed(server).as_deref() == Some(name))
+        };
+        self.remove(gone, plan.on_remove);
+        for server in &plan.servers {
+            let known = fixed(server).and_then(|name| self.find(&name));
+            match known {
+                Some(known) => {
+                    known.change(server.weight, server.backup, &plan);
+                    if plan.health.is_some() {
+                        watch::start(self, &known);
+                    }
+                }
+                None => self.add(server, &plan, deadline)?,
+            }
+        }
+        self.lock().table = None;
+        // A limit may have been raised.
+        self.queue.call_all();
+        Ok(())
     }
-    pub(crate) fn retire(&self) {}
+
+    /// The servers are those that SRV records name now, beside those with an address of their own.
+    fn take_srv(self: &Arc<Self>, servers: &[ServerPlan]) {
+        let plan = self.plan();
+        let name = |server: &ServerPlan| match &server.address {
+            ServerAddress::Address(address) => address.to_string(),
+            ServerAddress::Srv(name) => name.clone(),
+        };
+        let all = || plan.servers.iter().chain(servers);
+        self.remove(
+            |gone| !all().any(|server| name(server) == gone),
+            plan.on_remove,
+        );
+        let deadline = Instant::now() + plan.connect_timeout;
+        for server in servers {
+            match self.find(&name(server)) {
+                Some(known) => known.change(server.weight, server.backup, &plan),
+                None => {
+                    if let Err(error) = self.add(server, &plan, deadline) {
+                        tracing::warn!("backend {}: {error:#}", self.name);
+                    }
+                }
+            }
+        }
+        self.lock().table = None;
+    }
+
+    /// Removes the servers whose names `gone` confirms.
+    fn remove(&self, gone: impl Fn(&str) -> bool, on_remove: OnRemove) {
+        let mut state = self.lock();
+        state.table = None;
+        let (removed, kept) = std::mem::take(&mut state.entries)
+            .into_iter()
+            .partition(|entry| gone(entry.server.name()));
+        state.entries = kept;
+        drop(state);
+        for Entry { server, .. } in removed {
+            server.remove();
+            tracing::info!(
+                "backend {}: server {} was removed",
+                self.name,
+                server.name()
+            );
+            match on_remove {
+                OnRemove::Reset => server.roster.cut(),
+                OnRemove::Drain(time) => {
+                    self.control.spawn(async move {
+                        tokio::time::sleep(time).await;
+                        server.roster.cut();
+                    });
+                }
+            }
+        }
+    }
+
+    /// No route leads here any more.
+    pub(crate) fn retire(&self) {
+        self.remove(|_| true, self.plan().on_remove);
+    }
+
+    fn find(&self, name: &str) -> Option<Arc<Server>> {
+        let state = self.lock();
+        let mut entries = state.entries.iter();
+        let found = entries.find(|entry| entry.server.name() == name)?;
+        Some(Arc::clone(&found.server))
+    }
+
     pub(crate) fn name(&self) -> &str {
-        &self.plan.name
+        &self.name
     }
+
     pub(crate) fn plan(&self) -> Arc<BackendPlan> {
-        self.plan.clone()
+        Arc::clone(&self.plan.read().unwrap_or_else(PoisonError::into_inner))
     }
-    pub(crate) fn others(&self, _t: &Tried) -> usize {
-        0
+
+    /// A socket that can be connected to a server.
+    ///
+    /// # Errors
+    /// As [`Outgoing::socket`].
+    pub(crate) fn socket(
+        &self,
+        address: &SocketAddress,
+        arrival: &Arrival,
+    ) -> Result<OwnedFd, Errno> {
+        let client = arrival.client.map(|address| address.ip());
+        self.outgoing.socket(&self.plan(), address, client)
     }
+
+    /// The addresses of all servers that are known now.
     pub(crate) fn addresses(&self) -> Vec<SocketAddress> {
-        self.target.addresses().to_vec()
+        let servers: Vec<_> = self
+            .lock()
+            .entries
+            .iter()
+            .map(|entry| Arc::clone(&entry.server))
+            .collect();
+        servers
+            .iter()
+            .flat_map(|server| server.target.addresses().to_vec())
+            .collect()
     }
-    pub(crate) fn keep_off(&self, l: &[SocketAddress]) -> Result<Option<SocketAddress>> {
-        self.target.keep_off(l)
+
+    /// How many servers a connection may still try.
+    pub(crate) fn others(&self, tried: &Tried) -> usize {
+        let state = self.lock();
+        let now = Instant::now();
+        let others = state.entries.iter().map(|entry| &entry.server);
+        others
+            .filter(|server| !tried.has(server) && server.is_up(now))
+            .count()
     }
-    pub(crate) fn socket(&self, a: &SocketAddress, _: &Arrival) -> Result<OwnedFd, Errno> {
-        a.socket()
+
+    /// Leaves out servers that are listeners of ours, from now on. Returns an address that was left out if
+    /// no server remains.
+    ///
+    /// # Errors
+    /// If the thread cannot be started that looks out for an address which may come to this host later.
+    pub(crate) fn keep_off(&self, listening: &[SocketAddress]) -> Result<Option<SocketAddress>> {
+        let servers: Vec<_> = {
+            let mut state = self.lock();
+            for address in listening {
+                if !state.listening.contains(address) {
+                    state.listening.push(address.clone());
+                }
+            }
+            state
+                .entries
+                .iter()
+                .map(|entry| Arc::clone(&entry.server))
+                .collect()
+        };
+        let mut itself = None;
+        for server in &servers {
+            match server.target.keep_off(listening)? {
+                Some(address) => itself = Some(address),
+                None => return Ok(None),
+            }
+        }
+        Ok(itself)
     }
+
+    /// A server for a connection that has tried `tried`. One that comes with a ticket has waited; others
+    /// queue behind those who wait.
     pub(crate) fn pick(
         self: &Arc<Self>,
-        _k: &PickKey,
-        t: &Tried,
-        _w: impl FnOnce() -> splice::Waker,
+        key: &PickKey<'_>,
+        tried: &Tried,
+        ticket: Option<Ticket>,
+        waker: impl FnOnce() -> Waker,
     ) -> Pick {
-        if t.0 > 0 {
-            return Pick::NoneLeft(String::new());
+        let plan = self.plan();
+        let now = Instant::now();
+        let mut state = self.lock();
+        let usable = state.usable(tried, plan.health.is_some(), now);
+        if usable.is_empty() {
+            return Pick::NoneLeft(state.why_none());
         }
-        if self.target.addresses().is_empty() {
-            return Pick::NoneLeft(self.target.why_nowhere());
+        let most = plan.max_connections_per_server.unwrap_or(u32::MAX);
+        let has_room = |index: &usize| state.entries[*index].server.open() < most;
+        let free: Vec<_> = usable.into_iter().filter(has_room).collect();
+        if free.is_empty() || (ticket.is_none() && !self.queue.is_empty()) {
+            return match self.queue.enter(plan.queue.most, waker) {
+                Some(ticket) => Pick::Queued(ticket),
+                None => Pick::QueueFull,
+            };
         }
-        Pick::Server(Lease(self.target.clone()))
+        let index = state.choose(&plan, &free, key, now);
+        let server = Arc::clone(&state.entries[index].server);
+        // Counted under the lock, so that nobody gets the same place.
+        server.open.fetch_add(1, Ordering::Relaxed);
+        server.total.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        Pick::Server(Lease {
+            server,
+            backend: Arc::clone(self),
+        })
+    }
+
+    pub(crate) fn snapshot(&self) -> Value {
+        let state = self.lock();
+        json!({
+            "name": self.name,
+            "queued": self.queue.len(),
+            "servers": state.entries.iter().map(|entry| entry.server.snapshot()).collect::<Vec<_>>(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What a panic could leave half changed are the turns of servers, which even out.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The servers to choose from: those that are up; if there is none, the backups that are. Without
+    /// checks the others are better than nothing.
+    fn usable(&self, tried: &Tried, has_checks: bool, now: Instant) -> Vec<usize> {
+        let that = |condition: &dyn Fn(&Server) -> bool| -> Vec<usize> {
+            let entries = self.entries.iter().enumerate();
+            entries
+                .filter(|(_, entry)| {
+                    let server = &entry.server;
+                    condition(server) && !tried.has(server) && !server.target.addresses().is_empty()
+                })
+                .map(|(index, _)| index)
+                .collect()
+        };
+        let up = that(&|server| !server.is_backup() && server.is_up(now));
+        if !up.is_empty() {
+            return up;
+        }
+        let backups = that(&|server| server.is_backup() && server.is_up(now));
+        if !backups.is_empty() || has_checks {
+            return backups;
+        }
+        that(&|_| true)
+    }
+
+    fn why_none(&self) -> String {
+        match &self.entries[..] {
+            [] => "its servers are not known yet".into(),
+            [only] if only.server.target.addresses().is_empty() => only.server.target.why_nowhere(),
+            _ => "no server is up".into(),
+        }
+    }
+
+    fn choose(
+        &mut self,
+        plan: &BackendPlan,
+        free: &[usize],
+        key: &PickKey<'_>,
+        now: Instant,
+    ) -> usize {
+        if let [only] = free {
+            return *only;
+        }
+        match plan.balance {
+            Balance::RoundRobin => self.next_in_turn(plan.slow_start, free, now),
+            Balance::LeastConnections => {
+                // Those with the same load take turns.
+                let load = |index: &usize| {
+                    let server = &self.entries[*index].server;
+                    let share = u64::from(server.share(plan.slow_start, now).max(1));
+                    (u64::from(server.open()) + 1) * 1_000_000 / share
+                };
+                let least = free.iter().map(load).min().unwrap_or_default();
+                let ties: Vec<_> = free
+                    .iter()
+                    .copied()
+                    .filter(|index| load(index) == least)
+                    .collect();
+                self.next_in_turn(plan.slow_start, &ties, now)
+            }
+            Balance::Consistent(hash) => self.consistent(hash, free, key),
+        }
+    }
+
+    fn next_in_turn(
+        &mut self,
+        slow_start: Option<Duration>,
+        free: &[usize],
+        now: Instant,
+    ) -> usize {
+        let mut sum = 0;
+        for index in free {
+            let entry = &mut self.entries[*index];
+            let share = i64::from(entry.server.share(slow_start, now));
+            entry.due += share;
+            sum += share;
+        }
+        // The first of those that are due most.
+        let due = |index: &&usize| (self.entries[**index].due, std::cmp::Reverse(**index));
+        let picked = free.iter().max_by_key(due).copied().unwrap_or_default();
+        self.entries[picked].due -= sum;
+        picked
+    }
+
+    fn consistent(&mut self, hash: HashKey, free: &[usize], key: &PickKey<'_>) -> usize {
+        let bytes = match (hash, key.server_name, key.client) {
+            (HashKey::ServerName, Some(name), _) => name.as_bytes().to_vec(),
+            (_, _, Some(IpAddr::V4(ip))) => ip.octets().to_vec(),
+            (_, _, Some(IpAddr::V6(ip))) => ip.octets().to_vec(),
+            (_, _, None) => Vec::new(),
+        };
+        if self.table.is_none() {
+            // All servers, down or not: so a server that comes back finds its clients again, and the
+            // clients of one that is down are spread.
+            let servers: Vec<_> = self
+                .entries
+                .iter()
+                .map(|entry| Arc::clone(&entry.server))
+                .collect();
+            let named = servers
+                .iter()
+                .map(|server| (server.name(), server.weight()));
+            self.table = Maglev::new(named).map(|table| (servers.clone(), table));
+        }
+        let Some((_, table)) = &self.table else {
+            return free[0];
+        };
+        let mut order = table.servers(&bytes);
+        order.find(|index| free.contains(index)).unwrap_or(free[0])
     }
 }

@@ -22,12 +22,18 @@ impl Connection {
             client: self.arrival.client.map(|address| address.ip()),
             server_name: self.record.as_ref().and_then(Record::server_name),
         };
-        match backend.pick(&key, &self.tried, || cx.waker()) {
+        let ticket = match std::mem::replace(&mut self.state, State::Connecting) {
+            State::Queued { ticket, .. } => Some(ticket),
+            _ => None,
+        };
+        match backend.pick(&key, &self.tried, ticket, || cx.waker()) {
             Pick::Server(lease) => {
                 self.tried.add(&lease);
+                let seat = lease.sit(cx.waker());
                 self.attempt = Some(Attempt {
                     addresses: lease.addresses(),
                     lease,
+                    seat,
                     address: 0,
                     backend,
                 });
@@ -35,10 +41,7 @@ impl Connection {
             }
             Pick::Queued(ticket) => {
                 cx.set_deadline(Some(cx.now() + backend.plan().queue.wait));
-                self.state = State::Queued {
-                    backend,
-                    _ticket: ticket,
-                };
+                self.state = State::Queued { backend, ticket };
                 Step::Wait
             }
             Pick::QueueFull => {
@@ -112,7 +115,8 @@ impl Connection {
         let Some(attempt) = self.attempt.take() else {
             return Step::Done;
         };
-        attempt.lease.failed();
+        let why = self.last_error.map_or_else(String::new, words);
+        attempt.lease.failed(&why);
         let backend = attempt.backend;
         drop(attempt.lease);
         self.choose(cx, backend)

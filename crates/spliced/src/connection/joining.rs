@@ -134,7 +134,7 @@ impl Connection {
             let _ = set_pacing_rate(&server, rate);
         }
         Counts::add(&self.service.counts.joined);
-        record.connected_to(address, attempt.lease);
+        record.connected_to(address, attempt.lease, attempt.seat);
         let pair = pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(server, kind),

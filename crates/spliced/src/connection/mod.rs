@@ -39,6 +39,7 @@ use self::first_bytes::FirstBytes;
 use self::record::Record;
 use crate::backend::{Backend, Lease, Ticket, Tried};
 use crate::connection_limit::ConnectionPermit;
+use crate::roster::Seat;
 use crate::service::{Counts, Service, Terms};
 use crate::socket_address::SocketAddress;
 
@@ -77,7 +78,7 @@ enum State {
     /// Every server is at its limit of connections.
     Queued {
         backend: Arc<Backend>,
-        _ticket: Ticket,
+        ticket: Ticket,
     },
     Connecting,
     /// Waiting to try the same address again.
@@ -97,6 +98,8 @@ enum State {
 struct Attempt {
     backend: Arc<Backend>,
     lease: Lease,
+    /// In the roster of the server.
+    seat: Seat,
     addresses: Arc<[SocketAddress]>,
     /// The index of the address.
     address: usize,
@@ -220,7 +223,7 @@ impl Task for Connection {
                     ),
                 };
                 if let Some(attempt) = &self.attempt {
-                    attempt.lease.failed();
+                    attempt.lease.failed(&why);
                 }
                 self.fail(&why)
             }

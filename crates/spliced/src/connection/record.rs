@@ -22,7 +22,7 @@ pub(super) struct Record {
     server_name: Option<Box<str>>,
     backend: Option<Arc<Backend>>,
     /// The server that was reached.
-    target: Option<(SocketAddress, Lease)>,
+    target: Option<(SocketAddress, Lease, Seat)>,
     /// Bytes of the client that reached the server before the pair.
     passed_on_bytes: u64,
     accepted_at: Instant,
@@ -90,7 +90,7 @@ impl Record {
     /// Where the client is to go: the server that was reached, or the backend.
     pub(super) fn wanted(&self) -> String {
         match (&self.target, &self.backend) {
-            (Some((address, _)), _) => address.to_string(),
+            (Some((address, ..)), _) => address.to_string(),
             (None, Some(backend)) => backend.name().into(),
             (None, None) => String::new(),
         }
@@ -100,8 +100,8 @@ impl Record {
         self.passed_on_bytes += bytes;
     }
 
-    pub(super) fn connected_to(&mut self, target: SocketAddress, lease: Lease) {
-        self.target = Some((target, lease));
+    pub(super) fn connected_to(&mut self, target: SocketAddress, lease: Lease, seat: Seat) {
+        self.target = Some((target, lease, seat));
     }
 
     /// Logs the end of the pair.
@@ -130,7 +130,7 @@ impl Record {
             } else if self
                 .target
                 .as_ref()
-                .is_some_and(|(_, lease)| lease.was_cut())
+                .is_some_and(|(_, _, seat)| seat.is_cut())
             {
                 why = "its server was removed".into();
             } else {
@@ -140,7 +140,7 @@ impl Record {
         }
         if outcome.reason == Reason::Reset(Side::B)
             && outcome.moved.b_to_a == 0
-            && let Some((_, lease)) = &self.target
+            && let Some((_, lease, _)) = &self.target
         {
             lease.reset_before_first_byte();
         }

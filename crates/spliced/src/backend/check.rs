@@ -1,0 +1,183 @@
+//! One health check of one server, on the control thread.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use splice::Kind;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::outgoing::Outgoing;
+use crate::plan::{BackendPlan, Check, ProxyVersion};
+use crate::socket_address::SocketAddress;
+
+/// The longest head of an HTTP answer that is read, in bytes: as much as most servers accept of a request.
+const HEAD_MOST_BYTES: usize = 8 << 10;
+
+/// A record of a TLS handshake, and in it a ServerHello (RFC 8446, sections 4 and 5.1).
+const HANDSHAKE: u8 = 22;
+const SERVER_HELLO: u8 = 2;
+
+/// Why a check did not pass: part of a sentence.
+pub(super) type Failure = String;
+
+/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time.
+///
+/// # Errors
+/// Why the check does not pass.
+pub(super) async fn check(
+    plan: &BackendPlan,
+    check: &Check,
+    addresses: &[SocketAddress],
+) -> Result<(), Failure> {
+    let mut failure = "its name does not resolve".to_owned();
+    for address in addresses {
+        match connect(plan, address).await {
+            Ok(mut socket) => return talk(plan, check, &mut *socket).await.map_err(words),
+            Err(error) => failure = words(error),
+        }
+    }
+    Err(failure)
+}
+
+/// A stream of either kind.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+async fn connect(plan: &BackendPlan, address: &SocketAddress) -> io::Result<Box<dyn Stream>> {
+    let socket = Outgoing::default().socket(plan, address, None)?;
+    match address.connect(&socket) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    if address.kind() == Kind::Unix {
+        return Ok(Box::new(UnixStream::from_std(socket.into())?));
+    }
+    let stream = TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(Box::new(stream)),
+    }
+}
+
+/// What went wrong after the connection was made.
+enum Wrong {
+    System(io::Error),
+    Words(&'static str),
+    Status(u16),
+}
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+fn words(wrong: impl Into<Wrong>) -> Failure {
+    match wrong.into() {
+        Wrong::System(error) => error.to_string().to_lowercase(),
+        Wrong::Words(words) => words.into(),
+        Wrong::Status(status) => format!("it answers with HTTP status {status}"),
+    }
+}
+
+async fn talk(plan: &BackendPlan, check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
+    // A server that requires the header would refuse the check.
+    match plan.send_proxy {
+        Some(ProxyVersion::V1) => socket.write_all(b"PROXY UNKNOWN\r\n").await?,
+        Some(ProxyVersion::V2) => socket.write_all(&LOCAL_HEADER).await?,
+        None => {}
+    }
+    match check {
+        Check::Tcp => Ok(()),
+        Check::Tls { server_name } => tls(socket, server_name.as_deref()).await,
+        Check::Http { path, host, status } => http(socket, path, host.as_deref(), *status).await,
+    }
+}
+
+/// A PROXY header of version 2 for a connection of the proxy itself.
+const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
+async fn tls(socket: &mut dyn Stream, server_name: Option<&str>) -> Result<(), Wrong> {
+    let hello = hello(server_name).ok_or(Wrong::Words("no TLS hello can be made for its name"))?;
+    socket.write_all(&hello).await?;
+    let mut answer = Vec::new();
+    loop {
+        if answer.len() > 5 {
+            return match (answer[0], answer[5]) {
+                (HANDSHAKE, SERVER_HELLO) => Ok(()),
+                _ => Err(Wrong::Words("it does not answer a TLS hello with a hello")),
+            };
+        }
+        if !read(socket, &mut answer).await? {
+            return Err(Wrong::Words("it ends the connection at a TLS hello"));
+        }
+    }
+}
+
+/// A hello of today's clients. Nothing is verified: nobody talks on this connection.
+fn hello(server_name: Option<&str>) -> Option<Vec<u8>> {
+    static CONFIG: OnceLock<Option<Arc<ClientConfig>>> = OnceLock::new();
+    let config = CONFIG.get_or_init(|| {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .ok()?;
+        let config = versions.with_root_certificates(RootCertStore::empty());
+        Some(Arc::new(config.with_no_client_auth()))
+    });
+    // An address is no SNI.
+    let name = server_name.unwrap_or("127.0.0.1").to_owned();
+    let name = ServerName::try_from(name).ok()?;
+    let mut connection = ClientConnection::new(Arc::clone(config.as_ref()?), name).ok()?;
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).ok()?;
+    Some(hello)
+}
+
+async fn http(
+    socket: &mut dyn Stream,
+    path: &str,
+    host: Option<&str>,
+    expected: Option<u16>,
+) -> Result<(), Wrong> {
+    let host = host.unwrap_or("localhost");
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: spliced\r\nConnection: close\r\n\r\n"
+    );
+    socket.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    loop {
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut headers);
+        // The status line is enough.
+        let parsed = response.parse(&answer);
+        if let Some(status) = response.code {
+            let is_good = match expected {
+                Some(expected) => status == expected,
+                None => (200..400).contains(&status),
+            };
+            return if is_good {
+                Ok(())
+            } else {
+                Err(Wrong::Status(status))
+            };
+        }
+        if parsed.is_err() || answer.len() > HEAD_MOST_BYTES {
+            return Err(Wrong::Words("it does not answer in HTTP/1"));
+        }
+        if !read(socket, &mut answer).await? {
+            return Err(Wrong::Words("it ends the connection at an HTTP request"));
+        }
+    }
+}
+
+/// Adds what has come; returns false at the end of the stream.
+async fn read(socket: &mut dyn Stream, bytes: &mut Vec<u8>) -> Result<bool, Wrong> {
+    Ok(socket.read_buf(bytes).await? > 0)
+}

@@ -1,0 +1,99 @@
+//! Servers that DNS names in SRV records (RFC 2782).
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::proto::rr::RData;
+use splice::Address;
+
+use super::Backend;
+use crate::plan::{ServerAddress, ServerPlan};
+
+/// An answer is kept at least so long, however short its time to live: a busy name server is not asked more
+/// often by one proxy than by a person who reloads a page.
+const LEAST_KEPT: Duration = Duration::from_secs(1);
+
+/// The pause after a question without an answer.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Servers from SRV records have a weight from 0 to 65535, ours one from 1 to 256.
+const WEIGHT_MOST: u16 = 256;
+
+/// Starts the task that asks for the records of `name` and keeps the servers of `backend` up to them.
+pub(super) fn watch(backend: &Arc<Backend>, name: &str) {
+    let weak = Arc::downgrade(backend);
+    backend.control.spawn(run(weak, name.to_owned()));
+}
+
+async fn run(backend: Weak<Backend>, name: String) {
+    let mut warned = false;
+    loop {
+        let answer = ask(&name).await;
+        let Some(backend) = backend.upgrade() else {
+            return;
+        };
+        let address = ServerAddress::Srv(name.clone());
+        if !backend
+            .plan()
+            .servers
+            .iter()
+            .any(|server| server.address == address)
+        {
+            return;
+        }
+        let pause = match answer {
+            Ok((servers, until)) => {
+                warned = false;
+                let task = tokio::task::spawn_blocking(move || backend.take_srv(&servers));
+                drop(task.await);
+                until
+                    .saturating_duration_since(Instant::now())
+                    .max(LEAST_KEPT)
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!(
+                        "backend {}: no SRV records for {name}: {why}; going on with the last answer",
+                        backend.name()
+                    );
+                }
+                RETRY
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// The servers that the records name, and until when the answer holds.
+async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String> {
+    let resolver = TokioResolver::builder_tokio()
+        .and_then(|builder| builder.build())
+        .map_err(|error| error.to_string())?;
+    let answer = resolver
+        .srv_lookup(name)
+        .await
+        .map_err(|error| error.to_string())?;
+    let records: Vec<_> = answer
+        .answers()
+        .iter()
+        .filter_map(|record| match &record.data {
+            RData::SRV(srv) => Some(srv.clone()),
+            _ => None,
+        })
+        .collect();
+    let first = records
+        .iter()
+        .map(|srv| srv.priority)
+        .min()
+        .unwrap_or_default();
+    let servers = records.iter().map(|srv| ServerPlan {
+        address: ServerAddress::Address(Address::Inet {
+            host: srv.target.to_utf8().trim_end_matches('.').into(),
+            port: srv.port,
+        }),
+        weight: srv.weight.clamp(1, WEIGHT_MOST),
+        backup: srv.priority > first,
+    });
+    Ok((servers.collect(), answer.valid_until()))
+}

@@ -1,0 +1,90 @@
+//! The checks of one server, as long as it is in its backend.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::Backend;
+use super::check::check;
+use super::server::Server;
+use crate::plan::HealthPlan;
+
+/// How much an interval varies, in percent: servers of one backend, and many proxies, must not check in
+/// step.
+const JITTER_PERCENT: u32 = 10;
+
+/// Starts the task that checks `server`, unless there is one.
+pub(super) fn start(backend: &Arc<Backend>, server: &Arc<Server>) {
+    if server.set_watched(true) {
+        return;
+    }
+    let backend_gone = Arc::downgrade(backend);
+    let server = Arc::downgrade(server);
+    backend.control.spawn(run(backend_gone, server));
+}
+
+async fn run(backend: Weak<Backend>, server: Weak<Server>) {
+    let mut random = server.as_ptr() as usize as u32 | 1;
+    loop {
+        let pause = {
+            let (Some(backend), Some(server)) = (backend.upgrade(), server.upgrade()) else {
+                return;
+            };
+            if server.is_removed() {
+                return;
+            }
+            let plan = backend.plan();
+            match &plan.health {
+                Some(health) => {
+                    look(&backend, &server, health).await;
+                    jittered(health.every, &mut random)
+                }
+                None => {
+                    server.set_watched(false);
+                    return;
+                }
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
+    let plan = backend.plan();
+    let addresses = server.target.addresses();
+    let checked = check(&plan, &health.check, &addresses);
+    match tokio::time::timeout(health.timeout, checked).await {
+        Ok(Ok(())) => server.passed(backend.name()),
+        Ok(Err(why)) => server.failed(backend.name(), &why),
+        Err(_) => {
+            let time = humantime::format_duration(health.timeout);
+            let why = format!("a check was not answered within {time}");
+            server.failed(backend.name(), &why);
+        }
+    }
+}
+
+/// `every`, up to [`JITTER_PERCENT`] more or less.
+fn jittered(every: Duration, random: &mut u32) -> Duration {
+    // Marsaglia, "Xorshift RNGs", 2003.
+    *random ^= *random << 13;
+    *random ^= *random >> 17;
+    *random ^= *random << 5;
+    every * (100 - JITTER_PERCENT + *random % (2 * JITTER_PERCENT + 1)) / 100
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_vary_by_a_tenth() {
+        let every = Duration::from_millis(1000);
+        let mut random = 1;
+        let pauses: Vec<_> = (0..1000)
+            .map(|_| jittered(every, &mut random).as_millis())
+            .collect();
+        assert!(pauses.iter().all(|pause| (900..=1100).contains(pause)));
+        assert!(pauses.iter().any(|pause| *pause < 920));
+        assert!(pauses.iter().any(|pause| *pause > 1080));
+    }
+}

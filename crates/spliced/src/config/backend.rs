@@ -1,0 +1,317 @@
+//! A `[backend.NAME]` and what `[defaults]` says for all of them.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use splice::Address;
+
+use crate::config::listener::on_remove;
+use crate::config::value::{Table, Value};
+use crate::plan::{
+    BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, OnRemove, ProxyVersion,
+    QueuePlan, ServerAddress, ServerPlan, Source,
+};
+
+/// The most connections that wait for a server, unless the configuration says otherwise.
+const QUEUE: u32 = 1024;
+
+/// The defaults of HAProxy (`inter`, `rise`, `fall`).
+const EVERY: Duration = Duration::from_secs(2);
+const RISE: u16 = 2;
+const FALL: u16 = 3;
+
+/// The longest name of an interface, in bytes (`IFNAMSIZ`, without its zero).
+const INTERFACE_NAME_MAX_BYTES: usize = 15;
+
+/// What a backend and `[defaults]` take.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    balance: Balance,
+    connect_timeout: Duration,
+    send_proxy: Option<ProxyVersion>,
+    max_connections_per_server: Option<u32>,
+    queue: u32,
+    /// `None`: as long as connecting may take.
+    queue_timeout: Option<Duration>,
+    slow_start: Option<Duration>,
+    on_remove: OnRemove,
+}
+
+impl Settings {
+    pub(super) fn new(drain_timeout: Duration) -> Self {
+        Self {
+            balance: Balance::RoundRobin,
+            connect_timeout: CONNECT_TIMEOUT,
+            send_proxy: None,
+            max_connections_per_server: None,
+            queue: QUEUE,
+            queue_timeout: None,
+            slow_start: None,
+            on_remove: OnRemove::Drain(drain_timeout),
+        }
+    }
+
+    pub(super) fn read(&mut self, table: &Table<'_>) {
+        balance(table, &mut self.balance);
+        table.set("connect_timeout", &mut self.connect_timeout, Value::time);
+        table.set_some("send_proxy", &mut self.send_proxy, |value| {
+            value.choice(&[("v1", ProxyVersion::V1), ("v2", ProxyVersion::V2)])
+        });
+        table.set_some(
+            "max_connections_per_server",
+            &mut self.max_connections_per_server,
+            |value| value.number(1..=u32::MAX),
+        );
+        table.set("queue", &mut self.queue, |value| {
+            value.number(0..=1_000_000)
+        });
+        table.set_some("queue_timeout", &mut self.queue_timeout, Value::time);
+        table.set_some("slow_start", &mut self.slow_start, Value::time);
+        on_remove(table, &mut self.on_remove);
+    }
+}
+
+/// Reads the backend `name`, whose settings start as `defaults`.
+pub(super) fn read(table: &Table<'_>, name: &str, defaults: &Settings) -> BackendPlan {
+    let mut settings = defaults.clone();
+    settings.read(table);
+    let servers = table.get("servers");
+    if servers.is_none() {
+        table.notes.missing(
+            &table.at,
+            format!("backend {name:?} has no servers; write servers = [\"HOST:PORT\"]"),
+        );
+    }
+    let servers = servers
+        .and_then(|value| value.each(server))
+        .unwrap_or_default();
+    let mut backend = BackendPlan {
+        name: name.into(),
+        balance: settings.balance,
+        servers,
+        health: table.get("health").as_ref().and_then(health),
+        connect_timeout: settings.connect_timeout,
+        send_proxy: settings.send_proxy,
+        source: Source::Host,
+        mark: None,
+        interface: None,
+        max_connections_per_server: settings.max_connections_per_server,
+        queue: QueuePlan {
+            most: settings.queue,
+            wait: settings.queue_timeout.unwrap_or(settings.connect_timeout),
+        },
+        slow_start: settings.slow_start,
+        on_remove: settings.on_remove,
+    };
+    table.set("source", &mut backend.source, source);
+    table.set_some("mark", &mut backend.mark, |value| {
+        value.number(1..=u32::MAX)
+    });
+    table.set_some("interface", &mut backend.interface, interface);
+    backend
+}
+
+fn balance(table: &Table<'_>, place: &mut Balance) {
+    let hash = table.get("hash");
+    let key = hash.as_ref().and_then(|value| {
+        value.choice(&[("client", HashKey::Client), ("sni", HashKey::ServerName)])
+    });
+    table.set("balance", place, |value| {
+        value.choice(&[
+            ("round-robin", Balance::RoundRobin),
+            ("least-connections", Balance::LeastConnections),
+            ("consistent", Balance::Consistent(HashKey::Client)),
+        ])
+    });
+    match (&mut *place, key) {
+        (Balance::Consistent(place), Some(key)) => *place = key,
+        (_, Some(_)) => table.notes.mistake(
+            &table.at("hash"),
+            "hash needs balance = \"consistent\"; add it, or remove hash",
+        ),
+        (_, None) => {}
+    }
+}
+
+fn server(value: &Value<'_>) -> Option<ServerPlan> {
+    if value.is_text() {
+        return Some(ServerPlan {
+            address: server_address(value)?,
+            weight: 1,
+            backup: false,
+        });
+    }
+    let table = value.table("a server")?;
+    let address = table.get("address");
+    if address.is_none() {
+        table.notes.missing(
+            &table.at,
+            "the server has no address; write address = \"HOST:PORT\"",
+        );
+    }
+    let (mut weight, mut backup) = (1, false);
+    table.set("weight", &mut weight, |value| value.number(1..=256));
+    table.set("backup", &mut backup, Value::flag);
+    table.finish();
+    Some(ServerPlan {
+        address: server_address(&address?)?,
+        weight,
+        backup,
+    })
+}
+
+fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
+    let text = value.text()?;
+    let Some(name) = text.strip_prefix("srv:") else {
+        return match value.parse()? {
+            Address::Inet { port: 0, .. } => {
+                value.refuse(format!("{text:?} cannot be used: nobody listens on port 0"))
+            }
+            address => Some(ServerAddress::Address(address)),
+        };
+    };
+    let mut labels = name.split('.');
+    let service =
+        |label: Option<&str>| label.is_some_and(|label| label.len() > 1 && label.starts_with('_'));
+    let is_srv = service(labels.next()) && service(labels.next()) && labels.next().is_some();
+    if !is_srv || name.parse::<splice_route::NamePattern>().is_err() {
+        return value.refuse(format!(
+            "{text:?} cannot be used: it is not the name of SRV records; write srv:_imap._tcp.example.org"
+        ));
+    }
+    Some(ServerAddress::Srv(name.into()))
+}
+
+fn health(value: &Value<'_>) -> Option<HealthPlan> {
+    let table = value.table("health")?;
+    let check = check(&table);
+    let every = table.get("every").map_or(Some(EVERY), |value| value.time());
+    let timeout = table
+        .get("timeout")
+        .map_or(Some(None), |value| value.time().map(Some));
+    if let (Some(every), Some(Some(timeout))) = (every, timeout)
+        && timeout > every
+    {
+        table.notes.mistake(
+            &table.at("timeout"),
+            "timeout is longer than every, so that checks would overlap; make it shorter",
+        );
+    }
+    let (mut rise, mut fall) = (RISE, FALL);
+    table.set("rise", &mut rise, |value| value.number(1..=1000));
+    table.set("fall", &mut fall, |value| value.number(1..=1000));
+    table.finish();
+    let every = every?;
+    Some(HealthPlan {
+        check: check?,
+        every,
+        timeout: timeout?.unwrap_or(every),
+        rise,
+        fall,
+    })
+}
+
+fn check(table: &Table<'_>) -> Option<Check> {
+    let (tcp, tls, http) = (table.get("tcp"), table.get("tls"), table.get("http"));
+    let host = table.get("host");
+    let status = table.get("status");
+    if http.is_none() {
+        for key in ["host", "status"] {
+            if table.get(key).is_some() {
+                table.notes.mistake(
+                    &table.at(key),
+                    format!("{key} needs http = \"/path\"; add it, or remove {key}"),
+                );
+            }
+        }
+    }
+    match (tcp, tls, http) {
+        (Some(tcp), None, None) => tcp.only_true().map(|_| Check::Tcp),
+        (None, Some(tls), None) if tls.is_flag() => {
+            tls.only_true().map(|_| Check::Tls { server_name: None })
+        }
+        (None, Some(tls), None) => {
+            let name: splice_route::NamePattern = tls.parse()?;
+            let name = name.to_string();
+            if name.starts_with('*') {
+                return tls.refuse("is asked for, so it cannot have a star; write a whole name");
+            }
+            Some(Check::Tls {
+                server_name: Some(name),
+            })
+        }
+        (None, None, Some(http)) => {
+            let path = http.text()?;
+            let plain = |byte: u8| byte.is_ascii_graphic();
+            if !path.starts_with('/') || !path.bytes().all(plain) {
+                return http.refuse(format!(
+                    "{path:?} is not a path; write one such as /health, without spaces"
+                ));
+            }
+            let host = match host {
+                None => None,
+                Some(host) => {
+                    let text = host.text()?;
+                    if !text.bytes().all(plain) {
+                        return host.refuse("has characters that no host has; remove them");
+                    }
+                    Some(text.to_owned())
+                }
+            };
+            Some(Check::Http {
+                path: path.into(),
+                host,
+                status: status.and_then(|status| status.number(100..=599)),
+            })
+        }
+        (None, None, None) => {
+            table.notes.missing(
+                &table.at,
+                "health does not say what to check; add tcp = true, tls = true or http = \"/path\"",
+            );
+            None
+        }
+        _ => {
+            table.notes.mistake(
+                &table.at,
+                "health checks one thing; keep one of tcp, tls and http",
+            );
+            None
+        }
+    }
+}
+
+fn source(value: &Value<'_>) -> Option<Source> {
+    let single = value.is_text().then(|| value.text()).flatten();
+    match single {
+        Some("client") => return Some(Source::Client),
+        Some("host") => return Some(Source::Host),
+        _ => {}
+    }
+    let addresses = value.each(|value| {
+        let text = value.text()?;
+        match text.parse::<IpAddr>() {
+            Ok(address) if address.is_unspecified() || address.is_multicast() => {
+                value.refuse(format!(
+                    "{text:?} cannot be used: it is no address of a host; write one of this host's"
+                ))
+            }
+            Ok(address) => Some(address),
+            Err(_) => value.refuse(format!(
+                "{text:?} cannot be used: write \"client\", \"host\" or addresses of this host"
+            )),
+        }
+    })?;
+    Some(Source::Addresses(addresses))
+}
+
+fn interface(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+    if text.len() > INTERFACE_NAME_MAX_BYTES || !text.bytes().all(plain) {
+        return value.refuse(format!(
+            "{text:?} is not the name of an interface; write one of 1 to 15 characters, such as eth0"
+        ));
+    }
+    Some(text.into())
+}

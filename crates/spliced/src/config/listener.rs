@@ -1,0 +1,206 @@
+//! A `[[listener]]` and what `[defaults]` says for all of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use splice::{Address, EngineChoice};
+use splice_route::Prefix;
+
+use crate::config::route::Routes;
+use crate::config::value::{Table, Value};
+use crate::plan::{
+    CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, FIRST_BYTES_LIMIT, ListenerPlan, OnRemove,
+};
+
+/// The largest limit of a first message. Every waiting client may send as much.
+const LARGEST_FIRST_BYTES: u64 = 1 << 20;
+
+/// The slowest and the fastest rate of a connection, in bytes per second. A lower one could not pass a
+/// segment a second.
+const RATES: std::ops::RangeInclusive<u64> = 1_500..=1_000_000_000_000;
+
+/// A listener that says nothing.
+pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
+    ListenerPlan {
+        busy_poll: None,
+        name: String::new(),
+        address: Address::Inet {
+            host: String::new(),
+            port: 0,
+        },
+        engine: EngineChoice::Auto,
+        bypass_firewall: false,
+        decide_within: DECIDE_WITHIN,
+        first_bytes_limit: FIRST_BYTES_LIMIT,
+        idle_timeout: None,
+        connect_timeout: CONNECT_TIMEOUT,
+        max_connections: None,
+        per_client: ClientLimits::NONE,
+        rate: None,
+        access_log: None,
+        require_proxy_from: None,
+        on_remove: OnRemove::Drain(drain_timeout),
+        routes: Vec::new(),
+    }
+}
+
+/// Reads a listener that starts as `defaults`. `None` if it has no address that could be used.
+pub(super) fn read(
+    table: &Table<'_>,
+    defaults: &ListenerPlan,
+    routes: &Routes<'_>,
+) -> Option<ListenerPlan> {
+    let mut listener = defaults.clone();
+    let address = table.get("address");
+    if address.is_none() {
+        table.notes.missing(
+            &table.at,
+            "the listener has no address; write address = \"0.0.0.0:443\"",
+        );
+    }
+    let address: Option<Address> = address.and_then(|value| value.parse());
+    let name = table.get("name").and_then(|value| name(&value));
+    listener.name = name.unwrap_or_else(|| {
+        address
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    });
+    if let Some(protocol) = table.get("protocol") {
+        protocol.choice(&[("tcp", ())]);
+    }
+    settings(table, &mut listener);
+    proxy_protocol(table, &mut listener);
+    let given = table.get("route");
+    let of_listener = given.map(|value| value.tables("a route"));
+    if of_listener.as_ref().is_none_or(Vec::is_empty) {
+        table.notes.missing(
+            &table.at,
+            "the listener has no route and would reset every client; add a [[listener.route]]",
+        );
+    }
+    if let Some(address) = &address {
+        listener.address = address.clone();
+    }
+    listener.routes = routes.read(of_listener.unwrap_or_default(), &listener);
+    address.map(|_| listener)
+}
+
+/// What a listener and `[defaults]` take.
+pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
+    table.set("engine", &mut listener.engine, Value::parse);
+    table.set(
+        "bypass_firewall",
+        &mut listener.bypass_firewall,
+        Value::flag,
+    );
+    table.set("decide_within", &mut listener.decide_within, Value::time);
+    table.set(
+        "first_bytes_limit",
+        &mut listener.first_bytes_limit,
+        |value| {
+            let bytes = value.size(1..=LARGEST_FIRST_BYTES)?;
+            usize::try_from(bytes).ok()
+        },
+    );
+    table.set_some("idle_timeout", &mut listener.idle_timeout, Value::time);
+    table.set(
+        "connect_timeout",
+        &mut listener.connect_timeout,
+        Value::time,
+    );
+    let many = 1..=u32::MAX;
+    table.set_some("max_connections", &mut listener.max_connections, |value| {
+        value.number(many.clone())
+    });
+    let limits = &mut listener.per_client;
+    table.set_some(
+        "max_connections_per_client",
+        &mut limits.max_connections,
+        |value| value.number(many.clone()),
+    );
+    table.set_some(
+        "new_connections_per_client",
+        &mut limits.new_per_second,
+        |value| value.number(many.clone()),
+    );
+    if let Some(prefix) = table
+        .get("client_prefix")
+        .and_then(|value| value.table("client_prefix"))
+    {
+        prefix.set("ipv4", &mut limits.ipv4_bits, |value| value.number(1..=32));
+        prefix.set("ipv6", &mut limits.ipv6_bits, |value| value.number(1..=128));
+        prefix.finish();
+    }
+    table.set_some("rate", &mut listener.rate, |value| value.size(RATES));
+    table.set_some("access_log", &mut listener.access_log, |value| {
+        let path = PathBuf::from(value.text()?);
+        Some(match value.notes.path().parent() {
+            // Standard output.
+            _ if path.as_os_str() == "-" => path,
+            Some(directory) => directory.join(path),
+            None => path,
+        })
+    });
+    on_remove(table, &mut listener.on_remove);
+}
+
+/// `on_remove` and `drain_timeout`, which listeners and backends have in common.
+pub(super) fn on_remove(table: &Table<'_>, place: &mut OnRemove) {
+    let drain = |value: &Value<'_>| value.time_or_zero().map(OnRemove::Drain);
+    let given = table.get("drain_timeout");
+    let timeout = given.as_ref().and_then(drain);
+    let resets = table
+        .get("on_remove")
+        .and_then(|value| value.choice(&[("drain", false), ("reset", true)]));
+    match (resets, timeout) {
+        (Some(true), Some(_)) => table.notes.mistake(
+            &table.at("drain_timeout"),
+            "drain_timeout has no meaning with on_remove = \"reset\"; remove one of them",
+        ),
+        (Some(true), None) => *place = OnRemove::Reset,
+        (_, Some(timeout)) => *place = timeout,
+        // Undoes what [defaults] says.
+        (Some(false), None) if *place == OnRemove::Reset => {
+            *place = OnRemove::Drain(crate::plan::DRAIN_TIMEOUT);
+        }
+        (_, None) => {}
+    }
+}
+
+fn proxy_protocol(table: &Table<'_>, listener: &mut ListenerPlan) {
+    let required = table
+        .get("proxy_protocol")
+        .and_then(|value| value.choice(&[("off", false), ("require", true)]));
+    let trusted = table.get("trusted");
+    let prefixes = trusted
+        .as_ref()
+        .and_then(|value| value.each(|value| value.parse::<Prefix>()));
+    match (required, trusted.is_some()) {
+        (Some(true), true) => listener.require_proxy_from = prefixes,
+        (Some(true), false) => table.notes.missing(
+            &table.at("proxy_protocol"),
+            "nobody is trusted to send PROXY headers; add trusted with the prefixes of the proxies",
+        ),
+        (_, true) => table.notes.mistake(
+            &table.at("trusted"),
+            "trusted needs proxy_protocol = \"require\"; add it, or remove trusted",
+        ),
+        (_, false) => {}
+    }
+}
+
+/// The name of a listener or a backend, which logs and metrics show.
+fn name(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    is_name(text)
+        .then(|| text.to_owned())
+        .or_else(|| value.refuse(format!("{text:?} cannot be used: {NAMES}")))
+}
+
+pub(super) const NAMES: &str = "a name has 1 to 64 letters, digits, hyphens, underscores and dots";
+
+pub(super) fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&text.len()) && text.bytes().all(allowed)
+}

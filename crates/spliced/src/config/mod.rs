@@ -1,0 +1,333 @@
+//! A configuration file as a plan.
+//!
+//! The file is parsed to a tree in which everything knows its place. [`value`] reads the tree with the
+//! types of the plan. A mistake stops nothing: all of them are reported at once, each with its line.
+
+mod backend;
+mod conflict;
+mod coverage;
+mod destination;
+mod listener;
+mod notes;
+mod prefix_file;
+mod route;
+mod value;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use splice::{Address, EngineChoice, EngineName};
+use toml::de::DeTable;
+
+use crate::config::notes::Notes;
+pub(crate) use crate::config::notes::{Mistakes, Note};
+use crate::config::route::Routes;
+use crate::config::value::{Table, Value};
+use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
+
+/// What a configuration says.
+#[derive(Debug)]
+pub(crate) struct Examined {
+    pub(crate) plan: Result<Plan, Mistakes>,
+    /// What is allowed, but probably not meant.
+    pub(crate) warnings: Vec<Note>,
+}
+
+/// Reads the configuration `path` and logs its warnings.
+///
+/// # Errors
+/// Every mistake of the file.
+pub(crate) fn read(path: &Path) -> Result<Plan, Mistakes> {
+    let examined = examine(path);
+    for warning in &examined.warnings {
+        tracing::warn!("{warning}");
+    }
+    examined.plan
+}
+
+/// Reads the configuration `path`.
+pub(crate) fn examine(path: &Path) -> Examined {
+    match fs::read_to_string(path) {
+        Ok(text) => examine_text(path, &text),
+        Err(error) => Examined {
+            plan: Err(Mistakes(vec![Note {
+                path: path.into(),
+                line: 1,
+                column: 1,
+                sentence: format!(
+                    "the configuration cannot be read ({error}); correct the path, the rights or the file"
+                ),
+            }])),
+            warnings: Vec::new(),
+        },
+    }
+}
+
+fn examine_text(path: &Path, text: &str) -> Examined {
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    let notes = Notes::new(path, text);
+    let plan = {
+        let table = Table::new(tree.get_ref(), 0..0, "the configuration", &notes);
+        plan(table)
+    };
+    let syntax = errors
+        .iter()
+        .map(|error| {
+            let end = text.len()..text.len();
+            let sentence = error.message().trim().replace('\n', "; ");
+            (
+                error.span().unwrap_or(end),
+                format!("this is not TOML: {sentence}"),
+            )
+        })
+        .collect();
+    let (mistakes, warnings) = notes.finish(syntax);
+    Examined {
+        plan: match mistakes.is_empty() {
+            true => Ok(plan),
+            false => Err(Mistakes(mistakes)),
+        },
+        warnings,
+    }
+}
+
+/// The plan, which counts only if nothing was noted.
+fn plan(table: Table<'_>) -> Plan {
+    let notes = table.notes;
+    let mut threads = None;
+    table.set_some("threads", &mut threads, |value| value.number(1..=1024));
+    let mut drain_timeout = DRAIN_TIMEOUT;
+    table.set("drain_timeout", &mut drain_timeout, Value::time_or_zero);
+    let mut of_listeners = listener::silent(drain_timeout);
+    let mut of_backends = backend::Settings::new(drain_timeout);
+    if let Some(defaults) = table
+        .get("defaults")
+        .and_then(|value| value.table("[defaults]"))
+    {
+        listener::settings(&defaults, &mut of_listeners);
+        of_backends.read(&defaults);
+        defaults.finish();
+    }
+    let backends = backends(&table, &of_backends);
+    let routes = Routes {
+        backends: &backends,
+        used: Default::default(),
+        files: Default::default(),
+    };
+    let tables = table
+        .get("listener")
+        .map(|value| value.tables("a listener"))
+        .unwrap_or_default();
+    if tables.is_empty() {
+        notes.missing(&(0..0), "there is no listener; add a [[listener]]");
+    }
+    let mut listeners = Vec::<(usize, ListenerPlan)>::new();
+    for table in tables {
+        let line = notes.line(&table.at);
+        if let Some(listener) = listener::read(&table, &of_listeners, &routes) {
+            compare(&table, &listener, &listeners);
+            suit_engine(&table, &listener);
+            listeners.push((line, listener));
+        }
+        table.finish();
+    }
+    let used = routes.used.into_inner();
+    if let Some(all) = table
+        .get("backend")
+        .filter(Value::is_table)
+        .and_then(|value| value.table("backend"))
+    {
+        for (name, at, _) in all.all() {
+            if !used.contains(name) {
+                notes.warn(
+                    &at,
+                    format!("no route leads to backend {name:?}; remove it, or add a route"),
+                );
+            }
+        }
+    }
+    table.finish();
+    Plan {
+        threads,
+        drain_timeout,
+        listeners: listeners
+            .into_iter()
+            .map(|(_, listener)| Arc::new(listener))
+            .collect(),
+        backends: backends.into_iter().map(Arc::new).collect(),
+    }
+}
+
+fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<BackendPlan> {
+    let given = table.get("backend");
+    let Some(all) = given.and_then(|value| value.table("backend")) else {
+        return Vec::new();
+    };
+    let mut backends = Vec::new();
+    for (name, at, value) in all.all() {
+        if !listener::is_name(name) {
+            let names = listener::NAMES;
+            table
+                .notes
+                .mistake(&at, format!("the name {name:?} cannot be used: {names}"));
+        }
+        let Some(table) = value.table("a backend") else {
+            continue;
+        };
+        backends.push(backend::read(&table, name, defaults));
+        table.finish();
+    }
+    backends
+}
+
+/// Notes that `listener` has the name or the address of an earlier one.
+fn compare(table: &Table<'_>, listener: &ListenerPlan, earlier: &[(usize, ListenerPlan)]) {
+    for (line, other) in earlier {
+        if other.name == listener.name && table.get("name").is_some() {
+            table.notes.mistake(
+                &table.at("name"),
+                format!("the listener of line {line} has this name, too; choose another one"),
+            );
+        }
+        if is_same(&other.address, &listener.address) {
+            table.notes.mistake(
+                &table.at("address"),
+                format!("the listener of line {line} has this address, too; choose another one"),
+            );
+        }
+    }
+}
+
+/// Whether sockets on both addresses would take one another's clients.
+fn is_same(one: &Address, other: &Address) -> bool {
+    let (
+        Address::Inet { host, port },
+        Address::Inet {
+            host: with,
+            port: same,
+        },
+    ) = (one, other)
+    else {
+        return one == other;
+    };
+    // The first is dual-stack.
+    let every = |host: &str| ["", "::", "0.0.0.0"].contains(&host);
+    let overlap = host == with
+        || every(host) && every(with) && [host, with].iter().any(|host| *host != "0.0.0.0");
+    *port != 0 && port == same && overlap
+}
+
+/// Notes an engine that cannot do what the listener asks for.
+fn suit_engine(table: &Table<'_>, listener: &ListenerPlan) {
+    let EngineChoice::Only(engine) = listener.engine else {
+        return;
+    };
+    let at = match table.get("engine") {
+        Some(value) => value.at,
+        None => table.at.clone(),
+    };
+    if matches!(engine, EngineName::Segment | EngineName::Sockmap) && listener.rate.is_some() {
+        table.notes.mistake(
+            &at,
+            format!(
+                "engine {engine} cannot keep to a rate, since the kernel moves the bytes by itself; remove \
+                 rate, or choose another engine"
+            ),
+        );
+    }
+    if !matches!(listener.address, Address::Inet { .. })
+        && let Err(error) = engine.can_take(splice::Kind::Unix)
+    {
+        table.notes.mistake(&at, error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use splice_route::{Conditions, ServerName};
+
+    use super::examine_text;
+    use crate::plan::{
+        Action, Balance, Check, OnRemove, Plan, ProxyVersion, ServerAddress, ServerPlan,
+    };
+
+    fn plan(text: &str) -> Plan {
+        let examined = examine_text(Path::new("spliced.toml"), text);
+        assert_eq!(examined.warnings, Vec::new());
+        match examined.plan {
+            Ok(plan) => plan,
+            Err(mistakes) => panic!("{mistakes}"),
+        }
+    }
+
+    fn server(address: &str, weight: u16) -> ServerPlan {
+        ServerPlan {
+            address: ServerAddress::Address(address.parse().expect("an address")),
+            weight,
+            backup: false,
+        }
+    }
+
+    #[test]
+    fn a_plain_configuration_says_what_it_seems_to() {
+        let plan = plan(include_str!("../../tests/relay/config/valid/plain.toml"));
+        assert_eq!(plan.threads, None);
+        assert_eq!(plan.drain_timeout, Duration::from_secs(30));
+        let [listener] = plan.listeners.as_slice() else {
+            panic!("{plan:?}");
+        };
+        assert_eq!(listener.name, "tls");
+        assert_eq!(listener.address.to_string(), "0.0.0.0:443");
+        assert_eq!(listener.decide_within, Duration::from_secs(3));
+        let name = |text: &str| ServerName::Matching(text.parse().expect("a name"));
+        let expected = [
+            Conditions {
+                sni: Some(vec![name("example.org"), name("*.example.org")]),
+                ..Conditions::default()
+            },
+            Conditions {
+                alpn: Some(vec![b"h2".to_vec()]),
+                ..Conditions::default()
+            },
+            Conditions {
+                http_hosts: Some(vec!["example.net".parse().expect("a name")]),
+                ..Conditions::default()
+            },
+            Conditions {
+                silent: true,
+                ..Conditions::default()
+            },
+        ];
+        assert_eq!(listener.routes.len(), expected.len());
+        for (route, conditions) in listener.routes.iter().zip(&expected) {
+            assert_eq!(&route.conditions, conditions);
+            let name = if conditions.silent { "ssh" } else { "web" };
+            let action = Action::Backend {
+                name: name.into(),
+                fallback: None,
+            };
+            assert_eq!(route.action, action);
+        }
+        let [web, ssh] = plan.backends.as_slice() else {
+            panic!("{plan:?}");
+        };
+        assert_eq!((web.name.as_str(), ssh.name.as_str()), ("web", "ssh"));
+        assert_eq!(web.balance, Balance::LeastConnections);
+        assert_eq!(
+            web.servers,
+            [server("10.0.0.7:443", 1), server("10.0.0.8:443", 2)]
+        );
+        assert_eq!(web.send_proxy, Some(ProxyVersion::V2));
+        let health = web.health.as_ref().expect("checks");
+        assert_eq!(health.check, Check::Tcp);
+        assert_eq!((health.rise, health.fall), (2, 3));
+        assert_eq!(health.every, Duration::from_secs(2));
+        assert_eq!(ssh.servers, [server("10.0.0.9:22", 1)]);
+        assert_eq!(ssh.health, None);
+        assert_eq!(ssh.on_remove, OnRemove::Drain(Duration::from_secs(30)));
+    }
+}

@@ -1,0 +1,309 @@
+//! A `[[listener.route]]`: its conditions and what to do then.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use splice::{EngineChoice, EngineName};
+use splice_route::{
+    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion,
+};
+
+use crate::config::conflict;
+use crate::config::coverage::covers;
+use crate::config::destination;
+use crate::config::prefix_file::PrefixFiles;
+use crate::config::value::{Table, Value, nearest};
+use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan};
+
+/// What routes refer to.
+#[derive(Debug)]
+pub(super) struct Routes<'a> {
+    pub(super) backends: &'a [BackendPlan],
+    /// The names of the backends that a route leads to.
+    pub(super) used: RefCell<BTreeSet<String>>,
+    pub(super) files: PrefixFiles,
+}
+
+impl Routes<'_> {
+    /// Reads the routes of `listener`.
+    pub(super) fn read(&self, tables: Vec<Table<'_>>, listener: &ListenerPlan) -> Vec<RoutePlan> {
+        // Each with its line.
+        let mut earlier: Vec<(usize, Conditions)> = Vec::new();
+        let mut routes = Vec::new();
+        for table in tables {
+            let conditions = self.conditions(&table);
+            conflict::find(&table, &conditions, listener);
+            let action = self.action(&table, listener);
+            let covering = earlier.iter().find(|(_, other)| covers(other, &conditions));
+            if let Some((line, _)) = covering {
+                table.notes.missing(
+                    &table.at,
+                    format!(
+                        "no connection reaches this route, since the route of line {line} takes all of \
+                         its connections; move it up, or remove it"
+                    ),
+                );
+            }
+            earlier.push((table.notes.line(&table.at), conditions.clone()));
+            routes.extend(action.map(|action| RoutePlan { conditions, action }));
+            table.finish();
+        }
+        routes
+    }
+
+    fn conditions(&self, table: &Table<'_>) -> Conditions {
+        let mut found = Conditions::default();
+        table.set_some("client", &mut found.clients, |value| self.prefixes(value));
+        table.set_some("local_address", &mut found.local_addresses, |value| {
+            value.each(Value::parse)
+        });
+        table.set_some("local_port", &mut found.local_ports, |value| {
+            value.each(|value| value.number(1..=u16::MAX))
+        });
+        table.set("silent", &mut found.silent, Value::only_true);
+        table.set_some("sni", &mut found.sni, |value| value.each(server_name));
+        table.set_some("alpn", &mut found.alpn, |value| value.each(alpn));
+        table.set_some("tls_version", &mut found.tls_versions, |value| {
+            value.each(|value| {
+                value.choice(&[
+                    ("1.0", TlsVersion::Tls10),
+                    ("1.1", TlsVersion::Tls11),
+                    ("1.2", TlsVersion::Tls12),
+                    ("1.3", TlsVersion::Tls13),
+                ])
+            })
+        });
+        table.set_some("http_host", &mut found.http_hosts, |value| {
+            value.each(Value::parse::<NamePattern>)
+        });
+        table.set_some("http_method", &mut found.http_methods, |value| {
+            value.each(method)
+        });
+        table.set_some("http_path", &mut found.http_paths, |value| value.each(path));
+        if table.get("http_path").is_some() {
+            table.notes.warn(
+                &table.at("http_path"),
+                "http_path sees only the first request of a connection and the path as the client \
+                 writes it; use it to route, never to control access",
+            );
+        }
+        table.set_some("protocol", &mut found.protocol, |value| {
+            value.choice(&[
+                ("tls", Protocol::Tls),
+                ("http1", Protocol::Http1),
+                ("http2", Protocol::Http2),
+                ("postgres", Protocol::Postgres),
+                ("ssh", Protocol::Ssh),
+                ("rdp", Protocol::Rdp),
+                ("socks", Protocol::Socks),
+            ])
+        });
+        table.set_some("starts_with", &mut found.starts_with, |value| {
+            value.each(bytes)
+        });
+        let asks = [("socks", Protocol::Socks), ("connect", Protocol::Connect)];
+        for (key, protocol) in asks {
+            if table.get(key).is_none() {
+                continue;
+            }
+            if table.get("protocol").is_some() {
+                table.notes.mistake(
+                    &table.at("protocol"),
+                    format!("{key} names the protocol already; remove protocol"),
+                );
+            }
+            found.protocol = Some(protocol);
+        }
+        found
+    }
+
+    fn prefixes(&self, value: &Value<'_>) -> Option<Prefixes> {
+        let mut prefixes = Prefixes::default();
+        for value in value.list()? {
+            let Some(text) = value.text() else {
+                continue;
+            };
+            match text.strip_prefix("file:") {
+                Some(path) => prefixes.files.extend(self.files.get(path, &value)),
+                None => prefixes.fixed.extend(value.parse::<splice_route::Prefix>()),
+            }
+        }
+        Some(prefixes)
+    }
+
+    /// The action, of which there has to be one.
+    fn action(&self, table: &Table<'_>, listener: &ListenerPlan) -> Option<Action> {
+        let keys = ["backend", "reset", "socks", "connect"];
+        let given: Vec<_> = keys
+            .into_iter()
+            .filter_map(|key| Some((key, table.get(key)?)))
+            .collect();
+        let fallback = table.get("fallback");
+        if let Some(fallback) = &fallback
+            && !given.iter().any(|(key, _)| *key == "backend")
+        {
+            fallback.refuse::<()>("needs a backend; add it, or remove fallback");
+        }
+        let (key, value) = match given.as_slice() {
+            [one] => one,
+            [] => {
+                table.notes.missing(
+                    &table.at,
+                    "the route does not say what to do; add backend = \"NAME\" or reset = true",
+                );
+                return None;
+            }
+            [(first, _), (second, _), ..] => {
+                table.notes.mistake(
+                    &table.at(second),
+                    format!("a route does one thing; keep {first} or {second}"),
+                );
+                return None;
+            }
+        };
+        match *key {
+            "backend" => {
+                let name = self.backend(value, listener);
+                let fallback = match &fallback {
+                    Some(value) => Some(self.backend(value, listener)?),
+                    None => None,
+                };
+                if let (Some(name), Some(other)) = (&name, &fallback)
+                    && name == other
+                {
+                    table.notes.mistake(
+                        &table.at("fallback"),
+                        "fallback is the backend itself; name another one, or remove fallback",
+                    );
+                }
+                Some(Action::Backend {
+                    name: name?,
+                    fallback,
+                })
+            }
+            "reset" => value.only_true().map(|_| Action::Reset),
+            _ => destinations(value).map(Action::Requested),
+        }
+    }
+
+    /// The name of a backend, which has to suit `listener`.
+    fn backend(&self, value: &Value<'_>, listener: &ListenerPlan) -> Option<String> {
+        let name = value.text()?;
+        let Some(backend) = self.backends.iter().find(|backend| backend.name == name) else {
+            let names = self.backends.iter().map(|backend| backend.name.as_str());
+            let remedy = match nearest(name, names) {
+                Some(near) => format!("write {near:?}"),
+                None => format!("add [backend.{name}]"),
+            };
+            value
+                .notes
+                .missing(&value.at, format!("there is no backend {name:?}; {remedy}"));
+            return None;
+        };
+        self.used.borrow_mut().insert(name.into());
+        if listener.engine == EngineChoice::Only(EngineName::Segment) {
+            let option = match backend {
+                BackendPlan { mark: Some(_), .. } => Some("mark"),
+                BackendPlan {
+                    interface: Some(_), ..
+                } => Some("interface"),
+                _ => None,
+            };
+            if let Some(option) = option {
+                value.refuse::<()>(format!(
+                    "{name:?} has {option}, which engine segment cannot keep to: its segments do not pass \
+                     the socket; remove {option}, or choose another engine"
+                ));
+            }
+        }
+        Some(name.into())
+    }
+}
+
+fn server_name(value: &Value<'_>) -> Option<ServerName> {
+    match value.text()? {
+        "none" => Some(ServerName::None),
+        _ => value.parse().map(ServerName::Matching),
+    }
+}
+
+fn alpn(value: &Value<'_>) -> Option<Vec<u8>> {
+    let text = value.text()?;
+    // RFC 7301, section 3.1.
+    if text.len() > 255 {
+        return value.refuse("is too long; the name of a protocol has at most 255 bytes");
+    }
+    Some(text.into())
+}
+
+fn method(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.bytes().all(|byte| byte.is_ascii_uppercase()) {
+        return Some(text.into());
+    }
+    value.refuse(format!(
+        "{text:?} is not a method; write it in capital letters, such as GET"
+    ))
+}
+
+fn path(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Some(text.into());
+    }
+    value.refuse(format!(
+        "{text:?} is not a path as requests have it; begin with / and write %20 for a space"
+    ))
+}
+
+/// `text`, or `hex:16 03`.
+fn bytes(value: &Value<'_>) -> Option<Vec<u8>> {
+    /// Further ones are part of a message that has a matcher of its own.
+    const LONGEST: usize = 64;
+    let text = value.text()?;
+    let bytes = match text.strip_prefix("hex:") {
+        None => Some(text.as_bytes().to_vec()),
+        Some(digits) => hex(digits).filter(|bytes| !bytes.is_empty()),
+    };
+    match bytes {
+        Some(bytes) if bytes.len() <= LONGEST => Some(bytes),
+        Some(_) => value.refuse(format!("is too long; write at most {LONGEST} bytes")),
+        None => value.refuse(format!(
+            "{text:?} cannot be used: write two hexadecimal digits for each byte, such as hex:1603"
+        )),
+    }
+}
+
+fn hex(digits: &str) -> Option<Vec<u8>> {
+    let digits: Vec<_> = digits
+        .bytes()
+        .filter(|byte| *byte != b' ')
+        .map(|byte| char::from(byte).to_digit(16))
+        .collect::<Option<_>>()?;
+    let pairs = digits.chunks(2).map(|pair| match pair {
+        [high, low] => u8::try_from(high << 4 | low).ok(),
+        _ => None,
+    });
+    pairs.collect()
+}
+
+/// `{ allow = [...] }`.
+fn destinations(value: &Value<'_>) -> Option<Vec<DestinationRule>> {
+    let table = value.table("socks and connect")?;
+    let allow = table.get("allow");
+    if allow.is_none() {
+        table.notes.missing(
+            &table.at,
+            "no destination is allowed; add allow = [\"*.example.org:443\"]",
+        );
+    }
+    let rules = allow?.each(|value| {
+        let text = value.text()?;
+        destination::parse(text).map_or_else(
+            |why| value.refuse(format!("{text:?} cannot be used: {why}")),
+            Some,
+        )
+    });
+    table.finish();
+    rules
+}
