@@ -7,6 +7,7 @@
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
 //! as one that does not hold: else a client could choose a later route by sending half a message.
 
+use crate::client_hello::ClientHelloReader;
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
 use crate::progress::{Fault, Progress};
@@ -20,6 +21,7 @@ pub struct Inspection {
     limit_bytes: usize,
     /// Routes before this one are ruled out.
     next_route: usize,
+    hello: Option<ClientHelloReader>,
     request_head: Option<RequestHeadReader>,
     postgres: Postgres,
 }
@@ -81,6 +83,7 @@ impl Inspection {
         Self {
             limit_bytes,
             next_route: 0,
+            hello: None,
             request_head: None,
             postgres: Postgres::Unasked,
         }
@@ -117,7 +120,7 @@ impl Inspection {
 
     /// The server name of the TLS hello, if a condition has made the inspection read one.
     pub fn server_name(&self) -> Option<&str> {
-        None
+        self.hello.as_ref()?.hello()?.server_name()
     }
 
     /// The host that an HTTP/1 request asks for, if a condition has made the inspection read one.
@@ -138,6 +141,12 @@ impl Inspection {
     /// [`crate::POSTGRES_SSL_REQUEST`] to the server, and swallow an `S`, before it passes bytes on.
     pub fn is_postgres_tls(&self) -> bool {
         matches!(self.postgres, Postgres::Encrypted(_))
+    }
+
+    fn has_no_hello(&self) -> bool {
+        self.hello
+            .as_ref()
+            .is_none_or(|reader| reader.hello().is_none())
     }
 
     fn ask(
@@ -207,7 +216,17 @@ impl Inspection {
         if !asks_for_hello(conditions) && conditions.protocol != Some(Protocol::Tls) {
             return Answer::Yes;
         }
-        Answer::Broken(Fault("TLS hellos cannot be read yet"))
+        self.read_hello(conditions, bytes)
+    }
+
+    /// Holds the conditions against the hello in `bytes`, or waits for the rest of it.
+    fn read_hello(&mut self, conditions: &Conditions, bytes: &[u8]) -> Answer {
+        let limit_bytes = self.limit_bytes;
+        let hello = self
+            .hello
+            .get_or_insert_with(|| ClientHelloReader::new(limit_bytes))
+            .read(bytes);
+        Answer::of(hello.map(|hello| hello.meets(conditions)))
     }
 
     fn ask_of_postgres(
@@ -220,8 +239,13 @@ impl Inspection {
             Postgres::Unasked => 0,
             Postgres::Refused => postgres::REQUEST_BYTES,
             Postgres::Encrypted(_) if !asks_for_hello(conditions) => return Answer::Yes,
-            Postgres::Encrypted(_) => {
-                return Answer::Broken(Fault("TLS hellos cannot be read yet"));
+            Postgres::Encrypted(hello_at) => {
+                let hello = bytes.get(hello_at..).unwrap_or_default();
+                return match self.read_hello(conditions, hello) {
+                    // It has asked for TLS and got a yes.
+                    Answer::No if self.has_no_hello() => Answer::Broken(NOT_A_HELLO),
+                    answer => answer,
+                };
             }
         };
         let message = match postgres::read(&bytes[start..]) {
@@ -284,6 +308,7 @@ const TOO_LATE: Fault = Fault("the client's first message was not complete in ti
 const INCOMPLETE: Fault = Fault("the client closed within its first message");
 const PIPELINED: Fault = Fault("the PostgreSQL client sent more than its request for encryption");
 const GSSAPI_TWICE: Fault = Fault("the PostgreSQL client asked for GSSAPI twice");
+const NOT_A_HELLO: Fault = Fault("the PostgreSQL client asked for TLS and did not send a hello");
 const NOT_POSTGRES: Fault =
     Fault("the PostgreSQL client sent something else after its first request");
 
