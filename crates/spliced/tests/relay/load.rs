@@ -19,7 +19,7 @@ const RESIDENT_SLACK_BYTES: u64 = 4 << 20;
 
 /// Each client takes two descriptors, and the usual soft limit is 1024. Raises a lower limit to what all tests
 /// together need, and no further, since child processes inherit it.
-fn allow_a_crowd() {
+pub(crate) fn allow_a_crowd() {
     const ENOUGH: u64 = 4096;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_some_and(|current| current < ENOUGH) {

@@ -4,6 +4,7 @@ mod backends;
 mod headers;
 mod limits;
 mod reload;
+mod reload_under_load;
 mod routes;
 
 use std::fs;
