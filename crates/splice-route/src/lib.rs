@@ -10,6 +10,7 @@
 mod authority;
 mod client_hello;
 mod conditions;
+pub mod connect;
 mod destination;
 mod inspection;
 mod name;
