@@ -8,7 +8,6 @@
 //! they are used, and what is kept of a message is bounded.
 
 mod authority;
-mod client_hello;
 mod conditions;
 pub mod connect;
 mod destination;
@@ -23,8 +22,8 @@ mod request_head;
 mod signature;
 pub mod socks;
 mod special_address;
+mod tls;
 
-pub use client_hello::ClientHello;
 pub use conditions::{Arrival, Conditions, Prefixes, Protocol, ServerName, TlsVersion};
 pub use destination::{Destination, Failure, Host};
 pub use destination_rule::{Denied, DestinationHosts, DestinationRule, NotARule, permits};
@@ -34,3 +33,4 @@ pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
 pub use request_head::{RequestHead, RequestHeadReader};
+pub use tls::{ClientHello, ClientHelloReader};

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 
 use splice::{EngineChoice, EngineName};
 use splice_route::{
-    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion,
+    Conditions, DestinationRule, NamePattern, NotARule, Prefixes, Protocol, ServerName, TlsVersion,
 };
 
 use crate::config::conflict;
 use crate::config::coverage::covers;
-use crate::config::destination;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
 use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan};
@@ -31,11 +30,18 @@ impl Routes<'_> {
         let mut earlier: Vec<(usize, Conditions)> = Vec::new();
         let mut routes = Vec::new();
         for table in tables {
+            let before = table.notes.count();
             let conditions = self.conditions(&table);
-            conflict::find(&table, &conditions, listener);
+            // Otherwise what is left of the conditions says nothing.
+            let is_sound = table.notes.count() == before;
+            if is_sound {
+                conflict::find(&table, &conditions, listener);
+            }
             let action = self.action(&table, listener);
             let covering = earlier.iter().find(|(_, other)| covers(other, &conditions));
-            if let Some((line, _)) = covering {
+            if let Some((line, _)) = covering
+                && is_sound
+            {
                 table.notes.missing(
                     &table.at,
                     format!(
@@ -44,7 +50,9 @@ impl Routes<'_> {
                     ),
                 );
             }
-            earlier.push((table.notes.line(&table.at), conditions.clone()));
+            if is_sound {
+                earlier.push((table.notes.line(&table.at), conditions.clone()));
+            }
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
             table.finish();
         }
@@ -109,7 +117,7 @@ impl Routes<'_> {
             if table.get("protocol").is_some() {
                 table.notes.mistake(
                     &table.at("protocol"),
-                    format!("{key} names the protocol already; remove protocol"),
+                    format!("{key} is a protocol already; remove protocol"),
                 );
             }
             found.protocol = Some(protocol);
@@ -299,8 +307,8 @@ fn destinations(value: &Value<'_>) -> Option<Vec<DestinationRule>> {
     }
     let rules = allow?.each(|value| {
         let text = value.text()?;
-        destination::parse(text).map_or_else(
-            |why| value.refuse(format!("{text:?} cannot be used: {why}")),
+        text.parse().map_or_else(
+            |why: NotARule| value.refuse(format!("{text:?} cannot be used: {why}")),
             Some,
         )
     });
