@@ -3,6 +3,7 @@
 //! `broken/` and `doubtful/` have a file of the messages beside each configuration.
 
 mod here;
+mod prefixes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
