@@ -8,7 +8,6 @@
 //! they are used, and what is kept of a message is bounded.
 
 mod authority;
-mod client_hello;
 mod conditions;
 mod inspection;
 mod name;
@@ -17,8 +16,8 @@ mod prefix;
 mod progress;
 mod request_head;
 mod signature;
+mod tls;
 
-pub use client_hello::ClientHello;
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
@@ -29,3 +28,4 @@ pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
 pub use request_head::{RequestHead, RequestHeadReader};
+pub use tls::{ClientHello, ClientHelloReader};

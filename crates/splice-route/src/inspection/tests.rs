@@ -174,24 +174,36 @@ fn a_route_that_its_client_rules_out_does_not_wait_for_bytes() {
 }
 
 #[test]
-fn a_route_that_is_ruled_out_stays_so() {
+fn a_list_of_prefixes_that_changes_is_for_later_clients() {
     let file = Arc::new(RwLock::new(Vec::new()));
-    let listed = Conditions {
+    let listed = |conditions| Conditions {
         clients: Some(Prefixes {
             fixed: Vec::new(),
             files: vec![("list".into(), file.clone())],
         }),
-        ..any()
+        ..conditions
     };
-    let routes = [listed, host("www.example.org")];
+    let here = || vec!["10.0.0.0/8".parse().unwrap()];
+    let routes = [listed(any()), host("www.example.org")];
     let mut inspection = Inspection::new(LIMIT_BYTES);
     let mut ask = |bytes| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
     assert_eq!(ask(b""), Decision::More);
-    // The file changes while the client waits: other clients are concerned.
-    file.write().unwrap().push("10.0.0.0/8".parse().unwrap());
+    *file.write().unwrap() = here();
     assert_eq!(ask(&HTTP[..9]), Decision::More);
     assert_eq!(ask(HTTP), Decision::Route(1));
     assert_eq!(decide(&routes, b"", Waiting::ForMore), Decision::Route(0));
+
+    let routes = [listed(host("www.example.org")), any()];
+    let mut inspection = Inspection::new(LIMIT_BYTES);
+    let mut ask = |bytes| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
+    assert_eq!(ask(&HTTP[..9]), Decision::More);
+    file.write().unwrap().clear();
+    assert_eq!(ask(HTTP), Decision::Route(0));
+    assert_eq!(decide(&routes, HTTP, Waiting::ForMore), Decision::Route(1));
+
+    // What is known of one route says nothing about the next.
+    let routes = [host("other"), clients("11.0.0.0/8"), any()];
+    assert_eq!(decide(&routes, HTTP, Waiting::ForMore), Decision::Route(2));
 }
 
 #[test]
