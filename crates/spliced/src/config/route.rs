@@ -306,13 +306,12 @@ fn destinations(value: &Value<'_>) -> Option<Vec<DestinationRule>> {
             "no destination is allowed; add allow = [\"*.example.org:443\"]",
         );
     }
-    let rules = allow?.each(|value| {
+    table.finish();
+    allow?.each(|value| {
         let text = value.text()?;
         destination::parse(text).map_or_else(
             |why| value.refuse(format!("{text:?} cannot be used: {why}")),
             Some,
         )
-    });
-    table.finish();
-    rules
+    })
 }
