@@ -9,19 +9,23 @@
 
 mod authority;
 mod conditions;
+mod destination;
 mod inspection;
 mod name;
 mod postgres;
 mod prefix;
 mod progress;
+pub mod proxy_protocol;
 mod request_head;
 mod signature;
+pub mod socks;
 mod tls;
 
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
 };
+pub use destination::{Destination, Failure, Host};
 pub use inspection::{Decision, Inspection, Waiting};
 pub use name::{NamePattern, NotAName};
 pub use postgres::POSTGRES_SSL_REQUEST;

@@ -6,7 +6,6 @@
 mod backend;
 mod conflict;
 mod coverage;
-mod destination;
 mod listener;
 mod notes;
 mod prefix_file;
