@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use splice::{EngineChoice, EngineName};
 use splice_route::{
-    Conditions, DestinationRule, NamePattern, NotARule, Prefixes, Protocol, ServerName, TlsVersion,
+    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion,
 };
 
 use crate::config::conflict;
