@@ -402,6 +402,11 @@ fn a_hello_beyond_the_limit_is_broken_at_its_length() {
         assert_eq!(read_within(limit_bytes, &stream[..told_after]), verdict);
     }
 
+    // What follows the hello does not count.
+    let longer = [&*whole, &*record(&vec![0; 5000])].concat();
+    let verdict = read_within(whole.len(), &longer);
+    assert!(matches!(verdict, Progress::Complete(_)));
+
     // A length that would need 16 MiB.
     assert_broken(
         b"\x16\x03\x01\0\x04\x01\xff\xff\xff",
