@@ -8,6 +8,7 @@
 //! they are used, and what is kept of a message is bounded.
 
 mod authority;
+mod client_hello;
 mod conditions;
 mod inspection;
 mod name;
@@ -17,6 +18,7 @@ mod progress;
 mod request_head;
 mod signature;
 
+pub use client_hello::{ClientHello, ClientHelloReader};
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
