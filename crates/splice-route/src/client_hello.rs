@@ -10,7 +10,7 @@
 
 use std::borrow::Cow;
 
-use crate::conditions::TlsVersion;
+use crate::conditions::{Conditions, ServerName, TlsVersion};
 use crate::name;
 use crate::progress::{Fault, Progress};
 
@@ -62,6 +62,23 @@ impl ClientHello {
     /// The newest version that the client offers.
     pub fn newest_version(&self) -> TlsVersion {
         self.newest_version
+    }
+
+    /// Whether what `conditions` ask of a hello holds.
+    pub(crate) fn meets(&self, conditions: &Conditions) -> bool {
+        let names = conditions.sni.as_ref().is_none_or(|names| {
+            names.iter().any(|name| match (name, self.server_name()) {
+                (ServerName::None, None) => true,
+                (ServerName::Matching(pattern), Some(name)) => pattern.matches(name),
+                (ServerName::None, Some(_)) | (ServerName::Matching(_), None) => false,
+            })
+        });
+        let protocols = conditions.alpn.as_ref().is_none_or(|wanted| {
+            self.alpn()
+                .any(|offered| wanted.iter().any(|name| name == offered))
+        });
+        let versions = conditions.tls_versions.as_ref();
+        names && protocols && versions.is_none_or(|wanted| wanted.contains(&self.newest_version))
     }
 }
 

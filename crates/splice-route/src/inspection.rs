@@ -7,6 +7,7 @@
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
 //! as one that does not hold: else a client could choose a later route by sending half a message.
 
+use crate::client_hello::ClientHelloReader;
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
 use crate::progress::{Fault, Progress};
@@ -20,6 +21,7 @@ pub struct Inspection {
     limit_bytes: usize,
     /// Routes before this one are ruled out.
     next_route: usize,
+    hello: Option<ClientHelloReader>,
     request_head: Option<RequestHeadReader>,
     postgres: Postgres,
 }
@@ -71,8 +73,12 @@ enum Postgres {
     Unasked,
     /// The proxy has refused encryption by GSSAPI.
     Refused,
-    /// The proxy has agreed to TLS. The hello begins behind so many bytes.
-    Encrypted(usize),
+    /// The proxy has agreed to TLS.
+    Encrypted {
+        /// Where the hello begins.
+        hello_at: usize,
+        hello: ClientHelloReader,
+    },
 }
 
 impl Inspection {
@@ -81,6 +87,7 @@ impl Inspection {
         Self {
             limit_bytes,
             next_route: 0,
+            hello: None,
             request_head: None,
             postgres: Postgres::Unasked,
         }
@@ -117,7 +124,11 @@ impl Inspection {
 
     /// The server name of the TLS hello, if a condition has made the inspection read one.
     pub fn server_name(&self) -> Option<&str> {
-        None
+        let reader = match &self.postgres {
+            Postgres::Encrypted { hello, .. } => hello,
+            Postgres::Unasked | Postgres::Refused => self.hello.as_ref()?,
+        };
+        reader.hello()?.server_name()
     }
 
     /// The host that an HTTP/1 request asks for, if a condition has made the inspection read one.
@@ -130,14 +141,14 @@ impl Inspection {
         match self.postgres {
             Postgres::Unasked => 0,
             Postgres::Refused => postgres::REQUEST_BYTES,
-            Postgres::Encrypted(hello_at) => hello_at,
+            Postgres::Encrypted { hello_at, .. } => hello_at,
         }
     }
 
     /// Whether the proxy has agreed to a PostgreSQL client's request for TLS. Then it has to send
     /// [`crate::POSTGRES_SSL_REQUEST`] to the server, and swallow an `S`, before it passes bytes on.
     pub fn is_postgres_tls(&self) -> bool {
-        matches!(self.postgres, Postgres::Encrypted(_))
+        matches!(self.postgres, Postgres::Encrypted { .. })
     }
 
     fn ask(
@@ -185,7 +196,7 @@ impl Inspection {
                 return answer;
             }
         }
-        let answer = self.ask_of_hello(conditions, bytes, waiting);
+        let answer = self.ask_of_hello(conditions, shown, waiting);
         if !matches!(answer, Answer::Yes) {
             return answer;
         }
@@ -207,7 +218,12 @@ impl Inspection {
         if !asks_for_hello(conditions) && conditions.protocol != Some(Protocol::Tls) {
             return Answer::Yes;
         }
-        Answer::Broken(Fault("TLS hellos cannot be read yet"))
+        let limit_bytes = self.limit_bytes;
+        let hello = self
+            .hello
+            .get_or_insert_with(|| ClientHelloReader::new(limit_bytes))
+            .read(bytes);
+        Answer::of(hello.map(|hello| hello.meets(conditions)))
     }
 
     fn ask_of_postgres(
@@ -216,12 +232,16 @@ impl Inspection {
         bytes: &[u8],
         waiting: Waiting,
     ) -> Answer {
-        let start = match self.postgres {
+        let start = match &mut self.postgres {
             Postgres::Unasked => 0,
             Postgres::Refused => postgres::REQUEST_BYTES,
-            Postgres::Encrypted(_) if !asks_for_hello(conditions) => return Answer::Yes,
-            Postgres::Encrypted(_) => {
-                return Answer::Broken(Fault("TLS hellos cannot be read yet"));
+            Postgres::Encrypted { .. } if !asks_for_hello(conditions) => return Answer::Yes,
+            Postgres::Encrypted { hello_at, hello } => {
+                return match hello.read(&bytes[*hello_at..]) {
+                    // It has asked for TLS and got a yes.
+                    Progress::Other => Answer::Broken(NOT_A_HELLO),
+                    progress => Answer::of(progress.map(|hello| hello.meets(conditions))),
+                };
             }
         };
         let message = match postgres::read(&bytes[start..]) {
@@ -249,7 +269,10 @@ impl Inspection {
                     self.postgres = Postgres::Refused;
                     return Answer::Reply(b"N");
                 }
-                self.postgres = Postgres::Encrypted(hello_at);
+                self.postgres = Postgres::Encrypted {
+                    hello_at,
+                    hello: ClientHelloReader::new(self.limit_bytes - hello_at),
+                };
                 Answer::Reply(b"S")
             }
         }
@@ -284,6 +307,7 @@ const TOO_LATE: Fault = Fault("the client's first message was not complete in ti
 const INCOMPLETE: Fault = Fault("the client closed within its first message");
 const PIPELINED: Fault = Fault("the PostgreSQL client sent more than its request for encryption");
 const GSSAPI_TWICE: Fault = Fault("the PostgreSQL client asked for GSSAPI twice");
+const NOT_A_HELLO: Fault = Fault("the PostgreSQL client asked for TLS and did not send a hello");
 const NOT_POSTGRES: Fault =
     Fault("the PostgreSQL client sent something else after its first request");
 

@@ -70,7 +70,8 @@ fn main() -> ExitCode {
             let refused = error
                 .downcast_ref::<splice::Error>()
                 .is_some_and(|error| error.kind() == splice::ErrorKind::EngineRefused);
-            let wrong_usage = refused || error.is::<refusal::WrongUsage>() || error.is::<config::Mistakes>();
+            let wrong_usage =
+                refused || error.is::<refusal::WrongUsage>() || error.is::<config::Mistakes>();
             if wrong_usage { WRONG_USAGE } else { FAILED }
         }
     };

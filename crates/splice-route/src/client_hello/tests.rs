@@ -261,3 +261,61 @@ fn a_hello_that_comes_byte_by_byte_costs_linear_time() {
         );
     }
 }
+
+#[test]
+fn conditions_on_a_hello_are_held_against_it() {
+    let read = |extensions: &[Vec<u8>]| match read(&records(&hello(extensions), 99)) {
+        Progress::Complete(hello) => hello,
+        other => panic!("{other:?}"),
+    };
+    let named = read(&[
+        named(b"a.example.org"),
+        extension(ALPN, b"\0\x0c\x02h2\x08http/1.1"),
+        extension(SUPPORTED_VERSIONS, &[4, 3, 4, 3, 3]),
+    ]);
+    let nameless = read(&[]);
+    let sni = |names: &[ServerName]| Conditions {
+        sni: Some(names.to_vec()),
+        ..Conditions::default()
+    };
+    let pattern = |text: &str| ServerName::Matching(text.parse().expect(text));
+    let alpn = |names: &[&[u8]]| Conditions {
+        alpn: Some(names.iter().map(|name| name.to_vec()).collect()),
+        ..Conditions::default()
+    };
+    let version = |version| Conditions {
+        tls_versions: Some(vec![version]),
+        ..Conditions::default()
+    };
+    let both = Conditions {
+        alpn: alpn(&[b"h2"]).alpn,
+        ..sni(&[pattern("example.org")])
+    };
+    for (conditions, meets, nameless_meets) in [
+        (Conditions::default(), true, true),
+        (
+            sni(&[pattern("x.org"), pattern("*.example.org")]),
+            true,
+            false,
+        ),
+        (sni(&[pattern("example.org")]), false, false),
+        (sni(&[ServerName::None]), false, true),
+        (
+            sni(&[ServerName::None, pattern("a.example.org")]),
+            true,
+            true,
+        ),
+        (alpn(&[b"spdy", b"http/1.1"]), true, false),
+        (alpn(&[b"h"]), false, false),
+        (version(Tls13), true, false),
+        (version(Tls12), false, true),
+        (both, false, false),
+    ] {
+        assert_eq!(named.meets(&conditions), meets, "{conditions:?}");
+        assert_eq!(
+            nameless.meets(&conditions),
+            nameless_meets,
+            "{conditions:?}"
+        );
+    }
+}

@@ -7,7 +7,7 @@ use super::tests::*;
 use super::*;
 
 /// Pieces of messages, right and wrong, that strategies put together.
-const PIECES: [&[u8]; 30] = [
+const PIECES: [&[u8]; 31] = [
     b"GET / HTTP/1.1",
     b"get /x HTTP/1.0",
     b"FOO http://a/ HTTP/1.1",
@@ -34,6 +34,7 @@ const PIECES: [&[u8]; 30] = [
     b"\x30",
     b"\0\0\0\x10\0\x03\0\0user",
     TLS_START,
+    HELLO,
     b"\x16",
     b"\0",
     b"x",
@@ -55,6 +56,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 fn messages() -> impl Strategy<Value = Vec<u8>> {
     let whole = select(vec![
         HTTP.to_vec(),
+        HELLO.to_vec(),
         STARTUP.to_vec(),
         b"GET http://a/x HTTP/1.1\r\nHost: a:80\r\nX: y\r\n\r\nmore".to_vec(),
         b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec(),
