@@ -1,0 +1,34 @@
+//! Readers against what real clients send, against another implementation, and against chance.
+
+mod corpus;
+mod hellos;
+mod oracle;
+mod random;
+
+use std::path::{Path, PathBuf};
+
+/// As long as a hello or a head may be by default.
+const LIMIT_BYTES: usize = 64 << 10;
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(name)
+}
+
+/// The contents of the files with the extension `bin`, in the order of their names.
+fn files(directory: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(directory).unwrap_or_else(|error| {
+        panic!("cannot list {}: {error}", directory.display());
+    });
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|it| it == "bin"))
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            (name, std::fs::read(path).unwrap())
+        })
+        .collect();
+    files.sort();
+    files
+}
