@@ -76,7 +76,7 @@ pub(crate) fn records(mut message: &[u8], mut next_length: impl FnMut() -> usize
     while !message.is_empty() {
         let (payload, rest) = message.split_at(next_length().min(message.len()));
         records.extend([22, 3, 1]);
-        records.extend(u16::try_from(payload.len()).unwrap().to_be_bytes());
+        records.extend(u16::try_from(payload.len()).expect("16 bits").to_be_bytes());
         records.extend(payload);
         message = rest;
     }

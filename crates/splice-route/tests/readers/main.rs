@@ -22,11 +22,15 @@ fn files(directory: &Path) -> Vec<(String, Vec<u8>)> {
         panic!("cannot list {}: {error}", directory.display());
     });
     let mut files: Vec<_> = entries
-        .map(|entry| entry.unwrap().path())
+        .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.extension().is_some_and(|it| it == "bin"))
         .map(|path| {
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            (name, std::fs::read(path).unwrap())
+            let name = path
+                .file_stem()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned();
+            (name, std::fs::read(path).expect("a readable file"))
         })
         .collect();
     files.sort();

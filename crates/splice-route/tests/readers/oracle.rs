@@ -96,8 +96,8 @@ fn agree_on_mutations(rounds: usize, seed: u64) {
         random.mutate(&mut message, other);
         // Else a wrong length would be all that they see.
         if message.len() >= 4 && random.below(4) > 0 {
-            let length = u32::try_from(message.len() - 4).unwrap().to_be_bytes();
-            message[1..4].copy_from_slice(&length[1..]);
+            let length = (message.len() - 4).to_be_bytes();
+            message[1..4].copy_from_slice(&length[length.len() - 3..]);
         }
         let bytes = records(&message, || 16384);
         if let (Progress::Complete(hello), Some(expected)) =

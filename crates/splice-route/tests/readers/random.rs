@@ -21,11 +21,11 @@ impl Random {
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-        usize::try_from(number).unwrap() % end.max(1)
+        usize::try_from(number).expect("32 bits") % end.max(1)
     }
 
     fn byte(&mut self) -> u8 {
-        u8::try_from(self.below(256)).unwrap()
+        u8::try_from(self.below(256)).expect("8 bits")
     }
 
     /// Changes `bytes` in a few places: bytes, lengths, parts that get lost, repeated or mixed with `other`.
