@@ -38,7 +38,7 @@ install: ## Install spliced, its manual pages and completions (PREFIX, DESTDIR)
 
 uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
 	rm -f "$(INSTALLED)/bin/spliced"
-	rm -f $(foreach page,spliced spliced-relay spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
+	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
 	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
 	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
 	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"

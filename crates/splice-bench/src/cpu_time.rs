@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Totals since each task started.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +104,12 @@ fn numbers_in(directory: &str) -> Result<Vec<u32>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot read {directory}"))?;
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     Ok(entries.flatten().filter_map(number).collect())
+}
+
+/// CPU time of this process, with that of threads that have ended.
+pub(crate) fn own_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// CPU time of a task in ns. First field of `schedstat`: time on the CPU in ns (Documentation/scheduler/sched-stats.rst).

@@ -7,12 +7,12 @@
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
 //! as one that does not hold: else a client could choose a later route by sending half a message.
 
-use crate::client_hello::ClientHelloReader;
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
 use crate::progress::{Fault, Progress};
 use crate::request_head::{RequestHead, RequestHeadReader};
 use crate::signature;
+use crate::tls::{ClientHello, ClientHelloReader};
 
 /// What a connection has shown so far, held against a list of routes. One serves one connection and one
 /// list of routes: it does not ask a route again that is ruled out.
@@ -21,6 +21,9 @@ pub struct Inspection {
     limit_bytes: usize,
     /// Routes before this one are ruled out.
     next_route: usize,
+    /// The client and the address of the connection are right for the next route. Lists of prefixes may be
+    /// long, so they are not searched again for each byte of a client that dribbles.
+    next_is_for_arrival: bool,
     hello: Option<ClientHelloReader>,
     request_head: Option<RequestHeadReader>,
     postgres: Postgres,
@@ -75,7 +78,7 @@ enum Postgres {
     Refused,
     /// The proxy has agreed to TLS.
     Encrypted {
-        /// Where the hello begins.
+        /// What is before was for the proxy.
         hello_at: usize,
         hello: ClientHelloReader,
     },
@@ -87,6 +90,7 @@ impl Inspection {
         Self {
             limit_bytes,
             next_route: 0,
+            next_is_for_arrival: false,
             hello: None,
             request_head: None,
             postgres: Postgres::Unasked,
@@ -106,7 +110,10 @@ impl Inspection {
         for (index, conditions) in routes {
             match self.ask(conditions, arrival, bytes, waiting) {
                 Answer::Yes => return Decision::Route(index),
-                Answer::No => self.next_route = index + 1,
+                Answer::No => {
+                    self.next_route = index + 1;
+                    self.next_is_for_arrival = false;
+                }
                 Answer::Broken(fault) => return Decision::Reset(fault),
                 Answer::Reply(reply) => return Decision::Reply(reply),
                 Answer::NotYet => {
@@ -124,11 +131,15 @@ impl Inspection {
 
     /// The server name of the TLS hello, if a condition has made the inspection read one.
     pub fn server_name(&self) -> Option<&str> {
-        let reader = match &self.postgres {
-            Postgres::Encrypted { hello, .. } => hello,
-            Postgres::Unasked | Postgres::Refused => self.hello.as_ref()?,
-        };
-        reader.hello()?.server_name()
+        self.hello()?.server_name()
+    }
+
+    /// The TLS hello, if a condition has made the inspection read one.
+    pub fn hello(&self) -> Option<&ClientHello> {
+        match &self.postgres {
+            Postgres::Encrypted { hello, .. } => hello.hello(),
+            Postgres::Unasked | Postgres::Refused => self.hello.as_ref()?.hello(),
+        }
     }
 
     /// The host that an HTTP/1 request asks for, if a condition has made the inspection read one.
@@ -158,9 +169,10 @@ impl Inspection {
         bytes: &[u8],
         waiting: Waiting,
     ) -> Answer {
-        if !holds_on_arrival(conditions, arrival) {
+        if !self.next_is_for_arrival && !holds_on_arrival(conditions, arrival) {
             return Answer::No;
         }
+        self.next_is_for_arrival = true;
         if conditions.silent {
             // Conditions on bytes exclude this one.
             return match (bytes, waiting) {
@@ -196,7 +208,7 @@ impl Inspection {
                 return answer;
             }
         }
-        let answer = self.ask_of_hello(conditions, shown, waiting);
+        let answer = self.ask_of_tls(conditions, bytes, shown, waiting);
         if !matches!(answer, Answer::Yes) {
             return answer;
         }
@@ -211,35 +223,43 @@ impl Inspection {
         Answer::of(head.map(|head| is_met_by_head(conditions, head, shown)))
     }
 
-    fn ask_of_hello(&mut self, conditions: &Conditions, bytes: &[u8], waiting: Waiting) -> Answer {
+    fn ask_of_tls(
+        &mut self,
+        conditions: &Conditions,
+        bytes: &[u8],
+        shown: &[u8],
+        waiting: Waiting,
+    ) -> Answer {
         if conditions.protocol == Some(Protocol::Postgres) {
-            return self.ask_of_postgres(conditions, bytes, waiting);
+            return self.ask_of_postgres(conditions, bytes, shown, waiting);
         }
-        if !asks_for_hello(conditions) && conditions.protocol != Some(Protocol::Tls) {
+        if !conditions.ask_for_hello() && conditions.protocol != Some(Protocol::Tls) {
             return Answer::Yes;
         }
-        let limit_bytes = self.limit_bytes;
-        let hello = self
-            .hello
-            .get_or_insert_with(|| ClientHelloReader::new(limit_bytes))
-            .read(bytes);
+        let hello = self.read_hello(shown);
         Answer::of(hello.map(|hello| hello.meets(conditions)))
+    }
+
+    fn read_hello(&mut self, shown: &[u8]) -> Progress<&ClientHello> {
+        let limit_bytes = self.limit_bytes;
+        self.hello
+            .get_or_insert_with(|| ClientHelloReader::new(limit_bytes))
+            .read(shown)
     }
 
     fn ask_of_postgres(
         &mut self,
         conditions: &Conditions,
         bytes: &[u8],
+        shown: &[u8],
         waiting: Waiting,
     ) -> Answer {
         let start = match &mut self.postgres {
             Postgres::Unasked => 0,
             Postgres::Refused => postgres::REQUEST_BYTES,
-            Postgres::Encrypted { .. } if !asks_for_hello(conditions) => return Answer::Yes,
             Postgres::Encrypted { hello_at, hello } => {
-                return match hello.read(&bytes[*hello_at..]) {
-                    // It has asked for TLS and got a yes.
-                    Progress::Other => Answer::Broken(NOT_A_HELLO),
+                return match hello.read(shown.get(*hello_at..).unwrap_or_default()) {
+                    Progress::Other => Answer::Broken(NO_HELLO),
                     progress => Answer::of(progress.map(|hello| hello.meets(conditions))),
                 };
             }
@@ -247,13 +267,19 @@ impl Inspection {
         let message = match postgres::read(&bytes[start..]) {
             Progress::Complete(message) => message,
             Progress::More => return Answer::NotYet,
-            Progress::Other if start == 0 => return Answer::No,
+            Progress::Other if start == 0 => {
+                // A client that needs no request: libpq with sslnegotiation=direct.
+                let hello = self.read_hello(shown);
+                return Answer::of(
+                    hello.map(|hello| hello.offers(POSTGRES_ALPN) && hello.meets(conditions)),
+                );
+            }
             Progress::Other => return Answer::Broken(NOT_POSTGRES),
             Progress::Broken(fault) => return Answer::Broken(fault),
         };
         match message {
             FirstMessage::GssEncRequest if start > 0 => Answer::Broken(GSSAPI_TWICE),
-            _ if !asks_for_hello(conditions) => Answer::Yes,
+            _ if !conditions.ask_for_hello() => Answer::Yes,
             FirstMessage::Plain => Answer::No,
             FirstMessage::GssEncRequest | FirstMessage::SslRequest => {
                 let hello_at = start + postgres::REQUEST_BYTES;
@@ -271,7 +297,7 @@ impl Inspection {
                 }
                 self.postgres = Postgres::Encrypted {
                     hello_at,
-                    hello: ClientHelloReader::new(self.limit_bytes - hello_at),
+                    hello: ClientHelloReader::new(self.limit_bytes),
                 };
                 Answer::Reply(b"S")
             }
@@ -302,12 +328,15 @@ impl From<bool> for Answer {
     }
 }
 
+/// What PostgreSQL is called in ALPN (IANA).
+const POSTGRES_ALPN: &[u8] = b"postgresql";
+
 const TOO_LONG: Fault = Fault("the client has sent too much before a route was clear");
 const TOO_LATE: Fault = Fault("the client's first message was not complete in time");
 const INCOMPLETE: Fault = Fault("the client closed within its first message");
 const PIPELINED: Fault = Fault("the PostgreSQL client sent more than its request for encryption");
 const GSSAPI_TWICE: Fault = Fault("the PostgreSQL client asked for GSSAPI twice");
-const NOT_A_HELLO: Fault = Fault("the PostgreSQL client asked for TLS and did not send a hello");
+const NO_HELLO: Fault = Fault("the PostgreSQL client asked for TLS and sent something else");
 const NOT_POSTGRES: Fault =
     Fault("the PostgreSQL client sent something else after its first request");
 
@@ -330,14 +359,10 @@ fn holds_on_arrival(conditions: &Conditions, arrival: &Arrival) -> bool {
 }
 
 fn needs_bytes(conditions: &Conditions) -> bool {
-    asks_for_hello(conditions)
+    conditions.ask_for_hello()
         || asks_for_head(conditions)
         || conditions.protocol.is_some()
         || conditions.starts_with.is_some()
-}
-
-fn asks_for_hello(conditions: &Conditions) -> bool {
-    conditions.sni.is_some() || conditions.alpn.is_some() || conditions.tls_versions.is_some()
 }
 
 fn asks_for_head(conditions: &Conditions) -> bool {
@@ -367,3 +392,5 @@ fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> 
 mod cuts;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

@@ -8,24 +8,28 @@
 //! they are used, and what is kept of a message is bounded.
 
 mod authority;
-mod client_hello;
 mod conditions;
+mod destination;
 mod inspection;
 mod name;
 mod postgres;
 mod prefix;
 mod progress;
+pub mod proxy_protocol;
 mod request_head;
 mod signature;
+pub mod socks;
+mod tls;
 
-pub use client_hello::{ClientHello, ClientHelloReader};
 pub use conditions::{
     Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
     TlsVersion,
 };
+pub use destination::{Destination, Failure, Host};
 pub use inspection::{Decision, Inspection, Waiting};
 pub use name::{NamePattern, NotAName};
 pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
 pub use request_head::{RequestHead, RequestHeadReader};
+pub use tls::{ClientHello, ClientHelloReader};

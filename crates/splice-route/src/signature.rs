@@ -131,6 +131,7 @@ mod tests {
             (Protocol::Rdp, b"\x03\0\0\x13\x0e\xe0\0\0", More),
             (Protocol::Rdp, b"\x03\0\0\x13\x0f", Other),
             (Protocol::Rdp, b"\x03\0\0\x0a\x05", Other),
+            (Protocol::Rdp, b"\x03\x01", Other),
             (Protocol::Rdp, b"\x03\0\x02", Other),
             (Protocol::Rdp, b"\x03\0\0\x13\x0e\xd0", Other),
             (Protocol::Rdp, b"\x03\0\0\x13\x0e\xe0\0\x01", Other),

@@ -77,6 +77,9 @@ fn pages(directory: &Path) -> io::Result<()> {
         let sections = match command.get_name() {
             "relay" => sections::RELAY,
             "echo" => sections::ECHO,
+            "run" => sections::RUN,
+            "check" => sections::CHECK,
+            "reload" | "status" => sections::ASK,
             _ => sections::DOCTOR,
         };
         page(directory, command, sections, &["spliced"])?;

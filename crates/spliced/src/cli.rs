@@ -49,6 +49,7 @@ pub(crate) enum Level {
 pub(crate) enum Command {
     Relay(RelayArgs),
     Run(RunArgs),
+    Check(CheckArgs),
     Reload(ReloadArgs),
     Status(StatusArgs),
     Echo(EchoArgs),
@@ -67,6 +68,22 @@ pub(crate) struct DoctorArgs {
     /// each with name, present (null if it could not be tested) and reason.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Report every mistake in a configuration file, and what the file does on this host.
+///
+/// Standard error gets a line for each mistake and each warning, with file, line and column. If there are no
+/// mistakes, standard output says for each listener which engines its connections use and why not the others,
+/// and for each backend its addresses and whether the source address of the servers' answers leads back here.
+///
+/// The check resolves every name, at most 10 seconds in all. It opens no listening socket and connects to no
+/// server. Run it as the same user, with the same capabilities, as 'spliced run'.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::CHECK))]
+pub(crate) struct CheckArgs {
+    /// The configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
 }
 
 /// Accept connections on LISTEN and relay each to TARGET.
@@ -138,10 +155,14 @@ pub(crate) struct RelayArgs {
 
 /// Run the listeners, routes and backends of a configuration.
 ///
+/// Each listener accepts connections, reads as much of the first bytes as its routes need, picks a server
+/// and joins the two connections. docs/configuration.md describes the file. A file with mistakes is refused
+/// with all of them, as by 'spliced check'.
+///
 /// SIGHUP or 'spliced reload' reads the file again. Open connections go on; a file with a mistake changes
 /// nothing.
 #[derive(Args, Debug)]
-#[command(after_long_help = as_help(sections::RELAY))]
+#[command(after_long_help = as_help(sections::RUN))]
 pub(crate) struct RunArgs {
     /// The configuration, in TOML.
     #[arg(long, value_name = "FILE")]
@@ -152,6 +173,7 @@ pub(crate) struct RunArgs {
 ///
 /// Prints why if nothing has changed.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct ReloadArgs {
     /// The configuration that the process runs.
     #[arg(long, value_name = "FILE")]
@@ -160,6 +182,7 @@ pub(crate) struct ReloadArgs {
 
 /// Show connections, servers and counts of the process that runs a configuration, as JSON.
 #[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::ASK))]
 pub(crate) struct StatusArgs {
     /// The configuration that the process runs.
     #[arg(long, value_name = "FILE")]

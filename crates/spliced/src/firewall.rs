@@ -6,15 +6,47 @@ use splice::firewall::{Connection, End, Family, Verdict, judge};
 
 use crate::socket_address::SocketAddress;
 
-/// Logs why the packet filters keep some or all connections out of `segment`. Reading the rules takes
-/// some milliseconds.
-pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) {
+/// Connections that the packet filters keep out of `segment`.
+#[derive(Debug)]
+pub(crate) struct KeptBack {
+    /// Clients or a target, as in "connections with the target".
+    pub(crate) whom: &'static str,
+    /// All of them; otherwise perhaps some.
+    pub(crate) certainly: bool,
+    pub(crate) why: String,
+}
+
+/// What the packet filters keep out of `segment`. Reading the rules takes some milliseconds.
+pub(crate) fn kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) -> Vec<KeptBack> {
     let clients = listening.iter().filter_map(inet).map(of_clients);
     let servers = targets.iter().filter_map(inet).map(of_server);
     clients
         .flatten()
         .chain(servers)
-        .for_each(|connection| log(&connection));
+        .filter_map(|connection| of(&connection))
+        .collect()
+}
+
+/// Logs why the packet filters keep some or all connections out of `segment`.
+pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) {
+    for KeptBack {
+        whom,
+        certainly,
+        why,
+    } in kept_back(listening, targets)
+    {
+        if certainly {
+            tracing::warn!(
+                "segment is not used for connections with {whom}, since the packet filters would stop \
+                 them: {why}; --bypass-firewall overrides this"
+            );
+        } else {
+            tracing::info!(
+                "segment may not be used for all connections with {whom}, because of the packet filters: \
+                 {why}"
+            );
+        }
+    }
 }
 
 fn inet(address: &SocketAddress) -> Option<SocketAddr> {
@@ -65,22 +97,25 @@ fn of_server(target: SocketAddr) -> Connection {
     }
 }
 
-fn log(connection: &Connection) {
+fn of(connection: &Connection) -> Option<KeptBack> {
     let whom = match (connection.accepted, connection.family) {
         (true, Family::Ipv4) => "clients over IPv4",
         (true, Family::Ipv6) => "clients over IPv6",
         (false, _) => "the target",
     };
-    match judge(connection) {
-        Ok(Verdict::Accepts) => {}
-        Ok(Verdict::Stops(why)) => tracing::warn!(
-            "segment is not used for connections with {whom}, since the packet filters would stop them: \
-             {why}; --bypass-firewall overrides this"
-        ),
-        Ok(Verdict::Unknown(why)) => tracing::info!(
-            "segment may not be used for all connections with {whom}, because of the packet filters: {why}"
-        ),
-        // The engine cannot be used then, which is reported elsewhere.
-        Err(error) => tracing::debug!("{error}"),
-    }
+    let (certainly, why) = match judge(connection) {
+        Ok(Verdict::Accepts) => return None,
+        Ok(Verdict::Stops(why)) => (true, why),
+        Ok(Verdict::Unknown(why)) => (false, why),
+        Err(error) => {
+            // The engine cannot be used then, which is reported elsewhere.
+            tracing::debug!("{error}");
+            return None;
+        }
+    };
+    Some(KeptBack {
+        whom,
+        certainly,
+        why: why.to_string(),
+    })
 }

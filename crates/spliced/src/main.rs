@@ -1,11 +1,13 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
 //! The command line ([`cli`]) asks for a [`relay`], to a target or back to the client ([`echo`]), which
-//! runs until a signal ends it, or for the [`doctor`], which tests what works on this host.
+//! runs until a signal ends it, for the [`check`] of a configuration ([`config`]), or for the [`doctor`],
+//! which tests what works on this host.
 
 mod access_log;
 mod admin;
 mod backend;
+mod check;
 mod cli;
 mod client_limit;
 mod config;
@@ -103,6 +105,10 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             let status = admin::ask(&args.config, admin::Request::Status)?;
             println!("{status:#}");
             Ok(Ended::Well)
+        }
+        Command::Check(args) => {
+            signals.leave_to_default()?;
+            check::run(&args).map(|()| Ended::Well)
         }
         Command::Doctor(args) => {
             signals.leave_to_default()?;

@@ -11,6 +11,12 @@ use crate::socket_address::SocketAddress;
 #[derive(Debug)]
 pub(crate) struct WrongUsage(String);
 
+impl WrongUsage {
+    pub(crate) fn new(sentence: String) -> Self {
+        Self(sentence)
+    }
+}
+
 impl fmt::Display for WrongUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

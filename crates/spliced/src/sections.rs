@@ -21,6 +21,15 @@ pub(crate) const RELAY: &[Section] = &[SIGNALS, EXIT_STATUS, FILES, RIGHTS];
 /// Sections of the page of `echo`, which has neither an access log nor `segment`.
 pub(crate) const ECHO: &[Section] = &[ECHO_SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
 
+/// Sections of the page of `run`.
+pub(crate) const RUN: &[Section] = &[RUN_SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RIGHTS];
+
+/// Sections of the pages of `reload` and `status`.
+pub(crate) const ASK: &[Section] = &[ASK_EXIT_STATUS, ASK_RIGHTS];
+
+/// Sections of the page of `check`.
+pub(crate) const CHECK: &[Section] = &[CHECK_EXIT_STATUS, CHECK_RIGHTS];
+
 /// Sections of the page of `doctor`.
 pub(crate) const DOCTOR: &[Section] = &[DOCTOR_EXIT_STATUS, DOCTOR_RIGHTS];
 
@@ -68,6 +77,22 @@ const SIGNALS: Section = Section {
     ],
 };
 
+const RUN_SIGNALS: Section = Section {
+    title: "Signals",
+    entries: &[
+        STOP,
+        Entry::Item(
+            "SIGHUP",
+            "Read the configuration again. Under nohup(1) it stays ignored.",
+        ),
+        Entry::Item(
+            "SIGUSR1",
+            "Open the access logs again, after logrotate(8) has renamed them.",
+        ),
+        Entry::Item("SIGUSR2", "Log a line."),
+    ],
+};
+
 const ECHO_SIGNALS: Section = Section {
     title: "Signals",
     entries: &[
@@ -108,10 +133,7 @@ const FILES: Section = Section {
              the start.",
         ),
         SOCKET_FILE,
-        Entry::Item(
-            "/proc/net/ip_tables_names, /proc/net/ip6_tables_names",
-            "Opened once at the start, if segment may be used, to find the rules of iptables-legacy.",
-        ),
+        LEGACY_TABLES,
     ],
 };
 
@@ -167,5 +189,87 @@ const DOCTOR_RIGHTS: Section = Section {
         "The doctor needs no privilege. It reports what the user who runs it can use: run it with the \
          capabilities that the relay is going to have. Only the counts of the engine segment need \
          CAP_SYS_ADMIN.",
+    )],
+};
+
+const LEGACY_TABLES: Entry = Entry::Item(
+    "/proc/net/ip_tables_names, /proc/net/ip6_tables_names",
+    "Opened once at the start, if segment may be used, to find the rules of iptables-legacy.",
+);
+
+const RUN_FILES: Section = Section {
+    title: "Files",
+    entries: &[
+        Entry::Item(
+            "--config FILE",
+            "Relative paths in it start at its directory.",
+        ),
+        Entry::Item(
+            "client = \"file:PATH\"",
+            "A file of address prefixes, one a line, with comments behind #. A change takes effect within two \
+             seconds. While the file is broken, the last good prefixes apply.",
+        ),
+        Entry::Item(
+            "access_log = \"PATH\"",
+            "As --access-log of spliced-relay(1).",
+        ),
+        SOCKET_FILE,
+        LEGACY_TABLES,
+    ],
+};
+
+const RUN_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[
+        Entry::Text("copy, pipe, aio and uring need no privilege."),
+        Entry::Item(
+            "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON",
+            "sockmap and segment, as in spliced-relay(1).",
+        ),
+        Entry::Item(
+            "CAP_NET_ADMIN",
+            "source = \"client\" and mark of a backend.",
+        ),
+        PORTS,
+    ],
+};
+
+const CHECK_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "the configuration can be used, perhaps with warnings"),
+        Entry::Item("1", "failed while running"),
+        Entry::Item(
+            "2",
+            "wrong usage, mistakes in the file, or an engine or address to listen on that this host does not \
+             have",
+        ),
+    ],
+};
+
+const CHECK_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Text(
+        "The check needs no privilege. It reports what the user who runs it can use: run it with the \
+         capabilities that 'spliced run' is going to have.",
+    )],
+};
+
+const ASK_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "done"),
+        Entry::Item(
+            "1",
+            "no process runs the configuration, or it refuses what is asked",
+        ),
+        Entry::Item("2", "wrong usage"),
+    ],
+};
+
+const ASK_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Text(
+        "Only the user who has started 'spliced run' reaches its socket.",
     )],
 };

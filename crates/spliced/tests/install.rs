@@ -8,8 +8,19 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 3] = ["relay", "echo", "doctor"];
-const PAGES: [&str; 4] = ["spliced", "spliced-relay", "spliced-echo", "spliced-doctor"];
+const COMMANDS: [&str; 7] = [
+    "relay", "run", "check", "reload", "status", "echo", "doctor",
+];
+const PAGES: [&str; 8] = [
+    "spliced",
+    "spliced-relay",
+    "spliced-run",
+    "spliced-check",
+    "spliced-reload",
+    "spliced-status",
+    "spliced-echo",
+    "spliced-doctor",
+];
 const PREFIX: &str = "/opt/spliced";
 const BASH: &str = "share/bash-completion/completions/spliced";
 const ZSH: &str = "share/zsh/site-functions/_spliced";
@@ -174,7 +185,7 @@ fn every_page_has_its_sections_and_groff_accepts_it() {
             assert!(text.contains(&heading), "no {section} in {page}");
         }
         // Those that stay until a signal comes.
-        let lives = ["spliced-relay", "spliced-echo"].contains(&page);
+        let lives = ["spliced-relay", "spliced-run", "spliced-echo"].contains(&page);
         for section in ["SIGNALS", "FILES"] {
             assert_eq!(text.contains(&format!(".SH {section}\n")), lives, "{page}");
         }

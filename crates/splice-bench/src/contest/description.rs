@@ -90,8 +90,9 @@ impl Question {
                 in_flight.to_string(),
                 format!("Routed by SNI: short connections, at once: {in_flight}"),
                 "Each connection is opened, sends a TLS client's hello, which a byte answers, carries \
-                 a byte each way and is closed by the server. The CPU time of the machine is that of \
-                 the ends, the relay and the kernel with its workers and softirqs."
+                 a byte each way and is closed by the server. The CPU time of client, relay and server \
+                 is that of their processes with the softirqs that they run. That of the machine has \
+                 the kernel's workers, and whatever else runs there."
                     .to_owned(),
             ),
             Self::Idle => (

@@ -165,8 +165,15 @@ const SNI_FIRST_BYTE: [Told; 2] = [
         "From the hello to the first byte, 99th percentile",
     ),
 ];
-const SNI_SHORT: [Told; 3] = [
-    latency("cpu", "CPU time of the whole machine for a connection"),
+const SNI_SHORT: [Told; 4] = [
+    latency(
+        "cpu",
+        "CPU time of client, relay and server for a connection",
+    ),
+    latency(
+        "cpu-machine",
+        "CPU time of the whole machine for a connection",
+    ),
     latency(
         "cpu-process",
         "CPU time of the relay's own processes for a connection",
@@ -381,6 +388,7 @@ impl Question {
                 let short = short_connections::tls(site, address, in_flight, window.length, relay)?;
                 answer.values = vec![
                     Some(short.cpu_microseconds()),
+                    Some(short.machine_microseconds()),
                     has_process.then(|| short.process_microseconds()),
                     Some(short.per_second()),
                 ];

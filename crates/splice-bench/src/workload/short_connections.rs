@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::client_hello::CLIENT_HELLO;
+use crate::cpu_time::own_cpu_time;
 use crate::cpus::Cost;
 use crate::relay::Relay;
 use crate::server::{Server, Service};
@@ -29,6 +30,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 pub(crate) struct Short {
     connections: u32,
     cost: Cost,
+    /// CPU time of the client and the server, and of what the kernel did on their account.
+    ends: Duration,
     /// CPU time of the relay's processes; none where there are no processes.
     relay: Duration,
 }
@@ -38,14 +41,19 @@ impl Short {
         f64::from(self.connections) / self.cost.elapsed.as_secs_f64()
     }
 
-    /// CPU time of the whole machine for one connection.
+    /// CPU time of client, relay and server for one connection. Others on the machine have no part in it.
     pub(crate) fn cpu_microseconds(&self) -> f64 {
-        self.each(self.cost.busy)
+        self.each(self.ends + self.relay)
     }
 
     /// The share of the relay's own processes in that.
     pub(crate) fn process_microseconds(&self) -> f64 {
         self.each(self.relay)
+    }
+
+    /// CPU time of the whole machine for one connection.
+    pub(crate) fn machine_microseconds(&self) -> f64 {
+        self.each(self.cost.busy)
     }
 
     fn each(&self, time: Duration) -> f64 {
@@ -113,7 +121,8 @@ fn play(
     // Until then the server may not even run.
     ask_once(address, service)?;
     let relay_time = || relay.map_or(Ok(Duration::ZERO), Relay::cpu_time);
-    let relay_before = relay_time()?;
+    let ends_time = || anyhow::Ok(own_cpu_time() + server.cpu_time()?);
+    let (relay_before, ends_before) = (relay_time()?, ends_time()?);
     let timed = site.cpus.time(|| {
         thread::scope(|scope| {
             let begin = Instant::now();
@@ -130,13 +139,12 @@ fn play(
             connections
         })
     });
-    let relay = relay_time().map(|time| time.saturating_sub(relay_before));
-    drop(server);
     let (connections, cost) = timed?;
     Ok(Short {
         connections,
         cost,
-        relay: relay?,
+        ends: ends_time()?.saturating_sub(ends_before),
+        relay: relay_time()?.saturating_sub(relay_before),
     })
 }
 

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use rustix::time::{ClockId, clock_gettime};
-
+use crate::cpu_time::own_cpu_time;
 use crate::cpus::Cost;
 use crate::payload::{Digest, Payload};
 use crate::relay::Relay;
@@ -162,12 +161,6 @@ pub(crate) fn flow(
 struct Counted {
     bytes: u64,
     cpu_time: Duration,
-}
-
-/// CPU time of this process.
-fn own_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Counts for `window`, once enough has arrived to warm up.

@@ -4,10 +4,11 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::tests::*;
+use super::tls_tests::{DIRECT, HELLO};
 use super::*;
 
 /// Pieces of messages, right and wrong, that strategies put together.
-const PIECES: [&[u8]; 31] = [
+const PIECES: [&[u8]; 30] = [
     b"GET / HTTP/1.1",
     b"get /x HTTP/1.0",
     b"FOO http://a/ HTTP/1.1",
@@ -34,7 +35,6 @@ const PIECES: [&[u8]; 31] = [
     b"\x30",
     b"\0\0\0\x10\0\x03\0\0user",
     TLS_START,
-    HELLO,
     b"\x16",
     b"\0",
     b"x",
@@ -55,8 +55,9 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 /// Whole messages with one byte changed, left out or added.
 fn messages() -> impl Strategy<Value = Vec<u8>> {
     let whole = select(vec![
-        HTTP.to_vec(),
         HELLO.to_vec(),
+        DIRECT.to_vec(),
+        HTTP.to_vec(),
         STARTUP.to_vec(),
         b"GET http://a/x HTTP/1.1\r\nHost: a:80\r\nX: y\r\n\r\nmore".to_vec(),
         b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec(),
@@ -90,6 +91,8 @@ fn routes() -> impl Strategy<Value = Vec<Conditions>> {
         protocol(Protocol::Socks),
         protocol(Protocol::Connect),
         sni("a"),
+        sni("*.example.org"),
+        postgres_for("db.example.org"),
         host("a"),
         host("*.example.org"),
         method("GET"),
@@ -122,10 +125,12 @@ proptest! {
         bytes in bytes(),
         waiting in select(vec![Waiting::ForMore, Waiting::TimedOut, Waiting::Ended]),
     ) {
-        decide_in_every_way(&routes, &bytes, waiting);
+        // Except for a request that the proxy answers, behind which nothing may be pipelined.
+        if !bytes.starts_with(b"\0\0\0\x08\x04\xd2\x16") {
+            decide_in_every_way(&routes, &bytes, waiting);
+        }
     }
 
-    /// PostgreSQL's requests are answered when they come alone, so only the end differs.
     #[test]
     fn nothing_makes_the_proxy_agree_to_tls_twice(chunks in prop::collection::vec(bytes(), 1..6)) {
         let routes = [postgres_for("a"), protocol(Protocol::Postgres), Conditions::default()];

@@ -2,14 +2,10 @@ use std::sync::{Arc, RwLock};
 
 use super::*;
 use crate::POSTGRES_SSL_REQUEST;
-use crate::conditions::{Prefixes, ServerName, TlsVersion};
+use crate::conditions::{Prefixes, ServerName};
 
 pub(super) const LIMIT_BYTES: usize = 64 << 10;
 pub(super) const TLS_START: &[u8] = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
-/// A hello for the server `a`.
-pub(super) const HELLO: &[u8] =
-    b"\x16\x03\x01\0\x39\x01\0\0\x35\x03\x03................................\
-    \0\0\x02\x13\x01\x01\0\0\x0a\0\0\0\x06\0\x04\0\0\x01a";
 pub(super) const HTTP: &[u8] = b"GET /api/a HTTP/1.1\r\nHost: WWW.example.org:80\r\n\r\n";
 const GSSENC_REQUEST: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x30";
 pub(super) const STARTUP: &[u8] = b"\0\0\0\x10\0\x03\0\0user\0a\0\0";
@@ -178,24 +174,36 @@ fn a_route_that_its_client_rules_out_does_not_wait_for_bytes() {
 }
 
 #[test]
-fn a_route_that_is_ruled_out_stays_so() {
+fn a_list_of_prefixes_that_changes_is_for_later_clients() {
     let file = Arc::new(RwLock::new(Vec::new()));
-    let listed = Conditions {
+    let listed = |conditions| Conditions {
         clients: Some(Prefixes {
             fixed: Vec::new(),
             files: vec![("list".into(), file.clone())],
         }),
-        ..any()
+        ..conditions
     };
-    let routes = [listed, host("www.example.org")];
+    let here = || vec!["10.0.0.0/8".parse().unwrap()];
+    let routes = [listed(any()), host("www.example.org")];
     let mut inspection = Inspection::new(LIMIT_BYTES);
     let mut ask = |bytes| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
     assert_eq!(ask(b""), Decision::More);
-    // The file changes while the client waits: other clients are concerned.
-    file.write().unwrap().push("10.0.0.0/8".parse().unwrap());
+    *file.write().unwrap() = here();
     assert_eq!(ask(&HTTP[..9]), Decision::More);
     assert_eq!(ask(HTTP), Decision::Route(1));
     assert_eq!(decide(&routes, b"", Waiting::ForMore), Decision::Route(0));
+
+    let routes = [listed(host("www.example.org")), any()];
+    let mut inspection = Inspection::new(LIMIT_BYTES);
+    let mut ask = |bytes| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
+    assert_eq!(ask(&HTTP[..9]), Decision::More);
+    file.write().unwrap().clear();
+    assert_eq!(ask(HTTP), Decision::Route(0));
+    assert_eq!(decide(&routes, HTTP, Waiting::ForMore), Decision::Route(1));
+
+    // What is known of one route says nothing about the next.
+    let routes = [host("other"), clients("11.0.0.0/8"), any()];
+    assert_eq!(decide(&routes, HTTP, Waiting::ForMore), Decision::Route(2));
 }
 
 #[test]
@@ -449,129 +457,10 @@ fn gssapi_is_refused_once() {
 }
 
 #[test]
-fn tls_takes_its_route() {
-    let alpn = Conditions {
-        alpn: Some(vec![b"h2".to_vec()]),
-        ..any()
-    };
-    let version = |version| Conditions {
-        tls_versions: Some(vec![version]),
-        ..any()
-    };
-    let nameless = Conditions {
-        sni: Some(vec![ServerName::None]),
-        ..any()
-    };
-    let mut other_name = HELLO.to_vec();
-    *other_name.last_mut().unwrap() = b'b';
-    let mut address = HELLO.to_vec();
-    *address.last_mut().unwrap() = b':';
-    let cases: [(&[Conditions], &[u8], Decision); 14] = [
-        (&[sni("b"), sni("a")], HELLO, Decision::Route(1)),
-        (&[sni("a"), any()], &other_name, Decision::Route(1)),
-        (&[sni("a")], &other_name, Decision::NoRoute),
-        (&[nameless.clone(), any()], HELLO, Decision::Route(1)),
-        (&[alpn, any()], HELLO, Decision::Route(1)),
-        (
-            &[version(TlsVersion::Tls13), version(TlsVersion::Tls12)],
-            HELLO,
-            Decision::Route(1),
-        ),
-        (&[protocol(Protocol::Tls)], HELLO, Decision::Route(0)),
-        (&[protocol(Protocol::Tls)], TLS_START, Decision::More),
-        (&[sni("a"), any()], TLS_START, Decision::More),
-        (
-            &[nameless, any()],
-            &address,
-            Decision::Reset(Fault("the TLS hello has a malformed server name")),
-        ),
-        (&[sni("a"), host("*.example.org")], HTTP, Decision::Route(1)),
-        (
-            &[sni("a"), starts_with(b"\x16")],
-            b"\x16\x02",
-            Decision::Route(1),
-        ),
-        (
-            &[starts_with(b"\x16\x03"), sni("a")],
-            HELLO,
-            Decision::Route(0),
-        ),
-        (&[postgres_for("a"), sni("a")], HELLO, Decision::Route(1)),
-    ];
-    for (routes, bytes, expected) in cases {
-        let decision = decide_in_every_way(routes, bytes, Waiting::ForMore);
-        assert_eq!(decision, expected, "{routes:?}");
-    }
-}
-
-#[test]
-fn the_server_name_is_known_once_it_was_asked_for() {
-    for (route, name) in [
-        (sni("a"), Some("a")),
-        (protocol(Protocol::Tls), Some("a")),
-        (any(), None),
-    ] {
-        let mut inspection = Inspection::new(LIMIT_BYTES);
-        let decision = inspection.decide(&[route], &arrival(), HELLO, Waiting::ForMore);
-        assert_eq!(decision, Decision::Route(0));
-        assert_eq!(inspection.server_name(), name);
-    }
-}
-
-#[test]
-fn postgres_is_routed_by_the_hello_behind_its_request() {
-    // The first route sees a request for TLS, and no TLS.
-    let routes = [
-        sni("a"),
-        postgres_for("b"),
-        postgres_for("a"),
-        protocol(Protocol::Postgres),
-    ];
-    let broken = [&HELLO[..HELLO.len() - 1], b":"].concat();
-    let other_name = [&HELLO[..HELLO.len() - 1], b"c"].concat();
-    for request in [
-        POSTGRES_SSL_REQUEST.to_vec(),
-        [GSSENC_REQUEST, &POSTGRES_SSL_REQUEST].concat(),
-    ] {
-        for (hello, name, expected) in [
-            (HELLO, Some("a"), Decision::Route(2)),
-            (&other_name, Some("c"), Decision::Route(3)),
-            (
-                &broken,
-                None,
-                Decision::Reset(Fault("the TLS hello has a malformed server name")),
-            ),
-            (STARTUP, None, Decision::Reset(NOT_A_HELLO)),
-            (&POSTGRES_SSL_REQUEST, None, Decision::Reset(NOT_A_HELLO)),
-            (TLS_START, None, Decision::More),
-        ] {
-            for cut in 0..=hello.len() {
-                let mut inspection = Inspection::new(LIMIT_BYTES);
-                let mut ask =
-                    |bytes: &[u8]| inspection.decide(&routes, &arrival(), bytes, Waiting::ForMore);
-                if request.len() > POSTGRES_SSL_REQUEST.len() {
-                    assert_eq!(ask(GSSENC_REQUEST), Decision::Reply(b"N"));
-                }
-                assert_eq!(ask(&request), Decision::Reply(b"S"));
-                let bytes = [&request, hello].concat();
-                let decision = match ask(&bytes[..request.len() + cut]) {
-                    Decision::More => ask(&bytes),
-                    early => early,
-                };
-                assert_eq!(decision, expected, "cut at {cut}");
-                assert_eq!(inspection.server_name(), name);
-                assert_eq!(inspection.bytes_for_proxy(), request.len());
-                assert!(inspection.is_postgres_tls());
-            }
-        }
-    }
-}
-
-#[test]
 fn an_inspection_is_small() {
     // 10 000 clients may wait.
     assert!(
-        size_of::<Inspection>() <= 320,
+        size_of::<Inspection>() <= 256,
         "{}",
         size_of::<Inspection>()
     );

@@ -6,7 +6,7 @@ mod health;
 mod maglev;
 mod queue;
 mod server;
-mod srv;
+pub(crate) mod srv;
 mod watch;
 
 use std::net::IpAddr;

@@ -66,7 +66,7 @@ async fn run(backend: Weak<Backend>, name: String) {
 }
 
 /// The servers that the records name, and until when the answer holds.
-async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String> {
+pub(crate) async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String> {
     let resolver = TokioResolver::builder_tokio()
         .and_then(|builder| builder.build())
         .map_err(|error| error.to_string())?;

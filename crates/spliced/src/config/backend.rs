@@ -71,25 +71,17 @@ impl Settings {
     }
 }
 
-/// Reads the backend `name`, whose settings start as `defaults`.
-pub(super) fn read(table: &Table<'_>, name: &str, defaults: &Settings) -> BackendPlan {
+/// Reads the backend `name`, whose settings start as `defaults`. `None` is a table that cannot be read.
+pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -> BackendPlan {
     let mut settings = defaults.clone();
-    settings.read(table);
-    let servers = table.get("servers");
-    if servers.is_none() {
-        table.notes.missing(
-            &table.at,
-            format!("backend {name:?} has no servers; write servers = [\"HOST:PORT\"]"),
-        );
+    if let Some(table) = table {
+        settings.read(table);
     }
-    let servers = servers
-        .and_then(|value| value.each(server))
-        .unwrap_or_default();
     let mut backend = BackendPlan {
         name: name.into(),
         balance: settings.balance,
-        servers,
-        health: table.get("health").as_ref().and_then(health),
+        servers: Vec::new(),
+        health: None,
         connect_timeout: settings.connect_timeout,
         send_proxy: settings.send_proxy,
         source: Source::Host,
@@ -103,6 +95,17 @@ pub(super) fn read(table: &Table<'_>, name: &str, defaults: &Settings) -> Backen
         slow_start: settings.slow_start,
         on_remove: settings.on_remove,
     };
+    let Some(table) = table else {
+        return backend;
+    };
+    if table.get("servers").is_none() {
+        table.notes.missing(
+            &table.at,
+            format!("backend {name:?} has no servers; write servers = [\"HOST:PORT\"]"),
+        );
+    }
+    table.set("servers", &mut backend.servers, |value| value.each(server));
+    table.set_some("health", &mut backend.health, health);
     table.set("source", &mut backend.source, source);
     table.set_some("mark", &mut backend.mark, |value| {
         value.number(1..=u32::MAX)
@@ -141,6 +144,9 @@ fn server(value: &Value<'_>) -> Option<ServerPlan> {
             backup: false,
         });
     }
+    if !value.is_table() {
+        return value.wrong_type("write \"HOST:PORT\", or a table with address");
+    }
     let table = value.table("a server")?;
     let address = table.get("address");
     if address.is_none() {
@@ -164,9 +170,9 @@ fn server_address(value: &Value<'_>) -> Option<ServerAddress> {
     let text = value.text()?;
     let Some(name) = text.strip_prefix("srv:") else {
         return match value.parse()? {
-            Address::Inet { port: 0, .. } => {
-                value.refuse(format!("{text:?} cannot be used: nobody listens on port 0"))
-            }
+            Address::Inet { port: 0, .. } => value.refuse(format!(
+                "{text:?} cannot be used: nobody listens on port 0; correct it"
+            )),
             address => Some(ServerAddress::Address(address)),
         };
     };
@@ -234,7 +240,9 @@ fn check(table: &Table<'_>) -> Option<Check> {
             let name: splice_route::NamePattern = tls.parse()?;
             let name = name.to_string();
             if name.starts_with('*') {
-                return tls.refuse("is asked for, so it cannot have a star; write a whole name");
+                return tls.refuse(format!(
+                    "{name:?} is what checks ask for, so it cannot have a star; write a whole name"
+                ));
             }
             Some(Check::Tls {
                 server_name: Some(name),

@@ -71,9 +71,11 @@ pub(super) fn read(
     }
     settings(table, &mut listener);
     proxy_protocol(table, &mut listener);
-    let given = table.get("route");
-    let of_listener = given.map(|value| value.tables("a route"));
-    if of_listener.as_ref().is_none_or(Vec::is_empty) {
+    let of_listener = match table.get("route") {
+        Some(value) => value.sections("listener.route", "a route"),
+        None => Some(Vec::new()),
+    };
+    if of_listener.as_ref().is_some_and(Vec::is_empty) {
         table.notes.missing(
             &table.at,
             "the listener has no route and would reset every client; add a [[listener.route]]",

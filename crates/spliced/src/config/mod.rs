@@ -14,6 +14,7 @@ mod route;
 mod value;
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,11 +67,6 @@ pub(crate) fn examine(path: &Path) -> Examined {
 
 fn examine_text(path: &Path, text: &str) -> Examined {
     let (tree, errors) = DeTable::parse_recoverable(text);
-    let notes = Notes::new(path, text);
-    let plan = {
-        let table = Table::new(tree.get_ref(), 0..0, "the configuration", &notes);
-        plan(table)
-    };
     let syntax = errors
         .iter()
         .map(|error| {
@@ -82,7 +78,14 @@ fn examine_text(path: &Path, text: &str) -> Examined {
             )
         })
         .collect();
-    let (mistakes, warnings) = notes.finish(syntax);
+    let notes = Notes::new(path, text, syntax);
+    let plan = plan(Table::new(
+        tree.get_ref(),
+        0..0,
+        "the configuration",
+        &notes,
+    ));
+    let (mistakes, warnings) = notes.finish();
     Examined {
         plan: match mistakes.is_empty() {
             true => Ok(plan),
@@ -103,27 +106,27 @@ fn plan(table: Table<'_>) -> Plan {
     let mut of_backends = backend::Settings::new(drain_timeout);
     if let Some(defaults) = table
         .get("defaults")
-        .and_then(|value| value.table("[defaults]"))
+        .and_then(|value| value.section("defaults", "[defaults]"))
     {
         listener::settings(&defaults, &mut of_listeners);
         of_backends.read(&defaults);
         defaults.finish();
     }
-    let backends = backends(&table, &of_backends);
+    let (backends, places): (Vec<_>, Vec<_>) = backends(&table, &of_backends).into_iter().unzip();
     let routes = Routes {
         backends: &backends,
         used: Default::default(),
         files: Default::default(),
     };
-    let tables = table
-        .get("listener")
-        .map(|value| value.tables("a listener"))
-        .unwrap_or_default();
-    if tables.is_empty() {
+    let tables = match table.get("listener") {
+        Some(value) => value.sections("listener", "a listener"),
+        None => Some(Vec::new()),
+    };
+    if tables.as_ref().is_some_and(Vec::is_empty) {
         notes.missing(&(0..0), "there is no listener; add a [[listener]]");
     }
     let mut listeners = Vec::<(usize, ListenerPlan)>::new();
-    for table in tables {
+    for table in tables.unwrap_or_default() {
         let line = notes.line(&table.at);
         if let Some(listener) = listener::read(&table, &of_listeners, &routes) {
             compare(&table, &listener, &listeners);
@@ -133,21 +136,17 @@ fn plan(table: Table<'_>) -> Plan {
         table.finish();
     }
     let used = routes.used.into_inner();
-    if let Some(all) = table
-        .get("backend")
-        .filter(Value::is_table)
-        .and_then(|value| value.table("backend"))
-    {
-        for (name, at, _) in all.all() {
-            if !used.contains(name) {
-                notes.warn(
-                    &at,
-                    format!("no route leads to backend {name:?}; remove it, or add a route"),
-                );
-            }
+    table.finish();
+    // A route with a mistake may be the one.
+    for (backend, at) in backends.iter().zip(places) {
+        if notes.count() == 0 && !used.contains(&backend.name) {
+            let name = &backend.name;
+            notes.warn(
+                &at,
+                format!("no route leads to backend {name:?}; remove it, or add a route"),
+            );
         }
     }
-    table.finish();
     Plan {
         threads,
         drain_timeout,
@@ -159,9 +158,10 @@ fn plan(table: Table<'_>) -> Plan {
     }
 }
 
-fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<BackendPlan> {
+/// The backends, each with its place.
+fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<(BackendPlan, Range<usize>)> {
     let given = table.get("backend");
-    let Some(all) = given.and_then(|value| value.table("backend")) else {
+    let Some(all) = given.and_then(|value| value.section("backend.NAME", "backend")) else {
         return Vec::new();
     };
     let mut backends = Vec::new();
@@ -172,11 +172,11 @@ fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<BackendPlan>
                 .notes
                 .mistake(&at, format!("the name {name:?} cannot be used: {names}"));
         }
-        let Some(table) = value.table("a backend") else {
-            continue;
-        };
-        backends.push(backend::read(&table, name, defaults));
-        table.finish();
+        let section = value.section(&format!("backend.{name}"), "a backend");
+        backends.push((backend::read(section.as_ref(), name, defaults), at));
+        if let Some(table) = section {
+            table.finish();
+        }
     }
     backends
 }

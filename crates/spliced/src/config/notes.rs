@@ -15,6 +15,13 @@ pub(crate) struct Note {
     pub(crate) sentence: String,
 }
 
+impl Note {
+    /// The file, line and column, by which notes are sorted.
+    pub(crate) fn place(&self) -> (PathBuf, usize, usize) {
+        (self.path.clone(), self.line, self.column)
+    }
+}
+
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -50,21 +57,32 @@ impl std::error::Error for Mistakes {}
 pub(super) struct Notes<'t> {
     path: &'t Path,
     text: &'t str,
+    /// Those of syntax, in front of which others may be their consequence.
+    syntax: Vec<Note>,
     mistakes: RefCell<Vec<Note>>,
-    /// What is missing, which a mistake of syntax may have hidden.
-    missing: RefCell<Vec<Note>>,
     warnings: RefCell<Vec<Note>>,
 }
 
 impl<'t> Notes<'t> {
-    pub(super) fn new(path: &'t Path, text: &'t str) -> Self {
-        Self {
+    /// Notes about `text`, which has these mistakes of syntax.
+    pub(super) fn new(path: &'t Path, text: &'t str, syntax: Vec<(Range<usize>, String)>) -> Self {
+        let mut notes = Self {
             path,
             text,
+            syntax: Vec::new(),
             mistakes: RefCell::default(),
-            missing: RefCell::default(),
             warnings: RefCell::default(),
-        }
+        };
+        let syntax = syntax.into_iter();
+        notes.syntax = syntax
+            .map(|(at, sentence)| notes.note(&at, sentence))
+            .collect();
+        notes
+    }
+
+    /// How many mistakes there are so far.
+    pub(super) fn count(&self) -> usize {
+        self.syntax.len() + self.mistakes.borrow().len()
     }
 
     /// The file that is read.
@@ -78,7 +96,9 @@ impl<'t> Notes<'t> {
 
     /// A mistake that is one only if the file has no mistakes of syntax.
     pub(super) fn missing(&self, at: &Range<usize>, sentence: impl Into<String>) {
-        self.missing.borrow_mut().push(self.note(at, sentence));
+        if self.syntax.is_empty() {
+            self.mistake(at, sentence);
+        }
     }
 
     pub(super) fn warn(&self, at: &Range<usize>, sentence: impl Into<String>) {
@@ -111,19 +131,12 @@ impl<'t> Notes<'t> {
         (line, before[start_of_line..].chars().count() + 1)
     }
 
-    /// The mistakes and the warnings, given those of syntax.
-    pub(super) fn finish(self, syntax: Vec<(Range<usize>, String)>) -> (Vec<Note>, Vec<Note>) {
-        let syntax: Vec<_> = syntax
-            .into_iter()
-            .map(|(at, sentence)| self.note(&at, sentence))
-            .collect();
+    /// The mistakes and the warnings.
+    pub(super) fn finish(self) -> (Vec<Note>, Vec<Note>) {
         let mut mistakes = self.mistakes.into_inner();
-        if syntax.is_empty() {
-            mistakes.append(&mut self.missing.into_inner());
-        }
         // What has been made of a broken line is no mistake of its own.
-        mistakes.retain(|note| !syntax.iter().any(|broken| broken.line == note.line));
-        mistakes.extend(syntax);
+        mistakes.retain(|note| !self.syntax.iter().any(|broken| broken.line == note.line));
+        mistakes.extend(self.syntax);
         let in_order = |mut notes: Vec<Note>| {
             notes.sort();
             notes.dedup();

@@ -21,7 +21,7 @@ pub(super) struct PrefixFiles(RefCell<BTreeMap<PathBuf, Shared>>);
 impl PrefixFiles {
     /// The file `written`, relative to the directory of the configuration that `value` is in.
     pub(super) fn get(&self, written: &str, value: &Value<'_>) -> Option<(String, Shared)> {
-        let directory = value.notes.path().parent().unwrap_or(Path::new(""));
+        let directory = value.notes.path().parent().unwrap_or_else(|| Path::new(""));
         let path = directory.join(written);
         let mut known = self.0.borrow_mut();
         if let Some(shared) = known.get(&path) {

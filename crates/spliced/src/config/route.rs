@@ -31,11 +31,18 @@ impl Routes<'_> {
         let mut earlier: Vec<(usize, Conditions)> = Vec::new();
         let mut routes = Vec::new();
         for table in tables {
+            let before = table.notes.count();
             let conditions = self.conditions(&table);
-            conflict::find(&table, &conditions, listener);
+            // Otherwise what is left of the conditions says nothing.
+            let is_sound = table.notes.count() == before;
+            if is_sound {
+                conflict::find(&table, &conditions, listener);
+            }
             let action = self.action(&table, listener);
             let covering = earlier.iter().find(|(_, other)| covers(other, &conditions));
-            if let Some((line, _)) = covering {
+            if let Some((line, _)) = covering
+                && is_sound
+            {
                 table.notes.missing(
                     &table.at,
                     format!(
@@ -44,7 +51,9 @@ impl Routes<'_> {
                     ),
                 );
             }
-            earlier.push((table.notes.line(&table.at), conditions.clone()));
+            if is_sound {
+                earlier.push((table.notes.line(&table.at), conditions.clone()));
+            }
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
             table.finish();
         }
@@ -109,7 +118,7 @@ impl Routes<'_> {
             if table.get("protocol").is_some() {
                 table.notes.mistake(
                     &table.at("protocol"),
-                    format!("{key} names the protocol already; remove protocol"),
+                    format!("{key} is a protocol already; remove protocol"),
                 );
             }
             found.protocol = Some(protocol);

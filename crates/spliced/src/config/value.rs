@@ -138,7 +138,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    fn wrong_type<T>(&self, remedy: &str) -> Option<T> {
+    pub(super) fn wrong_type<T>(&self, remedy: &str) -> Option<T> {
         let kind = match self.value {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a whole number",
@@ -148,7 +148,7 @@ impl<'a> Value<'a> {
             DeValue::Array(_) => "a list",
             DeValue::Table(_) => "a table",
         };
-        self.refuse(format!("cannot be {kind}; write {remedy}"))
+        self.refuse(format!("cannot be {kind}; {remedy}"))
     }
 
     pub(super) fn is_text(&self) -> bool {
@@ -163,7 +163,7 @@ impl<'a> Value<'a> {
         match self.value {
             DeValue::String(text) if text.is_empty() => self.refuse("is empty; write a text"),
             DeValue::String(text) => Some(text),
-            _ => self.wrong_type("a string in quotes"),
+            _ => self.wrong_type("write a string in quotes"),
         }
     }
 
@@ -177,12 +177,12 @@ impl<'a> Value<'a> {
             Ok(parsed) => Some(parsed),
             Err(error) => {
                 let error = error.to_string();
-                // Some name the text themselves.
+                // Some name the text, and what it is.
                 if error.contains(&format!("{text:?}")) {
-                    self.refuse(format!("is wrong: {error}"))
-                } else {
-                    self.refuse(format!("{text:?} cannot be used: {error}"))
+                    self.notes.mistake(&self.at, error);
+                    return None;
                 }
+                self.refuse(format!("{text:?} cannot be used: {error}"))
             }
         }
     }
@@ -190,7 +190,7 @@ impl<'a> Value<'a> {
     pub(super) fn flag(&self) -> Option<bool> {
         match self.value {
             DeValue::Boolean(flag) => Some(*flag),
-            _ => self.wrong_type("true or false, without quotes"),
+            _ => self.wrong_type("write true or false, without quotes"),
         }
     }
 
@@ -213,14 +213,18 @@ impl<'a> Value<'a> {
         let (least, most): (i128, i128) = ((*range.start()).into(), (*range.end()).into());
         let number = match self.value {
             DeValue::Integer(number) => i128::from_str_radix(number.as_str(), number.radix()).ok(),
-            _ => return self.wrong_type(&format!("a whole number from {least} to {most}")),
+            _ => return self.wrong_type(&format!("write a number from {least} to {most}")),
         };
         let fits = number.filter(|number| (least..=most).contains(number));
         match fits.and_then(|number| T::try_from(number).ok()) {
             Some(number) => Some(number),
-            None => self.refuse(format!(
-                "is out of range; write a number from {least} to {most}"
-            )),
+            None => {
+                let written =
+                    number.map_or_else(|| "out of range".into(), |number| number.to_string());
+                self.refuse(format!(
+                    "is {written}; write a number from {least} to {most}"
+                ))
+            }
         }
     }
 
@@ -236,7 +240,7 @@ impl<'a> Value<'a> {
 
     fn duration(&self, parse: fn(&str) -> Result<Duration, String>) -> Option<Duration> {
         if !self.is_text() {
-            return self.wrong_type("a time with its unit in quotes, such as \"500ms\" or \"3s\"");
+            return self.wrong_type("write a time with its unit in quotes, such as \"3s\"");
         }
         let text = self.text()?;
         parse(text).map_or_else(
@@ -270,12 +274,12 @@ impl<'a> Value<'a> {
         if let Some((_, choice)) = choices.iter().find(|(name, _)| *name == text) {
             return Some(*choice);
         }
-        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-        let remedy = match nearest(text, names.iter().copied()) {
-            Some(near) => format!("write {near:?}"),
-            None => format!("choose {}", listed(&names)),
-        };
-        self.refuse(format!("cannot be {text:?}; {remedy}"))
+        let names: Vec<_> = choices
+            .iter()
+            .map(|(name, _)| format!("{name:?}"))
+            .collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        self.refuse(format!("cannot be {text:?}; write {}", listed(&names)))
     }
 
     /// The values of a list with at least one; a single value counts as a list of one.
@@ -306,23 +310,25 @@ impl<'a> Value<'a> {
     pub(super) fn table(&self, what: &'static str) -> Option<Table<'a>> {
         match self.value {
             DeValue::Table(entries) => Some(Table::new(entries, self.at.clone(), what, self.notes)),
-            _ => self.wrong_type("a table"),
+            _ => self.wrong_type("write a table, { KEY = VALUE }"),
         }
     }
 
-    /// The tables of `[[name]]`.
-    pub(super) fn tables(&self, what: &'static str) -> Vec<Table<'a>> {
-        match self.value {
-            DeValue::Array(values) => values
-                .iter()
-                .filter_map(|value| self.element(value).table(what))
-                .collect(),
-            _ => {
-                let name = self.name;
-                self.wrong_type::<()>(&format!("[[...]] around {name}, with two brackets"));
-                Vec::new()
-            }
+    /// The table under the heading `[heading]`.
+    pub(super) fn section(&self, heading: &str, what: &'static str) -> Option<Table<'a>> {
+        match self.is_table() {
+            true => self.table(what),
+            false => self.wrong_type(&format!("write [{heading}]")),
         }
+    }
+
+    /// The tables under the headings `[[heading]]`.
+    pub(super) fn sections(&self, heading: &str, what: &'static str) -> Option<Vec<Table<'a>>> {
+        let DeValue::Array(values) = self.value else {
+            return self.wrong_type(&format!("write [[{heading}]]"));
+        };
+        let section = |value| self.element(value).section(&format!("[{heading}]"), what);
+        Some(values.iter().filter_map(section).collect())
     }
 }
 
@@ -353,8 +359,8 @@ fn size(text: &str) -> Option<u64> {
 
 /// The name that is most like `text`, if one can be meant.
 pub(super) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
-    // One letter in three may be wrong, as in what git takes for a slip.
-    let most = text.chars().count().div_ceil(3);
+    // One letter in three may be wrong, and one in a short word.
+    let most = (text.chars().count() / 3).max(1);
     names
         .map(|name| (strsim::damerau_levenshtein(text, name), name))
         .filter(|(distance, _)| *distance <= most)

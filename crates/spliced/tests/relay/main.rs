@@ -16,6 +16,7 @@ mod server;
 mod system_calls;
 
 mod access_log;
+mod config;
 mod doctor;
 mod echo;
 mod firewall;

@@ -1,0 +1,257 @@
+//! What `spliced check` says about this host.
+
+use std::process::Command;
+
+use netlab::{Lab, Need, Process, Scratch, available};
+
+use crate::doctor::{NOBODY, for_anybody};
+use crate::relay::{BINARY, command, output};
+
+const LISTENER: &str = "[[listener]]\nname = \"web\"\naddress = \"127.0.0.1:80\"\n";
+const ROUTE: &str = "[[listener.route]]\nbackend = \"web\"\n";
+
+/// What a check with `status` writes to stdout and stderr.
+fn said(command: &mut Command, status: i32) -> (String, String) {
+    let output = output(command);
+    let [stdout, stderr] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+    assert_eq!(output.status.code(), Some(status), "{stdout}{stderr}");
+    (stdout, stderr)
+}
+
+/// What the check of `text` writes.
+fn checked(text: &str, status: i32) -> (String, String) {
+    let scratch = Scratch::new("check").expect("a directory");
+    let path = scratch.write("spliced.toml", text).expect("written");
+    let path = path.to_str().expect("a path");
+    said(&mut command(&["check", "--config", path]), status)
+}
+
+/// What the check of `text` in the namespace of a relay writes.
+fn checked_in(lab: &Lab, text: &str, status: i32) -> (String, String) {
+    let scratch = Scratch::new("check").expect("a directory");
+    let path = scratch.write("spliced.toml", text).expect("written");
+    let mut command = lab.relay().command(BINARY);
+    command.args(["check", "--config"]).arg(path);
+    said(command.env_remove("SPLICED_LOG"), status)
+}
+
+fn assert_in(text: &str, part: &str) {
+    assert!(text.contains(part), "no {part:?} in {text}");
+}
+
+#[test]
+fn each_engine_is_used_or_there_is_a_reason() {
+    let backend = "[backend.web]\nservers = \"127.0.0.1:1\"\n";
+    let auto = format!("{LISTENER}{ROUTE}{backend}");
+    let (report, _) = checked(&auto, 0);
+    for line in [
+        "listener web on 127.0.0.1:80, engine auto",
+        "copy     used: every connection starts with it",
+        "pipe     used: for bulk",
+        "uring    not used: auto never picks it",
+    ] {
+        assert_in(&report, line);
+    }
+    let copy = format!("{LISTENER}engine = \"copy\"\n{ROUTE}{backend}");
+    let (report, _) = checked(&copy, 0);
+    for line in [
+        "copy     used: from the first byte on",
+        "pipe     not used: the listener asks for copy",
+        "segment  not used: the listener asks for copy",
+    ] {
+        assert_in(&report, line);
+    }
+}
+
+#[test]
+fn what_keeps_connections_from_segment_is_told() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    for (listener, backend, why) in [
+        (
+            "rate = \"10MB\"\n",
+            "",
+            "but not at all: the listener has a rate",
+        ),
+        ("", "mark = 7\n", "but not to backend web: it has a mark"),
+        (
+            "",
+            "interface = \"lo\"\n",
+            "but not to backend web: it has an interface",
+        ),
+    ] {
+        let text = format!(
+            "{LISTENER}{listener}{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n{backend}"
+        );
+        let (report, _) = checked(&text, 0);
+        assert_in(
+            &report,
+            "segment  used: for connections that live for 50 ms",
+        );
+        assert_in(&report, why);
+    }
+    let text =
+        format!("{LISTENER}{ROUTE}[backend.web]\nservers = [\"[::1]:1\", \"unix:/run/x\"]\n");
+    let (report, _) = checked(&text, 0);
+    for why in [
+        "but not to backend web, server [::1]:1: clients come over IPv4 and the server is reached over IPv6",
+        "but not to backend web, server unix:/run/x: it is a UNIX socket",
+    ] {
+        assert_in(&report, why);
+    }
+    let text = format!("{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n");
+    let (report, _) = checked(
+        &format!("[[listener]]\naddress = \"unix:/run/x\"\n{text}"),
+        0,
+    );
+    assert_in(&report, "but not at all: clients come over a UNIX socket");
+}
+
+#[test]
+fn packet_filters_that_keep_connections_from_segment_are_told() {
+    if ![Need::Netns, Need::Bpf, Need::Nft]
+        .into_iter()
+        .all(available)
+    {
+        return;
+    }
+    let lab = Lab::new().expect("namespaces");
+    let rules = "table ip t { chain c { type filter hook output priority 0; tcp dport 7 drop; }; }";
+    let loaded = lab.relay().command("nft").arg(rules).status();
+    assert!(loaded.expect("nft").success());
+    let server = Lab::SERVER_V4;
+    let text = |listener| {
+        format!(
+            "{LISTENER}{listener}{ROUTE}[backend.web]\nservers = [\"{server}:7\", \"{server}:8\"]\n"
+        )
+    };
+    let (report, _) = checked_in(&lab, &text(""), 0);
+    assert_in(
+        &report,
+        &format!(
+            "but not to backend web, server {server}:7: the packet filters would stop the segments"
+        ),
+    );
+    assert!(!report.contains(&format!("server {server}:8")), "{report}");
+    let (report, _) = checked_in(&lab, &text("bypass_firewall = true\n"), 0);
+    assert!(!report.contains("but not"), "{report}");
+}
+
+#[test]
+fn an_engine_that_is_asked_for_and_cannot_be_used_is_an_obstacle() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("check").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    let text = format!(
+        "{LISTENER}engine = \"segment\"\n{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n"
+    );
+    let path = scratch.write("spliced.toml", &text).expect("written");
+    let readable = Process::command("chmod").arg("644").arg(&path).status();
+    assert!(readable.expect("chmod").success());
+    let mut check = Process::command("setpriv");
+    check
+        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"])
+        .arg(spliced)
+        .args(["check", "--config"])
+        .arg(&path)
+        .env_remove("SPLICED_LOG");
+    let (report, said) = said(&mut check, 2);
+    assert_in(&report, "segment  not used: engine segment cannot be used");
+    assert_in(&said, ": listener \"web\": engine segment cannot be used");
+    assert_in(&said, "has 1 obstacle on this host");
+}
+
+#[test]
+fn names_that_do_not_resolve_are_told() {
+    // The resolver rejects a label of more than 63 bytes without asking a server.
+    let name = format!("{}:80", "x".repeat(64));
+    let text = format!(
+        "{LISTENER}{ROUTE}[backend.web]\nservers = [\"{name}\", \"localhost:1\", \"127.0.0.1:1\"]\n"
+    );
+    let (report, said) = checked(&text, 0);
+    assert_in(
+        &said,
+        &format!(
+            "warning: server {name} of backend \"web\": the name in {name} cannot be resolved"
+        ),
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_in(
+        &report,
+        "\n  localhost:1 is 127.0.0.1:1, [::1]:1\n  127.0.0.1:1\n",
+    );
+    let text = format!(
+        "[[listener]]\naddress = \"{name}\"\n{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n"
+    );
+    // As the name of a listener the address would be too long.
+    let text = text.replace("[[listener]]\n", "[[listener]]\nname = \"a\"\n");
+    let (_, said) = checked(&text, 2);
+    assert_in(
+        &said,
+        &format!("listener \"a\": the name in {name} cannot be resolved"),
+    );
+}
+
+#[test]
+fn a_source_that_this_host_does_not_have_is_told() {
+    // From a block for documentation (RFC 5737).
+    let text = format!(
+        "{LISTENER}{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\nsource = [\"127.0.0.1\", \"192.0.2.1\"]\n\
+         interface = \"none-such\"\n"
+    );
+    let (_, said) = checked(&text, 0);
+    assert_in(
+        &said,
+        "warning: backend \"web\": source 192.0.2.1 cannot be used",
+    );
+    assert_in(
+        &said,
+        "warning: backend \"web\": there is no interface none-such",
+    );
+    assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+/// The commands that the check asks for are those that it needs.
+#[test]
+fn the_rules_that_the_clients_address_needs_are_told() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("namespaces");
+    let mut servers = vec![format!("{}:1", Lab::SERVER_V4)];
+    if lab.has_ipv6() {
+        servers.push(format!("[{}]:1", Lab::SERVER_V6));
+    }
+    let text = format!(
+        "[[listener]]\nname = \"web\"\naddress = \":80\"\n{ROUTE}[backend.web]\nservers = {servers:?}\n\
+         source = \"client\"\n"
+    );
+    let (report, said) = checked_in(&lab, &text, 0);
+    assert!(!report.contains("stay here"), "{report}");
+    assert_eq!(said.lines().count(), servers.len(), "{said}");
+    for (server, line) in servers.iter().zip(said.lines()) {
+        let (address, _) = server.rsplit_once(':').expect("a port");
+        let address = address.trim_matches(['[', ']']);
+        assert_in(
+            line,
+            &format!("answers of {address} to clients would not stay on this host; run '"),
+        );
+        // What stands in quotes.
+        for command in line.split('\'').skip(1).step_by(2) {
+            let words: Vec<_> = command.split(' ').collect();
+            let done = lab.relay().command(words[0]).args(&words[1..]).status();
+            assert!(done.expect("ip").success(), "{command}");
+        }
+    }
+    let (report, said) = checked_in(&lab, &text, 0);
+    assert_eq!(said, "");
+    assert_eq!(
+        report.matches("and stay here\n").count(),
+        servers.len(),
+        "{report}"
+    );
+}
