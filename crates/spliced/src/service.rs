@@ -1,5 +1,6 @@
 //! What the connections of a listener share: where they go, how, and what is counted.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -17,6 +18,8 @@ use crate::roster::Roster;
 
 /// What all listeners of the process share.
 pub(crate) struct Process {
+    /// Tells this process from all others in unique ids.
+    random: u64,
     pub(crate) next_id: AtomicU64,
     /// Connections that the end of the process cut short.
     pub(crate) cut_short: AtomicU64,
@@ -27,10 +30,19 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
+            // The standard library seeds each of them at random.
+            random: RandomState::new().hash_one(std::process::id()),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
             connections: ConnectionLimit::none(),
         })
+    }
+}
+
+impl Process {
+    /// What names the connection `id` of this process everywhere and for ever.
+    pub(crate) fn unique_id(&self, id: u64) -> String {
+        format!("{:016x}-{id:x}", self.random)
     }
 }
 

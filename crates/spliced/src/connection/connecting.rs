@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
 
 use super::ending::words;
@@ -80,6 +81,11 @@ impl Connection {
             };
             if self.terms.translates_segments() {
                 self.fit_segments(address.kind(), &socket);
+            }
+            if !self.first_bytes.payload().is_empty() && address.kind() != Kind::Unix {
+                // The first bytes follow at once, and can carry the last segment of the handshake. A
+                // server that speaks first must not wait for it, so only then.
+                let _ = sockopt::set_tcp_quickack(&socket, false);
             }
             let connected = address.connect(&socket);
             match connected {

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname, send};
 use splice::{Context, Step};
-use splice_route::{Decision, Inspection, Waiting};
+use splice_route::proxy_protocol::HeaderReader;
+use splice_route::{Decision, Inspection, Progress, Waiting};
 
 use super::ending::{more, words};
 use super::first_bytes::Came;
@@ -13,12 +14,67 @@ use super::{Connection, State};
 use crate::client_limit::Excess;
 use crate::service::{Counts, Destination};
 use crate::socket_address::SocketAddress;
+use crate::target::is_own;
 
 impl Connection {
     /// The address that the client has connected to.
     pub(super) fn local(&self) -> Option<SocketAddr> {
         let name = getsockname(self.client.as_ref()?).ok();
         SocketAddress::from_kernel(name)?.inet()
+    }
+
+    /// Waits for the PROXY header, if the sender may send one.
+    pub(super) fn expect_header(&mut self, cx: &mut Context<'_>) -> Step {
+        let trusted = self.terms.plan.require_proxy_from.iter().flatten();
+        // Who may connect to a UNIX socket is a matter of its file.
+        let is_trusted = self.arrival.client.is_none_or(|sender| {
+            let mut prefixes = trusted;
+            prefixes.any(|prefix| prefix.contains(sender.ip()))
+        });
+        if !is_trusted {
+            return self.undecided("its address is not trusted to send PROXY headers");
+        }
+        self.state = State::ReadingHeader(HeaderReader::new());
+        self.read_header(cx)
+    }
+
+    pub(super) fn read_header(&mut self, cx: &mut Context<'_>) -> Step {
+        loop {
+            let State::ReadingHeader(reader) = &mut self.state else {
+                return Step::Wait;
+            };
+            let header = match reader.read(self.first_bytes.payload()) {
+                Progress::Complete(header) => header,
+                Progress::Other => return self.undecided("it does not begin with a PROXY header"),
+                Progress::Broken(fault) => return self.undecided(&fault.to_string()),
+                Progress::More => match self.read(cx) {
+                    Ok(true) if self.first_bytes.has_ended() => {
+                        return self.undecided("it ends within its PROXY header");
+                    }
+                    Ok(true) => continue,
+                    Ok(false) => {
+                        cx.set_deadline(Some(self.deadline));
+                        return Step::Wait;
+                    }
+                    Err(_) => return self.reset_by_client("before its PROXY header was complete"),
+                },
+            };
+            let sender = self.arrival.client.map(|sender| sender.ip());
+            match header.endpoints(sender, is_own) {
+                Ok(Some(endpoints)) => {
+                    self.arrival.client = Some(endpoints.source);
+                    self.arrival.local = Some(endpoints.destination);
+                    if let Some(record) = &mut self.record {
+                        record.comes_from(endpoints.source);
+                    }
+                }
+                Ok(None) => self.arrival.local = self.local(),
+                Err(fault) => return self.undecided(&fault.to_string()),
+            }
+            self.first_bytes.consume(header.length_bytes());
+            self.header = Some(Box::new(header));
+            return self.admit(cx);
+        }
     }
 
     /// Holds the client against its limits, now that its address is known.

@@ -4,9 +4,11 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
 use splice_route::POSTGRES_SSL_REQUEST;
+use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 
 use super::ending::words;
 use super::{Connection, State};
+use crate::plan::ProxyVersion;
 use crate::service::Counts;
 
 /// What a PostgreSQL server answers if it does TLS.
@@ -28,7 +30,7 @@ impl Connection {
         if let Some(attempt) = &self.attempt {
             attempt.lease.connected();
         }
-        let mut preface = Vec::new();
+        let mut preface = self.header_for_server();
         if self.asks_for_tls {
             preface.extend(POSTGRES_SSL_REQUEST);
         }
@@ -41,6 +43,39 @@ impl Connection {
             is_preface: true,
         };
         self.send(cx)
+    }
+
+    /// The PROXY header for the server; empty if it gets none.
+    fn header_for_server(&self) -> Vec<u8> {
+        let Some(attempt) = &self.attempt else {
+            return Vec::new();
+        };
+        let version = attempt.backend.plan().send_proxy;
+        let local = || self.arrival.local.or_else(|| self.local());
+        match version {
+            None => Vec::new(),
+            Some(ProxyVersion::V1) => header_v1(self.arrival.client, local()),
+            Some(ProxyVersion::V2) => {
+                let record = self.record.as_ref();
+                let server_name = record.and_then(|record| record.server_name());
+                let unique_id = record.map(|record| self.service.process.unique_id(record.id()));
+                let tlvs = OutTlvs {
+                    authority: server_name.map(str::as_bytes),
+                    unique_id: unique_id.as_ref().map(String::as_bytes),
+                    received: self.header.as_ref().map(|header| header.tlvs()),
+                    ..OutTlvs::default()
+                };
+                let without_received = OutTlvs {
+                    received: None,
+                    ..tlvs
+                };
+                let write = |tlvs| header_v2(self.arrival.client, local(), tlvs);
+                // Only fields that a sender has filled to the limit leave no room for ours.
+                write(&tlvs)
+                    .or_else(|_| write(&without_received))
+                    .unwrap_or_default()
+            }
+        }
     }
 
     /// Passes on what the client has sent.

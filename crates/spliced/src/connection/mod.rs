@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, Step, Task};
+use splice_route::proxy_protocol::{Header, HeaderReader};
 use splice_route::{Arrival, Inspection};
 
 use self::ending::words;
@@ -60,6 +61,8 @@ pub(crate) struct Connection {
     server_readiness: Readiness,
     arrival: Arrival,
     first_bytes: FirstBytes,
+    /// The PROXY header that the client's proxy has sent.
+    header: Option<Box<Header>>,
     state: State,
     attempt: Option<Attempt>,
     /// The server has to be asked for TLS before it gets the hello, as PostgreSQL does it.
@@ -74,6 +77,8 @@ pub(crate) struct Connection {
 }
 
 enum State {
+    /// The PROXY header is not complete.
+    ReadingHeader(HeaderReader),
     Deciding(Box<Inspection>),
     /// Every server is at its limit of connections.
     Queued {
@@ -133,6 +138,7 @@ impl Connection {
             server_readiness: Readiness::NONE,
             arrival,
             first_bytes: FirstBytes::default(),
+            header: None,
             state: State::Connecting,
             attempt: None,
             asks_for_tls: false,
@@ -163,10 +169,13 @@ impl Task for Connection {
         if let Some(record) = &mut self.record {
             record.sit(self.service.connections.enter(cx.waker()));
         }
+        Counts::add(&self.service.counts.accepted);
+        if self.terms.plan.require_proxy_from.is_some() {
+            return self.expect_header(cx);
+        }
         if self.terms.asks_for_local_address {
             self.arrival.local = self.local();
         }
-        Counts::add(&self.service.counts.accepted);
         self.admit(cx)
     }
 
@@ -176,7 +185,10 @@ impl Task for Connection {
             if readiness.has_error() {
                 return self.reset_by_client("before the target was reached");
             }
-            return self.decide(cx, false);
+            return match self.state {
+                State::ReadingHeader(_) => self.read_header(cx),
+                _ => self.decide(cx, false),
+            };
         }
         self.server_readiness = self.server_readiness.and(readiness);
         let Some(server) = &self.server else {
@@ -201,6 +213,7 @@ impl Task for Connection {
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         match &self.state {
+            State::ReadingHeader(_) => self.undecided("its PROXY header did not come in time"),
             State::Deciding(_) => self.decide(cx, true),
             State::Queued { .. } => {
                 Counts::add(&self.service.counts.queue_timeout);

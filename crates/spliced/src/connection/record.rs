@@ -1,5 +1,6 @@
 //! What the logs say about a connection that has ended.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -58,6 +59,11 @@ impl Record {
 
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The client's proxy has told its address.
+    pub(super) fn comes_from(&mut self, client: SocketAddr) {
+        self.client = Some(SocketAddress::Inet(client));
     }
 
     /// Takes a seat in the listener's roster.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use splice::{Address, SegmentSize};
 
+pub(crate) use self::own_address::is_own;
 use self::own_address::{leads_to, may_lead_to};
 use crate::socket_address::SocketAddress;
 

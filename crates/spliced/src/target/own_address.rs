@@ -52,6 +52,12 @@ fn covers(own: &SocketAddr, target: SocketAddr) -> bool {
     }
 }
 
+/// Whether `ip` is an address of this host.
+pub(crate) fn is_own(ip: IpAddr) -> bool {
+    // Any port does: nothing is sent.
+    is_local((ip, 9).into())
+}
+
 /// Whether `target` is an address of this network namespace. Sends nothing.
 fn is_local(target: SocketAddr) -> bool {
     target.ip().is_loopback() || is_own_source(target) || can_bind(target)

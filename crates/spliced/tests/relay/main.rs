@@ -26,6 +26,7 @@ mod load;
 mod log;
 mod options;
 mod programs;
+mod proxy;
 mod reset;
 mod resolver;
 mod segment;

@@ -1,0 +1,88 @@
+//! `spliced run`: listeners, routes and backends of a configuration.
+
+mod backends;
+mod headers;
+mod limits;
+mod reload;
+mod routes;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Output;
+
+use netlab::Scratch;
+use serde_json::Value;
+
+use crate::patience::until_found;
+use crate::relay::{Relay, command, output};
+
+/// A process that runs a configuration.
+pub(crate) struct Proxy {
+    pub(crate) relay: Relay,
+    _directory: Scratch,
+    configuration: PathBuf,
+}
+
+impl Proxy {
+    /// Runs `configuration`, and waits until it listens.
+    pub(crate) fn run(configuration: &str) -> Self {
+        let directory = Scratch::new("proxy").expect("a directory");
+        let path = directory.path().join("proxy.toml");
+        fs::write(&path, configuration).expect("written");
+        let path_text = path.to_str().expect("UTF-8");
+        let relay = Relay::spawn_silent(&mut command(&["run", "--config", path_text]));
+        let proxy = Self {
+            relay,
+            _directory: directory,
+            configuration: path,
+        };
+        until_found("it listens", || proxy.try_status());
+        proxy
+    }
+
+    fn ask(&self, what: &str) -> Output {
+        let path = self.configuration.to_str().expect("UTF-8");
+        output(&mut command(&[what, "--config", path]))
+    }
+
+    fn try_status(&self) -> Option<Value> {
+        let output = self.ask("status");
+        output
+            .status
+            .success()
+            .then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        self.try_status().expect("it runs")
+    }
+
+    /// The part of the status with this name.
+    pub(crate) fn of(&self, list: &str, name: &str) -> Value {
+        let mut status = self.status();
+        let list = status[list].as_array_mut().expect("a list");
+        let found = list.iter_mut().find(|part| part["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name}")).take()
+    }
+
+    /// The address of a listener.
+    pub(crate) fn address(&self, listener: &str) -> String {
+        let listener = self.of("listeners", listener);
+        listener["addresses"][0]
+            .as_str()
+            .expect("an address")
+            .into()
+    }
+
+    /// The count of a listener.
+    pub(crate) fn count(&self, listener: &str, count: &str) -> u64 {
+        let listener = self.of("listeners", listener);
+        listener["counts"][count].as_u64().expect("a count")
+    }
+
+    /// Changes the file, and has it read.
+    pub(crate) fn reload(&self, configuration: &str) -> Output {
+        fs::write(&self.configuration, configuration).expect("written");
+        self.ask("reload")
+    }
+}

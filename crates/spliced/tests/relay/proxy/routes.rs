@@ -1,0 +1,325 @@
+//! Which backend a connection reaches, and that what its client has sent arrives unchanged.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use super::Proxy;
+use crate::patience::{PATIENCE, until};
+
+/// A backend of the test.
+pub(super) struct Site(TcpListener);
+
+impl Site {
+    pub(super) fn new() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").expect("it listens"))
+    }
+
+    pub(super) fn address(&self) -> String {
+        self.0.local_addr().expect("its address").to_string()
+    }
+
+    /// The next connection.
+    pub(super) fn accept(&self) -> TcpStream {
+        let mut accepted = None;
+        self.0.set_nonblocking(true).expect("non-blocking");
+        until("somebody connects", || {
+            accepted = self.0.accept().ok();
+            accepted.is_some()
+        });
+        let (stream, _) = accepted.expect("found above");
+        stream.set_nonblocking(false).expect("blocking");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream
+    }
+}
+
+pub(super) fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connected");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream
+}
+
+/// Reads exactly what is expected.
+pub(super) fn expect(stream: &mut TcpStream, expected: &[u8]) {
+    let mut bytes = vec![0; expected.len()];
+    stream.read_exact(&mut bytes).expect("the bytes");
+    assert!(
+        bytes == expected,
+        "other bytes: {:?}",
+        String::from_utf8_lossy(&bytes)
+    );
+}
+
+pub(super) fn expect_reset(stream: &mut TcpStream) {
+    let error = stream.read(&mut [0]).expect_err("a reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+}
+
+/// Both directions work, and end.
+fn converse(client: &mut TcpStream, server: &mut TcpStream) {
+    server.write_all(b"from the server").expect("sent");
+    expect(client, b"from the server");
+    client.write_all(b"more").expect("sent");
+    client.shutdown(Shutdown::Write).expect("ended");
+    expect(server, b"more");
+    assert_eq!(server.read(&mut [0]).expect("an end"), 0);
+}
+
+fn hello(client: &str) -> Vec<u8> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../splice-route/tests/clients");
+    fs::read(format!("{folder}/{client}.bin")).expect(client)
+}
+
+/// A TLS hello for `name`, made by rustls.
+pub(super) fn tls_hello(name: &str, alpn: &[&str]) -> Vec<u8> {
+    use std::sync::Arc;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let name = name.to_owned().try_into().expect("a name");
+    let mut connection = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).expect("a hello");
+    hello
+}
+
+/// The configuration of the README, but for its ports.
+fn example(web: &Site, ssh: &Site) -> String {
+    format!(
+        r#"
+[[listener]]
+name = "tls"
+address = "127.0.0.1:0"
+decide_within = "300ms"
+  [[listener.route]]
+  sni = ["example.org", "*.example.org"]
+  backend = "web"
+  [[listener.route]]
+  alpn = ["h2"]
+  backend = "web"
+  [[listener.route]]
+  http_host = ["example.net"]
+  backend = "web"
+  [[listener.route]]
+  silent = true
+  backend = "ssh"
+[backend.web]
+balance = "least-connections"
+servers = ["{}"]
+[backend.ssh]
+servers = ["{}"]
+"#,
+        web.address(),
+        ssh.address()
+    )
+}
+
+#[test]
+fn a_connection_goes_where_its_first_bytes_say() {
+    let (web, ssh) = (Site::new(), Site::new());
+    let proxy = Proxy::run(&example(&web, &ssh));
+    let address = proxy.address("tls");
+    let http = b"GET / HTTP/1.1\r\nHost: EXAMPLE.net:8080\r\n\r\nand a body";
+    for first in [
+        tls_hello("example.org", &[]),
+        tls_hello("a.b.example.org", &[]),
+        tls_hello("elsewhere.org", &["h2"]),
+        http.to_vec(),
+    ] {
+        // At once, and byte by byte.
+        for at_most in [first.len(), 1] {
+            let mut client = connect(&address);
+            client.set_nodelay(true).expect("no delay");
+            for part in first.chunks(at_most) {
+                client.write_all(part).expect("sent");
+            }
+            let mut server = web.accept();
+            expect(&mut server, &first);
+            converse(&mut client, &mut server);
+        }
+    }
+    // A client that waits for the server.
+    let mut client = connect(&address);
+    let mut server = ssh.accept();
+    converse(&mut client, &mut server);
+    assert_eq!(proxy.count("tls", "joined"), 9);
+    for other in [
+        tls_hello("elsewhere.org", &["http/1.1"]),
+        b"SSH-2.0-OpenSSH\r\n".to_vec(),
+        b"GET / HTTP/1.1\r\nHost: example.net\r\nHost: example.net\r\n\r\n".to_vec(),
+    ] {
+        let mut client = connect(&address);
+        client.write_all(&other).expect("sent");
+        expect_reset(&mut client);
+    }
+    assert_eq!(proxy.count("tls", "without_route"), 3);
+}
+
+/// Half a hello is never taken for silence, nor for a hello without a name.
+#[test]
+fn a_hello_that_does_not_come_in_time_is_reset() {
+    let (web, ssh) = (Site::new(), Site::new());
+    let proxy = Proxy::run(&example(&web, &ssh));
+    let hello = tls_hello("example.org", &[]);
+    for length in [1, 5, 100, hello.len() - 1] {
+        let mut client = connect(&proxy.address("tls"));
+        client.write_all(&hello[..length]).expect("sent");
+        expect_reset(&mut client);
+    }
+    proxy.relay.wait_logged("was not complete in time");
+}
+
+#[test]
+fn protocols_are_told_apart() {
+    let sites: Vec<_> = (0..5).map(|_| Site::new()).collect();
+    let kinds = ["ssh", "rdp", "http2", "postgres", "http1"];
+    let mut configuration = "[[listener]]\nname = \"all\"\naddress = \"127.0.0.1:0\"\n".to_owned();
+    for kind in kinds {
+        configuration +=
+            &format!("[[listener.route]]\nprotocol = \"{kind}\"\nbackend = \"{kind}\"\n");
+    }
+    for (kind, site) in kinds.iter().zip(&sites) {
+        configuration += &format!("[backend.{kind}]\nservers = [\"{}\"]\n", site.address());
+    }
+    let proxy = Proxy::run(&configuration);
+    for (first, site) in [
+        ("ssh", 0),
+        ("rdp", 1),
+        ("curl-http2", 2),
+        ("psql-disable", 3),
+        ("psql", 3),
+        ("chromium", 4),
+    ] {
+        let first = hello(first);
+        let mut client = connect(&proxy.address("all"));
+        client.write_all(&first).expect("sent");
+        let mut server = sites[site].accept();
+        expect(&mut server, &first);
+        converse(&mut client, &mut server);
+    }
+}
+
+#[test]
+fn postgresql_with_tls_goes_by_the_name_in_its_hello() {
+    const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
+    let site = Site::new();
+    let proxy = Proxy::run(&format!(
+        r#"
+[[listener]]
+name = "postgres"
+address = "127.0.0.1:0"
+[[listener.route]]
+protocol = "postgres"
+sni = ["db.example.org"]
+backend = "db"
+[backend.db]
+servers = ["{}"]
+"#,
+        site.address()
+    ));
+    let address = proxy.address("postgres");
+    let hello = tls_hello("db.example.org", &[]);
+    for answer in [b"S", b"N"] {
+        let mut client = connect(&address);
+        client.write_all(&SSL_REQUEST).expect("sent");
+        expect(&mut client, b"S");
+        client.write_all(&hello).expect("sent");
+        let mut server = site.accept();
+        expect(&mut server, &SSL_REQUEST);
+        server.write_all(answer).expect("sent");
+        if answer == b"S" {
+            expect(&mut server, &hello);
+            converse(&mut client, &mut server);
+        } else {
+            expect_reset(&mut client);
+        }
+    }
+    // What is pipelined behind the request could have been put there by anybody.
+    let mut client = connect(&address);
+    client
+        .write_all(&[&SSL_REQUEST[..], &hello].concat())
+        .expect("sent");
+    expect_reset(&mut client);
+}
+
+#[test]
+fn a_long_first_message_reaches_the_server_whole() {
+    let site = Site::new();
+    let proxy = Proxy::run(&format!(
+        r#"
+[[listener]]
+name = "http"
+address = "127.0.0.1:0"
+[[listener.route]]
+http_path = ["/long"]
+backend = "site"
+[backend.site]
+servers = ["{}"]
+"#,
+        site.address()
+    ));
+    let request = format!(
+        "GET /long HTTP/1.1\r\nHost: a\r\nX-Padding: {}\r\n\r\n",
+        "x".repeat(60 << 10)
+    );
+    let mut client = connect(&proxy.address("http"));
+    let mut writer = client.try_clone().expect("a copy");
+    let sent = request.clone();
+    let writing = thread::spawn(move || writer.write_all(sent.as_bytes()).expect("sent"));
+    let mut server = site.accept();
+    // The server takes its time.
+    thread::sleep(Duration::from_millis(50));
+    expect(&mut server, request.as_bytes());
+    writing.join().expect("written");
+    converse(&mut client, &mut server);
+}
+
+/// The access log counts bytes that were passed on before the pair.
+#[test]
+fn the_access_log_has_the_name_and_every_byte() {
+    let site = Site::new();
+    let log = netlab::Scratch::new("proxy-log").expect("a directory");
+    let path = log.path().join("access.json");
+    let proxy = Proxy::run(&format!(
+        r#"
+[[listener]]
+name = "tls"
+address = "127.0.0.1:0"
+access_log = "{}"
+[[listener.route]]
+sni = "example.org"
+backend = "site"
+[backend.site]
+servers = ["{}"]
+"#,
+        path.display(),
+        site.address()
+    ));
+    let hello = tls_hello("example.org", &[]);
+    let mut client = connect(&proxy.address("tls"));
+    client.write_all(&hello).expect("sent");
+    let mut server = site.accept();
+    expect(&mut server, &hello);
+    converse(&mut client, &mut server);
+    drop((client, server));
+    let mut line = String::new();
+    until("it is logged", || {
+        line = fs::read_to_string(&path).unwrap_or_default();
+        line.ends_with('\n')
+    });
+    let entry: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(entry["server_name"], "example.org");
+    assert_eq!(entry["target"], site.address());
+    assert_eq!(entry["client_to_target_bytes"], hello.len() as u64 + 4);
+    assert_eq!(entry["target_to_client_bytes"], 15);
+}
