@@ -267,11 +267,15 @@ impl Texts {
 
 fn request5(bytes: &[u8]) -> Result<Request, Refusal> {
     let wrong = |at: usize, right: u8| bytes.get(at).is_some_and(|byte| *byte != right);
-    if wrong(0, 5) || wrong(2, 0) {
+    // In the order of the bytes: the answer must not depend on how many have come at once.
+    if wrong(0, 5) {
         return Err((GENERAL_FAILURE, MALFORMED));
     }
     if wrong(1, CONNECT) {
         return Err((COMMAND_NOT_SUPPORTED, COMMAND));
+    }
+    if wrong(2, 0) {
+        return Err((GENERAL_FAILURE, MALFORMED));
     }
     let Some((&[_, _, _, kind], rest)) = bytes.split_first_chunk::<4>() else {
         return Ok(None);

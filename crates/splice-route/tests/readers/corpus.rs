@@ -3,10 +3,12 @@
 //!
 //! An input that once broke a reader becomes a file in `tests/corpus/READER/`, and is tried ever after.
 
+use splice_route::proxy_protocol::HeaderReader;
+use splice_route::socks::{Negotiation, Step};
 use splice_route::{ClientHelloReader, Progress, RequestHeadReader};
 
 use super::random::Random;
-use super::{LIMIT_BYTES, directory, files};
+use super::{directory, files};
 
 /// Reads all bytes so far, as the readers do. What is complete is shown as text.
 type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
@@ -14,34 +16,51 @@ type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
 struct Subject {
     /// Of the directory below `tests/corpus`.
     name: &'static str,
-    /// A directory with more inputs.
-    seeds: &'static str,
+    /// A directory with more inputs: what real clients send.
+    clients: &'static str,
     new: fn() -> Read,
 }
 
-const SUBJECTS: [Subject; 2] = [
-    Subject {
-        name: "client_hello",
-        seeds: "hellos",
-        new: || {
-            let mut reader = ClientHelloReader::new(LIMIT_BYTES);
-            Box::new(move |bytes| reader.read(bytes).map(|hello| format!("{hello:?}")))
-        },
-    },
-    Subject {
-        name: "request_head",
-        seeds: "clients",
-        new: || {
-            let mut reader = RequestHeadReader::new(LIMIT_BYTES);
-            Box::new(move |bytes| reader.read(bytes).map(|head| format!("{head:?}")))
-        },
-    },
+/// No longer than it has to be for what real clients send: so it is reached sooner.
+const LIMIT_BYTES: usize = 3000;
+
+/// A new reader, whose message is shown as `Debug` writes it.
+macro_rules! reader {
+    ($new:expr) => {
+        || {
+            let mut reader = $new;
+            Box::new(move |bytes| reader.read(bytes).map(|message| format!("{message:?}")))
+        }
+    };
+}
+
+#[rustfmt::skip]
+const SUBJECTS: [Subject; 4] = [
+    Subject { name: "client-hello", clients: "hellos", new: reader!(ClientHelloReader::new(LIMIT_BYTES)) },
+    Subject { name: "proxy-header", clients: "proxy_senders", new: reader!(HeaderReader::new()) },
+    Subject { name: "request-head", clients: "clients", new: reader!(RequestHeadReader::new(LIMIT_BYTES)) },
+    Subject { name: "socks", clients: "clients", new: || Box::new(negotiate(Negotiation::new())) },
 ];
+
+/// Negotiates to the end, as if the client had not waited for replies.
+fn negotiate(mut negotiation: Negotiation) -> impl FnMut(&[u8]) -> Progress<String> {
+    move |bytes| {
+        loop {
+            match negotiation.step(bytes) {
+                Step::More => return Progress::More,
+                Step::Reply(_) => {}
+                last @ (Step::Connect { .. } | Step::Refuse(..)) => {
+                    return Progress::Complete(format!("{last:?}"));
+                }
+            }
+        }
+    }
+}
 
 impl Subject {
     fn inputs(&self) -> Vec<Vec<u8>> {
         let corpus = directory("corpus").join(self.name);
-        let files = [files(&corpus), files(&directory(self.seeds))].concat();
+        let files = [files(&corpus), files(&directory(self.clients))].concat();
         files.into_iter().map(|(_, bytes)| bytes).collect()
     }
 
@@ -107,6 +126,15 @@ fn readers_keep_their_word_for_every_input_of_the_corpus() {
             subject.check(&bytes, &mut Random::new(1));
             drop(shown);
         }
+    }
+}
+
+#[test]
+fn every_corpus_has_a_reader() {
+    for entry in std::fs::read_dir(directory("corpus")).unwrap() {
+        let path = entry.unwrap().path();
+        let known = SUBJECTS.iter().any(|subject| path.ends_with(subject.name));
+        assert!(known, "{}", path.display());
     }
 }
 

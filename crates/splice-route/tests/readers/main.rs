@@ -1,14 +1,10 @@
-//! Readers against what real clients send, against another implementation, and against chance.
+//! Readers against chance: whatever comes, they keep their word, and agree with another implementation.
 
 mod corpus;
-mod hellos;
 mod oracle;
 mod random;
 
 use std::path::{Path, PathBuf};
-
-/// As long as a hello or a head may be by default.
-const LIMIT_BYTES: usize = 64 << 10;
 
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
