@@ -6,10 +6,10 @@
 mod backend;
 mod conflict;
 mod coverage;
-mod destination;
 mod listener;
 mod notes;
 mod prefix_file;
+mod prefix_watch;
 mod route;
 mod value;
 
@@ -23,6 +23,7 @@ use toml::de::DeTable;
 
 use crate::config::notes::Notes;
 pub(crate) use crate::config::notes::{Mistakes, Note};
+pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 
 use splice::{EngineChoice, EngineName};
 use splice_route::{
-    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion,
+    Conditions, DestinationRule, NamePattern, NotARule, Prefixes, Protocol, ServerName, TlsVersion,
 };
 
 use crate::config::conflict;
 use crate::config::coverage::covers;
-use crate::config::destination;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
 use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan};
@@ -306,13 +305,6 @@ fn destinations(value: &Value<'_>) -> Option<Vec<DestinationRule>> {
             "no destination is allowed; add allow = [\"*.example.org:443\"]",
         );
     }
-    let rules = allow?.each(|value| {
-        let text = value.text()?;
-        destination::parse(text).map_or_else(
-            |why| value.refuse(format!("{text:?} cannot be used: {why}")),
-            Some,
-        )
-    });
     table.finish();
-    rules
+    allow?.each(Value::parse)
 }
