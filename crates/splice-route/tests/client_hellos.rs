@@ -14,8 +14,16 @@ const BOTH: &[&str] = &["h2", "http/1.1"];
 const LIMIT_BYTES: usize = 64 << 10;
 
 /// File, server name, ALPN, newest version, ECH.
+type Hello = (
+    &'static str,
+    Option<&'static str>,
+    &'static [&'static str],
+    TlsVersion,
+    bool,
+);
+
 #[rustfmt::skip]
-const HELLOS: &[(&str, Option<&str>, &[&str], TlsVersion, bool)] = &[
+const HELLOS: &[Hello] = &[
     ("chromium", NAME, BOTH, Tls13, true),
     ("curl", NAME, BOTH, Tls13, false),
     ("curl-http1", NAME, &["http/1.1"], Tls13, false),
