@@ -1,6 +1,8 @@
 //! Every reader, as the fuzzer and the replay of its corpus see it.
 
-use splice_route::{ClientHelloReader, Progress};
+use splice_route::proxy_protocol::HeaderReader;
+use splice_route::socks::{Negotiation, Step};
+use splice_route::{ClientHelloReader, Progress, RequestHeadReader, connect};
 
 /// Gives a reader all that has come, and tells what it answers.
 type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
@@ -19,7 +21,28 @@ macro_rules! reader {
 }
 
 /// Each reader. Small limits are reached sooner.
-pub(crate) const READERS: &[Entry] = &[("client-hello", reader!(ClientHelloReader::new(2048)))];
+pub(crate) const READERS: &[Entry] = &[
+    ("client-hello", reader!(ClientHelloReader::new(2048))),
+    ("connect", reader!(connect::RequestReader::new(2048))),
+    ("proxy-header", reader!(HeaderReader::new())),
+    ("request-head", reader!(RequestHeadReader::new(2048))),
+    ("socks", || Box::new(negotiate(Negotiation::new()))),
+];
+
+/// A negotiation whose client does not wait for replies.
+fn negotiate(mut negotiation: Negotiation) -> impl FnMut(&[u8]) -> Progress<String> {
+    move |come| {
+        loop {
+            match negotiation.step(come) {
+                Step::More => return Progress::More,
+                Step::Reply(_) => {}
+                last @ (Step::Connect { .. } | Step::Refuse(..)) => {
+                    return Progress::Complete(format!("{last:?}"));
+                }
+            }
+        }
+    }
+}
 
 /// Panics if the reader does, if its answer depends on how `input` is cut, or if an answer other than
 /// "more" changes later.

@@ -1,12 +1,13 @@
 //! Spoilt hellos as rustls reads them.
 
+use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 
 use rustls::server::Acceptor;
 use splice_route::{ClientHelloReader, Progress};
 
-use super::random::Random;
-use super::{directory, files};
+use crate::random::Random;
 
 /// A server name in lower case, and protocols.
 type Wishes = (Option<String>, Vec<Vec<u8>>);
@@ -39,6 +40,19 @@ fn wishes(bytes: &[u8]) -> Option<Wishes> {
     Some((name.map(str::to_owned), protocols.collect()))
 }
 
+/// The messages of real clients. In order: else a seed would not repeat them.
+fn hellos() -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hellos");
+    let mut hellos: Vec<_> = fs::read_dir(directory)
+        .expect("hellos")
+        .map(|entry| entry.expect("a hello").path())
+        .filter(|path| path.extension().is_some_and(|it| it == "bin"))
+        .map(|path| message(&fs::read(path).expect("a hello")))
+        .collect();
+    hellos.sort();
+    hellos
+}
+
 /// What the first records hold that are part of a handshake.
 fn message(records: &[u8]) -> Vec<u8> {
     let mut rest = records;
@@ -69,10 +83,7 @@ fn records(mut message: &[u8], random: &mut Random) -> Vec<u8> {
 /// not for it to a server that reads like rustls.
 fn agree(rounds: usize, seed: u64) {
     let mut random = Random::new(seed);
-    let hellos: Vec<_> = files(&directory("hellos"))
-        .iter()
-        .map(|(_, bytes)| message(bytes))
-        .collect();
+    let hellos = hellos();
     let mut read_by_both = 0;
     for _ in 0..rounds {
         let mut message = hellos[random.below(hellos.len())].clone();
