@@ -238,6 +238,22 @@ fn rustls_says_the_same() {
     }
 }
 
+/// What the fuzzer has found: where both take it, they see the same in it.
+#[test]
+fn rustls_sees_the_same_in_the_corpus() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/client-hello");
+    let mut taken_by_both = 0;
+    for entry in std::fs::read_dir(corpus).expect("a corpus") {
+        let path = entry.expect("an input").path();
+        let input = std::fs::read(&path).expect("an input");
+        if let (Some(ours), Some(theirs)) = (we_say(&input), rustls_says(&input)) {
+            assert_eq!(ours, theirs, "{path:?}");
+            taken_by_both += 1;
+        }
+    }
+    assert!(taken_by_both > 0);
+}
+
 proptest! {
     #[test]
     fn a_hello_in_any_records_says_the_same_to_both(

@@ -2,7 +2,7 @@
 
 use splice_route::proxy_protocol::HeaderReader;
 use splice_route::socks::{Negotiation, Step};
-use splice_route::{ClientHelloReader, Progress, connect};
+use splice_route::{ClientHelloReader, Progress, RequestHeadReader, connect};
 
 /// Gives a reader all that has come, and tells what it answers.
 type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
@@ -23,21 +23,26 @@ macro_rules! reader {
 /// Each reader. Small limits are reached sooner.
 pub(crate) const READERS: &[Entry] = &[
     ("client-hello", reader!(ClientHelloReader::new(2048))),
-    ("connect", reader!(connect::RequestReader::new(512))),
+    ("connect", reader!(connect::RequestReader::new(2048))),
     ("proxy-header", reader!(HeaderReader::new())),
-    ("socks", || {
-        let mut negotiation = Negotiation::new();
-        Box::new(move |come| {
-            loop {
-                match negotiation.step(come) {
-                    Step::Reply(_) => {}
-                    Step::More => return Progress::More,
-                    last => return Progress::Complete(format!("{last:?}")),
+    ("request-head", reader!(RequestHeadReader::new(2048))),
+    ("socks", || Box::new(negotiate(Negotiation::new()))),
+];
+
+/// A negotiation whose client does not wait for replies.
+fn negotiate(mut negotiation: Negotiation) -> impl FnMut(&[u8]) -> Progress<String> {
+    move |come| {
+        loop {
+            match negotiation.step(come) {
+                Step::More => return Progress::More,
+                Step::Reply(_) => {}
+                last @ (Step::Connect { .. } | Step::Refuse(..)) => {
+                    return Progress::Complete(format!("{last:?}"));
                 }
             }
-        })
-    }),
-];
+        }
+    }
+}
 
 /// Panics if the reader does, if its answer depends on how `input` is cut, or if an answer other than
 /// "more" changes later.

@@ -27,8 +27,11 @@ impl Connection {
         if itself {
             return self.try_next(cx, Errno::CONNREFUSED);
         }
-        if let Some(attempt) = &self.attempt {
-            attempt.lease.connected();
+        if let Some(place) = self.place() {
+            place.lease.connected();
+        }
+        if self.grant().is_err() {
+            return self.reset_by_client("before it could be answered");
         }
         let mut preface = self.header_for_server();
         if self.asks_for_tls {
@@ -47,10 +50,9 @@ impl Connection {
 
     /// The PROXY header for the server; empty if it gets none.
     fn header_for_server(&self) -> Vec<u8> {
-        let Some(attempt) = &self.attempt else {
-            return Vec::new();
-        };
-        let version = attempt.backend.plan().send_proxy;
+        let version = self
+            .place()
+            .and_then(|place| place.backend.plan().send_proxy);
         let local = || self.arrival.local.or_else(|| self.local());
         match version {
             None => Vec::new(),
@@ -160,7 +162,11 @@ impl Connection {
         };
         let kind = address.kind();
         let mut options = self.terms.options;
-        if attempt.backend.plan().excludes_segment() {
+        if attempt
+            .place
+            .as_ref()
+            .is_some_and(|place| place.backend.plan().excludes_segment())
+        {
             options.segment_after = None;
         }
         if let Some(rate) = self.terms.plan.rate {
@@ -169,7 +175,10 @@ impl Connection {
             let _ = set_pacing_rate(&server, rate);
         }
         Counts::add(&self.service.counts.joined);
-        record.connected_to(address, attempt.lease, attempt.seat);
+        record.connected_to(
+            address,
+            attempt.place.map(|place| (place.lease, place.seat)),
+        );
         let pair = pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(server, kind),

@@ -1,9 +1,12 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
 mod backends;
+mod examples;
 mod headers;
 mod limits;
+mod peers;
 mod reload;
+mod requested;
 mod routes;
 
 use std::fs;
