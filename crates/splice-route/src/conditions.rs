@@ -125,23 +125,3 @@ pub struct Arrival {
     /// The address that the client has connected to; `None` for a UNIX socket.
     pub local: Option<SocketAddr>,
 }
-
-/// A destination that a SOCKS or CONNECT client may reach: `*.example.org:443`, `10.0.0.0/8:*`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DestinationRule {
-    /// Which hosts.
-    pub hosts: DestinationHosts,
-    /// From and to, both inclusive.
-    pub ports: (u16, u16),
-}
-
-/// The hosts of a [`DestinationRule`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DestinationHosts {
-    /// Every public address: not this host, its links or its cloud's metadata.
-    Public,
-    /// A name that the client asks for, if its address is public.
-    Named(NamePattern),
-    /// Addresses, whatever they are: the client's or those that a name resolves to.
-    Addresses(Prefix),
-}

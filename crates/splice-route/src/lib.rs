@@ -9,7 +9,9 @@
 
 mod authority;
 mod conditions;
+pub mod connect;
 mod destination;
+mod destination_rule;
 mod inspection;
 mod name;
 mod postgres;
@@ -19,13 +21,12 @@ pub mod proxy_protocol;
 mod request_head;
 mod signature;
 pub mod socks;
+mod special_address;
 mod tls;
 
-pub use conditions::{
-    Arrival, Conditions, DestinationHosts, DestinationRule, Prefixes, Protocol, ServerName,
-    TlsVersion,
-};
+pub use conditions::{Arrival, Conditions, Prefixes, Protocol, ServerName, TlsVersion};
 pub use destination::{Destination, Failure, Host};
+pub use destination_rule::{Denied, DestinationHosts, DestinationRule, NotARule, permits};
 pub use inspection::{Decision, Inspection, Waiting};
 pub use name::{NamePattern, NotAName};
 pub use postgres::POSTGRES_SSL_REQUEST;

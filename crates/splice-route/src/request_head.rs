@@ -29,6 +29,9 @@ pub struct RequestHead {
     method_bytes: usize,
     path: Range<usize>,
     host: Option<Box<str>>,
+    /// Of the target of a CONNECT.
+    port: Option<u16>,
+    has_body: bool,
     length_bytes: usize,
 }
 
@@ -48,6 +51,16 @@ impl RequestHead {
     /// may have none.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
+    }
+
+    /// The port that a CONNECT asks for.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// Whether a field announces content.
+    pub(crate) fn has_body(&self) -> bool {
+        self.has_body
     }
 
     /// From the first byte to the end of the empty line behind the fields.
@@ -300,12 +313,24 @@ fn parse(head: &[u8]) -> Result<RequestHead, Fault> {
     {
         return Err(OTHER_HOST);
     }
+    let has_body = request.headers.iter().any(|field| {
+        let name = field.name;
+        name.eq_ignore_ascii_case("content-length")
+            || name.eq_ignore_ascii_case("transfer-encoding")
+    });
+    let port = target
+        .authority
+        .as_ref()
+        .filter(|_| method == "CONNECT")
+        .and_then(|authority| authority.port);
     let path = target.path;
     let shift = method.len() + 1;
     Ok(RequestHead {
         method_bytes: method.len(),
         path: path.start + shift..path.end + shift,
         host: target.authority.or(host).map(|authority| authority.host),
+        port,
+        has_body,
         length_bytes: head.len(),
     })
 }

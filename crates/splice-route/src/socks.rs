@@ -266,12 +266,18 @@ impl Texts {
 }
 
 fn request5(bytes: &[u8]) -> Result<Request, Refusal> {
-    let wrong = |at: usize, right: u8| bytes.get(at).is_some_and(|byte| *byte != right);
-    if wrong(0, 5) || wrong(2, 0) {
-        return Err((GENERAL_FAILURE, MALFORMED));
-    }
-    if wrong(1, CONNECT) {
-        return Err((COMMAND_NOT_SUPPORTED, COMMAND));
+    // In the order in which they come, so that the answer does not depend on how many have.
+    let right = [
+        (5, (GENERAL_FAILURE, MALFORMED)),
+        (CONNECT, (COMMAND_NOT_SUPPORTED, COMMAND)),
+        (0, (GENERAL_FAILURE, MALFORMED)),
+    ];
+    if let Some((_, (_, refusal))) = bytes
+        .iter()
+        .zip(right)
+        .find(|(byte, (right, _))| **byte != *right)
+    {
+        return Err(refusal);
     }
     let Some((&[_, _, _, kind], rest)) = bytes.split_first_chunk::<4>() else {
         return Ok(None);

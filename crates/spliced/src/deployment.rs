@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use splice::{Address, EngineChoice, EngineName, Kind, SegmentSize, Waker};
 
 use crate::access_log::AccessLog;
-use crate::backend::{Backend, Control};
+use crate::backend::Backend;
 use crate::firewall;
 use crate::listener::ListeningSockets;
 use crate::plan::{Action, ListenerPlan, OnRemove, Plan, RoutePlan, ServerAddress};
@@ -26,7 +26,6 @@ use crate::worker::Worker;
 
 pub(crate) struct Deployment {
     pub(crate) process: Arc<Process>,
-    control: Control,
     workers: Vec<Worker>,
     /// By their address as it was typed.
     listeners: BTreeMap<String, Listening>,
@@ -68,7 +67,6 @@ impl Deployment {
         let workers = (0..threads).map(|_| Worker::start(busy_poll, on_failure.clone()));
         Ok(Self {
             process: Process::new(),
-            control: Control::default(),
             workers: workers.collect::<Result<_>>()?,
             listeners: BTreeMap::new(),
             backends: BTreeMap::new(),
@@ -149,7 +147,7 @@ impl Deployment {
         let backend = |plan: &Arc<crate::plan::BackendPlan>| {
             let backend = match self.backends.get(&plan.name) {
                 Some(backend) => Arc::clone(backend),
-                None => Backend::new(Arc::clone(plan), &self.control)?,
+                None => Backend::new(Arc::clone(plan), &self.process.control)?,
             };
             Ok((plan.name.clone(), backend))
         };

@@ -25,6 +25,7 @@ use serde_json::Value;
 
 use crate::admin::{self, AdminSocket};
 use crate::cli::{EchoArgs, RelayArgs};
+use crate::config::PrefixWatch;
 use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, FAILED};
@@ -143,6 +144,7 @@ pub(crate) fn run(
         .and_then(|configuration| open_admin_socket(&configuration.path, &sender));
     let mut running = Running {
         drain_timeout: plan.drain_timeout,
+        prefixes: PrefixWatch::of(plan),
         deployment,
         configuration,
         events,
@@ -205,6 +207,8 @@ fn most_connections(plan: &Plan) -> Option<u32> {
 struct Running {
     deployment: Deployment,
     configuration: Option<Configuration>,
+    /// Of the routes as they are now.
+    prefixes: PrefixWatch,
     drain_timeout: Duration,
     events: Receiver<Event>,
 }
@@ -256,6 +260,7 @@ impl Running {
             false => (configuration.read)().and_then(|plan| {
                 self.deployment.apply(&plan, || ())?;
                 self.drain_timeout = plan.drain_timeout;
+                self.prefixes = PrefixWatch::of(&plan);
                 Ok(())
             }),
         };

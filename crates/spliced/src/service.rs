@@ -9,7 +9,7 @@ use splice::{Address, EngineChoice, EngineName, Limits, Options};
 use splice_route::{Conditions, DestinationRule};
 
 use crate::access_log::AccessLog;
-use crate::backend::Backend;
+use crate::backend::{Backend, Control};
 use crate::client_limit::ClientLimit;
 use crate::connection_limit::ConnectionLimit;
 use crate::plan::ListenerPlan;
@@ -23,6 +23,7 @@ pub(crate) struct Process {
     pub(crate) next_id: AtomicU64,
     /// Connections that the end of the process cut short.
     pub(crate) cut_short: AtomicU64,
+    pub(crate) control: Control,
     /// Counts the connections of all listeners.
     pub(crate) connections: Arc<ConnectionLimit>,
 }
@@ -34,6 +35,7 @@ impl Process {
             random: RandomState::new().hash_one(std::process::id()),
             next_id: AtomicU64::new(0),
             cut_short: AtomicU64::new(0),
+            control: Control::default(),
             connections: ConnectionLimit::none(),
         })
     }
@@ -101,6 +103,8 @@ pub(crate) struct Counts {
     pub(crate) queue_full: AtomicU64,
     /// Reset: no server became free within the time in the queue.
     pub(crate) queue_timeout: AtomicU64,
+    /// Told that no rule allows their destination.
+    pub(crate) denied: AtomicU64,
     /// Reset: the client has too many connections.
     pub(crate) client_connections: AtomicU64,
     /// Reset: the client opens connections too fast.

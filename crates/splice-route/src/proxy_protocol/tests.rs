@@ -273,6 +273,23 @@ fn broken_binary_headers() {
 }
 
 #[test]
+fn a_header_is_refused_as_soon_as_it_is_wrong() {
+    for (bytes, at) in [
+        (b"PROXY TCP4 1\nx".to_vec(), 13),
+        (b"GET ".to_vec(), 1),
+        (b"PROXYX".to_vec(), 6),
+        (version2(0x11, 0x11, IPV4), 13),
+        (version2(0x21, 0x12, IPV4), 14),
+        (version2(0x21, 0x11, &IPV4[1..]), 16),
+        (version2(0x20, 0x00, &[0; 4081]), 16),
+    ] {
+        let case = bytes.escape_ascii().to_string();
+        assert_eq!(read(&bytes[..at - 1]), Progress::More, "{case}");
+        assert!(matches!(read(&bytes[..at]), Progress::Broken(_)), "{case}");
+    }
+}
+
+#[test]
 fn only_senders_on_this_host_claim_its_addresses() {
     let far = Some("192.0.2.99");
     let here = Some("127.0.0.1");

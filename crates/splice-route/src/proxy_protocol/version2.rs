@@ -50,17 +50,20 @@ pub(super) fn read(bytes: &[u8]) -> Progress<Header> {
     let Some(family) = fixed.next() else {
         return Progress::More;
     };
-    if version_and_command == PROXY
-        && let Err(fault) = address_bytes(family)
-    {
-        return Progress::Broken(fault);
-    }
+    let address_bytes = match (version_and_command, address_bytes(family)) {
+        (PROXY, Ok(address_bytes)) => address_bytes,
+        (PROXY, Err(fault)) => return Progress::Broken(fault),
+        _ => 0,
+    };
     let (Some(high), Some(low)) = (fixed.next(), fixed.next()) else {
         return Progress::More;
     };
     let length_bytes = FIXED_BYTES + usize::from(u16::from_be_bytes([high, low]));
     if length_bytes > LONGEST_BYTES {
         return Progress::Broken(TOO_LONG);
+    }
+    if length_bytes < FIXED_BYTES + address_bytes {
+        return Progress::Broken(TOO_SHORT);
     }
     let Some(header) = bytes.get(..length_bytes) else {
         return Progress::More;

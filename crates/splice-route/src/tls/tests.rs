@@ -402,6 +402,11 @@ fn a_hello_beyond_the_limit_is_broken_at_its_length() {
         assert_eq!(read_within(limit_bytes, &stream[..told_after]), verdict);
     }
 
+    // What follows the hello does not count.
+    let longer = [&*whole, &*record(&vec![0; 5000])].concat();
+    let verdict = read_within(whole.len(), &longer);
+    assert!(matches!(verdict, Progress::Complete(_)));
+
     // A length that would need 16 MiB.
     assert_broken(
         b"\x16\x03\x01\0\x04\x01\xff\xff\xff",
@@ -413,11 +418,13 @@ fn a_hello_beyond_the_limit_is_broken_at_its_length() {
 }
 
 #[test]
-fn a_hello_byte_by_byte_costs_linear_time() {
+fn a_hello_byte_by_byte_costs_linear_time_and_no_memory() {
     let big = message(&Draft::with(&[host(b"a.org"), (21, vec![0; 60_000])]).body());
     for size in [1 << 14, 1000, 7] {
         let stream = records(&big, size);
         let mut reader = ClientHelloReader::new(stream.len());
+        // It has no pointer to more before the end: `Position` is all that it keeps.
+        assert!(size_of_val(&reader) <= 128);
         for come in 0..stream.len() {
             assert_eq!(reader.read(&stream[..come]), Progress::More);
         }

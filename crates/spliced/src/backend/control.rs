@@ -8,6 +8,9 @@ use anyhow::{Context as _, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+/// How many names are resolved at once. Each takes a thread, since getaddrinfo(3) blocks.
+const RESOLVERS: usize = 16;
+
 /// Runs tasks on the control thread, which starts with the first one and ends when the last clone is
 /// dropped.
 #[derive(Clone, Default)]
@@ -40,6 +43,7 @@ impl Control {
 fn start() -> Result<Running> {
     let runtime = Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(RESOLVERS)
         .build()
         .context("cannot start the runtime of the control thread; raise the limits")?;
     let handle = runtime.handle().clone();

@@ -10,6 +10,7 @@ use crate::check::names::Resolved;
 use crate::firewall::{self, KeptBack};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
+use crate::target::leads_to;
 
 /// Columns of the name of an engine.
 const NAME_WIDTH: usize = 8;
@@ -27,6 +28,19 @@ pub(super) fn report(listener: &ListenerPlan, plan: &Plan, resolved: &Resolved, 
             .push(format!("listener {:?}: {error:#}", listener.name));
         Vec::new()
     });
+    for backend in backends(listener, plan) {
+        let servers = backend.servers.iter();
+        let addresses = servers.filter_map(|server| resolved.of(&server.address).ok());
+        for server in addresses.flatten() {
+            if leads_to(server, &listening) {
+                found.obstacles.push(format!(
+                    "listener {:?}: server {server} of backend {:?} is the listener itself; choose another \
+                     server",
+                    listener.name, backend.name
+                ));
+            }
+        }
+    }
     for engine in EngineName::ALL {
         let words = match listener.engine {
             EngineChoice::Only(only) if only != engine => not_chosen(engine, only),
@@ -92,7 +106,7 @@ fn exceptions(
     }
     if listener.rate.is_some() {
         return any(
-            "the listener has a rate, and the kernel moves its segments without asking spliced",
+            "the listener has a rate, which its sockets keep, and segments do not pass them",
         );
     }
     let filtered =

@@ -104,9 +104,16 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
             format!("backend {name:?} has no servers; write servers = [\"HOST:PORT\"]"),
         );
     }
-    table.set("servers", &mut backend.servers, |value| value.each(server));
+    if let Some(value) = table.get("servers") {
+        servers(&value, &mut backend.servers);
+    }
     table.set_some("health", &mut backend.health, health);
     table.set("source", &mut backend.source, source);
+    if let Source::Addresses(sources) = &backend.source
+        && !sources.is_empty()
+    {
+        suit_family(table, sources, &backend.servers);
+    }
     table.set_some("mark", &mut backend.mark, |value| {
         value.number(1..=u32::MAX)
     });
@@ -133,6 +140,40 @@ fn balance(table: &Table<'_>, place: &mut Balance) {
             "hash needs balance = \"consistent\"; add it, or remove hash",
         ),
         (_, None) => {}
+    }
+}
+
+fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
+    for value in value.list().unwrap_or_default() {
+        let Some(server) = server(&value) else {
+            continue;
+        };
+        if servers.iter().any(|other| other.address == server.address) {
+            value.refuse::<()>("has this server twice; write it once, with a weight");
+        }
+        servers.push(server);
+    }
+}
+
+/// Notes a server that none of `sources` can be the source of connections to.
+fn suit_family(table: &Table<'_>, sources: &[IpAddr], servers: &[ServerPlan]) {
+    for server in servers {
+        let ServerAddress::Address(Address::Inet { host, .. }) = &server.address else {
+            continue;
+        };
+        let Ok(ip) = host.parse::<IpAddr>() else {
+            continue;
+        };
+        if !sources
+            .iter()
+            .any(|source| source.is_ipv4() == ip.is_ipv4())
+        {
+            let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+            table.notes.mistake(
+                &table.at("source"),
+                format!("source has no {family} address for server {ip}; add one"),
+            );
+        }
     }
 }
 

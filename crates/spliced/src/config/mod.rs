@@ -6,10 +6,10 @@
 mod backend;
 mod conflict;
 mod coverage;
-mod destination;
 mod listener;
 mod notes;
 mod prefix_file;
+mod prefix_watch;
 mod route;
 mod value;
 
@@ -23,6 +23,7 @@ use toml::de::DeTable;
 
 use crate::config::notes::Notes;
 pub(crate) use crate::config::notes::{Mistakes, Note};
+pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
@@ -131,6 +132,12 @@ fn plan(table: Table<'_>) -> Plan {
         if let Some(listener) = listener::read(&table, &of_listeners, &routes) {
             compare(&table, &listener, &listeners);
             suit_engine(&table, &listener);
+            if listener.rate.is_some() && !is_tcp(&listener.address) {
+                notes.warn(
+                    &table.at("address"),
+                    format!("clients of a UNIX socket {NO_RATE}"),
+                );
+            }
             listeners.push((line, listener));
         }
         table.finish();
@@ -199,6 +206,14 @@ fn compare(table: &Table<'_>, listener: &ListenerPlan, earlier: &[(usize, Listen
     }
 }
 
+fn is_tcp(address: &Address) -> bool {
+    matches!(address, Address::Inet { .. })
+}
+
+/// Only TCP paces what it sends (`SO_MAX_PACING_RATE`).
+const NO_RATE: &str =
+    "get their bytes at any rate, since only TCP keeps to one; use TCP, or remove rate";
+
 /// Whether sockets on both addresses would take one another's clients.
 fn is_same(one: &Address, other: &Address) -> bool {
     let (
@@ -227,16 +242,14 @@ fn suit_engine(table: &Table<'_>, listener: &ListenerPlan) {
         Some(value) => value.at,
         None => table.at.clone(),
     };
-    if matches!(engine, EngineName::Segment | EngineName::Sockmap) && listener.rate.is_some() {
+    if engine == EngineName::Segment && listener.rate.is_some() {
         table.notes.mistake(
             &at,
-            format!(
-                "engine {engine} cannot keep to a rate, since the kernel moves the bytes by itself; remove \
-                 rate, or choose another engine"
-            ),
+            "engine segment cannot keep to a rate, which is the sockets' business: its segments do not pass \
+             them; remove rate, or choose another engine",
         );
     }
-    if !matches!(listener.address, Address::Inet { .. })
+    if !is_tcp(&listener.address)
         && let Err(error) = engine.can_take(splice::Kind::Unix)
     {
         table.notes.mistake(&at, error.to_string());

@@ -10,10 +10,10 @@ use splice_route::{
 
 use crate::config::conflict;
 use crate::config::coverage::covers;
-use crate::config::destination;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
-use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan};
+use crate::config::{NO_RATE, is_tcp};
+use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, ServerAddress, Source};
 
 /// What routes refer to.
 #[derive(Debug)]
@@ -210,6 +210,26 @@ impl Routes<'_> {
             return None;
         };
         self.used.borrow_mut().insert(name.into());
+        let has_unix = backend.servers.iter().any(
+            |server| matches!(&server.address, ServerAddress::Address(address) if !is_tcp(address)),
+        );
+        if has_unix
+            && let EngineChoice::Only(engine) = listener.engine
+            && let Err(error) = engine.can_take(splice::Kind::Unix)
+        {
+            value.refuse::<()>(format!("{name:?} has a UNIX socket: {error}"));
+        }
+        if has_unix && listener.rate.is_some() {
+            value
+                .notes
+                .warn(&value.at, format!("servers on UNIX sockets {NO_RATE}"));
+        }
+        if backend.source == Source::Client && !is_tcp(&listener.address) {
+            value.refuse::<()>(format!(
+                "{name:?} has source = \"client\", but clients of a UNIX socket have no address; use another \
+                 source"
+            ));
+        }
         if listener.engine == EngineChoice::Only(EngineName::Segment) {
             let option = match backend {
                 BackendPlan { mark: Some(_), .. } => Some("mark"),
@@ -306,13 +326,6 @@ fn destinations(value: &Value<'_>) -> Option<Vec<DestinationRule>> {
             "no destination is allowed; add allow = [\"*.example.org:443\"]",
         );
     }
-    let rules = allow?.each(|value| {
-        let text = value.text()?;
-        destination::parse(text).map_or_else(
-            |why| value.refuse(format!("{text:?} cannot be used: {why}")),
-            Some,
-        )
-    });
     table.finish();
-    rules
+    allow?.each(Value::parse)
 }

@@ -9,7 +9,7 @@ use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
 
 use super::ending::words;
 use super::record::Record;
-use super::{Attempt, Connection, NO_ROOM_RETRY, SERVER, State};
+use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
 use crate::service::Counts;
 
@@ -33,10 +33,12 @@ impl Connection {
                 let seat = lease.sit(cx.waker());
                 self.attempt = Some(Attempt {
                     addresses: lease.addresses(),
-                    lease,
-                    seat,
                     address: 0,
-                    backend,
+                    place: Some(Place {
+                        backend,
+                        lease,
+                        seat,
+                    }),
                 });
                 self.connect(cx)
             }
@@ -69,7 +71,11 @@ impl Connection {
             let Some(address) = attempt.address() else {
                 return self.next_server(cx);
             };
-            let socket = match attempt.backend.socket(address, &self.arrival) {
+            let made = match &attempt.place {
+                Some(place) => place.backend.socket(address, &self.arrival),
+                None => address.socket(),
+            };
+            let socket = match made {
                 Ok(socket) => socket,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                     return self.wait_for_room(cx, errno);
@@ -122,9 +128,12 @@ impl Connection {
             return Step::Done;
         };
         let why = self.last_error.map_or_else(String::new, words);
-        attempt.lease.failed(&why);
-        let backend = attempt.backend;
-        drop(attempt.lease);
+        let Some(place) = attempt.place else {
+            return self.fail(&format!("no target: {why}"));
+        };
+        place.lease.failed(&why);
+        let backend = place.backend;
+        drop(place.lease);
         self.choose(cx, backend)
     }
 
@@ -150,8 +159,11 @@ impl Connection {
     /// answer leaves time for the others.
     pub(super) fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
         let left = self.deadline.saturating_duration_since(cx.now());
+        let others = self
+            .place()
+            .map_or(0, |place| place.backend.others(&self.tried));
         let addresses = self.attempt.as_ref().map_or(1, |attempt| {
-            attempt.addresses.len() - attempt.address + attempt.backend.others(&self.tried)
+            attempt.addresses.len() - attempt.address + others
         });
         cx.set_deadline(Some(cx.now() + left / addresses.max(1) as u32));
     }

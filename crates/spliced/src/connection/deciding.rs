@@ -147,8 +147,7 @@ impl Connection {
                     let for_proxy = inspection.bytes_for_proxy();
                     self.asks_for_tls = inspection.is_postgres_tls();
                     self.first_bytes.consume(for_proxy);
-                    let destination = self.terms.routes[index].destination.clone();
-                    return self.go_to(cx, destination);
+                    return self.go_to(cx, index);
                 }
                 Decision::NoRoute => return self.undecided("no route takes it"),
                 Decision::Reset(fault) => return self.undecided(&fault.to_string()),
@@ -175,15 +174,22 @@ impl Connection {
         }
     }
 
-    pub(super) fn go_to(&mut self, cx: &mut Context<'_>, destination: Destination) -> Step {
-        match destination {
+    pub(super) fn go_to(&mut self, cx: &mut Context<'_>, route: usize) -> Step {
+        let route = &self.terms.routes[route];
+        match route.destination.clone() {
             Destination::Backend { backend, fallback } => {
-                self.deadline = cx.now() + backend.plan().connect_timeout;
+                self.connect_timeout = backend.plan().connect_timeout;
+                self.deadline = cx.now() + self.connect_timeout;
                 self.fallback = fallback;
                 self.choose(cx, backend)
             }
             Destination::Reset => self.undecided("its route resets it"),
-            Destination::Requested(_) | Destination::Client => self.undecided("no route takes it"),
+            Destination::Requested(rules) => {
+                let protocol = route.conditions.protocol;
+                self.negotiate_by(cx, protocol, rules)
+            }
+            // The listener has spliced it to itself already.
+            Destination::Client => self.undecided("no route takes it"),
         }
     }
 }

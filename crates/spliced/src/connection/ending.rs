@@ -56,8 +56,16 @@ impl Connection {
         self.give_up(why)
     }
 
-    /// Warns, and resets the client.
+    /// Warns, and resets the client, or tells it if it has asked for its destination.
     pub(super) fn give_up(&mut self, why: &str) -> Step {
+        if self.is_told_of_failure(why) {
+            return Step::Done;
+        }
+        self.warn(why);
+        self.reset(why)
+    }
+
+    pub(super) fn warn(&self, why: &str) {
         if let Some(record) = &self.record {
             self.service.warnings.target_unreachable.emit(|suppressed| {
                 tracing::warn!(
@@ -69,7 +77,6 @@ impl Connection {
                 );
             });
         }
-        self.reset(why)
     }
 
     /// Resets the client, since it could take an end of stream for an empty answer.

@@ -33,10 +33,6 @@ impl FirstBytes {
         &self.received[self.used..]
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.received.len()
-    }
-
     /// The client sends no more.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
@@ -97,7 +93,7 @@ mod tests {
         for _ in 0..20_000 {
             client.write_all(b"x").expect("sent");
             assert_eq!(bytes.read(&ours), Ok(Came::Bytes));
-            assert!(bytes.received.capacity() <= bytes.len() + ROOM_BYTES);
+            assert!(bytes.received.capacity() <= bytes.payload().len() + ROOM_BYTES);
         }
         // Not by close(2): a child that another test starts may hold a copy for a moment.
         client.shutdown(Shutdown::Write).expect("ended");

@@ -3,8 +3,8 @@
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
-use splice_route::POSTGRES_SSL_REQUEST;
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
+use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
 use super::ending::words;
 use super::{Connection, State};
@@ -27,10 +27,17 @@ impl Connection {
         if itself {
             return self.try_next(cx, Errno::CONNREFUSED);
         }
-        if let Some(attempt) = &self.attempt {
-            attempt.lease.connected();
+        if let Some(place) = self.place() {
+            place.lease.connected();
         }
-        let mut preface = self.header_for_server();
+        if self.grant().is_err() {
+            return self.reset_by_client("before it could be answered");
+        }
+        let mut preface = match self.header_for_server() {
+            Ok(header) => header,
+            // Without the header the client could write one itself.
+            Err(fault) => return self.fail(&fault.to_string()),
+        };
         if self.asks_for_tls {
             preface.extend(POSTGRES_SSL_REQUEST);
         }
@@ -46,15 +53,14 @@ impl Connection {
     }
 
     /// The PROXY header for the server; empty if it gets none.
-    fn header_for_server(&self) -> Vec<u8> {
-        let Some(attempt) = &self.attempt else {
-            return Vec::new();
-        };
-        let version = attempt.backend.plan().send_proxy;
+    fn header_for_server(&self) -> Result<Vec<u8>, Fault> {
+        let version = self
+            .place()
+            .and_then(|place| place.backend.plan().send_proxy);
         let local = || self.arrival.local.or_else(|| self.local());
         match version {
-            None => Vec::new(),
-            Some(ProxyVersion::V1) => header_v1(self.arrival.client, local()),
+            None => Ok(Vec::new()),
+            Some(ProxyVersion::V1) => Ok(header_v1(self.arrival.client, local())),
             Some(ProxyVersion::V2) => {
                 let record = self.record.as_ref();
                 let server_name = record.and_then(|record| record.server_name());
@@ -71,9 +77,7 @@ impl Connection {
                 };
                 let write = |tlvs| header_v2(self.arrival.client, local(), tlvs);
                 // Only fields that a sender has filled to the limit leave no room for ours.
-                write(&tlvs)
-                    .or_else(|_| write(&without_received))
-                    .unwrap_or_default()
+                write(&tlvs).or_else(|_| write(&without_received))
             }
         }
     }
@@ -160,7 +164,11 @@ impl Connection {
         };
         let kind = address.kind();
         let mut options = self.terms.options;
-        if attempt.backend.plan().excludes_segment() {
+        if attempt
+            .place
+            .as_ref()
+            .is_some_and(|place| place.backend.plan().excludes_segment())
+        {
             options.segment_after = None;
         }
         if let Some(rate) = self.terms.plan.rate {
@@ -169,7 +177,10 @@ impl Connection {
             let _ = set_pacing_rate(&server, rate);
         }
         Counts::add(&self.service.counts.joined);
-        record.connected_to(address, attempt.lease, attempt.seat);
+        record.connected_to(
+            address,
+            attempt.place.map(|place| (place.lease, place.seat)),
+        );
         let pair = pair_task(
             Endpoint::prepared(client, self.client_kind),
             Endpoint::prepared(server, kind),

@@ -23,6 +23,7 @@ mod ending;
 mod first_bytes;
 mod joining;
 mod record;
+mod requested;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ use splice_route::{Arrival, Inspection};
 use self::ending::words;
 use self::first_bytes::FirstBytes;
 use self::record::Record;
-use crate::backend::{Backend, Lease, Ticket, Tried};
+use self::requested::Asked;
+use crate::backend::{Backend, Lease, Resolution, Ticket, Tried};
 use crate::connection_limit::ConnectionPermit;
 use crate::roster::Seat;
 use crate::service::{Counts, Service, Terms};
@@ -67,6 +69,8 @@ pub(crate) struct Connection {
     attempt: Option<Attempt>,
     /// The server has to be asked for TLS before it gets the hello, as PostgreSQL does it.
     asks_for_tls: bool,
+    asked: Option<Box<Asked>>,
+    connect_timeout: Duration,
     fallback: Option<Arc<Backend>>,
     tried: Tried,
     last_error: Option<Errno>,
@@ -80,6 +84,10 @@ enum State {
     /// The PROXY header is not complete.
     ReadingHeader(HeaderReader),
     Deciding(Box<Inspection>),
+    /// The client has not said where it wants to go.
+    Negotiating,
+    /// The name that the client asks for is being resolved.
+    Resolving(Resolution),
     /// Every server is at its limit of connections.
     Queued {
         backend: Arc<Backend>,
@@ -101,13 +109,19 @@ enum State {
 
 /// A server that is being tried.
 struct Attempt {
+    /// `None` if the client has asked for its destination.
+    place: Option<Place>,
+    addresses: Arc<[SocketAddress]>,
+    /// The index of the address.
+    address: usize,
+}
+
+/// A place at a server of a backend.
+struct Place {
     backend: Arc<Backend>,
     lease: Lease,
     /// In the roster of the server.
     seat: Seat,
-    addresses: Arc<[SocketAddress]>,
-    /// The index of the address.
-    address: usize,
 }
 
 impl Attempt {
@@ -142,6 +156,8 @@ impl Connection {
             state: State::Connecting,
             attempt: None,
             asks_for_tls: false,
+            asked: None,
+            connect_timeout: Duration::ZERO,
             fallback: None,
             tried: Tried::default(),
             last_error: None,
@@ -155,6 +171,12 @@ impl Connection {
             terms,
             service,
         }
+    }
+}
+
+impl Connection {
+    fn place(&self) -> Option<&Place> {
+        self.attempt.as_ref()?.place.as_ref()
     }
 }
 
@@ -187,6 +209,7 @@ impl Task for Connection {
             }
             return match self.state {
                 State::ReadingHeader(_) => self.read_header(cx),
+                State::Negotiating => self.negotiate(cx),
                 _ => self.decide(cx, false),
             };
         }
@@ -215,6 +238,10 @@ impl Task for Connection {
         match &self.state {
             State::ReadingHeader(_) => self.undecided("its PROXY header did not come in time"),
             State::Deciding(_) => self.decide(cx, true),
+            State::Negotiating => self.undecided("it did not ask for a destination in time"),
+            State::Resolving(_) => {
+                self.fail("its name could not be resolved within the connect timeout")
+            }
             State::Queued { .. } => {
                 Counts::add(&self.service.counts.queue_timeout);
                 self.give_up("no server was free within the time in the queue")
@@ -222,10 +249,7 @@ impl Task for Connection {
             State::Sending { .. } => self.fail("the target does not take the first bytes"),
             State::AskingForTls => self.fail("the target does not answer when asked for TLS"),
             State::Connecting | State::NoRoom if cx.now() >= self.deadline => {
-                let timeout = self.attempt.as_ref().map_or(Duration::ZERO, |attempt| {
-                    attempt.backend.plan().connect_timeout
-                });
-                let timeout = humantime::format_duration(timeout);
+                let timeout = humantime::format_duration(self.connect_timeout);
                 let why = match self.last_error {
                     Some(Errno::AGAIN) => format!(
                         "no target: its backlog stayed full for the connect timeout of {timeout}"
@@ -235,8 +259,8 @@ impl Task for Connection {
                         "no target: it did not answer within the connect timeout of {timeout}"
                     ),
                 };
-                if let Some(attempt) = &self.attempt {
-                    attempt.lease.failed(&why);
+                if let Some(place) = self.place() {
+                    place.lease.failed(&why);
                 }
                 self.fail(&why)
             }
@@ -252,6 +276,7 @@ impl Task for Connection {
                 let backend = Arc::clone(backend);
                 self.choose(cx, backend)
             }
+            State::Resolving(_) => self.resolved(cx),
             _ => Step::Wait,
         }
     }

@@ -23,7 +23,11 @@ pub(super) struct Record {
     server_name: Option<Box<str>>,
     backend: Option<Arc<Backend>>,
     /// The server that was reached.
-    target: Option<(SocketAddress, Lease, Seat)>,
+    target: Option<SocketAddress>,
+    /// At the server that was reached.
+    place: Option<(Lease, Seat)>,
+    /// The destination that the client has asked for: hostile text, but a name or an address.
+    asked: Option<String>,
     /// Bytes of the client that reached the server before the pair.
     passed_on_bytes: u64,
     accepted_at: Instant,
@@ -47,6 +51,8 @@ impl Record {
             server_name: None,
             backend: None,
             target: None,
+            place: None,
+            asked: None,
             passed_on_bytes: 0,
             accepted_at: Instant::now(),
             terms,
@@ -95,19 +101,25 @@ impl Record {
 
     /// Where the client is to go: the server that was reached, or the backend.
     pub(super) fn wanted(&self) -> String {
-        match (&self.target, &self.backend) {
-            (Some((address, ..)), _) => address.to_string(),
-            (None, Some(backend)) => backend.name().into(),
-            (None, None) => String::new(),
+        match (&self.target, &self.asked, &self.backend) {
+            (Some(address), ..) => address.to_string(),
+            (None, Some(asked), _) => asked.clone(),
+            (None, None, Some(backend)) => backend.name().into(),
+            (None, None, None) => String::new(),
         }
+    }
+
+    pub(super) fn asks_for(&mut self, destination: String) {
+        self.asked = Some(destination);
     }
 
     pub(super) fn passed_on(&mut self, bytes: u64) {
         self.passed_on_bytes += bytes;
     }
 
-    pub(super) fn connected_to(&mut self, target: SocketAddress, lease: Lease, seat: Seat) {
-        self.target = Some((target, lease, seat));
+    pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
+        self.target = Some(target);
+        self.place = place;
     }
 
     /// Logs the end of the pair.
@@ -133,11 +145,7 @@ impl Record {
         if outcome.reason == Reason::Shutdown {
             if self.is_cut() {
                 why = "its listener was removed".into();
-            } else if self
-                .target
-                .as_ref()
-                .is_some_and(|(_, _, seat)| seat.is_cut())
-            {
+            } else if self.place.as_ref().is_some_and(|(_, seat)| seat.is_cut()) {
                 why = "its server was removed".into();
             } else {
                 let cut_short = &self.service.process.cut_short;
@@ -146,7 +154,7 @@ impl Record {
         }
         if outcome.reason == Reason::Reset(Side::B)
             && outcome.moved.b_to_a == 0
-            && let Some((_, lease, _)) = &self.target
+            && let Some((lease, _)) = &self.place
         {
             lease.reset_before_first_byte();
         }

@@ -18,10 +18,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use splice::{Address, SegmentSize};
+use splice::Address;
 
 pub(crate) use self::own_address::is_own;
-use self::own_address::{leads_to, may_lead_to};
+pub(crate) use self::own_address::leads_to;
+use self::own_address::may_lead_to;
 use crate::socket_address::SocketAddress;
 
 /// How long an answer of the resolver is fresh: a busy relay asks seldom, and still follows a target
@@ -150,17 +151,6 @@ impl Target {
             tracing::warn!("the target's address {address} is this relay itself; it is left out");
         }
         Ok(None)
-    }
-
-    /// The largest segment that fits on the paths to all known addresses; `None` if none is reachable,
-    /// which the first connection reports.
-    pub(crate) fn segment_size(&self) -> Option<SegmentSize> {
-        let addresses = Arc::clone(&self.lock().addresses);
-        let size = |address: &SocketAddress| match address {
-            SocketAddress::Inet(address) => SegmentSize::on_the_way_to(*address).ok(),
-            SocketAddress::Unix(_) => None,
-        };
-        addresses.iter().filter_map(size).min()
     }
 
     fn is_name(&self) -> bool {

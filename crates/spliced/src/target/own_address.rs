@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::socket_address::SocketAddress;
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
-pub(super) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
+pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
     listening.iter().any(|address| match (target, address) {
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => {
             target.port() == own.port() && covers(own, destination(target))

@@ -165,6 +165,19 @@ fn an_engine_that_is_asked_for_and_cannot_be_used_is_an_obstacle() {
     assert_in(&said, "has 1 obstacle on this host");
 }
 
+/// Such a listener would call itself without end.
+#[test]
+fn a_server_that_is_the_listener_itself_is_an_obstacle() {
+    let text =
+        format!("{LISTENER}{ROUTE}[backend.web]\nservers = [\"localhost:80\", \"127.0.0.1:81\"]\n");
+    let (_, said) = checked(&text, 2);
+    assert_in(
+        &said,
+        "listener \"web\": server 127.0.0.1:80 of backend \"web\" is the listener itself; choose",
+    );
+    assert_in(&said, "has 1 obstacle on this host");
+}
+
 #[test]
 fn names_that_do_not_resolve_are_told() {
     // The resolver rejects a label of more than 63 bytes without asking a server.

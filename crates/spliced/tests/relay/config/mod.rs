@@ -3,10 +3,13 @@
 //! `broken/` and `doubtful/` have a file of the messages beside each configuration.
 
 mod here;
+mod prefixes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+
+use netlab::Scratch;
 
 use crate::relay::{command, output};
 
@@ -77,16 +80,76 @@ fn what_is_doubtful_is_a_warning() {
     }
 }
 
+/// Runs the check of a configuration, which has to succeed, perhaps with warnings about this host.
+fn is_accepted(directory: &Path, name: &str) {
+    let output = check(directory, name);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{name}: {said}");
+    let report = String::from_utf8_lossy(&output.stdout);
+    let end = format!("{name} can be used\n");
+    assert!(report.ends_with(&end), "{report}");
+}
+
 #[test]
 fn every_valid_configuration_is_accepted() {
-    let directory = directory("valid");
-    for name in configurations(&directory) {
-        let output = check(&directory, &name);
+    for directory in [directory("valid"), directory("../../../../../examples")] {
+        for name in configurations(&directory) {
+            is_accepted(&directory, &name);
+        }
+    }
+}
+
+/// The page of the manual.
+fn manual() -> String {
+    let path = directory("../../../../../docs/configuration.md");
+    fs::read_to_string(path).expect("the page")
+}
+
+#[test]
+fn the_example_of_the_manual_is_accepted() {
+    let manual = manual();
+    let (_, after) = manual.split_once("```toml\n").expect("an example");
+    let (example, _) = after.split_once("```").expect("its end");
+    let scratch = Scratch::new("manual").expect("a directory");
+    scratch.write("manual.toml", example).expect("written");
+    is_accepted(scratch.path(), "manual.toml");
+}
+
+/// The message about an unknown key lists those that there are.
+#[test]
+fn the_manual_has_every_key() {
+    let manual = manual();
+    for table in [
+        "x_y_z = 1\n",
+        "[defaults]\nx_y_z = 1\n",
+        "[[listener]]\nx_y_z = 1\n",
+        "[[listener]]\nclient_prefix = { x_y_z = 1 }\n",
+        "[[listener]]\n[[listener.route]]\nx_y_z = 1\n",
+        "[[listener]]\n[[listener.route]]\nsocks = { x_y_z = 1 }\n",
+        "[backend.a]\nx_y_z = 1\n",
+        "[backend.a]\nhealth = { x_y_z = 1 }\n",
+        "[backend.a]\nservers = { x_y_z = 1 }\n",
+    ] {
+        let scratch = Scratch::new("keys").expect("a directory");
+        scratch.write("keys.toml", table).expect("written");
+        let output = check(scratch.path(), "keys.toml");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{name}: {said}");
-        let report = String::from_utf8_lossy(&output.stdout);
-        let end = format!("{name} can be used\n");
-        assert!(report.ends_with(&end), "{report}");
+        let mut parts = said
+            .lines()
+            .filter_map(|line| line.split_once("\"x_y_z\"; it takes "));
+        let (_, keys) = parts.next().unwrap_or_else(|| panic!("{said}"));
+        for key in keys.split(", ").flat_map(|keys| keys.split(" or ")) {
+            let shown = match key {
+                "defaults" => "`[defaults]`".into(),
+                "listener" => "`[[listener]]`".into(),
+                "route" => "`[[listener.route]]`".into(),
+                "backend" => "`[backend.NAME]`".into(),
+                "ipv4" | "ipv6" => format!("{key} = "),
+                "allow" => "{ allow = ".into(),
+                key => format!("`{key}`"),
+            };
+            assert!(manual.contains(&shown), "no {shown}");
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
 mod backends;
+mod examples;
 mod headers;
 mod limits;
+mod peers;
 mod reload;
 mod reload_under_load;
+mod requested;
 mod routes;
 
 use std::fs;

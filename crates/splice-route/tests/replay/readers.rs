@@ -1,0 +1,78 @@
+//! Every reader, as the fuzzer and the replay of its corpus see it.
+
+use splice_route::proxy_protocol::HeaderReader;
+use splice_route::socks::{Negotiation, Step};
+use splice_route::{ClientHelloReader, Progress, RequestHeadReader, connect};
+
+/// Gives a reader all that has come, and tells what it answers.
+type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
+
+/// A corpus under `tests/corpus`, and how to make its reader.
+type Entry = (&'static str, fn() -> Read);
+
+/// A new reader whose message is compared by what `Debug` writes of it.
+macro_rules! reader {
+    ($new:expr) => {
+        || {
+            let mut reader = $new;
+            Box::new(move |come| reader.read(come).map(|message| format!("{message:?}")))
+        }
+    };
+}
+
+/// Each reader. Small limits are reached sooner.
+pub(crate) const READERS: &[Entry] = &[
+    ("client-hello", reader!(ClientHelloReader::new(2048))),
+    ("connect", reader!(connect::RequestReader::new(2048))),
+    ("proxy-header", reader!(HeaderReader::new())),
+    ("request-head", reader!(RequestHeadReader::new(2048))),
+    ("socks", || Box::new(negotiate(Negotiation::new()))),
+];
+
+/// A negotiation whose client does not wait for replies.
+fn negotiate(mut negotiation: Negotiation) -> impl FnMut(&[u8]) -> Progress<String> {
+    move |come| {
+        loop {
+            match negotiation.step(come) {
+                Step::More => return Progress::More,
+                Step::Reply(_) => {}
+                last @ (Step::Connect { .. } | Step::Refuse(..)) => {
+                    return Progress::Complete(format!("{last:?}"));
+                }
+            }
+        }
+    }
+}
+
+/// Panics if the reader does, if its answer depends on how `input` is cut, or if an answer other than
+/// "more" changes later.
+pub(crate) fn check(new: fn() -> Read, input: &[u8]) {
+    let whole = new()(input);
+    // The cuts are other ones for each input, and the same at every run.
+    let seed = input.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    for longest_step in [1, 2, 40] {
+        let mut read = new();
+        let mut random = seed;
+        let mut last = Progress::More;
+        let mut come = 0;
+        loop {
+            let progress = read(&input[..come]);
+            assert!(
+                last == Progress::More || last == progress,
+                "after {come} bytes {last:?} became {progress:?}"
+            );
+            last = progress;
+            if come == input.len() {
+                break;
+            }
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let step = 1 + usize::from((random >> 48) as u16) % longest_step;
+            come = input.len().min(come + step);
+        }
+        assert_eq!(last, whole, "in steps of at most {longest_step} bytes");
+    }
+}

@@ -1,0 +1,271 @@
+//! A client that asks for its destination itself, by SOCKS or CONNECT.
+//!
+//! ```text
+//!             a request             a name                 an address that a rule allows
+//! Negotiating ─────────▶ resolve() ───────▶ Resolving ───▶ Connecting ──▶ granted, joined
+//!      │                     └──────an address─────────────────▲
+//!      └──refused, or no address is allowed or answers──▶ told so, and closed
+//! ```
+//!
+//! The rules are held against the addresses that a name resolves to, and the connection goes to one of
+//! those that were allowed: the name is not resolved again.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown, getsockname, recv, shutdown};
+use splice::{Context, Step};
+use splice_route::{
+    Destination, DestinationRule, Failure, Host, Progress, Protocol, connect, permits, socks,
+};
+
+use super::{Attempt, Connection, State};
+use crate::backend::Resolution;
+use crate::service::Counts;
+use crate::socket_address::SocketAddress;
+use crate::target::is_own;
+
+/// What a client asks for, and how it is answered.
+pub(super) struct Asked {
+    rules: Arc<[DestinationRule]>,
+    language: Language,
+    destination: Option<Destination>,
+}
+
+enum Language {
+    Socks(socks::Negotiation),
+    Connect(connect::RequestReader),
+}
+
+/// What to do after a look at what the client has sent.
+enum Next {
+    Read,
+    Reply(&'static [u8]),
+    Resolve(Destination, usize),
+    Refuse(Vec<u8>, String),
+}
+
+impl Asked {
+    fn next(&mut self, bytes: &[u8]) -> Next {
+        match &mut self.language {
+            Language::Socks(negotiation) => match negotiation.step(bytes) {
+                socks::Step::More => Next::Read,
+                socks::Step::Reply(reply) => Next::Reply(reply),
+                socks::Step::Connect {
+                    destination,
+                    length_bytes,
+                } => Next::Resolve(destination, length_bytes),
+                socks::Step::Refuse(reply, fault) => Next::Refuse(reply, fault.to_string()),
+            },
+            Language::Connect(reader) => match reader.read(bytes) {
+                Progress::More => Next::Read,
+                Progress::Complete(request) => {
+                    Next::Resolve(request.destination, request.length_bytes)
+                }
+                Progress::Other => Next::Refuse(Vec::new(), "it does not ask for CONNECT".into()),
+                Progress::Broken(fault) => {
+                    Next::Refuse(connect::BAD_REQUEST.to_vec(), fault.to_string())
+                }
+            },
+        }
+    }
+
+    fn granted(&self, bound: SocketAddr) -> Vec<u8> {
+        match &self.language {
+            Language::Socks(negotiation) => negotiation.connected(bound),
+            Language::Connect(_) => connect::CONNECTED.to_vec(),
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> Vec<u8> {
+        match &self.language {
+            Language::Socks(negotiation) => negotiation.failed(failure),
+            Language::Connect(_) => connect::failed(failure).to_vec(),
+        }
+    }
+
+    /// Those of `addresses` that the rules allow, or why none is.
+    fn allowed(&self, addresses: &[SocketAddr]) -> Result<Arc<[SocketAddress]>, String> {
+        let Some(destination) = &self.destination else {
+            return Err("it asks for nothing".into());
+        };
+        let mut denied = "it has no address".to_owned();
+        let mut allowed = Vec::new();
+        for address in addresses {
+            match permits(&self.rules, destination, address.ip(), is_own) {
+                Ok(()) => allowed.push(SocketAddress::Inet(*address)),
+                Err(why) => denied = why.to_string(),
+            }
+        }
+        match allowed.is_empty() {
+            true => Err(denied),
+            false => Ok(allowed.into()),
+        }
+    }
+}
+
+impl Connection {
+    /// Reads the request of a client that speaks `protocol`.
+    pub(super) fn negotiate_by(
+        &mut self,
+        cx: &mut Context<'_>,
+        protocol: Option<Protocol>,
+        rules: Arc<[DestinationRule]>,
+    ) -> Step {
+        let language = match protocol {
+            Some(Protocol::Connect) => Language::Connect(connect::RequestReader::new(
+                self.terms.plan.first_bytes_limit,
+            )),
+            _ => Language::Socks(socks::Negotiation::new()),
+        };
+        self.asked = Some(Box::new(Asked {
+            rules,
+            language,
+            destination: None,
+        }));
+        self.state = State::Negotiating;
+        self.negotiate(cx)
+    }
+
+    pub(super) fn negotiate(&mut self, cx: &mut Context<'_>) -> Step {
+        loop {
+            let Some(asked) = &mut self.asked else {
+                return Step::Wait;
+            };
+            match asked.next(self.first_bytes.payload()) {
+                Next::Read => match self.read(cx) {
+                    Ok(true) if self.first_bytes.has_ended() => {
+                        return self.undecided("it ends within its request for a destination");
+                    }
+                    Ok(true) => {}
+                    Ok(false) => {
+                        cx.set_deadline(Some(self.deadline));
+                        return Step::Wait;
+                    }
+                    Err(_) => return self.reset_by_client("before it had asked for a destination"),
+                },
+                Next::Reply(reply) => {
+                    if self.reply(reply).is_err() {
+                        return self.reset_by_client("before it had asked for a destination");
+                    }
+                }
+                Next::Resolve(destination, length_bytes) => {
+                    self.first_bytes.consume(length_bytes);
+                    return self.resolve(cx, destination);
+                }
+                Next::Refuse(reply, why) => return self.turn_down(&reply, &why),
+            }
+        }
+    }
+
+    fn resolve(&mut self, cx: &mut Context<'_>, destination: Destination) -> Step {
+        self.connect_timeout = self.terms.plan.connect_timeout;
+        self.deadline = cx.now() + self.connect_timeout;
+        if let Some(record) = &mut self.record {
+            record.asks_for(destination.to_string());
+        }
+        let port = destination.port;
+        let host = destination.host.clone();
+        if let Some(asked) = &mut self.asked {
+            asked.destination = Some(destination);
+        }
+        match host {
+            Host::Address(address) => self.reach(cx, &[(address, port).into()]),
+            Host::Name(name) => {
+                let control = &self.service.process.control;
+                let resolution = Resolution::start(control, name, port, cx.waker());
+                cx.set_deadline(Some(self.deadline));
+                self.state = State::Resolving(resolution);
+                Step::Wait
+            }
+        }
+    }
+
+    /// The name has been resolved.
+    pub(super) fn resolved(&mut self, cx: &mut Context<'_>) -> Step {
+        let State::Resolving(resolution) = &self.state else {
+            return Step::Wait;
+        };
+        match resolution.take() {
+            None => Step::Wait,
+            Some(Ok(addresses)) => self.reach(cx, &addresses),
+            Some(Err(why)) => {
+                self.last_error = Some(Errno::HOSTUNREACH);
+                self.fail(&format!("its name cannot be resolved: {why}"))
+            }
+        }
+    }
+
+    /// Connects to the first of `addresses` that a rule allows and that answers.
+    fn reach(&mut self, cx: &mut Context<'_>, addresses: &[SocketAddr]) -> Step {
+        let Some(asked) = &self.asked else {
+            return Step::Done;
+        };
+        match asked.allowed(addresses) {
+            Ok(addresses) => {
+                self.attempt = Some(Attempt {
+                    place: None,
+                    addresses,
+                    address: 0,
+                });
+                self.connect(cx)
+            }
+            Err(why) => {
+                Counts::add(&self.service.counts.denied);
+                let reply = asked.failed(Failure::NotAllowed);
+                self.turn_down(&reply, &format!("not allowed: {why}"))
+            }
+        }
+    }
+
+    /// Tells the client that its destination has been reached.
+    ///
+    /// # Errors
+    /// If the client is gone.
+    pub(super) fn grant(&mut self) -> Result<(), Errno> {
+        let (Some(asked), Some(server)) = (self.asked.take(), &self.server) else {
+            return Ok(());
+        };
+        let bound = SocketAddress::from_kernel(getsockname(server).ok());
+        let nowhere = SocketAddr::new(IpAddr::from([0; 4]), 0);
+        let bound = bound.and_then(|address| address.inet()).unwrap_or(nowhere);
+        self.reply(&asked.granted(bound))
+    }
+
+    /// Tells the client that its destination cannot be reached. `false` if it has asked for none.
+    pub(super) fn is_told_of_failure(&mut self, why: &str) -> bool {
+        let Some(asked) = &self.asked else {
+            return false;
+        };
+        let failure = match self.last_error {
+            Some(Errno::CONNREFUSED) => Failure::ConnectionRefused,
+            Some(Errno::NETUNREACH) => Failure::NetworkUnreachable,
+            Some(Errno::HOSTUNREACH) => Failure::HostUnreachable,
+            Some(Errno::TIMEDOUT) | None => Failure::TimedOut,
+            Some(_) => Failure::Other,
+        };
+        let reply = asked.failed(failure);
+        self.turn_down(&reply, why);
+        true
+    }
+
+    /// Answers with `reply` and closes. The client is to read the answer, so it gets no reset.
+    fn turn_down(&mut self, reply: &[u8], why: &str) -> Step {
+        self.warn(why);
+        self.abandon_server();
+        let answered = self.reply(reply);
+        if let Some(client) = self.client.take()
+            && answered.is_ok()
+        {
+            let _ = shutdown(&client, Shutdown::Write);
+            // close(2) resets if something is left unread.
+            let mut rest = [0; 4096];
+            while recv(&client, &mut rest, RecvFlags::empty()).is_ok_and(|(_, count)| count > 0) {}
+        }
+        if let Some(record) = self.record.take() {
+            record.write(None, why);
+        }
+        Step::Done
+    }
+}
