@@ -89,6 +89,11 @@ impl AccessLog {
         }
     }
 
+    /// Whether somebody else may still write to it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.queue.is_shared()
+    }
+
     /// Waits until all entries are written, at most for `time`.
     pub(crate) fn finish(&self, time: Duration) {
         let finished = self.queue.finish(time);

@@ -1,23 +1,24 @@
 //! A plan as it runs: its threads, listeners and backends, and the change to another plan.
 //!
-//! A change is prepared as a whole: logs are opened, backends made, new addresses bound and engines
-//! loaded. If one of these fails, everything stays as it was. What follows cannot fail.
+//! A change is prepared as a whole: logs are opened, servers made, engines loaded and new addresses bound.
+//! If one of these fails, everything stays as it was. What follows cannot fail, unless a loop has, which
+//! ends the process.
 
 use std::collections::BTreeMap;
 use std::iter;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, anyhow};
 use serde_json::{Value, json};
 use splice::{Address, EngineChoice, EngineName, Kind, SegmentSize, Waker};
 
 use crate::access_log::AccessLog;
-use crate::backend::Backend;
+use crate::backend::{Backend, Change};
 use crate::firewall;
-use crate::listener::ListeningSockets;
+use crate::listener::{InUse, ListeningSockets};
 use crate::plan::{Action, ListenerPlan, OnRemove, Plan, RoutePlan, ServerAddress};
 use crate::refusal;
 use crate::service::{Destination, Process, Route, Service, Terms};
@@ -27,12 +28,15 @@ use crate::worker::Worker;
 pub(crate) struct Deployment {
     pub(crate) process: Arc<Process>,
     workers: Vec<Worker>,
-    /// By their address as it was typed.
+    /// By [`key`].
     listeners: BTreeMap<String, Listening>,
     backends: BTreeMap<String, Arc<Backend>>,
     access_logs: BTreeMap<PathBuf, AccessLog>,
-    /// What was removed and may still have connections, and when they are cut.
-    draining: Vec<(Instant, Arc<Service>)>,
+    /// Logs that only connections from before a reload write to.
+    former_logs: Vec<(PathBuf, AccessLog)>,
+    /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
+    /// the backlog is not accepted, somebody holds the service.
+    draining: Vec<(Instant, Weak<Service>)>,
 }
 
 struct Listening {
@@ -71,6 +75,7 @@ impl Deployment {
             listeners: BTreeMap::new(),
             backends: BTreeMap::new(),
             access_logs: BTreeMap::new(),
+            former_logs: Vec::new(),
             draining: Vec::new(),
         })
     }
@@ -84,70 +89,171 @@ impl Deployment {
             .iter()
             .try_for_each(|listener| check_engine(plan, listener))?;
         let to_bind = self.addresses_to_bind(plan)?;
-        let mut backends = self.backends_of(plan)?;
+        let backends = self.backends_of(plan)?;
         let access_logs = self.open_access_logs(plan)?;
         let terms: Vec<_> = plan
             .listeners
             .iter()
             .map(|listener| terms(listener, &backends, &access_logs))
             .collect();
+        self.prepare_engines(&terms)?;
         before_binding();
         let mut bound = BTreeMap::new();
-        for (typed, addresses) in to_bind {
-            let Some(terms) = terms.iter().find(|terms| terms.plan.address == typed) else {
+        for (listener, addresses) in to_bind {
+            let key = key(&listener);
+            let Some(terms) = terms.iter().find(|terms| self::key(&terms.plan) == key) else {
                 continue;
             };
-            let sockets = self.bind(terms, addresses)?;
-            bound.insert(typed.to_string(), sockets);
+            let sockets = self
+                .bind(terms, addresses)
+                .map_err(|error| self.explain_conflict(error, plan))?;
+            bound.insert(key, sockets);
         }
         for terms in &terms {
-            self.check_targets(terms, &bound)?;
+            self.check_targets(terms, &bound, &backends)?;
         }
-        self.prepare_engines(&terms)?;
 
-        for listener in &plan.backends {
-            if let Some(backend) = self.backends.get(&listener.name) {
-                backend.update(Arc::clone(listener))?;
+        self.commit(terms, bound, backends, access_logs);
+        Ok(())
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Makes what was prepared the state of things.
+    fn commit(
+        &mut self,
+        terms: Vec<Terms>,
+        mut bound: BTreeMap<String, ListeningSockets>,
+        backends: BTreeMap<String, (Arc<Backend>, Option<Change>)>,
+        access_logs: BTreeMap<PathBuf, AccessLog>,
+    ) {
+        let mut of_backends = BTreeMap::new();
+        for (name, (backend, change)) in backends {
+            let leads_here = |terms: &&Terms| {
+                let mut led_to = terms.backends();
+                led_to.any(|other| Arc::ptr_eq(other, &backend))
+            };
+            let addresses: Vec<_> = terms
+                .iter()
+                .filter(leads_here)
+                .flat_map(|terms| self.listening_on(&terms.plan, &bound))
+                .cloned()
+                .collect();
+            if let Some(change) = change {
+                backend.update(change);
             }
+            backend.keep_off(&addresses);
+            of_backends.insert(name, backend);
         }
-        self.access_logs = access_logs;
-        self.remove_listeners(plan);
-        for terms in terms {
-            let typed = terms.plan.address.to_string();
-            match (bound.remove(&typed), self.listeners.get(&typed)) {
+        let before = std::mem::replace(&mut self.backends, of_backends);
+        self.keep_logs(access_logs);
+        let keys: Vec<_> = terms.iter().map(|terms| key(&terms.plan)).collect();
+        self.remove_listeners(&keys);
+        for (key, terms) in iter::zip(keys, terms) {
+            match (bound.remove(&key), self.listeners.get(&key)) {
                 (Some(sockets), _) => {
                     let service = Service::new(&self.process, terms);
-                    self.add(typed, Bound { service, sockets })?;
+                    self.add(key, Bound { service, sockets });
                 }
                 (None, Some(listening)) => listening.service.set_terms(terms),
                 (None, None) => {}
             }
         }
-        std::mem::swap(&mut self.backends, &mut backends);
-        for (name, backend) in backends {
+        // Only now no route leads to them.
+        for (name, backend) in before {
             if !self.backends.contains_key(&name) {
                 backend.retire();
             }
         }
-        Ok(())
+    }
+
+    /// Replaces the logs. Connections that were accepted before may still write to those that are gone,
+    /// which have to be reopened and finished, too.
+    fn keep_logs(&mut self, access_logs: BTreeMap<PathBuf, AccessLog>) {
+        let before = std::mem::replace(&mut self.access_logs, access_logs);
+        for (path, log) in before {
+            if !self.access_logs.contains_key(&path) {
+                self.former_logs.push((path, log));
+            }
+        }
+    }
+
+    /// Ends the logs that no connection can write to any more.
+    fn end_former_logs(&mut self) {
+        self.former_logs.retain(|(_, log)| {
+            let is_used = log.is_shared();
+            if !is_used {
+                log.finish(Duration::ZERO);
+            }
+            is_used
+        });
+    }
+
+    /// The addresses that a listener is bound to, or about to be.
+    fn listening_on<'a>(
+        &'a self,
+        listener: &ListenerPlan,
+        bound: &'a BTreeMap<String, ListeningSockets>,
+    ) -> &'a [SocketAddress] {
+        let key = key(listener);
+        match (bound.get(&key), self.listeners.get(&key)) {
+            (Some(sockets), _) => &sockets.addresses,
+            (None, Some(listening)) => &listening.addresses,
+            (None, None) => &[],
+        }
+    }
+
+    /// Says so if an address is in use by a listener of this process that `plan` has no more.
+    fn explain_conflict(&self, error: Error, plan: &Plan) -> Error {
+        let Some(InUse(address)) = error.downcast_ref() else {
+            return error;
+        };
+        let stays = |key: &String| plan.listeners.iter().any(|plan| self::key(plan) == *key);
+        let collides = |own: &SocketAddress| match (own.inet(), address.inet()) {
+            (Some(own), Some(new)) => {
+                let has_all = own.ip().is_unspecified() || new.ip().is_unspecified();
+                own.port() == new.port() && (has_all || own.ip() == new.ip())
+            }
+            _ => own == address,
+        };
+        let going = self
+            .listeners
+            .iter()
+            .find(|(key, listening)| !stays(key) && listening.addresses.iter().any(collides));
+        match going {
+            Some((_, listening)) => anyhow!(
+                "cannot listen on {address}: listener {} of this process holds it until this change is \
+                 made; remove that listener in a reload of its own first, or restart",
+                listening.service.terms().plan.name
+            ),
+            None => error,
+        }
     }
 
     /// The addresses of listeners that are new, resolved.
-    fn addresses_to_bind(&self, plan: &Plan) -> Result<Vec<(Address, Vec<SocketAddress>)>> {
+    fn addresses_to_bind(
+        &self,
+        plan: &Plan,
+    ) -> Result<Vec<(Arc<ListenerPlan>, Vec<SocketAddress>)>> {
         let new = plan
             .listeners
             .iter()
-            .map(|listener| &listener.address)
-            .filter(|address| !self.listeners.contains_key(&address.to_string()));
-        new.map(|address| Ok((address.clone(), SocketAddress::to_listen(address)?)))
-            .collect()
+            .filter(|listener| !self.listeners.contains_key(&key(listener)));
+        new.map(|listener| {
+            let addresses = SocketAddress::to_listen(&listener.address)?;
+            Ok((Arc::clone(listener), addresses))
+        })
+        .collect()
     }
 
-    fn backends_of(&self, plan: &Plan) -> Result<BTreeMap<String, Arc<Backend>>> {
+    /// The backends, and how those that are there already will change.
+    fn backends_of(&self, plan: &Plan) -> Result<BTreeMap<String, (Arc<Backend>, Option<Change>)>> {
         let backend = |plan: &Arc<crate::plan::BackendPlan>| {
             let backend = match self.backends.get(&plan.name) {
-                Some(backend) => Arc::clone(backend),
-                None => Backend::new(Arc::clone(plan), &self.process.control)?,
+                Some(backend) => (Arc::clone(backend), Some(backend.prepare(plan)?)),
+                None => (Backend::new(Arc::clone(plan), &self.process.control)?, None),
             };
             Ok((plan.name.clone(), backend))
         };
@@ -160,7 +266,12 @@ impl Deployment {
             if logs.contains_key(path) {
                 continue;
             }
-            let log = match self.access_logs.get(path) {
+            let mut former = self.former_logs.iter();
+            let known = self.access_logs.get(path).or_else(|| {
+                let (_, log) = former.find(|(of_log, _)| of_log == path)?;
+                Some(log)
+            });
+            let log = match known {
                 Some(log) => log.clone(),
                 None => AccessLog::open(path)?,
             };
@@ -188,17 +299,21 @@ impl Deployment {
         &self,
         terms: &Terms,
         bound: &BTreeMap<String, ListeningSockets>,
+        backends: &BTreeMap<String, (Arc<Backend>, Option<Change>)>,
     ) -> Result<()> {
-        let typed = terms.plan.address.to_string();
-        let listening = match (bound.get(&typed), self.listeners.get(&typed)) {
-            (Some(sockets), _) => &sockets.addresses,
-            (None, Some(listening)) => &listening.addresses,
-            (None, None) => return Ok(()),
-        };
+        let listening = self.listening_on(&terms.plan, bound);
         for backend in terms.backends() {
-            refusal::of_itself(backend, listening)?;
+            let change = backends
+                .get(backend.name())
+                .and_then(|(_, change)| change.as_ref());
+            let targets = backend.targets(change);
+            refusal::of_itself(backend.name(), &targets, listening)?;
             if terms.translates_segments() {
-                refusal::of_families(&backend.addresses(), listening)?;
+                let addresses: Vec<_> = targets
+                    .iter()
+                    .flat_map(|target| target.addresses().to_vec())
+                    .collect();
+                refusal::of_families(&addresses, listening)?;
             }
         }
         Ok(())
@@ -222,7 +337,8 @@ impl Deployment {
         Ok(())
     }
 
-    fn add(&mut self, typed: String, bound: Bound) -> Result<()> {
+    /// Listens on what was bound. A loop that has failed ends the process, so it may miss its part.
+    fn add(&mut self, key: String, bound: Bound) {
         let Bound {
             service,
             mut sockets,
@@ -231,7 +347,7 @@ impl Deployment {
         let mut wakers = Vec::new();
         for (worker, of_thread) in iter::zip(&self.workers, by_thread) {
             for socket in of_thread {
-                wakers.push(worker.listen(socket, sockets.shared, Arc::clone(&service))?);
+                wakers.extend(worker.listen(socket, sockets.shared, Arc::clone(&service)));
             }
         }
         announce(&service.terms(), &sockets.addresses);
@@ -241,18 +357,13 @@ impl Deployment {
             wakers,
             _sockets: sockets,
         };
-        self.listeners.insert(typed, listening);
-        Ok(())
+        self.listeners.insert(key, listening);
     }
 
-    fn remove_listeners(&mut self, plan: &Plan) {
-        let stays = |typed: &str| {
-            let mut addresses = plan.listeners.iter().map(|plan| plan.address.to_string());
-            addresses.any(|address| address == typed)
-        };
+    fn remove_listeners(&mut self, kept: &[String]) {
         let now = Instant::now();
-        self.listeners.retain(|typed, listening| {
-            if stays(typed) {
+        self.listeners.retain(|key, listening| {
+            if kept.contains(key) {
                 return true;
             }
             listening.wakers.iter().for_each(Waker::close);
@@ -262,21 +373,26 @@ impl Deployment {
                 OnRemove::Reset => Duration::ZERO,
             };
             if let Some(at) = now.checked_add(time) {
-                self.draining.push((at, Arc::clone(service)));
+                self.draining.push((at, Arc::downgrade(service)));
             }
-            tracing::info!("no longer listening on {typed}");
+            for address in &listening.addresses {
+                tracing::info!("no longer listening on {address}");
+            }
             false
         });
     }
 
     /// Cuts what has been removed and had its time, and returns when the next one is due.
     pub(crate) fn cut_what_is_due(&mut self, now: Instant) -> Option<Instant> {
-        self.draining.retain(|(at, service)| {
-            if *at <= now {
-                service.connections.cut();
-            }
-            *at > now && service.connection_limit.count() > 0
-        });
+        self.end_former_logs();
+        self.draining
+            .retain(|(at, service)| match service.upgrade() {
+                Some(service) if *at <= now => {
+                    service.connections.cut();
+                    false
+                }
+                service => service.is_some(),
+            });
         self.draining.iter().map(|(at, _)| *at).min()
     }
 
@@ -299,10 +415,14 @@ impl Deployment {
     }
 
     pub(crate) fn reopen_access_logs(&self) {
-        if self.access_logs.is_empty() {
+        if self.access_logs.is_empty() && self.former_logs.is_empty() {
             tracing::info!("there is no access log to reopen");
         }
-        self.access_logs.values().for_each(AccessLog::reopen);
+        let former = self.former_logs.iter().map(|(_, log)| log);
+        self.access_logs
+            .values()
+            .chain(former)
+            .for_each(AccessLog::reopen);
     }
 
     /// Has the listeners accept their backlogs and close, and calls `closed` for each thread on which
@@ -321,7 +441,18 @@ impl Deployment {
 
     /// Closes the sockets' files. Returns the threads, and the logs that are still to be written.
     pub(crate) fn into_threads(self) -> (Vec<Worker>, Vec<AccessLog>) {
-        (self.workers, self.access_logs.into_values().collect())
+        let former = self.former_logs.into_iter().map(|(_, log)| log);
+        let logs = self.access_logs.into_values().chain(former);
+        (self.workers, logs.collect())
+    }
+}
+
+/// What a listener is known by from one plan to the next: its address as it was typed. Port 0 stands for
+/// another port each time, so there the name counts as well.
+fn key(listener: &ListenerPlan) -> String {
+    match &listener.address {
+        Address::Inet { port: 0, .. } => format!("{} {}", listener.address, listener.name),
+        address => address.to_string(),
     }
 }
 
@@ -362,10 +493,10 @@ fn leads_to(route: &RoutePlan, backend: &str) -> bool {
 
 fn terms(
     plan: &Arc<ListenerPlan>,
-    backends: &BTreeMap<String, Arc<Backend>>,
+    backends: &BTreeMap<String, (Arc<Backend>, Option<Change>)>,
     access_logs: &BTreeMap<PathBuf, AccessLog>,
 ) -> Terms {
-    let backend = |name: &String| backends.get(name).map(Arc::clone);
+    let backend = |name: &String| backends.get(name).map(|(backend, _)| Arc::clone(backend));
     let destination = |action: &Action| match action {
         Action::Backend { name, fallback } => match backend(name) {
             Some(found) => Destination::Backend {

@@ -131,6 +131,12 @@ impl LogQueue {
         self.0.to_writer.notify_one();
     }
 
+    /// Whether there is another sender.
+    pub(crate) fn is_shared(&self) -> bool {
+        // This one, and the writer's until it has ended.
+        Arc::strong_count(&self.0) > 2
+    }
+
     /// Waits until everything is written, at most for `time`.
     pub(crate) fn finish(&self, time: Duration) -> Finished {
         let mut state = self.0.lock();

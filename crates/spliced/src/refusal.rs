@@ -1,11 +1,12 @@
 //! Command lines that a relay refuses when it starts, because it could serve no client.
 
 use std::fmt;
+use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::backend::Backend;
 use crate::socket_address::SocketAddress;
+use crate::target::Target;
 
 /// The command line asks for something that cannot work.
 #[derive(Debug)]
@@ -27,13 +28,20 @@ impl std::error::Error for WrongUsage {}
 
 /// Refuses a target that is the relay itself: each connection would make another until the descriptors are
 /// used up.
-pub(crate) fn of_itself(backend: &Backend, listening: &[SocketAddress]) -> Result<()> {
-    let Some(address) = backend.keep_off(listening)? else {
+pub(crate) fn of_itself(
+    backend: &str,
+    targets: &[Arc<Target>],
+    listening: &[SocketAddress],
+) -> Result<()> {
+    let leads_back = |target: &Arc<Target>| target.leads_back(listening);
+    let Some(own) = targets.iter().map(leads_back).collect::<Option<Vec<_>>>() else {
+        return Ok(());
+    };
+    let Some(address) = own.last() else {
         return Ok(());
     };
     Err(WrongUsage(format!(
-        "the target {} is this relay itself ({address}); choose another target",
-        backend.name()
+        "the target {backend} is this relay itself ({address}); choose another target"
     ))
     .into())
 }

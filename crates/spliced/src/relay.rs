@@ -259,6 +259,16 @@ impl Running {
             true => Err(anyhow!("the process is ending")),
             false => (configuration.read)().and_then(|plan| {
                 self.deployment.apply(&plan, || ())?;
+                raise_descriptor_limit(most_connections(&plan));
+                let threads = self.deployment.threads();
+                if plan
+                    .threads
+                    .is_some_and(|wanted| usize::from(wanted) != threads)
+                {
+                    tracing::warn!(
+                        "the process keeps its {threads} threads; restart it to change their number"
+                    );
+                }
                 self.drain_timeout = plan.drain_timeout;
                 self.prefixes = PrefixWatch::of(&plan);
                 Ok(())

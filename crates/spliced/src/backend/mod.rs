@@ -32,6 +32,7 @@ use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, Balance, HashKey, OnRemove, ServerAddress, ServerPlan};
 use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
+use crate::target::Target;
 
 /// Shared by all threads.
 pub(crate) struct Backend {
@@ -48,8 +49,17 @@ struct State {
     entries: Vec<Entry>,
     /// The addresses that listeners with routes to this backend are bound to.
     listening: Vec<SocketAddress>,
+    /// The names whose SRV records are asked for.
+    srv_names: Vec<String>,
     /// For consistent hashing: the table, and the servers that it was made for.
     table: Option<(Vec<Arc<Server>>, Maglev)>,
+}
+
+/// A new plan for a backend, with everything that could fail already done.
+pub(crate) struct Change {
+    plan: Arc<BackendPlan>,
+    /// Servers that are new.
+    added: Vec<Arc<Server>>,
 }
 
 struct Entry {
@@ -165,55 +175,85 @@ impl Backend {
         };
         let at_most = deadline.saturating_duration_since(Instant::now());
         let server = Server::new(address, server.weight, server.backup, plan, at_most)?;
+        self.take_in(server, plan);
+        Ok(())
+    }
+
+    /// Uses a server from now on.
+    fn take_in(self: &Arc<Self>, server: Arc<Server>, plan: &BackendPlan) {
         let listening = self.lock().listening.clone();
-        if !listening.is_empty() {
-            server.target.keep_off(&listening)?;
-        }
+        server.target.keep_off(&listening);
         if plan.health.is_some() {
             watch::start(self, &server);
         }
         let mut state = self.lock();
         state.entries.push(Entry { server, due: 0 });
         state.table = None;
-        Ok(())
+    }
+
+    /// Makes the servers that are new in `plan`. Nothing of the backend changes. Waits for names up to the
+    /// connect timeout.
+    ///
+    /// # Errors
+    /// If an address cannot be used, or a thread cannot be started.
+    pub(crate) fn prepare(&self, plan: &Arc<BackendPlan>) -> Result<Change> {
+        let deadline = Instant::now() + plan.connect_timeout;
+        let mut added = Vec::new();
+        for server in &plan.servers {
+            let ServerAddress::Address(address) = &server.address else {
+                continue;
+            };
+            if self.find(&address.to_string()).is_some() {
+                continue;
+            }
+            let at_most = deadline.saturating_duration_since(Instant::now());
+            let (address, weight) = (address.clone(), server.weight);
+            added.push(Server::new(address, weight, server.backup, plan, at_most)?);
+        }
+        let plan = Arc::clone(plan);
+        Ok(Change { plan, added })
+    }
+
+    /// The targets of its servers after `change`.
+    pub(crate) fn targets(&self, change: Option<&Change>) -> Vec<Arc<Target>> {
+        let state = self.lock();
+        let known = state.entries.iter().map(|entry| &entry.server);
+        let stays = |server: &&Arc<Server>| {
+            change.is_none_or(|change| !is_gone(&change.plan, server.name()))
+        };
+        let added = change.iter().flat_map(|change| &change.added);
+        let servers = known.filter(stays).chain(added);
+        servers.map(|server| Arc::clone(&server.target)).collect()
     }
 
     /// A reload: servers that stay keep their connections, counts and health.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new), for a server that is new. Those before it have changed.
-    pub(crate) fn update(self: &Arc<Self>, plan: Arc<BackendPlan>) -> Result<()> {
+    pub(crate) fn update(self: &Arc<Self>, change: Change) {
+        let Change { plan, added } = change;
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&plan);
-        let deadline = Instant::now() + plan.connect_timeout;
-        let fixed = |entry: &ServerPlan| match &entry.address {
-            ServerAddress::Address(address) => Some(address.to_string()),
-            ServerAddress::Srv(_) => None,
-        };
-        let has_srv = plan.servers.iter().any(|server| fixed(server).is_none());
-        let gone = |name: &str| {
-            !has_srv
-                && !plan
-                    .servers
-                    .iter()
-                    .any(|server| fixed(server).as_deref() == Some(name))
-        };
-        self.remove(gone, plan.on_remove);
+        // Before others go, so that there is always one to choose.
+        for server in added {
+            self.take_in(server, &plan);
+        }
         for server in &plan.servers {
-            let known = fixed(server).and_then(|name| self.find(&name));
-            match known {
-                Some(known) => {
-                    known.change(server.weight, server.backup, &plan);
-                    if plan.health.is_some() {
-                        watch::start(self, &known);
-                    }
+            let address = match &server.address {
+                ServerAddress::Address(address) => address.to_string(),
+                ServerAddress::Srv(name) => {
+                    srv::watch(self, name);
+                    continue;
                 }
-                None => self.add(server, &plan, deadline)?,
+            };
+            let Some(known) = self.find(&address) else {
+                continue;
+            };
+            known.change(server.weight, server.backup, &plan);
+            if plan.health.is_some() {
+                watch::start(self, &known);
             }
         }
+        self.remove(|name| is_gone(&plan, name), plan.on_remove);
         self.lock().table = None;
         // A limit may have been raised.
         self.queue.call_all();
-        Ok(())
     }
 
     /// The servers are those that SRV records name now, beside those with an address of their own.
@@ -258,21 +298,37 @@ impl Backend {
                 self.name,
                 server.name()
             );
-            match on_remove {
-                OnRemove::Reset => server.roster.cut(),
-                OnRemove::Drain(time) => {
-                    self.control.spawn(async move {
-                        tokio::time::sleep(time).await;
-                        server.roster.cut();
-                    });
-                }
+            self.cut_in_time(&server, on_remove);
+        }
+    }
+
+    fn cut_in_time(&self, server: &Server, on_remove: OnRemove) {
+        match on_remove {
+            OnRemove::Reset => server.roster.cut(),
+            OnRemove::Drain(time) => {
+                // Without connections there is nobody to cut, and nothing to keep.
+                let roster = Arc::downgrade(&server.roster);
+                self.control.spawn(async move {
+                    tokio::time::sleep(time).await;
+                    if let Some(roster) = roster.upgrade() {
+                        roster.cut();
+                    }
+                });
             }
         }
     }
 
-    /// No route leads here any more.
+    /// No route leads here any more. Connections that were accepted before still may: a client that is
+    /// slow to say where it wants to go must not suffer from a new name of a backend.
     pub(crate) fn retire(&self) {
-        self.remove(|_| true, self.plan().on_remove);
+        let on_remove = self.plan().on_remove;
+        tracing::info!("backend {} was removed", self.name);
+        if on_remove == OnRemove::Reset {
+            return self.remove(|_| true, on_remove);
+        }
+        for entry in &self.lock().entries {
+            self.cut_in_time(&entry.server, on_remove);
+        }
     }
 
     fn find(&self, name: &str) -> Option<Arc<Server>> {
@@ -327,33 +383,13 @@ impl Backend {
             .count()
     }
 
-    /// Leaves out servers that are listeners of ours, from now on. Returns an address that was left out if
-    /// no server remains.
-    ///
-    /// # Errors
-    /// If the thread cannot be started that looks out for an address which may come to this host later.
-    pub(crate) fn keep_off(&self, listening: &[SocketAddress]) -> Result<Option<SocketAddress>> {
-        let servers: Vec<_> = {
-            let mut state = self.lock();
-            for address in listening {
-                if !state.listening.contains(address) {
-                    state.listening.push(address.clone());
-                }
-            }
-            state
-                .entries
-                .iter()
-                .map(|entry| Arc::clone(&entry.server))
-                .collect()
-        };
-        let mut itself = None;
-        for server in &servers {
-            match server.target.keep_off(listening)? {
-                Some(address) => itself = Some(address),
-                None => return Ok(None),
-            }
+    /// Leaves out servers that are listeners of ours, from now on. `listening` replaces what was said
+    /// before.
+    pub(crate) fn keep_off(&self, listening: &[SocketAddress]) {
+        self.lock().listening = listening.to_vec();
+        for target in self.targets(None) {
+            target.keep_off(listening);
         }
-        Ok(itself)
     }
 
     /// A server for a connection that has tried `tried`. One that comes with a ticket has waited; others
@@ -406,6 +442,14 @@ impl Backend {
         // What a panic could leave half changed are the turns of servers, which even out.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a server is no longer in `plan`. Those of SRV records are known only by the next answer.
+fn is_gone(plan: &BackendPlan, name: &str) -> bool {
+    plan.servers.iter().all(|server| match &server.address {
+        ServerAddress::Address(address) => address.to_string() != name,
+        ServerAddress::Srv(_) => false,
+    })
 }
 
 impl State {

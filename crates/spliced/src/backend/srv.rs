@@ -20,8 +20,15 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Servers from SRV records have a weight from 0 to 65535, ours one from 1 to 256.
 const WEIGHT_MOST: u16 = 256;
 
-/// Starts the task that asks for the records of `name` and keeps the servers of `backend` up to them.
+/// Starts the task that asks for the records of `name` and keeps the servers of `backend` up to them, unless
+/// there is one.
 pub(super) fn watch(backend: &Arc<Backend>, name: &str) {
+    let mut state = backend.lock();
+    if state.srv_names.iter().any(|watched| watched == name) {
+        return;
+    }
+    state.srv_names.push(name.into());
+    drop(state);
     let weak = Arc::downgrade(backend);
     backend.control.spawn(run(weak, name.to_owned()));
 }
@@ -33,13 +40,7 @@ async fn run(backend: Weak<Backend>, name: String) {
         let Some(backend) = backend.upgrade() else {
             return;
         };
-        let address = ServerAddress::Srv(name.clone());
-        if !backend
-            .plan()
-            .servers
-            .iter()
-            .any(|server| server.address == address)
-        {
+        if !backend.still_asks_for(&name) {
             return;
         }
         let pause = match answer {
@@ -62,6 +63,21 @@ async fn run(backend: Weak<Backend>, name: String) {
             }
         };
         tokio::time::sleep(pause).await;
+    }
+}
+
+impl Backend {
+    /// Whether the plan still has this name. If not, the next one that has it starts a task of its own.
+    fn still_asks_for(&self, name: &str) -> bool {
+        let mut state = self.lock();
+        let plan = self.plan();
+        let is_it =
+            |server: &ServerPlan| matches!(&server.address, ServerAddress::Srv(srv) if srv == name);
+        let asks = plan.servers.iter().any(is_it);
+        if !asks {
+            state.srv_names.retain(|watched| watched != name);
+        }
+        asks
     }
 }
 

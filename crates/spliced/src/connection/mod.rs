@@ -284,6 +284,9 @@ impl Task for Connection {
     fn close(&mut self, _cx: &mut Context<'_>) {
         match &self.record {
             Some(record) if record.is_cut() => drop(self.reset("its listener was removed")),
+            _ if self.place().is_some_and(|place| place.seat.is_cut()) => {
+                drop(self.reset("its server was removed"));
+            }
             _ => {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
 use self::sockets::BACKLOG;
-pub(crate) use self::sockets::ListeningSockets;
+pub(crate) use self::sockets::{InUse, ListeningSockets};
 use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;

@@ -192,7 +192,7 @@ fn port(address: &SocketAddress) -> u16 {
 
 /// Another socket is bound to the address.
 #[derive(Debug)]
-struct InUse(SocketAddress);
+pub(crate) struct InUse(pub(crate) SocketAddress);
 
 impl fmt::Display for InUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@
 mod own_address;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,6 @@ pub(crate) struct Target {
     known: Mutex<Known>,
     /// Asks the resolver's thread for a new answer; unset if the answer cannot change.
     questions: OnceLock<mpsc::Sender<()>>,
-    /// The addresses that the relay listens on, once it does.
-    listening: OnceLock<Vec<SocketAddress>>,
 }
 
 #[derive(Default)]
@@ -53,6 +51,8 @@ struct Known {
     resolved_at: Option<Instant>,
     /// The resolver's thread has been asked for a new answer.
     refreshing: bool,
+    /// The addresses that the relay listens on, once it does.
+    listening: Arc<[SocketAddress]>,
 }
 
 impl Target {
@@ -66,7 +66,6 @@ impl Target {
             address,
             known: Mutex::default(),
             questions: OnceLock::new(),
-            listening: OnceLock::new(),
         });
         if !target.is_name() {
             let addresses = SocketAddress::resolve(&target.address)?;
@@ -88,10 +87,10 @@ impl Target {
     fn start_resolver(self: &Arc<Self>, pause: Option<Duration>) -> Result<Receiver<()>> {
         let (questions, receiver) = mpsc::channel();
         let (tried, tries) = mpsc::channel();
-        let target = Arc::clone(self);
+        let target = Arc::downgrade(self);
         thread::Builder::new()
             .name("resolver".into())
-            .spawn(move || target.resolve_on_request(&receiver, &tried, pause))
+            .spawn(move || resolve_on_request(&target, &receiver, &tried, pause))
             .context("cannot start the thread that resolves names")?;
         let _ = self.questions.set(questions);
         Ok(tries)
@@ -121,36 +120,50 @@ impl Target {
         }
     }
 
-    /// Sets the addresses that the relay listens on, and leaves them out of its targets from now on.
-    /// Returns one that was left out if no target remains.
-    ///
-    /// # Errors
-    /// If the thread cannot be started that looks out for an address which may come to this host later.
-    pub(crate) fn keep_off(
-        self: &Arc<Self>,
-        listening: &[SocketAddress],
-    ) -> Result<Option<SocketAddress>> {
-        let _ = self.listening.set(listening.to_vec());
-        let (addresses, is_resolved) = {
-            let known = self.lock();
-            (known.addresses.to_vec(), known.resolved_at.is_some())
+    /// An address that leads to one of `listening`, if no other is known. Changes nothing.
+    pub(crate) fn leads_back(&self, listening: &[SocketAddress]) -> Option<SocketAddress> {
+        let found = self.lock().found();
+        let leads_back = found.iter().all(|address| leads_to(address, listening));
+        found.into_iter().next().filter(|_| leads_back)
+    }
+
+    /// Sets the addresses that the relay listens on, in place of those before, and leaves them out of its
+    /// targets from now on.
+    pub(crate) fn keep_off(self: &Arc<Self>, listening: &[SocketAddress]) {
+        let (found, own_before, is_resolved) = {
+            let mut known = self.lock();
+            if *known.listening == *listening {
+                return;
+            }
+            known.listening = listening.into();
+            (
+                known.found(),
+                known.own.clone(),
+                known.resolved_at.is_some(),
+            )
         };
         if !is_resolved {
-            return Ok(None);
+            return;
         }
         let may_lead_back = |address: &SocketAddress| may_lead_to(address, listening);
-        if !self.is_name() && addresses.iter().any(may_lead_back) {
-            self.start_resolver(None)?;
+        if self.questions.get().is_none()
+            && found.iter().any(may_lead_back)
+            && let Err(error) = self.start_resolver(None)
+        {
+            tracing::warn!(
+                "{error:#}; if {} comes to this host, it is not noticed",
+                self.address
+            );
         }
-        self.take(addresses);
+        self.take(found);
         let known = self.lock();
-        if known.addresses.is_empty() {
-            return Ok(known.own.first().cloned());
-        }
         for address in &known.own {
-            tracing::warn!("the target's address {address} is this relay itself; it is left out");
+            if !own_before.contains(address) {
+                tracing::warn!(
+                    "the target's address {address} is this relay itself; it is left out"
+                );
+            }
         }
-        Ok(None)
     }
 
     fn is_name(&self) -> bool {
@@ -160,15 +173,14 @@ impl Target {
     /// Stores an answer without the addresses of the relay itself.
     fn take(&self, found: Vec<SocketAddress>) {
         loop {
-            let listening = self.listening.get();
-            let listening_on = listening.map_or(&[][..], Vec::as_slice);
+            let listening = Arc::clone(&self.lock().listening);
             // Without the lock, since this makes system calls.
             let (own, addresses): (Vec<_>, Vec<_>) = found
                 .iter()
                 .cloned()
-                .partition(|address| leads_to(address, listening_on));
+                .partition(|address| leads_to(address, &listening));
             let mut known = self.lock();
-            if listening.is_none() && self.listening.get().is_some() {
+            if !Arc::ptr_eq(&listening, &known.listening) {
                 continue;
             }
             *known = Known {
@@ -176,62 +188,79 @@ impl Target {
                 own,
                 resolved_at: Some(Instant::now()),
                 refreshing: false,
+                listening,
             };
             return;
         }
     }
 
-    /// Runs in the thread: resolves the name after `pause` until there is an answer, then each time it is
-    /// asked to. Logs a failure once until the next answer.
-    fn resolve_on_request(
-        &self,
-        questions: &Receiver<()>,
-        tried: &mpsc::Sender<()>,
-        mut pause: Option<Duration>,
-    ) {
-        let mut warned = false;
-        loop {
-            let waited = match pause {
-                Some(pause) => questions.recv_timeout(pause),
-                None => questions.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            if waited == Err(RecvTimeoutError::Disconnected) {
-                return;
-            }
-            let answer = SocketAddress::resolve(&self.address);
-            let resolved_before = self.lock().resolved_at.is_some();
-            match answer {
-                Ok(addresses) => {
-                    if warned {
-                        let addresses: Vec<_> =
-                            addresses.iter().map(SocketAddress::to_string).collect();
-                        tracing::info!("{} resolves now: {}", self.address, addresses.join(", "));
-                    }
-                    self.take(addresses);
-                    (pause, warned) = (None, false);
+    /// Resolves the name. Logs a failure once until the next answer. Returns the pause before the next
+    /// attempt; `None` if it waits to be asked.
+    fn resolve_again(&self, pause: Option<Duration>, warned: &mut bool) -> Option<Duration> {
+        let answer = SocketAddress::resolve(&self.address);
+        let resolved_before = self.lock().resolved_at.is_some();
+        match answer {
+            Ok(addresses) => {
+                if std::mem::take(warned) {
+                    let addresses: Vec<_> =
+                        addresses.iter().map(SocketAddress::to_string).collect();
+                    tracing::info!("{} resolves now: {}", self.address, addresses.join(", "));
                 }
-                Err(error) => {
-                    let otherwise = if resolved_before {
-                        "going on with its last known addresses"
-                    } else {
-                        pause = Some(next_pause(pause));
-                        "clients are reset until it can"
-                    };
-                    if !std::mem::replace(&mut warned, true) {
-                        tracing::warn!("{error:#}; {otherwise}");
-                    }
-                    let mut known = self.lock();
-                    known.refreshing = false;
-                    known.resolved_at = resolved_before.then(Instant::now);
-                }
+                self.take(addresses);
+                None
             }
-            let _ = tried.send(());
+            Err(error) => {
+                let (otherwise, pause) = if resolved_before {
+                    ("going on with its last known addresses", pause)
+                } else {
+                    ("clients are reset until it can", Some(next_pause(pause)))
+                };
+                if !std::mem::replace(warned, true) {
+                    tracing::warn!("{error:#}; {otherwise}");
+                }
+                let mut known = self.lock();
+                known.refreshing = false;
+                known.resolved_at = resolved_before.then(Instant::now);
+                pause
+            }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         // Changes are plain assignments, so a panic cannot leave one half done.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// The last answer, with the addresses that were left out.
+    fn found(&self) -> Vec<SocketAddress> {
+        self.addresses.iter().chain(&self.own).cloned().collect()
+    }
+}
+
+/// Runs in the thread, as long as there is a target: resolves the name after `pause` until there is an
+/// answer, then each time it is asked to.
+fn resolve_on_request(
+    target: &Weak<Target>,
+    questions: &Receiver<()>,
+    tried: &mpsc::Sender<()>,
+    mut pause: Option<Duration>,
+) {
+    let mut warned = false;
+    loop {
+        let waited = match pause {
+            Some(pause) => questions.recv_timeout(pause),
+            None => questions.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        if waited == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+        let Some(target) = target.upgrade() else {
+            return;
+        };
+        pause = target.resolve_again(pause, &mut warned);
+        let _ = tried.send(());
     }
 }
 

@@ -2,13 +2,17 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::thread;
 
+use netlab::Scratch;
 use rustix::process::Signal;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset};
 use crate::patience::until;
+use crate::peer::Peer;
+use crate::server::free_port;
 
 fn listener(name: &str, address: &str, backend: &str) -> String {
     format!(
@@ -137,4 +141,323 @@ fn sighup_reloads_and_added_listeners_serve() {
     let mut client = connect(&proxy.address("two"));
     client.write_all(b"x").expect("sent");
     expect(&mut site.accept(), b"x");
+}
+
+/// Whatever makes a change impossible, and however late it is noticed: nothing of the change is left.
+#[test]
+fn a_change_that_fails_leaves_nothing_behind() {
+    let (site, other) = (Site::new(), Site::new());
+    let scratch = Scratch::new("fails").expect("a directory");
+    let directory = scratch.path().display();
+    let of = |backend: &str| listener("l", "127.0.0.1:0", "b") + backend;
+    let good = of(&backend("b", &site, ""));
+    let proxy = Proxy::run(&good);
+    assert!(proxy.reload(&good).status.success());
+    let held = TcpListener::bind("127.0.0.1:0").expect("it listens");
+    let busy = held.local_addr().expect("its address").to_string();
+    // Each begins with changes that work: another server, a new listener, a socket file, a log.
+    let changed = of(&backend("b", &other, ""))
+        .replace(
+            "[backend.b]",
+            "[backend.c]\nservers = [\"127.0.0.1:9\"]\n[backend.b]",
+        )
+        .replace(
+            "name = \"l\"",
+            &format!("name = \"l\"\naccess_log = \"{directory}/log\""),
+        )
+        + &listener("m", "127.0.0.2:0", "c")
+        + &listener("n", &format!("unix:{directory}/socket"), "c");
+    let too_long = "x".repeat(200);
+    let own = proxy.address("l");
+    let before = (
+        proxy.status(),
+        proxy.relay.descriptors(),
+        proxy.relay.threads().len(),
+    );
+    for (what, why) in [
+        (changed.clone() + &listener("z", &busy, "c"), "in use"),
+        (
+            changed.clone() + &listener("z", &format!("unix:{directory}/none/socket"), "c"),
+            "directory",
+        ),
+        (
+            changed.replace("servers = [", &format!("servers = [\"unix:/{too_long}\", ")),
+            "socket",
+        ),
+        (changed.replace("/log\"", "/none/log\""), "the access log"),
+        // A server that is this process itself, noticed when its address is known.
+        (
+            changed.clone()
+                + &listener("z", &format!("unix:{directory}/z"), "d")
+                + &format!("[backend.d]\nservers = [\"unix:{directory}/z\"]\n"),
+            "itself",
+        ),
+        (
+            changed.replace(&format!("\"{}\"", other.address()), &format!("\"{own}\"")),
+            "itself",
+        ),
+    ] {
+        let output = proxy.reload(&what);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{what}");
+        assert!(told.contains(why), "{why}: {told}");
+        until("it is as before", || {
+            (
+                proxy.status(),
+                proxy.relay.descriptors(),
+                proxy.relay.threads().len(),
+            ) == before
+        });
+        let sockets = fs::read_dir(scratch.path()).expect("a directory").flatten();
+        let sockets: Vec<_> = sockets.map(|entry| entry.file_name()).collect();
+        assert!(sockets.iter().all(|name| name == "log"), "{sockets:?}");
+    }
+    // Neither does the failed change reach new clients, nor is a server left out that it would have hidden.
+    let mut client = connect(&own);
+    client.write_all(b"x").expect("sent");
+    expect(&mut site.accept(), b"x");
+    assert!(proxy.reload(&changed).status.success());
+    let mut client = connect(&own);
+    client.write_all(b"x").expect("sent");
+    expect(&mut other.accept(), b"x");
+}
+
+/// Two listeners, one of which is the only server of both.
+#[test]
+fn a_server_that_is_another_listener_of_its_route_is_left_out() {
+    let port = free_port();
+    let site = Site::new();
+    let of = |servers: &str| {
+        listener("a", "127.0.0.1:0", "b")
+            + &listener("z", &format!("127.0.0.1:{port}"), "b")
+            + &format!("[backend.b]\nservers = [{servers}]\n")
+    };
+    let site_alone = format!("\"{}\"", site.address());
+    let proxy = Proxy::run(&of(&site_alone));
+    let output = proxy.reload(&of(&format!("\"127.0.0.1:{port}\"")));
+    assert!(!output.status.success());
+    // Beside another one it is left out, but only as long as the listener is there.
+    let both = format!("\"127.0.0.1:{port}\", {site_alone}");
+    assert!(proxy.reload(&of(&both)).status.success());
+    for _ in 0..4 {
+        let mut client = connect(&proxy.address("a"));
+        client.write_all(b"x").expect("sent");
+        expect(&mut site.accept(), b"x");
+    }
+    assert_eq!(proxy.count("z", "accepted"), 0);
+    let alone = listener("a", "127.0.0.1:0", "b") + &format!("[backend.b]\nservers = [{both}]\n");
+    assert!(proxy.reload(&alone).status.success());
+    let mut newly = None;
+    until("the address is free", || {
+        newly = TcpListener::bind(("127.0.0.1", port)).ok();
+        newly.is_some()
+    });
+    let newly = newly.expect("found above");
+    newly.set_nonblocking(true).expect("non-blocking");
+    let mut clients = Vec::new();
+    until("it is a server like any other", || {
+        clients.push(connect(&proxy.address("a")));
+        newly.accept().is_ok()
+    });
+}
+
+#[test]
+fn an_address_that_goes_only_now_is_named() {
+    let port = free_port();
+    let site = Site::new();
+    let of = |host: &str| listener("l", &format!("{host}:{port}"), "b") + &backend("b", &site, "");
+    let proxy = Proxy::run(&of("0.0.0.0").replace("\"l\"", "\"wide\""));
+    let output = proxy.reload(&of("127.0.0.1"));
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        told.contains("listener wide of this process holds it"),
+        "{told}"
+    );
+    let mut client = connect(&format!("127.0.0.1:{port}"));
+    client.write_all(b"x").expect("sent");
+    expect(&mut site.accept(), b"x");
+}
+
+/// Its clients are connected, though nobody has accepted them.
+#[test]
+fn the_backlog_of_a_removed_listener_is_served() {
+    const WAITING: usize = 5;
+    let site = Site::new();
+    let kept = listener("kept", "127.0.0.1:0", "b") + &backend("b", &site, "");
+    let socket = Scratch::new("backlog").expect("a directory");
+    let path = socket.path().join("socket");
+    let full = |address: &str| {
+        listener("full", address, "b").replace(
+            "[[listener.route]]",
+            "max_connections = 1\n[[listener.route]]",
+        ) + &kept
+    };
+    for address in ["127.0.0.2:0", &format!("unix:{}", path.display())] {
+        let mut proxy = Proxy::run(&full(address));
+        let address = proxy.address("full");
+        let _first = Peer::connect(&address);
+        let _served = site.accept();
+        let mut clients: Vec<_> = (0..WAITING).map(|_| Peer::connect(&address)).collect();
+        assert!(proxy.reload(&kept).status.success());
+        let servers: Vec<_> = (0..WAITING).map(|_| site.accept()).collect();
+        until("nobody listens", || Peer::try_connect(&address).is_err());
+        assert!(!path.exists());
+        for client in &mut clients {
+            client.write_text("x");
+        }
+        for mut server in servers {
+            expect(&mut server, b"x");
+        }
+        drop((_first, _served, clients));
+        proxy.relay.terminate();
+    }
+}
+
+/// Those who were accepted before the change go where they would have gone, however late they decide.
+#[test]
+fn a_client_that_hesitates_is_not_disturbed() {
+    let (old, new) = (Site::new(), Site::new());
+    let of = |name: &str, site: &Site| {
+        listener("l", "127.0.0.1:0", name)
+            .replace("backend =", "starts_with = \"hello\"\nbackend =")
+            .replace(
+                "[[listener.route]]",
+                "decide_within = \"60s\"\n[[listener.route]]",
+            )
+            + &backend(name, site, "")
+    };
+    let proxy = Proxy::run(&of("before", &old));
+    let mut client = connect(&proxy.address("l"));
+    client.write_all(b"he").expect("sent");
+    until("it is accepted", || proxy.count("l", "accepted") == 1);
+    assert!(proxy.reload(&of("after", &new)).status.success());
+    client.write_all(b"llo").expect("sent");
+    expect(&mut old.accept(), b"hello");
+}
+
+/// Cut by the configuration, not by the end of the process.
+#[test]
+fn connections_that_the_configuration_cuts_do_not_count_as_cut_short() {
+    let (site, other) = (Site::new(), Site::new());
+    let kept = |site: &Site| {
+        listener("kept", "127.0.0.1:0", "b") + &backend("b", site, "on_remove = \"reset\"")
+    };
+    let gone = listener("gone", "127.0.0.2:0", "b").replace(
+        "[[listener.route]]",
+        "on_remove = \"reset\"\n[[listener.route]]",
+    );
+    let mut proxy = Proxy::run(&(gone + &kept(&site)));
+    let mut clients: Vec<_> = ["gone", "kept"]
+        .map(|name| connect(&proxy.address(name)))
+        .into();
+    let _servers = [site.accept(), site.accept()];
+    until("both are joined", || {
+        proxy.count("kept", "joined") + proxy.count("gone", "joined") == 2
+    });
+    assert!(proxy.reload(&kept(&other)).status.success());
+    clients.iter_mut().for_each(expect_reset);
+    proxy.relay.terminate();
+    assert_eq!(proxy.relay.lines_logged("reset 1 connection"), 0);
+    assert_eq!(proxy.relay.lines_logged("reset 2 connections"), 0);
+}
+
+#[test]
+fn an_engine_changes_for_new_clients_and_threads_do_not() {
+    let site = Site::new();
+    let scratch = Scratch::new("engines").expect("a directory");
+    let log = scratch.path().join("log");
+    let of = |engine: &str, threads: u32| {
+        format!("threads = {threads}\n")
+            + &listener("l", "127.0.0.1:0", "b").replace(
+                "[[listener.route]]",
+                &format!(
+                    "engine = \"{engine}\"\naccess_log = \"{}\"\n[[listener.route]]",
+                    log.display()
+                ),
+            )
+            + &backend("b", &site, "")
+    };
+    let proxy = Proxy::run(&of("copy", 1));
+    let address = proxy.address("l");
+    let begin = || {
+        let mut client = connect(&address);
+        client.write_all(b"x").expect("sent");
+        let mut server = site.accept();
+        expect(&mut server, b"x");
+        (client, server)
+    };
+    let of_copy = begin();
+    assert!(proxy.reload(&of("pipe", 2)).status.success());
+    proxy.relay.wait_logged("keeps its 1 threads");
+    let of_pipe = begin();
+    let engines = || -> Vec<String> {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let entries = text.lines().map(|line| {
+            let entry: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            entry["engine"].as_str().expect("an engine").into()
+        });
+        entries.collect()
+    };
+    drop(of_copy);
+    until("it has ended", || engines() == ["copy"]);
+    drop(of_pipe);
+    until("it has ended", || engines() == ["copy", "pipe"]);
+}
+
+/// A log that the configuration has no more still gets the lines of connections that began with it.
+#[test]
+fn a_former_access_log_gets_the_last_lines() {
+    let site = Site::new();
+    let scratch = Scratch::new("former").expect("a directory");
+    let log = scratch.path().join("log");
+    let plain = listener("l", "127.0.0.1:0", "b") + &backend("b", &site, "");
+    let line = format!("access_log = \"{}\"\n[[listener.route]]", log.display());
+    let mut proxy = Proxy::run(&plain.replace("[[listener.route]]", &line));
+    let client = connect(&proxy.address("l"));
+    let server = site.accept();
+    until("it is joined", || proxy.count("l", "joined") == 1);
+    assert!(proxy.reload(&plain).status.success());
+    drop((client, server));
+    until("it has ended", || proxy.status()["connections"] == 0);
+    proxy.relay.terminate();
+    let text = fs::read_to_string(&log).expect("a log");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+#[test]
+fn reloads_at_once_all_succeed_and_none_while_the_process_ends() {
+    let site = Site::new();
+    let text = listener("l", "127.0.0.1:0", "b") + &backend("b", &site, "");
+    let mut proxy = Proxy::run(&text);
+    thread::scope(|scope| {
+        let asked: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| proxy.ask("reload")))
+            .collect();
+        for output in asked {
+            assert!(output.join().expect("no panic").status.success());
+        }
+    });
+    assert_eq!(
+        proxy.relay.lines_logged("the configuration was reloaded"),
+        8
+    );
+    let client = connect(&proxy.address("l"));
+    let server = site.accept();
+    until("it is joined", || proxy.count("l", "joined") == 1);
+    proxy.relay.signal(Signal::TERM);
+    proxy.relay.wait_logged("no longer accepting");
+    let output = proxy.ask("reload");
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        told.contains("nothing has changed: the process is ending"),
+        "{told}"
+    );
+    drop((client, server));
+    assert_eq!(proxy.relay.wait_end().code(), Some(0));
+    let output = proxy.ask("reload");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("no process of this user runs"), "{told}");
 }
