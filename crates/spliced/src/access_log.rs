@@ -89,9 +89,9 @@ impl AccessLog {
         }
     }
 
-    /// Whether somebody else may still write to it.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.queue.is_shared()
+    /// Whether everything is written, and nobody else may write more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.queue.is_over()
     }
 
     /// Waits until all entries are written, at most for `time`.

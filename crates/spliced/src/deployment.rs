@@ -180,17 +180,6 @@ impl Deployment {
         }
     }
 
-    /// Ends the logs that no connection can write to any more.
-    fn end_former_logs(&mut self) {
-        self.former_logs.retain(|(_, log)| {
-            let is_used = log.is_shared();
-            if !is_used {
-                log.finish(Duration::ZERO);
-            }
-            is_used
-        });
-    }
-
     /// The addresses that a listener is bound to, or about to be.
     fn listening_on<'a>(
         &'a self,
@@ -384,7 +373,7 @@ impl Deployment {
 
     /// Cuts what has been removed and had its time, and returns when the next one is due.
     pub(crate) fn cut_what_is_due(&mut self, now: Instant) -> Option<Instant> {
-        self.end_former_logs();
+        self.former_logs.retain(|(_, log)| !log.is_over());
         self.draining
             .retain(|(at, service)| match service.upgrade() {
                 Some(service) if *at <= now => {

@@ -40,9 +40,20 @@ pub(crate) trait Reporter: Send + 'static {
     fn reopened(&mut self, result: io::Result<()>);
 }
 
-/// The sending end of the queue, for any number of threads.
+/// The sending end of the queue, for any number of threads. When the last one is dropped, the writer writes
+/// what waits, and ends.
 #[derive(Clone, Debug)]
-pub(crate) struct LogQueue(Arc<Shared>);
+pub(crate) struct LogQueue(Arc<Senders>);
+
+#[derive(Debug)]
+struct Senders(Arc<Shared>);
+
+impl Drop for Senders {
+    fn drop(&mut self) {
+        self.0.lock().closing = true;
+        self.0.to_writer.notify_one();
+    }
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -107,42 +118,44 @@ impl LogQueue {
         thread::Builder::new()
             .name(name.into())
             .spawn(move || writer.run())?;
-        Ok(Self(shared))
+        Ok(Self(Arc::new(Senders(shared))))
     }
 
     /// Adds a line, its newline included. Never blocks: if the queue is full, the line is dropped and
     /// counted.
     pub(crate) fn push(&self, line: Vec<u8>) {
-        let mut state = self.0.lock();
-        if state.ended || state.waiting.len() >= self.0.capacity_lines {
+        let mut state = self.0.0.lock();
+        if state.ended || state.waiting.len() >= self.0.0.capacity_lines {
             state.dropped += 1;
             return;
         }
         state.waiting.push_back(line);
         if std::mem::take(&mut state.asleep) {
             drop(state);
-            self.0.to_writer.notify_one();
+            self.0.0.to_writer.notify_one();
         }
     }
 
     /// Has the file reopened. Lines that are pushed from now on go to the new file.
     pub(crate) fn reopen(&self) {
-        self.0.lock().reopen = true;
-        self.0.to_writer.notify_one();
+        self.0.0.lock().reopen = true;
+        self.0.0.to_writer.notify_one();
     }
 
-    /// Whether there is another sender.
-    pub(crate) fn is_shared(&self) -> bool {
-        // This one, and the writer's until it has ended.
-        Arc::strong_count(&self.0) > 2
+    /// Whether nothing waits to be written, and nobody else has an end to send more.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_last = Arc::strong_count(&self.0) == 1;
+        let state = self.0.0.lock();
+        is_last && state.waiting.is_empty() && state.in_flight == 0
     }
 
     /// Waits until everything is written, at most for `time`.
     pub(crate) fn finish(&self, time: Duration) -> Finished {
-        let mut state = self.0.lock();
+        let mut state = self.0.0.lock();
         state.closing = true;
-        self.0.to_writer.notify_one();
+        self.0.0.to_writer.notify_one();
         let (state, _) = self
+            .0
             .0
             .ended
             .wait_timeout_while(state, time, |state| !state.ended)
