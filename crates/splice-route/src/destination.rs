@@ -70,7 +70,9 @@ pub enum Failure {
     NotAllowed,
     /// There is no route to it.
     NetworkUnreachable,
-    /// It does not answer, or its name has no address.
+    /// Its name has no address.
+    NameNotFound,
+    /// It does not answer on its link, or a router says so.
     HostUnreachable,
     /// Nothing listens there.
     ConnectionRefused,
