@@ -3,8 +3,8 @@
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
-use splice_route::POSTGRES_SSL_REQUEST;
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
+use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
 use super::ending::words;
 use super::{Connection, State};
@@ -33,7 +33,11 @@ impl Connection {
         if self.grant().is_err() {
             return self.reset_by_client("before it could be answered");
         }
-        let mut preface = self.header_for_server();
+        let mut preface = match self.header_for_server() {
+            Ok(header) => header,
+            // Without the header the client could write one itself.
+            Err(fault) => return self.fail(&fault.to_string()),
+        };
         if self.asks_for_tls {
             preface.extend(POSTGRES_SSL_REQUEST);
         }
@@ -49,14 +53,14 @@ impl Connection {
     }
 
     /// The PROXY header for the server; empty if it gets none.
-    fn header_for_server(&self) -> Vec<u8> {
+    fn header_for_server(&self) -> Result<Vec<u8>, Fault> {
         let version = self
             .place()
             .and_then(|place| place.backend.plan().send_proxy);
         let local = || self.arrival.local.or_else(|| self.local());
         match version {
-            None => Vec::new(),
-            Some(ProxyVersion::V1) => header_v1(self.arrival.client, local()),
+            None => Ok(Vec::new()),
+            Some(ProxyVersion::V1) => Ok(header_v1(self.arrival.client, local())),
             Some(ProxyVersion::V2) => {
                 let record = self.record.as_ref();
                 let server_name = record.and_then(|record| record.server_name());
@@ -73,9 +77,7 @@ impl Connection {
                 };
                 let write = |tlvs| header_v2(self.arrival.client, local(), tlvs);
                 // Only fields that a sender has filled to the limit leave no room for ours.
-                write(&tlvs)
-                    .or_else(|_| write(&without_received))
-                    .unwrap_or_default()
+                write(&tlvs).or_else(|_| write(&without_received))
             }
         }
     }
