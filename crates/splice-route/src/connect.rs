@@ -27,8 +27,7 @@ pub fn failed(failure: Failure) -> &'static [u8] {
         Failure::TimedOut => {
             b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         }
-        Failure::NameNotFound
-        | Failure::NetworkUnreachable
+        Failure::NetworkUnreachable
         | Failure::HostUnreachable
         | Failure::ConnectionRefused
         | Failure::Other => {

@@ -70,9 +70,7 @@ pub enum Failure {
     NotAllowed,
     /// There is no route to it.
     NetworkUnreachable,
-    /// Its name has no address.
-    NameNotFound,
-    /// It does not answer on its link, or a router says so.
+    /// It does not answer, or its name has no address.
     HostUnreachable,
     /// Nothing listens there.
     ConnectionRefused,

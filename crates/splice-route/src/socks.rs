@@ -188,7 +188,7 @@ impl Negotiation {
             Failure::Other => GENERAL_FAILURE,
             Failure::NotAllowed => 2,
             Failure::NetworkUnreachable => 3,
-            Failure::NameNotFound | Failure::HostUnreachable => 4,
+            Failure::HostUnreachable => 4,
             Failure::ConnectionRefused => 5,
             // "TTL expired": the nearest that there is.
             Failure::TimedOut => 6,

@@ -135,7 +135,6 @@ fn answers() {
         (Failure::Other, 1, "502"),
         (Failure::NotAllowed, 2, "403"),
         (Failure::NetworkUnreachable, 3, "502"),
-        (Failure::NameNotFound, 4, "502"),
         (Failure::HostUnreachable, 4, "502"),
         (Failure::ConnectionRefused, 5, "502"),
         (Failure::TimedOut, 6, "504"),
