@@ -53,7 +53,7 @@ fn a_broken_file_changes_nothing_and_says_why() {
     let site = Site::new();
     let good = listener("l", "127.0.0.1:0", "b") + &backend("b", &site, "");
     let proxy = Proxy::run(&good);
-    let held = std::net::TcpListener::bind("127.0.0.1:0").expect("it listens");
+    let held = TcpListener::bind("127.0.0.1:0").expect("it listens");
     let busy = held.local_addr().expect("its address").to_string();
     for (broken, why) in [
         ("nonsense".to_owned(), "nonsense"),
