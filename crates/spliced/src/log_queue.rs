@@ -332,7 +332,9 @@ mod tests {
 
     /// Waits until the writer has taken every line, and is asleep or stuck.
     fn until_taken(queue: &LogQueue) {
-        until("the lines are taken", || queue.0.0.lock().waiting.is_empty());
+        until("the lines are taken", || {
+            queue.0.0.lock().waiting.is_empty()
+        });
     }
 
     #[test]

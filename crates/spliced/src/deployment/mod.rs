@@ -4,6 +4,10 @@
 //! If one of these fails, everything stays as it was. What follows cannot fail, unless a loop has, which
 //! ends the process.
 
+mod access_logs;
+mod announcement;
+mod terms;
+
 use std::collections::BTreeMap;
 use std::iter;
 use std::path::PathBuf;
@@ -13,15 +17,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow};
 use serde_json::{Value, json};
-use splice::{Address, EngineChoice, EngineName, Kind, SegmentSize, Waker};
+use splice::{EngineChoice, Waker};
 
+use self::access_logs::AccessLogs;
+use self::announcement::announce;
+pub(crate) use self::announcement::log_missing_engines;
+use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
-use crate::backend::{Backend, Change};
-use crate::firewall;
+use crate::backend::Backend;
 use crate::listener::{InUse, ListeningSockets};
-use crate::plan::{Action, ListenerPlan, OnRemove, Plan, RoutePlan, ServerAddress};
+use crate::plan::{ListenerPlan, OnRemove, Plan};
 use crate::refusal;
-use crate::service::{Destination, Process, Route, Service, Terms};
+use crate::service::{Process, Service, Terms};
 use crate::socket_address::SocketAddress;
 use crate::worker::Worker;
 
@@ -31,9 +38,7 @@ pub(crate) struct Deployment {
     /// By [`key`].
     listeners: BTreeMap<String, Listening>,
     backends: BTreeMap<String, Arc<Backend>>,
-    access_logs: BTreeMap<PathBuf, AccessLog>,
-    /// Logs that only connections from before a reload write to.
-    former_logs: Vec<(PathBuf, AccessLog)>,
+    access_logs: AccessLogs,
     /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
     /// the backlog is not accepted, somebody holds the service.
     draining: Vec<(Instant, Weak<Service>)>,
@@ -74,8 +79,7 @@ impl Deployment {
             workers: workers.collect::<Result<_>>()?,
             listeners: BTreeMap::new(),
             backends: BTreeMap::new(),
-            access_logs: BTreeMap::new(),
-            former_logs: Vec::new(),
+            access_logs: AccessLogs::default(),
             draining: Vec::new(),
         })
     }
@@ -90,7 +94,7 @@ impl Deployment {
             .try_for_each(|listener| check_engine(plan, listener))?;
         let to_bind = self.addresses_to_bind(plan)?;
         let backends = self.backends_of(plan)?;
-        let access_logs = self.open_access_logs(plan)?;
+        let access_logs = self.access_logs.open(plan)?;
         let terms: Vec<_> = plan
             .listeners
             .iter()
@@ -126,7 +130,7 @@ impl Deployment {
         &mut self,
         terms: Vec<Terms>,
         mut bound: BTreeMap<String, ListeningSockets>,
-        backends: BTreeMap<String, (Arc<Backend>, Option<Change>)>,
+        backends: PlannedBackends,
         access_logs: BTreeMap<PathBuf, AccessLog>,
     ) {
         let mut of_backends = BTreeMap::new();
@@ -148,7 +152,7 @@ impl Deployment {
             of_backends.insert(name, backend);
         }
         let before = std::mem::replace(&mut self.backends, of_backends);
-        self.keep_logs(access_logs);
+        self.access_logs.replace(access_logs);
         let keys: Vec<_> = terms.iter().map(|terms| key(&terms.plan)).collect();
         self.remove_listeners(&keys);
         for (key, terms) in iter::zip(keys, terms) {
@@ -165,17 +169,6 @@ impl Deployment {
         for (name, backend) in before {
             if !self.backends.contains_key(&name) {
                 backend.retire();
-            }
-        }
-    }
-
-    /// Replaces the logs. Connections that were accepted before may still write to those that are gone,
-    /// which have to be reopened and finished, too.
-    fn keep_logs(&mut self, access_logs: BTreeMap<PathBuf, AccessLog>) {
-        let before = std::mem::replace(&mut self.access_logs, access_logs);
-        for (path, log) in before {
-            if !self.access_logs.contains_key(&path) {
-                self.former_logs.push((path, log));
             }
         }
     }
@@ -238,7 +231,7 @@ impl Deployment {
     }
 
     /// The backends, and how those that are there already will change.
-    fn backends_of(&self, plan: &Plan) -> Result<BTreeMap<String, (Arc<Backend>, Option<Change>)>> {
+    fn backends_of(&self, plan: &Plan) -> Result<PlannedBackends> {
         let backend = |plan: &Arc<crate::plan::BackendPlan>| {
             let backend = match self.backends.get(&plan.name) {
                 Some(backend) => (Arc::clone(backend), Some(backend.prepare(plan)?)),
@@ -247,26 +240,6 @@ impl Deployment {
             Ok((plan.name.clone(), backend))
         };
         plan.backends.iter().map(backend).collect()
-    }
-
-    fn open_access_logs(&self, plan: &Plan) -> Result<BTreeMap<PathBuf, AccessLog>> {
-        let mut logs = BTreeMap::new();
-        for path in plan.listeners.iter().flat_map(|plan| &plan.access_log) {
-            if logs.contains_key(path) {
-                continue;
-            }
-            let mut former = self.former_logs.iter();
-            let known = self.access_logs.get(path).or_else(|| {
-                let (_, log) = former.find(|(of_log, _)| of_log == path)?;
-                Some(log)
-            });
-            let log = match known {
-                Some(log) => log.clone(),
-                None => AccessLog::open(path)?,
-            };
-            logs.insert(path.clone(), log);
-        }
-        Ok(logs)
     }
 
     fn bind(&self, terms: &Terms, addresses: Vec<SocketAddress>) -> Result<ListeningSockets> {
@@ -288,7 +261,7 @@ impl Deployment {
         &self,
         terms: &Terms,
         bound: &BTreeMap<String, ListeningSockets>,
-        backends: &BTreeMap<String, (Arc<Backend>, Option<Change>)>,
+        backends: &PlannedBackends,
     ) -> Result<()> {
         let listening = self.listening_on(&terms.plan, bound);
         for backend in terms.backends() {
@@ -373,7 +346,7 @@ impl Deployment {
 
     /// Cuts what has been removed and had its time, and returns when the next one is due.
     pub(crate) fn cut_what_is_due(&mut self, now: Instant) -> Option<Instant> {
-        self.former_logs.retain(|(_, log)| !log.is_over());
+        self.access_logs.forget_former();
         self.draining
             .retain(|(at, service)| match service.upgrade() {
                 Some(service) if *at <= now => {
@@ -404,14 +377,7 @@ impl Deployment {
     }
 
     pub(crate) fn reopen_access_logs(&self) {
-        if self.access_logs.is_empty() && self.former_logs.is_empty() {
-            tracing::info!("there is no access log to reopen");
-        }
-        let former = self.former_logs.iter().map(|(_, log)| log);
-        self.access_logs
-            .values()
-            .chain(former)
-            .for_each(AccessLog::reopen);
+        self.access_logs.reopen();
     }
 
     /// Has the listeners accept their backlogs and close, and calls `closed` for each thread on which
@@ -430,143 +396,6 @@ impl Deployment {
 
     /// Closes the sockets' files. Returns the threads, and the logs that are still to be written.
     pub(crate) fn into_threads(self) -> (Vec<Worker>, Vec<AccessLog>) {
-        let former = self.former_logs.into_iter().map(|(_, log)| log);
-        let logs = self.access_logs.into_values().chain(former);
-        (self.workers, logs.collect())
-    }
-}
-
-/// What a listener is known by from one plan to the next: its address as it was typed. Port 0 stands for
-/// another port each time, so there the name counts as well.
-fn key(listener: &ListenerPlan) -> String {
-    match &listener.address {
-        Address::Inet { port: 0, .. } => format!("{} {}", listener.address, listener.name),
-        address => address.to_string(),
-    }
-}
-
-/// Refuses an engine that cannot do what the plan asks for.
-fn check_engine(plan: &Plan, listener: &ListenerPlan) -> Result<()> {
-    let EngineChoice::Only(engine) = listener.engine else {
-        return Ok(());
-    };
-    let echoes = |route: &RoutePlan| matches!(route.action, Action::Echo);
-    if listener.routes.iter().any(echoes) {
-        engine.can_echo()?;
-    }
-    let servers = plan
-        .backends
-        .iter()
-        .filter(|backend| {
-            listener
-                .routes
-                .iter()
-                .any(|route| leads_to(route, &backend.name))
-        })
-        .flat_map(|backend| &backend.servers)
-        .filter_map(|server| match &server.address {
-            ServerAddress::Address(address) => Some(address),
-            ServerAddress::Srv(_) => None,
-        });
-    let mut addresses = iter::once(&listener.address).chain(servers);
-    if addresses.any(|address| !matches!(address, Address::Inet { .. })) {
-        engine.can_take(Kind::Unix)?;
-    }
-    Ok(())
-}
-
-fn leads_to(route: &RoutePlan, backend: &str) -> bool {
-    matches!(&route.action, Action::Backend { name, fallback }
-        if name == backend || fallback.as_deref() == Some(backend))
-}
-
-fn terms(
-    plan: &Arc<ListenerPlan>,
-    backends: &BTreeMap<String, (Arc<Backend>, Option<Change>)>,
-    access_logs: &BTreeMap<PathBuf, AccessLog>,
-) -> Terms {
-    let backend = |name: &String| backends.get(name).map(|(backend, _)| Arc::clone(backend));
-    let destination = |action: &Action| match action {
-        Action::Backend { name, fallback } => match backend(name) {
-            Some(found) => Destination::Backend {
-                backend: found,
-                fallback: fallback.as_ref().and_then(backend),
-            },
-            None => Destination::Reset,
-        },
-        Action::Requested(rules) => Destination::Requested(rules.as_slice().into()),
-        Action::Echo => Destination::Client,
-        Action::Reset => Destination::Reset,
-    };
-    let route = |route: &RoutePlan| Route {
-        conditions: route.conditions.clone(),
-        destination: destination(&route.action),
-    };
-    let routes = plan.routes.iter().map(route).collect();
-    let log = plan.access_log.as_ref();
-    let access_log = log.and_then(|path| access_logs.get(path)).cloned();
-    Terms::new(Arc::clone(plan), routes, access_log)
-}
-
-/// The largest segment that fits on the paths to all known servers; `None` if none is reachable, which
-/// the first connection reports.
-fn largest_segment(terms: &Terms) -> Option<SegmentSize> {
-    let addresses = terms.backends().flat_map(|backend| backend.addresses());
-    let sizes = addresses.filter_map(|address| match address {
-        SocketAddress::Inet(address) => SegmentSize::on_the_way_to(address).ok(),
-        SocketAddress::Unix(_) => None,
-    });
-    sizes.min()
-}
-
-/// Logs what a listener does from now on, and what the packet filters mean for it.
-fn announce(terms: &Terms, listening: &[SocketAddress]) {
-    if terms.may_bypass_filters() {
-        if terms.options.bypass_firewall {
-            tracing::info!("spliced connections bypass the packet filters of this host");
-        } else {
-            let servers: Vec<_> = terms
-                .backends()
-                .flat_map(|backend| backend.addresses())
-                .collect();
-            firewall::log_what_is_kept_back(listening, &servers);
-        }
-    }
-    let what = match &terms.routes[..] {
-        [
-            Route {
-                destination: Destination::Client,
-                ..
-            },
-        ] => "echoing every byte".into(),
-        [
-            Route {
-                destination: Destination::Backend { backend, .. },
-                conditions,
-            },
-        ] if *conditions == splice_route::Conditions::default() => {
-            format!("relaying to {}", backend.name())
-        }
-        [_] => "1 route".into(),
-        routes => format!("{} routes", routes.len()),
-    };
-    let plan = &terms.plan;
-    let name = match plan.name == plan.address.to_string() {
-        true => String::new(),
-        false => format!("{}: ", plan.name),
-    };
-    for address in listening {
-        tracing::info!("{name}listening on {address}, {what}");
-    }
-}
-
-/// Logs why engines are missing, which `auto` goes on without. The log level is asked first, since
-/// some probes take tens of milliseconds.
-pub(crate) fn log_missing_engines() {
-    if tracing::enabled!(tracing::Level::DEBUG) {
-        let probes = EngineName::ALL.iter().map(|engine| engine.probe());
-        for refusal in probes.filter_map(Result::err) {
-            tracing::debug!("{refusal}");
-        }
+        (self.workers, self.access_logs.into_all())
     }
 }
