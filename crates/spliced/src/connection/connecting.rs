@@ -11,6 +11,7 @@ use super::ending::words;
 use super::record::Record;
 use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
+use crate::plan::Source;
 use crate::service::Counts;
 
 impl Connection {
@@ -55,7 +56,7 @@ impl Connection {
                 Some(fallback) => self.choose(cx, fallback),
                 None => {
                     let why = self.last_error.map_or(why, words);
-                    self.fail(&format!("no target: {why}"))
+                    self.fail(&format!("no target: {why}{}", self.hint(&backend)))
                 }
             },
         }
@@ -135,6 +136,18 @@ impl Connection {
         let backend = place.backend;
         drop(place.lease);
         self.choose(cx, backend)
+    }
+
+    /// What else may keep a server of `backend` from answering.
+    pub(super) fn hint(&self, backend: &Backend) -> &'static str {
+        let is_silent = matches!(self.last_error, None | Some(Errno::TIMEDOUT));
+        match backend.plan().source {
+            Source::Client if is_silent => {
+                "; its answers to the client's address may not come back to this host, which 'spliced check' \
+                 examines"
+            }
+            _ => "",
+        }
     }
 
     /// Makes the server send segments that are no larger than the client accepts.
