@@ -55,8 +55,10 @@ impl Connection {
             Pick::NoneLeft(why) => match self.fallback.take() {
                 Some(fallback) => self.choose(cx, fallback),
                 None => {
-                    let why = self.last_error.map_or(why, words);
-                    self.fail(&format!("no target: {why}{}", self.hint(&backend)))
+                    let why = self
+                        .last_error
+                        .map_or(why, |errno| words(errno) + self.hint(&backend));
+                    self.fail(&format!("no target: {why}"))
                 }
             },
         }
@@ -138,7 +140,7 @@ impl Connection {
         self.choose(cx, backend)
     }
 
-    /// What else may keep a server of `backend` from answering.
+    /// What may have kept a server of `backend` from answering, if one was tried.
     pub(super) fn hint(&self, backend: &Backend) -> &'static str {
         let is_silent = matches!(self.last_error, None | Some(Errno::TIMEDOUT));
         match backend.plan().source {
