@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::path::Path;
 use std::process::{Command, Stdio};
 
+use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 
 use crate::check::Found;
@@ -35,7 +35,8 @@ pub(super) fn report(backend: &BackendPlan, resolved: &Resolved, found: &mut Fou
         ));
     }
     if let Some(interface) = &backend.interface
-        && !Path::new("/sys/class/net").join(interface).exists()
+        // Not by /sys/class/net, which may show another network namespace.
+        && if_nametoindex(interface.as_str()).is_err()
     {
         found.warnings.push(format!(
             "backend {name:?}: there is no interface {interface}; create it, or correct the name"

@@ -11,6 +11,7 @@ use super::ending::words;
 use super::record::Record;
 use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
+use crate::plan::Source;
 use crate::service::Counts;
 
 impl Connection {
@@ -54,7 +55,9 @@ impl Connection {
             Pick::NoneLeft(why) => match self.fallback.take() {
                 Some(fallback) => self.choose(cx, fallback),
                 None => {
-                    let why = self.last_error.map_or(why, words);
+                    let why = self
+                        .last_error
+                        .map_or(why, |errno| words(errno) + self.hint(&backend));
                     self.fail(&format!("no target: {why}"))
                 }
             },
@@ -135,6 +138,18 @@ impl Connection {
         let backend = place.backend;
         drop(place.lease);
         self.choose(cx, backend)
+    }
+
+    /// What may have kept a server of `backend` from answering, if one was tried.
+    pub(super) fn hint(&self, backend: &Backend) -> &'static str {
+        let is_silent = matches!(self.last_error, None | Some(Errno::TIMEDOUT));
+        match backend.plan().source {
+            Source::Client if is_silent => {
+                "; its answers to the client's address may not come back to this host, which 'spliced check' \
+                 examines"
+            }
+            _ => "",
+        }
     }
 
     /// Makes the server send segments that are no larger than the client accepts.

@@ -259,6 +259,8 @@ impl Task for Connection {
                         "no target: it did not answer within the connect timeout of {timeout}"
                     ),
                 };
+                let hint = self.place().map(|place| self.hint(&place.backend));
+                let why = why + hint.unwrap_or_default();
                 if let Some(place) = self.place() {
                     place.lease.failed(&why);
                 }

@@ -234,6 +234,10 @@ impl Peer {
     pub(crate) fn local_address(&self) -> String {
         self.stream.local_addr().expect("an address").to_string()
     }
+
+    pub(crate) fn peer_address(&self) -> String {
+        self.stream.peer_addr().expect("an address").to_string()
+    }
 }
 
 impl AsFd for Peer {

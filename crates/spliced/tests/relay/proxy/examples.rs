@@ -4,19 +4,28 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use netlab::{Lab, Need, available};
+
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset, tls_hello};
+use super::source::follow_advice;
 use crate::patience::until;
+use crate::peer::Peer;
+use crate::server::Server;
 
-/// Runs an example. Each of `replaced` is in it, and gives way to the text beside it.
-fn run(name: &str, replaced: &[(&str, &str)]) -> Proxy {
+/// An example. Each of `replaced` is in it, and gives way to the text beside it.
+fn example(name: &str, replaced: &[(&str, &str)]) -> String {
     let path = format!("{}/../../examples/{name}.toml", env!("CARGO_MANIFEST_DIR"));
     let mut configuration = fs::read_to_string(&path).expect(&path);
     for (text, instead) in replaced {
         assert!(configuration.contains(text), "{name} has no {text}");
         configuration = configuration.replace(text, instead);
     }
-    Proxy::run(&configuration)
+    configuration
+}
+
+fn run(name: &str, replaced: &[(&str, &str)]) -> Proxy {
+    Proxy::run(&example(name, replaced))
 }
 
 /// What a client sends first reaches this site.
@@ -223,4 +232,30 @@ fn sticky() {
         let mut servers = backend["servers"].as_array().expect("servers").iter();
         servers.any(|server| server["connections"] == 6)
     });
+}
+
+#[test]
+fn transparent() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let mail = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
+    let configuration = example(
+        "transparent",
+        &[
+            ("0.0.0.0:25", &format!("{}:0", Lab::RELAY_V4)),
+            ("10.2.0.25:25", &mail.address),
+        ],
+    );
+    follow_advice(&lab, &configuration);
+    let proxy = Proxy::run_in(lab.relay(), &configuration);
+    let address = proxy.address("mail");
+    let near = lab.client().enter(|| Peer::connect(&address));
+    let near = near.expect("entered");
+    let far = mail.accept();
+    let seen = far.peer_address();
+    assert!(seen.starts_with(&format!("{}:", Lab::CLIENT_V4)), "{seen}");
+    near.write_number(1);
+    assert_eq!(far.read_number(), 1);
 }

@@ -9,16 +9,17 @@ mod reload;
 mod reload_under_load;
 mod requested;
 mod routes;
+mod source;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 
-use netlab::Scratch;
+use netlab::{Namespace, Scratch};
 use serde_json::Value;
 
 use crate::patience::until_found;
-use crate::relay::{Relay, command, output};
+use crate::relay::{BINARY, Relay, command, output};
 
 /// A process that runs a configuration.
 pub(crate) struct Proxy {
@@ -30,11 +31,21 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Runs `configuration`, and waits until it listens.
     pub(crate) fn run(configuration: &str) -> Self {
+        Self::start(configuration, &mut command(&[]))
+    }
+
+    /// The same in a network namespace.
+    pub(crate) fn run_in(namespace: &Namespace, configuration: &str) -> Self {
+        let mut command = namespace.command(BINARY);
+        Self::start(configuration, command.env_remove("SPLICED_LOG"))
+    }
+
+    fn start(configuration: &str, command: &mut Command) -> Self {
         let directory = Scratch::new("proxy").expect("a directory");
         let path = directory.path().join("proxy.toml");
         fs::write(&path, configuration).expect("written");
         let path_text = path.to_str().expect("UTF-8");
-        let relay = Relay::spawn_silent(&mut command(&["run", "--config", path_text]));
+        let relay = Relay::spawn_silent(command.args(["run", "--config", path_text]));
         let proxy = Self {
             relay,
             _directory: directory,
