@@ -10,8 +10,8 @@ use crate::prefix::Prefix;
 use crate::special_address::{reached, special};
 
 /// A destination that a SOCKS or CONNECT client may reach: `HOSTS:PORTS`, such as `*.example.org:443`,
-/// `10.0.0.0/8:*`, `[2001:db8::]/32:80-90` or `public:443`. An IPv6 prefix has its address in brackets, so
-/// that its ports cannot be mistaken for a part of it.
+/// `10.0.0.0/8:*`, `[2001:db8::]/32:80-90` or `public:443`. An IPv6 address has brackets, so that its ports
+/// cannot be mistaken for a part of it; `[2001:db8::/32]` is `[2001:db8::]/32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DestinationRule {
     /// Which hosts.
@@ -124,7 +124,8 @@ pub fn permits(
         (DestinationHosts::Named(pattern), Host::Name(name)) => pattern.matches(name),
         (DestinationHosts::Named(_), Host::Address(_)) => false,
         (DestinationHosts::Addresses(prefix), _) => {
-            reached(resolved).any(|address| prefix.contains(address))
+            // A prefix may also name the translator's addresses.
+            prefix.contains(resolved) || reached(resolved).any(|address| prefix.contains(address))
         }
     };
     if !public || rules().any(allowed) {
@@ -181,7 +182,7 @@ fn hosts(text: &str) -> Result<DestinationHosts, NotARule> {
     if let Some(rest) = text.strip_prefix('[') {
         let (address, length) = rest
             .split_once(']')
-            .filter(|(address, _)| address.contains(':') && !address.contains('/'))
+            .filter(|(address, _)| address.contains(':'))
             .ok_or("write an IPv6 prefix as [2001:db8::]/32")?;
         let prefix = format!("{address}{length}");
         return prefix

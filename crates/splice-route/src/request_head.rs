@@ -315,7 +315,8 @@ fn parse(head: &[u8]) -> Result<RequestHead, Fault> {
     }
     let has_body = request.headers.iter().any(|field| {
         let name = field.name;
-        name.eq_ignore_ascii_case("content-length")
+        // Other ways to write 0 are not worth the risk.
+        name.eq_ignore_ascii_case("content-length") && field.value != b"0"
             || name.eq_ignore_ascii_case("transfer-encoding")
     });
     let port = target

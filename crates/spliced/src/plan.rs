@@ -45,6 +45,8 @@ pub(crate) struct ListenerPlan {
     /// The longest first message of a client.
     pub(crate) first_bytes_limit: usize,
     pub(crate) idle_timeout: Option<Duration>,
+    /// How long a pair has lived when `auto` tries to splice it; `None`: the library's default.
+    pub(crate) splice_after: Option<Duration>,
     /// To a destination that a client asks for. A backend has its own.
     pub(crate) connect_timeout: Duration,
     pub(crate) max_connections: Option<u32>,
@@ -227,6 +229,7 @@ impl ListenerPlan {
             connect_timeout: CONNECT_TIMEOUT,
             first_bytes_limit: FIRST_BYTES_LIMIT,
             idle_timeout: None,
+            splice_after: None,
             max_connections: None,
             per_client: ClientLimits::NONE,
             busy_poll: None,

@@ -170,6 +170,9 @@ impl Terms {
             bypass_firewall: plan.bypass_firewall,
             ..Options::default()
         };
+        if let Some(after) = plan.splice_after {
+            options.segment_after = Some(after);
+        }
         if plan.rate.is_some() {
             // The rate is kept by the sockets, which segment goes past.
             options.segment_after = None;

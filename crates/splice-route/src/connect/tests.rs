@@ -43,6 +43,10 @@ fn requests() {
             "[::ffff:127.0.0.1]:80",
         ),
         (
+            "CONNECT example.org:443 HTTP/1.0\r\nContent-Length: 0\r\n\r\n",
+            "example.org:443",
+        ),
+        (
             "CONNECT example.org:0 HTTP/1.0\r\nProxy-Connection: a\r\n\r\n",
             "example.org:0",
         ),
@@ -76,7 +80,11 @@ fn broken_requests() {
         "CONNECT example.org:443 HTTP/1.1\r\nHost: example.net:443\r\n\r\n",
         "CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:80\r\n\r\n",
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nHost: a:443\r\n\r\n",
-        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 0\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 1\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 00\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 0, 1\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length:\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 0\r\nContent-Length: 1\r\n\r\n",
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\ntransfer-encoding: chunked\r\n\r\n",
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nX: a\r\n b\r\n\r\n",
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\nX: a\r\n\r\n",

@@ -1,3 +1,7 @@
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use proptest::prelude::*;
+
 use super::*;
 
 fn rule(text: &str) -> DestinationRule {
@@ -24,6 +28,7 @@ fn rules() {
         ("10.0.0.0/8:1-1024", prefix("10.0.0.0/8"), (1, 1024)),
         ("10.0.0.1:*", prefix("10.0.0.1"), (1, 65535)),
         ("[2001:db8::]/32:443", prefix("2001:db8::/32"), (443, 443)),
+        ("[2001:db8::/32]:443", prefix("2001:db8::/32"), (443, 443)),
         ("[2001:db8::1]:443", prefix("2001:db8::1"), (443, 443)),
         ("[::]/0:443", prefix("::/0"), (443, 443)),
     ] {
@@ -51,7 +56,10 @@ fn texts_that_are_no_rules() {
         "example.org:80,443",
         "2001:db8::/32:443",
         "2001:db8::1:443",
-        "[2001:db8::/32]:443",
+        "[2001:db8::/32]",
+        "[2001:db8::/32]/32:443",
+        "[2001:db8::/129]:443",
+        "[10.0.0.0/8]:443",
         "[2001:db8::]/32",
         "[2001:db8::1]",
         "[2001:db8::1]/32:443",
@@ -148,6 +156,31 @@ fn the_resolved_address_decides() {
             true,
         ),
         ("10.0.0.0/8:*", "a.example.org:80", "64:ff9b::a00:1", true),
+        (
+            "[64:ff9b::]/96:*",
+            "a.example.org:80",
+            "64:ff9b::5db8:d822",
+            true,
+        ),
+        ("[::]/0:*", "a.example.org:80", "64:ff9b::5db8:d822", true),
+        (
+            "[64:ff9b::]/96:*",
+            "a.example.org:80",
+            "64:ff9b::a00:1",
+            false,
+        ),
+        (
+            "[64:ff9b::]/96:*",
+            "a.example.org:80",
+            "64:ff9b::5db8:d863",
+            false,
+        ),
+        (
+            "[64:ff9b::]/96:80",
+            "a.example.org:81",
+            "64:ff9b::5db8:d822",
+            false,
+        ),
         (
             "[2002::]/16:*",
             "a.example.org:80",
@@ -310,5 +343,22 @@ fn denials_say_why() {
         ),
     ] {
         assert_eq!(denied(address), Err(why.to_owned()));
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_address_in_another_form_is_never_more_public(bits: u32) {
+        let plain = Ipv4Addr::from(bits);
+        let [a, b, c, d] = plain.octets();
+        let is_public = |address: IpAddr| {
+            permits(&[rule("public:*")], &asked("a.example.org:80"), address, |_| false).is_ok()
+        };
+        let nat64 = Ipv6Addr::from(0x64_ff9b << 96 | u128::from(bits));
+        let six_to_four = Ipv6Addr::from([0x20, 2, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        let expected = is_public(plain.into());
+        prop_assert_eq!(is_public(plain.to_ipv6_mapped().into()), expected);
+        prop_assert_eq!(is_public(nat64.into()), expected);
+        prop_assert!(!is_public(six_to_four.into()) || expected);
     }
 }

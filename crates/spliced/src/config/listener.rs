@@ -33,6 +33,7 @@ pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
         decide_within: DECIDE_WITHIN,
         first_bytes_limit: FIRST_BYTES_LIMIT,
         idle_timeout: None,
+        splice_after: None,
         connect_timeout: CONNECT_TIMEOUT,
         max_connections: None,
         per_client: ClientLimits::NONE,
@@ -106,6 +107,7 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         },
     );
     table.set_some("idle_timeout", &mut listener.idle_timeout, Value::time);
+    table.set_some("splice_after", &mut listener.splice_after, Value::time_or_zero);
     table.set(
         "connect_timeout",
         &mut listener.connect_timeout,

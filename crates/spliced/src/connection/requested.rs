@@ -10,14 +10,14 @@
 //! The rules are held against the addresses that a name resolves to, and the connection goes to one of
 //! those that were allowed: the name is not resolved again.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, getsockname, recv, shutdown};
 use splice::{Context, Step};
 use splice_route::{
-    Destination, DestinationRule, Failure, Host, Progress, Protocol, connect, permits, socks,
+    Destination, DestinationRule, Failure, Handshake, Host, Protocol, handshake, permits,
 };
 
 use super::{Attempt, Connection, State};
@@ -29,62 +29,11 @@ use crate::target::is_own;
 /// What a client asks for, and how it is answered.
 pub(super) struct Asked {
     rules: Arc<[DestinationRule]>,
-    language: Language,
+    handshake: Handshake,
     destination: Option<Destination>,
 }
 
-enum Language {
-    Socks(socks::Negotiation),
-    Connect(connect::RequestReader),
-}
-
-/// What to do after a look at what the client has sent.
-enum Next {
-    Read,
-    Reply(&'static [u8]),
-    Resolve(Destination, usize),
-    Refuse(Vec<u8>, String),
-}
-
 impl Asked {
-    fn next(&mut self, bytes: &[u8]) -> Next {
-        match &mut self.language {
-            Language::Socks(negotiation) => match negotiation.step(bytes) {
-                socks::Step::More => Next::Read,
-                socks::Step::Reply(reply) => Next::Reply(reply),
-                socks::Step::Connect {
-                    destination,
-                    length_bytes,
-                } => Next::Resolve(destination, length_bytes),
-                socks::Step::Refuse(reply, fault) => Next::Refuse(reply, fault.to_string()),
-            },
-            Language::Connect(reader) => match reader.read(bytes) {
-                Progress::More => Next::Read,
-                Progress::Complete(request) => {
-                    Next::Resolve(request.destination, request.length_bytes)
-                }
-                Progress::Other => Next::Refuse(Vec::new(), "it does not ask for CONNECT".into()),
-                Progress::Broken(fault) => {
-                    Next::Refuse(connect::BAD_REQUEST.to_vec(), fault.to_string())
-                }
-            },
-        }
-    }
-
-    fn granted(&self, bound: SocketAddr) -> Vec<u8> {
-        match &self.language {
-            Language::Socks(negotiation) => negotiation.connected(bound),
-            Language::Connect(_) => connect::CONNECTED.to_vec(),
-        }
-    }
-
-    fn failed(&self, failure: Failure) -> Vec<u8> {
-        match &self.language {
-            Language::Socks(negotiation) => negotiation.failed(failure),
-            Language::Connect(_) => connect::failed(failure).to_vec(),
-        }
-    }
-
     /// Those of `addresses` that the rules allow, or why none is.
     fn allowed(&self, addresses: &[SocketAddr]) -> Result<Arc<[SocketAddress]>, String> {
         let Some(destination) = &self.destination else {
@@ -113,15 +62,13 @@ impl Connection {
         protocol: Option<Protocol>,
         rules: Arc<[DestinationRule]>,
     ) -> Step {
-        let language = match protocol {
-            Some(Protocol::Connect) => Language::Connect(connect::RequestReader::new(
-                self.terms.plan.first_bytes_limit,
-            )),
-            _ => Language::Socks(socks::Negotiation::new()),
+        let handshake = match protocol {
+            Some(Protocol::Connect) => Handshake::connect(self.terms.plan.first_bytes_limit),
+            _ => Handshake::socks(),
         };
         self.asked = Some(Box::new(Asked {
             rules,
-            language,
+            handshake,
             destination: None,
         }));
         self.state = State::Negotiating;
@@ -133,8 +80,8 @@ impl Connection {
             let Some(asked) = &mut self.asked else {
                 return Step::Wait;
             };
-            match asked.next(self.first_bytes.payload()) {
-                Next::Read => match self.read(cx) {
+            match asked.handshake.read(self.first_bytes.payload()) {
+                handshake::Step::More => match self.read(cx) {
                     Ok(true) if self.first_bytes.has_ended() => {
                         return self.undecided("it ends within its request for a destination");
                     }
@@ -145,16 +92,21 @@ impl Connection {
                     }
                     Err(_) => return self.reset_by_client("before it had asked for a destination"),
                 },
-                Next::Reply(reply) => {
+                handshake::Step::Reply(reply) => {
                     if self.reply(reply).is_err() {
                         return self.reset_by_client("before it had asked for a destination");
                     }
                 }
-                Next::Resolve(destination, length_bytes) => {
+                handshake::Step::Request {
+                    destination,
+                    length_bytes,
+                } => {
                     self.first_bytes.consume(length_bytes);
                     return self.resolve(cx, destination);
                 }
-                Next::Refuse(reply, why) => return self.turn_down(&reply, &why),
+                handshake::Step::Refuse { reply, why } => {
+                    return self.turn_down(&reply, &why.to_string());
+                }
             }
         }
     }
@@ -213,7 +165,7 @@ impl Connection {
             }
             Err(why) => {
                 Counts::add(&self.service.counts.denied);
-                let reply = asked.failed(Failure::NotAllowed);
+                let reply = asked.handshake.refused(Failure::NotAllowed);
                 self.turn_down(&reply, &format!("not allowed: {why}"))
             }
         }
@@ -228,9 +180,8 @@ impl Connection {
             return Ok(());
         };
         let bound = SocketAddress::from_kernel(getsockname(server).ok());
-        let nowhere = SocketAddr::new(IpAddr::from([0; 4]), 0);
-        let bound = bound.and_then(|address| address.inet()).unwrap_or(nowhere);
-        self.reply(&asked.granted(bound))
+        let bound = bound.and_then(|address| address.inet());
+        self.reply(&asked.handshake.granted(bound))
     }
 
     /// Tells the client that its destination cannot be reached. `false` if it has asked for none.
@@ -245,7 +196,7 @@ impl Connection {
             Some(Errno::TIMEDOUT) | None => Failure::TimedOut,
             Some(_) => Failure::Other,
         };
-        let reply = asked.failed(failure);
+        let reply = asked.handshake.refused(failure);
         self.turn_down(&reply, why);
         true
     }
