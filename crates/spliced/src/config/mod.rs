@@ -197,7 +197,9 @@ fn compare(table: &Table<'_>, listener: &ListenerPlan, earlier: &[(usize, Listen
                 format!("the listener of line {line} has this name, too; choose another one"),
             );
         }
-        if is_same(&other.address, &listener.address) {
+        // Port 0 is another port each time, but a reload knows such listeners by their names.
+        let is_one = other.address == listener.address && other.name == listener.name;
+        if is_one || is_same(&other.address, &listener.address) {
             table.notes.mistake(
                 &table.at("address"),
                 format!("the listener of line {line} has this address, too; choose another one"),

@@ -461,3 +461,43 @@ fn reloads_at_once_all_succeed_and_none_while_the_process_ends() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("no process of this user runs"), "{told}");
 }
+
+#[test]
+fn a_removed_server_leaves_no_resolver_behind() {
+    let site = Site::new();
+    let of = |servers: &str| {
+        listener("l", "127.0.0.1:0", "b")
+            + &format!("[backend.b]\nconnect_timeout = \"100ms\"\nservers = [{servers}]\n")
+    };
+    let alone = format!("\"{}\"", site.address());
+    let with_name = format!("{alone}, \"no-such-host.invalid:9\"");
+    let proxy = Proxy::run(&of(&alone));
+    let resolvers = || proxy.relay.threads().len() - proxy.relay.threads_but("resolver").len();
+    assert!(proxy.reload(&of(&with_name)).status.success());
+    assert_eq!(resolvers(), 1);
+    // By default its connections would have half a minute to drain, but there are none.
+    assert!(proxy.reload(&of(&alone)).status.success());
+    until("its thread has ended", || resolvers() == 0);
+}
+
+/// Each with a port of its own, which stays with its name.
+#[test]
+fn listeners_on_ports_that_the_kernel_picks_are_told_apart_by_name() {
+    let site = Site::new();
+    let of = |names: &[&str]| -> String {
+        let listeners = names.iter().map(|name| listener(name, "127.0.0.1:0", "b"));
+        listeners.collect::<String>() + &backend("b", &site, "")
+    };
+    let proxy = Proxy::run(&of(&["one", "two"]));
+    let addresses = ["one", "two"].map(|name| proxy.address(name));
+    assert_ne!(addresses[0], addresses[1]);
+    assert!(proxy.reload(&of(&["two", "three"])).status.success());
+    assert_eq!(proxy.address("two"), addresses[1]);
+    until("one is gone", || TcpStream::connect(&addresses[0]).is_err());
+    let unnamed = of(&["one"]).replace("name = \"one\"\n", "");
+    let twice = unnamed.clone() + &unnamed[..unnamed.find("[backend").expect("a backend")];
+    let output = proxy.reload(&twice);
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("has this address, too"), "{told}");
+}
