@@ -174,7 +174,7 @@ impl Backend {
             }
         };
         let at_most = deadline.saturating_duration_since(Instant::now());
-        let server = Server::new(address, server.weight, server.backup, plan, at_most)?;
+        let server = Server::new(address, None, server.weight, server.backup, plan, at_most)?;
         self.take_in(server, plan);
         Ok(())
     }
@@ -208,7 +208,14 @@ impl Backend {
             }
             let at_most = deadline.saturating_duration_since(Instant::now());
             let (address, weight) = (address.clone(), server.weight);
-            added.push(Server::new(address, weight, server.backup, plan, at_most)?);
+            added.push(Server::new(
+                address,
+                None,
+                weight,
+                server.backup,
+                plan,
+                at_most,
+            )?);
         }
         let plan = Arc::clone(plan);
         Ok(Change { plan, added })
@@ -218,9 +225,8 @@ impl Backend {
     pub(crate) fn targets(&self, change: Option<&Change>) -> Vec<Arc<Target>> {
         let state = self.lock();
         let known = state.entries.iter().map(|entry| &entry.server);
-        let stays = |server: &&Arc<Server>| {
-            change.is_none_or(|change| !is_gone(&change.plan, server.name()))
-        };
+        let stays =
+            |server: &&Arc<Server>| change.is_none_or(|change| !is_gone(&change.plan, server));
         let added = change.iter().flat_map(|change| &change.added);
         let servers = known.filter(stays).chain(added);
         servers.map(|server| Arc::clone(&server.target)).collect()
@@ -250,45 +256,56 @@ impl Backend {
                 watch::start(self, &known);
             }
         }
-        self.remove(|name| is_gone(&plan, name), plan.on_remove);
+        self.remove(|server| is_gone(&plan, server), plan.on_remove);
         self.lock().table = None;
         // A limit may have been raised.
         self.queue.call_all();
     }
 
-    /// The servers are those that SRV records name now, beside those with an address of their own.
-    fn take_srv(self: &Arc<Self>, servers: &[ServerPlan]) {
+    /// The records of the SRV name `srv` are these servers now.
+    fn take_srv(self: &Arc<Self>, srv: &str, servers: &[ServerPlan]) {
         let plan = self.plan();
-        let name = |server: &ServerPlan| match &server.address {
-            ServerAddress::Address(address) => address.to_string(),
-            ServerAddress::Srv(name) => name.clone(),
+        let address = |server: &ServerPlan| match &server.address {
+            ServerAddress::Address(address) => Some(address.clone()),
+            ServerAddress::Srv(_) => None,
         };
-        let all = || plan.servers.iter().chain(servers);
-        self.remove(
-            |gone| !all().any(|server| name(server) == gone),
-            plan.on_remove,
-        );
         let deadline = Instant::now() + plan.connect_timeout;
+        let mut named = Vec::new();
         for server in servers {
-            match self.find(&name(server)) {
-                Some(known) => known.change(server.weight, server.backup, &plan),
+            let Some(address) = address(server) else {
+                continue;
+            };
+            named.push(address.to_string());
+            match self.find(&address.to_string()) {
+                // One with an address of its own keeps what its configuration says.
+                Some(known) if known.srv() == Some(srv) => {
+                    known.change(server.weight, server.backup, &plan);
+                }
+                Some(_) => {}
                 None => {
-                    if let Err(error) = self.add(server, &plan, deadline) {
-                        tracing::warn!("backend {}: {error:#}", self.name);
+                    let at_most = deadline.saturating_duration_since(Instant::now());
+                    let (weight, backup) = (server.weight, server.backup);
+                    match Server::new(address, Some(srv), weight, backup, &plan, at_most) {
+                        Ok(server) => self.take_in(server, &plan),
+                        Err(error) => tracing::warn!("backend {}: {error:#}", self.name),
                     }
                 }
             }
         }
+        let is_gone = |server: &Server| {
+            server.srv() == Some(srv) && !named.iter().any(|name| name == server.name())
+        };
+        self.remove(is_gone, plan.on_remove);
         self.lock().table = None;
     }
 
-    /// Removes the servers whose names `gone` confirms.
-    fn remove(&self, gone: impl Fn(&str) -> bool, on_remove: OnRemove) {
+    /// Removes the servers that `gone` confirms.
+    fn remove(&self, gone: impl Fn(&Server) -> bool, on_remove: OnRemove) {
         let mut state = self.lock();
         state.table = None;
         let (removed, kept) = std::mem::take(&mut state.entries)
             .into_iter()
-            .partition(|entry| gone(entry.server.name()));
+            .partition(|entry| gone(&entry.server));
         state.entries = kept;
         drop(state);
         for Entry { server, .. } in removed {
@@ -444,11 +461,11 @@ impl Backend {
     }
 }
 
-/// Whether a server is no longer in `plan`. Those of SRV records are known only by the next answer.
-fn is_gone(plan: &BackendPlan, name: &str) -> bool {
-    plan.servers.iter().all(|server| match &server.address {
-        ServerAddress::Address(address) => address.to_string() != name,
-        ServerAddress::Srv(_) => false,
+/// Whether `plan` has a server no longer, neither its address nor the SRV name that names it.
+fn is_gone(plan: &BackendPlan, server: &Server) -> bool {
+    !plan.servers.iter().any(|planned| match &planned.address {
+        ServerAddress::Address(address) => address.to_string() == server.name(),
+        ServerAddress::Srv(srv) => server.srv() == Some(srv),
     })
 }
 

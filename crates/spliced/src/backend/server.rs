@@ -15,6 +15,8 @@ use crate::target::Target;
 pub(crate) struct Server {
     /// The address as it was typed, or as a SRV record names it.
     name: String,
+    /// The SRV name whose records name it; `None` if it has an address of its own.
+    srv: Option<String>,
     pub(super) target: Arc<Target>,
     weight: AtomicU32,
     is_backup: AtomicBool,
@@ -32,6 +34,7 @@ pub(crate) struct Server {
 impl Server {
     pub(super) fn new(
         address: splice::Address,
+        srv: Option<&str>,
         weight: u16,
         is_backup: bool,
         plan: &BackendPlan,
@@ -39,6 +42,7 @@ impl Server {
     ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             name: address.to_string(),
+            srv: srv.map(Into::into),
             target: Target::new(address, at_most)?,
             weight: AtomicU32::new(weight.into()),
             is_backup: AtomicBool::new(is_backup),
@@ -55,6 +59,10 @@ impl Server {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(super) fn srv(&self) -> Option<&str> {
+        self.srv.as_deref()
     }
 
     pub(super) fn is_backup(&self) -> bool {

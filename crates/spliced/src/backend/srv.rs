@@ -46,7 +46,8 @@ async fn run(backend: Weak<Backend>, name: String) {
         let pause = match answer {
             Ok((servers, until)) => {
                 warned = false;
-                let task = tokio::task::spawn_blocking(move || backend.take_srv(&servers));
+                let srv = name.clone();
+                let task = tokio::task::spawn_blocking(move || backend.take_srv(&srv, &servers));
                 drop(task.await);
                 until
                     .saturating_duration_since(Instant::now())

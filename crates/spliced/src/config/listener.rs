@@ -107,7 +107,11 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         },
     );
     table.set_some("idle_timeout", &mut listener.idle_timeout, Value::time);
-    table.set_some("splice_after", &mut listener.splice_after, Value::time_or_zero);
+    table.set_some(
+        "splice_after",
+        &mut listener.splice_after,
+        Value::time_or_zero,
+    );
     table.set(
         "connect_timeout",
         &mut listener.connect_timeout,
