@@ -3,6 +3,7 @@
 mod backends;
 mod examples;
 mod headers;
+mod health;
 mod limits;
 mod peers;
 mod reload;
@@ -10,6 +11,7 @@ mod reload_under_load;
 mod requested;
 mod routes;
 mod source;
+mod srv;
 
 use std::fs;
 use std::path::PathBuf;
@@ -40,7 +42,8 @@ impl Proxy {
         Self::start(configuration, command.env_remove("SPLICED_LOG"))
     }
 
-    fn start(configuration: &str, command: &mut Command) -> Self {
+    /// The same by a command that takes the arguments.
+    pub(crate) fn start(configuration: &str, command: &mut Command) -> Self {
         let directory = Scratch::new("proxy").expect("a directory");
         let path = directory.path().join("proxy.toml");
         fs::write(&path, configuration).expect("written");

@@ -1,0 +1,192 @@
+//! Active checks against servers that answer, and servers that do not.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use netlab::{Process, Scratch};
+
+use super::Proxy;
+use super::routes::Site;
+use crate::patience::until;
+use crate::relay::output;
+use crate::server::free_port;
+
+fn checked(server: &str, health: &str, more: &str) -> Proxy {
+    Proxy::run(&format!(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = [\"{server}\"]\n{more}\n\
+         health = {{ {health}, every = \"50ms\", rise = 1, fall = 1 }}\n"
+    ))
+}
+
+fn is_up(proxy: &Proxy) -> bool {
+    proxy.of("backends", "b")["servers"][0]["up"] == true
+}
+
+/// Waits until it is up, after it was down: a server starts as one that is up.
+fn comes_up(proxy: &Proxy) {
+    proxy.relay.wait_logged("is up again");
+    until("it is up", || is_up(proxy));
+}
+
+/// Answers every request with `answer` from now on.
+fn serve(site: Site, answer: &'static str) {
+    thread::spawn(move || {
+        loop {
+            let mut client = site.accept();
+            let mut request = [0; 1024];
+            let count = client.read(&mut request).unwrap_or(0);
+            let text = String::from_utf8_lossy(&request[..count]).into_owned();
+            let is_right = text.contains("GET /ready HTTP/1.1\r\nHost: example.org\r\n");
+            let answer = if is_right {
+                answer
+            } else {
+                "HTTP/1.1 400 \r\n\r\n"
+            };
+            let _ = client.write_all(answer.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn an_http_check_asks_for_the_status() {
+    const CHECK: &str = "http = \"/ready\", host = \"example.org\"";
+    for (answer, check, why) in [
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            CHECK.to_owned(),
+            None,
+        ),
+        ("HTTP/1.0 301 Moved\r\n\r\n", CHECK.to_owned(), None),
+        (
+            "HTTP/1.1 404 Not Found\r\n\r\n",
+            CHECK.to_owned(),
+            Some("HTTP status 404"),
+        ),
+        (
+            "HTTP/1.1 404 Not Found\r\n\r\n",
+            format!("{CHECK}, status = 404"),
+            None,
+        ),
+        (
+            "HTTP/1.1 200 OK\r\n\r\n",
+            format!("{CHECK}, status = 204"),
+            Some("HTTP status 200"),
+        ),
+        (
+            "SSH-2.0-x\r\n",
+            CHECK.to_owned(),
+            Some("does not answer in HTTP/1"),
+        ),
+    ] {
+        let site = Site::new();
+        let address = site.address();
+        serve(site, answer);
+        let proxy = checked(&address, &check, "");
+        match why {
+            Some(why) => {
+                proxy.relay.wait_logged(why);
+                until("it is down", || !is_up(&proxy));
+            }
+            None => {
+                // Two checks at least have passed by then, and none has failed.
+                thread::sleep(std::time::Duration::from_millis(150));
+                assert!(is_up(&proxy), "{answer} {check}");
+                assert_eq!(proxy.of("backends", "b")["servers"][0]["failures"], 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tls_check_wants_a_hello() {
+    let directory = Scratch::new("tls").expect("a directory");
+    let [key, certificate] = ["key.pem", "certificate.pem"].map(|name| {
+        let path = directory.path().join(name);
+        path.to_str().expect("UTF-8").to_owned()
+    });
+    let made = output(
+        Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+            ])
+            .args([
+                "-nodes",
+                "-subj",
+                "/CN=example.org",
+                "-keyout",
+                &key,
+                "-out",
+                &certificate,
+            ]),
+    );
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    let port = free_port();
+    let proxy = checked(&format!("127.0.0.1:{port}"), "tls = \"example.org\"", "");
+    proxy.relay.wait_logged("is down: connection refused");
+    let mut command = Process::command("openssl");
+    command
+        .args([
+            "s_server",
+            "-quiet",
+            "-accept",
+            &format!("127.0.0.1:{port}"),
+        ])
+        .args(["-key", &key, "-cert", &certificate])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let server = Process::spawn(&mut command).expect("openssl");
+    comes_up(&proxy);
+    drop(server);
+
+    let plain = Site::new();
+    let address = plain.address();
+    serve(plain, "");
+    let proxy = checked(&address, "tls = true", "");
+    proxy
+        .relay
+        .wait_logged("does not answer a TLS hello with a hello");
+}
+
+/// A server that wants a PROXY header gets one from a check, too.
+#[test]
+fn a_check_sends_the_header_that_connections_have() {
+    for (version, header) in [
+        ("v1", &b"PROXY UNKNOWN\r\n"[..]),
+        ("v2", b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"),
+    ] {
+        let site = Site::new();
+        let _proxy = checked(
+            &site.address(),
+            "tcp = true",
+            &format!("send_proxy = \"{version}\""),
+        );
+        let mut check = site.accept();
+        let mut bytes = vec![0; header.len()];
+        check.read_exact(&mut bytes).expect("a header");
+        assert_eq!(bytes, header);
+    }
+}
+
+#[test]
+fn a_unix_server_is_checked() {
+    let directory = Scratch::new("unix").expect("a directory");
+    let path = directory.path().join("server.sock");
+    let proxy = checked(&format!("unix:{}", path.display()), "tcp = true", "");
+    proxy
+        .relay
+        .wait_logged("is down: no such file or directory");
+    let _server = std::os::unix::net::UnixListener::bind(&path).expect("it listens");
+    comes_up(&proxy);
+}

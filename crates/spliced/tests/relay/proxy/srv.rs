@@ -1,0 +1,158 @@
+//! Servers that SRV records name.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use netlab::{Namespace, Need, Process, Scratch, available};
+
+use super::Proxy;
+use super::routes::Site;
+use crate::patience::until;
+use crate::relay::BINARY;
+
+/// Priority, weight, port; the target is always localhost.
+type Record = [u16; 3];
+
+/// A name server that knows the SRV records of one name.
+struct NameServer {
+    records: Arc<Mutex<Option<Vec<Record>>>>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NameServer {
+    fn new(records: Vec<Record>) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:53").expect("a name server's port");
+        let at_most = Some(Duration::from_millis(10));
+        socket.set_read_timeout(at_most).expect("a timeout");
+        let records = Arc::new(Mutex::new(Some(records)));
+        let ended = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let (records, ended) = (Arc::clone(&records), Arc::clone(&ended));
+            move || {
+                let mut question = [0; 512];
+                while !ended.load(Ordering::Relaxed) {
+                    let Ok((length, from)) = socket.recv_from(&mut question) else {
+                        continue;
+                    };
+                    let known = records.lock().expect("no panic").clone();
+                    if let Some(known) = known {
+                        let answer = answer(&question[..length], &known);
+                        socket.send_to(&answer, from).expect("an answer");
+                    }
+                }
+            }
+        });
+        Self {
+            records,
+            ended,
+            thread: Some(thread),
+        }
+    }
+
+    /// Answers with these from now on; `None`: not at all.
+    fn answer_with(&self, records: Option<Vec<Record>>) {
+        *self.records.lock().expect("no panic") = records;
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || thread::panicking());
+    }
+}
+
+/// A response (RFC 1035, RFC 2782) with a time to live of one second.
+fn answer(question: &[u8], records: &[Record]) -> Vec<u8> {
+    const HEADER_BYTES: usize = 12;
+    let name = question[HEADER_BYTES..].iter().position(|byte| *byte == 0);
+    let end = HEADER_BYTES + name.expect("a name") + 5;
+    let mut answer = question[..2].to_vec();
+    answer.extend([0x81, 0x80, 0, 1, 0, records.len() as u8, 0, 0, 0, 0]);
+    answer.extend(&question[HEADER_BYTES..end]);
+    for record in records {
+        answer.extend([0xc0, HEADER_BYTES as u8, 0, 33, 0, 1, 0, 0, 0, 1, 0, 17]);
+        answer.extend(record.iter().flat_map(|number| number.to_be_bytes()));
+        answer.extend(b"\x09localhost\0");
+    }
+    answer
+}
+
+#[test]
+fn servers_follow_the_records() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("srv").expect("a namespace");
+    let scratch = Scratch::new("srv").expect("a directory");
+    let settings = scratch
+        .write("resolv.conf", "nameserver 127.0.0.1\n")
+        .expect("written");
+    let inside = || {
+        let sites = [Site::new(), Site::new(), Site::new()];
+        let ports = sites.each_ref().map(|site| {
+            let address = site.address();
+            address
+                .rsplit_once(':')
+                .and_then(|it| it.1.parse::<u16>().ok())
+                .expect("a port")
+        });
+        let names = NameServer::new(vec![[10, 3, ports[0]], [20, 5, ports[1]]]);
+        let configuration = format!(
+            "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+             [backend.b]\nservers = [\"srv:_x._tcp.example.test\", \"localhost:{}\"]\n",
+            ports[2]
+        );
+        let script = r#"mount --bind "$0" /etc/resolv.conf && exec "$@""#;
+        let mut command = Process::command("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&settings)
+            .arg(BINARY)
+            .env_remove("SPLICED_LOG");
+        let proxy = Proxy::start(&configuration, &mut command);
+        let servers = || {
+            let backend = proxy.of("backends", "b");
+            let servers = backend["servers"].as_array().expect("servers").clone();
+            let mut servers: Vec<_> = servers
+                .iter()
+                .map(|server| {
+                    let name = server["server"].as_str().expect("a name").to_owned();
+                    (name, server["weight"].as_u64(), server["backup"].as_bool())
+                })
+                .collect();
+            servers.sort();
+            servers
+        };
+        let server =
+            |port: u16, weight, backup| (format!("localhost:{port}"), Some(weight), Some(backup));
+        let sorted = |mut servers: Vec<_>| {
+            servers.sort();
+            servers
+        };
+        let fixed = server(ports[2], 1, false);
+        let both = sorted(vec![
+            server(ports[0], 3, false),
+            server(ports[1], 5, true),
+            fixed.clone(),
+        ]);
+        until("both are known", || servers() == both);
+        // One goes, and the other is no longer a backup.
+        names.answer_with(Some(vec![[20, 7, ports[1]]]));
+        let one = sorted(vec![server(ports[1], 7, false), fixed]);
+        until("one is left", || servers() == one);
+        // Without an answer the last one counts.
+        names.answer_with(None);
+        proxy.relay.wait_logged("going on with the last answer");
+        assert_eq!(servers(), one);
+        let told = proxy.reload(&configuration.replace("\"srv:_x._tcp.example.test\", ", ""));
+        assert!(told.status.success());
+        until("only the fixed one is left", || servers().len() == 1);
+    };
+    namespace.enter(inside).expect("entered");
+}
