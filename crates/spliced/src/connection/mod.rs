@@ -92,6 +92,7 @@ enum State {
     Queued {
         backend: Arc<Backend>,
         ticket: Ticket,
+        until: Instant,
     },
     Connecting,
     /// Waiting to try the same address again.
@@ -284,6 +285,9 @@ impl Task for Connection {
     fn close(&mut self, _cx: &mut Context<'_>) {
         match &self.record {
             Some(record) if record.is_cut() => drop(self.reset("its listener was removed")),
+            _ if self.place().is_some_and(|place| place.seat.is_cut()) => {
+                self.fail("its server was removed");
+            }
             _ => {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);

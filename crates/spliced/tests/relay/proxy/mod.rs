@@ -3,6 +3,8 @@
 mod backends;
 mod examples;
 mod headers;
+mod hostile;
+mod leaving;
 mod limits;
 mod peers;
 mod reload;
