@@ -1,6 +1,6 @@
 //! A resolved address, which the kernel can bind or connect to.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
@@ -169,6 +169,20 @@ pub(crate) fn keep_urgent_bytes(unix: &OwnedFd) {
     let _ = sockopt::set_socket_oobinline(unix, true);
 }
 
+/// The name of a UNIX socket. A client chooses that of its own, so nothing in it may control a terminal.
+struct Shown<'a>(&'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = String::from_utf8_lossy(self.0);
+        text.chars().try_for_each(|character| match character {
+            // Harmless to a terminal.
+            '"' | '\'' | '\\' => f.write_char(character),
+            _ => character.escape_debug().fmt(f),
+        })
+    }
+}
+
 impl fmt::Display for SocketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,10 +192,24 @@ impl fmt::Display for SocketAddress {
                 IpAddr::V6(_) => inet.fmt(f),
             },
             Self::Unix(unix) => match (unix.path_bytes(), unix.abstract_name()) {
-                (_, Some(name)) => write!(f, "unix:@{}", String::from_utf8_lossy(name)),
-                (Some(path), None) => write!(f, "unix:{}", String::from_utf8_lossy(path)),
+                (_, Some(name)) => write!(f, "unix:@{}", Shown(name)),
+                (Some(path), None) => write!(f, "unix:{}", Shown(path)),
                 (None, None) => f.write_str("unix:"),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_socket_controls_no_terminal() {
+        let path = SocketAddrUnix::new("/run/\u{1b}[31m\n\"a\\ü\u{202e}").expect("a path");
+        assert_eq!(
+            SocketAddress::Unix(path).to_string(),
+            "unix:/run/\\u{1b}[31m\\n\"a\\ü\\u{202e}"
+        );
     }
 }

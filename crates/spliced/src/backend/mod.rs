@@ -133,7 +133,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.server.open.fetch_sub(1, Ordering::Relaxed);
+        self.server.open.fetch_sub(1, Ordering::Release);
         self.backend.queue.call_next();
     }
 }
@@ -259,7 +259,7 @@ impl Backend {
         self.remove(|server| is_gone(&plan, server), plan.on_remove);
         self.lock().table = None;
         // A limit may have been raised.
-        self.queue.call_all();
+        self.queue.call_next();
     }
 
     /// The records of the SRV name `srv` are these servers now.
@@ -297,6 +297,7 @@ impl Backend {
         };
         self.remove(is_gone, plan.on_remove);
         self.lock().table = None;
+        self.queue.call_next();
     }
 
     /// Removes the servers that `gone` confirms.
@@ -308,7 +309,13 @@ impl Backend {
             .partition(|entry| gone(&entry.server));
         state.entries = kept;
         drop(state);
-        for Entry { server, .. } in removed {
+        let servers = removed.into_iter().map(|entry| entry.server);
+        self.take_out(servers.collect(), on_remove);
+    }
+
+    /// Ends the checks of these servers, and their connections as `on_remove` says.
+    fn take_out(&self, servers: Vec<Arc<Server>>, on_remove: OnRemove) {
+        for server in servers {
             server.remove();
             tracing::info!(
                 "backend {}: server {} was removed",
@@ -426,19 +433,39 @@ impl Backend {
             return Pick::NoneLeft(state.why_none());
         }
         let most = plan.max_connections_per_server.unwrap_or(u32::MAX);
-        let has_room = |index: &usize| state.entries[*index].server.open() < most;
-        let free: Vec<_> = usable.into_iter().filter(has_room).collect();
+        let free: Vec<_> = usable
+            .iter()
+            .copied()
+            .filter(|index| state.has_room(*index, most))
+            .collect();
         if free.is_empty() || (ticket.is_none() && !self.queue.is_empty()) {
-            return match self.queue.enter(plan.queue.most, waker) {
-                Some(ticket) => Pick::Queued(ticket),
-                None => Pick::QueueFull,
+            let ticket = match ticket {
+                Some(ticket) => {
+                    let all = state.usable(&Tried::default(), plan.health.is_some(), now);
+                    ticket.stay(all.iter().any(|index| state.has_room(*index, most)), waker);
+                    ticket
+                }
+                None => match self.queue.enter(plan.queue.most, waker) {
+                    Some(ticket) => ticket,
+                    None => return Pick::QueueFull,
+                },
             };
+            if usable.iter().any(|index| state.has_room(*index, most)) {
+                self.queue.call_if_none_is();
+            }
+            return Pick::Queued(ticket);
         }
         let index = state.choose(&plan, &free, key, now);
         let server = Arc::clone(&state.entries[index].server);
         // Counted under the lock, so that nobody gets the same place.
         server.open.fetch_add(1, Ordering::Relaxed);
         server.total.fetch_add(1, Ordering::Relaxed);
+        if let Some(ticket) = ticket {
+            ticket.served();
+            if usable.iter().any(|index| state.has_room(*index, most)) {
+                self.queue.call_if_none_is();
+            }
+        }
         drop(state);
         Pick::Server(Lease {
             server,
@@ -492,6 +519,10 @@ impl State {
             return backups;
         }
         that(&|_| true)
+    }
+
+    fn has_room(&self, index: usize, most: u32) -> bool {
+        self.entries[index].server.open() < most
     }
 
     fn why_none(&self) -> String {

@@ -111,11 +111,14 @@ impl Server {
         self.weight() * lock(&self.health).share_percent(slow_start, now)
     }
 
-    pub(super) fn passed(&self, backend: &str) {
+    /// Returns whether it came up.
+    pub(super) fn passed(&self, backend: &str) -> bool {
         let change = lock(&self.health).passed(&lock(&self.thresholds), Instant::now());
-        if change == Some(Change::CameUp) {
+        let came_up = change == Some(Change::CameUp);
+        if came_up {
             tracing::info!("backend {backend}: server {} is up again", self.name);
         }
+        came_up
     }
 
     pub(super) fn failed(&self, backend: &str, why: &str) {

@@ -53,7 +53,11 @@ async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
     let addresses = server.target.addresses();
     let checked = check(&plan, &health.check, &addresses);
     match tokio::time::timeout(health.timeout, checked).await {
-        Ok(Ok(())) => server.passed(backend.name()),
+        Ok(Ok(())) => {
+            if server.passed(backend.name()) {
+                backend.queue.call_next();
+            }
+        }
         Ok(Err(why)) => server.failed(backend.name(), &why),
         Err(_) => {
             let time = humantime::format_duration(health.timeout);

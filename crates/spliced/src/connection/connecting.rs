@@ -24,13 +24,17 @@ impl Connection {
             client: self.arrival.client.map(|address| address.ip()),
             server_name: self.record.as_ref().and_then(Record::server_name),
         };
-        let ticket = match std::mem::replace(&mut self.state, State::Connecting) {
-            State::Queued { ticket, .. } => Some(ticket),
-            _ => None,
+        let (ticket, until) = match std::mem::replace(&mut self.state, State::Connecting) {
+            State::Queued { ticket, until, .. } => (Some(ticket), Some(until)),
+            _ => (None, None),
         };
         match backend.pick(&key, &self.tried, ticket, || cx.waker()) {
             Pick::Server(lease) => {
                 self.tried.add(&lease);
+                if until.is_some() {
+                    // The time in the queue is not the servers'.
+                    self.deadline = cx.now() + self.connect_timeout;
+                }
                 let seat = lease.sit(cx.waker());
                 self.attempt = Some(Attempt {
                     addresses: lease.addresses(),
@@ -44,8 +48,13 @@ impl Connection {
                 self.connect(cx)
             }
             Pick::Queued(ticket) => {
-                cx.set_deadline(Some(cx.now() + backend.plan().queue.wait));
-                self.state = State::Queued { backend, ticket };
+                let until = until.unwrap_or_else(|| cx.now() + backend.plan().queue.wait);
+                cx.set_deadline(Some(until));
+                self.state = State::Queued {
+                    backend,
+                    ticket,
+                    until,
+                };
                 Step::Wait
             }
             Pick::QueueFull => {

@@ -92,6 +92,7 @@ enum State {
     Queued {
         backend: Arc<Backend>,
         ticket: Ticket,
+        until: Instant,
     },
     Connecting,
     /// Waiting to try the same address again.

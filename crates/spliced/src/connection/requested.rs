@@ -26,6 +26,10 @@ use crate::service::Counts;
 use crate::socket_address::SocketAddress;
 use crate::target::is_own;
 
+/// How often a client's rest is read before it is closed: 64 KiB, which is what a client may have sent before
+/// it reads the first answer (the usual window at the start).
+const REST_READS: usize = 16;
+
 /// What a client asks for, and how it is answered.
 pub(super) struct Asked {
     rules: Arc<[DestinationRule]>,
@@ -210,9 +214,14 @@ impl Connection {
             && answered.is_ok()
         {
             let _ = shutdown(&client, Shutdown::Write);
-            // close(2) resets if something is left unread.
+            // close(2) resets if something is left unread. One that sends without end gets the reset.
             let mut rest = [0; 4096];
-            while recv(&client, &mut rest, RecvFlags::empty()).is_ok_and(|(_, count)| count > 0) {}
+            for _ in 0..REST_READS {
+                if recv(&client, &mut rest, RecvFlags::empty()).is_ok_and(|(_, count)| count > 0) {
+                    continue;
+                }
+                break;
+            }
         }
         if let Some(record) = self.record.take() {
             record.write(None, why);

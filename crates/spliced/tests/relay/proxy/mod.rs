@@ -4,6 +4,8 @@ mod backends;
 mod examples;
 mod headers;
 mod health;
+mod hostile;
+mod leaving;
 mod limits;
 mod peers;
 mod reload;
