@@ -7,7 +7,7 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::proto::rr::RData;
 use splice::Address;
 
-use super::Backend;
+use super::{Backend, lock};
 use crate::plan::{ServerAddress, ServerPlan};
 
 /// An answer is kept at least so long, however short its time to live: a busy name server is not asked more
@@ -23,12 +23,12 @@ const WEIGHT_MOST: u16 = 256;
 /// Starts the task that asks for the records of `name` and keeps the servers of `backend` up to them, unless
 /// there is one.
 pub(super) fn watch(backend: &Arc<Backend>, name: &str) {
-    let mut state = backend.lock();
-    if state.srv_names.iter().any(|watched| watched == name) {
+    let mut names = lock(&backend.srv_names);
+    if names.iter().any(|watched| watched == name) {
         return;
     }
-    state.srv_names.push(name.into());
-    drop(state);
+    names.push(name.into());
+    drop(names);
     let weak = Arc::downgrade(backend);
     backend.control.spawn(run(weak, name.to_owned()));
 }
@@ -70,13 +70,13 @@ async fn run(backend: Weak<Backend>, name: String) {
 impl Backend {
     /// Whether the plan still has this name. If not, the next one that has it starts a task of its own.
     fn still_asks_for(&self, name: &str) -> bool {
-        let mut state = self.lock();
+        let mut names = lock(&self.srv_names);
         let plan = self.plan();
         let is_it =
             |server: &ServerPlan| matches!(&server.address, ServerAddress::Srv(srv) if srv == name);
         let asks = plan.servers.iter().any(is_it);
         if !asks {
-            state.srv_names.retain(|watched| watched != name);
+            names.retain(|watched| watched != name);
         }
         asks
     }

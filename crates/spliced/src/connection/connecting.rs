@@ -30,7 +30,7 @@ impl Connection {
         };
         match backend.pick(&key, &self.tried, ticket, || cx.waker()) {
             Pick::Server(lease) => {
-                self.tried.add(&lease);
+                lease.note_in(&mut self.tried);
                 if until.is_some() {
                     // The time in the queue is not the servers'.
                     self.deadline = cx.now() + self.connect_timeout;

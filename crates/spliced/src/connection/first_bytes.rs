@@ -55,7 +55,7 @@ impl FirstBytes {
         // Not read into the vector: its room would cost each client that waits as much.
         let mut room = [const { MaybeUninit::<u8>::uninit() }; ROOM_BYTES];
         match recv(client, &mut room[..], RecvFlags::empty()) {
-            Ok(((bytes, _), _)) if bytes.is_empty() => {
+            Ok((([], _), _)) => {
                 self.has_ended = true;
                 Ok(Came::End)
             }

@@ -165,6 +165,15 @@ impl Host {
         self.lab.client().enter(connected).expect("entered")
     }
 
+    /// The relay resets a client from this port.
+    pub(super) fn is_reset(&self, port: u16) {
+        // A reset that came before `connect` returns would be its error.
+        self.hop.relay.hold_still();
+        let near = self.client(port);
+        self.hop.relay.go_on();
+        near.expect_reset();
+    }
+
     /// Sends bytes over all pairs until each is spliced.
     pub(super) fn splice(&self, pairs: &[&Pair]) {
         until_found("the pairs are spliced", || {

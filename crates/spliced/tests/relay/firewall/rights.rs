@@ -62,7 +62,7 @@ fn unlistable_tables_of_iptables_legacy_prevent_splicing() {
         let rule = "-A INPUT -p tcp --dport 22 -j DROP";
         iptables(lab, "iptables-legacy", rule);
     });
-    host.connect(CLIENT_PORT).near.expect_reset();
+    host.is_reset(CLIENT_PORT);
     let why = host.logged(CLIENT_PORT, "why_engine");
     for part in ["iptables-legacy", "filter", "Permission denied"] {
         assert!(why.contains(part), "no {part:?} in {why:?}");

@@ -105,7 +105,7 @@ fn segment_refuses_pairs_with_filter_side_effects() {
     }
     let host = Host::under(&rules(), &["--engine", "segment"]);
     for port in CLIENTS {
-        host.client(port).expect_reset();
+        host.is_reset(port);
         let entry = host.entry(port);
         assert_eq!(entry["outcome"], "refused by the engine", "{entry}");
         let why = entry["why_engine"].as_str().expect("a reason");

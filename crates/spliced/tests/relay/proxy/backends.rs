@@ -4,8 +4,9 @@ use std::io::Write;
 use std::net::TcpListener;
 
 use super::Proxy;
-use super::routes::{Site, connect, expect, expect_reset};
+use super::routes::{Site, connect, expect};
 use crate::patience::until;
+use crate::peer::Peer;
 
 fn one_route(backend: &str) -> String {
     format!(
@@ -169,7 +170,7 @@ servers = ["{}"]
         )
     };
     let proxy = Proxy::run(&configuration(""));
-    expect_reset(&mut connect(&proxy.address("all")));
+    Peer::is_reset_by(&proxy.address("all"));
     assert_eq!(proxy.count("all", "without_server"), 1);
     let proxy = Proxy::run(&configuration("fallback = \"other\""));
     let mut client = connect(&proxy.address("all"));
@@ -188,7 +189,7 @@ fn over_a_servers_limit_clients_queue_and_over_the_queues_they_are_reset() {
     let first_server = site.accept();
     let mut second = connect(&proxy.address("all"));
     until("one waits", || proxy.of("backends", "b")["queued"] == 1);
-    expect_reset(&mut connect(&proxy.address("all")));
+    Peer::is_reset_by(&proxy.address("all"));
     assert_eq!(proxy.count("all", "queue_full"), 1);
     drop((first, first_server));
     second.write_all(b"x").expect("sent");
@@ -199,6 +200,6 @@ fn over_a_servers_limit_clients_queue_and_over_the_queues_they_are_reset() {
     )));
     let _first = connect(&proxy.address("all"));
     let _server = site.accept();
-    expect_reset(&mut connect(&proxy.address("all")));
+    Peer::is_reset_by(&proxy.address("all"));
     assert_eq!(proxy.count("all", "queue_timeout"), 1);
 }

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset, tls_hello};
+use crate::peer::Peer;
 
 fn configuration(listener: &str, backend: &str, site: &Site) -> String {
     format!(
@@ -60,7 +61,7 @@ fn a_sender_that_is_not_trusted_is_reset() {
         "",
         &site,
     ));
-    expect_reset(&mut connect(&proxy.address("all")));
+    Peer::is_reset_by(&proxy.address("all"));
     proxy
         .relay
         .wait_logged("is not trusted to send PROXY headers");

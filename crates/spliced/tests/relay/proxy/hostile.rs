@@ -144,7 +144,7 @@ fn a_message_that_never_ends_is_reset() {
     ] {
         let mut client = connect(&proxy.address("l"));
         let mut sent = begin.len();
-        let more = more.repeat((16 << 10) / more.len());
+        let more = more.repeat((16usize << 10).div_ceil(more.len()));
         let mut result = client.write_all(begin);
         while result.is_ok() && sent < MOST_BYTES {
             result = client.write_all(&more);

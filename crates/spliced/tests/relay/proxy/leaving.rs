@@ -197,7 +197,7 @@ fn the_queue_takes_nothing_from_the_time_to_connect() {
         "max_connections_per_server = 1\nqueue_timeout = \"10m\"\nconnect_timeout = \"2s\"",
     );
     let proxy = Proxy::run(&configuration.replace(&site.address(), &address));
-    let request = long_request();
+    let request = request_of(LONG_BYTES);
     let mut first = connect(&proxy.address("l"));
     first
         .write_all(b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n")
@@ -236,9 +236,14 @@ fn while_it_connects() {
     assert_eq!(proxy.count("l", "joined"), 0);
 }
 
-/// As much as a listener reads before it decides.
-fn long_request() -> Vec<u8> {
-    let padding = "x".repeat(60 << 10);
+/// Nearly as much as a listener reads before it decides.
+const LONG_BYTES: usize = 60 << 10;
+
+/// More than the buffer of the connection to a slow server takes at once.
+const TOO_MUCH_BYTES: usize = 1000 << 10;
+
+fn request_of(padding_bytes: usize) -> Vec<u8> {
+    let padding = "x".repeat(padding_bytes);
     format!("GET / HTTP/1.1\r\nHost: example.org\r\nX: {padding}\r\n\r\n").into_bytes()
 }
 
@@ -247,10 +252,14 @@ fn while_a_slow_server_gets_the_first_bytes() {
     let listener = slow_listener(8);
     let address = listener.local_addr().expect("its address").to_string();
     let site = Site::new();
-    let configuration = by_name(&site, "", "connect_timeout = \"3s\"");
+    let configuration = by_name(
+        &site,
+        "first_bytes_limit = \"1MiB\"",
+        "connect_timeout = \"3s\"",
+    );
     let proxy = Proxy::run(&configuration.replace(&site.address(), &address));
     let before = proxy.relay.descriptors();
-    let request = long_request();
+    let request = request_of(TOO_MUCH_BYTES);
     for how in BOTH {
         let mut client = connect(&proxy.address("l"));
         client.write_all(&request).expect("sent");
@@ -325,13 +334,19 @@ fn a_server_never_answers() {
 fn an_end_right_behind_the_first_bytes_is_passed_on() {
     let site = Site::new();
     let by_bytes = by_name(&site, "", "");
-    let at_once = by_bytes.replace("sni = [\"example.org\", \"*.example.org\"]\n", "");
+    // One route without a matcher: a second one would never be reached.
+    let at_once = by_bytes
+        .replace("sni = [\"example.org\", \"*.example.org\"]\n", "")
+        .replace(
+            "[[listener.route]]\nhttp_host = [\"example.org\", \"*.example.org\"]\nbackend = \"b\"\n",
+            "",
+        );
     let with_header = by_name(&site, "", "send_proxy = \"v1\"");
     let hello = tls_hello("example.org", &[]);
     for configuration in [by_bytes, at_once, with_header] {
         let proxy = Proxy::run(&configuration);
         let before = proxy.relay.descriptors();
-        for first in [&hello[..], &long_request()] {
+        for first in [&hello[..], &request_of(LONG_BYTES)] {
             let mut client = connect(&proxy.address("l"));
             client.write_all(first).expect("sent");
             client.shutdown(Shutdown::Write).expect("ended");

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use super::Proxy;
-use super::routes::{Site, connect, expect, expect_reset};
+use super::routes::{Site, connect, expect};
 use crate::patience::until;
+use crate::peer::Peer;
 
 fn limited(limits: &str, site: &Site) -> Proxy {
     Proxy::run(&format!(
@@ -30,7 +31,7 @@ fn a_client_over_its_connections_is_reset_and_counted() {
     let address = proxy.address("all");
     let clients: Vec<_> = (0..2).map(|_| connect(&address)).collect();
     until("both are joined", || proxy.count("all", "joined") == 2);
-    expect_reset(&mut connect(&address));
+    Peer::is_reset_by(&address);
     assert_eq!(proxy.count("all", "client_connections"), 1);
     proxy.relay.wait_logged("max_connections_per_client");
     drop(clients);

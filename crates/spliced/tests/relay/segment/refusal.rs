@@ -28,8 +28,11 @@ fn a_client_of_the_other_family_is_reset_with_a_warning() {
     let server = namespace.enter(|| Server::on("[::1]:0")).expect("entered");
     let mut relay = relay(&namespace, ":0", &server.address, &log);
     let address = format!("127.0.0.1:{}", relay.port());
+    // A reset that came before `connect` returns would be its error.
+    relay.hold_still();
     let client = namespace.enter(|| Peer::connect(&address));
     let client = client.expect("entered");
+    relay.go_on();
     client.expect_reset();
     let told = relay.wait_logged("engine segment refused it");
     let from = format!("connection 1 from {} to", client.local_address());

@@ -1,0 +1,188 @@
+//! The servers of a backend: which are usable, and whose turn it is.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::maglev::Maglev;
+use super::server::Server;
+use crate::plan::{BackendPlan, Balance, HashKey};
+
+#[derive(Default)]
+pub(super) struct Pool {
+    entries: Vec<Entry>,
+    /// For consistent hashing: the table, and the servers that it was made for.
+    table: Option<(Vec<Arc<Server>>, Maglev)>,
+}
+
+struct Entry {
+    server: Arc<Server>,
+    /// How far the server is due, for smooth weighted round-robin as in nginx: each turn adds the weight
+    /// of every server to it and takes the sum from the one that is picked.
+    due: i64,
+}
+
+/// What decides between servers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PickKey<'a> {
+    pub(crate) client: Option<IpAddr>,
+    pub(crate) server_name: Option<&'a str>,
+}
+
+/// The servers that a connection has tried.
+#[derive(Default)]
+pub(crate) struct Tried(Vec<Arc<Server>>);
+
+impl Tried {
+    pub(super) fn add(&mut self, server: &Arc<Server>) {
+        self.0.push(Arc::clone(server));
+    }
+
+    fn has(&self, server: &Arc<Server>) -> bool {
+        self.0.iter().any(|tried| Arc::ptr_eq(tried, server))
+    }
+}
+
+impl Pool {
+    pub(super) fn add(&mut self, server: Arc<Server>) {
+        self.entries.push(Entry { server, due: 0 });
+        self.table = None;
+    }
+
+    /// Takes out the servers that `gone` confirms.
+    pub(super) fn take_out(&mut self, gone: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
+        self.table = None;
+        let gone = self.entries.extract_if(.., |entry| gone(&entry.server));
+        gone.map(|entry| entry.server).collect()
+    }
+
+    /// Weights may have changed.
+    pub(super) fn weigh_again(&mut self) {
+        self.table = None;
+    }
+
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Arc<Server>> {
+        self.entries.iter().map(|entry| &entry.server)
+    }
+
+    pub(super) fn server(&self, index: usize) -> &Arc<Server> {
+        &self.entries[index].server
+    }
+
+    /// How many servers a connection may still try.
+    pub(super) fn others(&self, tried: &Tried, now: Instant) -> usize {
+        self.servers()
+            .filter(|server| !tried.has(server) && server.is_up(now))
+            .count()
+    }
+
+    /// The servers to choose from: those that are up; if there is none, the backups that are. Without
+    /// checks the others are better than nothing.
+    pub(super) fn usable(&self, tried: &Tried, has_checks: bool, now: Instant) -> Vec<usize> {
+        let that = |condition: &dyn Fn(&Server) -> bool| -> Vec<usize> {
+            let entries = self.entries.iter().enumerate();
+            entries
+                .filter(|(_, entry)| {
+                    let server = &entry.server;
+                    condition(server) && !tried.has(server) && !server.target.addresses().is_empty()
+                })
+                .map(|(index, _)| index)
+                .collect()
+        };
+        let up = that(&|server| !server.is_backup() && server.is_up(now));
+        if !up.is_empty() {
+            return up;
+        }
+        let backups = that(&|server| server.is_backup() && server.is_up(now));
+        if !backups.is_empty() || has_checks {
+            return backups;
+        }
+        that(&|_| true)
+    }
+
+    pub(super) fn has_room(&self, index: usize, most: u32) -> bool {
+        self.entries[index].server.open() < most
+    }
+
+    pub(super) fn why_none(&self) -> String {
+        match &self.entries[..] {
+            [] => "its servers are not known yet".into(),
+            [only] if only.server.target.addresses().is_empty() => only.server.target.why_nowhere(),
+            _ => "no server is up".into(),
+        }
+    }
+
+    pub(super) fn choose(
+        &mut self,
+        plan: &BackendPlan,
+        free: &[usize],
+        key: &PickKey<'_>,
+        now: Instant,
+    ) -> usize {
+        if let [only] = free {
+            return *only;
+        }
+        match plan.balance {
+            Balance::RoundRobin => self.next_in_turn(plan.slow_start, free, now),
+            Balance::LeastConnections => {
+                // Those with the same load take turns.
+                let load = |index: &usize| {
+                    let server = &self.entries[*index].server;
+                    let share = u64::from(server.share(plan.slow_start, now).max(1));
+                    (u64::from(server.open()) + 1) * 1_000_000 / share
+                };
+                let least = free.iter().map(load).min().unwrap_or_default();
+                let ties: Vec<_> = free
+                    .iter()
+                    .copied()
+                    .filter(|index| load(index) == least)
+                    .collect();
+                self.next_in_turn(plan.slow_start, &ties, now)
+            }
+            Balance::Consistent(hash) => self.consistent(hash, free, key),
+        }
+    }
+
+    fn next_in_turn(
+        &mut self,
+        slow_start: Option<Duration>,
+        free: &[usize],
+        now: Instant,
+    ) -> usize {
+        let mut sum = 0;
+        for index in free {
+            let entry = &mut self.entries[*index];
+            let share = i64::from(entry.server.share(slow_start, now));
+            entry.due += share;
+            sum += share;
+        }
+        // The first of those that are due most.
+        let due = |index: &&usize| (self.entries[**index].due, std::cmp::Reverse(**index));
+        let picked = free.iter().max_by_key(due).copied().unwrap_or_default();
+        self.entries[picked].due -= sum;
+        picked
+    }
+
+    fn consistent(&mut self, hash: HashKey, free: &[usize], key: &PickKey<'_>) -> usize {
+        let bytes = match (hash, key.server_name, key.client) {
+            (HashKey::ServerName, Some(name), _) => name.as_bytes().to_vec(),
+            (_, _, Some(IpAddr::V4(ip))) => ip.octets().to_vec(),
+            (_, _, Some(IpAddr::V6(ip))) => ip.octets().to_vec(),
+            (_, _, None) => Vec::new(),
+        };
+        if self.table.is_none() {
+            // All servers, down or not: so a server that comes back finds its clients again, and the
+            // clients of one that is down are spread.
+            let servers: Vec<_> = self.servers().cloned().collect();
+            let named = servers
+                .iter()
+                .map(|server| (server.name(), server.weight()));
+            self.table = Maglev::new(named).map(|table| (servers.clone(), table));
+        }
+        let Some((_, table)) = &self.table else {
+            return free[0];
+        };
+        let mut order = table.servers(&bytes);
+        order.find(|index| free.contains(index)).unwrap_or(free[0])
+    }
+}
