@@ -6,25 +6,41 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 /// How many names are resolved at once. Each takes a thread, since getaddrinfo(3) blocks.
 const RESOLVERS: usize = 16;
 
+/// How many of them may be names that clients ask for: slow names of hostile clients must not keep the
+/// proxy from its own servers.
+const RESOLVERS_FOR_CLIENTS: usize = 8;
+
 /// Runs tasks on the control thread, which starts with the first one and ends when the last clone is
 /// dropped.
-#[derive(Clone, Default)]
-pub(crate) struct Control(Arc<Mutex<Option<Running>>>);
+#[derive(Clone)]
+pub(crate) struct Control {
+    running: Arc<Mutex<Option<Running>>>,
+    for_clients: Arc<Semaphore>,
+}
 
 struct Running {
     runtime: Handle,
     _end: oneshot::Sender<()>,
 }
 
+impl Default for Control {
+    fn default() -> Self {
+        Self {
+            running: Arc::default(),
+            for_clients: Arc::new(Semaphore::new(RESOLVERS_FOR_CLIENTS)),
+        }
+    }
+}
+
 impl Control {
     /// Runs `task`. Without a thread for it, a warning says so.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_none() {
             match start() {
                 Ok(started) => *running = Some(started),
@@ -37,6 +53,11 @@ impl Control {
         if let Some(running) = &*running {
             drop(running.runtime.spawn(task));
         }
+    }
+
+    /// The right to resolve a name for a client, one for each thread that does.
+    pub(super) fn for_clients(&self) -> &Arc<Semaphore> {
+        &self.for_clients
     }
 }
 

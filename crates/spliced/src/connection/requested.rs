@@ -130,7 +130,8 @@ impl Connection {
             Host::Address(address) => self.reach(cx, &[(address, port).into()]),
             Host::Name(name) => {
                 let control = &self.service.process.control;
-                let resolution = Resolution::start(control, name, port, cx.waker());
+                let waker = cx.waker();
+                let resolution = Resolution::start(control, name, port, move || waker.wake());
                 cx.set_deadline(Some(self.deadline));
                 self.state = State::Resolving(resolution);
                 Step::Wait
@@ -140,7 +141,7 @@ impl Connection {
 
     /// The name has been resolved.
     pub(super) fn resolved(&mut self, cx: &mut Context<'_>) -> Step {
-        let State::Resolving(resolution) = &self.state else {
+        let State::Resolving(resolution) = &mut self.state else {
             return Step::Wait;
         };
         match resolution.take() {

@@ -1,10 +1,12 @@
 //! Which server of a backend a connection reaches.
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::SocketAddr;
+
+use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
-use super::routes::{Site, connect, expect};
+use super::routes::{Site, connect, expect, tls_hello};
 use crate::patience::until;
 use crate::peer::Peer;
 
@@ -15,15 +17,26 @@ fn one_route(backend: &str) -> String {
     )
 }
 
-/// An address that nobody listens on.
-fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
-    listener.local_addr().expect("its address").to_string()
+/// An address that nobody listens on, kept from others as long as this lives.
+struct Place(Socket);
+
+impl Place {
+    fn new() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(&any.into()).expect("bound");
+        Self(socket)
+    }
+
+    fn address(&self) -> String {
+        let address = self.0.local_addr().expect("its address");
+        address.as_socket().expect("an IP address").to_string()
+    }
 }
 
 #[test]
 fn a_refused_connection_is_tried_on_the_next_server_with_the_same_first_bytes() {
-    let site = Site::new();
+    let (places, site) = ([Place::new(), Place::new()], Site::new());
     let proxy = Proxy::run(&format!(
         r#"
 [[listener]]
@@ -35,8 +48,8 @@ backend = "b"
 [backend.b]
 servers = ["{}", "{}", "{}"]
 "#,
-        nobody(),
-        nobody(),
+        places[0].address(),
+        places[1].address(),
         site.address()
     ));
     for _ in 0..4 {
@@ -114,11 +127,52 @@ fn one_client_stays_on_its_server() {
     assert!(counts.contains(&Some(10)), "{counts:?}");
 }
 
+/// All connections for one name go to one server, and other names go to others.
+#[test]
+fn one_server_name_stays_on_its_server() {
+    const NAMES: usize = 24;
+    let sites: Vec<_> = (0..3).map(|_| Site::new()).collect();
+    let servers: Vec<_> = sites
+        .iter()
+        .map(|site| format!("\"{}\"", site.address()))
+        .collect();
+    let proxy = Proxy::run(&format!(
+        "[[listener]]\nname = \"all\"\naddress = \"127.0.0.1:0\"\n\
+         [[listener.route]]\nsni = \"*.example.org\"\nbackend = \"b\"\n\
+         [backend.b]\nbalance = \"consistent\"\nhash = \"sni\"\nservers = [{}]",
+        servers.join(", ")
+    ));
+    let connections = || -> Vec<_> {
+        let backend = proxy.of("backends", "b");
+        let servers = backend["servers"].as_array().expect("servers").iter();
+        servers
+            .map(|server| server["connections"].as_u64().expect("a count"))
+            .collect()
+    };
+    let mut clients = Vec::new();
+    let mut connected_to = |name: &str| {
+        let before = connections();
+        let mut client = connect(&proxy.address("all"));
+        client.write_all(&tls_hello(name, &[])).expect("sent");
+        clients.push(client);
+        until("it is at a server", || connections() != before);
+        let after = connections();
+        (0..after.len()).find(|server| after[*server] > before[*server])
+    };
+    let names: Vec<_> = (0..NAMES).map(|n| format!("{n}.example.org")).collect();
+    let first: Vec<_> = names.iter().map(|name| connected_to(name)).collect();
+    let again: Vec<_> = names.iter().map(|name| connected_to(name)).collect();
+    assert_eq!(again, first);
+    // By chance all names have one server in one of ten to the eleventh runs.
+    assert!(first.iter().any(|server| *server != first[0]), "{first:?}");
+}
+
 /// A backup serves when no other server is up, and no longer than that.
 #[test]
 fn checks_take_a_server_out_and_bring_it_back() {
     let backup = Site::new();
-    let place = nobody();
+    let server = Place::new();
+    let place = server.address();
     let proxy = Proxy::run(&one_route(&format!(
         "servers = [\"{place}\", {{ address = \"{}\", backup = true }}]\n\
          health = {{ tcp = true, every = \"50ms\", rise = 2, fall = 3 }}",
@@ -138,7 +192,7 @@ fn checks_take_a_server_out_and_bring_it_back() {
         connection.set_nonblocking(false).expect("blocking");
         matches!(connection.peek(&mut first), Ok(1)) && first == *b"x"
     });
-    let server = TcpListener::bind(&place).expect("it listens now");
+    server.0.listen(8).expect("it listens now");
     until("it is up", || is_up() == Some(true));
     proxy.relay.wait_logged("is up again");
     let _client = connect(&proxy.address("all"));
@@ -150,7 +204,7 @@ fn checks_take_a_server_out_and_bring_it_back() {
 
 #[test]
 fn without_a_server_the_client_is_reset_or_goes_to_the_fallback() {
-    let fallback = Site::new();
+    let (place, fallback) = (Place::new(), Site::new());
     let configuration = |route: &str| {
         format!(
             r#"
@@ -165,7 +219,7 @@ servers = ["{}"]
 [backend.other]
 servers = ["{}"]
 "#,
-            nobody(),
+            place.address(),
             fallback.address()
         )
     };

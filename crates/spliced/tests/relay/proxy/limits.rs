@@ -1,7 +1,9 @@
 //! Limits of listeners and clients.
 
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::Proxy;
 use super::routes::{Site, connect, expect};
@@ -49,7 +51,8 @@ fn a_client_over_its_rate_is_reset_and_counted() {
     let site = Site::new();
     let proxy = limited("new_connections_per_client = 3", &site);
     let address = proxy.address("all");
-    let _clients: Vec<_> = (0..20).map(|_| connect(&address)).collect();
+    // One may be reset before its `connect` has returned.
+    let _clients: Vec<_> = (0..20).map(|_| TcpStream::connect(&address)).collect();
     until("the others are counted", || {
         let refused = proxy.count("all", "client_rate");
         refused > 0 && refused + proxy.count("all", "joined") == 20
@@ -69,4 +72,37 @@ fn over_the_limit_of_a_listener_clients_wait_in_the_backlog() {
     proxy.relay.wait_logged("(max-connections) is reached");
     drop((first, first_server));
     expect(&mut site.accept(), b"second");
+}
+
+/// Each direction, with every engine that can keep to a rate.
+#[test]
+fn a_connection_keeps_to_its_rate() {
+    const BYTES_PER_SECOND: u64 = 4_000_000;
+    const BYTES: u64 = 4_000_000;
+    /// What may leave at once: ten segments of loopback's MTU (`TCP_INIT_CWND`), with the doubling of the
+    /// slow start.
+    const BURST_BYTES: u64 = 2 * 10 * 65_536;
+    let least = Duration::from_secs_f64((BYTES - BURST_BYTES) as f64 / BYTES_PER_SECOND as f64);
+    for engine in ["auto", "copy", "pipe", "uring", "sockmap"] {
+        let site = Site::new();
+        let proxy = limited(
+            &format!("rate = {BYTES_PER_SECOND}\nengine = \"{engine}\""),
+            &site,
+        );
+        let client = connect(&proxy.address("all"));
+        let server = site.accept();
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            let begun = Instant::now();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut bytes = io::repeat(7).take(BYTES);
+                    io::copy(&mut bytes, &mut &*from).expect("sent")
+                });
+                let moved = io::copy(&mut Read::take(to, BYTES), &mut io::sink());
+                assert_eq!(moved.expect("received"), BYTES);
+            });
+            let took = begun.elapsed();
+            assert!(took >= least, "{engine}: {took:?}");
+        }
+    }
 }
