@@ -74,16 +74,16 @@ fn over_the_limit_of_a_listener_clients_wait_in_the_backlog() {
     expect(&mut site.accept(), b"second");
 }
 
-/// Each direction, with every engine that can keep to a rate.
+/// Each direction; `auto` has a test of its own (`source.rs`).
 #[test]
-fn a_connection_keeps_to_its_rate() {
+fn every_engine_of_sockets_keeps_to_a_rate() {
     const BYTES_PER_SECOND: u64 = 4_000_000;
     const BYTES: u64 = 4_000_000;
     /// What may leave at once: ten segments of loopback's MTU (`TCP_INIT_CWND`), with the doubling of the
     /// slow start.
     const BURST_BYTES: u64 = 2 * 10 * 65_536;
     let least = Duration::from_secs_f64((BYTES - BURST_BYTES) as f64 / BYTES_PER_SECOND as f64);
-    for engine in ["auto", "copy", "pipe", "uring", "sockmap"] {
+    for engine in ["copy", "pipe", "uring", "sockmap"] {
         let site = Site::new();
         let proxy = limited(
             &format!("rate = {BYTES_PER_SECOND}\nengine = \"{engine}\""),
