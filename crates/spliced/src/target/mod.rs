@@ -201,12 +201,12 @@ impl Target {
         let resolved_before = self.lock().resolved_at.is_some();
         match answer {
             Ok(addresses) => {
-                if std::mem::take(warned) {
-                    let addresses: Vec<_> =
-                        addresses.iter().map(SocketAddress::to_string).collect();
-                    tracing::info!("{} resolves now: {}", self.address, addresses.join(", "));
-                }
+                let told: Vec<_> = addresses.iter().map(SocketAddress::to_string).collect();
                 self.take(addresses);
+                // Only now, so that whoever reads it can rely on it.
+                if std::mem::take(warned) {
+                    tracing::info!("{} resolves now: {}", self.address, told.join(", "));
+                }
                 None
             }
             Err(error) => {
