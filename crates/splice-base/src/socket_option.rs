@@ -268,6 +268,29 @@ pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
 
+/// How many unsent bytes stop a TCP socket from taking more, in bytes; 0 if the socket has no such
+/// bound of its own (`TCP_NOTSENT_LOWAT`).
+pub fn unsent_low_mark(fd: impl AsFd) -> rustix::io::Result<u32> {
+    let mut bytes = [0];
+    let fd = fd.as_fd();
+    get(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &mut bytes)?;
+    Ok(bytes[0].cast_unsigned())
+}
+
+/// Whether the next byte that a socket reads is the urgent one (`SIOCATMARK`).
+pub fn is_at_mark(fd: impl AsFd) -> rustix::io::Result<bool> {
+    // `asm-generic/sockios.h`; the libc crate lacks it.
+    const SIOCATMARK: libc::c_ulong = 0x8905;
+    let mut is_at_mark: i32 = 0;
+    // SAFETY: the kernel writes one integer, which outlives the call.
+    let result =
+        unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), SIOCATMARK as _, &raw mut is_at_mark) };
+    match result {
+        0 => Ok(is_at_mark != 0),
+        _ => Err(last_error()),
+    }
+}
+
 /// Sets `SO_RCVLOWAT`: a socket with fewer bytes is not readable.
 pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes)

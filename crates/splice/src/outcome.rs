@@ -56,6 +56,10 @@ pub enum Reason {
     /// The packet filters of this host have changed and would stop the pair, which an engine had
     /// moved past them; [`Outcome::why_engine`] names the rule.
     Filtered,
+    /// The caller has taken the sockets of a one-way splice back.
+    Undone,
+    /// The bytes of a ring of one-way splices have gone round too often.
+    Looped,
     /// Another system call on this side's socket failed with this `errno`; `ETIMEDOUT` if
     /// keep-alive or retransmission found the peer gone.
     Failed {
@@ -108,6 +112,8 @@ impl fmt::Display for Reason {
             Self::Shutdown => f.write_str("shutdown"),
             Self::Refused => f.write_str("refused by the engine"),
             Self::Filtered => f.write_str("stopped by the packet filters"),
+            Self::Undone => f.write_str("undone"),
+            Self::Looped => f.write_str("looped"),
             Self::Failed { side, errno } => {
                 write!(
                     f,

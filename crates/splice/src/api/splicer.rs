@@ -1,6 +1,7 @@
 //! Event loops in background threads.
 
 use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -9,7 +10,9 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use crate::endpoint::Endpoint;
 use crate::options::Options;
+use crate::outcome::Reason;
 use crate::reactor::{EventLoop, Remote};
+use crate::session::one_way::{OneWay, OneWayOptions};
 use crate::session::pair::ends::Ends;
 use crate::session::{Handle, Status};
 
@@ -77,6 +80,31 @@ impl Splicer {
         self.run(Ends::Echo(endpoint), options)
     }
 
+    /// Moves what arrives on `source` to `destination`, on one of the loops. Both descriptors stay
+    /// the caller's, blocking or not, and may be closed: the splice has duplicates of its own.
+    /// What has arrived already is moved when this returns. `on_end` gets the reason and the bytes
+    /// moved; it is called once, in the thread that ends the splice, perhaps in this call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedSocket`] if the two are not both streams or both datagram sockets;
+    /// [`ErrorKind::System`] if the process has no descriptors left; [`ErrorKind::LoopEnded`] if
+    /// the loop has failed.
+    pub fn one_way(
+        &self,
+        source: impl AsFd,
+        destination: impl AsFd,
+        options: &OneWayOptions,
+        on_end: impl FnOnce(Reason, u64) + Send + 'static,
+    ) -> Result<OneWay> {
+        let home = self.next_loop().clone();
+        OneWay::start(source, destination, options, home, Box::new(on_end))
+    }
+
+    fn next_loop(&self) -> &Remote {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
+        &self.loops[next].0
+    }
+
     /// The first loop.
     #[cfg(test)]
     pub(crate) fn remote(&self) -> &Remote {
@@ -86,8 +114,7 @@ impl Splicer {
     fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
         let pair = super::pair(ends, options, None, &status, None)?;
-        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
-        let home = &self.loops[next].0;
+        let home = self.next_loop();
         let shared = Arc::clone(&status);
         home.run(move |event_loop| super::place(event_loop, pair, &shared))?;
         Ok(Handle::new(status, home.clone()))

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use super::EventLoop;
@@ -26,15 +26,18 @@ pub(crate) struct Mailbox {
     /// `None` once the loop has ended.
     messages: Mutex<Option<Vec<Message>>>,
     eventfd: OwnedFd,
+    /// The loop's epoll instance.
+    epoll: Arc<OwnedFd>,
 }
 
 impl Mailbox {
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(epoll: Arc<OwnedFd>) -> Result<Self> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("cannot create the event loop's eventfd")?;
         Ok(Self {
             messages: Mutex::new(Some(Vec::new())),
             eventfd,
+            epoll,
         })
     }
 
@@ -95,6 +98,17 @@ impl Remote {
                 "the event loop has ended and accepts no more actions",
             )
         })
+    }
+
+    /// Stops watching a descriptor, from any thread. The loop may still handle an event of it.
+    pub(crate) fn deregister(&self, fd: BorrowedFd<'_>) {
+        // It fails only if the descriptor is not watched, which is the goal.
+        let _ = epoll::delete(&self.0.epoll, fd);
+    }
+
+    /// Closes a task, unless it has ended.
+    pub(crate) fn close(&self, key: Key) {
+        let _ = self.0.post(Message::Close(key));
     }
 
     /// Ends the loop: it closes its tasks, its pairs end with

@@ -57,7 +57,7 @@ const NOTIFIERS_KEPT: Duration = Duration::from_secs(3);
 /// Dropping the loop closes its tasks. Its pairs end with
 /// [`Reason::Shutdown`](crate::Reason::Shutdown).
 pub struct EventLoop {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     events: Vec<epoll::Event>,
     tasks: TaskTable,
     wheel: TimerWheel,
@@ -88,7 +88,8 @@ impl EventLoop {
     pub fn new() -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot create an epoll instance")?;
-        let mailbox = Arc::new(Mailbox::new()?);
+        let epoll = Arc::new(epoll);
+        let mailbox = Arc::new(Mailbox::new(Arc::clone(&epoll))?);
         epoll::add(
             &epoll,
             &*mailbox,

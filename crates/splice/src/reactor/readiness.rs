@@ -86,6 +86,17 @@ impl Interest {
     /// EOF, errors, and room to write.
     pub(crate) const ENDS_AND_ROOM: Self = Self(Self::ENDS.0.union(EventFlags::OUT));
 
+    /// A socket that is only read: bytes, EOF, errors and urgent marks.
+    pub(crate) const SOURCE: Self = Self(
+        EventFlags::IN
+            .union(EventFlags::RDHUP)
+            .union(EventFlags::PRI)
+            .union(EventFlags::ET),
+    );
+
+    /// A socket that is only written: room and errors.
+    pub(crate) const ROOM: Self = Self(EventFlags::OUT.union(EventFlags::ET));
+
     /// A listener, or another source of single units. It is level-triggered.
     pub const TAKE: Self = Self(EventFlags::IN);
 

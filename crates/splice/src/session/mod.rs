@@ -1,7 +1,9 @@
-//! What a handle stands for: today a pair, of two sockets or of one that is spliced to itself.
+//! What a handle stands for: a pair, of two sockets or of one that is spliced to itself, or a
+//! one-way splice between sockets that stay the caller's.
 
 mod handle;
 mod meter;
+pub(crate) mod one_way;
 pub(crate) mod pair;
 mod status;
 

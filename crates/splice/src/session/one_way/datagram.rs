@@ -1,0 +1,48 @@
+//! Moves whole datagrams, also empty ones.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::mover::{End, Moved};
+use crate::outcome::Side;
+
+/// The largest datagram of UDP, in bytes.
+const LARGEST_BYTES: usize = 64 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Datagrams {
+    buffer: Box<[u8]>,
+}
+
+impl Datagrams {
+    /// Moves one datagram of at most `most_bytes`. It leaves the source once it is sent.
+    pub(super) fn step(
+        &mut self,
+        [source, destination]: &[End; 2],
+        most_bytes: usize,
+    ) -> Result<Moved, (Side, Errno)> {
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; LARGEST_BYTES].into_boxed_slice();
+        }
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let size = match recv(&source.fd, &mut *self.buffer, flags) {
+            Ok((size, _)) => size,
+            Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
+            Err(errno) => return Err((Side::A, errno)),
+        };
+        if size > most_bytes {
+            return Ok(Moved::OverLimit);
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(&destination.fd, &self.buffer[..size], flags) {
+            Ok(_) => {}
+            Err(Errno::AGAIN) => return Ok(Moved::DestinationFull),
+            Err(errno) => return Err((Side::B, errno)),
+        }
+        // A datagram is dropped as a whole, however little of it is read.
+        match recv(&source.fd, &mut [0u8; 1], RecvFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(Moved::Bytes(size)),
+            Err(errno) => Err((Side::A, errno)),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A one-way splice: what arrives on one socket is moved to another, and both stay the caller's.
+//!
+//! ```text
+//!          byte limit, EOF, an error, idle, looped, undone
+//! moving ─────────────────────────────────────────────────▶ ended
+//! ```
+//!
+//! A pair owns its sockets and closes them at its end. A one-way splice works on duplicates of the
+//! caller's descriptors, changes nothing about the sockets, and can be undone at any byte: what was
+//! not moved is still in the source. So it goes by user space only.
+//!
+//! The caller and the loop share the [`Mover`] under a lock. The caller makes the first pass, so
+//! that what has arrived before is moved when [`OneWay::start`] returns; the loop makes the others.
+//! Whoever sees the end first concludes it: it stops watching the duplicates, closes them, and
+//! calls `on_end`.
+
+mod datagram;
+pub(crate) mod duplicate;
+mod mover;
+mod stream;
+mod task;
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use splice_base::error::Result;
+
+use self::duplicate::Duplicate;
+use self::mover::{End, Mover, Progress};
+use self::task::OneWayTask;
+use crate::carrier::Carriers;
+use crate::outcome::Reason;
+use crate::reactor::{Key, Remote};
+
+/// How many turns the first pass may take: as much as the largest receive buffer holds by default
+/// (`tcp_rmem[2]`, 32 MiB on 6.18), so that only what arrives meanwhile is left to the loop.
+const FIRST_PASS_TURNS: usize = 32;
+
+/// When a one-way splice ends without traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleTimer {
+    /// How long it runs.
+    pub after: Duration,
+    /// Whether it begins anew when bytes move. Otherwise the splice ends that long after its start.
+    pub restarts: bool,
+}
+
+/// How a one-way splice is to work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OneWayOptions {
+    /// It ends when it has moved this many bytes, and moves not one more. Of datagrams it moves
+    /// only whole ones.
+    pub byte_limit: Option<u64>,
+    /// It ends when this has expired.
+    pub idle: Option<IdleTimer>,
+    /// Whether the destination's peer sees EOF after the last byte of a source that has ended.
+    pub passes_on_end: bool,
+    /// Whether an urgent byte that the source has inline (`SO_OOBINLINE`) is urgent at the
+    /// destination, too. Otherwise it is a byte like others.
+    pub passes_on_urgent: bool,
+    /// Whether an error of the source ends it at once, even if bytes that arrived before the error
+    /// are left.
+    pub error_goes_first: bool,
+}
+
+/// What is called at the end, with the reason and the bytes moved.
+pub(crate) type OnOneWayEnd = Box<dyn FnOnce(Reason, u64) + Send>;
+
+/// The handle of a one-way splice. Dropping it undoes the splice.
+pub struct OneWay {
+    shared: Arc<Shared>,
+    home: Remote,
+    is_detached: bool,
+}
+
+/// What the handle and the task share.
+struct Shared {
+    mover: Mutex<Mover>,
+    on_end: Mutex<Option<OnOneWayEnd>>,
+    /// The task's key, once its loop has placed it.
+    key: OnceLock<Key>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Mover> {
+        // The mover counts a byte right after the system call that moved it.
+        self.mover.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After the end: stops watching the duplicates, closes them, and tells the caller, once.
+    fn conclude(&self, mut mover: MutexGuard<'_, Mover>, home: &Remote) {
+        let Some((ends, reason)) = mover.take_ends() else {
+            return;
+        };
+        let moved_bytes = mover.moved_bytes();
+        // `on_end` may look at the splice.
+        drop(mover);
+        // epoll forgets a descriptor by itself only when its socket is closed by everybody.
+        for end in &ends {
+            home.deregister(end.fd.as_fd());
+        }
+        drop(ends);
+        let on_end = self
+            .on_end
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(on_end) = on_end {
+            on_end(reason, moved_bytes);
+        }
+    }
+}
+
+impl OneWay {
+    /// Moves what has arrived already, in the caller's thread, and has the loop of `home` move what
+    /// comes later.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if a descriptor cannot be duplicated;
+    /// [`ErrorKind::UnsupportedSocket`](crate::ErrorKind::UnsupportedSocket) if one is neither a
+    /// stream nor a datagram socket, or one of each; [`ErrorKind::LoopEnded`](crate::ErrorKind::LoopEnded) if the loop has ended.
+    pub(crate) fn start(
+        source: impl AsFd,
+        destination: impl AsFd,
+        options: &OneWayOptions,
+        home: Remote,
+        on_end: OnOneWayEnd,
+    ) -> Result<Self> {
+        let ends = [
+            End::new(Duplicate::of(source.as_fd())?)?,
+            End::new(Duplicate::of(destination.as_fd())?)?,
+        ];
+        let mover = Mover::new(ends, options, Instant::now())?;
+        let shared = Arc::new(Shared {
+            mover: Mutex::new(mover),
+            on_end: Mutex::new(Some(on_end)),
+            key: OnceLock::new(),
+        });
+        let mut mover = shared.lock();
+        let mut carriers = Carriers::default();
+        for _ in 0..FIRST_PASS_TURNS {
+            if mover.pump(&mut carriers, Instant::now()) != Progress::TurnOver {
+                break;
+            }
+        }
+        if mover.reason().is_some() {
+            shared.conclude(mover, &home);
+        } else {
+            drop(mover);
+            let task = OneWayTask::new(Arc::clone(&shared), home.clone());
+            home.run(move |event_loop| drop(event_loop.spawn_in_turn(Box::new(task), |_| ())))?;
+        }
+        Ok(Self {
+            shared,
+            home,
+            is_detached: false,
+        })
+    }
+
+    /// The bytes moved so far. A byte that the destination's peer has seen is counted.
+    pub fn moved_bytes(&self) -> u64 {
+        self.shared.lock().moved_bytes()
+    }
+
+    /// Why it has ended; `None` while it moves.
+    pub fn reason(&self) -> Option<Reason> {
+        self.shared.lock().reason()
+    }
+
+    /// Takes the sockets back. When this returns, the splice reads nothing more, and what it has
+    /// not moved is still in the source. False if it had ended already.
+    pub fn undo(&self) -> bool {
+        self.end(Reason::Undone)
+    }
+
+    /// Ends it for a reason that only the caller knows: that a socket is closed, for example.
+    pub fn end(&self, reason: Reason) -> bool {
+        let mut mover = self.shared.lock();
+        if mover.reason().is_some() {
+            return false;
+        }
+        mover.end(reason);
+        self.shared.conclude(mover, &self.home);
+        if let Some(key) = self.shared.key.get() {
+            self.home.close(*key);
+        }
+        true
+    }
+
+    /// Ends it with [`Reason::Looped`] when `passes` is used up, which each read of bytes takes one
+    /// of: splices in a ring share it.
+    pub fn bound_passes(&self, passes: Arc<AtomicU32>) {
+        self.shared.lock().bound_passes(passes);
+    }
+
+    /// Lets it go on without a handle until it ends by itself.
+    pub fn detach(mut self) {
+        self.is_detached = true;
+    }
+}
+
+impl Drop for OneWay {
+    fn drop(&mut self) {
+        if !self.is_detached {
+            self.undo();
+        }
+    }
+}
+
+impl fmt::Debug for OneWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OneWay").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,313 @@
+//! What a one-way splice may move, and when it ends. How bytes and datagrams are moved is in
+//! `stream.rs` and `datagram.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, SocketType, ipproto, send, sockopt};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+
+use super::datagram::Datagrams;
+use super::duplicate::Duplicate;
+use super::stream::Stream;
+use super::{IdleTimer, OneWayOptions};
+use crate::carrier::Carriers;
+use crate::outcome::{Reason, Side};
+use crate::reactor::Readiness;
+
+/// How much it moves before other tasks of its loop have their turn, in bytes: as a direction of a
+/// pair does.
+const TURN_BYTES: u64 = 1 << 20;
+
+/// The same for datagrams, which may have no bytes.
+const TURN_MOVES: u32 = 256;
+
+/// What an end's protocol lets the kernel do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Tcp,
+    /// A stream of another protocol.
+    Stream,
+    Datagram,
+}
+
+/// One side of the splice.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) fd: Duplicate,
+    pub(super) transport: Transport,
+}
+
+impl End {
+    pub(super) fn new(fd: Duplicate) -> Result<Self> {
+        let unsupported = |why| Err(Error::new(ErrorKind::UnsupportedSocket, why));
+        let transport = match sockopt::socket_type(&fd) {
+            Ok(SocketType::DGRAM) => Transport::Datagram,
+            Ok(SocketType::STREAM) => {
+                let protocol = sockopt::socket_protocol(&fd);
+                match protocol.context("cannot read the socket's protocol")? {
+                    Some(ipproto::TCP) => Transport::Tcp,
+                    _ => Transport::Stream,
+                }
+            }
+            Ok(_) => return unsupported("the socket carries neither a stream nor datagrams"),
+            Err(_) => return unsupported("the descriptor is not a socket"),
+        };
+        Ok(Self { fd, transport })
+    }
+}
+
+/// How a move went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// This many bytes are with the destination and gone from the source. None if a system call
+    /// was interrupted or another way of moving has to be tried.
+    Bytes(usize),
+    /// The source is empty.
+    SourceEmpty,
+    /// The destination is full.
+    DestinationFull,
+    /// The next datagram exceeds the byte limit.
+    OverLimit,
+    EndOfStream,
+}
+
+/// How it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It waits for one of its sockets.
+    Waits,
+    /// It could go on, but its turn is over.
+    TurnOver,
+    Ended,
+}
+
+#[derive(Debug)]
+enum Way {
+    Stream(Stream),
+    Datagrams(Datagrams),
+}
+
+#[derive(Debug)]
+pub(super) struct Mover {
+    /// Source and destination; `None` once they are taken.
+    ends: Option<[End; 2]>,
+    reason: Option<Reason>,
+    way: Way,
+    moved_bytes: u64,
+    options: OneWayOptions,
+    /// When the idle timer began.
+    idle_since: Instant,
+    source_ready: bool,
+    destination_ready: bool,
+    /// What a ring of splices has left.
+    passes: Option<Arc<AtomicU32>>,
+}
+
+impl Mover {
+    pub(super) fn new(ends: [End; 2], options: &OneWayOptions, now: Instant) -> Result<Self> {
+        let is_datagram = |end: &End| end.transport == Transport::Datagram;
+        let way = match ends.each_ref().map(is_datagram) {
+            [true, true] => Way::Datagrams(Datagrams::default()),
+            [false, false] => Way::Stream(Stream::new(&ends, options.passes_on_urgent)),
+            _ => {
+                let why = "one socket carries a stream, the other one datagrams";
+                return Err(Error::new(ErrorKind::UnsupportedSocket, why));
+            }
+        };
+        Ok(Self {
+            ends: Some(ends),
+            reason: None,
+            way,
+            moved_bytes: 0,
+            options: *options,
+            idle_since: now,
+            // Something may be there already; the first read shows it.
+            source_ready: true,
+            destination_ready: true,
+            passes: None,
+        })
+    }
+
+    pub(super) fn ends(&self) -> Option<&[End; 2]> {
+        self.ends.as_ref()
+    }
+
+    /// Takes the descriptors of a splice that has ended, once.
+    pub(super) fn take_ends(&mut self) -> Option<([End; 2], Reason)> {
+        let reason = self.reason?;
+        Some((self.ends.take()?, reason))
+    }
+
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
+    /// Why it has ended; `None` while it moves.
+    pub(super) fn reason(&self) -> Option<Reason> {
+        self.reason
+    }
+
+    /// When the idle timer expires.
+    pub(super) fn idle_at(&self) -> Option<Instant> {
+        let IdleTimer { after, .. } = self.options.idle?;
+        self.idle_since.checked_add(after)
+    }
+
+    /// From now on the loop's thread moves.
+    pub(super) fn may_pipe(&mut self) {
+        if let Way::Stream(stream) = &mut self.way {
+            stream.may_pipe = true;
+        }
+    }
+
+    pub(super) fn bound_passes(&mut self, passes: Arc<AtomicU32>) {
+        self.passes = Some(passes);
+    }
+
+    pub(super) fn became(&mut self, side: Side, readiness: Readiness) {
+        match side {
+            Side::A => {
+                self.source_ready |= readiness.is_readable();
+                if let Way::Stream(stream) = &mut self.way {
+                    stream.is_urgent |= readiness.is_urgent();
+                }
+                if self.options.error_goes_first && readiness.has_error() {
+                    self.end_with_error_of_source();
+                }
+            }
+            Side::B => {
+                // Room is reported only to who was refused it, so this is something else.
+                let is_news = self.destination_ready;
+                self.destination_ready |= readiness.is_writable();
+                if is_news || readiness.is_broken() {
+                    self.probe_destination();
+                }
+            }
+        }
+    }
+
+    /// Ends it. Only the first reason counts.
+    pub(super) fn end(&mut self, reason: Reason) {
+        if self.reason.is_none() {
+            if let (Way::Stream(stream), Some(ends)) = (&mut self.way, &self.ends) {
+                self.moved_bytes += stream.settle(ends);
+            }
+            self.reason = Some(reason);
+        }
+    }
+
+    fn fail(&mut self, side: Side, errno: Errno) {
+        let errno = errno.raw_os_error();
+        self.end(Reason::Failed { side, errno });
+    }
+
+    fn end_with_error_of_source(&mut self) {
+        if let Some([source, _]) = &self.ends
+            && let Ok(Err(errno)) = sockopt::socket_error(&source.fd)
+        {
+            self.fail(Side::A, errno);
+        }
+    }
+
+    /// Whether the destination still takes bytes: a splice ends with its destination, also while
+    /// the source has nothing.
+    fn probe_destination(&mut self) {
+        let Some([_, destination]) = &self.ends else {
+            return;
+        };
+        let probed = match destination.transport {
+            // An empty write reports what a write of bytes would (`tcp_sendmsg_locked`).
+            Transport::Tcp => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                send(&destination.fd, &[], flags).map(drop)
+            }
+            _ => sockopt::socket_error(&destination.fd).and_then(|pending| pending),
+        };
+        match probed {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => self.fail(Side::B, errno),
+        }
+    }
+
+    /// Moves what can move now.
+    pub(super) fn pump(&mut self, carriers: &mut Carriers, now: Instant) -> Progress {
+        let turn_ends_at = self.moved_bytes + TURN_BYTES;
+        let mut moves = 0;
+        let progress = loop {
+            if self.reason.is_some() {
+                break Progress::Ended;
+            }
+            if self.left_bytes() == 0 {
+                self.end(Reason::ByteLimit);
+                continue;
+            }
+            if !(self.source_ready && self.destination_ready) {
+                break Progress::Waits;
+            }
+            if self.moved_bytes >= turn_ends_at || moves == TURN_MOVES {
+                break Progress::TurnOver;
+            }
+            moves += 1;
+            if self.has_looped() {
+                self.end(Reason::Looped);
+                continue;
+            }
+            self.step(carriers);
+        };
+        if moves > 0 && self.options.idle.is_some_and(|idle| idle.restarts) {
+            self.idle_since = now;
+        }
+        progress
+    }
+
+    fn step(&mut self, carriers: &mut Carriers) {
+        let left_bytes = self.left_bytes();
+        let Some(ends) = &self.ends else {
+            return;
+        };
+        let moved = match &mut self.way {
+            Way::Stream(stream) => stream.step(ends, left_bytes, carriers),
+            Way::Datagrams(datagrams) => datagrams.step(ends, left_bytes),
+        };
+        match moved {
+            Ok(Moved::Bytes(count)) => self.moved_bytes += count as u64,
+            Ok(Moved::SourceEmpty) => self.source_ready = false,
+            Ok(Moved::DestinationFull) => self.destination_ready = false,
+            Ok(Moved::OverLimit) => self.end(Reason::ByteLimit),
+            Ok(Moved::EndOfStream) => {
+                if self.options.passes_on_end {
+                    // It fails only if the connection is gone.
+                    let _ = rustix::net::shutdown(&ends[1].fd, rustix::net::Shutdown::Write);
+                }
+                self.end(Reason::EndOfStream);
+            }
+            Err((_, Errno::INTR)) => {}
+            Err((side, errno)) => self.fail(side, errno),
+        }
+    }
+
+    fn left_bytes(&self) -> usize {
+        let limit = self.options.byte_limit.unwrap_or(u64::MAX);
+        usize::try_from(limit - self.moved_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Takes a pass, if the source has bytes. True if none is left.
+    fn has_looped(&self) -> bool {
+        let (Some(passes), Some([source, _])) = (&self.passes, &self.ends) else {
+            return false;
+        };
+        let has_bytes = rustix::io::ioctl_fionread(&source.fd).is_ok_and(|bytes| bytes > 0);
+        has_bytes
+            && passes
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    left.checked_sub(1)
+                })
+                .is_err()
+    }
+}
+
+/// How long a splice waits for a destination to take what is in a pipe.
+pub(super) const SETTLE_MOST: Duration = Duration::from_secs(1);

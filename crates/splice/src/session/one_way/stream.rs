@@ -1,0 +1,258 @@
+//! Moves the bytes of a stream so that it can stop at any of them.
+//!
+//! Bytes leave the source only once the destination has them, so whoever takes the sockets back
+//! finds every byte that was not moved still in the source:
+//!
+//! - Small amounts are peeked, sent, and then dropped from the source: as many as were sent.
+//! - Bulk goes through a pipe, if the destination's buffer has room for all of it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use splice_base::socket_option;
+
+use super::mover::{End, Moved, SETTLE_MOST, Transport};
+use crate::carrier::buffer::Size;
+use crate::carrier::pipe::Pipe;
+use crate::carrier::{Carrier as _, Carriers, ReadOutcome};
+use crate::outcome::Side;
+
+/// A read of this size or more shows bulk, for which a pipe is cheaper: as for a direction.
+const BULK_READ_BYTES: usize = 16 << 10;
+
+/// The room that a send buffer must have beyond what is put into the pipe. Each packet of up to 17
+/// pieces (`MAX_SKB_FRAGS`) is charged some 1.3 KiB of its own (`tcp_stream_alloc_skb`), and a full
+/// pipe has 256 pieces.
+const MARGIN_BYTES: usize = 64 << 10;
+
+/// Less is not worth a pipe.
+const PIPED_LEAST_BYTES: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// The source has an urgent mark, which splice(2) does not get past.
+    pub(super) is_urgent: bool,
+    passes_on_urgent: bool,
+    /// Whether splice(2) blocks on neither socket.
+    never_blocks: bool,
+    /// Whether the thread that moves may use splice(2), which raises `SIGPIPE`.
+    pub(super) may_pipe: bool,
+    is_bulk: bool,
+    size: Size,
+    /// A pipe with bytes that the destination has not taken yet: only if the kernel was short of
+    /// memory as it filled the send buffer.
+    stranded: Option<Pipe>,
+}
+
+impl Stream {
+    pub(super) fn new(ends: &[End; 2], passes_on_urgent: bool) -> Self {
+        let [_, destination] = ends;
+        let never_blocks = ends
+            .iter()
+            .all(|end| end.transport == Transport::Tcp && never_blocks(&end.fd))
+            // Beyond its mark for unsent bytes a socket takes nothing, whatever room the buffer has.
+            && socket_option::unsent_low_mark(&destination.fd).is_ok_and(|mark| mark == 0);
+        Self {
+            // A mark may have arrived before; one look shows it.
+            is_urgent: passes_on_urgent,
+            passes_on_urgent,
+            never_blocks,
+            may_pipe: false,
+            is_bulk: false,
+            size: Size::default(),
+            stranded: None,
+        }
+    }
+
+    /// Moves once, at most `most_bytes`.
+    pub(super) fn step(
+        &mut self,
+        ends: &[End; 2],
+        most_bytes: usize,
+        carriers: &mut Carriers,
+    ) -> Result<Moved, (Side, Errno)> {
+        if let Some(pipe) = self.stranded.take() {
+            return self.drain(pipe, ends, carriers);
+        }
+        let mut most_bytes = most_bytes;
+        if self.is_bulk && self.never_blocks && self.may_pipe && !self.is_urgent {
+            let room_bytes = room_bytes(ends);
+            if room_bytes >= PIPED_LEAST_BYTES
+                && let Ok(pipe) = carriers.pipes.take()
+            {
+                return self.pipe(pipe, ends, most_bytes.min(room_bytes), carriers);
+            }
+            // To peek what is not sent is in vain.
+            most_bytes = most_bytes.min(room_bytes.max(BULK_READ_BYTES));
+        }
+        self.copy(ends, most_bytes, carriers)
+    }
+
+    fn pipe(
+        &mut self,
+        mut pipe: Pipe,
+        ends: &[End; 2],
+        most_bytes: usize,
+        carriers: &mut Carriers,
+    ) -> Result<Moved, (Side, Errno)> {
+        let moved = match pipe.fill(ends[0].fd.as_fd(), most_bytes) {
+            Ok(ReadOutcome::Bytes(count) | ReadOutcome::LastBytes(count)) => {
+                self.is_bulk = count >= BULK_READ_BYTES / 4;
+                return self.drain(pipe, ends, carriers);
+            }
+            Ok(ReadOutcome::Empty) => Ok(Moved::SourceEmpty),
+            Ok(ReadOutcome::UrgentMark) => {
+                self.is_urgent = true;
+                Ok(Moved::Bytes(0))
+            }
+            Ok(ReadOutcome::EndOfStream) => Ok(Moved::EndOfStream),
+            Err(errno) => Err((Side::A, errno)),
+        };
+        carriers.pipes.give_back(pipe);
+        moved
+    }
+
+    /// Writes what is in the pipe.
+    fn drain(
+        &mut self,
+        mut pipe: Pipe,
+        ends: &[End; 2],
+        carriers: &mut Carriers,
+    ) -> Result<Moved, (Side, Errno)> {
+        let mut moved_bytes = 0;
+        while pipe.held() > 0 {
+            match pipe.drain(ends[1].fd.as_fd()) {
+                Ok(count) => moved_bytes += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.stranded = Some(pipe);
+                    return Ok(match moved_bytes {
+                        0 => Moved::DestinationFull,
+                        _ => Moved::Bytes(moved_bytes),
+                    });
+                }
+                Err(errno) => return Err((Side::B, errno)),
+            }
+        }
+        carriers.pipes.give_back(pipe);
+        Ok(Moved::Bytes(moved_bytes))
+    }
+
+    fn copy(
+        &mut self,
+        ends: &[End; 2],
+        most_bytes: usize,
+        carriers: &mut Carriers,
+    ) -> Result<Moved, (Side, Errno)> {
+        let mut buffer = carriers.buffers.take(self.size);
+        let mut peeked_bytes = 0;
+        let moved = self.copy_through(ends, buffer.space(most_bytes), &mut peeked_bytes);
+        buffer.took(peeked_bytes);
+        self.size = buffer.next_size();
+        if peeked_bytes > 0 {
+            self.is_bulk = peeked_bytes >= BULK_READ_BYTES
+                || self.is_bulk && peeked_bytes >= BULK_READ_BYTES / 4;
+        }
+        carriers.buffers.give_back(buffer);
+        moved
+    }
+
+    /// Peeks, sends, and drops from the source what was sent.
+    fn copy_through(
+        &mut self,
+        [source, destination]: &[End; 2],
+        space: &mut [u8],
+        peeked_bytes: &mut usize,
+    ) -> Result<Moved, (Side, Errno)> {
+        // A read stops before the mark, and does not stop after it.
+        let is_at_mark = self.is_urgent
+            && self.passes_on_urgent
+            && socket_option::is_at_mark(&source.fd).unwrap_or(false);
+        let space = match is_at_mark {
+            true => &mut space[..1],
+            false => space,
+        };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let peeked = match recv(&source.fd, &mut *space, flags) {
+            Ok((0, _)) => return Ok(Moved::EndOfStream),
+            Ok((count, _)) => count,
+            Err(Errno::AGAIN) => {
+                self.is_urgent = false;
+                return Ok(Moved::SourceEmpty);
+            }
+            Err(errno) => return Err((Side::A, errno)),
+        };
+        *peeked_bytes = peeked;
+        let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        flags.set(SendFlags::OOB, is_at_mark);
+        match send(&destination.fd, &space[..peeked], flags) {
+            Ok(count) => {
+                drop_bytes(source, &mut space[..count])?;
+                Ok(Moved::Bytes(count))
+            }
+            Err(Errno::AGAIN) => Ok(Moved::DestinationFull),
+            Err(errno) => Err((Side::B, errno)),
+        }
+    }
+
+    /// Has the destination take what is in the pipe, and returns how many bytes it took.
+    pub(super) fn settle(&mut self, [_, destination]: &[End; 2]) -> u64 {
+        let Some(mut pipe) = self.stranded.take() else {
+            return 0;
+        };
+        let mut moved_bytes = 0;
+        while pipe.held() > 0 {
+            match pipe.drain(destination.fd.as_fd()) {
+                Ok(count) => moved_bytes += count as u64,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if has_room_in_time(destination.fd.as_fd()) => {}
+                // A destination that is gone takes nothing, spliced or not.
+                Err(_) => break,
+            }
+        }
+        moved_bytes
+    }
+}
+
+/// How many bytes the destination surely takes at once.
+fn room_bytes([_, destination]: &[End; 2]) -> usize {
+    let memory = socket_option::memory(&destination.fd).unwrap_or_default();
+    memory
+        .send_limit_bytes
+        .saturating_sub(memory.send_bytes)
+        .saturating_sub(MARGIN_BYTES)
+}
+
+/// Drops bytes that were peeked. TCP does it without a copy (`MSG_TRUNC`, tcp(7)).
+fn drop_bytes(source: &End, bytes: &mut [u8]) -> Result<(), (Side, Errno)> {
+    let mut flags = RecvFlags::DONTWAIT;
+    flags.set(RecvFlags::TRUNC, source.transport == Transport::Tcp);
+    let mut left = bytes.len();
+    while left > 0 {
+        match recv(&source.fd, &mut bytes[..left], flags) {
+            // Somebody else has read them meanwhile.
+            Ok((_, 0)) | Err(Errno::AGAIN) => return Ok(()),
+            // With `MSG_TRUNC` rustix returns the bytes dropped second.
+            Ok((_, count)) => left -= count.min(left),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err((Side::A, errno)),
+        }
+    }
+    Ok(())
+}
+
+fn never_blocks(fd: impl AsFd) -> bool {
+    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+}
+
+fn has_room_in_time(destination: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&destination, PollFlags::OUT)];
+    let most = Timespec {
+        tv_sec: SETTLE_MOST.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&most)).is_ok_and(|count| count > 0)
+}
