@@ -87,6 +87,11 @@ pub fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
 pub fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
     // `TCPI_OPT_TIMESTAMPS` in linux/tcp.h.
     const TIMESTAMPS: u8 = 1;
+    let info = tcp_info(fd)?;
+    Ok((info.tcpi_snd_mss, info.tcpi_options & TIMESTAMPS != 0))
+}
+
+fn tcp_info(fd: impl AsFd) -> rustix::io::Result<libc::tcp_info> {
     // SAFETY: all fields are integers, for which zero is valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
@@ -103,7 +108,15 @@ pub fn segment(fd: impl AsFd) -> rustix::io::Result<(u32, bool)> {
     if result != 0 {
         return Err(last_error());
     }
-    Ok((info.tcpi_snd_mss, info.tcpi_options & TIMESTAMPS != 0))
+    Ok(info)
+}
+
+/// Whether a TCP connection is being made (`TCP_INFO`).
+pub fn is_connecting(fd: impl AsFd) -> rustix::io::Result<bool> {
+    // `net/tcp_states.h`.
+    const SYN_SENT: u8 = 2;
+    const SYN_RECV: u8 = 3;
+    Ok(matches!(tcp_info(fd)?.tcpi_state, SYN_SENT | SYN_RECV))
 }
 
 /// Sets `TCP_MAXSEG`: the largest segment that a future connection announces.

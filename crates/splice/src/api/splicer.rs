@@ -1,7 +1,7 @@
 //! Event loops in background threads.
 
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -21,8 +21,15 @@ use crate::session::{Handle, Status};
 /// Dropping it ends the loops and waits for the threads. Running pairs end with
 /// [`Reason::Shutdown`](crate::Reason::Shutdown).
 pub struct Splicer {
-    loops: Vec<(Remote, Option<JoinHandle<()>>)>,
+    loops: Vec<Running>,
     next: AtomicUsize,
+}
+
+/// One loop and its thread.
+struct Running {
+    remote: Remote,
+    descriptors: [RawFd; 3],
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Splicer {
@@ -45,7 +52,7 @@ impl Splicer {
                         let _ = sender.send(Err(error));
                     }
                     Ok(mut event_loop) => {
-                        let _ = sender.send(Ok(event_loop.remote()));
+                        let _ = sender.send(Ok((event_loop.remote(), event_loop.descriptors())));
                         // A loop whose epoll instance fails can only end. Dropping it closes its
                         // pairs, and each reports to its handle.
                         let _ = event_loop.run();
@@ -56,8 +63,12 @@ impl Splicer {
                 let why = "an event loop ended as it started; this is a defect, please report it";
                 Error::new(ErrorKind::LoopEnded, why)
             };
-            let remote = receiver.recv().map_err(ended)??;
-            splicer.loops.push((remote, Some(thread)));
+            let (remote, descriptors) = receiver.recv().map_err(ended)??;
+            splicer.loops.push(Running {
+                remote,
+                descriptors,
+                thread: Some(thread),
+            });
         }
         Ok(splicer)
     }
@@ -100,15 +111,21 @@ impl Splicer {
         OneWay::start(source, destination, options, home, Box::new(on_end))
     }
 
+    /// The loops' own descriptors, for a forked child to close: its copies are of no use there.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let loops = self.loops.iter();
+        loops.flat_map(|one| one.descriptors).collect()
+    }
+
     fn next_loop(&self) -> &Remote {
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.loops.len();
-        &self.loops[next].0
+        &self.loops[next].remote
     }
 
     /// The first loop.
     #[cfg(test)]
     pub(crate) fn remote(&self) -> &Remote {
-        &self.loops[0].0
+        &self.loops[0].remote
     }
 
     fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
@@ -123,11 +140,11 @@ impl Splicer {
 
 impl Drop for Splicer {
     fn drop(&mut self) {
-        for (remote, _) in &self.loops {
-            remote.end();
+        for one in &self.loops {
+            one.remote.end();
         }
-        for (_, thread) in &mut self.loops {
-            if let Some(thread) = thread.take() {
+        for one in &mut self.loops {
+            if let Some(thread) = one.thread.take() {
                 // A panic there was already printed, and must not become one in a drop.
                 let _ = thread.join();
             }

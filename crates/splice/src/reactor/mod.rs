@@ -16,7 +16,7 @@ mod timer_wheel;
 mod token;
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,15 @@ impl EventLoop {
     /// A [`Remote`], which reaches this loop from other threads.
     pub fn remote(&self) -> Remote {
         Remote::new(Arc::clone(&self.mailbox))
+    }
+
+    /// The loop's own descriptors: its epoll instance, its timer, and what wakes it.
+    pub(crate) fn descriptors(&self) -> [RawFd; 3] {
+        [
+            self.epoll.as_raw_fd(),
+            self.timer.as_raw_fd(),
+            self.mailbox.as_fd().as_raw_fd(),
+        ]
     }
 
     /// Turns until [`Remote::end`] is called.

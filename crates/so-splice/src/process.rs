@@ -1,0 +1,113 @@
+//! What the process has once: the loops that move, and what a forked child does with them.
+//!
+//! A child has none of the parent's threads. It closes the duplicates of the parent's sockets,
+//! which would keep the connections open, forgets the parent's splices, and makes loops of its own
+//! when it first splices.
+#![allow(unsafe_code, reason = "pthread_atfork and pthread_sigmask; see the SAFETY comments")]
+
+use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use splice::{Duplicates, Result, Splicer};
+
+use crate::table::{self, Table};
+
+/// The loops of this process. A child's replace the parent's, which are never dropped: their
+/// threads cannot be joined.
+static LOOPS: Mutex<Option<&'static Splicer>> = Mutex::new(None);
+
+/// What others want to be done in a child.
+static IN_CHILD: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+
+/// What is locked while the process forks.
+struct Locks {
+    table: MutexGuard<'static, Table>,
+    loops: MutexGuard<'static, Option<&'static Splicer>>,
+    duplicates: Duplicates,
+}
+
+thread_local! {
+    static LOCKS: RefCell<Option<Locks>> = const { RefCell::new(None) };
+}
+
+/// Calls `reset` in every child that this process forks from now on.
+pub fn on_child(reset: fn()) {
+    IN_CHILD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(reset);
+}
+
+/// The loops of this process, which the first call starts: one per CPU.
+///
+/// # Errors
+/// [`ErrorKind::System`](splice::ErrorKind::System) if a thread or its loop cannot be created.
+pub fn splicer() -> Result<&'static Splicer> {
+    static HANDLERS: Once = Once::new();
+    // SAFETY: the three functions live as long as the process, as this library is not unloaded
+    // while its threads run.
+    HANDLERS.call_once(|| unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
+    });
+    let mut loops = lock();
+    if let Some(splicer) = *loops {
+        return Ok(splicer);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let splicer = &*Box::leak(Box::new(without_signals(|| Splicer::new(threads))?));
+    *loops = Some(splicer);
+    Ok(splicer)
+}
+
+fn lock() -> MutexGuard<'static, Option<&'static Splicer>> {
+    LOOPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts threads that take no signal: the program's handlers run in the program's threads, and a
+/// `SIGPIPE` of splice(2) stays pending for ever.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    // SAFETY: a signal set is plain data, and is filled before it is used.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    let mut before = all;
+    // SAFETY: `all` is a signal set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both are signal sets and outlive the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let started = start();
+    // SAFETY: `before` was filled by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    started
+}
+
+extern "C" fn before_fork() {
+    let locks = Locks {
+        table: table::lock(),
+        loops: lock(),
+        duplicates: Duplicates::lock(),
+    };
+    LOCKS.with_borrow_mut(|held| *held = Some(locks));
+}
+
+extern "C" fn in_parent() {
+    let Some(locks) = LOCKS.take() else {
+        return;
+    };
+    // The child may keep the sockets open, so a close here is perhaps not the last one.
+    locks.table.share_all();
+}
+
+extern "C" fn in_child() {
+    let Some(mut locks) = LOCKS.take() else {
+        return;
+    };
+    let descriptors = (*locks.loops).map(Splicer::descriptors);
+    for number in locks.duplicates.give_up().into_iter().chain(descriptors.into_iter().flatten()) {
+        // SAFETY: nothing in the child uses it: the threads that did are the parent's only.
+        unsafe { rustix::io::close(number) };
+    }
+    *locks.loops = None;
+    locks.table.abandon();
+    drop(locks.table);
+    let resets = IN_CHILD.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    resets.iter().for_each(|reset| reset());
+}

@@ -1,0 +1,208 @@
+//! What a program does: splice, undo, ask.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use splice::{Error, Reason, Result, Side};
+
+use crate::personality::Personality;
+use crate::process;
+use crate::request::Request;
+use crate::ring::{self, PASSES_MOST};
+use crate::rules;
+use crate::socket::Socket;
+use crate::table::{self, Splice};
+
+/// Splices the socket `source` as `request` says, or undoes its splice if the drain is negative.
+/// What has arrived already is moved when this returns. `on_end` is called once at the end, in the
+/// thread that ends the splice.
+///
+/// # Errors
+/// Those of the personality; `EMFILE` and the like if the process has no descriptors left.
+pub fn splice(
+    personality: Personality,
+    source: RawFd,
+    request: &Request,
+    on_end: impl FnOnce(&Splice) + Send + 'static,
+) -> Result<()> {
+    let source = rules::socket(source, "the source")?;
+    if request.drain < 0 {
+        return undo(personality, &source, request);
+    }
+    let drain = rules::check(personality, &source, request)?;
+    let uncollected = match personality {
+        Personality::OpenBsd => pending_error(source.cookie),
+        Personality::Linux | Personality::FreeBsd => None,
+    };
+    let splice = Arc::new(Splice::new(&source, &drain, personality, request));
+    if !table::lock().insert(&splice) {
+        let why = "another thread splices one of the sockets at this moment";
+        return Err(rules::refused(Errno::BUSY, why));
+    }
+    // The first pass finds the error and moves nothing (`somove`).
+    if let Some(errno) = uncollected {
+        let errno = errno.raw_os_error();
+        let side = Side::A;
+        splice.ended(Reason::Failed { side, errno }, 0);
+        on_end(&splice);
+        return Ok(());
+    }
+    let started = start(&splice, &source, &drain, request, on_end);
+    match started {
+        Ok(()) => {
+            if personality != Personality::FreeBsd {
+                bound_ring(&splice);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            table::lock().remove(&splice);
+            Err(error)
+        }
+    }
+}
+
+fn start(
+    splice: &Arc<Splice>,
+    source: &Socket<'_>,
+    drain: &Socket<'_>,
+    request: &Request,
+    on_end: impl FnOnce(&Splice) + Send + 'static,
+) -> Result<()> {
+    let options = splice.personality.options(request);
+    let ending = Arc::clone(splice);
+    let handle = process::splicer()?.one_way(source.fd, drain.fd, &options, move |reason, bytes| {
+        ending.ended(reason, bytes);
+        on_end(&ending);
+    })?;
+    splice.set_handle(handle);
+    Ok(())
+}
+
+/// Bounds the passes of the ring that `last` closes, if it closes one.
+fn bound_ring(last: &Arc<Splice>) {
+    let Some(path) = &last.path else {
+        return;
+    };
+    let (splices, paths): (Vec<_>, Vec<_>) = table::lock()
+        .splices()
+        .filter(|splice| !Arc::ptr_eq(splice, last))
+        .filter_map(|splice| Some((Arc::clone(splice), splice.path?)))
+        .unzip();
+    let Some(ring) = ring::closed_by(path, &paths) else {
+        return;
+    };
+    let passes = Arc::new(AtomicU32::new(PASSES_MOST));
+    for member in ring.iter().map(|place| &splices[*place]).chain([last]) {
+        if let Some(handle) = member.handle() {
+            handle.bound_passes(Arc::clone(&passes));
+        }
+    }
+}
+
+/// Undoes the splice of the socket `source`.
+///
+/// # Errors
+/// Those of the personality: `ENOTCONN` or `EPROTO` if it is not spliced.
+pub fn unsplice(personality: Personality, source: RawFd) -> Result<()> {
+    let source = rules::socket(source, "the source")?;
+    undo(personality, &source, &Request::to(-1))
+}
+
+fn undo(personality: Personality, source: &Socket<'_>, request: &Request) -> Result<()> {
+    rules::check_undo(personality, source, request)?;
+    let splice = table::lock().source(source.cookie).map(Arc::clone);
+    let handle = splice.and_then(|splice| splice.handle());
+    match handle.is_some_and(|handle| handle.undo()) {
+        true => Ok(()),
+        false => Err(rules::nothing_to_undo(personality)),
+    }
+}
+
+/// The bytes that the last splice of the socket `source` has moved; 0 if there was none.
+///
+/// # Errors
+/// `EBADF`; `ENOTSOCK`; FreeBSD has `ENOTCONN` for a listening socket.
+pub fn moved_bytes(personality: Personality, source: RawFd) -> Result<u64> {
+    let source = rules::socket(source, "the source")?;
+    if personality == Personality::FreeBsd && source.is_listening() {
+        return Err(rules::refused(Errno::NOTCONN, "the socket is listening"));
+    }
+    let splice = table::lock().source(source.cookie).map(Arc::clone);
+    Ok(splice.map_or(0, |splice| splice.moved_bytes()))
+}
+
+/// The last splice of the socket `source`.
+fn last(source: RawFd) -> Result<Arc<Splice>> {
+    let source = rules::socket(source, "the source")?;
+    let splice = table::lock().source(source.cookie).map(Arc::clone);
+    splice.ok_or_else(|| rules::refused(Errno::NOTCONN, "the socket was never spliced"))
+}
+
+/// Why the last splice of the socket `source` has ended: `None` while it runs, and if it was undone
+/// or its stream has ended.
+///
+/// # Errors
+/// `EBADF`; `ENOTSOCK`; `ENOTCONN` if the socket was never spliced.
+pub fn error_of_last(source: RawFd) -> Result<Option<Errno>> {
+    Ok(last(source)?.error())
+}
+
+/// The number of a descriptor that is readable once the last splice of the socket `source` has
+/// ended. It is closed with the next splice of the socket.
+///
+/// # Errors
+/// As [`error_of_last`]; `EMFILE` and the like.
+pub fn watch_end(source: RawFd) -> Result<RawFd> {
+    let event = last(source)?.event();
+    event.map_err(|errno| Error::system("cannot create an eventfd", errno))
+}
+
+/// The program has closed its last descriptor of a socket, or is about to.
+pub fn closed(cookie: u64) {
+    let splices = table::lock().forget(cookie);
+    for splice in splices {
+        // Another process may have descriptors, and then this was not the last one.
+        if splice.is_shared.load(Ordering::Relaxed) {
+            continue;
+        }
+        let Some(handle) = splice.handle() else {
+            continue;
+        };
+        handle.end(match splice.source == cookie {
+            true => Reason::Undone,
+            false => Reason::Failed {
+                side: Side::B,
+                errno: Errno::PIPE.raw_os_error(),
+            },
+        });
+    }
+}
+
+/// Whether a splice takes what arrives at the socket.
+pub fn is_source(cookie: u64) -> bool {
+    table::is_source(cookie)
+}
+
+/// Whether a splice writes to the socket.
+pub fn is_drain(cookie: u64) -> bool {
+    table::is_drain(cookie)
+}
+
+/// The error that splices have left with the socket: what `SO_ERROR` is to return next.
+pub fn pending_error(cookie: u64) -> Option<Errno> {
+    let splices = table::last_of(cookie);
+    splices.iter().flatten().find_map(|splice| splice.left(cookie))
+}
+
+/// Takes that error.
+pub fn take_error(cookie: u64) -> Option<Errno> {
+    let splices = table::last_of(cookie);
+    splices.iter().flatten().find_map(|splice| {
+        let errno = splice.left(cookie)?;
+        splice.set_left(cookie, None);
+        Some(errno)
+    })
+}
