@@ -26,11 +26,12 @@ mod request;
 mod socket;
 
 pub use personality::Personality;
-pub use process::{on_child, splicer};
+pub use process::splicer;
 pub use request::Request;
 pub use socket::cookie;
+pub use splice::Error;
 pub use splicing::{
-    closed, error_of_last, is_drain, is_source, moved_bytes, pending_error, splice,
-    take_error, unsplice, watch_end,
+    closed, errno_of, error_of_last, event_of_error, moved_bytes, pending_error, shut_drain,
+    shut_source, splice, take_error, unsplice, watch_end,
 };
 pub use table::{Splice, is_empty, last_of};

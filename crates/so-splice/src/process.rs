@@ -3,7 +3,10 @@
 //! A child has none of the parent's threads. It closes the duplicates of the parent's sockets,
 //! which would keep the connections open, forgets the parent's splices, and makes loops of its own
 //! when it first splices.
-#![allow(unsafe_code, reason = "pthread_atfork and pthread_sigmask; see the SAFETY comments")]
+#![allow(
+    unsafe_code,
+    reason = "pthread_atfork and pthread_sigmask; see the SAFETY comments"
+)]
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -16,9 +19,6 @@ use crate::table::{self, Table};
 /// threads cannot be joined.
 static LOOPS: Mutex<Option<&'static Splicer>> = Mutex::new(None);
 
-/// What others want to be done in a child.
-static IN_CHILD: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
-
 /// What is locked while the process forks.
 struct Locks {
     table: MutexGuard<'static, Table>,
@@ -28,14 +28,6 @@ struct Locks {
 
 thread_local! {
     static LOCKS: RefCell<Option<Locks>> = const { RefCell::new(None) };
-}
-
-/// Calls `reset` in every child that this process forks from now on.
-pub fn on_child(reset: fn()) {
-    IN_CHILD
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(reset);
 }
 
 /// The loops of this process, which the first call starts: one per CPU.
@@ -101,13 +93,15 @@ extern "C" fn in_child() {
         return;
     };
     let descriptors = (*locks.loops).map(Splicer::descriptors);
-    for number in locks.duplicates.give_up().into_iter().chain(descriptors.into_iter().flatten()) {
+    for number in locks
+        .duplicates
+        .give_up()
+        .into_iter()
+        .chain(descriptors.into_iter().flatten())
+    {
         // SAFETY: nothing in the child uses it: the threads that did are the parent's only.
         unsafe { rustix::io::close(number) };
     }
     *locks.loops = None;
     locks.table.abandon();
-    drop(locks.table);
-    let resets = IN_CHILD.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    resets.iter().for_each(|reset| reset());
 }

@@ -57,8 +57,9 @@ impl Request {
 
     /// The timer, unless it is zero or, where nobody checks it, no time.
     pub(crate) fn idle_timer(&self, restarts: bool) -> Option<IdleTimer> {
-        let after = Duration::from_secs(u64::try_from(self.idle_seconds).ok()?)
-            .checked_add(Duration::from_micros(u64::try_from(self.idle_microseconds).ok()?))?;
+        let after = Duration::from_secs(u64::try_from(self.idle_seconds).ok()?).checked_add(
+            Duration::from_micros(u64::try_from(self.idle_microseconds).ok()?),
+        )?;
         (!after.is_zero()).then_some(IdleTimer { after, restarts })
     }
 }
@@ -78,13 +79,19 @@ mod tests {
         assert_eq!((request.drain, request.byte_limit()), (7, Some(1 << 40)));
         let after = Duration::from_millis(3250);
         let restarts = true;
-        assert_eq!(request.idle_timer(true), Some(IdleTimer { after, restarts }));
+        assert_eq!(
+            request.idle_timer(true),
+            Some(IdleTimer { after, restarts })
+        );
     }
 
     #[test]
     fn zero_is_no_limit_and_no_timer() {
         let request = Request::to(3);
-        assert_eq!((request.byte_limit(), request.idle_timer(true)), (None, None));
+        assert_eq!(
+            (request.byte_limit(), request.idle_timer(true)),
+            (None, None)
+        );
         assert!(request.has_valid_idle());
     }
 }

@@ -164,7 +164,10 @@ fn listening(socket: &Socket<'_>, what: &str, errno: Errno) -> Result<()> {
 fn connected(socket: &Socket<'_>, what: &str) -> Result<()> {
     match socket.is_connected() {
         true => Ok(()),
-        false => Err(refused(Errno::NOTCONN, format!("the {what} is not connected"))),
+        false => Err(refused(
+            Errno::NOTCONN,
+            format!("the {what} is not connected"),
+        )),
     }
 }
 

@@ -73,10 +73,11 @@ fn start(
 ) -> Result<()> {
     let options = splice.personality.options(request);
     let ending = Arc::clone(splice);
-    let handle = process::splicer()?.one_way(source.fd, drain.fd, &options, move |reason, bytes| {
-        ending.ended(reason, bytes);
-        on_end(&ending);
-    })?;
+    let handle =
+        process::splicer()?.one_way(source.fd, drain.fd, &options, move |reason, bytes| {
+            ending.ended(reason, bytes);
+            on_end(&ending);
+        })?;
     splice.set_handle(handle);
     Ok(())
 }
@@ -160,41 +161,53 @@ pub fn watch_end(source: RawFd) -> Result<RawFd> {
     event.map_err(|errno| Error::system("cannot create an eventfd", errno))
 }
 
-/// The program has closed its last descriptor of a socket, or is about to.
+/// The program is about to close its last descriptor of a socket.
 pub fn closed(cookie: u64) {
     let splices = table::lock().forget(cookie);
     for splice in splices {
         // Another process may have descriptors, and then this was not the last one.
-        if splice.is_shared.load(Ordering::Relaxed) {
-            continue;
+        if !splice.is_shared.load(Ordering::Relaxed) {
+            end_for(&splice, cookie);
         }
-        let Some(handle) = splice.handle() else {
-            continue;
-        };
-        handle.end(match splice.source == cookie {
-            true => Reason::Undone,
-            false => Reason::Failed {
-                side: Side::B,
-                errno: Errno::PIPE.raw_os_error(),
-            },
-        });
     }
 }
 
-/// Whether a splice takes what arrives at the socket.
-pub fn is_source(cookie: u64) -> bool {
-    table::is_source(cookie)
+/// The program is about to shut the reading half of a socket down.
+pub fn shut_source(cookie: u64) {
+    let splice = table::lock().source(cookie).map(Arc::clone);
+    splice.iter().for_each(|splice| end_for(splice, cookie));
 }
 
-/// Whether a splice writes to the socket.
-pub fn is_drain(cookie: u64) -> bool {
-    table::is_drain(cookie)
+/// The program is about to shut the writing half of a socket down.
+pub fn shut_drain(cookie: u64) {
+    let splice = table::lock().drain(cookie).map(Arc::clone);
+    splice.iter().for_each(|splice| fail_drain(splice));
+}
+
+/// Ends a splice whose socket `cookie` the program gives up.
+fn end_for(splice: &Splice, cookie: u64) {
+    match splice.source == cookie {
+        true => drop(splice.handle().map(|handle| handle.undo())),
+        false => fail_drain(splice),
+    }
+}
+
+fn fail_drain(splice: &Splice) {
+    if let Some(handle) = splice.handle() {
+        handle.end(Reason::Failed {
+            side: Side::B,
+            errno: Errno::PIPE.raw_os_error(),
+        });
+    }
 }
 
 /// The error that splices have left with the socket: what `SO_ERROR` is to return next.
 pub fn pending_error(cookie: u64) -> Option<Errno> {
     let splices = table::last_of(cookie);
-    splices.iter().flatten().find_map(|splice| splice.left(cookie))
+    splices
+        .iter()
+        .flatten()
+        .find_map(|splice| splice.left(cookie))
 }
 
 /// Takes that error.
@@ -205,4 +218,28 @@ pub fn take_error(cookie: u64) -> Option<Errno> {
         splice.set_left(cookie, None);
         Some(errno)
     })
+}
+
+/// What an error is for a program that gets a number.
+pub fn errno_of(error: &Error) -> Errno {
+    use splice::ErrorKind;
+    match (
+        error.os_error().and_then(Errno::from_io_error),
+        error.kind(),
+    ) {
+        (Some(errno), _) => errno,
+        (None, ErrorKind::UnsupportedSocket) => Errno::PROTONOSUPPORT,
+        (None, _) => Errno::NXIO,
+    }
+}
+
+/// The number of a descriptor that stays readable as long as [`pending_error`] is there: that of
+/// the splice that has left the error.
+pub fn event_of_error(cookie: u64) -> Option<RawFd> {
+    let splices = table::last_of(cookie);
+    let with_error = splices
+        .iter()
+        .flatten()
+        .find(|splice| splice.left(cookie).is_some())?;
+    with_error.event().ok()
 }

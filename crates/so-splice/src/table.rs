@@ -281,7 +281,9 @@ impl Table {
 
     /// The last splice of each source.
     pub(crate) fn splices(&self) -> impl Iterator<Item = &Arc<Splice>> {
-        self.roles.values().filter_map(|roles| roles.source.as_ref())
+        self.roles
+            .values()
+            .filter_map(|roles| roles.source.as_ref())
     }
 
     /// From now on, another process may have descriptors of all sockets.
@@ -324,9 +326,10 @@ impl Splice {
     pub fn end_event(&self) -> Result<OwnedFd, Errno> {
         self.event()?;
         match &self.lock().event {
-            Some(event) => event.as_fd().try_clone_to_owned().map_err(|error| {
-                Errno::from_io_error(&error).unwrap_or(Errno::MFILE)
-            }),
+            Some(event) => event
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE)),
             None => Err(Errno::BADF),
         }
     }

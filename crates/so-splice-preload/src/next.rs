@@ -1,0 +1,84 @@
+//! The functions that this library replaces, as the next library in line has them.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_ulong, epoll_event, fd_set, iovec, msghdr, nfds_t, pollfd, sigset_t, size_t};
+use libc::{sockaddr, socklen_t, ssize_t, timespec, timeval};
+use rustix::io::Errno;
+
+/// A function of the next library: `F` is its type.
+pub(crate) struct Next<F> {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+    function: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            address: AtomicPtr::new(ptr::null_mut()),
+            function: PhantomData,
+        }
+    }
+
+    /// The function.
+    pub(crate) fn get(&self) -> F {
+        let mut address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            // SAFETY: the name is a C string.
+            address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            assert!(!address.is_null(), "libc has no {:?}", self.name);
+            self.address.store(address, Ordering::Relaxed);
+        }
+        // SAFETY: `F` is the type of the function with this name: see the statics below.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+}
+
+/// Declares the functions with their types.
+macro_rules! next {
+    ($($name:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
+        $(pub(crate) static $name: Next<unsafe extern "C" fn($($argument),*) -> $result> =
+            Next::new($symbol);)*
+    };
+}
+
+next! {
+    CLOSE = c"close": fn(c_int) -> c_int;
+    CLOSE_RANGE = c"close_range": fn(u32, u32, c_int) -> c_int;
+    DUP = c"dup": fn(c_int) -> c_int;
+    DUP2 = c"dup2": fn(c_int, c_int) -> c_int;
+    DUP3 = c"dup3": fn(c_int, c_int, c_int) -> c_int;
+    EPOLL_CTL = c"epoll_ctl": fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
+    FCLOSE = c"fclose": fn(*mut libc::FILE) -> c_int;
+    FCNTL = c"fcntl": fn(c_int, c_int, c_ulong) -> c_int;
+    GETSOCKOPT = c"getsockopt": fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
+    POLL = c"poll": fn(*mut pollfd, nfds_t, c_int) -> c_int;
+    PPOLL = c"ppoll": fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
+    PSELECT = c"pselect": fn(
+        c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t
+    ) -> c_int;
+    READ = c"read": fn(c_int, *mut c_void, size_t) -> ssize_t;
+    READV = c"readv": fn(c_int, *const iovec, c_int) -> ssize_t;
+    RECV = c"recv": fn(c_int, *mut c_void, size_t, c_int) -> ssize_t;
+    RECVFROM = c"recvfrom": fn(
+        c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t
+    ) -> ssize_t;
+    RECVMSG = c"recvmsg": fn(c_int, *mut msghdr, c_int) -> ssize_t;
+    SELECT = c"select": fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
+    SETSOCKOPT = c"setsockopt": fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
+    SHUTDOWN = c"shutdown": fn(c_int, c_int) -> c_int;
+}
+
+/// Sets `errno`, and returns what a function returns that has failed.
+pub(crate) fn fail<T: From<i8>>(errno: Errno) -> T {
+    // SAFETY: it has no requirements.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: `errno` is the thread's own.
+    unsafe { place.write(errno.raw_os_error()) };
+    T::from(-1)
+}

@@ -1,0 +1,161 @@
+//! setsockopt(2) and getsockopt(2).
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+
+use libc::{iovec, socklen_t};
+use rustix::io::Errno;
+use so_splice::{Personality, Request};
+
+use crate::next::{GETSOCKOPT, SETSOCKOPT, fail};
+use crate::personality::personality;
+use crate::{marks, registration};
+
+/// The option's number in both systems. Linux has none near it.
+const SO_SPLICE: c_int = 0x1023;
+
+/// `SOL_SOCKET` of both systems, for programs that name it by its number.
+const SOL_SOCKET_OF_BSD: c_int = 0xffff;
+
+/// The size of an `off_t`, which `getsockopt` returns.
+const COUNT_BYTES: usize = 8;
+
+fn is_splice(level: c_int, name: c_int) -> bool {
+    name == SO_SPLICE && matches!(level, libc::SOL_SOCKET | SOL_SOCKET_OF_BSD)
+}
+
+/// As setsockopt(2), and `SO_SPLICE`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    match personality() {
+        Some(personality) if is_splice(level, name) => {
+            match set_splice(personality, fd, value, length as usize) {
+                Ok(()) => 0,
+                Err(errno) => fail(errno),
+            }
+        }
+        // SAFETY: the program's own arguments.
+        _ => unsafe { SETSOCKOPT.get()(fd, level, name, value, length) },
+    }
+}
+
+fn set_splice(
+    personality: Personality,
+    fd: c_int,
+    value: *const c_void,
+    length: usize,
+) -> Result<(), Errno> {
+    let source = so_splice::cookie(fd)?;
+    let request = match (personality, length) {
+        (Personality::OpenBsd, _) if value.is_null() || length == 0 => Request::to(-1),
+        (Personality::OpenBsd, 4..Request::BYTES) => {
+            let mut drain = [0; 4];
+            copy_in(value, &mut drain)?;
+            Request::to(RawFd::from_ne_bytes(drain))
+        }
+        (_, Request::BYTES..) => {
+            let mut bytes = [0; Request::BYTES];
+            copy_in(value, &mut bytes)?;
+            Request::from_bytes(&bytes)
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    if request.drain < 0 {
+        return so_splice::splice(personality, fd, &request, |_| ()).map_err(errno_of);
+    }
+    let drain = so_splice::cookie(request.drain);
+    so_splice::splice(personality, fd, &request, move |_| {
+        registration::refresh(source);
+        if let Ok(drain) = drain {
+            registration::refresh(drain);
+        }
+    })
+    .map_err(errno_of)?;
+    marks::set(fd, source);
+    registration::refresh(source);
+    if let Ok(drain) = drain {
+        marks::set(request.drain, drain);
+        registration::refresh(drain);
+    }
+    Ok(())
+}
+
+/// What an error of the library is for a program.
+fn errno_of(error: so_splice::Error) -> Errno {
+    so_splice::errno_of(&error)
+}
+
+/// Copies what the program points to, which may be nowhere: `EFAULT`.
+fn copy_in(from: *const c_void, to: &mut [u8]) -> Result<(), Errno> {
+    let local = iovec {
+        iov_base: to.as_mut_ptr().cast(),
+        iov_len: to.len(),
+    };
+    let remote = iovec {
+        iov_base: from.cast_mut(),
+        iov_len: to.len(),
+    };
+    let own = std::process::id().cast_signed();
+    // SAFETY: the kernel writes `to.len()` bytes to `to`, and checks where it reads.
+    let copied =
+        unsafe { libc::process_vm_readv(own, &raw const local, 1, &raw const remote, 1, 0) };
+    match usize::try_from(copied) {
+        Ok(count) if count == to.len() => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
+
+/// As getsockopt(2), `SO_SPLICE`, and the errors that splices have left (`SO_ERROR`).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let bytes = match personality() {
+        Some(personality) if is_splice(level, name) => {
+            match so_splice::moved_bytes(personality, fd) {
+                Ok(moved) => moved.to_ne_bytes(),
+                Err(error) => return fail(errno_of(error)),
+            }
+        }
+        _ if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            let left = marks::valid(fd).and_then(|cookie| {
+                let errno = so_splice::take_error(cookie)?;
+                registration::refresh(cookie);
+                Some(errno)
+            });
+            match left {
+                Some(errno) => u64::from(errno.raw_os_error().cast_unsigned()).to_ne_bytes(),
+                // SAFETY: the program's own arguments.
+                None => return unsafe { GETSOCKOPT.get()(fd, level, name, value, length) },
+            }
+        }
+        // SAFETY: the program's own arguments.
+        _ => return unsafe { GETSOCKOPT.get()(fd, level, name, value, length) },
+    };
+    if value.is_null() || length.is_null() {
+        return fail(Errno::FAULT);
+    }
+    let most = if name == SO_SPLICE {
+        COUNT_BYTES
+    } else {
+        size_of::<c_int>()
+    };
+    // SAFETY: the program says where its length is.
+    let room = unsafe { *length } as usize;
+    let count = most.min(room);
+    // SAFETY: the program says that there are `room` bytes, of which this takes no more.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), count) };
+    // SAFETY: as above.
+    unsafe { *length = count as socklen_t };
+    0
+}
