@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use splice::{Error, Reason, Result, Side};
+use splice::{Error, Options, Reason, Result, Side};
 
 use crate::personality::Personality;
 use crate::process;
@@ -55,6 +55,9 @@ pub fn splice(
             if personality != Personality::FreeBsd {
                 bound_ring(&splice);
             }
+            if personality == Personality::Linux && source.is_stream {
+                merge_with_reverse(&splice)?;
+            }
             Ok(())
         }
         Err(error) => {
@@ -80,6 +83,28 @@ fn start(
         })?;
     splice.set_handle(handle);
     Ok(())
+}
+
+/// Has the splice and its reverse become a pair, once the program has closed both sockets. A pair
+/// has limits of its own, so splices with a limit stay what they are.
+fn merge_with_reverse(splice: &Arc<Splice>) -> Result<()> {
+    let reverse = table::lock().source(splice.drain).map(Arc::clone);
+    let Some(reverse) = reverse.filter(|reverse| splice.is_reverse_of(reverse)) else {
+        return Ok(());
+    };
+    let (Some(forth), Some(back)) = (splice.handle(), reverse.handle()) else {
+        return Ok(());
+    };
+    let numbers = splice.numbers;
+    let splices = [Arc::downgrade(splice), Arc::downgrade(&reverse)];
+    let may = move || {
+        let is_ours = |splice: Arc<Splice>| !splice.is_shared.load(Ordering::Relaxed);
+        splices
+            .iter()
+            .all(|splice| splice.upgrade().is_some_and(is_ours))
+    };
+    let options = Options::default();
+    process::splicer()?.merge_when_closed(&forth, &back, numbers, &options, may)
 }
 
 /// Bounds the passes of the ring that `last` closes, if it closes one.

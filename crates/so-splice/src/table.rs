@@ -32,7 +32,7 @@ pub struct Splice {
     pub(crate) source: u64,
     pub(crate) drain: u64,
     /// The descriptors of both as the program named them.
-    numbers: [RawFd; 2],
+    pub(crate) numbers: [RawFd; 2],
     /// `None` if the protocol has no addresses.
     pub(crate) path: Option<Path>,
     pub(crate) personality: Personality,
@@ -78,6 +78,18 @@ impl Splice {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both together are what a pair is.
+    pub(crate) fn is_reverse_of(&self, other: &Self) -> bool {
+        let has_no_limit = |splice: &Self| {
+            splice.request.byte_limit().is_none() && splice.request.idle_timer(true).is_none()
+        };
+        (self.source, self.drain) == (other.drain, other.source)
+            && self.source != self.drain
+            && self.personality == other.personality
+            && has_no_limit(self)
+            && has_no_limit(other)
     }
 
     pub(crate) fn set_handle(&self, handle: OneWay) {

@@ -10,6 +10,11 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Those of one direction: 0 is from `a` to `b`.
+    pub(crate) fn of(&self, direction: usize) -> u64 {
+        [self.a_to_b, self.b_to_a][direction]
+    }
+
     /// The sum of both directions, in bytes.
     pub fn total(&self) -> u64 {
         self.a_to_b + self.b_to_a

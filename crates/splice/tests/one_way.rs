@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use netlab::{PATIENCE, connection, until};
 use rustix::net::sockopt;
-use splice::{IdleTimer, OneWay, OneWayOptions, Reason, Side, Splicer};
+use splice::Splicer;
+use splice::{EngineChoice, EngineName, IdleTimer, OneWay, OneWayOptions, Options, Reason, Side};
 
 fn splicer() -> &'static Splicer {
     static SPLICER: OnceLock<Splicer> = OnceLock::new();
@@ -326,4 +328,58 @@ fn many_at_once_from_many_threads_keep_no_socket_open() {
             });
         }
     });
+}
+
+/// The kernel may have what nobody can take back.
+#[test]
+fn two_that_are_each_others_reverse_become_a_pair_once_the_caller_has_closed_both_sockets() {
+    let (mut relay, sender) = Relay::new();
+    let options = OneWayOptions {
+        passes_on_end: true,
+        ..OneWayOptions::default()
+    };
+    let back_sender = sender.clone();
+    let forth = Arc::new(relay.splice(&options, sender));
+    let on_end = move |reason, bytes| {
+        let _ = back_sender.send((reason, bytes));
+    };
+    let back = splicer().one_way(&relay.destination, &relay.source, &options, on_end);
+    let back = Arc::new(back.unwrap());
+    let numbers = [&relay.source, &relay.destination].map(AsRawFd::as_raw_fd);
+    let pair = Options {
+        engine: EngineChoice::Only(EngineName::Uring),
+        ..Options::default()
+    };
+    let merged = splicer().merge_when_closed(&forth, &back, numbers, &pair, || true);
+    merged.unwrap();
+
+    relay.client.write_all(b"before").unwrap();
+    let mut seen = [0; 6];
+    relay.server.read_exact(&mut seen).unwrap();
+    drop(relay.source);
+    // A duplicate counts, too.
+    let kept = relay.destination.try_clone().unwrap();
+    drop(relay.destination);
+    thread::sleep(Duration::from_millis(200));
+    assert!(!forth.is_merged());
+    drop(kept);
+    until("the sockets are a pair's", || forth.is_merged());
+    assert_eq!(back.engine().0, EngineName::Uring);
+    assert!(!forth.undo());
+
+    relay.client.write_all(b"after!").unwrap();
+    relay.server.read_exact(&mut seen).unwrap();
+    assert_eq!(&seen, b"after!");
+    until("it is counted", || forth.moved_bytes() == 12);
+    relay.server.write_all(b"back").unwrap();
+    drop(relay.server);
+    let mut text = String::new();
+    relay.client.shutdown(Shutdown::Write).unwrap();
+    relay.client.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "back");
+    let mut ends = [(); 2].map(|()| relay.end.recv_timeout(PATIENCE).unwrap());
+    ends.sort_by_key(|(_, bytes)| *bytes);
+    let reason = Reason::EndOfStream;
+    assert_eq!(ends, [(reason, 4), (reason, 12)]);
+    assert_eq!(forth.reason(), Some(reason));
 }

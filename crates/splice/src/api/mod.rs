@@ -1,5 +1,6 @@
 //! What a program calls: the layer that puts all others together.
 
+mod merger;
 mod splicer;
 
 use std::sync::Arc;

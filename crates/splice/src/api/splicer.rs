@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 
+use super::merger::Merger;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::outcome::Reason;
@@ -109,6 +110,26 @@ impl Splicer {
     ) -> Result<OneWay> {
         let home = self.next_loop().clone();
         OneWay::start(source, destination, options, home, Box::new(on_end))
+    }
+
+    /// Makes a pair of two splices that are each other's reverse, once the process has closed all
+    /// descriptors of both sockets. Nobody can take them back then, so the pair may go into the
+    /// kernel, as `options` say. `numbers` are the caller's descriptors of the sources of `forth`
+    /// and `back`. What other processes have is not seen; `may` is asked before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LoopEnded`] if the loop has failed.
+    pub fn merge_when_closed(
+        &self,
+        forth: &Arc<OneWay>,
+        back: &Arc<OneWay>,
+        numbers: [RawFd; 2],
+        options: &Options,
+        may: impl Fn() -> bool + Send + 'static,
+    ) -> Result<()> {
+        let merger = Merger::new([forth, back], numbers, options, Box::new(may));
+        self.next_loop()
+            .run(move |event_loop| drop(event_loop.spawn(Box::new(merger))))
     }
 
     /// The loops' own descriptors, for a forked child to close: its copies are of no use there.

@@ -40,6 +40,15 @@ impl Duplicate {
     }
 }
 
+impl Duplicate {
+    /// Gives the descriptor away: whoever has it closes it.
+    pub(crate) fn into_owned(mut self) -> Option<OwnedFd> {
+        let fd = self.0.take()?;
+        all().remove(&fd.as_raw_fd());
+        Some(fd)
+    }
+}
+
 impl AsFd for Duplicate {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0

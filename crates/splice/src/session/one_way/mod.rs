@@ -13,6 +13,10 @@
 //! that what has arrived before is moved when [`OneWay::start`] returns; the loop makes the others.
 //! Whoever sees the end first concludes it: it stops watching the duplicates, closes them, and
 //! calls `on_end`.
+//!
+//! Two that are each other's reverse can be merged into a pair once the caller has closed both
+//! sockets (`api/merger.rs`): then nobody can take them back, and an engine in the kernel may have
+//! them.
 
 mod datagram;
 pub(crate) mod duplicate;
@@ -20,8 +24,9 @@ mod mover;
 mod stream;
 mod task;
 
+use std::borrow::Cow;
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +36,10 @@ use splice_base::error::Result;
 use self::duplicate::Duplicate;
 use self::mover::{End, Mover, Progress};
 use self::task::OneWayTask;
+use super::status::Status;
 use crate::carrier::Carriers;
+use crate::counters::Counters;
+use crate::name::EngineName;
 use crate::outcome::Reason;
 use crate::reactor::{Key, Remote};
 
@@ -82,6 +90,23 @@ struct Shared {
     on_end: Mutex<Option<OnOneWayEnd>>,
     /// The task's key, once its loop has placed it.
     key: OnceLock<Key>,
+    /// Set once a pair has taken the sockets over.
+    merged: OnceLock<Merged>,
+}
+
+/// What a splice has become that was merged with its reverse.
+struct Merged {
+    status: Arc<Status>,
+    /// Which direction of the pair it is.
+    direction: usize,
+    /// What it had moved by itself.
+    before_bytes: u64,
+}
+
+impl Merged {
+    fn moved_bytes(&self) -> u64 {
+        self.before_bytes + self.status.meter.read().of(self.direction)
+    }
 }
 
 impl Shared {
@@ -138,6 +163,7 @@ impl OneWay {
             mover: Mutex::new(mover),
             on_end: Mutex::new(Some(on_end)),
             key: OnceLock::new(),
+            merged: OnceLock::new(),
         });
         let mut mover = shared.lock();
         let mut carriers = Carriers::default();
@@ -162,12 +188,34 @@ impl OneWay {
 
     /// The bytes moved so far. A byte that the destination's peer has seen is counted.
     pub fn moved_bytes(&self) -> u64 {
-        self.shared.lock().moved_bytes()
+        let mover = self.shared.lock();
+        match self.shared.merged.get() {
+            Some(merged) => merged.moved_bytes(),
+            None => mover.moved_bytes(),
+        }
     }
 
     /// Why it has ended; `None` while it moves.
     pub fn reason(&self) -> Option<Reason> {
-        self.shared.lock().reason()
+        let mover = self.shared.lock();
+        match self.shared.merged.get() {
+            Some(merged) => merged.status.outcome().map(|outcome| outcome.reason),
+            None => mover.reason(),
+        }
+    }
+
+    /// The engine in use, and the reason in words.
+    pub fn engine(&self) -> (EngineName, Cow<'static, str>) {
+        let mover = self.shared.lock();
+        match self.shared.merged.get() {
+            Some(merged) => merged.status.engine(),
+            None => mover.engine(),
+        }
+    }
+
+    /// Whether a pair has taken the sockets over. Then they cannot be taken back.
+    pub fn is_merged(&self) -> bool {
+        self.shared.merged.get().is_some()
     }
 
     /// Takes the sockets back. When this returns, the splice reads nothing more, and what it has
@@ -179,7 +227,7 @@ impl OneWay {
     /// Ends it for a reason that only the caller knows: that a socket is closed, for example.
     pub fn end(&self, reason: Reason) -> bool {
         let mut mover = self.shared.lock();
-        if mover.reason().is_some() {
+        if mover.ends().is_none() {
             return false;
         }
         mover.end(reason);
@@ -199,6 +247,71 @@ impl OneWay {
     /// Lets it go on without a handle until it ends by itself.
     pub fn detach(mut self) {
         self.is_detached = true;
+    }
+}
+
+/// Two running splices that are each other's reverse, both held still.
+pub(crate) struct Reverses<'ways> {
+    ways: [(&'ways OneWay, MutexGuard<'ways, Mover>); 2],
+}
+
+impl<'ways> Reverses<'ways> {
+    /// `None` if one of them has ended.
+    pub(crate) fn of(forth: &'ways OneWay, back: &'ways OneWay) -> Option<Self> {
+        // Nobody else locks two at once.
+        let ways = [forth, back].map(|way| (way, way.shared.lock()));
+        let are_running = ways.iter().all(|(_, mover)| mover.ends().is_some());
+        are_running.then_some(Self { ways })
+    }
+
+    pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
+        self.ways.each_ref().map(|(_, mover)| match mover.ends() {
+            Some([source, _]) => source.fd.as_fd(),
+            None => unreachable!("both are running and locked"),
+        })
+    }
+
+    /// Has a pair with `status` take over: its sockets, and what to call at its end.
+    pub(crate) fn merge(
+        self,
+        status: &Arc<Status>,
+    ) -> Option<([OwnedFd; 2], impl FnOnce(Reason, Counters) + Send + use<>)> {
+        let mut sources = Vec::new();
+        let mut on_ends = Vec::new();
+        for (direction, (way, mut mover)) in self.ways.into_iter().enumerate() {
+            mover.end(Reason::Undone);
+            let (ends, _) = mover.take_ends()?;
+            for end in &ends {
+                way.home.deregister(end.fd.as_fd());
+            }
+            let [source, _] = ends;
+            sources.push(source.fd.into_owned()?);
+            let before_bytes = mover.moved_bytes();
+            let merged = Merged {
+                status: Arc::clone(status),
+                direction,
+                before_bytes,
+            };
+            // It had not ended, so it was not merged before.
+            let _ = way.shared.merged.set(merged);
+            if let Some(key) = way.shared.key.get() {
+                way.home.close(*key);
+            }
+            let mut on_end = way
+                .shared
+                .on_end
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            on_ends.push((on_end.take(), before_bytes));
+        }
+        let on_end = move |reason, moved: Counters| {
+            for (direction, (on_end, before_bytes)) in on_ends.into_iter().enumerate() {
+                if let Some(on_end) = on_end {
+                    on_end(reason, before_bytes + moved.of(direction));
+                }
+            }
+        };
+        Some((sources.try_into().ok()?, on_end))
     }
 }
 

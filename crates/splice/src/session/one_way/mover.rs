@@ -1,6 +1,7 @@
 //! What a one-way splice may move, and when it ends. How bytes and datagrams are moved is in
 //! `stream.rs` and `datagram.rs`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use super::duplicate::Duplicate;
 use super::stream::Stream;
 use super::{IdleTimer, OneWayOptions};
 use crate::carrier::Carriers;
+use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Readiness;
 
@@ -148,6 +150,16 @@ impl Mover {
     /// Why it has ended; `None` while it moves.
     pub(super) fn reason(&self) -> Option<Reason> {
         self.reason
+    }
+
+    /// The engine in use, and the reason in words.
+    pub(super) fn engine(&self) -> (EngineName, Cow<'static, str>) {
+        const WHY: &str =
+            "the caller can take the sockets back, so no engine in the kernel may have them";
+        match &self.way {
+            Way::Stream(stream) if stream.has_piped => (EngineName::Pipe, WHY.into()),
+            _ => (EngineName::Copy, WHY.into()),
+        }
     }
 
     /// When the idle timer expires.

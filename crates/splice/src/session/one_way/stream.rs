@@ -41,6 +41,8 @@ pub(super) struct Stream {
     /// Whether the thread that moves may use splice(2), which raises `SIGPIPE`.
     pub(super) may_pipe: bool,
     is_bulk: bool,
+    /// Whether a byte went through a pipe.
+    pub(super) has_piped: bool,
     size: Size,
     /// A pipe with bytes that the destination has not taken yet: only if the kernel was short of
     /// memory as it filled the send buffer.
@@ -62,6 +64,7 @@ impl Stream {
             never_blocks,
             may_pipe: false,
             is_bulk: false,
+            has_piped: false,
             size: Size::default(),
             stranded: None,
         }
@@ -101,6 +104,7 @@ impl Stream {
         let moved = match pipe.fill(ends[0].fd.as_fd(), most_bytes) {
             Ok(ReadOutcome::Bytes(count) | ReadOutcome::LastBytes(count)) => {
                 self.is_bulk = count >= BULK_READ_BYTES / 4;
+                self.has_piped = true;
                 return self.drain(pipe, ends, carriers);
             }
             Ok(ReadOutcome::Empty) => Ok(Moved::SourceEmpty),
