@@ -15,8 +15,15 @@ SOAK_MINUTES ?= 30
 PREFIX ?= /usr/local
 DESTDIR ?=
 INSTALLED := $(DESTDIR)$(PREFIX)
+VERSION := $(shell sed -n '/^\[workspace.package\]/,/^$$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-.PHONY: help build install uninstall test test-kernels soak demo compare bench-check check fmt
+# A page for each function of so_splice(3) and splice_join(3) that leads to it.
+SO_SPLICE_LINKS := so_splice_as so_splice_bytes so_splice_error so_splice_fd so_unsplice
+SPLICE_JOIN_LINKS := splice_abi_version splice_counters splice_detach splice_engine splice_fd splice_release \
+	splice_strerror splice_undo splice_wait
+
+.PHONY: help build install install-program install-libraries uninstall test test-kernels soak demo compare \
+	bench-check check fmt
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,7 +32,9 @@ build: ## Build spliced and the bench, optimised
 	@scripts/install build
 	$(CARGO) build --release --package spliced --package splice-bench
 
-install: ## Install spliced, its manual pages and completions (PREFIX, DESTDIR)
+install: install-program install-libraries ## Install spliced, libsplice and libso_splice (PREFIX, DESTDIR)
+
+install-program: ## Install spliced, its manual pages and completions only
 	@scripts/install build
 	$(CARGO) build --release --package spliced --bin spliced --example manual
 	install -D -m 755 $(TARGET)/release/spliced "$(INSTALLED)/bin/spliced"
@@ -36,12 +45,37 @@ install: ## Install spliced, its manual pages and completions (PREFIX, DESTDIR)
 		install -D -m 644 "$$pages/$$file" "$(INSTALLED)/$$file" || exit 1; \
 	done
 
+install-libraries: ## Install libsplice and libso_splice for C and LD_PRELOAD only
+	@scripts/install build
+	$(CARGO) build --release --package splice-c --package so-splice-preload
+	install -D -m 755 $(TARGET)/release/libsplice.so "$(INSTALLED)/lib/libsplice.so.1"
+	ln -sf libsplice.so.1 "$(INSTALLED)/lib/libsplice.so"
+	install -D -m 644 $(TARGET)/release/libsplice.a "$(INSTALLED)/lib/libsplice.a"
+	install -D -m 755 $(TARGET)/release/libso_splice.so "$(INSTALLED)/lib/libso_splice.so"
+	install -D -m 644 crates/splice-c/include/splice.h "$(INSTALLED)/include/splice.h"
+	install -D -m 644 crates/splice-c/libsplice.pc.in "$(INSTALLED)/lib/pkgconfig/libsplice.pc"
+	sed -i 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' "$(INSTALLED)/lib/pkgconfig/libsplice.pc"
+	@for page in man/*.[37]; do \
+		echo "install -D -m 644 $$page"; \
+		install -D -m 644 "$$page" "$(INSTALLED)/share/man/man$${page##*.}/$${page##*/}" || exit 1; \
+	done
+	@for link in $(SO_SPLICE_LINKS:%=%:so_splice) $(SPLICE_JOIN_LINKS:%=%:splice_join); do \
+		file="$(INSTALLED)/share/man/man3/$${link%:*}.3"; \
+		echo ".so man3/$${link#*:}.3" > "$$file" && chmod 644 "$$file" || exit 1; \
+	done
+# The dynamic linker finds a library in /usr/local/lib only in its cache.
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
 uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
 	rm -f "$(INSTALLED)/bin/spliced"
 	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
 	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
 	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
 	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"
+	rm -f $(foreach library,libsplice.so libsplice.so.1 libsplice.a libso_splice.so,"$(INSTALLED)/lib/$(library)")
+	rm -f "$(INSTALLED)/lib/pkgconfig/libsplice.pc" "$(INSTALLED)/include/splice.h"
+	rm -f $(foreach page,so_splice splice_join $(SO_SPLICE_LINKS) $(SPLICE_JOIN_LINKS),"$(INSTALLED)/share/man/man3/$(page).3")
+	rm -f "$(INSTALLED)/share/man/man7/libso_splice.7"
 
 test: ## Run every test; as root none is left out
 	@scripts/install build
@@ -51,7 +85,7 @@ test: ## Run every test; as root none is left out
 
 soak: test-kernels ## Look for what is rare, for SOAK_MINUTES (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo "make soak: it makes network namespaces; run it as root" >&2; exit 1; }
-	@scripts/install build test
+	@scripts/install build test soak
 	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
 test-kernels: ## Boot Linux 6.1 and 6.12 in QEMU and run there what depends on the kernel; 2 minutes

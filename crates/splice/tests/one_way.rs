@@ -16,7 +16,7 @@ use splice::{EngineChoice, EngineName, IdleTimer, OneWay, OneWayOptions, Options
 
 fn splicer() -> &'static Splicer {
     static SPLICER: OnceLock<Splicer> = OnceLock::new();
-    SPLICER.get_or_init(|| Splicer::new(1).unwrap())
+    SPLICER.get_or_init(|| Splicer::new(1).expect("a loop"))
 }
 
 /// A client's connection and a server's, and a splice from the former to the latter.
@@ -54,7 +54,7 @@ impl Relay {
             let _ = sender.send((reason, bytes));
         };
         let spliced = splicer().one_way(&self.source, &self.destination, options, on_end);
-        spliced.unwrap()
+        spliced.expect("two TCP sockets")
     }
 
     fn end(&self) -> (Reason, u64) {
@@ -248,7 +248,7 @@ fn a_ring_ends_when_its_passes_are_used_up_and_keeps_its_bytes() {
     }
     (&one).write_all(b"round").unwrap();
     until("one has ended", || {
-        forth.reason().or(back.reason()) == Some(Reason::Looped)
+        forth.reason().or_else(|| back.reason()) == Some(Reason::Looped)
     });
     assert_eq!(passes.load(Ordering::Relaxed), 0);
     assert_eq!(forth.moved_bytes() + back.moved_bytes(), 9 * 5);

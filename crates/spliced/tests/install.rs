@@ -53,7 +53,7 @@ impl Installed {
         );
         symlink(manual, release.join("examples/manual")).expect("a link");
         let installed = Self { scratch };
-        installed.make("install");
+        installed.make("install-program");
         Some(installed)
     }
 
