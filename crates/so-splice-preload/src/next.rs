@@ -82,3 +82,16 @@ pub(crate) fn fail<T: From<i8>>(errno: Errno) -> T {
     unsafe { place.write(errno.raw_os_error()) };
     T::from(-1)
 }
+
+unsafe extern "C" {
+    /// What glibc's fortified headers call if a buffer is too small.
+    fn __chk_fail() -> !;
+}
+
+/// Ends the program if a buffer has less room than it says.
+pub(crate) fn check(length: size_t, room: size_t) {
+    if length > room {
+        // SAFETY: it ends the program.
+        unsafe { __chk_fail() };
+    }
+}

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use so_splice::Personality;
 
 use crate::marks::{self, Spliced};
-use crate::next::{FCNTL, GETSOCKOPT, POLL, READ, READV, RECV, RECVFROM, RECVMSG, fail};
+use crate::next::{FCNTL, GETSOCKOPT, POLL, READ, READV, RECV, RECVFROM, RECVMSG, check, fail};
 use crate::registration;
 
 /// Waits until the program may read, and returns the error that it is to get.
@@ -156,18 +156,6 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     }
     // SAFETY: the program's own arguments.
     unsafe { RECVMSG.get()(fd, message, flags) }
-}
-
-unsafe extern "C" {
-    /// What glibc's fortified headers call if a buffer is too small.
-    fn __chk_fail() -> !;
-}
-
-pub(crate) fn check(length: size_t, room: size_t) {
-    if length > room {
-        // SAFETY: it ends the program.
-        unsafe { __chk_fail() };
-    }
 }
 
 /// As read(2), of programs that were compiled with `_FORTIFY_SOURCE`.

@@ -12,7 +12,7 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 
 use crate::marks::{self, Spliced};
-use crate::next::{POLL, PPOLL, PSELECT, SELECT, fail};
+use crate::next::{POLL, PPOLL, PSELECT, SELECT, check, fail};
 
 const READING: c_short = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLRDHUP;
 const WRITING: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
@@ -189,7 +189,7 @@ unsafe extern "C" fn __poll_chk(
     timeout: c_int,
     room: size_t,
 ) -> c_int {
-    crate::reading::check(count as usize * size_of::<pollfd>(), room);
+    check(count as usize * size_of::<pollfd>(), room);
     // SAFETY: the program's own arguments.
     unsafe { poll(fds, count, timeout) }
 }
@@ -206,7 +206,7 @@ unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
-    crate::reading::check(count as usize * size_of::<pollfd>(), room);
+    check(count as usize * size_of::<pollfd>(), room);
     // SAFETY: the program's own arguments.
     unsafe { ppoll(fds, count, timeout, mask) }
 }

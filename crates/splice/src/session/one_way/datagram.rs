@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::mover::{End, Moved};
+use super::end::{End, Moved};
 use crate::outcome::Side;
 
 /// The largest datagram of UDP, in bytes.

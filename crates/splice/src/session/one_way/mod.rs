@@ -20,6 +20,7 @@
 
 mod datagram;
 pub(crate) mod duplicate;
+mod end;
 mod mover;
 mod stream;
 mod task;
@@ -34,7 +35,8 @@ use std::time::{Duration, Instant};
 use splice_base::error::Result;
 
 use self::duplicate::Duplicate;
-use self::mover::{End, Mover, Progress};
+use self::end::End;
+use self::mover::{Mover, Progress};
 use self::task::OneWayTask;
 use super::status::Status;
 use crate::carrier::Carriers;

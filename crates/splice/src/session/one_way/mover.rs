@@ -4,14 +4,14 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, SocketType, ipproto, send, sockopt};
-use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+use rustix::net::{SendFlags, send, sockopt};
+use splice_base::error::{Error, ErrorKind, Result};
 
 use super::datagram::Datagrams;
-use super::duplicate::Duplicate;
+use super::end::{End, Moved, Transport};
 use super::stream::Stream;
 use super::{IdleTimer, OneWayOptions};
 use crate::carrier::Carriers;
@@ -25,56 +25,6 @@ const TURN_BYTES: u64 = 1 << 20;
 
 /// The same for datagrams, which may have no bytes.
 const TURN_MOVES: u32 = 256;
-
-/// What an end's protocol lets the kernel do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transport {
-    Tcp,
-    /// A stream of another protocol.
-    Stream,
-    Datagram,
-}
-
-/// One side of the splice.
-#[derive(Debug)]
-pub(super) struct End {
-    pub(super) fd: Duplicate,
-    pub(super) transport: Transport,
-}
-
-impl End {
-    pub(super) fn new(fd: Duplicate) -> Result<Self> {
-        let unsupported = |why| Err(Error::new(ErrorKind::UnsupportedSocket, why));
-        let transport = match sockopt::socket_type(&fd) {
-            Ok(SocketType::DGRAM) => Transport::Datagram,
-            Ok(SocketType::STREAM) => {
-                let protocol = sockopt::socket_protocol(&fd);
-                match protocol.context("cannot read the socket's protocol")? {
-                    Some(ipproto::TCP) => Transport::Tcp,
-                    _ => Transport::Stream,
-                }
-            }
-            Ok(_) => return unsupported("the socket carries neither a stream nor datagrams"),
-            Err(_) => return unsupported("the descriptor is not a socket"),
-        };
-        Ok(Self { fd, transport })
-    }
-}
-
-/// How a move went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    /// This many bytes are with the destination and gone from the source. None if a system call
-    /// was interrupted or another way of moving has to be tried.
-    Bytes(usize),
-    /// The source is empty.
-    SourceEmpty,
-    /// The destination is full.
-    DestinationFull,
-    /// The next datagram exceeds the byte limit.
-    OverLimit,
-    EndOfStream,
-}
 
 /// How it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,6 +270,3 @@ impl Mover {
                 .is_err()
     }
 }
-
-/// How long a splice waits for a destination to take what is in a pipe.
-pub(super) const SETTLE_MOST: Duration = Duration::from_secs(1);

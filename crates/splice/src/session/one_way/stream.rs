@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice_base::socket_option;
 
-use super::mover::{End, Moved, SETTLE_MOST, Transport};
+use super::end::{End, Moved, Transport};
 use crate::carrier::buffer::Size;
 use crate::carrier::pipe::Pipe;
 use crate::carrier::{Carrier as _, Carriers, ReadOutcome};
@@ -30,6 +30,9 @@ const MARGIN_BYTES: usize = 64 << 10;
 
 /// Less is not worth a pipe.
 const PIPED_LEAST_BYTES: usize = 64 << 10;
+
+/// How long undoing waits for a destination to take what is in a pipe, in seconds.
+const SETTLE_MOST_S: i64 = 1;
 
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -255,7 +258,7 @@ fn never_blocks(fd: impl AsFd) -> bool {
 fn has_room_in_time(destination: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&destination, PollFlags::OUT)];
     let most = Timespec {
-        tv_sec: SETTLE_MOST.as_secs() as i64,
+        tv_sec: SETTLE_MOST_S,
         tv_nsec: 0,
     };
     poll(&mut fds, Some(&most)).is_ok_and(|count| count > 0)

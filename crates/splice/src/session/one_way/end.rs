@@ -1,0 +1,56 @@
+//! One side of a one-way splice, and what a move between two of them may come to.
+
+use rustix::net::{SocketType, ipproto, sockopt};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+
+use super::duplicate::Duplicate;
+
+/// What an end's protocol lets the kernel do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Tcp,
+    /// A stream of another protocol.
+    Stream,
+    Datagram,
+}
+
+/// One side of the splice.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) fd: Duplicate,
+    pub(super) transport: Transport,
+}
+
+impl End {
+    pub(super) fn new(fd: Duplicate) -> Result<Self> {
+        let unsupported = |why| Err(Error::new(ErrorKind::UnsupportedSocket, why));
+        let transport = match sockopt::socket_type(&fd) {
+            Ok(SocketType::DGRAM) => Transport::Datagram,
+            Ok(SocketType::STREAM) => {
+                let protocol = sockopt::socket_protocol(&fd);
+                match protocol.context("cannot read the socket's protocol")? {
+                    Some(ipproto::TCP) => Transport::Tcp,
+                    _ => Transport::Stream,
+                }
+            }
+            Ok(_) => return unsupported("the socket carries neither a stream nor datagrams"),
+            Err(_) => return unsupported("the descriptor is not a socket"),
+        };
+        Ok(Self { fd, transport })
+    }
+}
+
+/// How a move went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// This many bytes are with the destination and gone from the source. None if a system call
+    /// was interrupted or another way of moving has to be tried.
+    Bytes(usize),
+    /// The source is empty.
+    SourceEmpty,
+    /// The destination is full.
+    DestinationFull,
+    /// The next datagram exceeds the byte limit.
+    OverLimit,
+    EndOfStream,
+}
