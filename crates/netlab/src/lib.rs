@@ -37,6 +37,7 @@
 //!
 //! See [`available`] and `SPLICED_REQUIRE`.
 
+mod built;
 mod connection;
 mod control_group;
 mod ip;
@@ -51,6 +52,7 @@ mod registry;
 mod requires;
 mod scratch;
 
+pub use built::built;
 pub use connection::connection;
 pub use control_group::ControlGroup;
 pub use lab::Lab;

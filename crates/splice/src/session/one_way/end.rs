@@ -46,6 +46,8 @@ pub(super) enum Moved {
     /// This many bytes are with the destination and gone from the source. None if a system call
     /// was interrupted or another way of moving has to be tried.
     Bytes(usize),
+    /// The same, and the source was empty after them.
+    LastBytes(usize),
     /// The source is empty.
     SourceEmpty,
     /// The destination is full.

@@ -53,6 +53,8 @@ pub(super) struct Mover {
     /// When the idle timer began.
     idle_since: Instant,
     source_ready: bool,
+    /// EOF, an error or an urgent mark may follow the bytes without an event of its own.
+    needs_further_read: bool,
     destination_ready: bool,
     /// What a ring of splices has left.
     passes: Option<Arc<AtomicU32>>,
@@ -78,6 +80,8 @@ impl Mover {
             idle_since: now,
             // Something may be there already; the first read shows it.
             source_ready: true,
+            // What was there before the registration brings no event of its own.
+            needs_further_read: true,
             destination_ready: true,
             passes: None,
         })
@@ -133,6 +137,7 @@ impl Mover {
         match side {
             Side::A => {
                 self.source_ready |= readiness.is_readable();
+                self.needs_further_read = readiness.needs_further_read();
                 if let Way::Stream(stream) = &mut self.way {
                     stream.is_urgent |= readiness.is_urgent();
                 }
@@ -236,6 +241,10 @@ impl Mover {
         };
         match moved {
             Ok(Moved::Bytes(count)) => self.moved_bytes += count as u64,
+            Ok(Moved::LastBytes(count)) => {
+                self.moved_bytes += count as u64;
+                self.source_ready = self.needs_further_read;
+            }
             Ok(Moved::SourceEmpty) => self.source_ready = false,
             Ok(Moved::DestinationFull) => self.destination_ready = false,
             Ok(Moved::OverLimit) => self.end(Reason::ByteLimit),

@@ -197,8 +197,12 @@ impl Stream {
         flags.set(SendFlags::OOB, is_at_mark);
         match send(&destination.fd, &space[..peeked], flags) {
             Ok(count) => {
+                let was_last = count == peeked && peeked < space.len() && !is_at_mark;
                 drop_bytes(source, &mut space[..count])?;
-                Ok(Moved::Bytes(count))
+                Ok(match source.transport {
+                    Transport::Tcp if was_last => Moved::LastBytes(count),
+                    _ => Moved::Bytes(count),
+                })
             }
             Err(Errno::AGAIN) => Ok(Moved::DestinationFull),
             Err(errno) => Err((Side::B, errno)),

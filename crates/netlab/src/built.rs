@@ -1,0 +1,44 @@
+//! Libraries of this workspace that are loaded, not linked: cargo builds them for nobody's tests.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+/// Of the make and the cargo that run the tests: they would change what is built.
+const INHERITED: [&str; 5] = [
+    "MAKEFLAGS",
+    "MFLAGS",
+    "MAKELEVEL",
+    "MAKEFILES",
+    "CARGO_MAKEFLAGS",
+];
+
+/// Builds packages with the profile of the test that calls this, and returns the directory with
+/// what they are.
+///
+/// # Panics
+/// If they cannot be built.
+pub fn built(packages: &[&str]) -> PathBuf {
+    /// Tests of one program ask at once.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock();
+    let tests = env::current_exe().expect("this program");
+    let profile = tests.parent().and_then(Path::parent).expect("deps");
+    let target = profile.parent().expect("the target directory");
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(["build", "--quiet"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .env("CARGO_TARGET_DIR", target);
+    if profile.ends_with("release") {
+        command.arg("--release");
+    }
+    for variable in INHERITED {
+        command.env_remove(variable);
+    }
+    let status = command.status().expect("cargo starts");
+    assert!(status.success(), "{command:?}: {status}");
+    profile.to_owned()
+}
