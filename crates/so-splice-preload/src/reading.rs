@@ -2,6 +2,7 @@
 //! both systems, a read returns the error that a splice has left.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
@@ -83,18 +84,28 @@ fn receive_timeout(fd: c_int) -> Option<Duration> {
     (!after.is_zero()).then_some(after)
 }
 
-fn wait(event: &impl std::os::fd::AsRawFd, deadline: Option<Instant>) -> Result<(), Errno> {
+/// Waits for the end of a splice as a read of a socket waits for bytes: a signal whose handler was
+/// installed with `SA_RESTART` interrupts it only if there is a deadline (signal(7)).
+fn wait(event: &OwnedFd, deadline: Option<Instant>) -> Result<(), Errno> {
+    let event = event.as_raw_fd();
+    let Some(deadline) = deadline else {
+        let mut count = [0u8; 8];
+        // SAFETY: there is room for the count of an eventfd.
+        return match unsafe { READ.get()(event, count.as_mut_ptr().cast(), count.len()) } {
+            -1 => Err(Errno::INTR),
+            _ => Ok(()),
+        };
+    };
     let mut watched = pollfd {
-        fd: event.as_raw_fd(),
+        fd: event,
         events: libc::POLLIN,
         revents: 0,
     };
-    let timeout = deadline.map_or(-1, |at| {
-        let left = at.saturating_duration_since(Instant::now());
-        c_int::try_from(left.as_millis()).unwrap_or(c_int::MAX)
-    });
+    let left = deadline.saturating_duration_since(Instant::now());
+    // Rounded up: a read does not return before its time.
+    let left = c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
     // SAFETY: one `pollfd`.
-    match unsafe { POLL.get()(&raw mut watched, 1, timeout) } {
+    match unsafe { POLL.get()(&raw mut watched, 1, left) } {
         -1 => Err(Errno::INTR),
         0 => Err(Errno::AGAIN),
         _ => Ok(()),

@@ -27,6 +27,10 @@ use crate::socket::{self, Socket};
 /// A table of fewer entries is not swept.
 const SWEPT_LEAST: usize = 256;
 
+/// How many reads of the eventfd of an ended splice return at once: more than anybody makes. Each
+/// takes one.
+const READERS_MOST: u32 = 1 << 31;
+
 /// One splice.
 pub struct Splice {
     pub(crate) source: u64,
@@ -117,7 +121,7 @@ impl Splice {
         });
         if let Some(event) = &state.event {
             // It fails only if the counter is full, and then the event is readable.
-            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(event, &u64::from(READERS_MOST).to_ne_bytes());
         }
     }
 
@@ -185,8 +189,8 @@ impl Splice {
         if let Some(event) = &state.event {
             return Ok(event.as_raw_fd());
         }
-        let ended = u32::from(state.ended.is_some());
-        let event = eventfd(ended, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let readers = state.ended.map_or(0, |_| READERS_MOST);
+        let event = eventfd(readers, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
         let number = event.as_raw_fd();
         state.event = Some(event);
         Ok(number)
