@@ -254,6 +254,7 @@ pub fn errno_of(error: &Error) -> Errno {
     ) {
         (Some(errno), _) => errno,
         (None, ErrorKind::UnsupportedSocket) => Errno::PROTONOSUPPORT,
+        (None, ErrorKind::EngineRefused | ErrorKind::BpfRefused) => Errno::OPNOTSUPP,
         (None, _) => Errno::NXIO,
     }
 }

@@ -11,9 +11,10 @@ use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use super::merger::Merger;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
-use crate::outcome::Reason;
+use crate::outcome::{Outcome, Reason};
 use crate::reactor::{EventLoop, Remote};
 use crate::session::one_way::{OneWay, OneWayOptions};
+use crate::session::pair::OnEnd;
 use crate::session::pair::ends::Ends;
 use crate::session::{Handle, Status};
 
@@ -80,7 +81,23 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name and cannot take the pair;
     /// [`ErrorKind::LoopEnded`] if the loop has failed. Then both sockets are closed.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Two([a, b]), options)
+        self.run(Ends::Two([a, b]), options, None)
+    }
+
+    /// Joins two endpoints as [`join`](Self::join) does, and calls `on_end` on the pair's loop once
+    /// it has ended and both sockets are closed.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join). `on_end` may be called then, too, with what an unstarted pair ends
+    /// with.
+    pub fn join_then(
+        &self,
+        a: Endpoint,
+        b: Endpoint,
+        options: &Options,
+        on_end: impl FnOnce(Outcome) + Send + 'static,
+    ) -> Result<Handle> {
+        self.run(Ends::Two([a, b]), options, Some(Box::new(on_end)))
     }
 
     /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
@@ -89,7 +106,7 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name that needs two sockets;
     /// [`ErrorKind::LoopEnded`] if the loop has failed. Then the socket is closed.
     pub fn echo(&self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Echo(endpoint), options)
+        self.run(Ends::Echo(endpoint), options, None)
     }
 
     /// Moves what arrives on `source` to `destination`, on one of the loops. Both descriptors stay
@@ -149,9 +166,9 @@ impl Splicer {
         &self.loops[0].remote
     }
 
-    fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
+    fn run(&self, ends: Ends, options: &Options, on_end: Option<OnEnd>) -> Result<Handle> {
         let status = Arc::new(Status::new());
-        let pair = super::pair(ends, options, None, &status, None)?;
+        let pair = super::pair(ends, options, None, &status, on_end)?;
         let home = self.next_loop();
         let shared = Arc::clone(&status);
         home.run(move |event_loop| super::place(event_loop, pair, &shared))?;

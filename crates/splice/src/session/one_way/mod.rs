@@ -28,7 +28,7 @@ mod task;
 use std::borrow::Cow;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ pub(crate) type OnOneWayEnd = Box<dyn FnOnce(Reason, u64) + Send>;
 pub struct OneWay {
     shared: Arc<Shared>,
     home: Remote,
-    is_detached: bool,
+    is_detached: AtomicBool,
 }
 
 /// What the handle and the task share.
@@ -184,7 +184,7 @@ impl OneWay {
         Ok(Self {
             shared,
             home,
-            is_detached: false,
+            is_detached: AtomicBool::new(false),
         })
     }
 
@@ -246,9 +246,17 @@ impl OneWay {
         self.shared.lock().bound_passes(passes);
     }
 
-    /// Lets it go on without a handle until it ends by itself.
-    pub fn detach(mut self) {
-        self.is_detached = true;
+    /// Has both idle timers restart when either splice moves bytes.
+    pub fn share_idle_timer(&self, other: &Self) {
+        let moved_at = Arc::new(Mutex::new(Instant::now()));
+        for way in [self, other] {
+            way.shared.lock().share_idle_timer(Arc::clone(&moved_at));
+        }
+    }
+
+    /// Has the handle's drop let it go on until it ends by itself.
+    pub fn detach(&self) {
+        self.is_detached.store(true, Ordering::Relaxed);
     }
 }
 
@@ -319,7 +327,7 @@ impl<'ways> Reverses<'ways> {
 
 impl Drop for OneWay {
     fn drop(&mut self) {
-        if !self.is_detached {
+        if !self.is_detached.load(Ordering::Relaxed) {
             self.undo();
         }
     }

@@ -2,8 +2,8 @@
 //! `stream.rs` and `datagram.rs`.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -52,6 +52,8 @@ pub(super) struct Mover {
     options: OneWayOptions,
     /// When the idle timer began.
     idle_since: Instant,
+    /// When this or another splice that shares the timer moved bytes.
+    shared_since: Option<Arc<Mutex<Instant>>>,
     source_ready: bool,
     /// EOF, an error or an urgent mark may follow the bytes without an event of its own.
     needs_further_read: bool,
@@ -78,6 +80,7 @@ impl Mover {
             moved_bytes: 0,
             options: *options,
             idle_since: now,
+            shared_since: None,
             // Something may be there already; the first read shows it.
             source_ready: true,
             // What was there before the registration brings no event of its own.
@@ -119,7 +122,14 @@ impl Mover {
     /// When the idle timer expires.
     pub(super) fn idle_at(&self) -> Option<Instant> {
         let IdleTimer { after, .. } = self.options.idle?;
-        self.idle_since.checked_add(after)
+        let shared = self.shared_since.as_ref();
+        let shared = shared.map(|since| *since.lock().unwrap_or_else(PoisonError::into_inner));
+        let since = shared.map_or(self.idle_since, |shared| shared.max(self.idle_since));
+        since.checked_add(after)
+    }
+
+    pub(super) fn share_idle_timer(&mut self, since: Arc<Mutex<Instant>>) {
+        self.shared_since = Some(since);
     }
 
     /// From now on the loop's thread moves.
@@ -226,6 +236,9 @@ impl Mover {
         };
         if moves > 0 && self.options.idle.is_some_and(|idle| idle.restarts) {
             self.idle_since = now;
+            if let Some(since) = &self.shared_since {
+                *since.lock().unwrap_or_else(PoisonError::into_inner) = now;
+            }
         }
         progress
     }

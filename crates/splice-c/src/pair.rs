@@ -1,0 +1,523 @@
+//! Pairs: `splice_join` and its kind.
+//!
+//! ```text
+//!                      SPLICE_FINAL                     without it
+//! splice_join ─┬─▶ a pair of the library      or ─▶ two one-way splices
+//!              │      │ ended                          │ both ended: one that ends by other than
+//!              │      ▼                                ▼ EOF undoes the other
+//!              └─▶ Ending: the result, and the descriptor that becomes readable
+//! ```
+
+use std::ffi::{c_char, c_int};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use splice::{Counters, Endpoint, EngineName, Handle, OneWay, Options, Reason, Side};
+
+use crate::fault::{Fault, Result, answer};
+use crate::options::{SpliceOptions, Wanted};
+
+/// Why a pair has ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::enum_variant_names, reason = "C has no namespaces")]
+pub enum SpliceReason {
+    /// It runs.
+    SpliceRunning = 0,
+    /// Both streams have ended, and every byte was delivered.
+    SpliceEndOfStream = 1,
+    /// One side has reset its connection.
+    SpliceReset = 2,
+    /// No byte has moved for idle_ms.
+    SpliceIdle = 3,
+    /// A direction has moved max_bytes.
+    SpliceByteLimit = 4,
+    /// The caller has taken the sockets back.
+    SpliceUndone = 5,
+    /// The packet filters of this host have changed and would stop the pair.
+    SpliceFiltered = 6,
+    /// A system call on one of the sockets has failed.
+    SpliceFailed = 7,
+}
+
+/// What a pair has come to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SpliceResult {
+    /// Bytes moved from a to b. While the pair runs, with SPLICE_FINAL up to a second old.
+    pub a_to_b: u64,
+    /// Bytes moved from b to a.
+    pub b_to_a: u64,
+    /// Why it has ended: enum splice_reason.
+    pub reason: i32,
+    /// The errno of that reason, or 0.
+    pub error: i32,
+}
+
+/// How a pair ends, known to the caller and to the loops.
+#[derive(Debug)]
+struct Ending {
+    /// Readable once the pair has ended.
+    event: OwnedFd,
+    state: Mutex<State>,
+    /// The splices of a pair that can be undone, for the one that ends first.
+    ways: OnceLock<[Weak<OneWay>; 2]>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Why, as soon as it is decided.
+    reason: Option<Reason>,
+    /// What each direction has moved, once it has ended.
+    moved: [Option<u64>; 2],
+}
+
+impl Ending {
+    fn new() -> Result<Arc<Self>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|errno| Fault::new(errno, "cannot create an eventfd"))?;
+        Ok(Arc::new(Self {
+            event,
+            state: Mutex::new(State::default()),
+            ways: OnceLock::new(),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.lock().moved.iter().all(Option::is_some)
+    }
+
+    fn tell(&self) {
+        // It fails only if the counter is full, and then the event is readable.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// A pair of the library has ended.
+    fn pair_ended(&self, reason: Reason, moved: Counters) {
+        let mut state = self.lock();
+        state.reason = Some(reason);
+        state.moved = [moved.a_to_b, moved.b_to_a].map(Some);
+        drop(state);
+        self.tell();
+    }
+
+    /// A one-way splice has ended: that from a to b is 0.
+    fn way_ended(&self, way: usize, reason: Reason, moved_bytes: u64) {
+        let mut state = self.lock();
+        state.moved[way] = Some(moved_bytes);
+        let both = state.moved.iter().all(Option::is_some);
+        // EOF of one direction leaves the other one open.
+        if state.reason.is_none() && (reason != Reason::EndOfStream || both) {
+            state.reason = Some(of_pair(way, reason));
+        }
+        let is_decided = state.reason.is_some();
+        drop(state);
+        if both {
+            self.tell();
+        } else if is_decided {
+            self.undo_rest();
+        }
+    }
+
+    /// Undoes what still runs of a pair whose end is decided.
+    fn undo_rest(&self) {
+        for way in self.ways.get().into_iter().flatten() {
+            if let Some(way) = way.upgrade() {
+                way.undo();
+            }
+        }
+    }
+}
+
+/// The sides of the splice from b to a are the other way round.
+fn of_pair(way: usize, reason: Reason) -> Reason {
+    let turned = |side: Side| match way {
+        0 => side,
+        _ => side.other(),
+    };
+    match reason {
+        Reason::Failed { side, errno } => {
+            let errno = Errno::from_raw_os_error(errno);
+            match errno {
+                Errno::CONNRESET | Errno::PIPE => Reason::Reset(turned(side)),
+                other => Reason::Failed {
+                    side: turned(side),
+                    errno: other.raw_os_error(),
+                },
+            }
+        }
+        Reason::Reset(side) => Reason::Reset(turned(side)),
+        other => other,
+    }
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// Given up by the caller.
+    Final(Handle),
+    /// It can be undone.
+    Open([Arc<OneWay>; 2]),
+}
+
+/// A pair.
+#[derive(Debug)]
+pub struct SplicePair {
+    kind: Kind,
+    ending: Arc<Ending>,
+    /// The process that has joined it: a forked child has a copy of the handle, but not the pair.
+    process: u32,
+}
+
+impl SplicePair {
+    fn join(a: c_int, b: c_int, wanted: &Wanted) -> Result<Self> {
+        let ending = Ending::new()?;
+        let kind = match wanted.is_final {
+            true => join_final([a, b], wanted, &ending)?,
+            false => join_open([a, b], wanted, &ending)?,
+        };
+        Ok(Self {
+            kind,
+            ending,
+            process: std::process::id(),
+        })
+    }
+
+    fn moved(&self) -> Counters {
+        let ended = self.ending.lock().moved;
+        let live = |way: usize| match &self.kind {
+            Kind::Final(handle) => {
+                let counters = handle.counters();
+                [counters.a_to_b, counters.b_to_a][way]
+            }
+            Kind::Open(ways) => ways[way].moved_bytes(),
+        };
+        let [a_to_b, b_to_a] = [0, 1].map(|way| ended[way].unwrap_or_else(|| live(way)));
+        Counters { a_to_b, b_to_a }
+    }
+
+    fn result(&self) -> SpliceResult {
+        let moved = self.moved();
+        let reason = match self.ending.is_over() {
+            true => self.ending.lock().reason,
+            false => None,
+        };
+        let (reason, error) = reason.map_or((SpliceReason::SpliceRunning, None), told);
+        SpliceResult {
+            a_to_b: moved.a_to_b,
+            b_to_a: moved.b_to_a,
+            reason: reason as i32,
+            error: error.map_or(0, Errno::raw_os_error),
+        }
+    }
+
+    /// The engine, and the reason in words.
+    fn engine(&self) -> (EngineName, String) {
+        let (name, why) = match &self.kind {
+            Kind::Final(handle) => handle.engine(),
+            Kind::Open([forth, back]) => match back.engine() {
+                (EngineName::Copy, _) => forth.engine(),
+                other => other,
+            },
+        };
+        (name, why.into_owned())
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = left.map(|left| Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            let mut fds = [PollFd::new(&self.ending.event, PollFlags::IN)];
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(0) => return Err(Fault::new(Errno::TIMEDOUT, "the pair still runs")),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) if deadline.is_none_or(|at| Instant::now() < at) => {}
+                Err(errno) => return Err(Fault::new(errno, "cannot wait for the pair's end")),
+            }
+        }
+    }
+
+    fn undo(&self) -> Result<()> {
+        let Kind::Open(ways) = &self.kind else {
+            let why = "the pair was joined with SPLICE_FINAL, so its sockets cannot be taken back";
+            return Err(Fault::new(Errno::BUSY, why));
+        };
+        if self.ending.is_over() {
+            return Err(Fault::new(Errno::NOTCONN, "the pair has ended already"));
+        }
+        for way in ways {
+            // Only splices that both run are merged.
+            if !way.undo() && way.is_merged() {
+                let why = "the caller has closed both sockets, so they cannot be taken back";
+                return Err(Fault::new(Errno::BUSY, why));
+            }
+        }
+        // A loop may be about to tell of an end of its own.
+        self.wait(None)
+    }
+}
+
+/// What a caller is told of an end.
+fn told(reason: Reason) -> (SpliceReason, Option<Errno>) {
+    match reason {
+        Reason::EndOfStream => (SpliceReason::SpliceEndOfStream, None),
+        Reason::Reset(_) => (SpliceReason::SpliceReset, Some(Errno::CONNRESET)),
+        Reason::Idle => (SpliceReason::SpliceIdle, Some(Errno::TIMEDOUT)),
+        Reason::ByteLimit => (SpliceReason::SpliceByteLimit, Some(Errno::FBIG)),
+        Reason::Undone => (SpliceReason::SpliceUndone, None),
+        Reason::Filtered => (SpliceReason::SpliceFiltered, Some(Errno::PERM)),
+        Reason::Looped => (SpliceReason::SpliceFailed, Some(Errno::LOOP)),
+        Reason::Failed { errno, .. } => {
+            let errno = Errno::from_raw_os_error(errno);
+            (SpliceReason::SpliceFailed, Some(errno))
+        }
+        Reason::Refused => (SpliceReason::SpliceFailed, Some(Errno::OPNOTSUPP)),
+        _ => (SpliceReason::SpliceFailed, Some(Errno::CANCELED)),
+    }
+}
+
+fn borrow<'fd>(number: c_int, name: &str) -> Result<BorrowedFd<'fd>> {
+    if let Err(errno) = so_splice::cookie(number) {
+        let what = match errno {
+            Errno::BADF => "an open descriptor",
+            _ => "a socket",
+        };
+        return Err(Fault::new(
+            errno,
+            format!("{name} ({number}) is not {what}"),
+        ));
+    }
+    // SAFETY: it was open just now, and the caller keeps it open during the call.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    match rustix::net::getpeername(fd) {
+        Ok(_) => Ok(fd),
+        Err(_) => Err(Fault::new(
+            Errno::NOTCONN,
+            format!("{name} is not connected"),
+        )),
+    }
+}
+
+fn join_final(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Result<Kind> {
+    let duplicate = |number, name| {
+        let duplicate = fcntl_dupfd_cloexec(borrow(number, name)?, 0);
+        duplicate.map_err(|errno| Fault::new(errno, format!("cannot duplicate {name}")))
+    };
+    let [a, b] = numbers;
+    let [a, b] = [duplicate(a, "a")?, duplicate(b, "b")?];
+    let told = Arc::clone(ending);
+    let handle = so_splice::splicer()?.join_then(
+        Endpoint::new(a)?,
+        Endpoint::new(b)?,
+        &wanted.pair(),
+        move |outcome| told.pair_ended(outcome.reason, outcome.moved),
+    );
+    Ok(Kind::Final(handle?))
+}
+
+fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Result<Kind> {
+    let [a, b] = numbers;
+    let (a, b) = (borrow(a, "a")?, borrow(b, "b")?);
+    let splicer = so_splice::splicer()?;
+    let options = wanted.one_way();
+    let start = |way: usize, from, to| {
+        let told = Arc::clone(ending);
+        let on_end = move |reason, moved_bytes| told.way_ended(way, reason, moved_bytes);
+        splicer.one_way(from, to, &options, on_end).map(Arc::new)
+    };
+    let forth = start(0, a, b)?;
+    let back = start(1, b, a)?;
+    forth.share_idle_timer(&back);
+    let _ = ending.ways.set([&forth, &back].map(Arc::downgrade));
+    // One may have ended before the other one was there.
+    if ending.lock().reason.is_some() {
+        ending.undo_rest();
+    }
+    if !wanted.has_limit() {
+        let forks = so_splice::forks();
+        let may = move || so_splice::forks() == forks;
+        splicer.merge_when_closed(&forth, &back, numbers, &Options::default(), may)?;
+    }
+    Ok(Kind::Open([forth, back]))
+}
+
+/// Joins the sockets a and b: what arrives at one is moved to the other, in both directions, until
+/// both streams have ended, an error, or a limit of the options, which may be NULL.
+///
+/// Without SPLICE_FINAL both sockets stay the caller's: splice_undo() gives them back at the exact
+/// byte, and so does a limit. If he closes both (all descriptors of this process), the pair goes on
+/// by itself and may go into the kernel. With SPLICE_FINAL he must close both right after this
+/// call; he must not use them any more.
+///
+/// Returns 0 and the handle in *pair, or -1 with errno: EBADF, ENOTSOCK; EPROTONOSUPPORT, not two
+/// stream sockets; ENOTCONN; EINVAL, wrong options; EOPNOTSUPP, the engine that was asked for cannot
+/// be used; EMFILE. Then both sockets are as before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_join(
+    a: c_int,
+    b: c_int,
+    options: *const SpliceOptions,
+    pair: *mut *mut SplicePair,
+) -> c_int {
+    // SAFETY: the caller points to a struct or nowhere.
+    let wanted = unsafe { Wanted::read(options) };
+    let joined = wanted.and_then(|wanted| match pair.is_null() {
+        true => Err(Fault::new(Errno::FAULT, "pair is NULL")),
+        false => SplicePair::join(a, b, &wanted),
+    });
+    answer(joined.map(|joined| {
+        // SAFETY: the caller points to room for a handle.
+        unsafe { pair.write(Box::into_raw(Box::new(joined))) };
+        0
+    }))
+}
+
+/// Reads what the pair has moved so far, and why it has ended, if it has. Returns 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_counters(
+    pair: *const SplicePair,
+    result: *mut SpliceResult,
+) -> c_int {
+    // SAFETY: a handle of splice_join() that was not released.
+    let pair = unsafe { &*pair };
+    // SAFETY: the caller points to room for a result.
+    unsafe { result.write(pair.result()) };
+    0
+}
+
+/// The name of the engine in use. The reason, in words, is written to why, which has room for
+/// why_size bytes, cut if it is longer; why may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_engine(
+    pair: *const SplicePair,
+    why: *mut c_char,
+    why_size: usize,
+) -> *const c_char {
+    // SAFETY: a handle of splice_join() that was not released.
+    let pair = unsafe { &*pair };
+    let (name, words) = pair.engine();
+    if !why.is_null() && why_size > 0 {
+        // SAFETY: the caller says that there is room for `why_size` bytes.
+        let room = unsafe { std::slice::from_raw_parts_mut(why.cast::<u8>(), why_size) };
+        let length = words.len().min(why_size - 1);
+        room[..length].copy_from_slice(&words.as_bytes()[..length]);
+        room[length] = 0;
+    }
+    c_name(name).as_ptr()
+}
+
+fn c_name(name: EngineName) -> &'static std::ffi::CStr {
+    match name {
+        EngineName::Copy => c"copy",
+        EngineName::Pipe => c"pipe",
+        EngineName::Aio => c"aio",
+        EngineName::Uring => c"uring",
+        EngineName::Sockmap => c"sockmap",
+        EngineName::Segment => c"segment",
+        _ => c"unknown",
+    }
+}
+
+/// Waits until the pair has ended, for at most timeout_ms milliseconds, or without limit if that is
+/// negative. Signals do not interrupt it. result may be NULL.
+///
+/// Returns 0, or -1 with errno ETIMEDOUT if the pair still runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_wait(
+    pair: *const SplicePair,
+    timeout_ms: c_int,
+    result: *mut SpliceResult,
+) -> c_int {
+    // SAFETY: a handle of splice_join() that was not released.
+    let pair = unsafe { &*pair };
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    let waited = pair.wait(timeout);
+    // SAFETY: null, or the caller points to room for a result.
+    unsafe { tell(pair, result) };
+    answer(waited.map(|()| 0))
+}
+
+/// # Safety
+/// `result` is null or points to room for a result.
+unsafe fn tell(pair: &SplicePair, result: *mut SpliceResult) {
+    if !result.is_null() {
+        // SAFETY: the caller says so.
+        unsafe { result.write(pair.result()) };
+    }
+}
+
+/// A descriptor that becomes readable when the pair has ended, for poll(2) and its kind. It is the
+/// library's, and is closed by splice_release(). Do not read from it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_fd(pair: *const SplicePair) -> c_int {
+    // SAFETY: a handle of splice_join() that was not released.
+    let pair = unsafe { &*pair };
+    pair.ending.event.as_raw_fd()
+}
+
+/// Takes both sockets back. When this returns, the pair reads nothing more, and every byte that it
+/// has not moved is readable at the socket where it arrived. result may be NULL.
+///
+/// Returns 0, or -1 with errno: EBUSY, the pair was joined with SPLICE_FINAL, or both sockets are
+/// closed; ENOTCONN, it has ended already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_undo(pair: *mut SplicePair, result: *mut SpliceResult) -> c_int {
+    // SAFETY: a handle of splice_join() that was not released.
+    let pair = unsafe { &*pair };
+    let undone = pair.undo();
+    // SAFETY: null, or the caller points to room for a result.
+    unsafe { tell(pair, result) };
+    answer(undone.map(|()| 0))
+}
+
+/// Frees the handle. A pair that still runs is undone; with SPLICE_FINAL both connections are reset;
+/// if the caller has closed both sockets, it goes on. In a forked child it only frees. NULL is allowed. No other
+/// thread may use the handle meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_release(pair: *mut SplicePair) {
+    // SAFETY: null, or a handle of splice_join() that was not released.
+    if let Some(pair) = unsafe { take(pair) } {
+        drop(pair);
+    }
+}
+
+/// Frees the handle. A pair that still runs goes on until it ends by itself. NULL is allowed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice_detach(pair: *mut SplicePair) {
+    // SAFETY: null, or a handle of splice_join() that was not released.
+    let Some(pair) = (unsafe { take(pair) }) else {
+        return;
+    };
+    match pair.kind {
+        Kind::Final(handle) => handle.detach(),
+        Kind::Open(ways) => ways.iter().for_each(|way| way.detach()),
+    }
+}
+
+/// Takes a handle, unless this process is a child of its owner.
+///
+/// # Safety
+/// `pair` is null or a handle that was not released.
+unsafe fn take(pair: *mut SplicePair) -> Option<Box<SplicePair>> {
+    if pair.is_null() {
+        return None;
+    }
+    // SAFETY: the caller says so.
+    let pair = unsafe { Box::from_raw(pair) };
+    if pair.process == std::process::id() {
+        return Some(pair);
+    }
+    // Its locks may have been held by threads that the child does not have.
+    std::mem::forget(pair);
+    None
+}
