@@ -32,11 +32,12 @@ build: ## Build spliced and the bench, optimised
 	@scripts/install build
 	$(CARGO) build --release --package spliced --package splice-bench
 
+# Without MAKEFLAGS, which would hand PREFIX and DESTDIR to the make that builds libbpf.
 install: install-program install-libraries ## Install spliced, libsplice and libso_splice (PREFIX, DESTDIR)
 
 install-program: ## Install spliced, its manual pages and completions only
 	@scripts/install build
-	$(CARGO) build --release --package spliced --bin spliced --example manual
+	env -u MAKEFLAGS $(CARGO) build --release --package spliced --bin spliced --example manual
 	install -D -m 755 $(TARGET)/release/spliced "$(INSTALLED)/bin/spliced"
 	@pages=$$(mktemp -d) && trap 'rm -r "$$pages"' EXIT && \
 	$(TARGET)/release/examples/manual "$$pages" && \
@@ -47,7 +48,7 @@ install-program: ## Install spliced, its manual pages and completions only
 
 install-libraries: ## Install libsplice and libso_splice for C and LD_PRELOAD only
 	@scripts/install build
-	$(CARGO) build --release --package splice-c --package so-splice-preload
+	env -u MAKEFLAGS $(CARGO) build --release --package splice-c --package so-splice-preload
 	install -D -m 755 $(TARGET)/release/libsplice.so "$(INSTALLED)/lib/libsplice.so.1"
 	ln -sf libsplice.so.1 "$(INSTALLED)/lib/libsplice.so"
 	install -D -m 644 $(TARGET)/release/libsplice.a "$(INSTALLED)/lib/libsplice.a"
