@@ -6,7 +6,6 @@ package main
 /*
 #cgo pkg-config: libsplice
 #include <splice.h>
-#include <unistd.h>
 */
 import "C"
 

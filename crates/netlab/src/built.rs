@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+/// A directory with `ends.c` and `ends.h`: connected sockets for tests in C.
+pub const C_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/c");
+
 /// Of the make and the cargo that run the tests: they would change what is built.
 const INHERITED: [&str; 5] = [
     "MAKEFLAGS",

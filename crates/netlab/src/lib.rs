@@ -52,7 +52,7 @@ mod registry;
 mod requires;
 mod scratch;
 
-pub use built::built;
+pub use built::{C_SOURCES, built};
 pub use connection::connection;
 pub use control_group::ControlGroup;
 pub use lab::Lab;

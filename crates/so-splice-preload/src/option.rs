@@ -68,7 +68,8 @@ fn set_splice(
         _ => return Err(Errno::INVAL),
     };
     if request.drain < 0 {
-        return so_splice::splice(personality, fd, &request, |_| ()).map_err(errno_of);
+        let undone = so_splice::splice(personality, fd, &request, |_| ());
+        return undone.map(drop).map_err(errno_of);
     }
     let drain = so_splice::cookie(request.drain);
     so_splice::splice(personality, fd, &request, move |_| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
 
-use netlab::{Scratch, built, present, program};
+use netlab::{C_SOURCES, Scratch, built, present, program};
 
 /// Cases wait more than they compute.
 const AT_ONCE: usize = 4;
@@ -39,6 +39,8 @@ fn suite() -> Option<&'static Suite> {
             .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
             .args(["-pthread", "-o"])
             .arg(&program)
+            .arg(format!("-I{C_SOURCES}"))
+            .arg(format!("{C_SOURCES}/ends.c"))
             .args(sources.filter(|path| path.extension().is_some_and(|end| end == "c")))
             .status();
         assert!(

@@ -26,7 +26,7 @@ mod request;
 mod socket;
 
 pub use personality::Personality;
-pub use process::{forks, splicer};
+pub use process::splicer;
 pub use request::Request;
 pub use socket::cookie;
 pub use splice::Error;

@@ -9,7 +9,6 @@
 )]
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use splice::{Duplicates, Result, Splicer};
@@ -20,9 +19,6 @@ use crate::table::{self, Table};
 /// threads cannot be joined.
 static LOOPS: Mutex<Option<&'static Splicer>> = Mutex::new(None);
 
-/// How often this process has forked since it first spliced.
-static FORKS: AtomicU64 = AtomicU64::new(0);
-
 /// What is locked while the process forks.
 struct Locks {
     table: MutexGuard<'static, Table>,
@@ -32,12 +28,6 @@ struct Locks {
 
 thread_local! {
     static LOCKS: RefCell<Option<Locks>> = const { RefCell::new(None) };
-}
-
-/// How often this process has forked since it first spliced: a child has descriptors of all sockets
-/// that were there before.
-pub fn forks() -> u64 {
-    FORKS.load(Ordering::Relaxed)
 }
 
 /// The loops of this process, which the first call starts: one per CPU.
@@ -94,7 +84,6 @@ extern "C" fn in_parent() {
     let Some(locks) = LOCKS.take() else {
         return;
     };
-    FORKS.fetch_add(1, Ordering::Relaxed);
     // The child may keep the sockets open, so a close here is perhaps not the last one.
     locks.table.share_all();
 }

@@ -17,7 +17,7 @@ use crate::table::{self, Splice};
 
 /// Splices the socket `source` as `request` says, or undoes its splice if the drain is negative.
 /// What has arrived already is moved when this returns. `on_end` is called once at the end, in the
-/// thread that ends the splice.
+/// thread that ends the splice. Returns the splice, unless one was undone.
 ///
 /// # Errors
 /// Those of the personality; `EMFILE` and the like if the process has no descriptors left.
@@ -26,10 +26,11 @@ pub fn splice(
     source: RawFd,
     request: &Request,
     on_end: impl FnOnce(&Splice) + Send + 'static,
-) -> Result<()> {
+) -> Result<Option<Arc<Splice>>> {
     let source = rules::socket(source, "the source")?;
     if request.drain < 0 {
-        return undo(personality, &source, request);
+        undo(personality, &source, request)?;
+        return Ok(None);
     }
     let drain = rules::check(personality, &source, request)?;
     let uncollected = match personality {
@@ -47,7 +48,7 @@ pub fn splice(
         let side = Side::A;
         splice.ended(Reason::Failed { side, errno }, 0);
         on_end(&splice);
-        return Ok(());
+        return Ok(Some(splice));
     }
     let started = start(&splice, &source, &drain, request, on_end);
     match started {
@@ -58,7 +59,7 @@ pub fn splice(
             if personality == Personality::Linux && source.is_stream {
                 merge_with_reverse(&splice)?;
             }
-            Ok(())
+            Ok(Some(splice))
         }
         Err(error) => {
             table::lock().remove(&splice);

@@ -56,6 +56,7 @@ struct State {
 
 #[derive(Clone, Copy)]
 struct Ended {
+    reason: Reason,
     moved_bytes: u64,
     left: Left,
     error: Option<Errno>,
@@ -100,7 +101,14 @@ impl Splice {
         self.lock().handle = Some(Arc::new(handle));
     }
 
-    pub(crate) fn handle(&self) -> Option<Arc<OneWay>> {
+    /// Why it has ended, and what it has moved; `None` while it runs.
+    pub fn outcome(&self) -> Option<(Reason, u64)> {
+        let ended = self.look().ended?;
+        Some((ended.reason, ended.moved_bytes))
+    }
+
+    /// The handle of its mover; `None` while it is set up, and if it was never started.
+    pub fn handle(&self) -> Option<Arc<OneWay>> {
         self.lock().handle.clone()
     }
 
@@ -115,6 +123,7 @@ impl Splice {
         }
         let left = self.personality.left(reason, moved_bytes, &self.request);
         state.ended = Some(Ended {
+            reason,
             moved_bytes,
             left,
             error: left.source.or(left.drain),

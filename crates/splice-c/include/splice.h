@@ -229,10 +229,13 @@ int so_splice_error(int fd);
  * call; he must not use them any more.
  *
  * Returns 0 and the handle in *pair, or -1 with errno: EBADF, ENOTSOCK; EPROTONOSUPPORT, not two
- * stream sockets; ENOTCONN; EINVAL, wrong options; EOPNOTSUPP, the engine that was asked for cannot
- * be used; EMFILE. Then both sockets are as before.
+ * stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options;
+ * EOPNOTSUPP, the engine that was asked for cannot be used; EMFILE. Then both sockets are as before.
  */
-int splice_join(int a, int b, const struct splice_options *options, struct splice_pair **pair);
+int splice_join(int a,
+                int b,
+                const struct splice_options *options,
+                struct splice_pair **pair);
 
 /**
  * Reads what the pair has moved so far, and why it has ended, if it has. Returns 0.

@@ -29,7 +29,10 @@ impl Fault {
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
-        Self::new(so_splice::errno_of(&error), error.to_string())
+        let errno = so_splice::errno_of(&error);
+        // The number is in `errno` already.
+        let number = format!(" (os error {})", errno.raw_os_error());
+        Self::new(errno, error.to_string().replace(&number, ""))
     }
 }
 

@@ -1,10 +1,11 @@
 //! `struct splice_options`, which may grow.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use splice::{EngineChoice, IdleTimer, Limits, OneWayOptions, Options};
+use so_splice::Request;
+use splice::{EngineChoice, Limits, Options};
 
 use crate::fault::{Fault, Result};
 
@@ -117,20 +118,16 @@ impl Wanted {
         })
     }
 
-    pub(crate) fn has_limit(&self) -> bool {
-        self.max_bytes.is_some() || self.idle.is_some()
-    }
-
-    /// For a pair that can be undone.
-    pub(crate) fn one_way(&self) -> OneWayOptions {
-        OneWayOptions {
-            byte_limit: self.max_bytes,
-            idle: self.idle.map(|after| IdleTimer {
-                after,
-                restarts: true,
-            }),
-            passes_on_end: true,
-            ..OneWayOptions::default()
+    /// For one direction of a pair that can be undone.
+    pub(crate) fn one_way(&self, drain: c_int) -> Request {
+        let idle = self.idle.unwrap_or_default();
+        Request {
+            drain,
+            max_bytes: self
+                .max_bytes
+                .map_or(0, |max| i64::try_from(max).unwrap_or(i64::MAX)),
+            idle_seconds: idle.as_secs().cast_signed(),
+            idle_microseconds: idle.subsec_micros().into(),
         }
     }
 

@@ -15,7 +15,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use splice::{Counters, Endpoint, EngineName, Handle, OneWay, Options, Reason, Side};
+use rustix::net::SocketType;
+use rustix::net::getpeername;
+use rustix::net::sockopt::socket_type;
+use so_splice::{Personality, Splice};
+use splice::{Counters, Endpoint, EngineName, Handle, OneWay, Reason, Side};
 
 use crate::fault::{Fault, Result, answer};
 use crate::options::{SpliceOptions, Wanted};
@@ -177,6 +181,17 @@ pub struct SplicePair {
 
 impl SplicePair {
     fn join(a: c_int, b: c_int, wanted: &Wanted) -> Result<Self> {
+        for (number, name) in [(a, "a"), (b, "b")] {
+            borrow(number, name)?;
+            let cookie = so_splice::cookie(number).unwrap_or(0);
+            let splices = so_splice::last_of(cookie);
+            if splices.iter().flatten().any(|splice| splice.is_active()) {
+                return Err(Fault::new(
+                    Errno::BUSY,
+                    format!("{name} is spliced already"),
+                ));
+            }
+        }
         let ending = Ending::new()?;
         let kind = match wanted.is_final {
             true => join_final([a, b], wanted, &ending)?,
@@ -299,7 +314,11 @@ fn borrow<'fd>(number: c_int, name: &str) -> Result<BorrowedFd<'fd>> {
     }
     // SAFETY: it was open just now, and the caller keeps it open during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    match rustix::net::getpeername(fd) {
+    if !matches!(socket_type(fd), Ok(SocketType::STREAM)) {
+        let why = format!("{name} is not a stream socket; only streams can be joined");
+        return Err(Fault::new(Errno::PROTONOSUPPORT, why));
+    }
+    match getpeername(fd) {
         Ok(_) => Ok(fd),
         Err(_) => Err(Fault::new(
             Errno::NOTCONN,
@@ -308,9 +327,14 @@ fn borrow<'fd>(number: c_int, name: &str) -> Result<BorrowedFd<'fd>> {
     }
 }
 
+/// Where duplicates begin, if the limit of descriptors allows it: programs that call select(2) have
+/// only descriptors below `FD_SETSIZE`, which is 1024.
+const FIRST_FD: c_int = 1024;
+
 fn join_final(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Result<Kind> {
     let duplicate = |number, name| {
-        let duplicate = fcntl_dupfd_cloexec(borrow(number, name)?, 0);
+        let fd = borrow(number, name)?;
+        let duplicate = fcntl_dupfd_cloexec(fd, FIRST_FD).or_else(|_| fcntl_dupfd_cloexec(fd, 0));
         duplicate.map_err(|errno| Fault::new(errno, format!("cannot duplicate {name}")))
     };
     let [a, b] = numbers;
@@ -327,26 +351,28 @@ fn join_final(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Res
 
 fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Result<Kind> {
     let [a, b] = numbers;
-    let (a, b) = (borrow(a, "a")?, borrow(b, "b")?);
-    let splicer = so_splice::splicer()?;
-    let options = wanted.one_way();
     let start = |way: usize, from, to| {
         let told = Arc::clone(ending);
-        let on_end = move |reason, moved_bytes| told.way_ended(way, reason, moved_bytes);
-        splicer.one_way(from, to, &options, on_end).map(Arc::new)
+        let on_end = move |splice: &Splice| {
+            if let Some((reason, moved_bytes)) = splice.outcome() {
+                told.way_ended(way, reason, moved_bytes);
+            }
+        };
+        let request = wanted.one_way(to);
+        let splice = so_splice::splice(Personality::Linux, from, &request, on_end)?;
+        splice
+            .and_then(|splice| splice.handle())
+            .ok_or_else(|| Fault::new(Errno::NOTCONN, "the splice was undone at once"))
     };
     let forth = start(0, a, b)?;
-    let back = start(1, b, a)?;
+    let back = start(1, b, a).inspect_err(|_| {
+        forth.undo();
+    })?;
     forth.share_idle_timer(&back);
     let _ = ending.ways.set([&forth, &back].map(Arc::downgrade));
     // One may have ended before the other one was there.
     if ending.lock().reason.is_some() {
         ending.undo_rest();
-    }
-    if !wanted.has_limit() {
-        let forks = so_splice::forks();
-        let may = move || so_splice::forks() == forks;
-        splicer.merge_when_closed(&forth, &back, numbers, &Options::default(), may)?;
     }
     Ok(Kind::Open([forth, back]))
 }
@@ -360,8 +386,8 @@ fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Resu
 /// call; he must not use them any more.
 ///
 /// Returns 0 and the handle in *pair, or -1 with errno: EBADF, ENOTSOCK; EPROTONOSUPPORT, not two
-/// stream sockets; ENOTCONN; EINVAL, wrong options; EOPNOTSUPP, the engine that was asked for cannot
-/// be used; EMFILE. Then both sockets are as before.
+/// stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options;
+/// EOPNOTSUPP, the engine that was asked for cannot be used; EMFILE. Then both sockets are as before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_join(
     a: c_int,
@@ -486,8 +512,16 @@ pub unsafe extern "C" fn splice_undo(pair: *mut SplicePair, result: *mut SpliceR
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_release(pair: *mut SplicePair) {
     // SAFETY: null, or a handle of splice_join() that was not released.
-    if let Some(pair) = unsafe { take(pair) } {
-        drop(pair);
+    let pair = unsafe { take(pair) };
+    if let Some(SplicePair {
+        kind: Kind::Open(ways),
+        ..
+    }) = pair.as_deref()
+    {
+        // The table of splices has them, too, so to drop them ends nothing.
+        for way in ways {
+            way.undo();
+        }
     }
 }
 
@@ -495,12 +529,10 @@ pub unsafe extern "C" fn splice_release(pair: *mut SplicePair) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_detach(pair: *mut SplicePair) {
     // SAFETY: null, or a handle of splice_join() that was not released.
-    let Some(pair) = (unsafe { take(pair) }) else {
-        return;
-    };
-    match pair.kind {
-        Kind::Final(handle) => handle.detach(),
-        Kind::Open(ways) => ways.iter().for_each(|way| way.detach()),
+    let pair = unsafe { take(pair) };
+    // The table of splices keeps those that can be undone.
+    if let Some(Kind::Final(handle)) = pair.map(|pair| pair.kind) {
+        handle.detach();
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use netlab::{Scratch, built, present, program};
+use netlab::{C_SOURCES, Scratch, built, present, program};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -125,7 +125,9 @@ fn passes(name: &str) {
         .arg(format!("-I{CRATE}/include"))
         .arg("-o")
         .arg(&program)
-        .args(["ends", name].map(|file| format!("{CRATE}/tests/c/{file}.c")))
+        .arg(format!("-I{C_SOURCES}"))
+        .arg(format!("{C_SOURCES}/ends.c"))
+        .arg(format!("{CRATE}/tests/c/{name}.c"))
         .arg(library.join("libsplice.so"))
         .arg("-pthread")
         .status();

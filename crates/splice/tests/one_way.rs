@@ -196,6 +196,20 @@ fn an_end_without_reset_of_either_socket_names_its_side_and_error() {
 }
 
 #[test]
+fn a_dropped_handle_undoes_and_a_detached_one_does_not() {
+    for detaches in [true, false] {
+        let (mut relay, splice) = Relay::spliced(&OneWayOptions::default());
+        if detaches {
+            splice.detach();
+        }
+        drop(splice);
+        relay.client.write_all(b"byte").unwrap();
+        let mut reader = if detaches { relay.server } else { relay.source };
+        reader.read_exact(&mut [0; 4]).unwrap();
+    }
+}
+
+#[test]
 fn datagrams_stay_whole() {
     let pair = || {
         let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());

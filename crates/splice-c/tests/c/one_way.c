@@ -1,9 +1,8 @@
 #define _GNU_SOURCE
 /* so_splice(): one direction. */
-#include "ends.h"
+#include "fails.h"
 
 #include <poll.h>
-#include <splice.h>
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -1,9 +1,8 @@
 #define _GNU_SOURCE
 /* splice_join(): both directions. */
-#include "ends.h"
+#include "fails.h"
 
 #include <signal.h>
-#include <splice.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -232,6 +231,23 @@ static void mistakes_are_told(void)
 	/* Released without an end: undone. */
 	write_payload(e.client, 0, 10);
 	read_payload(e.a, 0, 10);
+	/* Two at once would tear the streams apart. */
+	MUST(splice_join(e.a, e.b, NULL, &pair) == 0);
+	FAILS(splice_join(e.a, e.b, NULL, &pair), EBUSY);
+	o = options();
+	o.flags = SPLICE_FINAL;
+	FAILS(splice_join(e.b, e.client, &o, &pair), EBUSY);
+	FAILS(so_splice(e.a, &(struct splice){ .sp_fd = e.server }), EBUSY);
+	splice_release(pair);
+	for (int domain = 0; domain < 2; domain++) {
+		int datagrams[2];
+
+		if (domain == 0)
+			MUST(socketpair(AF_UNIX, SOCK_DGRAM, 0, datagrams) == 0);
+		else
+			datagrams[0] = datagrams[1] = socket(AF_INET, SOCK_DGRAM, 0);
+		FAILS(splice_join(datagrams[0], datagrams[1], NULL, &pair), EPROTONOSUPPORT);
+	}
 	close(unconnected);
 	close_ends(&e);
 }

@@ -1,9 +1,8 @@
 #define _GNU_SOURCE
 /* fork(2) and execve(2). */
-#include "ends.h"
+#include "fails.h"
 
 #include <fcntl.h>
-#include <splice.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>

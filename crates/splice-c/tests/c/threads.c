@@ -1,9 +1,8 @@
 #define _GNU_SOURCE
 /* Many threads, and many pairs at once. */
-#include "ends.h"
+#include "fails.h"
 
 #include <pthread.h>
-#include <splice.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>

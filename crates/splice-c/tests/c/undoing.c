@@ -1,11 +1,10 @@
 #define _GNU_SOURCE
 /* Taking the sockets back in full flow: every byte is accounted for. */
-#include "ends.h"
+#include "fails.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <splice.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>

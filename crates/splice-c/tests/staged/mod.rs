@@ -1,13 +1,11 @@
 //! The libraries of this build, installed into a directory of the test as `make install-libraries` does it.
 
-use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
-use netlab::{Scratch, present, program};
+use netlab::{Scratch, built, present, program};
 
 pub(crate) const PREFIX: &str = "/opt/libsplice";
 /// Of the make and the cargo that run the tests.
@@ -40,8 +38,9 @@ impl Staged {
         let scratch = Scratch::new("libsplice").expect("a directory");
         let release = scratch.path().join("target/release");
         fs::create_dir_all(&release).expect("a directory");
+        let libraries = built(&["splice-c", "so-splice-preload"]);
         for library in ["libsplice.so", "libsplice.a", "libso_splice.so"] {
-            symlink(built().join(library), release.join(library)).expect("a link");
+            symlink(libraries.join(library), release.join(library)).expect("a link");
         }
         let staged = Self { scratch };
         staged.make("install-libraries");
@@ -128,31 +127,4 @@ pub(crate) fn written(command: &mut Command) -> [String; 2] {
     let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(status.success(), "{command:?}: {status}\n{stdout}{stderr}");
     [stdout, stderr]
-}
-
-/// The directory with the libraries. Cargo builds those of other packages for nobody's tests.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let tests = env::current_exe().expect("this program");
-        let profile = tests.parent().and_then(Path::parent).expect("deps");
-        let target = profile.parent().expect("the target directory");
-        let mut command = Command::new(env!("CARGO"));
-        command
-            .args([
-                "build",
-                "--quiet",
-                "--package",
-                "splice-c",
-                "--package",
-                "so-splice-preload",
-            ])
-            .current_dir(ROOT)
-            .env("CARGO_TARGET_DIR", target);
-        if profile.ends_with("release") {
-            command.arg("--release");
-        }
-        written(&mut command);
-        profile.to_owned()
-    })
 }

@@ -1,7 +1,7 @@
 //! Moves whole datagrams, also empty ones.
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 use super::end::{End, Moved};
 use crate::outcome::Side;
@@ -9,12 +9,20 @@ use crate::outcome::Side;
 /// The largest datagram of UDP, in bytes.
 const LARGEST_BYTES: usize = 64 << 10;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Datagrams {
     buffer: Box<[u8]>,
+    is_bounded: bool,
 }
 
 impl Datagrams {
+    pub(super) fn new(is_bounded: bool) -> Self {
+        Self {
+            buffer: Box::default(),
+            is_bounded,
+        }
+    }
+
     /// Moves one datagram of at most `most_bytes`. It leaves the source once it is sent.
     pub(super) fn step(
         &mut self,
@@ -32,6 +40,12 @@ impl Datagrams {
         };
         if size > most_bytes {
             return Ok(Moved::OverLimit);
+        }
+        // The kernel has doubled what the owner set (socket(7)).
+        if self.is_bounded
+            && sockopt::socket_send_buffer_size(&destination.fd).is_ok_and(|most| size > most / 2)
+        {
+            return Err((Side::B, Errno::MSGSIZE));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&destination.fd, &self.buffer[..size], flags) {

@@ -71,6 +71,9 @@ pub struct OneWayOptions {
     /// Whether an urgent byte that the source has inline (`SO_OOBINLINE`) is urgent at the
     /// destination, too. Otherwise it is a byte like others.
     pub passes_on_urgent: bool,
+    /// Whether a datagram that is larger than the send buffer that the destination's owner has set
+    /// ends it, with `EMSGSIZE`. Linux sends it if the buffer is empty.
+    pub bounds_datagrams: bool,
     /// Whether an error of the source ends it at once, even if bytes that arrived before the error
     /// are left.
     pub error_goes_first: bool,

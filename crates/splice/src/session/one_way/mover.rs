@@ -66,7 +66,7 @@ impl Mover {
     pub(super) fn new(ends: [End; 2], options: &OneWayOptions, now: Instant) -> Result<Self> {
         let is_datagram = |end: &End| end.transport == Transport::Datagram;
         let way = match ends.each_ref().map(is_datagram) {
-            [true, true] => Way::Datagrams(Datagrams::default()),
+            [true, true] => Way::Datagrams(Datagrams::new(options.bounds_datagrams)),
             [false, false] => Way::Stream(Stream::new(&ends, options.passes_on_urgent)),
             _ => {
                 let why = "one socket carries a stream, the other one datagrams";

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 use splice_base::socket_option;
 
 use super::end::{End, Moved, Transport};
@@ -177,7 +177,9 @@ impl Stream {
         // A read stops before the mark, and does not stop after it.
         let is_at_mark = self.is_urgent
             && self.passes_on_urgent
-            && socket_option::is_at_mark(&source.fd).unwrap_or(false);
+            && socket_option::is_at_mark(&source.fd).unwrap_or(false)
+            // Out of line, the mark is passed over with the next byte.
+            && sockopt::socket_oobinline(&source.fd).unwrap_or(false);
         let space = match is_at_mark {
             true => &mut space[..1],
             false => space,

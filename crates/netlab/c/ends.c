@@ -7,19 +7,24 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+int family_of_pairs = AF_INET;
+
 void connect_pair(int *one, int *other)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET,
-				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof address;
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in v4 = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in6 v6 = { .sin6_family = AF_INET6, .sin6_addr = in6addr_loopback };
+	bool is_v4 = family_of_pairs == AF_INET;
+	struct sockaddr *address = is_v4 ? (struct sockaddr *)&v4 : (struct sockaddr *)&v6;
+	socklen_t length = is_v4 ? sizeof v4 : sizeof v6;
+	int listener = socket(family_of_pairs, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	MUST(listener >= 0);
-	MUST(bind(listener, (struct sockaddr *)&address, length) == 0);
+	MUST(bind(listener, address, length) == 0);
 	MUST(listen(listener, 1) == 0);
-	MUST(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
-	*one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	MUST(connect(*one, (struct sockaddr *)&address, length) == 0);
+	MUST(getsockname(listener, address, &length) == 0);
+	*one = socket(family_of_pairs, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	MUST(connect(*one, address, length) == 0);
 	*other = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	MUST(*other >= 0);
 	close(listener);
@@ -30,6 +35,17 @@ struct ends ends(void)
 	struct ends ends;
 
 	connect_pair(&ends.client, &ends.a);
+	connect_pair(&ends.b, &ends.server);
+	return ends;
+}
+
+struct ends mixed_ends(void)
+{
+	struct ends ends;
+
+	family_of_pairs = AF_INET;
+	connect_pair(&ends.client, &ends.a);
+	family_of_pairs = AF_INET6;
 	connect_pair(&ends.b, &ends.server);
 	return ends;
 }

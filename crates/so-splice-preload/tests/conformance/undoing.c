@@ -1,0 +1,111 @@
+/* Taking the sockets back in full flow: every byte is accounted for. */
+#include "conformance.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+struct writer {
+	int fd;
+	size_t piece;
+	size_t sent;
+	atomic_bool stops;
+};
+
+static void *write_until_told(void *argument)
+{
+	struct writer *writer = argument;
+
+	while (!atomic_load(&writer->stops)) {
+		write_payload(writer->fd, writer->sent, writer->piece);
+		writer->sent += writer->piece;
+	}
+	shutdown(writer->fd, SHUT_WR);
+	return NULL;
+}
+
+struct reader {
+	int fd;
+	size_t got;
+};
+
+static void *read_to_end(void *argument)
+{
+	struct reader *reader = argument;
+
+	reader->got = read_rest(reader->fd, 0);
+	return NULL;
+}
+
+static void undo_in_full_flow(int round)
+{
+	struct ends e = ends();
+	struct writer writer = { .fd = e.client, .piece = 1 + (size_t)round * 7919 % 70000 };
+	struct reader reader = { .fd = e.server };
+	pthread_t writing, reading;
+	size_t left;
+	off_t moved;
+
+	if (round % 2 == 0) {
+		fcntl(e.a, F_SETFL, O_NONBLOCK);
+		fcntl(e.b, F_SETFL, O_NONBLOCK);
+	}
+	if (round % 8 == 7) {
+		int size = 4096;
+
+		setsockopt(e.b, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+		setsockopt(e.server, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+		writer.piece = writer.piece % 3000 + 1;
+	}
+	MUST(splice_all(e.a, e.b) == 0);
+	pthread_create(&writing, NULL, write_until_told, &writer);
+	pthread_create(&reading, NULL, read_to_end, &reader);
+	usleep((useconds_t)round * 97 % 3000);
+	MUST(unsplice(e.a) == 0);
+	moved = spliced_bytes(e.a);
+	atomic_store(&writer.stops, true);
+	shutdown(e.b, SHUT_WR);
+	fcntl(e.a, F_SETFL, 0);
+	left = read_rest(e.a, (size_t)moved);
+	pthread_join(writing, NULL);
+	pthread_join(reading, NULL);
+	MUST(reader.got == (size_t)moved);
+	MUST(reader.got + left == writer.sent);
+	MUST(spliced_bytes(e.a) == moved);
+	close_ends(&e);
+}
+
+CASE(undoing_at_random_bytes, BOTH)
+{
+	int count = rounds(1000);
+
+	for (int round = 0; round < count; round++)
+		undo_in_full_flow(round);
+}
+
+/* Undone and spliced again and again: the stream stays whole. */
+CASE(splicing_and_undoing_in_turn, BOTH)
+{
+	struct ends e = ends();
+	struct writer writer = { .fd = e.client, .piece = 5000 };
+	struct reader reader = { .fd = e.server };
+	pthread_t writing, reading;
+	off_t moved = 0;
+	size_t left;
+
+	pthread_create(&writing, NULL, write_until_told, &writer);
+	pthread_create(&reading, NULL, read_to_end, &reader);
+	for (int i = 0; i < 300; i++) {
+		MUST(splice_all(e.a, e.b) == 0);
+		usleep(i % 7 * 50);
+		MUST(unsplice(e.a) == 0);
+		moved += spliced_bytes(e.a);
+	}
+	atomic_store(&writer.stops, true);
+	shutdown(e.b, SHUT_WR);
+	left = read_rest(e.a, (size_t)moved);
+	pthread_join(writing, NULL);
+	pthread_join(reading, NULL);
+	MUST(reader.got == (size_t)moved && reader.got + left == writer.sent);
+}
