@@ -57,6 +57,7 @@ next! {
     FCLOSE = c"fclose": fn(*mut libc::FILE) -> c_int;
     FCNTL = c"fcntl": fn(c_int, c_int, c_ulong) -> c_int;
     GETSOCKOPT = c"getsockopt": fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
+    IOCTL = c"ioctl": fn(c_int, c_ulong, c_ulong) -> c_int;
     POLL = c"poll": fn(*mut pollfd, nfds_t, c_int) -> c_int;
     PPOLL = c"ppoll": fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
     PSELECT = c"pselect": fn(

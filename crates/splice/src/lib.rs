@@ -79,7 +79,7 @@ pub use outcome::{Outcome, Reason, Side};
 pub use reactor::{Context, EventLoop, Interest, Readiness, Remote, Step, Task, Waker};
 pub use session::Handle;
 pub use session::one_way::duplicate::Duplicates;
-pub use session::one_way::{IdleTimer, OneWay, OneWayOptions};
+pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};
 pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll, set_pacing_rate};

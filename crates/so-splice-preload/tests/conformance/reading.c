@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -183,4 +184,53 @@ CASE(the_drain_can_be_read_and_the_source_written, BOTH)
 	read_payload(e.b, 0, 100);
 	write_payload(e.a, 0, 100);
 	read_payload(e.client, 0, 100);
+}
+
+struct taking {
+	int fd;
+	size_t bytes;
+	uint64_t sum;
+};
+
+static void *take_numbers(void *argument)
+{
+	struct taking *taking = argument;
+	unsigned char bytes[64];
+	ssize_t got;
+
+	while ((got = read(taking->fd, bytes, sizeof bytes)) > 0) {
+		taking->bytes += (size_t)got;
+		for (ssize_t i = 0; i < got; i++)
+			taking->sum += bytes[i];
+	}
+	MUST(got == 0);
+	return NULL;
+}
+
+/* Both read, and each byte goes to one of them. */
+CASE(a_program_reads_beside_the_splice, FREEBSD)
+{
+	enum { NUMBERS = 50000 };
+	struct ends e = ends();
+	struct taking takes[] = { { .fd = e.a }, { .fd = e.server } };
+	pthread_t threads[2];
+	uint32_t number = 0;
+	uint64_t sum = 0;
+
+	MUST(splice_all(e.a, e.b) == 0);
+	for (int i = 0; i < 2; i++)
+		pthread_create(&threads[i], NULL, take_numbers, &takes[i]);
+	while (number < NUMBERS) {
+		MUST(send(e.client, &number, sizeof number, 0) == sizeof number);
+		for (uint32_t left = number; left > 0; left >>= 8)
+			sum += left & 0xff;
+		number++;
+	}
+	shutdown(e.client, SHUT_WR);
+	pthread_join(threads[0], NULL);
+	shutdown(e.b, SHUT_WR);
+	pthread_join(threads[1], NULL);
+	MUST(takes[0].bytes + takes[1].bytes == number * sizeof number);
+	MUST(takes[0].sum + takes[1].sum == sum);
+	MUST(takes[1].bytes == (size_t)spliced_bytes(e.a));
 }

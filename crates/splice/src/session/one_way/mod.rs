@@ -249,6 +249,14 @@ impl OneWay {
         self.shared.lock().bound_passes(passes);
     }
 
+    /// Keeps it from moving bytes until what this returns is dropped. Somebody who reads the source
+    /// in the meantime gets bytes that the splice does not move, and the splice none of his.
+    pub fn hold_still(&self) -> Still<'_> {
+        Still {
+            _mover: self.shared.lock(),
+        }
+    }
+
     /// Has both idle timers restart when either splice moves bytes.
     pub fn share_idle_timer(&self, other: &Self) {
         let moved_at = Arc::new(Mutex::new(Instant::now()));
@@ -260,6 +268,17 @@ impl OneWay {
     /// Has the handle's drop let it go on until it ends by itself.
     pub fn detach(&self) {
         self.is_detached.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A splice that is held still.
+pub struct Still<'way> {
+    _mover: MutexGuard<'way, Mover>,
+}
+
+impl fmt::Debug for Still<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Still").finish_non_exhaustive()
     }
 }
 
