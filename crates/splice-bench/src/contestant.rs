@@ -14,6 +14,7 @@ use crate::relay::{Relay, Start};
 use crate::results::Kind;
 use crate::router::Router;
 use crate::site::Site;
+use crate::so_splice_proxy::SoSpliceProxy;
 use crate::translation::Translation;
 
 /// One way from the client to the server.
@@ -39,6 +40,8 @@ pub(crate) enum Contestant {
     Pen,
     /// Chooses the server by the SNI of a client's first message.
     BySni(Router),
+    /// The proxy of the post on `SO_SPLICE`.
+    SoSplice(SoSpliceProxy),
     /// The bench's own relay, which delays every message by this long.
     Delaying(Duration),
 }
@@ -85,6 +88,8 @@ impl Contestant {
             Self::BySni(Router::Spliced) => "spliced SNI".into(),
             Self::BySni(Router::Haproxy) => "HAProxy SNI".into(),
             Self::BySni(Router::Nginx) => "nginx SNI".into(),
+            Self::SoSplice(SoSpliceProxy::Copying) => "proxy copy".into(),
+            Self::SoSplice(SoSpliceProxy::Splicing(_)) => "proxy splice".into(),
             Self::Delaying(delay) => format!("delay {} us", delay.as_micros()),
         }
     }
@@ -125,6 +130,12 @@ impl Contestant {
             Self::BySni(Router::Nginx) => {
                 "as nginx stream, ssl_preread and a map of $ssl_preread_server_name".into()
             }
+            Self::SoSplice(SoSpliceProxy::Copying) => {
+                "so_splice_proxy.c, read and write with 128 KiB, no library preloaded".into()
+            }
+            Self::SoSplice(SoSpliceProxy::Splicing(_)) => {
+                "so_splice_proxy.c, SO_SPLICE both ways, with libso_splice.so preloaded".into()
+            }
             Self::Delaying(delay) => format!("delays every message by {delay:?}"),
         }
     }
@@ -133,7 +144,9 @@ impl Contestant {
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Direct | Self::DirectAgain => Kind::Reference,
-            Self::Spliced(_) | Self::BySni(Router::Spliced) => Kind::Ours,
+            Self::Spliced(_)
+            | Self::BySni(Router::Spliced)
+            | Self::SoSplice(SoSpliceProxy::Splicing(_)) => Kind::Ours,
             _ => Kind::Peer,
         }
     }
@@ -209,6 +222,7 @@ impl Contestant {
             Self::Envoy => peer::envoy(site, address)?,
             Self::Socat => peer::socat(site, address),
             Self::Pen => peer::pen(site, address),
+            Self::SoSplice(proxy) => proxy.command(site, address)?,
             Self::Delaying(delay) => Ok(delaying(site, address, delay)?),
         };
         Ok(Some(match command {

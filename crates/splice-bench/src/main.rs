@@ -29,6 +29,7 @@ mod server;
 mod settings;
 mod site;
 mod size;
+mod so_splice_proxy;
 mod statistics;
 mod table;
 mod translation;

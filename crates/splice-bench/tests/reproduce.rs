@@ -51,6 +51,13 @@ fn run(arguments: &str, spliced: Option<&Path>) -> (Output, String) {
     (output, text)
 }
 
+/// The proxy of `reproduce cpu` is built by the bench.
+fn without_compiler() -> bool {
+    let missing = program("cc").is_none();
+    let why = missing.then(|| "no cc (apt install build-essential)".into());
+    !present("cc", why)
+}
+
 /// The cell of a table in `text`: the last table whose heading line says `heading`, the row that
 /// begins with `row`, counted from the right.
 fn cell(text: &str, heading: &str, row: &str, from_right: usize) -> f64 {
@@ -234,6 +241,32 @@ fn relays_are_measured_beside_the_direct_path() {
             assert!(cell(&text, heading, row, 0) >= 0.0, "{text}");
         }
         assert!(directory.join("results.json").is_file(), "{text}");
+    }
+}
+
+#[test]
+fn the_proxy_that_splices_is_named_as_absent_with_its_reason() {
+    if !available(Need::Netns) || without_compiler() {
+        return;
+    }
+    let scratch = Scratch::new("proxies").expect("a directory");
+    let spliced = sound(&scratch, "");
+    // The loader ignores what is no library, and the proxy then finds no SO_SPLICE.
+    let other = scratch.write("other.so", "").expect("it is writable");
+    let beside = scratch.path().join("libso_splice.so");
+    for (library, why) in [
+        (None, format!("there is no {}: build it", beside.display())),
+        (Some(&other), "so_splice_proxy: no SO_SPLICE here: ".into()),
+    ] {
+        let mut arguments = String::from("cpu --rounds 1 --milliseconds 100 --only proxy-splice");
+        if let Some(library) = library {
+            arguments += &format!(" --so-splice {}", library.display());
+        }
+        let (output, text) = run(&arguments, Some(&spliced));
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains(&format!("\nproxy splice: {why}")), "{text}");
+        let heading = "sum of parts (ratio)";
+        assert!(cell(&text, heading, "proxy copy", 0) >= 0.0, "{text}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The arguments of `reproduce`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -30,7 +30,10 @@ pub(crate) enum Experiment {
     Bypass(Bypass),
 
     /// CPU time of the whole machine for bulk, each way and both ways (SO_SPLICE in FreeBSD)
-    Cpu(Rounds),
+    ///
+    /// Measures every engine, and a proxy in C that either reads and writes (`proxy copy`) or uses
+    /// SO_SPLICE (`proxy splice`). The second needs libso_splice.so.
+    Cpu(Cpu),
 }
 
 /// Arguments of every experiment.
@@ -118,6 +121,16 @@ pub(crate) struct Rounds {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Cpu {
+    #[command(flatten)]
+    pub(crate) rounds: Rounds,
+
+    /// The libso_splice.so that the proxy gets SO_SPLICE from [default: the one beside spliced]
+    #[arg(long, value_name = "PATH")]
+    so_splice: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Bypass {
     #[command(flatten)]
     pub(crate) shared: Shared,
@@ -137,6 +150,14 @@ impl Echo {
             bursts: 300,
             ..self
         }
+    }
+}
+
+impl Cpu {
+    /// The library that the proxy gets SO_SPLICE from.
+    pub(crate) fn so_splice(&self, spliced: &Path) -> PathBuf {
+        let beside = || spliced.with_file_name("libso_splice.so");
+        self.so_splice.clone().unwrap_or_else(beside)
     }
 }
 
@@ -196,7 +217,30 @@ fn parse_block(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_block;
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::{Cpu, parse_block};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        cpu: Cpu,
+    }
+
+    #[test]
+    fn the_library_lies_beside_spliced_unless_told() {
+        let spliced = Path::new("/built/spliced");
+        for (more, library) in [
+            (&[][..], "/built/libso_splice.so"),
+            (&["--so-splice", "other.so"], "other.so"),
+        ] {
+            let words = ["cpu", "--spliced", "spliced"].iter().chain(more);
+            let line = Line::try_parse_from(words).expect("it is correct");
+            assert_eq!(line.cpu.so_splice(spliced), Path::new(library));
+        }
+    }
 
     #[test]
     fn a_burst_has_its_limits() {

@@ -1,5 +1,6 @@
 //! `reproduce cpu`: what moving a gigabyte costs the machine, each way and both.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,20 +9,41 @@ use super::arguments;
 use super::record::{
     About, Record, Told, failed, in_brackets, output, parameter, print_absent, quantity,
 };
-use super::{absent, own_paths, told};
+use super::{absent, chosen, own_paths, told};
+use crate::contestant::Contestant;
 use crate::cpu_time::{Reading, Spent};
 use crate::cpus::Placement;
 use crate::entrant::Entrant;
 use crate::relay::Relay;
 use crate::results::{Better, Unit, Workload};
 use crate::site::Site;
+use crate::so_splice_proxy::SoSpliceProxy;
 use crate::statistics::Sample;
 use crate::table::Table;
 use crate::usage::{program, require_root};
 use crate::workload::transfer::{Flow, Ways, flow};
 
-/// What the ratios are to: a relay that reads and writes, as in the post.
-const REFERENCE: &str = "spliced copy";
+/// What ratios are to: a relay that reads and writes, as in the post.
+struct Reference {
+    name: &'static str,
+    /// Of the workload with those that are held against it.
+    id: &'static str,
+    title: &'static str,
+}
+
+/// For spliced, its own engine that reads and writes.
+const ENGINE: Reference = Reference {
+    name: "spliced copy",
+    id: "cpu",
+    title: "CPU time of bulk",
+};
+
+/// For the post's proxy, the same program without `SO_SPLICE`.
+const PROXY: Reference = Reference {
+    name: "proxy copy",
+    id: "so-splice",
+    title: "CPU time of a proxy with SO_SPLICE, bulk",
+};
 
 /// The path without a relay, whose cost is that of the ends and the devices.
 const DIRECT: &str = "direct";
@@ -36,6 +58,8 @@ const WAYS: [(Ways, &str, &str); 3] = [
 #[derive(Default)]
 struct Measured {
     name: String,
+    /// The name of what its ratios are to.
+    reference: &'static str,
     gigabits_per_second: Sample,
     /// CPU seconds per GB of the whole machine, whoever else was busy on it included.
     machine: Sample,
@@ -50,6 +74,17 @@ struct Measured {
 }
 
 impl Measured {
+    fn nothing_of(contestant: Contestant) -> Self {
+        Self {
+            name: contestant.name(),
+            reference: match contestant {
+                Contestant::SoSplice(_) => PROXY.name,
+                _ => ENGINE.name,
+            },
+            ..Self::default()
+        }
+    }
+
     fn add(&mut self, flow: &Flow, spent: Spent) {
         let gigabytes = flow.bytes as f64 / 1e9;
         self.gigabits_per_second.push(flow.gigabits_per_second());
@@ -69,34 +104,39 @@ impl Measured {
     }
 }
 
-pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &arguments::Cpu) -> Result<ExitCode> {
     require_root("reproduce cpu")?;
-    let spliced = program(&arguments.who.spliced)?;
-    let output = output(&arguments.shared)?;
-    let contestants = own_paths(&arguments.who.only, REFERENCE)?;
-    let extent = arguments.extent.sized(arguments.shared.quick);
+    let rounds = &arguments.rounds;
+    let spliced = program(&rounds.who.spliced)?;
+    let output = output(&rounds.shared)?;
+    let all = own_paths().chain(proxies(arguments.so_splice(&spliced)));
+    let references = [ENGINE.name, PROXY.name];
+    let contestants = chosen(all.collect(), &rounds.who.only, &references)?;
+    let extent = rounds.extent.sized(rounds.shared.quick);
     let record = Record::begin()?;
-    let cpu = arguments.shared.cpu;
+    let cpu = rounds.shared.cpu;
     let site = Site::build(Placement::Pinned(cpu))?;
     let (all, missing) = site.enter(|| {
         let (entrants, missing) = Entrant::start_all(&site, &spliced, &contestants)?;
-        let all = WAYS.map(|(ways, ..)| (ways, nothing_of(&entrants)));
+        let nothing = |one: &Entrant| Measured::nothing_of(one.contestant);
+        let all = WAYS.map(|(ways, ..)| (ways, entrants.iter().map(nothing).collect()));
         measure(&site, cpu, &entrants, all, &extent).map(|all| (all, missing))
     })?;
     println!(
         "Client, relay and server share CPU {cpu}, kept awake; {} interleaved rounds.\nCPU seconds per \
-         GB of payload; in brackets the ratio to {REFERENCE}. The whole machine is everybody on it; the \
-         parts are the ends,\nthe relay's process, kernel workers and threads of softirqs (a softirq \
-         that runs elsewhere is booked to the task that it interrupts).\nOn a quiet machine both are \
-         the same. What the parts have above the direct path is the cost of relaying.\nThe post \
-         (FreeBSD 14.2, iperf3, 60 s at 10 Gb/s, the proxy alone):\nreceiving 6.56 s with copies, 5.98 \
-         s spliced (0.91); sending 19.06 s and 14.93 s (0.78).",
-        extent.rounds
+         GB of payload; in brackets the ratio to {}, and of the post's proxy to {}.\nThe whole machine \
+         is everybody on it; the parts are the ends, the relay's process, kernel workers\nand threads \
+         of softirqs (a softirq that runs elsewhere is booked to the task that it interrupts).\nOn a \
+         quiet machine both are the same. What the parts have above the direct path is the cost of \
+         relaying.\nThe post (FreeBSD 14.2, iperf3, 60 s at 10 Gb/s, the proxy alone):\nreceiving \
+         6.56 s with copies, 5.98 s spliced (0.91); sending 19.06 s and 14.93 s (0.78).",
+        extent.rounds, ENGINE.name, PROXY.name
     );
     let mut workloads = Vec::new();
     for ((_, id, words), (_, measured)) in WAYS.iter().zip(&all) {
         println!("\nBulk {words}\n{}", table(measured));
-        workloads.push(workload(id, words, measured));
+        workloads
+            .extend([ENGINE, PROXY].map(|reference| workload(&reference, id, words, measured)));
     }
     let missing = absent(&missing);
     print_absent(&missing);
@@ -116,12 +156,11 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
     record.finish(output.as_ref(), about, workloads, sound)
 }
 
-fn nothing_of(entrants: &[Entrant]) -> Vec<Measured> {
-    let nothing = |entrant: &Entrant| Measured {
-        name: entrant.contestant.name(),
-        ..Measured::default()
-    };
-    entrants.iter().map(nothing).collect()
+/// The post's proxy in both modes, with this library.
+fn proxies(so_splice: PathBuf) -> [Contestant; 2] {
+    // A contestant is a value that is copied, and lives as long as the program.
+    let so_splice = Box::leak(so_splice.into_boxed_path());
+    [SoSpliceProxy::Copying, SoSpliceProxy::Splicing(so_splice)].map(Contestant::SoSplice)
 }
 
 type ByWays = [(Ways, Vec<Measured>); WAYS.len()];
@@ -191,12 +230,13 @@ fn table(all: &[Measured]) -> Table {
         "ksoftirqd",
     ]);
     let of = |name: &str| all.iter().find(|one| one.name == name);
-    let (direct, reference) = (of(DIRECT), of(REFERENCE));
+    let direct = of(DIRECT);
     let told = |sample: &Sample, digits: usize| {
         let median = sample.median();
         median.map_or_else(|| "-".into(), |median| format!("{median:.digits$}"))
     };
     for one in all {
+        let reference = of(one.reference);
         let with_ratio = |column: Column| {
             let ratio = reference.map(|reference| column(one).ratio_to(column(reference)));
             let ratio = ratio.map_or_else(String::new, |ratio| in_brackets(&ratio));
@@ -218,10 +258,13 @@ fn table(all: &[Measured]) -> Table {
     table
 }
 
-fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
+/// Those of `all` that are held against `reference`, one way.
+fn workload(reference: &Reference, way: &str, words: &str, all: &[Measured]) -> Workload {
+    let is_held_against = |one: &&Measured| one.reference == reference.name;
+    let all: Vec<_> = all.iter().filter(is_held_against).collect();
     let mut workload = Workload::new(
-        &format!("cpu-{id}"),
-        &format!("CPU time of bulk {words}"),
+        &format!("{}-{way}", reference.id),
+        &format!("{} {words}", reference.title),
         "As many bytes as go through on one connection. The time is that of everything on the machine: \
          ends, relay, kernel workers, softirqs.",
     );
@@ -259,10 +302,97 @@ fn workload(id: &str, words: &str, all: &[Measured]) -> Workload {
         };
         workload
             .quantities
-            .push(quantity(told, REFERENCE, &samples));
+            .push(quantity(told, reference.name, &samples));
     }
     for one in all {
         workload.missing.extend(failed(&one.name, &one.failures));
     }
     workload
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use netlab::{Need, available, present, program};
+
+    use super::{ENGINE, Measured, PROXY, proxies, table, workload};
+    use crate::contestant::Contestant;
+    use crate::cpus::Placement;
+    use crate::relay::Start;
+    use crate::site::Site;
+    use crate::workload::transfer;
+
+    /// Whoever costs the whole machine this much, in five rounds.
+    fn measured(contestant: Contestant, cost: f64) -> Measured {
+        let mut measured = Measured::nothing_of(contestant);
+        measured.machine = (1..=5).map(|round| cost * f64::from(round)).collect();
+        measured
+    }
+
+    fn all() -> Vec<Measured> {
+        let [copying, splicing] = proxies("libso_splice.so".into());
+        let engine = Contestant::all()
+            .into_iter()
+            .find(|one| one.is_called("copy"));
+        vec![
+            measured(Contestant::Direct, 1.0),
+            measured(engine.expect("there is one"), 2.0),
+            measured(copying, 4.0),
+            measured(splicing, 3.0),
+        ]
+    }
+
+    #[test]
+    fn every_byte_goes_through_the_proxy_that_copies() {
+        let missing = program("cc").is_none();
+        let why = missing.then(|| "no cc (apt install build-essential)".into());
+        if !available(Need::Netns) || !present("cc", why) {
+            return;
+        }
+        let site = Site::build(Placement::Spread).expect("root may");
+        let [copying, _] = proxies("libso_splice.so".into());
+        site.enter(|| {
+            let started = copying.start(&site, Path::new(""), 0)?;
+            assert!(matches!(started, Some(Start::Running(_))), "{started:?}");
+            let connection = site.connect(copying.address(0))?;
+            // More than all buffers on the way hold, and an odd number of bytes.
+            assert!(transfer::check(&connection, (32 << 20) + 1)?);
+            Ok(())
+        })
+        .expect("the proxy relays");
+    }
+
+    #[test]
+    fn the_proxy_is_held_against_itself_and_an_engine_against_an_engine() {
+        let text = table(&all()).to_string();
+        for (row, ratio) in [
+            ("direct ", "(0.50, 0.50 to 0.50)"),
+            ("spliced copy ", "(1.00, 1.00 to 1.00)"),
+            ("proxy copy ", "(1.00, 1.00 to 1.00)"),
+            ("proxy splice ", "(0.75, 0.75 to 0.75)"),
+        ] {
+            let line = text.lines().find(|line| line.starts_with(row));
+            assert!(
+                line.is_some_and(|line| line.contains(ratio)),
+                "{row}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_results_have_a_workload_for_each_reference() {
+        for (reference, id, names) in [
+            (ENGINE, "cpu-up", ["direct", "spliced copy"]),
+            (PROXY, "so-splice-up", ["proxy copy", "proxy splice"]),
+        ] {
+            let workload = workload(&reference, "up", "up", &all());
+            assert_eq!(workload.id, id);
+            let machine = &workload.quantities[0];
+            assert_eq!(machine.reference.as_deref(), Some(reference.name));
+            let measured = machine.measured.iter();
+            let measured: Vec<_> = measured.map(|one| one.contestant.as_str()).collect();
+            assert_eq!(measured, names);
+        }
+    }
 }

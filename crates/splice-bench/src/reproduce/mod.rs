@@ -29,13 +29,17 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
     }
 }
 
-/// The direct path and our engines, of which `only` may leave out some, but not `reference`.
-fn own_paths(only: &[String], reference: &str) -> Result<Vec<Contestant>> {
+/// The direct path and our engines.
+fn own_paths() -> impl Iterator<Item = Contestant> {
     let is_ours = |one: &Contestant| one.is_reference() || matches!(one, Contestant::Spliced(_));
-    let all: Vec<Contestant> = Contestant::all().into_iter().filter(is_ours).collect();
+    Contestant::all().into_iter().filter(is_ours)
+}
+
+/// `all`, of which `only` may leave out some, but not the `references`.
+fn chosen(all: Vec<Contestant>, only: &[String], references: &[&str]) -> Result<Vec<Contestant>> {
     let mut only = only.to_vec();
     if !only.is_empty() {
-        only.push(reference.into());
+        only.extend(references.iter().map(|&name| name.into()));
     }
     Ok(entrant::chosen(all, &only, &[]).map_err(Usage)?)
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::arguments;
 use super::latency::{About as Ping, MESSAGE_BYTES, Paths};
 use super::record::{About, Record, output, print_absent};
-use super::{absent, own_paths, told, turns};
+use super::{absent, chosen, own_paths, told, turns};
 use crate::cpus::Placement;
 use crate::entrant::Entrant;
 use crate::site::Site;
@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &arguments::Rounds) -> Result<ExitCode> {
     require_root("reproduce relay")?;
     let spliced = program(&arguments.who.spliced)?;
     let output = output(&arguments.shared)?;
-    let contestants = own_paths(&arguments.who.only, REFERENCE)?;
+    let contestants = chosen(own_paths().collect(), &arguments.who.only, &[REFERENCE])?;
     let extent = arguments.extent.sized(arguments.shared.quick);
     let record = Record::begin()?;
     let site = Site::build(Placement::Pinned(arguments.shared.cpu))?;
