@@ -61,6 +61,9 @@ static void a_final_pair_uses_every_engine(void)
 		struct ends e = ends();
 		splice_pair *pair;
 
+		/* Valgrind stops all threads while one waits in io_uring_enter(2). */
+		if (getenv("UNDER_VALGRIND") != NULL && i == 4)
+			continue;
 		o.flags = SPLICE_FINAL;
 		o.engine = engines[i];
 		MUST(splice_join(e.a, e.b, &o, &pair) == 0);
