@@ -21,7 +21,7 @@ use crate::session::{Handle, Status};
 /// Background threads, each with an [`EventLoop`]. Pairs are assigned to them in turn.
 ///
 /// Dropping it ends the loops and waits for the threads. Running pairs end with
-/// [`Reason::Shutdown`](crate::Reason::Shutdown).
+/// [`Reason::Shutdown`].
 pub struct Splicer {
     loops: Vec<Running>,
     next: AtomicUsize,
