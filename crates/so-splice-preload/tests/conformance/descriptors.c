@@ -299,6 +299,36 @@ CASE(a_program_is_started_and_the_splice_goes_on, BOTH)
 	MUST(unsplice(e.a) == 0);
 }
 
+/* A splice ends with the program, and its descriptors go on at the same byte. */
+CASE(execve_gives_the_sockets_to_the_next_program, BOTH)
+{
+	struct ends e = ends();
+	int source = dup(e.a), drain = dup(e.b);
+	char command[100];
+	pid_t child;
+
+	snprintf(command, sizeof command, "exec cat <&%d >&%d", source, drain);
+	child = fork();
+	if (child == 0) {
+		alarm(20);
+		MUST(splice_all(source, drain) == 0);
+		wait_for_bytes(source, 100);
+		execl("/bin/bash", "bash", "-c", command, (char *)NULL);
+		_exit(1);
+	}
+	close(source);
+	close(drain);
+	close(e.a);
+	close(e.b);
+	write_payload(e.client, 0, 100);
+	read_payload(e.server, 0, 100);
+	write_payload(e.client, 100, 1000);
+	read_payload(e.server, 100, 1000);
+	shutdown(e.client, SHUT_WR);
+	MUST(read_rest(e.server, 1100) == 0);
+	wait_for(child);
+}
+
 static void *splice_and_undo(void *argument)
 {
 	(void)argument;

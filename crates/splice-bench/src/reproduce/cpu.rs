@@ -314,7 +314,7 @@ fn workload(reference: &Reference, way: &str, words: &str, all: &[Measured]) -> 
 mod tests {
     use std::path::Path;
 
-    use netlab::{Need, available, present, program};
+    use netlab::{Need, available, built, present, program};
 
     use super::{ENGINE, Measured, PROXY, proxies, table, workload};
     use crate::contestant::Contestant;
@@ -344,23 +344,25 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_goes_through_the_proxy_that_copies() {
+    fn every_byte_goes_through_both_proxies() {
         let missing = program("cc").is_none();
         let why = missing.then(|| "no cc (apt install build-essential)".into());
         if !available(Need::Netns) || !present("cc", why) {
             return;
         }
         let site = Site::build(Placement::Spread).expect("root may");
-        let [copying, _] = proxies("libso_splice.so".into());
-        site.enter(|| {
-            let started = copying.start(&site, Path::new(""), 0)?;
-            assert!(matches!(started, Some(Start::Running(_))), "{started:?}");
-            let connection = site.connect(copying.address(0))?;
-            // More than all buffers on the way hold, and an odd number of bytes.
-            assert!(transfer::check(&connection, (32 << 20) + 1)?);
-            Ok(())
-        })
-        .expect("the proxy relays");
+        let library = built(&["so-splice-preload"]).join("libso_splice.so");
+        for (port, proxy) in (0..).zip(proxies(library)) {
+            site.enter(|| {
+                let started = proxy.start(&site, Path::new(""), port)?;
+                assert!(matches!(started, Some(Start::Running(_))), "{started:?}");
+                let connection = site.connect(proxy.address(port))?;
+                // More than all buffers on the way hold, and an odd number of bytes.
+                assert!(transfer::check(&connection, (32 << 20) + 1)?);
+                Ok(())
+            })
+            .expect("the proxy relays");
+        }
     }
 
     #[test]
