@@ -121,6 +121,28 @@ fn copy_in(from: *const c_void, to: &mut [u8]) -> Result<(), Errno> {
     }
 }
 
+/// The error of a socket, as the BSDs have it: there, a reset is one also after the peer's FIN, for
+/// which Linux has `EPIPE` (`tcp_reset`).
+fn kernel_error(fd: c_int) -> Result<u32, Errno> {
+    let mut error: c_int = 0;
+    let mut length = size_of_val(&error) as socklen_t;
+    // SAFETY: `error` has room for what the option returns.
+    let result = unsafe {
+        GETSOCKOPT.get()(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
+            &raw mut length,
+        )
+    };
+    match (result, error) {
+        (0, libc::EPIPE) => Ok(libc::ECONNRESET.cast_unsigned()),
+        (0, other) => Ok(other.cast_unsigned()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF)),
+    }
+}
+
 /// As getsockopt(2), `SO_SPLICE`, and the errors that splices have left (`SO_ERROR`).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockopt(
@@ -145,6 +167,10 @@ unsafe extern "C" fn getsockopt(
             });
             match left {
                 Some(errno) => u64::from(errno.raw_os_error().cast_unsigned()).to_ne_bytes(),
+                None if marks::get(fd).is_some() => match kernel_error(fd) {
+                    Ok(error) => u64::from(error).to_ne_bytes(),
+                    Err(errno) => return fail(errno),
+                },
                 // SAFETY: the program's own arguments.
                 None => return unsafe { GETSOCKOPT.get()(fd, level, name, value, length) },
             }

@@ -37,6 +37,12 @@ impl Personality {
         }
     }
 
+    /// Why a splice has ended that has moved `moved_bytes`, as an error number.
+    pub(crate) fn error(reason: Reason, moved_bytes: u64, request: &Request) -> Option<Errno> {
+        let left = Self::Linux.left(reason, moved_bytes, request);
+        left.source.or(left.drain)
+    }
+
     /// What a splice leaves that has ended for `reason` after `moved_bytes`.
     pub(crate) fn left(self, reason: Reason, moved_bytes: u64, request: &Request) -> Left {
         let source = |errno| Left {

@@ -72,8 +72,12 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn before_fork() {
+    let table = table::lock();
+    // The child will have descriptors of all sockets: a close here is perhaps not the last one, and
+    // it may read what arrives. Whoever moves bytes at this moment ends his turn first.
+    table.share_all();
     let locks = Locks {
-        table: table::lock(),
+        table,
         loops: lock(),
         duplicates: Duplicates::lock(),
     };
@@ -81,11 +85,7 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
-    let Some(locks) = LOCKS.take() else {
-        return;
-    };
-    // The child may keep the sockets open, so a close here is perhaps not the last one.
-    locks.table.share_all();
+    drop(LOCKS.take());
 }
 
 extern "C" fn in_child() {

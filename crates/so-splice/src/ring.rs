@@ -35,7 +35,12 @@ impl Path {
     /// Whether what this one moves arrives at the source of `next`.
     pub(crate) fn leads_to(&self, next: &Self) -> bool {
         let (own, peer) = self.to;
-        peer == Some(next.from.0) && next.from.1.is_none_or(|from| from == own)
+        let arrives_at = |socket: SocketAddr| {
+            // A datagram socket may be bound to a port of all addresses.
+            let is_of = |peer: SocketAddr| socket.ip().is_unspecified() || peer.ip() == socket.ip();
+            peer.is_some_and(|peer| peer.port() == socket.port() && is_of(peer))
+        };
+        arrives_at(next.from.0) && next.from.1.is_none_or(|from| from == own)
     }
 }
 
@@ -80,6 +85,21 @@ mod tests {
         assert_eq!(closed_by(&path(30, 41), &paths), None);
         assert_eq!(closed_by(&path(30, 11), &paths), Some(vec![0, 1]));
         assert_eq!(closed_by(&path(30, 31), &[]), Some(vec![]));
+    }
+
+    #[test]
+    fn a_socket_of_all_addresses_gets_what_is_sent_to_one() {
+        let to_itself = |host: [u8; 4]| Path {
+            from: (SocketAddr::from((host, 10)), None),
+            to: (address(20), Some(address(10))),
+        };
+        for (host, is_ring) in [
+            ([0; 4], true),
+            ([127, 0, 0, 1], true),
+            ([127, 0, 0, 2], false),
+        ] {
+            assert_eq!(closed_by(&to_itself(host), &[]).is_some(), is_ring);
+        }
     }
 
     #[test]

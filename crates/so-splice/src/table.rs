@@ -98,7 +98,12 @@ impl Splice {
     }
 
     pub(crate) fn set_handle(&self, handle: OneWay) {
-        self.lock().handle = Some(Arc::new(handle));
+        let mut state = self.lock();
+        // The process may have forked while the splice was set up.
+        if self.is_shared.load(Ordering::Relaxed) {
+            handle.share();
+        }
+        state.handle = Some(Arc::new(handle));
     }
 
     /// Why it has ended, and what it has moved; `None` while it runs.
@@ -126,7 +131,7 @@ impl Splice {
             reason,
             moved_bytes,
             left,
-            error: left.source.or(left.drain),
+            error: Personality::error(reason, moved_bytes, &self.request),
         });
         if let Some(event) = &state.event {
             // It fails only if the counter is full, and then the event is readable.
@@ -315,6 +320,9 @@ impl Table {
     pub(crate) fn share_all(&self) {
         for splice in self.splices() {
             splice.is_shared.store(true, Ordering::Relaxed);
+            if let Some(handle) = splice.handle() {
+                handle.share();
+            }
         }
     }
 

@@ -119,6 +119,13 @@ pub fn is_connecting(fd: impl AsFd) -> rustix::io::Result<bool> {
     Ok(matches!(tcp_info(fd)?.tcpi_state, SYN_SENT | SYN_RECV))
 }
 
+/// Whether nothing is left of a TCP connection: it was reset, or both sides have ended it.
+pub fn is_closed(fd: impl AsFd) -> rustix::io::Result<bool> {
+    // `net/tcp_states.h`.
+    const CLOSE: u8 = 7;
+    Ok(tcp_info(fd)?.tcpi_state == CLOSE)
+}
+
 /// Sets `TCP_MAXSEG`: the largest segment that a future connection announces.
 pub fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     let bytes = bytes.cast_signed();

@@ -229,13 +229,13 @@ int so_splice_error(int fd);
  * call; he must not use them any more.
  *
  * Returns 0 and the handle in *pair, or -1 with errno: EBADF, ENOTSOCK; EPROTONOSUPPORT, not two
- * stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options;
- * EOPNOTSUPP, the engine that was asked for cannot be used; EMFILE. Then both sockets are as before.
+ * stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options, or twice
+ * the same socket; EOPNOTSUPP, the engine that was asked for cannot be used; EFAULT, pair is NULL;
+ * EMFILE. Then no byte was moved and both sockets are the caller's; with SPLICE_FINAL, socket
+ * options may have changed. An engine may also refuse later: then the pair ends with
+ * SPLICE_FAILED, EOPNOTSUPP and a reset of both connections.
  */
-int splice_join(int a,
-                int b,
-                const struct splice_options *options,
-                struct splice_pair **pair);
+int splice_join(int a, int b, const struct splice_options *options, struct splice_pair **pair);
 
 /**
  * Reads what the pair has moved so far, and why it has ended, if it has. Returns 0.
@@ -267,19 +267,20 @@ int splice_fd(const struct splice_pair *pair);
  * has not moved is readable at the socket where it arrived. result may be NULL.
  *
  * Returns 0, or -1 with errno: EBUSY, the pair was joined with SPLICE_FINAL, or both sockets are
- * closed; ENOTCONN, it has ended already.
+ * closed; ENOTCONN, it has ended already; EPERM, this process is a child of the pair's.
  */
 int splice_undo(struct splice_pair *pair, struct splice_result *result);
 
 /**
  * Frees the handle. A pair that still runs is undone; with SPLICE_FINAL both connections are reset;
- * if the caller has closed both sockets, it goes on. In a forked child it only frees. NULL is allowed. No other
- * thread may use the handle meanwhile.
+ * if the caller has closed both sockets, it goes on. In a forked child it only frees. NULL is
+ * allowed. No other thread may use the handle meanwhile.
  */
 void splice_release(struct splice_pair *pair);
 
 /**
- * Frees the handle. A pair that still runs goes on until it ends by itself. NULL is allowed.
+ * Frees the handle. A pair that still runs goes on until it ends by itself. NULL is allowed. No
+ * other thread may use the handle meanwhile.
  */
 void splice_detach(struct splice_pair *pair);
 

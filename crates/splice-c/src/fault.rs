@@ -19,6 +19,10 @@ pub(crate) struct Fault {
 pub(crate) type Result<T> = std::result::Result<T, Fault>;
 
 impl Fault {
+    pub(crate) fn errno(&self) -> Errno {
+        self.errno
+    }
+
     pub(crate) fn new(errno: Errno, why: impl Into<String>) -> Self {
         Self {
             errno,
@@ -40,7 +44,9 @@ impl From<Error> for Fault {
 pub(crate) fn answer<T: From<i8>>(result: Result<T>) -> T {
     result.unwrap_or_else(|fault| {
         let why = fault.why.replace('\0', " ");
-        REASON.set(CString::new(why).unwrap_or_default());
+        let reason = CString::new(why).unwrap_or_default();
+        // A thread that ends may have none any more.
+        let _ = REASON.try_with(|place| place.replace(reason));
         // SAFETY: it has no requirements.
         let place = unsafe { libc::__errno_location() };
         // SAFETY: `errno` is the thread's own.
@@ -53,5 +59,6 @@ pub(crate) fn answer<T: From<i8>>(result: Result<T>) -> T {
 /// next call of this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn splice_strerror() -> *const c_char {
-    REASON.with_borrow(|reason| reason.as_ptr())
+    let reason = REASON.try_with(|reason| reason.borrow().as_ptr());
+    reason.unwrap_or_else(|_| c"the thread ends, and with it what its calls have left".as_ptr())
 }

@@ -1,6 +1,7 @@
 //! One direction: `so_splice` and its kind.
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 
 use libc::{off_t, timeval};
 use rustix::io::Errno;
@@ -31,6 +32,8 @@ pub struct Splice {
 }
 
 const _: () = assert!(size_of::<Splice>() == Request::BYTES);
+const _: () = assert!(offset_of!(Splice, sp_max) == 8);
+const _: () = assert!(offset_of!(Splice, sp_idle) == 16);
 
 /// Moves what arrives at the socket fd to the socket sp->sp_fd, until the end of the stream, an
 /// error, sp_max, sp_idle, or so_unsplice(). What has arrived already is moved when this returns.

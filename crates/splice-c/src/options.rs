@@ -1,6 +1,7 @@
 //! `struct splice_options`, which may grow.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::offset_of;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -37,6 +38,10 @@ pub struct SpliceOptions {
 const FIRST_SIZE: usize = 40;
 
 const _: () = assert!(size_of::<SpliceOptions>() == FIRST_SIZE);
+const _: () = assert!(offset_of!(SpliceOptions, engine) == 8);
+
+/// No version is larger: a size beyond it was never set, and there are not as many bytes.
+const LARGEST_SIZE: usize = 4096;
 
 /// What a program may ask for.
 pub(crate) struct Wanted {
@@ -64,8 +69,8 @@ impl Wanted {
         if !options.is_null() {
             // SAFETY: `size` is the first field of every version.
             let size = unsafe { options.cast::<u32>().read() } as usize;
-            if size < size_of::<u32>() * 2 {
-                let why = "size is too small; set it to sizeof(struct splice_options)";
+            if !(size_of::<u32>() * 2..=LARGEST_SIZE).contains(&size) {
+                let why = format!("size is {size}; set it to sizeof(struct splice_options)");
                 return Err(Fault::new(Errno::INVAL, why));
             }
             // SAFETY: the caller says that there are `size` bytes.

@@ -9,6 +9,7 @@
 //! ```
 
 use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -61,6 +62,13 @@ pub struct SpliceResult {
     pub error: i32,
 }
 
+const _: () = assert!(size_of::<SpliceResult>() == 24);
+const _: () = assert!(offset_of!(SpliceResult, reason) == 16);
+
+/// How many reads of the eventfd of an ended pair return at once, since each takes one: more than
+/// anybody makes. So a program that reads it by mistake does not hide the end.
+const READERS_MOST: u64 = 1 << 62;
+
 /// How a pair ends, known to the caller and to the loops.
 #[derive(Debug)]
 struct Ending {
@@ -68,10 +76,10 @@ struct Ending {
     event: OwnedFd,
     state: Mutex<State>,
     /// The splices of a pair that can be undone, for the one that ends first.
-    ways: OnceLock<[Weak<OneWay>; 2]>,
+    ways: OnceLock<Vec<Weak<OneWay>>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct State {
     /// Why, as soon as it is decided.
     reason: Option<Reason>,
@@ -81,7 +89,8 @@ struct State {
 
 impl Ending {
     fn new() -> Result<Arc<Self>> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let event = eventfd(0, flags);
         let event = event.map_err(|errno| Fault::new(errno, "cannot create an eventfd"))?;
         Ok(Arc::new(Self {
             event,
@@ -94,13 +103,20 @@ impl Ending {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_over(&self) -> bool {
-        self.lock().moved.iter().all(Option::is_some)
+    /// Why it has ended, and what it has moved; `None` while a direction runs.
+    fn outcome(&self) -> Option<(Reason, Counters)> {
+        let State { reason, moved } = *self.lock();
+        let [a_to_b, b_to_a] = moved;
+        let moved = Counters {
+            a_to_b: a_to_b?,
+            b_to_a: b_to_a?,
+        };
+        Some((reason?, moved))
     }
 
     fn tell(&self) {
         // It fails only if the counter is full, and then the event is readable.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.event, &READERS_MOST.to_ne_bytes());
     }
 
     /// A pair of the library has ended.
@@ -110,6 +126,11 @@ impl Ending {
         state.moved = [moved.a_to_b, moved.b_to_a].map(Some);
         drop(state);
         self.tell();
+    }
+
+    /// Something else than an end of one of the splices ends the pair.
+    fn decide(&self, reason: Reason) {
+        self.lock().reason.get_or_insert(reason);
     }
 
     /// A one-way splice has ended: that from a to b is 0.
@@ -166,8 +187,8 @@ fn of_pair(way: usize, reason: Reason) -> Reason {
 enum Kind {
     /// Given up by the caller.
     Final(Handle),
-    /// It can be undone.
-    Open([Arc<OneWay>; 2]),
+    /// It can be undone. There is only the first splice if the second one could not be started.
+    Open(Vec<Arc<OneWay>>),
 }
 
 /// A pair.
@@ -181,16 +202,22 @@ pub struct SplicePair {
 
 impl SplicePair {
     fn join(a: c_int, b: c_int, wanted: &Wanted) -> Result<Self> {
-        for (number, name) in [(a, "a"), (b, "b")] {
+        let cookies = [(a, "a"), (b, "b")].map(|(number, name)| {
             borrow(number, name)?;
-            let cookie = so_splice::cookie(number).unwrap_or(0);
+            let cookie = cookie(number, name)?;
             let splices = so_splice::last_of(cookie);
-            if splices.iter().flatten().any(|splice| splice.is_active()) {
-                return Err(Fault::new(
+            match splices.iter().flatten().any(|splice| splice.is_active()) {
+                false => Ok(cookie),
+                true => Err(Fault::new(
                     Errno::BUSY,
                     format!("{name} is spliced already"),
-                ));
+                )),
             }
+        });
+        let [of_a, of_b] = cookies;
+        if of_a? == of_b? {
+            let why = "a and b are the same socket; so_splice() splices a socket to itself";
+            return Err(Fault::new(Errno::INVAL, why));
         }
         let ending = Ending::new()?;
         let kind = match wanted.is_final {
@@ -204,26 +231,12 @@ impl SplicePair {
         })
     }
 
-    fn moved(&self) -> Counters {
-        let ended = self.ending.lock().moved;
-        let live = |way: usize| match &self.kind {
-            Kind::Final(handle) => {
-                let counters = handle.counters();
-                [counters.a_to_b, counters.b_to_a][way]
-            }
-            Kind::Open(ways) => ways[way].moved_bytes(),
-        };
-        let [a_to_b, b_to_a] = [0, 1].map(|way| ended[way].unwrap_or_else(|| live(way)));
-        Counters { a_to_b, b_to_a }
-    }
-
     fn result(&self) -> SpliceResult {
-        let moved = self.moved();
-        let reason = match self.ending.is_over() {
-            true => self.ending.lock().reason,
-            false => None,
-        };
-        let (reason, error) = reason.map_or((SpliceReason::SpliceRunning, None), told);
+        let outcome = self.ending.outcome();
+        let (reason, error) = outcome.map_or((SpliceReason::SpliceRunning, None), |(reason, _)| {
+            told(reason)
+        });
+        let moved = outcome.map_or_else(|| self.live(), |(_, moved)| moved);
         SpliceResult {
             a_to_b: moved.a_to_b,
             b_to_a: moved.b_to_a,
@@ -232,14 +245,38 @@ impl SplicePair {
         }
     }
 
+    /// Whether this process has joined it.
+    fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// What a pair that runs has moved so far.
+    fn live(&self) -> Counters {
+        match &self.kind {
+            Kind::Final(handle) => handle.counters(),
+            Kind::Open(ways) => {
+                let moved = |way: usize| ways.get(way).map_or(0, |way| way.moved_bytes());
+                Counters {
+                    a_to_b: moved(0),
+                    b_to_a: moved(1),
+                }
+            }
+        }
+    }
+
     /// The engine, and the reason in words.
     fn engine(&self) -> (EngineName, String) {
         let (name, why) = match &self.kind {
             Kind::Final(handle) => handle.engine(),
-            Kind::Open([forth, back]) => match back.engine() {
-                (EngineName::Copy, _) => forth.engine(),
-                other => other,
-            },
+            Kind::Open(ways) => {
+                let engines = ways.iter().map(|way| way.engine());
+                let copy = (EngineName::Copy, "".into());
+                // One that copies may have had less to do.
+                engines.fold(copy, |found, other| match found.0 {
+                    EngineName::Copy => other,
+                    _ => found,
+                })
+            }
         };
         (name, why.into_owned())
     }
@@ -267,7 +304,11 @@ impl SplicePair {
             let why = "the pair was joined with SPLICE_FINAL, so its sockets cannot be taken back";
             return Err(Fault::new(Errno::BUSY, why));
         };
-        if self.ending.is_over() {
+        if !self.is_own() {
+            let why = "the pair is the parent's, which has joined it";
+            return Err(Fault::new(Errno::PERM, why));
+        }
+        if self.ending.outcome().is_some() {
             return Err(Fault::new(Errno::NOTCONN, "the pair has ended already"));
         }
         for way in ways {
@@ -301,17 +342,19 @@ fn told(reason: Reason) -> (SpliceReason, Option<Errno>) {
     }
 }
 
-fn borrow<'fd>(number: c_int, name: &str) -> Result<BorrowedFd<'fd>> {
-    if let Err(errno) = so_splice::cookie(number) {
+/// What tells sockets apart.
+fn cookie(number: c_int, name: &str) -> Result<u64> {
+    so_splice::cookie(number).map_err(|errno| {
         let what = match errno {
             Errno::BADF => "an open descriptor",
             _ => "a socket",
         };
-        return Err(Fault::new(
-            errno,
-            format!("{name} ({number}) is not {what}"),
-        ));
-    }
+        Fault::new(errno, format!("{name} ({number}) is not {what}"))
+    })
+}
+
+fn borrow<'fd>(number: c_int, name: &str) -> Result<BorrowedFd<'fd>> {
+    cookie(number, name)?;
     // SAFETY: it was open just now, and the caller keeps it open during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     if !matches!(socket_type(fd), Ok(SocketType::STREAM)) {
@@ -365,16 +408,30 @@ fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Resu
             .ok_or_else(|| Fault::new(Errno::NOTCONN, "the splice was undone at once"))
     };
     let forth = start(0, a, b)?;
-    let back = start(1, b, a).inspect_err(|_| {
-        forth.undo();
-    })?;
+    let back = match start(1, b, a) {
+        Ok(back) => back,
+        Err(fault) => {
+            ending.decide(Reason::Failed {
+                side: Side::B,
+                errno: fault.errno().raw_os_error(),
+            });
+            let was_running = forth.undo();
+            if was_running && forth.moved_bytes() == 0 {
+                return Err(fault);
+            }
+            // What was moved has to be accounted for, so there is a pair, which has ended.
+            ending.way_ended(1, Reason::Undone, 0);
+            return Ok(Kind::Open(vec![forth]));
+        }
+    };
     forth.share_idle_timer(&back);
-    let _ = ending.ways.set([&forth, &back].map(Arc::downgrade));
+    let ways = vec![forth, back];
+    let _ = ending.ways.set(ways.iter().map(Arc::downgrade).collect());
     // One may have ended before the other one was there.
     if ending.lock().reason.is_some() {
         ending.undo_rest();
     }
-    Ok(Kind::Open([forth, back]))
+    Ok(Kind::Open(ways))
 }
 
 /// Joins the sockets a and b: what arrives at one is moved to the other, in both directions, until
@@ -386,8 +443,11 @@ fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Resu
 /// call; he must not use them any more.
 ///
 /// Returns 0 and the handle in *pair, or -1 with errno: EBADF, ENOTSOCK; EPROTONOSUPPORT, not two
-/// stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options;
-/// EOPNOTSUPP, the engine that was asked for cannot be used; EMFILE. Then both sockets are as before.
+/// stream sockets; ENOTCONN; EBUSY, one of them is spliced already; EINVAL, wrong options, or twice
+/// the same socket; EOPNOTSUPP, the engine that was asked for cannot be used; EFAULT, pair is NULL;
+/// EMFILE. Then no byte was moved and both sockets are the caller's; with SPLICE_FINAL, socket
+/// options may have changed. An engine may also refuse later: then the pair ends with
+/// SPLICE_FAILED, EOPNOTSUPP and a reset of both connections.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_join(
     a: c_int,
@@ -435,7 +495,10 @@ pub unsafe extern "C" fn splice_engine(
     if !why.is_null() && why_size > 0 {
         // SAFETY: the caller says that there is room for `why_size` bytes.
         let room = unsafe { std::slice::from_raw_parts_mut(why.cast::<u8>(), why_size) };
-        let length = words.len().min(why_size - 1);
+        let mut length = words.len().min(why_size - 1);
+        while !words.is_char_boundary(length) {
+            length -= 1;
+        }
         room[..length].copy_from_slice(&words.as_bytes()[..length]);
         room[length] = 0;
     }
@@ -495,20 +558,22 @@ pub unsafe extern "C" fn splice_fd(pair: *const SplicePair) -> c_int {
 /// has not moved is readable at the socket where it arrived. result may be NULL.
 ///
 /// Returns 0, or -1 with errno: EBUSY, the pair was joined with SPLICE_FINAL, or both sockets are
-/// closed; ENOTCONN, it has ended already.
+/// closed; ENOTCONN, it has ended already; EPERM, this process is a child of the pair's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_undo(pair: *mut SplicePair, result: *mut SpliceResult) -> c_int {
     // SAFETY: a handle of splice_join() that was not released.
     let pair = unsafe { &*pair };
     let undone = pair.undo();
-    // SAFETY: null, or the caller points to room for a result.
-    unsafe { tell(pair, result) };
+    if pair.is_own() {
+        // SAFETY: null, or the caller points to room for a result.
+        unsafe { tell(pair, result) };
+    }
     answer(undone.map(|()| 0))
 }
 
 /// Frees the handle. A pair that still runs is undone; with SPLICE_FINAL both connections are reset;
-/// if the caller has closed both sockets, it goes on. In a forked child it only frees. NULL is allowed. No other
-/// thread may use the handle meanwhile.
+/// if the caller has closed both sockets, it goes on. In a forked child it only frees. NULL is
+/// allowed. No other thread may use the handle meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_release(pair: *mut SplicePair) {
     // SAFETY: null, or a handle of splice_join() that was not released.
@@ -525,7 +590,8 @@ pub unsafe extern "C" fn splice_release(pair: *mut SplicePair) {
     }
 }
 
-/// Frees the handle. A pair that still runs goes on until it ends by itself. NULL is allowed.
+/// Frees the handle. A pair that still runs goes on until it ends by itself. NULL is allowed. No
+/// other thread may use the handle meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice_detach(pair: *mut SplicePair) {
     // SAFETY: null, or a handle of splice_join() that was not released.
@@ -546,9 +612,11 @@ unsafe fn take(pair: *mut SplicePair) -> Option<Box<SplicePair>> {
     }
     // SAFETY: the caller says so.
     let pair = unsafe { Box::from_raw(pair) };
-    if pair.process == std::process::id() {
+    if pair.is_own() {
         return Some(pair);
     }
+    // SAFETY: the child's copy of it, and nobody uses what is forgotten below.
+    unsafe { rustix::io::close(pair.ending.event.as_raw_fd()) };
     // Its locks may have been held by threads that the child does not have.
     std::mem::forget(pair);
     None

@@ -104,6 +104,8 @@ fn the_library_has_the_name_that_programs_ask_for() {
         .expect("readelf starts");
     let dynamic = String::from_utf8(output.stdout).expect("text");
     assert!(dynamic.contains("[libsplice.so.1]"), "{dynamic}");
+    // dlclose(3) would leave its threads without code.
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
 }
 
 /// A program in C that exits with 0, or says in one line what is wrong.

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -166,7 +167,23 @@ struct flow {
 	int fd;
 	volatile bool stops;
 	size_t bytes;
+	uint64_t sum;
 };
+
+static void *sum_up(void *argument)
+{
+	struct flow *flow = argument;
+	unsigned char bytes[4096];
+	ssize_t got;
+
+	while ((got = read(flow->fd, bytes, sizeof bytes)) > 0) {
+		for (ssize_t i = 0; i < got; i++)
+			flow->sum += bytes[i];
+		flow->bytes += (size_t)got;
+	}
+	MUST(got == 0);
+	return NULL;
+}
 
 static void *keep_sending(void *argument)
 {
@@ -297,6 +314,50 @@ CASE(a_program_is_started_and_the_splice_goes_on, BOTH)
 	write_payload(e.client, 0, 1000);
 	read_payload(e.server, 0, 1000);
 	MUST(unsplice(e.a) == 0);
+}
+
+/* A child reads beside the splice of its parent, and each byte goes to one of them. */
+CASE(a_child_reads_what_the_parent_does_not_splice, BOTH)
+{
+	enum { NUMBERS = 60000 };
+	struct ends e = ends();
+	struct flow down = { .fd = e.server };
+	uint64_t sum = 0, seen[2] = { 0, 0 };
+	int from_child[2];
+	pthread_t receiving;
+	pid_t child;
+
+	MUST(pipe(from_child) == 0);
+	MUST(splice_all(e.a, e.b) == 0);
+	child = fork();
+	if (child == 0) {
+		unsigned char bytes[64];
+		ssize_t got;
+
+		alarm(30);
+		close(e.client);
+		while ((got = read(e.a, bytes, sizeof bytes)) > 0) {
+			for (ssize_t i = 0; i < got; i++)
+				seen[0] += bytes[i];
+			seen[1] += (uint64_t)got;
+		}
+		_exit(write(from_child[1], seen, sizeof seen) == sizeof seen ? 0 : 1);
+	}
+	pthread_create(&receiving, NULL, sum_up, &down);
+	for (uint32_t number = 0; number < NUMBERS; number++) {
+		for (uint32_t left = number; left > 0; left >>= 8)
+			sum += left & 0xff;
+		MUST(send(e.client, &number, sizeof number, 0) == sizeof number);
+	}
+	shutdown(e.client, SHUT_WR);
+	wait_for(child);
+	MUST(read(from_child[0], seen, sizeof seen) == sizeof seen);
+	MUST(polled(e.a, POLLIN, 10000) & POLLIN);
+	shutdown(e.b, SHUT_WR);
+	pthread_join(receiving, NULL);
+	MUST(seen[1] + down.bytes == NUMBERS * sizeof(uint32_t));
+	MUST(seen[0] + down.sum == sum);
+	MUST(spliced_bytes(e.a) == (off_t)down.bytes);
 }
 
 /* A splice ends with the program, and its descriptors go on at the same byte. */

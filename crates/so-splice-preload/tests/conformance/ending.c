@@ -188,6 +188,37 @@ CASE(a_reset_of_the_drain, BOTH)
 	read_payload(e.a, 0, 1);
 }
 
+CASE(a_reset_of_the_drain_after_its_end_of_stream, BOTH)
+{
+	struct ends e = ends();
+	char byte;
+
+	MUST(splice_all(e.a, e.b) == 0);
+	shutdown(e.server, SHUT_WR);
+	MUST(polled(e.b, POLLIN, 10000) & POLLIN);
+	MUST(read(e.b, &byte, 1) == 0);
+	cut(e.server);
+	if (personality == OPENBSD) {
+		MUST(polled(e.a, POLLIN, 10000) & POLLIN);
+		MUST(error_of(e.a) == EPIPE);
+	} else {
+		/* It reports nothing, so the program has to look. */
+		for (int tries = 0; (polled(e.b, 0, 0) & POLLERR) == 0 && tries < 100; tries++)
+			usleep(10000);
+		MUST(error_of(e.a) == 0);
+	}
+	for (int tries = 0; tries < 1000; tries++) {
+		int error = error_of(e.b);
+
+		if (error != 0) {
+			MUST(error == ECONNRESET);
+			return;
+		}
+		usleep(1000);
+	}
+	MUST(!"the reset is reported at the drain");
+}
+
 CASE(shutting_the_drain_down, BOTH)
 {
 	struct ends e = ends();

@@ -133,3 +133,19 @@ CASE(a_ring_of_datagrams_ends, OPENBSD)
 	MUST(recv(source, bytes, sizeof bytes, 0) == 4 && strcmp(bytes, "foo\n") == 0);
 	MUST_FAIL(recv(source, bytes, sizeof bytes, 0), ELOOP);
 }
+
+CASE(a_ring_through_a_socket_of_all_addresses_ends, OPENBSD)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	socklen_t length = sizeof address;
+	int source = socket(AF_INET, SOCK_DGRAM, 0), drain = socket(AF_INET, SOCK_DGRAM, 0);
+
+	MUST(bind(source, (struct sockaddr *)&address, length) == 0);
+	MUST(getsockname(source, (struct sockaddr *)&address, &length) == 0);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	MUST(connect(drain, (struct sockaddr *)&address, length) == 0);
+	MUST(splice_all(source, drain) == 0);
+	MUST(send(drain, "foo\n", 4, 0) == 4);
+	MUST(polled(source, POLLIN, 10000) & POLLIN);
+	MUST(error_of(source) == ELOOP);
+}

@@ -3,6 +3,7 @@
 #include "fails.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -193,6 +194,96 @@ static void a_detached_pair_goes_on(void)
 	splice_detach(NULL);
 }
 
+static void a_refused_engine_leaves_the_connections(void)
+{
+	struct splice_options o = options();
+	struct ends e = ends();
+	int local[2];
+	splice_pair *pair;
+
+	MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, local) == 0);
+	o.flags = SPLICE_FINAL;
+	o.engine = "sockmap";
+	FAILS(splice_join(e.a, local[0], &o, &pair), EOPNOTSUPP);
+	MUST(strstr(splice_strerror(), "sockmap") != NULL);
+	write_payload(e.client, 0, 10);
+	MUST(is_readable(e.a, 10000));
+	read_payload(e.a, 0, 10);
+	MUST(splice_join(e.a, local[0], NULL, &pair) == 0);
+	write_payload(e.client, 0, 10);
+	read_payload(local[1], 0, 10);
+	splice_release(pair);
+	close(local[0]);
+	close(local[1]);
+	close_ends(&e);
+}
+
+/* Whatever fails on the way, and whatever has arrived before. */
+static void a_pair_that_cannot_start_loses_nothing(void)
+{
+	enum { LIMIT = 200, ENOUGH = 12 };
+	struct rlimit before, few;
+	struct ends e = ends();
+	int held[LIMIT], count = 0;
+	bool has_failed = false, has_moved = false;
+	size_t from = 0;
+
+	getrlimit(RLIMIT_NOFILE, &before);
+	few = before;
+	few.rlim_cur = LIMIT;
+	MUST(setrlimit(RLIMIT_NOFILE, &few) == 0);
+	while ((held[count] = dup(0)) != -1)
+		count++;
+	for (int available = 0; available <= ENOUGH; available++) {
+		struct splice_result result;
+		splice_pair *pair;
+
+		write_payload(e.client, from, 10);
+		MUST(is_readable(e.a, 10000));
+		if (splice_join(e.a, e.b, NULL, &pair) == -1) {
+			MUST(errno == EMFILE);
+			has_failed = true;
+			MUST(!is_readable(e.server, 5));
+			read_payload(e.a, from, 10);
+		} else {
+			MUST(splice_counters(pair, &result) == 0);
+			MUST(result.a_to_b == 10 && result.b_to_a == 0);
+			if (result.reason != SPLICE_RUNNING) {
+				MUST(result.reason == SPLICE_FAILED && result.error == EMFILE);
+				MUST(is_readable(splice_fd(pair), 0));
+				FAILS(splice_undo(pair, NULL), ENOTCONN);
+				has_moved = true;
+			}
+			read_payload(e.server, from, 10);
+			splice_release(pair);
+		}
+		from += 10;
+		close(held[--count]);
+	}
+	MUST(has_failed && has_moved);
+	while (count > 0)
+		close(held[--count]);
+	setrlimit(RLIMIT_NOFILE, &before);
+	close_ends(&e);
+}
+
+/* A program that reads it has made a mistake, but does not wait for ever. */
+static void the_end_stays_readable(void)
+{
+	struct ends e = ends();
+	splice_pair *pair;
+	uint64_t value;
+
+	MUST(splice_join(e.a, e.b, NULL, &pair) == 0);
+	MUST(splice_undo(pair, NULL) == 0);
+	for (int i = 0; i < 3; i++)
+		MUST(read(splice_fd(pair), &value, sizeof value) == sizeof value);
+	MUST(is_readable(splice_fd(pair), 0));
+	MUST(splice_wait(pair, -1, NULL) == 0);
+	splice_release(pair);
+	close_ends(&e);
+}
+
 static void mistakes_are_told(void)
 {
 	struct {
@@ -221,6 +312,20 @@ static void mistakes_are_told(void)
 	o.engine = "fast";
 	FAILS(splice_join(e.a, e.b, &o, &pair), EINVAL);
 	MUST(strstr(splice_strerror(), "segment") != NULL);
+	o.size = 0xaaaaaaaa;
+	FAILS(splice_join(e.a, e.b, &o, &pair), EINVAL);
+	/* One socket echoes only with so_splice(). */
+	write_payload(e.client, 0, 10);
+	MUST(is_readable(e.a, 10000));
+	int same = dup(e.a);
+	o = options();
+	for (int final = 0; final < 2; final++) {
+		o.flags = final ? SPLICE_FINAL : 0;
+		FAILS(splice_join(e.a, same, &o, &pair), EINVAL);
+	}
+	close(same);
+	MUST(!is_readable(e.client, 20));
+	read_payload(e.a, 0, 10);
 	/* It was compiled with a later header, and uses what is new there. */
 	longer.later = 1;
 	FAILS(splice_join(e.a, e.b, &longer.known, &pair), EINVAL);
@@ -265,6 +370,9 @@ int main(void)
 	a_reset_ends_a_pair();
 	closed_sockets_go_on_without_the_caller();
 	a_detached_pair_goes_on();
+	a_refused_engine_leaves_the_connections();
+	a_pair_that_cannot_start_loses_nothing();
+	the_end_stays_readable();
 	mistakes_are_told();
 	return 0;
 }

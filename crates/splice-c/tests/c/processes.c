@@ -23,8 +23,12 @@ static void in_child(splice_pair *parents, const struct ends *of_parent)
 	splice_pair *pair;
 
 	alarm(20);
+	int event = splice_fd(parents);
+
 	FAILS(so_unsplice(of_parent->a), ENOTCONN);
+	FAILS(splice_undo(parents, &(struct splice_result){ .reason = 0 }), EPERM);
 	splice_release(parents);
+	MUST_FAIL(fcntl(event, F_GETFD), EBADF);
 	MUST(splice_join(e.a, e.b, NULL, &pair) == 0);
 	write_payload(e.client, 0, 1000);
 	read_payload(e.server, 0, 1000);
@@ -89,6 +93,43 @@ static void a_child_keeps_no_connection_open(void)
 	close(e.server);
 }
 
+/* With SPLICE_FINAL the child has copies of the duplicates, and yet the peers see the end. */
+static void a_final_pair_ends_though_a_child_lives(void)
+{
+	struct splice_options o = { .size = sizeof o, .flags = SPLICE_FINAL };
+	struct ends e = ends();
+	splice_pair *pair;
+	int to_child[2];
+	pid_t child;
+
+	MUST(pipe(to_child) == 0);
+	MUST(splice_join(e.a, e.b, &o, &pair) == 0);
+	close(e.a);
+	close(e.b);
+	child = fork();
+	if (child == 0) {
+		char byte;
+
+		alarm(20);
+		close(to_child[1]);
+		close(e.client);
+		close(e.server);
+		_exit(read(to_child[0], &byte, 1) == 0 ? 0 : 1);
+	}
+	write_payload(e.client, 0, 1000);
+	shutdown(e.client, SHUT_WR);
+	MUST(read_rest(e.server, 0) == 1000);
+	shutdown(e.server, SHUT_WR);
+	MUST(read_rest(e.client, 0) == 0);
+	MUST(splice_wait(pair, 10000, NULL) == 0);
+	splice_release(pair);
+	close(to_child[1]);
+	wait_for(child);
+	close(to_child[0]);
+	close(e.client);
+	close(e.server);
+}
+
 /* Nothing of the library's is inherited. */
 static void an_executed_program_inherits_nothing(void)
 {
@@ -125,6 +166,7 @@ int main(void)
 	}
 	a_child_makes_splices_of_its_own();
 	a_child_keeps_no_connection_open();
+	a_final_pair_ends_though_a_child_lives();
 	an_executed_program_inherits_nothing();
 	return 0;
 }

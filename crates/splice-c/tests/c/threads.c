@@ -55,6 +55,31 @@ static void several_threads_share_a_handle(void)
 	close_ends(&e);
 }
 
+/* The library's own state of the thread may be gone by then. */
+static void fail_late(void *unused)
+{
+	(void)unused;
+	FAILS(so_unsplice(-1), EBADF);
+}
+
+static void *end_with_a_failure(void *key)
+{
+	FAILS(so_unsplice(-1), EBADF);
+	pthread_setspecific(*(pthread_key_t *)key, key);
+	return NULL;
+}
+
+static void a_call_may_fail_while_its_thread_ends(void)
+{
+	pthread_key_t key;
+	pthread_t thread;
+
+	MUST(pthread_key_create(&key, fail_late) == 0);
+	pthread_create(&thread, NULL, end_with_a_failure, &key);
+	pthread_join(thread, NULL);
+	pthread_key_delete(key);
+}
+
 static void a_thousand_pairs(void)
 {
 	static struct ends all[AT_ONCE];
@@ -90,6 +115,7 @@ int main(void)
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	several_threads_share_a_handle();
+	a_call_may_fail_while_its_thread_ends();
 	a_thousand_pairs();
 	return 0;
 }

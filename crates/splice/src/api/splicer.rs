@@ -12,10 +12,11 @@ use super::merger::Merger;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason};
+use crate::policy;
 use crate::reactor::{EventLoop, Remote};
 use crate::session::one_way::{OneWay, OneWayOptions};
-use crate::session::pair::OnEnd;
 use crate::session::pair::ends::Ends;
+use crate::session::pair::{OnEnd, Pair};
 use crate::session::{Handle, Status};
 
 /// Background threads, each with an [`EventLoop`]. Pairs are assigned to them in turn.
@@ -81,15 +82,16 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name and cannot take the pair;
     /// [`ErrorKind::LoopEnded`] if the loop has failed. Then both sockets are closed.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Two([a, b]), options, None)
+        self.run(Ends::Two([a, b]), options)
     }
 
     /// Joins two endpoints as [`join`](Self::join) does, and calls `on_end` on the pair's loop once
     /// it has ended and both sockets are closed.
     ///
     /// # Errors
-    /// As [`join`](Self::join). `on_end` may be called then, too, with what an unstarted pair ends
-    /// with.
+    /// As [`join`](Self::join), but an engine that refuses the pair resets neither connection:
+    /// whoever has duplicates of the descriptors can go on with them. If the loop has failed,
+    /// `on_end` is called, too, with what an unstarted pair ends with.
     pub fn join_then(
         &self,
         a: Endpoint,
@@ -97,7 +99,13 @@ impl Splicer {
         options: &Options,
         on_end: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Handle> {
-        self.run(Ends::Two([a, b]), options, Some(Box::new(on_end)))
+        let ends = Ends::Two([a, b]);
+        let plan = policy::plan(&ends, options)?;
+        let status = Arc::new(Status::new());
+        let on_end: OnEnd = Box::new(on_end);
+        let shared = Arc::clone(&status);
+        let pair = Pair::new(ends, options, plan, None, shared, Some(on_end));
+        self.start(pair, status)
     }
 
     /// Splices an endpoint to itself on one of the loops: see [`echo_task`](crate::echo_task).
@@ -106,7 +114,7 @@ impl Splicer {
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name that needs two sockets;
     /// [`ErrorKind::LoopEnded`] if the loop has failed. Then the socket is closed.
     pub fn echo(&self, endpoint: Endpoint, options: &Options) -> Result<Handle> {
-        self.run(Ends::Echo(endpoint), options, None)
+        self.run(Ends::Echo(endpoint), options)
     }
 
     /// Moves what arrives on `source` to `destination`, on one of the loops. Both descriptors stay
@@ -166,9 +174,13 @@ impl Splicer {
         &self.loops[0].remote
     }
 
-    fn run(&self, ends: Ends, options: &Options, on_end: Option<OnEnd>) -> Result<Handle> {
+    fn run(&self, ends: Ends, options: &Options) -> Result<Handle> {
         let status = Arc::new(Status::new());
-        let pair = super::pair(ends, options, None, &status, on_end)?;
+        let pair = super::pair(ends, options, None, &status, None)?;
+        self.start(pair, status)
+    }
+
+    fn start(&self, pair: Pair, status: Arc<Status>) -> Result<Handle> {
         let home = self.next_loop();
         let shared = Arc::clone(&status);
         home.run(move |event_loop| super::place(event_loop, pair, &shared))?;

@@ -13,6 +13,11 @@ const LARGEST_BYTES: usize = 64 << 10;
 pub(super) struct Datagrams {
     buffer: Box<[u8]>,
     is_bounded: bool,
+    /// Another process may read the source: what is dropped could be another datagram than that
+    /// which was peeked, so it is read before it is sent.
+    pub(super) is_shared: bool,
+    /// The size of a datagram that was read and not sent yet.
+    held: Option<usize>,
 }
 
 impl Datagrams {
@@ -20,6 +25,8 @@ impl Datagrams {
         Self {
             buffer: Box::default(),
             is_bounded,
+            is_shared: false,
+            held: None,
         }
     }
 
@@ -32,12 +39,19 @@ impl Datagrams {
         if self.buffer.is_empty() {
             self.buffer = vec![0; LARGEST_BYTES].into_boxed_slice();
         }
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let size = match recv(&source.fd, &mut *self.buffer, flags) {
-            Ok((size, _)) => size,
-            Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
-            Err(errno) => return Err((Side::A, errno)),
+        let size = match self.held {
+            Some(size) => size,
+            None => {
+                let mut flags = RecvFlags::DONTWAIT;
+                flags.set(RecvFlags::PEEK, !self.is_shared);
+                match recv(&source.fd, &mut *self.buffer, flags) {
+                    Ok((size, _)) => size,
+                    Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
+                    Err(errno) => return Err((Side::A, errno)),
+                }
+            }
         };
+        self.held = self.is_shared.then_some(size);
         if size > most_bytes {
             return Ok(Moved::OverLimit);
         }
@@ -52,6 +66,9 @@ impl Datagrams {
             Ok(_) => {}
             Err(Errno::AGAIN) => return Ok(Moved::DestinationFull),
             Err(errno) => return Err((Side::B, errno)),
+        }
+        if self.held.take().is_some() {
+            return Ok(Moved::Bytes(size));
         }
         // A datagram is dropped as a whole, however little of it is read.
         match recv(&source.fd, &mut [0u8; 1], RecvFlags::DONTWAIT) {

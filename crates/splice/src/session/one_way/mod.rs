@@ -265,6 +265,13 @@ impl OneWay {
         }
     }
 
+    /// Tells it that another process may read the source from now on. Then it reads before it
+    /// sends, so that no byte is read twice, and undoing may have to wait for the destination to
+    /// take up to 4 KiB.
+    pub fn share(&self) {
+        self.shared.lock().share();
+    }
+
     /// Has the handle's drop let it go on until it ends by itself.
     pub fn detach(&self) {
         self.is_detached.store(true, Ordering::Relaxed);

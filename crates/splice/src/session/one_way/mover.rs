@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send, sockopt};
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::socket_option;
 
 use super::datagram::Datagrams;
 use super::end::{End, Moved, Transport};
@@ -139,6 +140,14 @@ impl Mover {
         }
     }
 
+    /// From now on another process may read the source.
+    pub(super) fn share(&mut self) {
+        match &mut self.way {
+            Way::Stream(stream) => stream.is_shared = true,
+            Way::Datagrams(datagrams) => datagrams.is_shared = true,
+        }
+    }
+
     pub(super) fn bound_passes(&mut self, passes: Arc<AtomicU32>) {
         self.passes = Some(passes);
     }
@@ -177,6 +186,17 @@ impl Mover {
     }
 
     fn fail(&mut self, side: Side, errno: Errno) {
+        // After a FIN of the peer, its reset is a broken pipe (`tcp_reset`).
+        let was_reset = |end: &End| {
+            errno == Errno::PIPE
+                && end.transport == Transport::Tcp
+                && socket_option::is_closed(&end.fd).unwrap_or(false)
+        };
+        let ends = self.ends.as_ref();
+        let errno = match ends.is_some_and(|ends| was_reset(&ends[side.index()])) {
+            true => Errno::CONNRESET,
+            false => errno,
+        };
         let errno = errno.raw_os_error();
         self.end(Reason::Failed { side, errno });
     }

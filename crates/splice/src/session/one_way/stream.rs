@@ -31,6 +31,10 @@ const MARGIN_BYTES: usize = 64 << 10;
 /// Less is not worth a pipe.
 const PIPED_LEAST_BYTES: usize = 64 << 10;
 
+/// The most that is read from a source that another process may read, in bytes, if the destination
+/// may not take it at once: it cannot be put back.
+const HELD_MOST_BYTES: usize = 4 << 10;
+
 /// How long undoing waits for a destination to take what is in a pipe, in seconds.
 const SETTLE_MOST_S: i64 = 1;
 
@@ -50,6 +54,10 @@ pub(super) struct Stream {
     /// A pipe with bytes that the destination has not taken yet: only if the kernel was short of
     /// memory as it filled the send buffer.
     stranded: Option<Pipe>,
+    /// Another process may read the source: what was peeked may be gone when it is to be dropped.
+    pub(super) is_shared: bool,
+    /// What was read from a shared source and not sent yet.
+    held: Vec<u8>,
 }
 
 impl Stream {
@@ -70,6 +78,8 @@ impl Stream {
             has_piped: false,
             size: Size::default(),
             stranded: None,
+            is_shared: false,
+            held: Vec::new(),
         }
     }
 
@@ -83,6 +93,9 @@ impl Stream {
         if let Some(pipe) = self.stranded.take() {
             return self.drain(pipe, ends, carriers);
         }
+        if !self.held.is_empty() {
+            return self.send_held(ends);
+        }
         let mut most_bytes = most_bytes;
         if self.is_bulk && self.never_blocks && self.may_pipe && !self.is_urgent {
             let room_bytes = room_bytes(ends);
@@ -93,6 +106,9 @@ impl Stream {
             }
             // To peek what is not sent is in vain.
             most_bytes = most_bytes.min(room_bytes.max(BULK_READ_BYTES));
+        }
+        if self.is_shared {
+            return self.copy_beside_others(ends, most_bytes, carriers);
         }
         self.copy(ends, most_bytes, carriers)
     }
@@ -211,17 +227,73 @@ impl Stream {
         }
     }
 
+    /// Reads, then sends, so that other readers of the source get other bytes: as much as the
+    /// destination surely takes, or a little.
+    fn copy_beside_others(
+        &mut self,
+        ends: &[End; 2],
+        most_bytes: usize,
+        carriers: &mut Carriers,
+    ) -> Result<Moved, (Side, Errno)> {
+        let [source, destination] = ends;
+        if !has_room(destination.fd.as_fd(), 0) {
+            return Ok(Moved::DestinationFull);
+        }
+        let most_bytes = most_bytes.min(room_bytes(ends).max(HELD_MOST_BYTES));
+        let mut buffer = carriers.buffers.take(self.size);
+        let read = recv(
+            &source.fd,
+            &mut *buffer.space(most_bytes),
+            RecvFlags::DONTWAIT,
+        );
+        if let Ok((count, _)) = read {
+            buffer.took(count);
+            self.size = buffer.next_size();
+            self.is_bulk = count >= BULK_READ_BYTES;
+            self.held.extend_from_slice(buffer.bytes());
+        }
+        carriers.buffers.give_back(buffer);
+        match read {
+            Ok((0, _)) => Ok(Moved::EndOfStream),
+            Ok(_) => self.send_held(ends),
+            Err(Errno::AGAIN) => Ok(Moved::SourceEmpty),
+            Err(errno) => Err((Side::A, errno)),
+        }
+    }
+
+    /// Sends what was read from a shared source.
+    fn send_held(&mut self, [_, destination]: &[End; 2]) -> Result<Moved, (Side, Errno)> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(&destination.fd, &self.held, flags) {
+            Ok(count) => {
+                self.held.drain(..count);
+                Ok(Moved::Bytes(count))
+            }
+            Err(Errno::AGAIN) => Ok(Moved::DestinationFull),
+            Err(errno) => Err((Side::B, errno)),
+        }
+    }
+
     /// Has the destination take what is in the pipe, and returns how many bytes it took.
-    pub(super) fn settle(&mut self, [_, destination]: &[End; 2]) -> u64 {
-        let Some(mut pipe) = self.stranded.take() else {
-            return 0;
-        };
+    pub(super) fn settle(&mut self, ends: &[End; 2]) -> u64 {
+        let [_, destination] = ends;
         let mut moved_bytes = 0;
+        while !self.held.is_empty() {
+            match self.send_held(ends) {
+                Ok(Moved::Bytes(count)) => moved_bytes += count as u64,
+                Ok(_) if has_room(destination.fd.as_fd(), SETTLE_MOST_S) => {}
+                Err((_, Errno::INTR)) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
+        let Some(mut pipe) = self.stranded.take() else {
+            return moved_bytes;
+        };
         while pipe.held() > 0 {
             match pipe.drain(destination.fd.as_fd()) {
                 Ok(count) => moved_bytes += count as u64,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if has_room_in_time(destination.fd.as_fd()) => {}
+                Err(Errno::AGAIN) if has_room(destination.fd.as_fd(), SETTLE_MOST_S) => {}
                 // A destination that is gone takes nothing, spliced or not.
                 Err(_) => break,
             }
@@ -261,10 +333,10 @@ fn never_blocks(fd: impl AsFd) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-fn has_room_in_time(destination: BorrowedFd<'_>) -> bool {
+fn has_room(destination: BorrowedFd<'_>, most_s: i64) -> bool {
     let mut fds = [PollFd::new(&destination, PollFlags::OUT)];
     let most = Timespec {
-        tv_sec: SETTLE_MOST_S,
+        tv_sec: most_s,
         tv_nsec: 0,
     };
     poll(&mut fds, Some(&most)).is_ok_and(|count| count > 0)
