@@ -19,6 +19,12 @@ fn closes(fd: c_int) {
     }
 }
 
+/// Without it, dup2(2) closes nothing.
+fn is_open(fd: c_int) -> bool {
+    // SAFETY: the command takes no argument.
+    unsafe { FCNTL.get()(fd, libc::F_GETFD, 0) != -1 }
+}
+
 /// The program has a second descriptor of what `fd` names.
 fn copied(fd: c_int, copy: c_int) {
     if copy < 0 || copy == fd {
@@ -91,7 +97,7 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As dup2(2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(fd: c_int, copy: c_int) -> c_int {
-    if fd != copy {
+    if fd != copy && is_open(fd) {
         closes(copy);
     }
     // SAFETY: the program's own arguments.
@@ -103,7 +109,7 @@ unsafe extern "C" fn dup2(fd: c_int, copy: c_int) -> c_int {
 /// As dup3(2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(fd: c_int, copy: c_int, flags: c_int) -> c_int {
-    if fd != copy {
+    if fd != copy && is_open(fd) {
         closes(copy);
     }
     // SAFETY: the program's own arguments.

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! A descriptor that is not marked costs one load. Nothing here calls a function that it replaces
-//! except through [`next`], and locks are taken for marked descriptors only, so that a signal
-//! handler may use all others.
+//! except through [`next`], and reading, waiting and closing take locks for marked and watched
+//! descriptors only, so that a signal handler may use all others. dup(2) of a socket and
+//! epoll_ctl(2) take a lock always.
 #![allow(
     unsafe_code,
     reason = "functions that replace those of libc; each passes on what the program gave"

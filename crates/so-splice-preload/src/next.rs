@@ -75,6 +75,34 @@ next! {
     SHUTDOWN = c"shutdown": fn(c_int, c_int) -> c_int;
 }
 
+/// Keeps the thread from being cancelled while it holds a lock: a cancelled thread ends within a
+/// system call, and drops nothing (pthread_cancel(3)).
+pub(crate) struct Uncancelled {
+    before: c_int,
+}
+
+impl Uncancelled {
+    pub(crate) fn new() -> Self {
+        // `PTHREAD_CANCEL_DISABLE` of glibc's pthread.h.
+        const DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: `before` outlives the call.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: no place for the former state is asked for.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
 /// Sets `errno`, and returns what a function returns that has failed.
 pub(crate) fn fail<T: From<i8>>(errno: Errno) -> T {
     // SAFETY: it has no requirements.

@@ -72,6 +72,11 @@ fn set_splice(
         return undone.map(drop).map_err(errno_of);
     }
     let drain = so_splice::cookie(request.drain);
+    // First, so that a close that comes right after the splice finds the marks.
+    marks::set(fd, source);
+    if let Ok(drain) = drain {
+        marks::set(request.drain, drain);
+    }
     so_splice::splice(personality, fd, &request, move |_| {
         registration::refresh(source);
         if let Ok(drain) = drain {
@@ -79,10 +84,8 @@ fn set_splice(
         }
     })
     .map_err(errno_of)?;
-    marks::set(fd, source);
     registration::refresh(source);
     if let Ok(drain) = drain {
-        marks::set(request.drain, drain);
         registration::refresh(drain);
     }
     Ok(())
@@ -111,6 +114,7 @@ fn copy_in(from: *const c_void, to: &mut [u8]) -> Result<(), Errno> {
         return Ok(());
     }
     match Errno::from_io_error(&std::io::Error::last_os_error()) {
+        _ if copied >= 0 => Err(Errno::FAULT),
         Some(Errno::FAULT) => Err(Errno::FAULT),
         // A sandbox may forbid the call. Then a wrong pointer faults here.
         // SAFETY: the program says that there are as many bytes.

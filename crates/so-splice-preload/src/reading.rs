@@ -12,7 +12,7 @@ use so_splice::{Personality, Splice};
 
 use crate::marks::{self, Spliced};
 use crate::next::{
-    FCNTL, GETSOCKOPT, IOCTL, POLL, READ, READV, RECV, RECVFROM, RECVMSG, check, fail,
+    FCNTL, GETSOCKOPT, IOCTL, POLL, READ, READV, RECV, RECVFROM, RECVMSG, Uncancelled, check, fail,
 };
 use crate::registration;
 
@@ -59,6 +59,7 @@ fn read_by(fd: c_int, flags: c_int, call: impl Fn(c_int) -> ssize_t) -> ssize_t 
 /// drop what somebody else has read.
 fn read_beside(splice: &Splice, call: impl Fn() -> ssize_t) -> ssize_t {
     let handle = splice.handle();
+    let _uncancelled = Uncancelled::new();
     let _still = handle.as_ref().map(|handle| handle.hold_still());
     call()
 }

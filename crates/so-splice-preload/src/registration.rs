@@ -20,7 +20,7 @@ use libc::{epoll_event, pollfd};
 use rustix::io::Errno;
 
 use crate::marks::{self, Spliced};
-use crate::next::{EPOLL_CTL, POLL, fail};
+use crate::next::{EPOLL_CTL, POLL, Uncancelled, fail};
 
 const READING: u32 =
     (libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDBAND | libc::EPOLLRDHUP) as u32;
@@ -124,6 +124,13 @@ impl Registration {
         })
     }
 
+    /// It is dropped: nothing is reported in its place any more.
+    fn withdraw(self, epoll: c_int) {
+        if let Some(event) = self.substitute {
+            control(epoll, libc::EPOLL_CTL_DEL, event, 0, 0);
+        }
+    }
+
     /// Has the eventfd of an error reported in its place, unless the kernel reports the socket
     /// anyway.
     fn substitute(&mut self, event: Option<RawFd>, epoll: c_int, fd: c_int) {
@@ -157,10 +164,16 @@ fn is_ready(fd: c_int) -> bool {
 pub(crate) fn refresh(cookie: u64) {
     // The lock is below all others, so the state is read outside of it, and again if it changes.
     let mut cover = Cover::of(cookie);
+    let _uncancelled = Uncancelled::new();
     loop {
         for fd in marks::of(cookie) {
-            if marks::is_registered(fd)
-                && let Some(epolls) = lock().registrations.get_mut(&fd)
+            if !marks::is_registered(fd) {
+                continue;
+            }
+            let mut table = lock();
+            // It may have been closed meanwhile, and be another's number.
+            if marks::get(fd) == Some(cookie)
+                && let Some(epolls) = table.registrations.get_mut(&fd)
             {
                 for (epoll, registration) in epolls {
                     registration.put_under(cover, *epoll, fd);
@@ -181,10 +194,14 @@ pub(crate) fn closes(fd: c_int) {
         return;
     }
     let mut table = lock();
-    table.registrations.remove(&fd);
+    for (epoll, registration) in table.registrations.remove(&fd).unwrap_or_default() {
+        registration.withdraw(epoll);
+    }
     if table.epolls.remove(&fd) {
         for epolls in table.registrations.values_mut() {
-            epolls.remove(&fd);
+            if let Some(registration) = epolls.remove(&fd) {
+                registration.withdraw(fd);
+            }
         }
         table.registrations.retain(|_, epolls| !epolls.is_empty());
     }
@@ -211,7 +228,7 @@ unsafe extern "C" fn epoll_ctl(
     let removed = || {
         let table = lock();
         let registration = table.registrations.get(&fd)?.get(&epoll)?;
-        Some(registration.told.is_none())
+        Some(registration.told.is_none() && marks::get(fd).is_some())
     };
     match operation {
         libc::EPOLL_CTL_DEL => {
@@ -255,8 +272,8 @@ fn record(epoll: c_int, fd: c_int, event: epoll_event, is_told: bool) {
     };
     epolls.insert(epoll, registration);
     drop(table);
-    if let Some(old) = before.and_then(|before| before.substitute) {
-        control(epoll, libc::EPOLL_CTL_DEL, old, 0, 0);
+    if let Some(before) = before {
+        before.withdraw(epoll);
     }
     marks::set_registered(fd, true);
     marks::set_registered(epoll, true);
@@ -270,8 +287,8 @@ fn forget(epoll: c_int, fd: c_int) {
     let Some(epolls) = table.registrations.get_mut(&fd) else {
         return;
     };
-    if let Some(old) = epolls.remove(&epoll).and_then(|one| one.substitute) {
-        control(epoll, libc::EPOLL_CTL_DEL, old, 0, 0);
+    if let Some(registration) = epolls.remove(&epoll) {
+        registration.withdraw(epoll);
     }
     if epolls.is_empty() {
         table.registrations.remove(&fd);

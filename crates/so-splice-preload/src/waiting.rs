@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use libc::{c_ulong, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 
 use crate::marks::{self, Spliced};
@@ -124,7 +124,9 @@ fn last_error() -> Errno {
 /// # Safety
 /// `fds` points to `count` entries, or is null with none.
 unsafe fn concerns_us<'fds>(fds: *mut pollfd, count: nfds_t) -> Option<&'fds mut [pollfd]> {
-    if so_splice::is_empty() || fds.is_null() {
+    // More than there can be descriptors: the kernel refuses it.
+    const MOST: nfds_t = 1 << 20;
+    if so_splice::is_empty() || fds.is_null() || count > MOST {
         return None;
     }
     // SAFETY: the caller says so.
@@ -222,6 +224,17 @@ const ASKED: [(c_short, c_short); 3] = [
     (libc::POLLPRI, libc::POLLPRI),
 ];
 
+/// Where the bit of a descriptor is. Programs have larger sets than `fd_set`, whose accessors check
+/// its size.
+fn word_of(set: *mut fd_set, fd: c_int) -> *mut c_ulong {
+    set.cast::<c_ulong>()
+        .wrapping_add(fd as usize / c_ulong::BITS as usize)
+}
+
+fn bit_of(fd: c_int) -> c_ulong {
+    1 << (fd as u32 % c_ulong::BITS)
+}
+
 impl Sets {
     /// The entries of the descriptors below `end`, if one of them is marked.
     fn entries(self, end: c_int) -> Option<Vec<pollfd>> {
@@ -232,7 +245,7 @@ impl Sets {
         for fd in 0..end {
             let asked = self.0.iter().zip(ASKED).filter(|(set, _)| {
                 // SAFETY: a set that is not null has the descriptors below `end`.
-                !set.is_null() && unsafe { libc::FD_ISSET(fd, **set) }
+                !set.is_null() && unsafe { word_of(**set, fd).read() } & bit_of(fd) != 0
             });
             let events = asked.fold(0, |events, (_, (asked, _))| events | asked);
             if events != 0 {
@@ -257,7 +270,7 @@ impl Sets {
                 }
                 if entry.revents & answers == 0 {
                     // SAFETY: the descriptor is below `end`.
-                    unsafe { libc::FD_CLR(entry.fd, set) };
+                    unsafe { *word_of(set, entry.fd) &= !bit_of(entry.fd) };
                 } else {
                     count += 1;
                 }
@@ -305,9 +318,10 @@ unsafe extern "C" fn select(
     let most = unsafe { timeout.as_mut() };
     let most_time = match &most {
         None => None,
+        // More than a second of microseconds is accepted (`kern_select`).
         Some(time) => match duration(&timespec {
-            tv_sec: time.tv_sec,
-            tv_nsec: time.tv_usec.saturating_mul(1000),
+            tv_sec: time.tv_sec.saturating_add(time.tv_usec / 1_000_000),
+            tv_nsec: time.tv_usec % 1_000_000 * 1000,
         }) {
             Ok(time) => time,
             Err(errno) => return fail(errno),

@@ -4,15 +4,17 @@
 //! So the task looks, less and less often: first at the two descriptors that the caller has named,
 //! and if both are closed, at all descriptors of the process.
 
+use std::collections::HashMap;
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use rustix::fs::fstat;
-
+use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
+use crate::outcome::{Outcome, Reason};
 use crate::reactor::{Context, Readiness, Step, Task};
 use crate::session::Status;
 use crate::session::one_way::{OneWay, Reverses};
@@ -28,6 +30,7 @@ const LOOK_LEAST_OFTEN: Duration = Duration::from_secs(10);
 pub(super) struct Merger {
     ways: [Weak<OneWay>; 2],
     numbers: [RawFd; 2],
+    inodes: [u64; 2],
     options: Options,
     may: Box<dyn Fn() -> bool + Send>,
     look_after: Duration,
@@ -43,6 +46,9 @@ impl Merger {
         Self {
             ways: ways.map(Arc::downgrade),
             numbers,
+            inodes: numbers.map(|number| {
+                inode(format!("/proc/self/fd/{number}").as_ref()).unwrap_or_default()
+            }),
             options: *options,
             may,
             look_after: FIRST_LOOK_AFTER,
@@ -59,21 +65,21 @@ impl Merger {
         let [Some(forth), Some(back)] = self.ways.each_ref().map(Weak::upgrade) else {
             return Step::Done;
         };
-        let Some(reverses) = Reverses::of(&forth, &back) else {
-            return Step::Done;
-        };
-        if !are_closed(reverses.sources(), self.numbers) || !(self.may)() {
-            drop(reverses);
+        if !self.are_closed(cx.now()) || !(self.may)() {
             return self.wait(cx);
         }
         let status = Arc::new(Status::new());
-        let Some((sources, on_end)) = reverses.merge(&status) else {
-            return Step::Done;
+        let merged = Reverses::of(&forth, &back).and_then(|reverses| reverses.merge(&status));
+        let Some((sources, on_end)) = merged else {
+            let has_ended = forth.reason().or_else(|| back.reason()).is_some();
+            return if has_ended { Step::Done } else { self.wait(cx) };
         };
         let [Ok(a), Ok(b)] = sources.map(Endpoint::new) else {
+            // They are closed, and were nobody's any more.
+            on_end(Reason::Shutdown, Counters::default());
             return Step::Done;
         };
-        let on_end = Box::new(move |outcome: crate::Outcome| on_end(outcome.reason, outcome.moved));
+        let on_end = Box::new(move |outcome: Outcome| on_end(outcome.reason, outcome.moved));
         match super::pair(
             Ends::Two([a, b]),
             &self.options,
@@ -84,6 +90,22 @@ impl Merger {
             Ok(pair) => Step::Become(Box::new(pair)),
             Err(_) => Step::Done,
         }
+    }
+
+    /// Whether the process has no descriptor of either socket but the splices' own, of which each
+    /// socket has two.
+    fn are_closed(&self, now: Instant) -> bool {
+        const OWN: usize = 2;
+        let names = |number: &RawFd| inode(format!("/proc/self/fd/{number}").as_ref());
+        if self
+            .numbers
+            .iter()
+            .any(|number| names(number).is_some_and(|one| self.inodes.contains(&one)))
+        {
+            return false;
+        }
+        let count = |inode: &u64| open_sockets(now).get(inode).copied();
+        self.inodes.iter().all(|inode| count(inode) == Some(OWN))
     }
 }
 
@@ -105,26 +127,40 @@ impl Task for Merger {
     }
 }
 
-/// Whether the process has no descriptor of either socket but the splices' own, of which each
-/// socket has two.
-fn are_closed(sources: [BorrowedFd<'_>; 2], numbers: [RawFd; 2]) -> bool {
-    const OWN: usize = 2;
-    let inodes = sources.map(|source| fstat(source.as_fd()).map_or(0, |status| status.st_ino));
-    let names = inodes.map(|inode| format!("socket:[{inode}]"));
-    let is_named = |path: &std::path::Path| {
-        fs::read_link(path).is_ok_and(|link| names.iter().any(|name| link.as_os_str() == &**name))
-    };
-    if numbers
-        .iter()
-        .any(|number| is_named(format!("/proc/self/fd/{number}").as_ref()))
+/// The socket that a link of `/proc/self/fd` names.
+fn inode(link: &Path) -> Option<u64> {
+    let target = fs::read_link(link).ok()?;
+    let number = target
+        .to_str()?
+        .strip_prefix("socket:[")?
+        .strip_suffix(']')?;
+    number.parse().ok()
+}
+
+/// How many descriptors there are, by inode.
+type Counts = HashMap<u64, usize>;
+
+/// How many descriptors the process has of each socket. A closed socket stays closed, so an answer
+/// that is a little old serves the many who ask at about the same time.
+fn open_sockets(now: Instant) -> Arc<Counts> {
+    static LAST: Mutex<Option<(Instant, Arc<Counts>)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((at, counts)) = &*last
+        && now.saturating_duration_since(*at) < FIRST_LOOK_AFTER
     {
-        return false;
+        return Arc::clone(counts);
     }
-    let Ok(descriptors) = fs::read_dir("/proc/self/fd") else {
-        return false;
-    };
-    let named = descriptors
+    let mut counts = Counts::new();
+    for entry in fs::read_dir("/proc/self/fd")
+        .into_iter()
         .flatten()
-        .filter(|entry| is_named(&entry.path()));
-    named.count() == OWN * sources.len()
+        .flatten()
+    {
+        if let Some(inode) = inode(&entry.path()) {
+            *counts.entry(inode).or_default() += 1;
+        }
+    }
+    let counts = Arc::new(counts);
+    *last = Some((Instant::now(), Arc::clone(&counts)));
+    counts
 }

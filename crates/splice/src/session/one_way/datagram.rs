@@ -39,19 +39,15 @@ impl Datagrams {
         if self.buffer.is_empty() {
             self.buffer = vec![0; LARGEST_BYTES].into_boxed_slice();
         }
+        let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
         let size = match self.held {
             Some(size) => size,
-            None => {
-                let mut flags = RecvFlags::DONTWAIT;
-                flags.set(RecvFlags::PEEK, !self.is_shared);
-                match recv(&source.fd, &mut *self.buffer, flags) {
-                    Ok((size, _)) => size,
-                    Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
-                    Err(errno) => return Err((Side::A, errno)),
-                }
-            }
+            None => match recv(&source.fd, &mut *self.buffer, flags) {
+                Ok((_, size)) => size.min(LARGEST_BYTES),
+                Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
+                Err(errno) => return Err((Side::A, errno)),
+            },
         };
-        self.held = self.is_shared.then_some(size);
         if size > most_bytes {
             return Ok(Moved::OverLimit);
         }
@@ -60,6 +56,15 @@ impl Datagrams {
             && sockopt::socket_send_buffer_size(&destination.fd).is_ok_and(|most| size > most / 2)
         {
             return Err((Side::B, Errno::MSGSIZE));
+        }
+        let mut size = size;
+        if self.is_shared && self.held.is_none() {
+            match recv(&source.fd, &mut *self.buffer, RecvFlags::DONTWAIT) {
+                Ok((count, _)) => size = count,
+                Err(Errno::AGAIN) => return Ok(Moved::SourceEmpty),
+                Err(errno) => return Err((Side::A, errno)),
+            }
+            self.held = Some(size);
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&destination.fd, &self.buffer[..size], flags) {

@@ -27,7 +27,7 @@ mod task;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -267,7 +267,7 @@ impl OneWay {
 
     /// Tells it that another process may read the source from now on. Then it reads before it
     /// sends, so that no byte is read twice, and undoing may have to wait for the destination to
-    /// take up to 4 KiB.
+    /// take what it has read.
     pub fn share(&self) {
         self.shared.lock().share();
     }
@@ -297,17 +297,18 @@ pub(crate) struct Reverses<'ways> {
 impl<'ways> Reverses<'ways> {
     /// `None` if one of them has ended.
     pub(crate) fn of(forth: &'ways OneWay, back: &'ways OneWay) -> Option<Self> {
-        // Nobody else locks two at once.
-        let ways = [forth, back].map(|way| (way, way.shared.lock()));
-        let are_running = ways.iter().all(|(_, mover)| mover.ends().is_some());
+        // Two of these may meet: both take the same one first.
+        let ways = if Arc::as_ptr(&forth.shared) < Arc::as_ptr(&back.shared) {
+            [forth, back].map(|way| (way, way.shared.lock()))
+        } else {
+            let [back, forth] = [back, forth].map(|way| (way, way.shared.lock()));
+            [forth, back]
+        };
+        // What is in between would be waited for.
+        let are_running = ways
+            .iter()
+            .all(|(_, mover)| mover.ends().is_some() && !mover.is_between());
         are_running.then_some(Self { ways })
-    }
-
-    pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
-        self.ways.each_ref().map(|(_, mover)| match mover.ends() {
-            Some([source, _]) => source.fd.as_fd(),
-            None => unreachable!("both are running and locked"),
-        })
     }
 
     /// Has a pair with `status` take over: its sockets, and what to call at its end.

@@ -140,6 +140,11 @@ impl Mover {
         }
     }
 
+    /// Whether bytes have left the source that the destination does not have.
+    pub(super) fn is_between(&self) -> bool {
+        matches!(&self.way, Way::Stream(stream) if stream.is_between())
+    }
+
     /// From now on another process may read the source.
     pub(super) fn share(&mut self) {
         match &mut self.way {
@@ -179,7 +184,7 @@ impl Mover {
     pub(super) fn end(&mut self, reason: Reason) {
         if self.reason.is_none() {
             if let (Way::Stream(stream), Some(ends)) = (&mut self.way, &self.ends) {
-                self.moved_bytes += stream.settle(ends);
+                self.moved_bytes += stream.settle(ends, reason == Reason::Undone);
             }
             self.reason = Some(reason);
         }

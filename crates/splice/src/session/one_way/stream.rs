@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 use splice_base::socket_option;
 
@@ -35,16 +35,17 @@ const PIPED_LEAST_BYTES: usize = 64 << 10;
 /// may not take it at once: it cannot be put back.
 const HELD_MOST_BYTES: usize = 4 << 10;
 
-/// How long undoing waits for a destination to take what is in a pipe, in seconds.
-const SETTLE_MOST_S: i64 = 1;
+/// How long undoing waits for a destination at a time, in seconds, before it tries again.
+const SETTLE_LOOK_S: i64 = 1;
 
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The source has an urgent mark, which splice(2) does not get past.
     pub(super) is_urgent: bool,
     passes_on_urgent: bool,
-    /// Whether splice(2) blocks on neither socket.
-    never_blocks: bool,
+    /// Whether the destination takes what its buffer has room for: beyond its mark for unsent bytes
+    /// a socket takes nothing, whatever room there is.
+    has_known_room: bool,
     /// Whether the thread that moves may use splice(2), which raises `SIGPIPE`.
     pub(super) may_pipe: bool,
     is_bulk: bool,
@@ -63,16 +64,14 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(ends: &[End; 2], passes_on_urgent: bool) -> Self {
         let [_, destination] = ends;
-        let never_blocks = ends
-            .iter()
-            .all(|end| end.transport == Transport::Tcp && never_blocks(&end.fd))
-            // Beyond its mark for unsent bytes a socket takes nothing, whatever room the buffer has.
-            && socket_option::unsent_low_mark(&destination.fd).is_ok_and(|mark| mark == 0);
+        let mark = socket_option::unsent_low_mark(&destination.fd);
+        let has_known_room =
+            ends.iter().all(|end| end.transport == Transport::Tcp) && mark == Ok(0);
         Self {
             // A mark may have arrived before; one look shows it.
             is_urgent: passes_on_urgent,
             passes_on_urgent,
-            never_blocks,
+            has_known_room,
             may_pipe: false,
             is_bulk: false,
             has_piped: false,
@@ -97,9 +96,10 @@ impl Stream {
             return self.send_held(ends);
         }
         let mut most_bytes = most_bytes;
-        if self.is_bulk && self.never_blocks && self.may_pipe && !self.is_urgent {
+        if self.is_bulk && self.has_known_room && self.may_pipe && !self.is_urgent {
             let room_bytes = room_bytes(ends);
             if room_bytes >= PIPED_LEAST_BYTES
+                && self.never_blocks(ends)
                 && let Ok(pipe) = carriers.pipes.take()
             {
                 return self.pipe(pipe, ends, most_bytes.min(room_bytes), carriers);
@@ -111,6 +111,17 @@ impl Stream {
             return self.copy_beside_others(ends, most_bytes, carriers);
         }
         self.copy(ends, most_bytes, carriers)
+    }
+
+    /// Whether splice(2) blocks on neither socket, for which it has no flag. A read of what is there
+    /// does not block, whatever the source's flags are, if nobody else takes it (`tcp_splice_read`).
+    /// The program may change the flags at any time.
+    fn never_blocks(&self, [source, destination]: &[End; 2]) -> bool {
+        let is_non_blocking =
+            |end: &End| fcntl_getfl(&end.fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        is_non_blocking(destination)
+            && (!self.is_shared || is_non_blocking(source))
+            && ioctl_fionread(&source.fd).is_ok_and(|bytes| bytes > 0)
     }
 
     fn pipe(
@@ -239,7 +250,11 @@ impl Stream {
         if !has_room(destination.fd.as_fd(), 0) {
             return Ok(Moved::DestinationFull);
         }
-        let most_bytes = most_bytes.min(room_bytes(ends).max(HELD_MOST_BYTES));
+        let room_bytes = match self.has_known_room {
+            true => room_bytes(ends),
+            false => 0,
+        };
+        let most_bytes = most_bytes.min(room_bytes.max(HELD_MOST_BYTES));
         let mut buffer = carriers.buffers.take(self.size);
         let read = recv(
             &source.fd,
@@ -274,16 +289,23 @@ impl Stream {
         }
     }
 
-    /// Has the destination take what is in the pipe, and returns how many bytes it took.
-    pub(super) fn settle(&mut self, ends: &[End; 2]) -> u64 {
+    /// Whether bytes have left the source that the destination does not have.
+    pub(super) fn is_between(&self) -> bool {
+        !self.held.is_empty() || self.stranded.is_some()
+    }
+
+    /// Has the destination take what is in between, and returns how many bytes it took. With
+    /// `waits` it waits as long as the destination can take them: to give up would lose them.
+    pub(super) fn settle(&mut self, ends: &[End; 2], waits: bool) -> u64 {
         let [_, destination] = ends;
         let mut moved_bytes = 0;
         while !self.held.is_empty() {
             match self.send_held(ends) {
                 Ok(Moved::Bytes(count)) => moved_bytes += count as u64,
-                Ok(_) if has_room(destination.fd.as_fd(), SETTLE_MOST_S) => {}
+                Ok(_) if has_room(destination.fd.as_fd(), SETTLE_LOOK_S) || waits => {}
+                Ok(_) => break,
                 Err((_, Errno::INTR)) => {}
-                Ok(_) | Err(_) => break,
+                Err(_) => break,
             }
         }
         let Some(mut pipe) = self.stranded.take() else {
@@ -293,7 +315,7 @@ impl Stream {
             match pipe.drain(destination.fd.as_fd()) {
                 Ok(count) => moved_bytes += count as u64,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if has_room(destination.fd.as_fd(), SETTLE_MOST_S) => {}
+                Err(Errno::AGAIN) if has_room(destination.fd.as_fd(), SETTLE_LOOK_S) || waits => {}
                 // A destination that is gone takes nothing, spliced or not.
                 Err(_) => break,
             }
@@ -327,10 +349,6 @@ fn drop_bytes(source: &End, bytes: &mut [u8]) -> Result<(), (Side, Errno)> {
         }
     }
     Ok(())
-}
-
-fn never_blocks(fd: impl AsFd) -> bool {
-    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 fn has_room(destination: BorrowedFd<'_>, most_s: i64) -> bool {

@@ -105,7 +105,7 @@ impl Task for OneWayTask {
         self.deadline = None;
         let now = cx.now();
         self.turn(cx, |mover| {
-            if mover.idle_at().is_some_and(|at| at <= now) {
+            if mover.idle_at().is_some_and(|at| at <= now) && !mover.is_between() {
                 mover.end(Reason::Idle);
             }
         })
