@@ -2,7 +2,7 @@
 //! OpenBSD has it (`SO_SPLICE_PERSONALITY=freebsd|openbsd`). libso_splice(7) has the user's view.
 //!
 //! ```text
-//! the program's call ──▶ option, waiting, reading, closing, registration ──▶ next ──▶ libc
+//! the program's call ──▶ option, waiting, reading, closing, starting ... ──▶ next ──▶ libc
 //!                             │
 //!                             ▼
 //!               marks: which descriptors are spliced sockets     so-splice: what their splices do
@@ -21,6 +21,7 @@ mod closing;
 mod forking;
 mod option;
 mod reading;
+mod starting;
 mod waiting;
 
 mod registration;

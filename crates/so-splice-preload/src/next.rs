@@ -39,10 +39,10 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Declares the functions with their types.
+/// Declares the functions with their types. Those that are only jumped to have none.
 macro_rules! next {
-    ($($name:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
-        $(pub(crate) static $name: Next<unsafe extern "C" fn($($argument),*) -> $result> =
+    ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        $(pub(crate) static $name: Next<unsafe extern "C" fn($($argument),*) $(-> $result)?> =
             Next::new($symbol);)*
     };
 }
@@ -54,8 +54,17 @@ next! {
     DUP2 = c"dup2": fn(c_int, c_int) -> c_int;
     DUP3 = c"dup3": fn(c_int, c_int, c_int) -> c_int;
     EPOLL_CTL = c"epoll_ctl": fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
+    EXECL = c"execl": fn();
+    EXECLE = c"execle": fn();
+    EXECLP = c"execlp": fn();
+    EXECV = c"execv": fn();
+    EXECVE = c"execve": fn();
+    EXECVEAT = c"execveat": fn();
+    EXECVP = c"execvp": fn();
+    EXECVPE = c"execvpe": fn();
     FCLOSE = c"fclose": fn(*mut libc::FILE) -> c_int;
     FCNTL = c"fcntl": fn(c_int, c_int, c_ulong) -> c_int;
+    FEXECVE = c"fexecve": fn();
     GETSOCKOPT = c"getsockopt": fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
     IOCTL = c"ioctl": fn(c_int, c_ulong, c_ulong) -> c_int;
     POLL = c"poll": fn(*mut pollfd, nfds_t, c_int) -> c_int;

@@ -32,6 +32,6 @@ pub use socket::cookie;
 pub use splice::Error;
 pub use splicing::{
     closed, errno_of, error_of_last, event_of_error, moved_bytes, pending_error, shut_drain,
-    shut_source, splice, take_error, unsplice, watch_end,
+    shut_source, splice, take_error, unsplice, unsplice_all, watch_end,
 };
 pub use table::{Splice, is_empty, last_of};

@@ -148,6 +148,17 @@ fn undo(personality: Personality, source: &Socket<'_>, request: &Request) -> Res
     }
 }
 
+/// Undoes all splices of this process.
+pub fn unsplice_all() {
+    if table::is_empty() {
+        return;
+    }
+    let splices: Vec<_> = table::lock().splices().map(Arc::clone).collect();
+    for handle in splices.iter().filter_map(|splice| splice.handle()) {
+        handle.undo();
+    }
+}
+
 /// The bytes that the last splice of the socket `source` has moved; 0 if there was none.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 struct writer {
@@ -82,6 +83,78 @@ CASE(undoing_at_random_bytes, BOTH)
 
 	for (int round = 0; round < count; round++)
 		undo_in_full_flow(round);
+}
+
+/* Replaces the program by true(1). */
+static void replace_program(int function)
+{
+	char *const arguments[] = { "true", NULL };
+	char *const environment[] = { NULL };
+
+	switch (function % 9) {
+	case 0: execve("/bin/true", arguments, environment); break;
+	case 1: execv("/bin/true", arguments); break;
+	case 2: execvp("true", arguments); break;
+	case 3: execvpe("true", arguments, environment); break;
+	case 4: execl("/bin/true", "true", (char *)NULL); break;
+	case 5: execlp("true", "true", (char *)NULL); break;
+	case 6: execle("/bin/true", "true", "of", "many", "arguments", "on", "the", "stack",
+		       (char *)NULL, environment); break;
+	case 7: fexecve(open("/bin/true", O_RDONLY), arguments, environment); break;
+	case 8: execveat(AT_FDCWD, "/bin/true", arguments, environment, 0); break;
+	}
+	_exit(1);
+}
+
+/* The next program has the sockets as they are after an undo, whatever was under way. */
+CASE(execve_in_full_flow, BOTH)
+{
+	int count = rounds(45);
+
+	for (int round = 0; round < count; round++) {
+		struct ends e = ends();
+		struct writer writer = { .fd = e.client, .piece = 5000 };
+		struct reader reader = { .fd = e.server };
+		pthread_t writing, reading;
+		size_t left;
+		pid_t child;
+		int status;
+
+		if (round % 2 == 0) {
+			fcntl(e.a, F_SETFL, O_NONBLOCK);
+			fcntl(e.b, F_SETFL, O_NONBLOCK);
+		}
+		child = fork();
+		if (child == 0) {
+			MUST(splice_all(e.a, e.b) == 0);
+			wait_for_bytes(e.a, 1 + round * 7919);
+			replace_program(round);
+		}
+		pthread_create(&writing, NULL, write_until_told, &writer);
+		pthread_create(&reading, NULL, read_to_end, &reader);
+		MUST(waitpid(child, &status, 0) == child && status == 0);
+		atomic_store(&writer.stops, true);
+		shutdown(e.b, SHUT_WR);
+		pthread_join(reading, NULL);
+		fcntl(e.a, F_SETFL, 0);
+		left = read_rest(e.a, reader.got);
+		pthread_join(writing, NULL);
+		MUST(reader.got + left == writer.sent);
+		close_ends(&e);
+	}
+}
+
+/* A program that is not there leaves the sockets to this one, unspliced. */
+CASE(an_execve_that_fails_undoes, BOTH)
+{
+	struct ends e = ends();
+
+	MUST(splice_all(e.a, e.b) == 0);
+	write_payload(e.client, 0, 1000);
+	read_payload(e.server, 0, 1000);
+	MUST_FAIL(execl("/nonexistent", "nonexistent", (char *)NULL), ENOENT);
+	write_payload(e.client, 1000, 1000);
+	read_payload(e.a, 1000, 1000);
 }
 
 /* Undone and spliced again and again: the stream stays whole. */
