@@ -69,7 +69,7 @@ install-libraries: ## Install libsplice and libso_splice for C and LD_PRELOAD on
 
 uninstall: ## Remove what install has put there (PREFIX, DESTDIR)
 	rm -f "$(INSTALLED)/bin/spliced"
-	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-echo spliced-doctor,"$(INSTALLED)/share/man/man1/$(page).1")
+	rm -f $(foreach page,spliced spliced-relay spliced-run spliced-check spliced-reload spliced-status spliced-echo spliced-mesh spliced-adopt spliced-bypass spliced-doctor spliced-matrix spliced-trace,"$(INSTALLED)/share/man/man1/$(page).1")
 	rm -f "$(INSTALLED)/share/bash-completion/completions/spliced"
 	rm -f "$(INSTALLED)/share/zsh/site-functions/_spliced"
 	rm -f "$(INSTALLED)/share/fish/vendor_completions.d/spliced.fish"
@@ -89,7 +89,7 @@ soak: test-kernels ## Look for what is rare, for SOAK_MINUTES (root)
 	@scripts/install build test soak
 	@CARGO=$(CARGO) RUST_TEST_THREADS=$(TEST_THREADS) scripts/soak $(SOAK_MINUTES)
 
-test-kernels: ## Boot Linux 6.1 and 6.12 in QEMU and run there what depends on the kernel; 2 minutes
+test-kernels: ## Boot Linux 6.1, 6.12, 6.18 and 7.2 in QEMU and run there what depends on the kernel; 10 minutes each
 	@scripts/test-kernels
 
 demo: ## Show in less than a minute what spliced is good for (root)

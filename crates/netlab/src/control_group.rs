@@ -42,6 +42,11 @@ impl ControlGroup {
         }
     }
 
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Runs `work` on a new thread in this group and waits for it. Threads that `work` starts are in the
     /// group as well, and must end before `work` does. A panic of `work` becomes a panic of the caller.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {

@@ -48,13 +48,26 @@ impl FromStr for Address {
     /// [`ErrorKind::InvalidAddress`], with the text, what is wrong with it and how to write it.
     fn from_str(text: &str) -> Result<Self> {
         match text.strip_prefix("unix:") {
-            Some(name) => parse_unix(text, name),
-            None => parse_inet(text),
+            Some(name) => parse_unix(text, name, "unix:"),
+            None if OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) => Err(invalid(
+                text,
+                "a stream socket is needed here; write HOST:PORT, :PORT or unix:/path",
+            )),
+            None => parse_inet(text, ""),
         }
     }
 }
 
-fn parse_unix(text: &str, name: &str) -> Result<Address> {
+/// Prefixes of sockets that are neither TCP nor UNIX streams ([`SocketName`](crate::socket_name::SocketName)).
+pub(crate) const OTHER_KINDS: [&str; 5] = [
+    "udp:",
+    "unixgram:",
+    "seqpacket:",
+    "vsock:",
+    "vsock-seqpacket:",
+];
+
+pub(crate) fn parse_unix(text: &str, name: &str, prefix: &str) -> Result<Address> {
     let longest = match name.strip_prefix('@') {
         Some(_) => UNIX_PATH_MAX_BYTES + 1,
         None => UNIX_PATH_MAX_BYTES,
@@ -74,18 +87,23 @@ fn parse_unix(text: &str, name: &str) -> Result<Address> {
     match name.strip_prefix('@') {
         Some("") | None if name.len() < 2 => Err(invalid(
             text,
-            "a UNIX socket needs a name; write unix:/path or unix:@abstract",
+            &format!("a UNIX socket needs a name; write {prefix}/path or {prefix}@abstract"),
         )),
         Some(name) => Ok(Address::UnixAbstract(name.into())),
         None => Ok(Address::UnixPath(name.into())),
     }
 }
 
-fn parse_inet(text: &str) -> Result<Address> {
-    let Some((host, port)) = text.rsplit_once(':') else {
+/// Reads `text` behind `prefix`.
+pub(crate) fn parse_inet(text: &str, prefix: &str) -> Result<Address> {
+    let rest = &text[prefix.len()..];
+    let Some((host, port)) = rest.rsplit_once(':') else {
         return Err(invalid(
             text,
-            "the port is missing; write HOST:PORT, :PORT or unix:/path",
+            &match prefix {
+                "" => "the port is missing; write HOST:PORT, :PORT or unix:/path".into(),
+                prefix => format!("the port is missing; write {prefix}HOST:PORT or {prefix}:PORT"),
+            },
         ));
     };
     let port = match port.parse() {
@@ -138,7 +156,7 @@ fn is_scoped(literal: &str) -> bool {
         .is_some_and(|(ip, zone)| ip.parse::<std::net::Ipv6Addr>().is_ok() && !zone.is_empty())
 }
 
-fn invalid(text: &str, why: &str) -> Error {
+pub(crate) fn invalid(text: &str, why: &str) -> Error {
     Error::new(
         ErrorKind::InvalidAddress,
         format!("address {text:?} cannot be used: {why}"),

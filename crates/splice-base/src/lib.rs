@@ -7,6 +7,8 @@
 pub mod address;
 pub mod error;
 pub mod obstacle;
+pub mod release;
+pub mod socket_name;
 pub mod socket_option;
 
 pub use error::{Error, ErrorKind, Result};

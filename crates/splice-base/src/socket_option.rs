@@ -126,6 +126,68 @@ pub fn is_closed(fd: impl AsFd) -> rustix::io::Result<bool> {
     Ok(tcp_info(fd)?.tcpi_state == CLOSE)
 }
 
+/// How far a TCP connection has come, in bytes since it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What the application has read.
+    pub read_bytes: u64,
+    /// What has arrived and was not read yet.
+    pub unread_bytes: u64,
+    /// What the application has written, sent or not.
+    pub written_bytes: u64,
+    /// Neither side has ended its stream.
+    pub is_established: bool,
+}
+
+/// How far a TCP connection has come. Exact if nobody reads from the socket or writes to it in the meantime; data may
+/// arrive.
+///
+/// # Errors
+/// An error of getsockopt(2) or ioctl(2), as `EOPNOTSUPP` for another kind of socket.
+pub fn progress(fd: impl AsFd) -> rustix::io::Result<Progress> {
+    // `net/tcp_states.h`.
+    const ESTABLISHED: u8 = 1;
+    loop {
+        let unread_bytes = rustix::io::ioctl_fionread(&fd)?;
+        let info = tcp_info(&fd)?;
+        // Otherwise a segment has come between the two.
+        if rustix::io::ioctl_fionread(&fd)? == unread_bytes {
+            return Ok(Progress {
+                read_bytes: info.tcpi_bytes_received.saturating_sub(unread_bytes),
+                unread_bytes,
+                // Counted when a segment leaves, and again when it leaves again (`__tcp_transmit_skb`,
+                // `__tcp_retransmit_skb`, Linux 4.19 on).
+                written_bytes: (info.tcpi_bytes_sent + u64::from(info.tcpi_notsent_bytes))
+                    .saturating_sub(info.tcpi_bytes_retrans),
+                is_established: info.tcpi_state == ESTABLISHED,
+            });
+        }
+    }
+}
+
+/// The name of the protocol that is stacked on a TCP socket (`TCP_ULP`): `tls`, for example.
+pub fn upper_protocol(fd: impl AsFd) -> rustix::io::Result<Option<String>> {
+    // `TCP_ULP_NAME_MAX` in net/tcp.h.
+    let mut name = [0u8; 16];
+    let mut length = size_of_val(&name) as libc::socklen_t;
+    // SAFETY: `name` and `length` outlive the call, and `length` is the size of `name`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_ULP,
+            name.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(last_error());
+    }
+    let name = name[..length as usize].split(|byte| *byte == 0).next();
+    let name = name.map(|name| String::from_utf8_lossy(name).into_owned());
+    Ok(name.filter(|name| !name.is_empty()))
+}
+
 /// Sets `TCP_MAXSEG`: the largest segment that a future connection announces.
 pub fn bound_segments(fd: impl AsFd, bytes: u32) -> rustix::io::Result<()> {
     let bytes = bytes.cast_signed();
@@ -207,6 +269,40 @@ pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
     )
 }
 
+/// The queues of a connection (`TCP_REPAIR_QUEUE`), from `linux/tcp.h`.
+#[cfg(feature = "test")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepairQueue {
+    /// What it receives.
+    Receive = 1,
+    /// What it sends.
+    Send = 2,
+}
+
+/// The number of the next byte of a queue (`TCP_QUEUE_SEQ`). The socket must be in repair mode.
+#[cfg(feature = "test")]
+pub fn queue_sequence(fd: impl AsFd, queue: RepairQueue) -> Result<u32, Errno> {
+    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
+    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))?;
+    let mut number = [0];
+    get(fd, tcp, libc::TCP_QUEUE_SEQ, &mut number)?;
+    Ok(number[0].cast_unsigned())
+}
+
+/// Sets it for a connection that is to be made. The socket must be in repair mode.
+#[cfg(feature = "test")]
+pub fn set_queue_sequence(fd: impl AsFd, queue: RepairQueue, number: u32) -> Result<(), Errno> {
+    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
+    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))?;
+    set(fd, tcp, libc::TCP_QUEUE_SEQ, &number)
+}
+
+/// Sets `SO_ZEROCOPY`.
+#[cfg(feature = "test")]
+pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32)
+}
+
 /// Advances a socket's timestamp clock to `timestamp`, unless it is already ahead. The socket must be
 /// in repair mode.
 pub fn advance_timestamps(
@@ -234,6 +330,28 @@ pub fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()
 /// Detaches the program of [`attach_filter`].
 pub fn detach_filter(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_BPF, &0i32)
+}
+
+/// Whether the socket has a filter, of either kind (`SO_GET_FILTER`).
+pub fn has_filter(fd: impl AsFd) -> rustix::io::Result<bool> {
+    // The length is a number of instructions, and with 0 none is copied (`sk_get_filter`).
+    let mut instructions: libc::socklen_t = 0;
+    // SAFETY: nothing is written to a buffer of the length 0, and `instructions` outlives the call.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            std::ptr::null_mut(),
+            &raw mut instructions,
+        )
+    };
+    match result {
+        0 => Ok(instructions != 0),
+        // An eBPF program has no instructions to copy.
+        _ if last_error() == Errno::ACCESS => Ok(true),
+        _ => Err(last_error()),
+    }
 }
 
 /// Makes the kernel tune both buffers again; setting a size had ended that (`SO_BUF_LOCK`, Linux
@@ -353,6 +471,25 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Er
     } else {
         Err(last_error())
     }
+}
+
+/// Has a UDP socket hand over consecutive datagrams of one sender and size in one piece (`UDP_GRO`, Linux
+/// 5.0 on).
+pub fn merge_datagrams(udp: impl AsFd) -> rustix::io::Result<()> {
+    set(udp.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1i32)
+}
+
+/// Has a UDP socket tell for each datagram the address it was sent to. A socket of IPv6 also does for IPv4.
+pub fn report_destination(udp: impl AsFd, is_ipv6: bool) -> rustix::io::Result<()> {
+    if is_ipv6 {
+        set(
+            udp.as_fd(),
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVPKTINFO,
+            &1i32,
+        )?;
+    }
+    set(udp.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, &1i32)
 }
 
 /// The error of the thread's last system call.

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(crate) enum Command {
     ///
     /// Measures the direct path, every engine and the other ways through a machine (HAProxy, nginx,
     /// Envoy, socat, pen, nftables DNAT) in interleaved rounds: ping-pong, bulk, request-response,
-    /// short connections, routing by SNI, idle connections, a slow reader. Ratios to the direct path have a bootstrap
+    /// short and young connections, all ports in use, routing by SNI, idle connections, a slow reader. Ratios to the direct path have a bootstrap
     /// interval. The comparison calls no difference that the interval does not support.
     ///
     /// Needs root, as the demo does. Ctrl-C ends the run and keeps what has been measured, marked as
@@ -56,6 +56,10 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Delay(Delay),
 
+    /// The library's forwarding from the SYN on as a relay, for `compare`
+    #[command(hide = true)]
+    Forward(Forward),
+
     /// The server of a measurement; its socket is standard input
     #[command(hide = true)]
     Serve(Serve),
@@ -67,6 +71,10 @@ pub(crate) enum Command {
 
     #[command(hide = true)]
     EchoServer(EchoServer),
+
+    /// The hub that `reproduce mesh` compares with
+    #[command(hide = true)]
+    MeshHub { listen: SocketAddr },
 
     /// Write the pages of a results directory again, from its results.json
     Report(Report),
@@ -137,7 +145,7 @@ pub(crate) struct Compare {
     pub(crate) except: Vec<String>,
 
     /// Run only these workloads: ping-pong, bulk, request-response, open-load, short-connections,
-    /// sni-latency, sni-first-byte, sni-short, idle, slow-reader, or one of them with its parameter, such as ping-pong-64 or bulk-up
+    /// same-port, young, ports, sni-latency, sni-first-byte, sni-short, idle, slow-reader, or one of them with its parameter, such as ping-pong-64 or bulk-up
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     pub(crate) workload: Vec<String>,
 
@@ -218,6 +226,18 @@ impl Delay {
     pub(crate) fn delay(&self) -> Duration {
         Duration::from_micros(self.microseconds)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Forward {
+    pub(crate) listen: SocketAddr,
+    pub(crate) target: SocketAddr,
+    /// Further listeners, for connections that only fill the table
+    #[arg(long, default_value_t = 0)]
+    pub(crate) crowd: u16,
+    /// Where these lead
+    #[arg(long)]
+    pub(crate) crowd_at: Option<IpAddr>,
 }
 
 #[derive(Debug, Args)]

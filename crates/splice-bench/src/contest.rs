@@ -2,6 +2,7 @@
 //! disturbance of the machine hits all of them alike.
 
 mod description;
+mod quantity;
 pub(crate) mod question;
 pub(crate) mod tally;
 
@@ -113,13 +114,12 @@ impl Contest<'_> {
             if netlab::interrupted().is_some() {
                 break;
             }
-            let check = || {
-                let _turn = entrant.turn(self.site)?;
+            let checked = entrant.in_its_turn(self.site, self.spliced, |entrant| {
                 let same = transfer::check(&entrant.connect(self.site)?, hashed_bytes)?;
                 ensure!(same, "the bytes that arrived are not those sent");
                 Ok(())
-            };
-            if let Err(error) = check() {
+            });
+            if let Err(error) = checked {
                 let (name, why) = (entrant.contestant.name(), format!("{error:#}"));
                 self.progress.say(&format!("{name} FAILED: {why}"));
                 unsound.push((entrant.contestant, why));
@@ -193,9 +193,19 @@ impl Contest<'_> {
         let skipped = question.needs_relay() && entrant.relay.is_none();
         if !skipped && !tally.is_over_for(index) {
             let uses_segment = entrant.contestant.uses_segment();
-            // Others on the machine rarely relay meanwhile, and the contestants never.
-            let before = uses_segment.then(SegmentCounts::now);
-            match question.ask(self.site, entrant, extents) {
+            let mut grown = None;
+            let answer = entrant.in_its_turn(self.site, self.spliced, |entrant| {
+                // Others on the machine rarely relay meanwhile, and the contestants never.
+                let before = uses_segment.then(SegmentCounts::now);
+                let answer = question.ask(self.site, entrant, extents);
+                if let Some(Ok(before)) = before
+                    && let Ok(after) = SegmentCounts::now()
+                {
+                    grown = Some(after.since(&before));
+                }
+                answer
+            });
+            match answer {
                 Ok(answer) => tally.add(index, answer),
                 Err(error) => {
                     let why = format!("{error:#}");
@@ -205,10 +215,8 @@ impl Contest<'_> {
                     recover(self.site, self.spliced, entrant)?;
                 }
             }
-            if let Some(Ok(before)) = before
-                && let Ok(after) = SegmentCounts::now()
-            {
-                tally.count_segments(index, &after.since(&before));
+            if let Some(grown) = grown {
+                tally.count_segments(index, &grown);
             }
         }
         self.progress.done();

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use splice::{EngineChoice, EngineName};
 
 use crate::client_hello::CLIENT_HELLO;
+use crate::crowd::Crowd;
 use crate::peer::{self, Haproxy};
 use crate::relay::{Relay, Start};
 use crate::results::Kind;
@@ -26,6 +27,8 @@ pub(crate) enum Contestant {
     DirectAgain,
     /// Ours, with this engine.
     Spliced(EngineChoice),
+    /// The library's forwarding from the SYN on, with or without many other connections in its table.
+    Forward(Company),
     /// HAProxy in TCP mode.
     Haproxy(Haproxy),
     /// Destination NAT by nftables, with no relay.
@@ -46,6 +49,13 @@ pub(crate) enum Contestant {
     Delaying(Duration),
 }
 
+/// The other connections in the table of one that is forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    Alone,
+    Crowded,
+}
+
 /// The ways of HAProxy.
 const HAPROXY: [Haproxy; 4] = [
     Haproxy::Copying,
@@ -64,6 +74,7 @@ impl Contestant {
             .into_iter()
             .chain(engines.map(Self::Spliced))
             .chain([Self::Spliced(EngineChoice::Auto)])
+            .chain([Company::Alone, Company::Crowded].map(Self::Forward))
             .chain(HAPROXY.into_iter().map(Self::Haproxy))
             .chain([Self::Nginx, Self::Envoy, Self::Socat, Self::Pen, Self::Dnat])
             .chain(Router::ALL.map(Self::BySni))
@@ -76,6 +87,8 @@ impl Contestant {
             Self::Direct => "direct".into(),
             Self::DirectAgain => "direct again".into(),
             Self::Spliced(engine) => format!("spliced {engine}"),
+            Self::Forward(Company::Alone) => "spliced forward".into(),
+            Self::Forward(Company::Crowded) => "spliced forward crowded".into(),
             Self::Haproxy(Haproxy::Copying) => "HAProxy".into(),
             Self::Haproxy(Haproxy::SplicingAuto) => "HAProxy splice-auto".into(),
             Self::Haproxy(Haproxy::Splicing) => "HAProxy splice".into(),
@@ -103,6 +116,15 @@ impl Contestant {
             }
             Self::Spliced(EngineChoice::Auto) => "one thread, default engine".into(),
             Self::Spliced(engine) => format!("one thread, engine {engine} by name"),
+            Self::Forward(Company::Alone) => {
+                "splice::Forward, translated from the SYN on; its program is on the devices only while \
+                 it is measured"
+                    .into()
+            }
+            Self::Forward(Company::Crowded) => format!(
+                "the same with {} idle connections in its table",
+                Crowd::CONNECTIONS
+            ),
             Self::Haproxy(Haproxy::Copying) => "mode tcp, nbthread 1, through its buffers".into(),
             Self::Haproxy(Haproxy::SplicingAuto) => {
                 "mode tcp, nbthread 1, option splice-auto: HAProxy decides when to splice"
@@ -145,6 +167,7 @@ impl Contestant {
         match self {
             Self::Direct | Self::DirectAgain => Kind::Reference,
             Self::Spliced(_)
+            | Self::Forward(_)
             | Self::BySni(Router::Spliced)
             | Self::SoSplice(SoSpliceProxy::Splicing(_)) => Kind::Ours,
             _ => Kind::Peer,
@@ -169,8 +192,16 @@ impl Contestant {
         use EngineChoice::{Auto, Only};
         matches!(
             self,
-            Self::Spliced(Auto | Only(EngineName::Segment)) | Self::BySni(Router::Spliced)
+            Self::Spliced(Auto | Only(EngineName::Segment))
+                | Self::Forward(_)
+                | Self::BySni(Router::Spliced)
         )
+    }
+
+    /// Whether its relay runs only while it is measured: the program that forwards looks at every segment of its
+    /// devices, and the other contestants would pay for that.
+    pub(crate) fn runs_in_its_turn(self) -> bool {
+        matches!(self, Self::Forward(_))
     }
 
     /// The most connections that it is measured with.
@@ -216,6 +247,7 @@ impl Contestant {
                 command.args(["--engine", &engine.to_string(), "--threads", "1"]);
                 Ok(command)
             }
+            Self::Forward(company) => Ok(forwarding(site, address, company)?),
             Self::Haproxy(how) => peer::haproxy(site, how, address, &peer::haproxy_relay(address))?,
             Self::Nginx => peer::nginx(site, address, &peer::nginx_relay(address))?,
             Self::BySni(router) => router.command(site, spliced, address)?,
@@ -234,10 +266,25 @@ impl Contestant {
 
 /// The command that runs this program as a relay that delays.
 fn delaying(site: &Site, address: SocketAddr, delay: Duration) -> Result<Command> {
+    let mut command = this_program(site, "delay", address)?;
+    command.arg(delay.as_micros().to_string());
+    Ok(command)
+}
+
+/// The command that runs this program as a relay that forwards.
+fn forwarding(site: &Site, address: SocketAddr, company: Company) -> Result<Command> {
+    let mut command = this_program(site, "forward", address)?;
+    if company == Company::Crowded {
+        command.args(Crowd::arguments());
+    }
+    Ok(command)
+}
+
+/// The command that runs this program where the relays run, from `address` to the server.
+fn this_program(site: &Site, what: &str, address: SocketAddr) -> Result<Command> {
     let program = std::env::current_exe().context("this program does not know where it is")?;
     let mut command = site.lab.relay().command(&program.to_string_lossy());
-    command.args(["delay", &address.to_string(), &Site::server().to_string()]);
-    command.arg(delay.as_micros().to_string());
+    command.args([what, &address.to_string(), &Site::server().to_string()]);
     Ok(command)
 }
 

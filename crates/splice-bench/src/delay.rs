@@ -23,6 +23,11 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub(crate) fn run(listen: SocketAddr, target: SocketAddr, delay: Duration) -> Result<()> {
     let listener =
         TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    serve(&listener, target, delay)
+}
+
+/// The same for what comes to `listener`.
+pub(crate) fn serve(listener: &TcpListener, target: SocketAddr, delay: Duration) -> Result<()> {
     for client in listener.incoming().flatten() {
         let server =
             TcpStream::connect(target).with_context(|| format!("cannot connect to {target}"))?;

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::contestant::Contestant;
+use crate::contestant::{Company, Contestant};
+use crate::crowd::Crowd;
 use crate::relay::{Relay, Start};
 use crate::site::{Connection, Site};
 use crate::translation::Translation;
@@ -31,7 +32,9 @@ impl Entrant {
         let (mut entrants, mut absent) = (Vec::new(), Vec::new());
         for (index, &contestant) in (0..).zip(contestants) {
             let relay = match contestant.start(site, spliced, index)? {
-                Some(Start::Running(relay)) => Some(relay),
+                Some(Start::Running(relay)) => {
+                    Some(relay).filter(|_| !contestant.runs_in_its_turn())
+                }
                 None => None,
                 Some(Start::Refused(why)) => {
                     eprintln!("{} does not take part: {why}", contestant.name());
@@ -58,12 +61,32 @@ impl Entrant {
         site.connect_with(self.address(), self.contestant.first_bytes())
     }
 
-    /// What must be in place while this contestant is measured, and only then.
-    pub(crate) fn turn<'a>(&self, site: &'a Site) -> Result<Option<Translation<'a>>> {
-        match self.contestant {
-            Contestant::Dnat => Translation::install(site, self.address()).map(Some),
-            _ => Ok(None),
+    /// Has `measure` done with everything in place that must be there while this contestant is measured, and only
+    /// then.
+    pub(crate) fn in_its_turn<T>(
+        &mut self,
+        site: &Site,
+        spliced: &Path,
+        measure: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<T> {
+        let _translation = match self.contestant {
+            Contestant::Dnat => Some(Translation::install(site, self.address())?),
+            _ => None,
+        };
+        let only_now = self.contestant.runs_in_its_turn();
+        if only_now {
+            self.start(site, spliced)?;
+            if let (Contestant::Forward(Company::Crowded), Some(relay)) =
+                (self.contestant, &self.relay)
+            {
+                Crowd::gather(site, relay)?;
+            }
         }
+        let outcome = measure(self);
+        if only_now {
+            self.relay = None;
+        }
+        outcome
     }
 
     /// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.
@@ -72,6 +95,10 @@ impl Entrant {
         if self.relay.take().is_none() {
             return Ok(());
         }
+        self.start(site, spliced)
+    }
+
+    fn start(&mut self, site: &Site, spliced: &Path) -> Result<()> {
         match self.contestant.start(site, spliced, self.index)? {
             Some(Start::Running(relay)) => self.relay = Some(relay),
             None => {}

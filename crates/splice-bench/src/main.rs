@@ -9,11 +9,14 @@ mod contest;
 mod contestant;
 mod cpu_time;
 mod cpus;
+mod crowd;
 mod delay;
 mod demo;
 mod echo_server;
 mod entrant;
+mod forward;
 mod machine;
+mod mesh_hub;
 mod output;
 mod payload;
 mod peer;
@@ -58,6 +61,13 @@ fn main() -> ExitCode {
             delay::run(arguments.listen, arguments.target, arguments.delay())
                 .map(|()| ExitCode::SUCCESS)
         }
+        Command::Forward(arguments) => forward::run(
+            arguments.listen,
+            arguments.target,
+            arguments.crowd,
+            arguments.crowd_at,
+        )
+        .map(|()| ExitCode::SUCCESS),
         Command::Serve(arguments) => {
             server::run(arguments.service, arguments.number).map(|()| ExitCode::SUCCESS)
         }
@@ -65,6 +75,7 @@ fn main() -> ExitCode {
         Command::EchoServer(arguments) => {
             echo_server::serve(&arguments).map(|()| ExitCode::SUCCESS)
         }
+        Command::MeshHub { listen } => mesh_hub::serve(listen).map(|()| ExitCode::SUCCESS),
         Command::Report(arguments) => Output::open(&arguments.directory)
             .write_again()
             .map(|()| ExitCode::SUCCESS),

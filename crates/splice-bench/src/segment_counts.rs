@@ -7,7 +7,7 @@ use splice::doctor::segment_counts;
 use crate::results::count;
 
 /// The names of segments that take the way the engine is meant for.
-const ORDINARY: [&str; 2] = ["translated", "own_copies"];
+const ORDINARY: [&str; 3] = ["translated", "own_copies", "forward_opened"];
 
 /// Numbers of segments by the names of docs/segment.md, in all relays of the machine.
 #[derive(Clone, Debug, Default)]

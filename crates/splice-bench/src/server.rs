@@ -4,6 +4,7 @@
 //! trip between them takes a tenth less than between two programs (sockperf is held against it by
 //! `splice-bench check`). Clients and servers are two programs wherever a relay is used.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -52,6 +53,8 @@ pub(crate) enum Service {
     Short,
     /// The same where a client's hello comes first, which is answered, too.
     ShortTls,
+    /// Answers one byte on each connection, and keeps so many open: the youngest.
+    Keep,
 }
 
 /// A running server, killed on drop; its connections then close before the client's do, so that the
@@ -113,6 +116,7 @@ pub(crate) fn run(service: Service, number: usize) -> Result<()> {
             });
             Ok(())
         }
+        Service::Keep => keep(&socket.into(), number),
         Service::Short | Service::ShortTls => {
             let first_bytes = if service == Service::ShortTls {
                 CLIENT_HELLO.len()
@@ -201,6 +205,24 @@ fn answer_one((stream, pending): &mut (TcpStream, usize), buffer: &mut [u8]) -> 
         stream.write_all(&[0; RESPONSE_BYTES])?;
     }
     Ok(())
+}
+
+/// Answers a byte on one connection after the other, and closes all but the last `number`.
+fn keep(listener: &TcpListener, number: usize) -> Result<()> {
+    let mut open = VecDeque::with_capacity(number + 1);
+    loop {
+        let (mut stream, _) = listener.accept().context("the server cannot accept")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut byte = [0];
+        // A connection that ended early is the client's to report.
+        let _: io::Result<()> = stream
+            .read_exact(&mut byte)
+            .and_then(|()| stream.write_all(&byte));
+        open.push_back(stream);
+        if open.len() > number {
+            open.pop_front();
+        }
+    }
 }
 
 /// Answers so many `first_bytes`, if any, and then one byte, on one connection after the other, and

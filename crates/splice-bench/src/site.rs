@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use crate::cpus::{Cpus, Placement};
 
 /// Where the server listens. Below the ephemeral ports that [`SYSCTLS`] leaves.
 const SERVER_PORT: u16 = 9000;
+
+/// The ports that the kernel gives to nobody: a relay that forwards takes them. [`SYSCTLS`] leaves them.
+pub(crate) const OWN_PORTS: Range<u16> = 1_024..10_000;
 
 /// How long anything on an idle local path may take before it counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

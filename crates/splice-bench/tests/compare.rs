@@ -137,8 +137,8 @@ fn small(directory: &Path, rounds: &str) -> Command {
     command.args(["--spliced", any_program(), "--rounds", rounds]);
     command.args([
         "--workload",
-        "ping-pong-1,bulk-both,request-response-100,open-load,short-connections-8,sni-latency,\
-         sni-first-byte,sni-short-8",
+        "ping-pong-1,bulk-both,request-response-100,open-load,short-connections-8,same-port,young,\
+         sni-latency,sni-first-byte,sni-short-8",
     ]);
     command.arg("--output").arg(directory);
     command
@@ -184,6 +184,8 @@ fn results_have_rounds_intervals_and_distributions() {
         ("open-load", "latency-p99"),
         // After those whose server accepts in another way.
         ("short-connections-8", "rate"),
+        ("same-port", "rate"),
+        ("young", "latency-p99"),
         ("sni-latency", "latency-p50"),
         ("sni-first-byte", "latency-p50"),
         ("sni-short-8", "cpu"),
@@ -312,6 +314,44 @@ fn address_translation_takes_part_and_no_process_has_cpu_time_for_it() {
     let of_machine = found(&bulk["quantities"], "id", "cpu");
     let of_machine = found(&of_machine["measured"], "contestant", "nftables DNAT");
     assert!(of_machine["median"].as_f64() > Some(0.0), "{of_machine}");
+}
+
+#[test]
+fn forwarding_takes_part_in_its_turn_and_a_crowd_of_others_with_it() {
+    if !available(Need::Netns) || !available(Need::Bpf) {
+        return;
+    }
+    let scratch = Scratch::new("forwarded").expect("a directory");
+    let directory = scratch.path().join("out");
+    let mut command = bench(&["compare", "--quick", "--only", "forward,forward-crowded"]);
+    command.args(["--rounds", "1", "--spliced", any_program(), "--workload"]);
+    command.args(["ping-pong-1,short-connections-64,ports", "--output"]);
+    let output = command.arg(&directory).output();
+    let output = output.expect("the bench has been built");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // That the crowd was complete is among what has to be right.
+    assert!(output.status.success(), "{said}");
+    let results = results(&directory);
+    let rate = |workload: &str, quantity: &str| {
+        let workload = found(&results["workloads"], "id", workload);
+        let quantity = found(&workload["quantities"], "id", quantity);
+        let own = found(&quantity["measured"], "contestant", "spliced forward");
+        own["median"].as_f64().expect("a number")
+    };
+    assert!(rate("short-connections-64", "rate") > 0.0);
+    assert!(rate("ports", "rate-again") > 0.0);
+    let ping_pong = found(&results["workloads"], "id", "ping-pong-1");
+    let latency = found(&ping_pong["quantities"], "id", "latency-p50");
+    found(
+        &latency["measured"],
+        "contestant",
+        "spliced forward crowded",
+    );
+    // Clients got to the socket when no port was left, and not before.
+    let ports = found(&results["workloads"], "id", "ports");
+    let notes = ports["notes"].as_array().expect("a list");
+    let note = notes.iter().filter_map(Value::as_str).collect::<String>();
+    assert!(note.contains("forward_no_port"), "{note}");
 }
 
 #[test]

@@ -195,6 +195,41 @@ fn an_engine_without_an_echo_is_named_with_its_reason() {
 }
 
 #[test]
+fn datagrams_before_loss_are_measured_beside_peers() {
+    let one_cpu = thread::available_parallelism().map_or(1, Into::into) < 2;
+    let missing = program("nginx")
+        .is_none()
+        .then(|| "no nginx (apt install nginx-light)".into());
+    if !available(Need::Netns)
+        || !present("nginx", missing)
+        || !present("cpus", one_cpu.then(|| "there is one CPU only".into()))
+    {
+        return;
+    }
+    let scratch = Scratch::new("udp").expect("a directory");
+    // The stand-in is no relay of datagrams: its absence must be told, and the peer be measured.
+    let spliced = script(&scratch, "echo 'no datagrams here' >&2; exit 2");
+    let (output, text) = run(
+        &format!(
+            "udp --rounds 1 --milliseconds 20 --clients 5 --size 64 --burst 2 --only spliced --output {}",
+            scratch.path().join("out").display()
+        ),
+        Some(&spliced),
+    );
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("spliced FAILED: the relay passes on only 0 of 5 clients"),
+        "{text}"
+    );
+    let results = fs::read_to_string(scratch.path().join("out/results.json")).expect("results");
+    assert!(
+        results.contains("Datagrams a second before loss"),
+        "{results}"
+    );
+    assert!(results.contains("nginx stream"), "{results}");
+}
+
+#[test]
 fn a_bypassed_connection_is_measured_beside_a_plain_one() {
     if !available(Need::Netns) || !available(Need::Bpf) {
         return;

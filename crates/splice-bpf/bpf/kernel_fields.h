@@ -38,6 +38,20 @@ struct tcp_skb_cb {
 	__u32 seq;
 };
 
+/* The place of a stream parser's frame in its skb. */
+struct strp_msg {
+	int full_len;
+	int offset;
+};
+
+struct _strp_msg {
+	struct strp_msg strp;
+};
+
+struct sk_skb_cb {
+	struct _strp_msg strp;
+};
+
 struct sk_buff_head {
 	__u32 qlen;
 };

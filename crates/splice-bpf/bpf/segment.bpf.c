@@ -18,6 +18,8 @@
 #include "segment/maps.h"
 #include "segment/parse.h"
 #include "segment/overlap.h"
+#include "segment/forward.h"
+#include "segment/icmp.h"
 #include "segment/rewrite.h"
 #include "segment/sockets.h"
 
@@ -96,60 +98,115 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
 	skb->mark = mark;
 }
 
+/* What is not translated goes up the stack, which would reset a connection that it does not know. */
+static __always_inline int refuse(bool forwarded, __u32 reason)
+{
+	count(reason);
+	return forwarded ? DROP : NEXT;
+}
+
+/* As open_forward(). Options are found first: that takes stack, of which open_forward() has none to spare. */
+static __always_inline int try_to_open(struct __sk_buff *skb, struct segment *s, struct segment_place *at)
+{
+	if (!forwards() || !find_options(skb, s))
+		return BEGINNING_NONE;
+	return open_forward(skb, s, at);
+}
+
+/*
+ * A SYN that opens nothing here. The socket that listens would answer one that another CPU translates with a number of
+ * its own.
+ */
+static __always_inline int decline(struct __sk_buff *skb, struct segment *s, int begun)
+{
+	if (begun == BEGINNING_TWICE)
+		return DROP;
+	note_handshake(skb, s);
+	return NEXT;
+}
+
 SEC("tc")
 int segment_ingress(struct __sk_buff *skb)
 {
 	struct segment s = {};
-	struct segment_place *place;
+	struct segment_place at = {}, *place = &at;
 	struct segment_flow *flow;
 	__u32 state, copy, mark = skb->mark, hop;
-	bool by_lo = skb->ifindex != LOOPBACK, ok;
+	bool by_lo = skb->ifindex != LOOPBACK, ok, forwarded;
+	int begun;
 
-	if (!parse(skb, &s))
-		return NEXT;
-	place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
-	if (!place) {
-		if (s.flags & SYN)
-			note_handshake(skb, &s);
-		return NEXT;
+	if (!parse(skb, &s)) {
+		if (!forwards())
+			return NEXT;
+		if (is_lost(skb))
+			return refuse(true, SEGMENT_FORWARD_LOST);
+		return pass_error(skb);
 	}
-	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
-	if (!flow || flow->serial != place->serial)
+	if (!find(&s.tuple, &at)) {
+		if (!(s.flags & SYN))
+			return NEXT;
+		begun = try_to_open(skb, &s, &at);
+		if (begun != BEGINNING_DONE)
+			return decline(skb, &s, begun);
+		count(SEGMENT_FORWARD_OPENED);
+	}
+	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
+	if (!flow || flow->serial != at.serial)
 		return NEXT;
 	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
 	if (mark == COPY_ACK || mark == COPY_RST)
-		return give_to_socket(skb, &s, flow, place, mark == COPY_RST);
-	if (state == SEGMENT_FREE) {
+		return give_to_socket(skb, &s, flow, &at, mark == COPY_RST);
+	if (state == SEGMENT_FREE || state == SEGMENT_CLAIMED) {
 		if (s.flags & SYN)
 			note_handshake(skb, &s);
 		return NEXT;
 	}
-	if (place->device != skb->ifindex) {
-		count(SEGMENT_OTHER_DEVICE);
+	forwarded = is_forwarded(flow);
+	if (at.device != skb->ifindex && !(forwarded && is_forwarding_device(skb->ifindex)))
+		return refuse(forwarded, SEGMENT_OTHER_DEVICE);
+	/* For a socket of this host that has got the same port since. */
+	if (forwarded && state == SEGMENT_TIME_WAIT && is_foreign_answer(&s, flow, at.side & 1))
 		return NEXT;
-	}
 	if (state == SEGMENT_WATCH) {
-		note(skb, &s, place, &flow->side[place->side & 1]);
+		note(skb, &s, &at, &flow->side[at.side & 1]);
 		/* Unless OVERLAP has begun meanwhile, and user space may not have known of it. */
 		state = load_acquire(&flow->state);
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
 	}
-	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns) {
-		count(SEGMENT_EXPIRED);
-		return NEXT;
+	if (state == SEGMENT_OPENING && !(at.side & 1) && begins_again(&s, flow))
+		state = SEGMENT_TIME_WAIT;
+	if (state == SEGMENT_TIME_WAIT && (s.flags & (SYN | ACK)) == SYN && forwarded) {
+		/* The slot stays as it is until its owner has counted the connection. */
+		if (at.side & 1)
+			return decline(skb, &s, BEGINNING_NONE);
+		forget_former(&s.tuple, at.flow, at.serial);
+		begun = try_to_open(skb, &s, &at);
+		if (begun != BEGINNING_DONE)
+			return decline(skb, &s, begun);
+		flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
+		if (!flow)
+			return NEXT;
+		state = SEGMENT_OPENING;
+		count(SEGMENT_FORWARD_REOPENED);
 	}
-	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN)) {
+	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns)
+		return refuse(state == SEGMENT_OPENING, SEGMENT_EXPIRED);
+	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN) && !forwarded) {
 		flow->state = SEGMENT_FREE;
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
 		return NEXT;
 	}
-	if (!s.plain_timestamp && !find_options(skb, &s)) {
-		count(SEGMENT_MALFORMED);
-		return NEXT;
+	if (!s.plain_timestamp && !find_options(skb, &s))
+		return refuse(forwarded, SEGMENT_MALFORMED);
+	if (forwarded && is_long(skb)) {
+		int verdict = refuse_size(skb, &s, flow->side[at.side & 1].out_device);
+
+		if (verdict != NEXT)
+			return verdict;
 	}
 
 	if (mark == COPY_PAST && !keep_ack(skb, &s)) {
@@ -157,17 +214,17 @@ int segment_ingress(struct __sk_buff *skb)
 		return DROP;
 	}
 	if (state == SEGMENT_OVERLAP) {
-		enum segment_way way = translate_overlap(&s, flow, place->flow, place->side);
+		enum segment_way way = translate_overlap(&s, flow, at.flow, at.side);
 
 		if (way == WAY_NOWHERE) {
 			count(SEGMENT_GONE);
 			return DROP;
 		}
 		if (way == WAY_SOCKET_ACK)
-			return give_to_socket(skb, &s, flow, place, false);
+			return give_to_socket(skb, &s, flow, &at, false);
 		if (way == WAY_BOTH) {
 			send_copy(skb, COPY_PAST);
-			if (!limit_ack(skb, &s, flow, place)) {
+			if (!limit_ack(skb, &s, flow, &at)) {
 				count(SEGMENT_UNWRITABLE);
 				return DROP;
 			}
@@ -177,7 +234,17 @@ int segment_ingress(struct __sk_buff *skb)
 			return NEXT;
 		}
 	} else {
-		translate_steady(&s, flow, place->flow, place->side, state);
+		if (state == SEGMENT_OPENING &&
+		    translate_opening(&s, flow, at.flow, at.side & 1) == OPENING_DONE)
+			state = SEGMENT_SPLICED;
+		if (state != SEGMENT_OPENING)
+			translate_steady(&s, flow, at.flow, at.side, state);
+		if (forwarded) {
+			/* There is no socket that could be told. */
+			s.copy = 0;
+			if (s.flags & SYN)
+				fit_mss(skb, &s);
+		}
 	}
 	copy = s.copy;
 	for (hop = 1; hop <= MAX_HOPS && s.local; hop++) {
@@ -210,6 +277,8 @@ int segment_ingress(struct __sk_buff *skb)
 		return DROP;
 	}
 	count(SEGMENT_TRANSLATED);
+	if (forwarded)
+		return send_on(&s, at.side);
 	if (!s.local)
 		return bpf_redirect_neigh(s.out_device, NULL, 0, 0);
 	if (by_lo)
@@ -407,6 +476,26 @@ int segment_tracked(struct __sk_buff *skb)
 		if ((void *)(in + 1) > (void *)(long)skb->data_end)
 			return DROP;
 		in->tracked[i] = known;
+	}
+	return NEXT;
+}
+
+/* Run by user space on a packet that is a struct segment_released. */
+SEC("tc")
+int segment_release(struct __sk_buff *skb)
+{
+	struct segment_released *in;
+	__u32 i, flow, serial;
+
+	for (i = 0; i < SEGMENT_RELEASED_MOST; i++) {
+		in = (void *)(long)skb->data;
+		if ((void *)(in + 1) > (void *)(long)skb->data_end)
+			return DROP;
+		if (i >= in->count)
+			break;
+		flow = in->flow[i];
+		serial = in->serial[i];
+		release(flow, serial);
 	}
 	return NEXT;
 }

@@ -9,19 +9,24 @@
 //! version.
 
 mod attach;
+mod attached;
 pub mod clock;
 mod direction_entry;
+mod grace_period;
 mod libbpf;
 mod load;
 mod map;
 mod namespace;
 pub mod objects;
+mod pin;
 mod plain;
 mod program;
 mod segment_side;
 pub mod sequence;
 mod shared_memory;
+mod socket_map;
 pub mod statistics;
+pub mod tracing;
 #[allow(
     missing_docs,
     reason = "the fields are described with the structures in bpf/*.h"
@@ -31,11 +36,15 @@ pub mod types;
 mod verified;
 
 pub use attach::{AttachMode, DeviceLink, Traffic};
+pub use attached::{open_control_group, packet_filter_of, program_on_device};
+pub use grace_period::wait_for_programs;
 #[cfg(feature = "test")]
 pub use load::FORCE_FENCES;
-pub use load::{Object, Opened, load};
+pub use load::{Link, Object, Opened, load};
 pub use map::Map;
 pub use namespace::namespace;
+pub use pin::is_bpf_file_system;
 pub use plain::Plain;
 pub use program::Program;
 pub use shared_memory::{RingBuffer, SharedArray};
+pub use socket_map::{SocketMap, SocketMapType};

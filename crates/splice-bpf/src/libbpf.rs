@@ -78,7 +78,7 @@ pub(crate) fn refused(context: String, error: &libbpf_rs::Error) -> Error {
 
 /// The error number of a libbpf-rs error, which does not expose the [`io::Error`] (0.27) and only
 /// prints it.
-fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
+pub(crate) fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
     let text = format!("{error:#}");
     let (_, after) = text.rsplit_once("(os error ")?;
     let (number, _) = after.split_once(')')?;

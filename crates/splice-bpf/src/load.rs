@@ -1,8 +1,6 @@
 //! Loading the embedded BPF objects.
 
-#[cfg(feature = "test")]
-use std::os::fd::BorrowedFd;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::PoisonError;
 
 use libbpf_rs::{MapCore as _, MapHandle, ObjectBuilder, OpenObject};
@@ -10,7 +8,9 @@ use splice_base::error::{Error, Result};
 
 use crate::libbpf::{LOADING, Quiet, absent, refused};
 use crate::map::Map;
+use crate::plain::{Plain, bytes_of};
 use crate::program::Program;
+use crate::socket_map::{SocketMap, SocketMapType};
 
 /// Whether this CPU may reorder reads (bpf/lib/atomics.h).
 const WEAKLY_ORDERED: bool = cfg!(not(any(
@@ -43,6 +43,10 @@ pub struct Opened(pub(crate) OpenObject);
 /// A loaded object.
 #[derive(Debug)]
 pub struct Object(pub(crate) libbpf_rs::Object);
+
+/// A program that stays attached for as long as this lives.
+#[derive(Debug)]
+pub struct Link(pub(crate) libbpf_rs::Link);
 
 /// Opens, adjusts and loads an object.
 ///
@@ -87,11 +91,56 @@ impl Opened {
             .map_err(|error| refused(format!("the BPF map {map} cannot be sized"), &error))
     }
 
+    /// Sets the type of a map of sockets, and how long its keys are.
+    pub fn retype(&mut self, map: &str, of: SocketMapType) -> Result<()> {
+        let key_bytes = match of {
+            SocketMapType::Map => size_of::<u32>(),
+            SocketMapType::Hash => size_of::<u64>(),
+        };
+        let mut found = self.map(map)?;
+        let set = found.set_type(of.of_kernel());
+        set.and_then(|()| found.set_key_size(key_bytes as u32))
+            .map_err(|error| refused(format!("the BPF map {map} cannot change its type"), &error))
+    }
+
+    /// Sets the constant that is alone in a section.
+    pub fn set_constant<T: Plain>(&mut self, section: &str, constant: &T) -> Result<()> {
+        let mut found = self.map(section)?;
+        let value = found.initial_value_mut().ok_or_else(|| absent(section))?;
+        let bytes = bytes_of(constant);
+        assert_eq!(value.len(), bytes.len(), "{section}");
+        value.copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Uses another object's map in place of its own.
-    pub fn share(&mut self, map: &str, with: &Map) -> Result<()> {
+    pub fn share(&mut self, map: &str, with: &impl AsFd) -> Result<()> {
         self.map(map)?
-            .reuse_fd(with.fd.as_fd())
+            .reuse_fd(with.as_fd())
             .map_err(|error| refused(format!("the BPF map {map} cannot be shared"), &error))
+    }
+
+    /// Says which function of the kernel a tracing program is for.
+    pub(crate) fn aim(&mut self, program: &str, function: &str) -> Result<()> {
+        let mut found = self.0.progs_mut().find(|one| one.name() == program);
+        found
+            .as_mut()
+            .ok_or_else(|| absent(program))?
+            .set_attach_target(0, Some(function.into()))
+            .map_err(|error| {
+                refused(
+                    format!("the BPF program {program} cannot trace {function}"),
+                    &error,
+                )
+            })
+    }
+
+    /// Leaves out a program, for which this kernel has no place.
+    pub(crate) fn leave_out(&mut self, program: &str) -> Result<()> {
+        let mut found = self.0.progs_mut().find(|one| one.name() == program);
+        let found = found.as_mut().ok_or_else(|| absent(program))?;
+        found.set_autoload(false);
+        Ok(())
     }
 
     /// Tells the programs whether they need fences. An object without fences has no such section.
@@ -136,6 +185,11 @@ impl Object {
         })
     }
 
+    /// One of the object's maps of sockets, with a descriptor of its own.
+    pub fn socket_map(&self, name: &'static str) -> Result<SocketMap> {
+        self.map(name).map(|map| SocketMap::new(map.fd))
+    }
+
     /// One of the object's programs, with a descriptor of its own.
     pub fn program(&self, name: &'static str) -> Result<Program> {
         let program = self
@@ -152,14 +206,50 @@ impl Object {
         Ok(Program::new(name, fd))
     }
 
-    /// Attaches a program to a map of sockets. A member keeps the program that was attached when it
-    /// was added.
-    pub fn attach_to_map(&self, program: &'static str, map: &Map) -> Result<()> {
+    /// Attaches a program to the tracepoint that it is for, until the link is dropped.
+    pub(crate) fn attach_to_tracepoint(&self, program: &str) -> Result<libbpf_rs::Link> {
+        let found = self.0.progs_mut().find(|one| one.name() == program);
+        let found = found.ok_or_else(|| absent(program))?;
+        found.attach_trace().map_err(|error| {
+            refused(
+                format!("the BPF program {program} cannot be attached to its tracepoint"),
+                &error,
+            )
+        })
+    }
+
+    /// Attaches a program to the tracepoint that it is for, in a way that can be pinned.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn attach_to_its_tracepoint(&self, program: &'static str) -> Result<Link> {
+        self.attach_to_tracepoint(program).map(Link)
+    }
+
+    /// Attaches a program to the sockets of a control group, until the link is dropped.
+    pub fn attach_to_cgroup(&self, program: &'static str, cgroup: BorrowedFd<'_>) -> Result<Link> {
         self.0
             .progs_mut()
             .find(|candidate| candidate.name() == program)
             .ok_or_else(|| absent(program))?
-            .attach_sockmap(map.fd.as_fd().as_raw_fd())
+            .attach_cgroup(cgroup.as_raw_fd())
+            .map(Link)
+            .map_err(|error| {
+                refused(
+                    format!("the BPF program {program} cannot be attached to the control group"),
+                    &error,
+                )
+            })
+    }
+
+    /// Attaches a program to a map of sockets. A member keeps the program that was attached when it
+    /// was added.
+    pub fn attach_to_map(&self, program: &'static str, map: &impl AsFd) -> Result<()> {
+        self.0
+            .progs_mut()
+            .find(|candidate| candidate.name() == program)
+            .ok_or_else(|| absent(program))?
+            .attach_sockmap(map.as_fd().as_raw_fd())
             .map_err(|error| {
                 refused(
                     format!("the BPF program {program} cannot be attached to its map"),
@@ -184,13 +274,6 @@ impl Object {
         let link = found
             .expect("a program")
             .attach_netfilter_with_opts(options);
-        link.expect("attached")
-    }
-
-    /// Attaches a program to the sockets of a control group, until the link is dropped.
-    pub fn attach_to_cgroup(&self, program: &str, cgroup: BorrowedFd<'_>) -> libbpf_rs::Link {
-        let found = self.0.progs_mut().find(|one| one.name() == program);
-        let link = found.expect("a program").attach_cgroup(cgroup.as_raw_fd());
         link.expect("attached")
     }
 }

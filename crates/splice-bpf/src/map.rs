@@ -4,12 +4,12 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use libbpf_rs::{MapCore as _, MapHandle, libbpf_sys};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::io::Errno;
 use rustix::param::page_size;
 use splice_base::error::Result;
 
-use crate::libbpf::checked;
+use crate::libbpf::{checked, refused};
 use crate::plain::{Plain, bytes_of};
 use crate::shared_memory::{Mapping, RingBuffer, SharedArray};
 
@@ -23,12 +23,58 @@ pub struct Map {
 }
 
 impl Map {
+    /// Makes a map for user space only, by keys that are hashed. Entries take memory when they are made.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused).
+    pub fn create<K: Plain, V: Plain>(name: &'static str, entries: u32) -> Result<Self> {
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+            map_flags: libbpf_sys::BPF_F_NO_PREALLOC,
+            ..Default::default()
+        };
+        let (key_bytes, value_bytes) = (size_of::<K>(), size_of::<V>());
+        let fd = MapHandle::create(
+            MapType::Hash,
+            Some(name),
+            key_bytes as u32,
+            value_bytes as u32,
+            entries,
+            &options,
+        )
+        .map_err(|error| refused(format!("the map {name} cannot be made"), &error))?;
+        Ok(Self {
+            name,
+            fd,
+            key_bytes,
+            value_bytes,
+            entries,
+        })
+    }
+
     /// Adds or replaces an entry.
     ///
     /// # Errors
     /// The error of bpf(2).
     pub fn update<K: Plain, V: Plain>(&self, key: &K, value: &V) -> std::result::Result<(), Errno> {
         self.update_bytes(key, bytes_of(value), libbpf_sys::BPF_ANY.into())
+    }
+
+    /// The value of a key, if it has one.
+    pub fn read<K: Plain, V: Plain + Copy>(&self, key: &K) -> Option<V> {
+        assert_eq!(self.key_bytes, size_of::<K>(), "{}", self.name);
+        let bytes = self.fd.lookup(bytes_of(key), MapFlags::ANY).ok()??;
+        assert_eq!(bytes.len(), size_of::<V>(), "{}", self.name);
+        // SAFETY: `Plain` makes any bytes a valid value, and there are as many as it has.
+        Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+
+    /// Takes the oldest value of a queue, if it has one.
+    pub fn take<V: Plain + Copy>(&self) -> Option<V> {
+        let bytes = self.fd.lookup_and_delete(&[]).ok()??;
+        assert_eq!(bytes.len(), size_of::<V>(), "{}", self.name);
+        // SAFETY: `Plain` makes any bytes a valid value, and there are as many as it has.
+        Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
     /// Adds a socket to a map of sockets. The caller keeps its own descriptor.
@@ -64,6 +110,19 @@ impl Map {
             )
         };
         checked(result)
+    }
+
+    /// Whether its keys and values have the lengths of these types, as only those of a pinned map may not.
+    pub fn is_of<K: Plain, V: Plain>(&self) -> bool {
+        (self.key_bytes, self.value_bytes) == (size_of::<K>(), size_of::<V>())
+    }
+
+    /// All keys. Those that come or go meanwhile may be left out.
+    pub fn keys<K: Plain + Copy>(&self) -> Vec<K> {
+        let keys = self.fd.keys().filter(|key| key.len() == size_of::<K>());
+        // SAFETY: `Plain` makes any bytes a valid key, and there are as many as it has.
+        keys.map(|key| unsafe { std::ptr::read_unaligned(key.as_ptr().cast::<K>()) })
+            .collect()
     }
 
     /// Removes an entry. A missing entry is no error.

@@ -7,8 +7,16 @@ macro_rules! objects {
 }
 
 objects! {
+    /// Links two connections that `CATCHER` has caught.
+    ADMIT = "admit";
+    /// Hands what one socket sends to the reader of another one on the same host.
+    BYPASS = "bypass";
+    /// Makes sockets members of `BYPASS`.
+    BYPASS_CONTROL = "bypass_control";
     /// Calls another program from a filter on a clsact qdisc.
     CALLER = "caller";
+    /// Catches the TCP connections of a control group.
+    CATCHER = "catcher";
     /// Reads the clock of BPF programs.
     CLOCK = "clock";
     /// Adds sources to the map of `REDIRECT`.
@@ -17,10 +25,18 @@ objects! {
     HOOKS = "hooks";
     /// Reads how far a socket in the map of `REDIRECT` has come.
     INSPECT = "inspect";
+    /// A mesh of sockets that send frames to one another.
+    MESH = "mesh";
     /// The engine `sockmap`.
     REDIRECT = "redirect";
+    /// The four redirects of SOCKMAP.
+    REDIRECTIONS = "redirections";
     /// The engine `segment`.
     SEGMENT = "segment";
+    /// Records which functions of the kernel a message goes through.
+    TRACE = "trace";
+    /// Records what the kernel is doing at tracepoints.
+    TRACE_STACKS = "trace_stacks";
 }
 
 #[cfg(feature = "test")]

@@ -15,6 +15,10 @@ pub unsafe trait Plain: Sized {}
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
+// SAFETY: as above; it has the layout of its integer.
+unsafe impl Plain for std::sync::atomic::AtomicU64 {}
+// SAFETY: bytes have neither.
+unsafe impl<const N: usize> Plain for [u8; N] {}
 
 /// The bytes of a value, as the kernel reads them.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {

@@ -43,6 +43,18 @@ impl Program {
         Ok(output)
     }
 
+    /// Runs a program of the type "syscall" once.
+    pub(crate) fn call(&self) -> Result<(), Errno> {
+        let mut options = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+            ..Default::default()
+        };
+        // SAFETY: there is neither a packet nor a context, and `options` outlives the call.
+        let result =
+            unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fd.as_raw_fd(), &raw mut options) };
+        checked(result)
+    }
+
     /// The kernel's id of the program.
     pub(crate) fn id(&self) -> Result<u32, Errno> {
         Ok(self.info()?.id)

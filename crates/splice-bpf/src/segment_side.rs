@@ -38,6 +38,11 @@ impl SegmentSide {
         (self.reach.load(Acquire) >> u32::BITS) as u32
     }
 
+    /// Marks the peer; the program takes the mark away.
+    pub fn add_mark(&self, added: u32) {
+        self.reach.fetch_or(u64::from(added) << u32::BITS, SeqCst);
+    }
+
     /// As if the program had marked the peer.
     #[cfg(feature = "test")]
     pub fn add_marks(&self, marks: u32) {

@@ -133,6 +133,11 @@ impl RingBuffer {
 
     /// Consumes all complete records, each of which begins with a `u32`.
     pub fn take(&mut self, mut record: impl FnMut(u32)) {
+        self.take_values(|word: &AtomicWord| record(word.0.load(Ordering::Relaxed)));
+    }
+
+    /// Consumes all complete records, each of which begins with a `T`.
+    pub fn take_values<T: Plain>(&mut self, mut record: impl FnMut(&T)) {
         let data_begins = page_size();
         let consumed = self.consumer.at::<AtomicPosition>(0);
         let produced = self.producer.at::<AtomicPosition>(0);
@@ -145,11 +150,9 @@ impl RingBuffer {
                 break;
             }
             let bytes = (length & !RINGBUF_DISCARD_BIT) as usize;
-            if length & RINGBUF_DISCARD_BIT == 0 && bytes >= size_of::<u32>() {
-                let word = self
-                    .producer
-                    .at::<AtomicWord>(offset + RINGBUF_HEADER_BYTES);
-                record(word.0.load(Ordering::Relaxed));
+            if length & RINGBUF_DISCARD_BIT == 0 && bytes >= size_of::<T>() {
+                // Nobody writes to a complete record until its place is given back below.
+                record(self.producer.at::<T>(offset + RINGBUF_HEADER_BYTES));
             }
             position += (RINGBUF_HEADER_BYTES + bytes).next_multiple_of(8);
             consumed.0.store(position, Ordering::Release);

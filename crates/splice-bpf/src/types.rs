@@ -1,7 +1,7 @@
 //! The twins of the types that the BPF programs share with this process, as `make bpf` has found them in the BTF of
 //! `bpf/types.bpf.c`. Do not edit: the headers in `bpf` define the types, and say what their fields mean.
 
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use crate::plain::Plain;
 
@@ -124,6 +124,63 @@ const _: () = assert!(size_of::<SegmentInspection>() == 312);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentInspection {}
 
+/// `struct segment_end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentEnd {
+    pub address: [u8; 16],
+    pub port: [u8; 2],
+    pub _reserved: u16,
+}
+
+const _: () = assert!(size_of::<SegmentEnd>() == 20);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentEnd {}
+
+/// `struct segment_listener`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentListener {
+    pub origin: u32,
+    pub _reserved: u32,
+}
+
+const _: () = assert!(size_of::<SegmentListener>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentListener {}
+
+/// `struct segment_route`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentRoute {
+    pub server: [u8; 16],
+    pub source: [u8; 16],
+    pub port: [u8; 2],
+    pub _reserved: u16,
+}
+
+const _: () = assert!(size_of::<SegmentRoute>() == 36);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentRoute {}
+
+/// `struct segment_released`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SegmentReleased {
+    pub ethernet: [u8; 14],
+    pub count: u16,
+    pub flow: [u32; 32],
+    pub serial: [u32; 32],
+}
+
+const _: () = assert!(size_of::<SegmentReleased>() == 272);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentReleased {}
+
 /// `struct hooks_counts`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
@@ -184,6 +241,345 @@ const _: () = assert!(size_of::<ClockReading>() == 24);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for ClockReading {}
+
+/// `struct admission`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Admission {
+    pub source: u64,
+    pub target: u64,
+    pub slot: u32,
+    pub is_received: u32,
+    pub is_resumed: u32,
+    pub _reserved: u32,
+    pub stage: u32,
+    pub error: u32,
+}
+
+const _: () = assert!(size_of::<Admission>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Admission {}
+
+/// `struct bypass_key`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassKey {
+    pub client_isn: u32,
+    pub server_isn: u32,
+}
+
+const _: () = assert!(size_of::<BypassKey>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassKey {}
+
+/// `struct bypass_member`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassMember {
+    pub key: BypassKey,
+    pub role: u32,
+    pub _reserved: u32,
+}
+
+const _: () = assert!(size_of::<BypassMember>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassMember {}
+
+/// `struct bypass_end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassEnd {
+    pub socket: u64,
+    pub cookie: u64,
+    pub network: u64,
+    pub group: u64,
+    pub local: [u8; 16],
+    pub remote: [u8; 16],
+    pub local_port: u32,
+    pub remote_port: u32,
+    pub user: u32,
+    pub process: u32,
+    pub waiter: u32,
+    pub sender: u32,
+    pub received_bytes: u64,
+    pub tcp_bytes: u64,
+    pub reads: u64,
+    pub reads_before: u64,
+    pub copied_seq: u32,
+    pub traits: u32,
+    pub sends: u64,
+    pub redirected_bytes: u64,
+    pub redirected_messages: u64,
+    pub passed_bytes: u64,
+    pub passed_messages: u64,
+    pub full_messages: u64,
+    pub window_messages: u32,
+    pub window_bytes: u32,
+    pub burst_messages: u32,
+    pub obstacle: u32,
+    pub window_balance: u32,
+    pub poor_windows: u32,
+    pub poor_since_ns: u64,
+}
+
+const _: () = assert!(size_of::<BypassEnd>() == 208);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassEnd {}
+
+/// `struct bypass_pair`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassPair {
+    pub ends: [BypassEnd; 2],
+    pub present: u32,
+    pub closed: u32,
+    pub state: u32,
+    pub conflict: u32,
+    pub reason: u32,
+    pub told: u32,
+}
+
+const _: () = assert!(size_of::<BypassPair>() == 440);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassPair {}
+
+/// `struct bypass_question`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BypassQuestion {
+    pub key: BypassKey,
+    pub role: u32,
+    pub verb: u32,
+    pub state: u32,
+    pub reason: u32,
+    pub answer: u32,
+    pub error: u32,
+    pub has_unread: u32,
+    pub _reserved: u32,
+}
+
+const _: () = assert!(size_of::<BypassQuestion>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassQuestion {}
+
+/// `struct caught_connection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CaughtConnection {
+    pub cookie: u64,
+    pub local: [u8; 16],
+    pub remote: [u8; 16],
+    pub local_port: u32,
+    pub remote_port: u32,
+    pub is_ipv6: u32,
+    pub is_active: u32,
+}
+
+const _: () = assert!(size_of::<CaughtConnection>() == 56);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for CaughtConnection {}
+
+/// `struct redirection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Redirection {
+    pub slot: u32,
+    pub most_bytes: u32,
+    pub is_tcp: u32,
+    pub _reserved: u32,
+    pub messages: u64,
+    pub bytes: u64,
+    pub passed_messages: u64,
+    pub passed_bytes: u64,
+    pub empty: u64,
+}
+
+const _: () = assert!(size_of::<Redirection>() == 56);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Redirection {}
+
+/// `struct redirections_setting`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RedirectionsSetting {
+    pub is_hash: u32,
+    pub to_local: u32,
+    pub only: u32,
+    pub raw: u32,
+}
+
+const _: () = assert!(size_of::<RedirectionsSetting>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for RedirectionsSetting {}
+
+/// `struct redirections_look`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RedirectionsLook {
+    pub key: u64,
+    pub slot: u32,
+    pub found: u32,
+    pub backlog: u32,
+    pub unread: u32,
+}
+
+const _: () = assert!(size_of::<RedirectionsLook>() == 24);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for RedirectionsLook {}
+
+/// `struct mesh_field`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MeshField {
+    pub offset: u32,
+    pub bytes: u32,
+    pub little_endian: u32,
+    pub _reserved: u32,
+}
+
+const _: () = assert!(size_of::<MeshField>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshField {}
+
+/// `struct mesh_framing`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MeshFraming {
+    pub length: MeshField,
+    pub destination: MeshField,
+    pub added_bytes: u32,
+    pub header_bytes: u32,
+    pub most_bytes: u32,
+    pub member_bytes: u32,
+}
+
+const _: () = assert!(size_of::<MeshFraming>() == 48);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshFraming {}
+
+/// `struct mesh_record`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MeshRecord {
+    pub source: u32,
+    pub reason: u32,
+    pub destination: u64,
+}
+
+const _: () = assert!(size_of::<MeshRecord>() == 16);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshRecord {}
+
+/// `struct mesh_inspection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct MeshInspection {
+    pub id: u64,
+    pub found: u32,
+    pub write_seq: u32,
+    pub copied_seq: u32,
+    pub rcv_nxt: u32,
+    pub wmem_queued: u32,
+    pub queued_skbs: u32,
+}
+
+const _: () = assert!(size_of::<MeshInspection>() == 32);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshInspection {}
+
+/// `struct trace_end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceEnd {
+    pub address: [u8; 16],
+    pub port: u16,
+    pub any_address: u8,
+    pub any_port: u8,
+}
+
+const _: () = assert!(size_of::<TraceEnd>() == 20);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceEnd {}
+
+/// `struct trace_filter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceFilter {
+    pub ends: [TraceEnd; 2],
+}
+
+const _: () = assert!(size_of::<TraceFilter>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceFilter {}
+
+/// `struct trace_settings`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceSettings {
+    pub filters: [TraceFilter; 8],
+    pub count: u32,
+    pub process: u32,
+}
+
+const _: () = assert!(size_of::<TraceSettings>() == 328);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceSettings {}
+
+/// `struct trace_event`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceEvent {
+    pub time_ns: u64,
+    pub result: u64,
+    pub local: [u8; 16],
+    pub remote: [u8; 16],
+    pub local_port: u16,
+    pub remote_port: u16,
+    pub function: u16,
+    pub kind: u8,
+    pub known: u8,
+    pub cpu: u32,
+    pub thread: u32,
+    pub process: u32,
+    pub _reserved: u32,
+    pub name: [u8; 16],
+}
+
+const _: () = assert!(size_of::<TraceEvent>() == 88);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceEvent {}
+
+/// `struct trace_stack`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TraceStack {
+    pub event: TraceEvent,
+    pub other: [u8; 16],
+    pub frames: [u64; 64],
+}
+
+const _: () = assert!(size_of::<TraceStack>() == 616);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceStack {}
 
 /// `struct direction_entry`.
 #[derive(Debug, Default)]
@@ -251,7 +647,8 @@ pub struct SegmentFlow {
     pub deadline_ns: AtomicU64,
     pub moved_ns: AtomicU64,
     pub last_ns: AtomicU64,
-    pub _reserved: [AtomicU64; 2],
+    pub opened_ns: AtomicU64,
+    pub first: [AtomicU32; 2],
     pub side: [SegmentSide; 2],
 }
 
@@ -297,12 +694,118 @@ unsafe impl Plain for SegmentChangeOver {}
 pub struct SegmentGate {
     pub awake: AtomicU32,
     pub behind: AtomicU32,
+    pub forwards: AtomicU32,
+    pub _reserved: AtomicU32,
 }
 
-const _: () = assert!(size_of::<SegmentGate>() == 8);
+const _: () = assert!(size_of::<SegmentGate>() == 16);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentGate {}
+
+/// `struct segment_origin`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SegmentOrigin {
+    pub server: [AtomicU32; 4],
+    pub source: [AtomicU32; 4],
+    pub port: AtomicU16,
+    pub first_port: AtomicU16,
+    pub ports: AtomicU32,
+    pub base: AtomicU32,
+    pub device: AtomicU32,
+    pub half_open_most: AtomicU32,
+    pub open_within_ms: AtomicU32,
+    pub alive_until_ns: AtomicU64,
+    pub tail: AtomicU64,
+    pub head: AtomicU64,
+    pub opened: AtomicU64,
+    pub half_open: AtomicU32,
+    pub serials: AtomicU32,
+    pub next_hop: [AtomicU32; 4],
+    pub _reserved: [AtomicU32; 4],
+}
+
+const _: () = assert!(size_of::<SegmentOrigin>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentOrigin {}
+
+/// `struct mesh_member`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct MeshMember {
+    pub taken_bytes: AtomicU64,
+    pub sent_frames: AtomicU64,
+    pub unknown_frames: AtomicU64,
+    pub full_frames: AtomicU64,
+    pub unreported: AtomicU64,
+    pub fault: AtomicU32,
+    pub _reserved: [AtomicU32; 5],
+    pub redirected: AtomicU64,
+    pub received_frames: AtomicU64,
+    pub notices: AtomicU64,
+    pub role: AtomicU32,
+    pub write_base: AtomicU32,
+    pub read_base: AtomicU32,
+    pub _reserved_line: [AtomicU32; 7],
+}
+
+const _: () = assert!(size_of::<MeshMember>() == 128);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for MeshMember {}
+
+/// `struct bypass_settings`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct BypassSettings {
+    pub heartbeat_ns: AtomicU64,
+    pub stale_ns: AtomicU64,
+    pub unread_bytes: AtomicU64,
+    pub missed: AtomicU64,
+    pub conflicts: AtomicU64,
+    pub ended_sends: AtomicU64,
+    pub ended_redirected_messages: AtomicU64,
+    pub ended_redirected_bytes: AtomicU64,
+    pub bulk_bytes: AtomicU32,
+    pub least_reads: AtomicU32,
+    pub stopping: AtomicU32,
+    pub owner: AtomicU32,
+    pub layout: AtomicU32,
+    pub _reserved: AtomicU32,
+}
+
+const _: () = assert!(size_of::<BypassSettings>() == 88);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for BypassSettings {}
+
+/// `struct trace_state`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct TraceState {
+    pub on: AtomicU32,
+    pub lost: AtomicU32,
+}
+
+const _: () = assert!(size_of::<TraceState>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceState {}
+
+/// `struct trace_symbol`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct TraceSymbol {
+    pub address: AtomicU64,
+    pub name: [AtomicU64; 7],
+}
+
+const _: () = assert!(size_of::<TraceSymbol>() == 64);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for TraceSymbol {}
 
 /// `enum segment_state`.
 #[allow(dead_code, reason = "some are the programs' alone")]
@@ -312,6 +815,8 @@ pub mod segment_state {
     pub const OVERLAP: u32 = 2;
     pub const SPLICED: u32 = 3;
     pub const TIME_WAIT: u32 = 4;
+    pub const CLAIMED: u32 = 5;
+    pub const OPENING: u32 = 6;
 }
 
 /// `enum segment_mark`.
@@ -323,6 +828,7 @@ pub mod segment_mark {
     pub const RST: u32 = 8;
     pub const PAST: u32 = 16;
     pub const CONGESTED: u32 = 32;
+    pub const ASKED: u32 = 64;
 }
 
 /// `enum segment_flag`.
@@ -333,6 +839,9 @@ pub mod segment_flag {
     pub const STRIP_SACK: u8 = 4;
     pub const MICROSECONDS: u8 = 8;
     pub const ECHO_ECN: u8 = 16;
+    pub const FORWARDED: u8 = 32;
+    pub const SCALES: u8 = 64;
+    pub const COUNTED: u8 = 128;
 }
 
 /// `enum segment_socket_flag`.
@@ -351,6 +860,7 @@ pub mod segment_socket_flag {
     pub const WRAPPED: u32 = 1024;
     pub const RULED: u32 = 2048;
     pub const FILTERED: u32 = 4096;
+    pub const POLICED: u32 = 8192;
 }
 
 /// `enum segment_tracked`.
@@ -358,6 +868,96 @@ pub mod segment_socket_flag {
 pub mod segment_tracked {
     pub const TRACKED: u32 = 1;
     pub const TRACKED_OPENED_HERE: u32 = 2;
+}
+
+/// `enum admission_stage`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod admission_stage {
+    pub const NO_TARGET: u32 = 0;
+    pub const NO_SOURCE: u32 = 1;
+    pub const NOT_ACCEPTED: u32 = 2;
+    pub const BYTES_WAIT: u32 = 3;
+    pub const TARGET_REFUSED: u32 = 4;
+    pub const SOURCE_REFUSED: u32 = 5;
+    pub const WITHDRAWN: u32 = 6;
+    pub const DONE: u32 = 7;
+}
+
+/// `enum bypass_version`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_version {
+    pub const LAYOUT: u32 = 2;
+}
+
+/// `enum bypass_role`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_role {
+    pub const CLIENT: u32 = 0;
+    pub const SERVER: u32 = 1;
+    pub const LEFT_ALONE: u32 = 2;
+}
+
+/// `enum bypass_state`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_state {
+    pub const WATCHED: u32 = 0;
+    pub const ACTIVE: u32 = 1;
+    pub const UNFIT: u32 = 2;
+    pub const LEAVING: u32 = 3;
+    pub const LEFT: u32 = 4;
+    pub const STUCK: u32 = 5;
+}
+
+/// `enum bypass_trait`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_trait {
+    pub const WAITALL: u32 = 1;
+    pub const SPLICES: u32 = 2;
+    pub const URGENT: u32 = 4;
+    pub const THREADS: u32 = 8;
+}
+
+/// `enum bypass_patience`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_patience {
+    pub const OVER: u32 = 1073741824;
+}
+
+/// `enum bypass_obstacle`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_obstacle {
+    pub const NOTHING: u32 = 0;
+    pub const STALE: u32 = 1;
+    pub const LARGE: u32 = 2;
+    pub const READER: u32 = 3;
+    pub const UNSEEN: u32 = 4;
+    pub const FULL: u32 = 5;
+    pub const BEHIND: u32 = 6;
+    pub const LOW_MARK: u32 = 7;
+    pub const UPPER: u32 = 8;
+    pub const HELPER: u32 = 9;
+}
+
+/// `enum bypass_verb`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_verb {
+    pub const FIND: u32 = 0;
+    pub const ADMIT: u32 = 1;
+    pub const INSPECT: u32 = 2;
+    pub const TURN: u32 = 3;
+}
+
+/// `enum bypass_answer`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod bypass_answer {
+    pub const NO_PAIR: u32 = 0;
+    pub const NO_SOCKET: u32 = 1;
+    pub const NOT_OPEN: u32 = 2;
+    pub const HAS_UPPER: u32 = 3;
+    pub const ZEROCOPY: u32 = 4;
+    pub const LOW_WATER: u32 = 5;
+    pub const REFUSED: u32 = 6;
+    pub const DONE: u32 = 7;
 }
 
 /// `enum hooks_place`.
@@ -378,6 +978,68 @@ pub mod hooks_limit {
     pub const KIND_UNTOLD: u32 = 255;
 }
 
+/// `enum mesh_role`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod mesh_role {
+    pub const NOBODY: u32 = 0;
+    pub const NEWCOMER: u32 = 1;
+    pub const MEMBER: u32 = 2;
+    pub const LEAVING: u32 = 3;
+    pub const NOTICES: u32 = 4;
+}
+
+/// `enum mesh_reason`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod mesh_reason {
+    pub const NONE: u32 = 0;
+    pub const UNKNOWN: u32 = 1;
+    pub const FULL: u32 = 2;
+    pub const TOO_LONG: u32 = 3;
+    pub const TOO_SHORT: u32 = 4;
+}
+
+/// `enum trace_limit`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod trace_limit {
+    pub const FILTERS: u32 = 8;
+    pub const FRAMES: u32 = 64;
+    pub const NAMES: u32 = 1024;
+    pub const SYMBOL_WORDS: u32 = 7;
+    pub const NAME_BYTES: u32 = 16;
+}
+
+/// `enum trace_handle`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod trace_handle {
+    pub const NOTHING: u32 = 0;
+    pub const SOCK: u32 = 1;
+    pub const PSOCK: u32 = 2;
+    pub const SOCKET: u32 = 3;
+    pub const SKB: u32 = 4;
+    pub const FILE: u32 = 5;
+    pub const KIOCB: u32 = 6;
+    pub const IO_KIOCB: u32 = 7;
+    pub const WORK: u32 = 8;
+    pub const FD: u32 = 9;
+}
+
+/// `enum trace_cookie`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod trace_cookie {
+    pub const FUNCTION: u32 = 65535;
+    pub const HANDLE_SHIFT: u32 = 16;
+    pub const ARGUMENT_SHIFT: u32 = 24;
+    pub const BYTE: u32 = 255;
+    pub const INNER: u32 = 1073741824;
+}
+
+/// `enum trace_kind`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod trace_kind {
+    pub const ENTERED: u32 = 0;
+    pub const LEFT: u32 = 1;
+}
+
 /// `enum segment_reason`.
 #[allow(dead_code, reason = "some are the programs' alone")]
 pub mod segment_reason {
@@ -394,8 +1056,19 @@ pub mod segment_reason {
     pub const SILENCED: u32 = 10;
     pub const GONE: u32 = 11;
     pub const NO_ROOM: u32 = 12;
-    pub const REASONS: u32 = 13;
-    pub const NAMES: [&str; 13] = [
+    pub const FORWARD_OPENED: u32 = 13;
+    pub const FORWARD_REOPENED: u32 = 14;
+    pub const FORWARD_UNKNOWN: u32 = 15;
+    pub const FORWARD_CROWDED: u32 = 16;
+    pub const FORWARD_NO_PORT: u32 = 17;
+    pub const FORWARD_TAKEN: u32 = 18;
+    pub const FORWARD_LATE: u32 = 19;
+    pub const FORWARD_LOST: u32 = 20;
+    pub const ICMP_PASSED: u32 = 21;
+    pub const ICMP_REFUSED: u32 = 22;
+    pub const TOO_BIG: u32 = 23;
+    pub const REASONS: u32 = 24;
+    pub const NAMES: [&str; 24] = [
         "translated",
         "own_copies",
         "by_socket",
@@ -409,5 +1082,92 @@ pub mod segment_reason {
         "silenced",
         "gone",
         "no_room",
+        "forward_opened",
+        "forward_reopened",
+        "forward_unknown",
+        "forward_crowded",
+        "forward_no_port",
+        "forward_taken",
+        "forward_late",
+        "forward_lost",
+        "icmp_passed",
+        "icmp_refused",
+        "too_big",
+    ];
+}
+
+/// `enum trace_point`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod trace_point {
+    pub const SYS_ENTER: u32 = 0;
+    pub const SYS_EXIT: u32 = 1;
+    pub const SOFTIRQ_ENTRY: u32 = 2;
+    pub const SOFTIRQ_EXIT: u32 = 3;
+    pub const WORKQUEUE_EXECUTE_START: u32 = 4;
+    pub const WORKQUEUE_EXECUTE_END: u32 = 5;
+    pub const WORKQUEUE_QUEUE_WORK: u32 = 6;
+    pub const SOCK_SEND_LENGTH: u32 = 7;
+    pub const SOCK_RECV_LENGTH: u32 = 8;
+    pub const SK_DATA_READY: u32 = 9;
+    pub const TCP_PROBE: u32 = 10;
+    pub const TCP_RCV_SPACE_ADJUST: u32 = 11;
+    pub const TCP_SENDMSG_LOCKED: u32 = 12;
+    pub const NET_DEV_QUEUE: u32 = 13;
+    pub const NET_DEV_START_XMIT: u32 = 14;
+    pub const NET_DEV_XMIT: u32 = 15;
+    pub const NETIF_RX: u32 = 16;
+    pub const NETIF_RECEIVE_SKB: u32 = 17;
+    pub const NAPI_POLL: u32 = 18;
+    pub const CONSUME_SKB: u32 = 19;
+    pub const KFREE_SKB: u32 = 20;
+    pub const SKB_COPY_DATAGRAM_IOVEC: u32 = 21;
+    pub const SCHED_WAKING: u32 = 22;
+    pub const KMEM_CACHE_ALLOC: u32 = 23;
+    pub const KMEM_CACHE_FREE: u32 = 24;
+    pub const KMALLOC: u32 = 25;
+    pub const KFREE: u32 = 26;
+    pub const MM_PAGE_ALLOC: u32 = 27;
+    pub const IO_URING_SUBMIT_REQ: u32 = 28;
+    pub const IO_URING_COMPLETE: u32 = 29;
+    pub const IO_URING_POLL_ARM: u32 = 30;
+    pub const IO_URING_TASK_ADD: u32 = 31;
+    pub const FIB_TABLE_LOOKUP: u32 = 32;
+    pub const TIMER_START: u32 = 33;
+    pub const POINTS: u32 = 34;
+    pub const NAMES: [&str; 34] = [
+        "sys_enter",
+        "sys_exit",
+        "softirq_entry",
+        "softirq_exit",
+        "workqueue_execute_start",
+        "workqueue_execute_end",
+        "workqueue_queue_work",
+        "sock_send_length",
+        "sock_recv_length",
+        "sk_data_ready",
+        "tcp_probe",
+        "tcp_rcv_space_adjust",
+        "tcp_sendmsg_locked",
+        "net_dev_queue",
+        "net_dev_start_xmit",
+        "net_dev_xmit",
+        "netif_rx",
+        "netif_receive_skb",
+        "napi_poll",
+        "consume_skb",
+        "kfree_skb",
+        "skb_copy_datagram_iovec",
+        "sched_waking",
+        "kmem_cache_alloc",
+        "kmem_cache_free",
+        "kmalloc",
+        "kfree",
+        "mm_page_alloc",
+        "io_uring_submit_req",
+        "io_uring_complete",
+        "io_uring_poll_arm",
+        "io_uring_task_add",
+        "fib_table_lookup",
+        "timer_start",
     ];
 }

@@ -13,6 +13,7 @@
 pub mod one_way;
 pub mod pair;
 
+mod ending;
 pub mod options;
 
 pub mod fault;

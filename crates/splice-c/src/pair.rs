@@ -10,11 +10,11 @@
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::SocketType;
 use rustix::net::getpeername;
@@ -22,6 +22,7 @@ use rustix::net::sockopt::socket_type;
 use so_splice::{Personality, Splice};
 use splice::{Counters, Endpoint, EngineName, Handle, OneWay, Reason, Side};
 
+use crate::ending::Ending;
 use crate::fault::{Fault, Result, answer};
 use crate::options::{SpliceOptions, Wanted};
 
@@ -64,124 +65,6 @@ pub struct SpliceResult {
 
 const _: () = assert!(size_of::<SpliceResult>() == 24);
 const _: () = assert!(offset_of!(SpliceResult, reason) == 16);
-
-/// How many reads of the eventfd of an ended pair return at once, since each takes one: more than
-/// anybody makes. So a program that reads it by mistake does not hide the end.
-const READERS_MOST: u64 = 1 << 62;
-
-/// How a pair ends, known to the caller and to the loops.
-#[derive(Debug)]
-struct Ending {
-    /// Readable once the pair has ended.
-    event: OwnedFd,
-    state: Mutex<State>,
-    /// The splices of a pair that can be undone, for the one that ends first.
-    ways: OnceLock<Vec<Weak<OneWay>>>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct State {
-    /// Why, as soon as it is decided.
-    reason: Option<Reason>,
-    /// What each direction has moved, once it has ended.
-    moved: [Option<u64>; 2],
-}
-
-impl Ending {
-    fn new() -> Result<Arc<Self>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let event = eventfd(0, flags);
-        let event = event.map_err(|errno| Fault::new(errno, "cannot create an eventfd"))?;
-        Ok(Arc::new(Self {
-            event,
-            state: Mutex::new(State::default()),
-            ways: OnceLock::new(),
-        }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Why it has ended, and what it has moved; `None` while a direction runs.
-    fn outcome(&self) -> Option<(Reason, Counters)> {
-        let State { reason, moved } = *self.lock();
-        let [a_to_b, b_to_a] = moved;
-        let moved = Counters {
-            a_to_b: a_to_b?,
-            b_to_a: b_to_a?,
-        };
-        Some((reason?, moved))
-    }
-
-    fn tell(&self) {
-        // It fails only if the counter is full, and then the event is readable.
-        let _ = rustix::io::write(&self.event, &READERS_MOST.to_ne_bytes());
-    }
-
-    /// A pair of the library has ended.
-    fn pair_ended(&self, reason: Reason, moved: Counters) {
-        let mut state = self.lock();
-        state.reason = Some(reason);
-        state.moved = [moved.a_to_b, moved.b_to_a].map(Some);
-        drop(state);
-        self.tell();
-    }
-
-    /// Something else than an end of one of the splices ends the pair.
-    fn decide(&self, reason: Reason) {
-        self.lock().reason.get_or_insert(reason);
-    }
-
-    /// A one-way splice has ended: that from a to b is 0.
-    fn way_ended(&self, way: usize, reason: Reason, moved_bytes: u64) {
-        let mut state = self.lock();
-        state.moved[way] = Some(moved_bytes);
-        let both = state.moved.iter().all(Option::is_some);
-        // EOF of one direction leaves the other one open.
-        if state.reason.is_none() && (reason != Reason::EndOfStream || both) {
-            state.reason = Some(of_pair(way, reason));
-        }
-        let is_decided = state.reason.is_some();
-        drop(state);
-        if both {
-            self.tell();
-        } else if is_decided {
-            self.undo_rest();
-        }
-    }
-
-    /// Undoes what still runs of a pair whose end is decided.
-    fn undo_rest(&self) {
-        for way in self.ways.get().into_iter().flatten() {
-            if let Some(way) = way.upgrade() {
-                way.undo();
-            }
-        }
-    }
-}
-
-/// The sides of the splice from b to a are the other way round.
-fn of_pair(way: usize, reason: Reason) -> Reason {
-    let turned = |side: Side| match way {
-        0 => side,
-        _ => side.other(),
-    };
-    match reason {
-        Reason::Failed { side, errno } => {
-            let errno = Errno::from_raw_os_error(errno);
-            match errno {
-                Errno::CONNRESET | Errno::PIPE => Reason::Reset(turned(side)),
-                other => Reason::Failed {
-                    side: turned(side),
-                    errno: other.raw_os_error(),
-                },
-            }
-        }
-        Reason::Reset(side) => Reason::Reset(turned(side)),
-        other => other,
-    }
-}
 
 #[derive(Debug)]
 enum Kind {
@@ -289,7 +172,7 @@ impl SplicePair {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
             });
-            let mut fds = [PollFd::new(&self.ending.event, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.ending, PollFlags::IN)];
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(0) => return Err(Fault::new(Errno::TIMEDOUT, "the pair still runs")),
                 Ok(_) => return Ok(()),
@@ -426,11 +309,7 @@ fn join_open(numbers: [c_int; 2], wanted: &Wanted, ending: &Arc<Ending>) -> Resu
     };
     forth.share_idle_timer(&back);
     let ways = vec![forth, back];
-    let _ = ending.ways.set(ways.iter().map(Arc::downgrade).collect());
-    // One may have ended before the other one was there.
-    if ending.lock().reason.is_some() {
-        ending.undo_rest();
-    }
+    ending.know(&ways);
     Ok(Kind::Open(ways))
 }
 
@@ -551,7 +430,7 @@ unsafe fn tell(pair: &SplicePair, result: *mut SpliceResult) {
 pub unsafe extern "C" fn splice_fd(pair: *const SplicePair) -> c_int {
     // SAFETY: a handle of splice_join() that was not released.
     let pair = unsafe { &*pair };
-    pair.ending.event.as_raw_fd()
+    pair.ending.as_fd().as_raw_fd()
 }
 
 /// Takes both sockets back. When this returns, the pair reads nothing more, and every byte that it
@@ -616,7 +495,7 @@ unsafe fn take(pair: *mut SplicePair) -> Option<Box<SplicePair>> {
         return Some(pair);
     }
     // SAFETY: the child's copy of it, and nobody uses what is forgotten below.
-    unsafe { rustix::io::close(pair.ending.event.as_raw_fd()) };
+    unsafe { rustix::io::close(pair.ending.as_fd().as_raw_fd()) };
     // Its locks may have been held by threads that the child does not have.
     std::mem::forget(pair);
     None

@@ -9,7 +9,7 @@ use crate::legacy::{self, Names};
 use crate::netlink::{DumpError, Socket};
 use crate::nft;
 use crate::rule::Table;
-use crate::segment::{Connection, Family, Hook};
+use crate::segment::{Connection, Device, Direction, Family, Forwarded, Hook, Segment};
 use crate::verdict::{Reason, Verdict};
 use crate::walk;
 
@@ -150,29 +150,107 @@ impl Filters {
         Reader::new()?.read()
     }
 
+    fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.nft.tables.iter().chain(self.legacy.iter().flatten())
+    }
+
+    /// Whether some rules may translate the addresses of new connections.
+    pub fn translates(&self) -> bool {
+        self.nft.translates
+            || self
+                .legacy
+                .iter()
+                .flatten()
+                .any(|table| table.name == legacy::NAT)
+    }
+
     /// What the filters would do with the segments of a connection, in both directions.
     pub fn judge(&self, connection: &Connection) -> Verdict {
-        let legacy = || self.legacy.iter().flatten();
-        let mut verdict = Verdict::Accepts;
-        let translates = self.nft.translates || legacy().any(|table| table.name == legacy::NAT);
-        if translates && !connection.tracked {
-            verdict = Verdict::Unknown(Reason {
+        let mut verdict = self.unless_new(connection.tracked);
+        let marks_are_set = self.nft.may_mark(connection);
+        for table in self.tables().filter(|table| table.has(connection.family)) {
+            for hook in Hook::OWN {
+                verdict = verdict.worse(walk::judge(table, hook, |priority| {
+                    Segment::at(connection, hook, priority, marks_are_set)
+                }));
+            }
+        }
+        verdict
+    }
+
+    /// What the filters would do with the segments of a connection that is forwarded, in both directions.
+    pub fn judge_forwarded(&self, connection: &Forwarded) -> Verdict {
+        let verdict = self.unless_new(connection.tracked);
+        let is_met = |table: &&Table| table.has(connection.family);
+        self.worst_of(is_met, connection, &Hook::FORWARDED, verdict)
+    }
+
+    /// What the filters would do with the frames of a connection that pass bridges here, in both directions.
+    pub fn judge_bridged(&self, connection: &Forwarded) -> Verdict {
+        let connection = Forwarded {
+            // Connection tracking on bridges has entries of its own.
+            tracked: false,
+            // The rules see ports.
+            devices: [None, None],
+            ..connection.clone()
+        };
+        let hooks = [
+            Hook::Prerouting,
+            Hook::Input,
+            Hook::Forward,
+            Hook::Output,
+            Hook::Postrouting,
+        ];
+        let is_met = |table: &&Table| table.is_of_bridges();
+        self.worst_of(is_met, &connection, &hooks, Verdict::Accepts)
+    }
+
+    /// What the filters at `ingress` and `egress` of a device would do with a connection's segments, in both
+    /// directions.
+    pub fn judge_on_device(&self, connection: &Forwarded, device: &Device) -> Verdict {
+        let connection = Forwarded {
+            devices: [Some(device.clone()), Some(device.clone())],
+            ..connection.clone()
+        };
+        let is_met = |table: &&Table| table.has(connection.family);
+        let hooks = [Hook::Ingress, Hook::Egress];
+        self.worst_of(is_met, &connection, &hooks, Verdict::Accepts)
+    }
+
+    /// Whether packets of an established connection would get other addresses if they counted as new.
+    fn unless_new(&self, is_tracked: bool) -> Verdict {
+        if self.translates() && !is_tracked {
+            return Verdict::Unknown(Reason {
                 place: None,
                 why: "address translation would take it for a new connection, since connection \
                       tracking does not know it"
                     .into(),
             });
         }
-        let marks_are_set = self.nft.may_mark(connection);
-        for table in self.nft.tables.iter().chain(legacy()) {
-            for hook in Hook::ALL {
-                verdict = verdict.worse(walk::judge(table, connection, hook, marks_are_set));
+        Verdict::Accepts
+    }
+
+    fn worst_of(
+        &self,
+        is_met: impl Fn(&&Table) -> bool,
+        connection: &Forwarded,
+        hooks: &[Hook],
+        mut verdict: Verdict,
+    ) -> Verdict {
+        let marks_are_set = !self.nft.marks_elsewhere.is_empty();
+        for table in self.tables().filter(is_met) {
+            for hook in hooks {
+                for direction in [Direction::ToServer, Direction::ToClient] {
+                    verdict = verdict.worse(walk::judge(table, *hook, |priority| {
+                        Segment::forwarded(connection, direction, *hook, priority, marks_are_set)
+                    }));
+                }
             }
         }
         verdict
     }
 
-    /// Checks that every hook which the kernel calls for connections of a family, on the device of
+    /// Checks that every hook of `passed` which the kernel calls for connections of a family, on the device of
     /// `registry`, belongs to a known filter or is harmless.
     ///
     /// # Errors
@@ -181,6 +259,7 @@ impl Filters {
         &self,
         registry: &Registry,
         family: Family,
+        passed: &[Hook],
         device: &str,
     ) -> Result<(), String> {
         let chains_at = |place: HookPlace| {
@@ -202,7 +281,7 @@ impl Filters {
             let mut tables = self.legacy.iter().flatten();
             tables.any(|table| table.family == program && table.name == name)
         };
-        classify(registry, family, chains_at, has_table).map_err(|unknown| {
+        classify(registry, family, passed, chains_at, has_table).map_err(|unknown| {
             match (&unknown, &self.legacy) {
                 (UnknownHook::Table { .. }, Err(why)) => format!("{unknown}; {why}"),
                 _ => unknown.to_string(),

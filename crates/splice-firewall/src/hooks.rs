@@ -20,7 +20,7 @@ pub enum HookPlace {
     Prerouting(Family),
     /// `input`.
     Input(Family),
-    /// `forward`, which no segment of this host's connections passes.
+    /// `forward`.
     Forward(Family),
     /// `output`.
     Output(Family),
@@ -55,6 +55,7 @@ impl HookPlace {
             Hook::Ingress => Self::Ingress,
             Hook::Prerouting => Self::Prerouting(family),
             Hook::Input => Self::Input(family),
+            Hook::Forward => Self::Forward(family),
             Hook::Output => Self::Output(family),
             Hook::Postrouting => Self::Postrouting(family),
             Hook::Egress => Self::Egress,
@@ -193,7 +194,7 @@ pub enum UnknownHook {
     NoDevice,
 }
 
-/// Checks that every hook which a connection of this host over `family` may pass is known. A hook is known
+/// Checks that every hook of `passed` is known for a connection over `family`. A hook is known
 /// if it is a base chain of nftables (`chains` returns their number at a place), a table of
 /// iptables-legacy (`has_table` says whether it was listed), or harmless.
 ///
@@ -205,6 +206,7 @@ pub enum UnknownHook {
 pub fn classify(
     registry: &Registry,
     family: Family,
+    passed: &[Hook],
     chains: impl Fn(HookPlace) -> usize,
     has_table: impl Fn(&str) -> bool,
 ) -> Result<(), UnknownHook> {
@@ -223,7 +225,7 @@ pub fn classify(
             listed: registry.hooks.len(),
         });
     }
-    for place in Hook::ALL.map(|hook| HookPlace::of(family, hook)) {
+    for place in passed.iter().map(|hook| HookPlace::of(family, *hook)) {
         let mut called = 0;
         for hook in registry.hooks.iter().filter(|hook| hook.place == place) {
             match Function::of(hook) {

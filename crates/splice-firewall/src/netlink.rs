@@ -1,4 +1,4 @@
-//! The netlink socket of nf_tables, and its attributes.
+//! Netlink sockets of netfilter and of rtnetlink(7), and their attributes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,6 +8,7 @@ use netlink_packet_core::{
     NlasIterator,
 };
 use rustix::io::Errno;
+use rustix::net::Protocol;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
@@ -17,6 +18,10 @@ use rustix::net::{
 const SUBSYSTEM: u16 = 10 << 8;
 /// The group of nf_tables' notifications (`NFNLGRP_NFTABLES`), as a bit.
 const NOTIFICATIONS: u32 = 1 << (7 - 1);
+/// `NFNL_SUBSYS_CTNETLINK` and `IPCTNL_MSG_CT_GET`.
+const GET_TRACKED: u16 = 1 << 8 | 1;
+/// The groups of changes of devices and of traffic control (`RTNLGRP_LINK`, `RTNLGRP_TC`), as bits.
+const DEVICES: u32 = 1 | 1 << (4 - 1);
 /// `NFNETLINK_V0`.
 const VERSION: u8 = 0;
 /// `struct nfgenmsg`.
@@ -60,20 +65,31 @@ impl From<Errno> for DumpError {
 
 impl Socket {
     pub(crate) fn new() -> io::Result<Self> {
-        Self::in_groups(0)
+        Self::with(Some(netlink::NETFILTER), 0)
     }
 
     /// A socket that is notified of every change of the rules; see [`Self::drain`].
     pub(crate) fn listening() -> io::Result<Self> {
-        Self::in_groups(NOTIFICATIONS)
+        Self::with(Some(netlink::NETFILTER), NOTIFICATIONS)
     }
 
-    fn in_groups(groups: u32) -> io::Result<Self> {
+    /// A socket for devices and what belongs to them.
+    pub(crate) fn for_devices() -> io::Result<Self> {
+        Self::with(None, 0)
+    }
+
+    /// A socket that is notified of changes of devices and of their traffic control.
+    pub(crate) fn listening_for_devices() -> io::Result<Self> {
+        Self::with(None, DEVICES)
+    }
+
+    /// Without a protocol: `NETLINK_ROUTE` is 0.
+    fn with(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
         let fd = socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
             SocketFlags::CLOEXEC,
-            Some(netlink::NETFILTER),
+            protocol,
         )?;
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
         Ok(Self {
@@ -91,7 +107,8 @@ impl Socket {
         attributes: &[u8],
         take: impl FnMut(&Message<'_>),
     ) -> Result<(), DumpError> {
-        self.ask(kind, family, NLM_F_DUMP, attributes, take)
+        let kind = SUBSYSTEM | u16::from(kind);
+        self.ask_netfilter(kind, family, NLM_F_DUMP, attributes, take)
     }
 
     /// Requests one object.
@@ -100,29 +117,87 @@ impl Socket {
         kind: u8,
         take: impl FnMut(&Message<'_>),
     ) -> Result<(), DumpError> {
-        self.ask(kind, 0, 0, &[], take)
+        self.ask_netfilter(SUBSYSTEM | u16::from(kind), 0, 0, &[], take)
     }
 
-    fn ask(
+    /// Requests one entry of connection tracking.
+    pub(crate) fn get_tracked(
         &mut self,
-        kind: u8,
+        family: u8,
+        attributes: &[u8],
+        take: impl FnMut(&Message<'_>),
+    ) -> Result<(), DumpError> {
+        self.ask_netfilter(GET_TRACKED, family, 0, attributes, take)
+    }
+
+    fn ask_netfilter(
+        &mut self,
+        kind: u16,
         family: u8,
         flags: u16,
         attributes: &[u8],
         mut take: impl FnMut(&Message<'_>),
     ) -> Result<(), DumpError> {
+        let header = [family, VERSION, 0, 0];
+        self.ask(kind, flags, &[&header, attributes], |payload| {
+            if let Some((header, attributes)) = payload.split_at_checked(FAMILY_HEADER_BYTES) {
+                take(&Message {
+                    family: header[0],
+                    attributes: Attributes(attributes),
+                });
+            }
+        })
+    }
+
+    /// Dumps all objects of a kind (`RTM_GET*`), with the header of its messages as the request, and calls
+    /// `take` with each header and its attributes.
+    pub(crate) fn dump_route(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        mut take: impl FnMut(&[u8], Attributes<'_>),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, NLM_F_DUMP, &[header], |payload| {
+            if let Some((header, attributes)) = payload.split_at_checked(header.len()) {
+                take(header, Attributes(attributes));
+            }
+        })
+    }
+
+    /// Requests one object of rtnetlink.
+    pub(crate) fn get_route(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        attributes: &[u8],
+        mut take: impl FnMut(Attributes<'_>),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, 0, &[header, attributes], |payload| {
+            if let Some((_, attributes)) = payload.split_at_checked(header.len()) {
+                take(Attributes(attributes));
+            }
+        })
+    }
+
+    /// Sends a request and calls `take` with the payload of each message of the answer.
+    fn ask(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        parts: &[&[u8]],
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), DumpError> {
         self.sequence += 1;
-        let length = HEADER_BYTES + FAMILY_HEADER_BYTES + attributes.len();
+        let length = HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
         let mut request = vec![0; HEADER_BYTES];
         {
             let mut header = NetlinkBuffer::new(&mut request);
             header.set_length(length as u32);
-            header.set_message_type(SUBSYSTEM | u16::from(kind));
+            header.set_message_type(kind);
             header.set_flags(NLM_F_REQUEST | flags);
             header.set_sequence_number(self.sequence);
         }
-        request.extend([family, VERSION, 0, 0]);
-        request.extend(attributes);
+        parts.iter().for_each(|part| request.extend(*part));
         send(&self.fd, &request, SendFlags::empty())?;
         let mut interrupted = false;
         loop {
@@ -156,21 +231,12 @@ impl Socket {
                             None => Err(DumpError::System(io::ErrorKind::InvalidData.into())),
                         };
                     }
-                    kind if kind & 0xff00 == SUBSYSTEM => {
-                        let Some((header, attributes)) =
-                            payload.split_at_checked(FAMILY_HEADER_BYTES)
-                        else {
-                            continue;
-                        };
-                        take(&Message {
-                            family: header[0],
-                            attributes: Attributes(attributes),
-                        });
+                    _ => {
+                        take(payload);
                         if flags == 0 {
                             return Ok(());
                         }
                     }
-                    _ => {}
                 }
             }
         }
@@ -234,6 +300,16 @@ impl<'a> Attributes<'a> {
         Some(u64::from_be_bytes(bytes.get(..8)?.try_into().ok()?))
     }
 
+    /// A number in the byte order of this machine, as in rtnetlink.
+    pub(crate) fn native_u32(self, kind: u16) -> Option<u32> {
+        let bytes = self.bytes(kind)?;
+        Some(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?))
+    }
+
+    pub(crate) fn u8(self, kind: u16) -> Option<u8> {
+        self.bytes(kind)?.first().copied()
+    }
+
     pub(crate) fn text(self, kind: u16) -> Option<String> {
         self.bytes(kind).map(text)
     }
@@ -250,14 +326,24 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// One attribute with a string, padded.
 pub(crate) fn string_attribute(kind: u16, text: &str) -> Vec<u8> {
-    let length = HEADER + text.len() + 1;
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    attribute(kind, &bytes)
+}
+
+/// One attribute, padded.
+pub(crate) fn attribute(kind: u16, bytes: &[u8]) -> Vec<u8> {
+    let length = HEADER + bytes.len();
     let mut attribute = Vec::with_capacity(length.next_multiple_of(4));
     attribute.extend((length as u16).to_ne_bytes());
     attribute.extend(kind.to_ne_bytes());
-    attribute.extend(text.as_bytes());
+    attribute.extend(bytes);
     attribute.resize(length.next_multiple_of(4), 0);
     attribute
 }
+
+/// `NLA_F_NESTED`.
+pub(crate) const NESTED: u16 = 1 << 15;
 
 fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))

@@ -55,13 +55,19 @@ impl Chain {
 }
 
 impl Table {
-    /// Whether it sees packets of this family.
+    /// Whether it sees packets of this family when IP does; `bridge` sees frames instead.
     pub(crate) fn has(&self, family: Family) -> bool {
         match self.family {
             "ip" | "iptables" => family == Family::Ipv4,
             "ip6" | "ip6tables" => family == Family::Ipv6,
+            "bridge" => false,
             _ => true,
         }
+    }
+
+    /// Whether it sees the frames that a bridge forwards.
+    pub(crate) fn is_of_bridges(&self) -> bool {
+        self.family == "bridge"
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::known::Known;
+use crate::known::{Answer, Known};
 
 /// The network protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub struct End {
     pub port: Option<u16>,
 }
 
-/// An established TCP connection between this host and a peer.
+/// A TCP connection between this host and a peer, established unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
     /// Its network protocol.
@@ -59,6 +59,8 @@ pub struct Connection {
     /// than the first rule that uses connection tracking, or that was flushed (`conntrack -F`): the next
     /// segment would count as a new connection.
     pub tracked: bool,
+    /// Its SYN, and the answer, are to pass as well.
+    pub opening: bool,
 }
 
 impl Connection {
@@ -71,8 +73,33 @@ impl Connection {
             device: None,
             accepted: true,
             tracked: true,
+            opening: false,
         }
     }
+}
+
+/// An established TCP connection that this host forwards.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Forwarded {
+    /// Its network protocol.
+    pub family: Family,
+    /// The end that has opened it.
+    pub client: End,
+    /// The end that has accepted it.
+    pub server: End,
+    /// The devices towards the client and towards the server; `None` means unknown.
+    pub devices: [Option<Device>; 2],
+    /// Its addresses are translated on the way, so either may be one of this host's own at some hooks.
+    pub translated: bool,
+    /// As [`Connection::tracked`].
+    pub tracked: bool,
+}
+
+/// Which way a segment goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    ToServer,
+    ToClient,
 }
 
 /// A netfilter hook.
@@ -84,6 +111,8 @@ pub enum Hook {
     Prerouting,
     /// On the way to a socket of this host.
     Input,
+    /// Between two devices of this host.
+    Forward,
     /// From a socket of this host.
     Output,
     /// On the way to the device.
@@ -93,8 +122,8 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// All hooks, in the order in which a packet passes them.
-    pub const ALL: [Self; 6] = [
+    /// The hooks of a host's own connections, in the order in which a packet passes them.
+    pub const OWN: [Self; 6] = [
         Self::Ingress,
         Self::Prerouting,
         Self::Input,
@@ -103,17 +132,31 @@ impl Hook {
         Self::Egress,
     ];
 
-    /// Whether received packets pass this hook.
+    /// The hooks of forwarded connections, in that order.
+    pub const FORWARDED: [Self; 5] = [
+        Self::Ingress,
+        Self::Prerouting,
+        Self::Forward,
+        Self::Postrouting,
+        Self::Egress,
+    ];
+
+    /// Whether only received packets pass this hook, of which it is not known where they go.
     pub(crate) fn is_inbound(self) -> bool {
         matches!(self, Self::Ingress | Self::Prerouting | Self::Input)
     }
 }
 
-/// The segments of a connection at a hook.
+/// The segments of a connection at a hook, in one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment<'a> {
-    pub(crate) connection: &'a Connection,
+    family: Family,
     pub(crate) hook: Hook,
+    source: SegmentEnd,
+    destination: SegmentEnd,
+    in_device: DeviceAt<'a>,
+    out_device: DeviceAt<'a>,
+    is_original: bool,
     /// Connection tracking has processed the segment before this hook, and knows the connection.
     pub(crate) is_tracked: bool,
     /// The mark is 0: no rule sets one, and a socket with SO_MARK is not spliced. On lo the mark is
@@ -126,6 +169,14 @@ pub(crate) struct Segment<'a> {
     pub(crate) transport_header: Known,
 }
 
+/// An end of a connection as a hook sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentEnd {
+    end: End,
+    /// Whether its address is one of this host's.
+    pub(crate) is_local: Answer,
+}
+
 /// `IPPROTO_TCP`.
 pub(crate) const TCP: u8 = 6;
 /// `ETH_P_IP` and `ETH_P_IPV6`.
@@ -133,65 +184,137 @@ const ETHERTYPES: [u16; 2] = [0x0800, 0x86dd];
 /// The known TCP flags of an established connection: no segment has SYN, and all but some RSTs have
 /// ACK.
 const TCP_FLAGS: (u8, u8) = (0x10, 0x12);
+/// Of one that is opening nothing is known.
+const ANY_TCP_FLAGS: (u8, u8) = (0, 0);
 
 /// The priority at which connection tracking sees a packet (`NF_IP_PRI_CONNTRACK`).
 const CONNECTION_TRACKING: i32 = -200;
 
 impl<'a> Segment<'a> {
-    /// The segment as a base chain of this priority sees it.
+    /// The segment of an own connection as a base chain of this priority sees it.
     pub(crate) fn at(
         connection: &'a Connection,
         hook: Hook,
         priority: i32,
         marks_are_set: bool,
     ) -> Self {
-        let is_seen = match hook {
-            Hook::Ingress | Hook::Egress => false,
-            Hook::Prerouting | Hook::Output => priority > CONNECTION_TRACKING,
-            Hook::Input | Hook::Postrouting => true,
+        let device = DeviceAt::of(connection.device.as_ref());
+        let local = SegmentEnd {
+            end: connection.local,
+            is_local: Answer::Yes,
         };
-        let mut segment = Self {
-            connection,
+        let peer = SegmentEnd {
+            end: connection.peer,
+            is_local: match &connection.device {
+                Some(device) => device.is_loopback().into(),
+                None => Answer::Maybe,
+            },
+        };
+        let is_inbound = hook.is_inbound();
+        Self {
+            family: connection.family,
             hook,
-            is_tracked: is_seen && connection.tracked,
+            source: if is_inbound { peer } else { local },
+            destination: if is_inbound { local } else { peer },
+            in_device: if is_inbound { device } else { DeviceAt::None },
+            out_device: if is_inbound { DeviceAt::None } else { device },
+            is_original: is_inbound == connection.accepted,
+            is_tracked: is_seen(hook, priority) && connection.tracked,
             is_unmarked: !marks_are_set
                 && !connection.device.as_ref().is_some_and(Device::is_loopback),
             network_header: Known::unknown(0),
             transport_header: Known::unknown(0),
+        }
+        .with_headers(if connection.opening {
+            ANY_TCP_FLAGS
+        } else {
+            TCP_FLAGS
+        })
+    }
+
+    /// The segment of a forwarded connection as a base chain of this priority sees it.
+    pub(crate) fn forwarded(
+        connection: &'a Forwarded,
+        direction: Direction,
+        hook: Hook,
+        priority: i32,
+        marks_are_set: bool,
+    ) -> Self {
+        let [near_client, near_server] = connection
+            .devices
+            .each_ref()
+            .map(|device| DeviceAt::of(device.as_ref()));
+        let (source, destination, received_by, sent_by) = match direction {
+            Direction::ToServer => (
+                connection.client,
+                connection.server,
+                near_client,
+                near_server,
+            ),
+            Direction::ToClient => (
+                connection.server,
+                connection.client,
+                near_server,
+                near_client,
+            ),
         };
-        segment.network_header = segment.ip_header();
-        segment.transport_header = segment.tcp_header();
-        segment
+        let is_local = if connection.translated {
+            Answer::Maybe
+        } else {
+            Answer::No
+        };
+        let [source, destination] = [source, destination].map(|end| SegmentEnd { end, is_local });
+        Self {
+            family: connection.family,
+            hook,
+            source,
+            destination,
+            in_device: match hook {
+                // Linux before 5.7 does not tell it.
+                Hook::Postrouting => DeviceAt::Unknown,
+                Hook::Egress => DeviceAt::None,
+                _ => received_by,
+            },
+            out_device: if hook.is_inbound() {
+                DeviceAt::None
+            } else {
+                sent_by
+            },
+            is_original: direction == Direction::ToServer,
+            is_tracked: is_seen(hook, priority) && connection.tracked,
+            is_unmarked: !marks_are_set,
+            network_header: Known::unknown(0),
+            transport_header: Known::unknown(0),
+        }
+        .with_headers(TCP_FLAGS)
+    }
+
+    fn with_headers(mut self, tcp_flags: (u8, u8)) -> Self {
+        self.network_header = self.ip_header();
+        self.transport_header = self.tcp_header(tcp_flags);
+        self
     }
 
     pub(crate) fn family(&self) -> Family {
-        self.connection.family
+        self.family
     }
 
-    pub(crate) fn source(&self) -> &End {
-        if self.hook.is_inbound() {
-            &self.connection.peer
-        } else {
-            &self.connection.local
-        }
+    pub(crate) fn source(&self) -> &SegmentEnd {
+        &self.source
     }
 
-    pub(crate) fn destination(&self) -> &End {
-        if self.hook.is_inbound() {
-            &self.connection.local
-        } else {
-            &self.connection.peer
-        }
+    pub(crate) fn destination(&self) -> &SegmentEnd {
+        &self.destination
     }
 
     /// Whether it has the direction of the connection's first packet (`IP_CT_DIR_ORIGINAL`).
     pub(crate) fn is_original(&self) -> bool {
-        self.hook.is_inbound() == self.connection.accepted
+        self.is_original
     }
 
     /// Bytes of an address, in network order.
-    pub(crate) fn address(&self, end: &End) -> Known {
-        match end.address {
+    pub(crate) fn address(&self, end: &SegmentEnd) -> Known {
+        match end.end.address {
             Some(IpAddr::V4(v4)) => Known::bytes(&v4.octets()),
             Some(IpAddr::V6(v6)) => Known::bytes(&v6.octets()),
             None => Known::unknown(match self.family() {
@@ -202,8 +325,8 @@ impl<'a> Segment<'a> {
     }
 
     /// Bytes of a port, in network order.
-    pub(crate) fn port(end: &End) -> Known {
-        end.port.map_or_else(
+    pub(crate) fn port(end: &SegmentEnd) -> Known {
+        end.end.port.map_or_else(
             || Known::unknown(2),
             |port| Known::bytes(&port.to_be_bytes()),
         )
@@ -248,32 +371,41 @@ impl<'a> Segment<'a> {
         Known::masked(&value[..header], &known[..header])
     }
 
-    fn tcp_header(&self) -> Known {
+    fn tcp_header(&self, flags: (u8, u8)) -> Known {
         let (mut value, mut known) = ([0; 20], [0; 20]);
         for (at, end) in [(0, self.source()), (2, self.destination())] {
             let port = Self::port(end);
             value[at..at + 2].copy_from_slice(port.value());
             known[at..at + 2].copy_from_slice(port.mask());
         }
-        (value[13], known[13]) = TCP_FLAGS;
+        (value[13], known[13]) = flags;
         Known::masked(&value, &known)
     }
 
-    pub(crate) fn in_device(&self) -> DeviceAt<'_> {
-        self.device_if(self.hook.is_inbound())
+    pub(crate) fn in_device(&self) -> DeviceAt<'a> {
+        self.in_device
     }
 
     /// The outgoing device, at every hook but `ingress`, `prerouting` and `input`.
-    pub(crate) fn out_device(&self) -> DeviceAt<'_> {
-        self.device_if(!self.hook.is_inbound())
+    pub(crate) fn out_device(&self) -> DeviceAt<'a> {
+        self.out_device
     }
 
-    fn device_if(&self, there: bool) -> DeviceAt<'_> {
-        match &self.connection.device {
-            _ if !there => DeviceAt::None,
-            Some(device) => DeviceAt::Known(device),
-            None => DeviceAt::Unknown,
+    /// The device whose `ingress` or `egress` it passes.
+    pub(crate) fn device(&self) -> DeviceAt<'a> {
+        match self.hook.is_inbound() {
+            true => self.in_device,
+            false => self.out_device,
         }
+    }
+}
+
+/// Whether connection tracking has seen a segment before a base chain of this priority does.
+fn is_seen(hook: Hook, priority: i32) -> bool {
+    match hook {
+        Hook::Ingress | Hook::Egress => false,
+        Hook::Prerouting | Hook::Output => priority > CONNECTION_TRACKING,
+        Hook::Input | Hook::Forward | Hook::Postrouting => true,
     }
 }
 
@@ -284,4 +416,10 @@ pub(crate) enum DeviceAt<'a> {
     None,
     Known(&'a Device),
     Unknown,
+}
+
+impl<'a> DeviceAt<'a> {
+    fn of(device: Option<&'a Device>) -> Self {
+        device.map_or(Self::Unknown, Self::Known)
+    }
 }

@@ -7,7 +7,7 @@ use crate::action::Action;
 use crate::expression::{Expression, Registers};
 use crate::known::Answer;
 use crate::rule::{Base, Chain, Rule, Step, Table};
-use crate::segment::{Connection, Hook, Segment};
+use crate::segment::{DeviceAt, Hook, Segment};
 use crate::verdict::{Reason, RuleId, RulePlace, Verdict};
 
 /// The maximum depth of jumps. The kernel allows 16 (`NFT_JUMP_STACK_SIZE`); iptables-legacy has no loops.
@@ -46,20 +46,20 @@ impl Outcomes {
     }
 }
 
-/// What all base chains of a table at a hook do with a connection's segments.
-pub(crate) fn judge(
+/// What all base chains of a table at a hook do with segments. `segment_at` makes the segment that a chain of
+/// a priority sees.
+pub(crate) fn judge<'a>(
     table: &Table,
-    connection: &Connection,
     hook: Hook,
-    marks_are_set: bool,
+    segment_at: impl Fn(i32) -> Segment<'a>,
 ) -> Verdict {
     let mut verdict = Verdict::Accepts;
     for (index, chain) in table.chains.iter().enumerate() {
         let Some(base) = chain.base.as_ref().filter(|base| base.hook == hook) else {
             continue;
         };
-        let segment = Segment::at(connection, hook, base.priority, marks_are_set);
-        if !applies(table, base, &segment) {
+        let segment = segment_at(base.priority);
+        if !applies(base, &segment) {
             continue;
         }
         let mut outcomes = Walk { table, segment }.chain(index, 0);
@@ -77,12 +77,11 @@ pub(crate) fn judge(
 }
 
 /// Whether the chain may see the segment at all.
-fn applies(table: &Table, base: &Base, segment: &Segment<'_>) -> bool {
-    table.has(segment.family())
-        && match &segment.connection.device {
-            Some(device) => base.is_on(&device.name),
-            None => true,
-        }
+fn applies(base: &Base, segment: &Segment<'_>) -> bool {
+    match segment.device() {
+        DeviceAt::Known(device) => base.is_on(&device.name),
+        DeviceAt::None | DeviceAt::Unknown => true,
+    }
 }
 
 fn reason(table: &Table, chain: &Chain, rule: Option<RuleId>, why: &str) -> Reason {

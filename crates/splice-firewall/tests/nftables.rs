@@ -30,6 +30,7 @@ fn connection(family: Family) -> Connection {
         }),
         accepted: true,
         tracked: true,
+        opening: false,
     }
 }
 

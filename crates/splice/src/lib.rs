@@ -49,8 +49,11 @@
 // Layers from top to bottom: a module names only those below it. `make check` enforces the order in
 // `layers.toml`.
 mod api;
+pub mod bypass;
 pub mod doctor;
 mod policy;
+pub mod sockmap;
+pub mod trace;
 
 mod session;
 
@@ -65,6 +68,7 @@ mod reactor;
 
 mod counters;
 mod limits;
+pub mod mesh;
 mod name;
 mod options;
 mod outcome;
@@ -72,6 +76,7 @@ mod outcome;
 pub use api::{Splicer, echo, echo_task, join, pair_task};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, Kind, SegmentSize};
+pub use kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded};
 pub use limits::Limits;
 pub use name::{EngineChoice, EngineName};
 pub use options::Options;
@@ -82,4 +87,5 @@ pub use session::one_way::duplicate::Duplicates;
 pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};
+pub use splice_base::socket_name::{SocketName, VsockAddress};
 pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll, set_pacing_rate};

@@ -85,7 +85,8 @@ impl fmt::Display for EngineName {
 pub enum EngineChoice {
     /// Begin with `copy`. A direction that moves bulk changes to `pipe`. A TCP pair that has lived
     /// for 50 ms or moved 64 KiB is tried with `segment`, if this process can load it
-    /// ([`Options::segment_after`](crate::Options::segment_after)).
+    /// ([`Options::segment_after`](crate::Options::segment_after)). A pair with kTLS stays with
+    /// `copy`.
     #[default]
     Auto,
     /// This engine, or refuse the pair. `copy`, `pipe`, `aio` and `uring` move it from the first

@@ -11,6 +11,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use netlab::{Need, available, until};
 use splice::EngineName;
 use splice::doctor::{Report, Verdict, examine};
+use splice::sockmap::{MapType as SocketMap, Redirect, Redirections};
 
 /// Only one test at a time may open and close descriptors.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -71,9 +72,23 @@ fn the_doctor_finds_the_fionread_defect_that_a_map_shows() {
     });
     let told = rustix::io::ioctl_fionread(&far).unwrap();
     far.read_exact(&mut [0; 5]).unwrap();
+    map.delete(&0u32.to_ne_bytes()).unwrap();
+
+    let redirections = Redirections::new(Redirect::SendToLocal, SocketMap::Hash, 1).unwrap();
+    let link = redirections.link(&near, &far).unwrap();
+    near.write_all(b"1234567").unwrap();
+    assert_eq!(link.counters().messages, 1);
+    let told_redirected = rustix::io::ioctl_fionread(&far).unwrap();
+    far.read_exact(&mut [0; 7]).unwrap();
 
     let report = examine();
     let mut defects = report.defects.iter();
     let defect = defects.find(|defect| defect.name == "fionread").unwrap();
-    assert_eq!(defect.present, Some(told == 0), "{told}: {}", defect.reason);
+    let is_wrong = (told, told_redirected) != (5, 7);
+    assert_eq!(
+        defect.present,
+        Some(is_wrong),
+        "{told} {told_redirected}: {}",
+        defect.reason
+    );
 }

@@ -23,6 +23,7 @@ mod support {
     pub(crate) mod random;
     pub(crate) mod relay;
     pub(crate) mod system_calls;
+    pub(crate) mod tls;
     pub(crate) mod transfer;
     pub(crate) mod witness;
 }
@@ -42,6 +43,7 @@ mod rule {
     pub(crate) mod reset;
     pub(crate) mod scarce_pipes;
     pub(crate) mod shutdown;
+    mod upper_protocol;
     pub(crate) mod urgent;
 }
 

@@ -8,10 +8,20 @@
     reason = "the program reads what was typed; here only the definitions count"
 )]
 
+#[path = "../src/adopt_args.rs"]
+mod adopt_args;
+#[path = "../src/bypass_args.rs"]
+mod bypass_args;
 #[path = "../src/cli.rs"]
 mod cli;
+#[path = "../src/mesh_args.rs"]
+mod mesh_args;
 #[path = "../src/sections.rs"]
 mod sections;
+#[path = "../src/time_text.rs"]
+mod time_text;
+#[path = "../src/trace_arguments.rs"]
+mod trace_arguments;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -77,9 +87,14 @@ fn pages(directory: &Path) -> io::Result<()> {
         let sections = match command.get_name() {
             "relay" => sections::RELAY,
             "echo" => sections::ECHO,
+            "mesh" => sections::MESH,
+            "adopt" => sections::ADOPT,
+            "bypass" => sections::BYPASS,
             "run" => sections::RUN,
             "check" => sections::CHECK,
+            "trace" => sections::TRACE,
             "reload" | "status" => sections::ASK,
+            "matrix" => sections::MATRIX,
             _ => sections::DOCTOR,
         };
         page(directory, command, sections, &["spliced"])?;

@@ -71,7 +71,7 @@ impl AccessLog {
     }
 
     /// Adds an entry, and never waits for the disk or a reader.
-    pub(crate) fn write(&self, entry: &Entry) {
+    pub(crate) fn write(&self, entry: &impl Serialize) {
         // It has no map whose keys could not be written, and memory does not fail.
         let Ok(mut line) = serde_json::to_vec(entry) else {
             return;

@@ -8,9 +8,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use splice::{Address, EngineChoice};
+use splice::{Address, EngineChoice, SocketName};
 
+use crate::adopt_args::AdoptArgs;
+use crate::bypass_args::BypassArgs;
+use crate::mesh_args::MeshArgs;
 use crate::sections::{self, as_help};
+pub(crate) use crate::time_text::{duration, time};
+use crate::trace_arguments::TraceArgs;
 
 /// Relay TCP and UNIX connections, inside the kernel where possible.
 #[derive(Debug, Parser)]
@@ -53,19 +58,40 @@ pub(crate) enum Command {
     Reload(ReloadArgs),
     Status(StatusArgs),
     Echo(EchoArgs),
+    Mesh(MeshArgs),
+    Adopt(AdoptArgs),
+    Bypass(BypassArgs),
     Doctor(DoctorArgs),
+    Matrix(MatrixArgs),
+    Trace(TraceArgs),
 }
 
 /// Test which engines work on this host: copy, pipe, aio, uring, sockmap and segment.
 ///
 /// The doctor tries each engine on sockets of its own and prints yes, or no with the reason and the
-/// remedy. It also tests for known defects of the kernel. It takes a second or two and leaves nothing
+/// remedy. It also tests for known defects of the kernel, and shows what maps of sockets can do since which
+/// kernel, and here. It takes a second or two and leaves nothing
 /// behind. Run it as the same user, with the same limits and capabilities, as the relay.
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::DOCTOR))]
 pub(crate) struct DoctorArgs {
     /// Print JSON: kernel; engines, each with engine, verdict (yes or no), reason and remedy; defects,
-    /// each with name, present (null if it could not be tested) and reason.
+    /// each with name, present (null if it could not be tested) and reason; time_line, each with since, what,
+    /// works (null if it could not be tried) and reason; segments, each reason with its count.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show which redirects of SOCKMAP work on this kernel, between which kinds of sockets.
+///
+/// There are four redirects: what a socket sends or receives goes to the reader or to the peer of another socket.
+/// Each is tried with a message between every two of six kinds of sockets, with both types of maps. A "no" says how
+/// the kernel fails. It takes some seconds and leaves nothing behind.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::MATRIX))]
+pub(crate) struct MatrixArgs {
+    /// Print JSON: kernel; tables, each with redirect, map and cells; each cell with source, target, works (null if it
+    /// could not be tried) and reason.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -92,6 +118,12 @@ pub(crate) struct CheckArgs {
 /// loopback), host:port (every address of the name, tried in turn), unix:/path or unix:@abstract.
 /// localhost is 127.0.0.1 and [::1].
 ///
+/// Datagrams are relayed between udp:HOST:PORT and unixgram:/path (or unixgram:@abstract), in any
+/// combination. Each client has a session: a socket of its own to the target, which ends after
+/// --idle-timeout (default: 1m). seqpacket:/path and vsock-seqpacket:CID:PORT keep messages apart, too, and
+/// have connections. vsock:CID:PORT is a stream (vsock::PORT listens for every CID); it is joined with any
+/// stream by copying. docs/datagrams.md says more.
+///
 /// If the name in TARGET does not resolve, the relay starts, resets its clients and asks again until the
 /// name resolves. The relay refuses a TARGET that is the relay itself, also if a name resolves to it
 /// later.
@@ -104,10 +136,15 @@ pub(crate) struct CheckArgs {
 #[command(after_long_help = as_help(sections::RELAY))]
 pub(crate) struct RelayArgs {
     /// The address to accept connections on.
-    pub(crate) listen: Address,
+    pub(crate) listen: SocketName,
 
     /// The address to connect each client to.
-    pub(crate) target: Address,
+    pub(crate) target: SocketName,
+
+    /// Maximum number of sessions of a relay of datagrams; a new client displaces the one that has been idle
+    /// longest [default: 16384].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_sessions: Option<u32>,
 
     /// The engine that moves the bytes: auto, copy (read and write), pipe (splice(2)), aio (Linux AIO, for
     /// comparison), uring (io_uring(7)), or BPF programs in the kernel: sockmap (redirect) or segment
@@ -139,6 +176,15 @@ pub(crate) struct RelayArgs {
     /// reset. Anonymous counters do not count spliced segments.
     #[arg(long)]
     pub(crate) bypass_firewall: bool,
+
+    /// Translate new connections from their SYN on, so that they cost no socket. Every client that this cannot be done
+    /// for begins with sockets, as without this option.
+    ///
+    /// It needs what segment needs, a target on another host, and packet filters that accept new connections of
+    /// every client. The target sees source ports that the kernel gives to nobody else (the larger part of what
+    /// net.ipv4.ip_local_port_range leaves over). The log says what stands in the way.
+    #[arg(long)]
+    pub(crate) from_syn: bool,
 
     /// Time to connect to the target, for all its addresses together.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
@@ -234,21 +280,4 @@ pub(crate) struct LifeArgs {
     /// with status 3.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
-}
-
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| {
-        "it is not a time; write a number and its unit, such as 500ms, 30s or 5m".into()
-    })
-}
-
-/// A longer time is a mistake, and a very long one overflows the clock.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
-
-pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        Duration::ZERO => Err("it must be longer than zero".into()),
-        time if time > LONGEST => Err("it is longer than a year; leave it out for no limit".into()),
-        time => Ok(time),
-    }
 }

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use splice::doctor::{Defect, Finding, Report, examine, segment_counts};
+use splice::doctor::{Defect, Finding, Report, Step, examine, segment_counts};
 
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
@@ -58,10 +58,19 @@ fn as_json(report: &Report, counts: &Counts) -> Value {
             "reason": defect.reason,
         })
     };
+    let step = |step: &Step| {
+        json!({
+            "since": step.since,
+            "what": step.what,
+            "works": step.works,
+            "reason": step.reason,
+        })
+    };
     json!({
         "kernel": report.kernel,
         "engines": report.engines.iter().map(engine).collect::<Vec<_>>(),
         "defects": report.defects.iter().map(defect).collect::<Vec<_>>(),
+        "time_line": report.time_line.iter().map(step).collect::<Vec<_>>(),
         // null where they cannot be read, which is not the same as none.
         "segments": counts.as_ref().ok().map(|counts| counts.iter().copied().collect::<BTreeMap<_, _>>()),
     })
@@ -89,6 +98,16 @@ fn as_text(report: &Report, counts: &Counts) -> String {
             None => "unknown",
         };
         add_row(&mut text, defect.name, presence, &defect.reason);
+    }
+    text.push_str("\nMaps of sockets, since which Linux and whether here\n");
+    for step in &report.time_line {
+        let works = match step.works {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
+        };
+        let words = format!("{}: {}", step.what, step.reason);
+        add_row(&mut text, step.since, works, &words);
     }
     text.push_str("\nSegments in the relays that run\n");
     add_counts(&mut text, counts);

@@ -1,28 +1,41 @@
 //! `spliced`: relays connections between two addresses without losing a byte.
 //!
 //! The command line ([`cli`]) asks for a [`relay`], to a target or back to the client ([`echo`]), which
-//! runs until a signal ends it, for the [`check`] of a configuration ([`config`]), or for the [`doctor`],
+//! runs until a signal ends it, for a [`mesh`], for the sockets
+//! of others ([`adopt`]), for connections between processes ([`bypass`]), for the [`check`] of a configuration ([`config`]), or for the [`doctor`],
 //! which tests what works on this host.
 
 mod access_log;
 mod admin;
+#[cfg(target_arch = "x86_64")]
+mod adopt;
+mod adopt_args;
 mod backend;
+mod bypass;
+mod bypass_args;
 mod check;
 mod cli;
 mod client_limit;
 mod config;
 mod connection;
 mod connection_limit;
+mod datagram;
 mod deployment;
 mod diagnostics;
 mod doctor;
 mod echo;
 mod exit_status;
 mod firewall;
+mod forwarding;
+mod kinds;
 mod listener;
 mod log_file;
 mod log_queue;
+mod matrix;
+mod mesh;
+mod mesh_args;
 mod outgoing;
+mod plain;
 mod plan;
 mod rate_limited_warning;
 mod refusal;
@@ -34,6 +47,9 @@ mod service;
 mod signal;
 mod socket_address;
 mod target;
+mod time_text;
+mod trace;
+mod trace_arguments;
 mod worker;
 
 use std::env;
@@ -46,8 +62,9 @@ use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
 use crate::diagnostics::Diagnostics;
-use crate::exit_status::{CUT_SHORT, FAILED, WRONG_USAGE};
-use crate::relay::{Configuration, Ended};
+use crate::exit_status::{CUT_SHORT, Ended, FAILED, WRONG_USAGE};
+use crate::kinds::Kinds;
+use crate::relay::Configuration;
 use crate::signal::Signals;
 
 fn main() -> ExitCode {
@@ -83,8 +100,18 @@ fn main() -> ExitCode {
 
 fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
     match command {
-        Command::Relay(args) => relay::run(&relay::plan_of_relay(args), None, signals, diagnostics),
+        Command::Relay(args) => match Kinds::of(args)? {
+            Kinds::Streams(plan) => relay::run(&plan, None, signals, diagnostics),
+            Kinds::Datagrams(plan) => datagram::run(plan, signals, diagnostics).map(ended),
+            Kinds::Others(plan) => plain::run(plan, signals, diagnostics).map(ended),
+        },
         Command::Echo(args) => relay::run(&relay::plan_of_echo(args), None, signals, diagnostics),
+        Command::Mesh(args) => mesh::run(&args, signals, diagnostics),
+        #[cfg(target_arch = "x86_64")]
+        Command::Adopt(args) => adopt::run(&args, signals, diagnostics),
+        #[cfg(not(target_arch = "x86_64"))]
+        Command::Adopt(_) => anyhow::bail!("spliced adopt works on x86-64 only so far"),
+        Command::Bypass(args) => bypass::run(args, signals, diagnostics),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             let path = args.config.clone();
@@ -114,6 +141,22 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             signals.leave_to_default()?;
             doctor::run(&args).map(|()| Ended::Well)
         }
+        Command::Matrix(args) => {
+            signals.leave_to_default()?;
+            matrix::run(&args).map(|()| Ended::Well)
+        }
+        Command::Trace(args) => {
+            signals.leave_to_default()?;
+            trace::run(&args).map(|()| Ended::Well)
+        }
+    }
+}
+
+/// How a relay ended, of which everything ended by itself, or not.
+fn ended(by_itself: bool) -> Ended {
+    match by_itself {
+        true => Ended::Well,
+        false => Ended::CutShort,
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) struct Plan {
     pub(crate) drain_timeout: Duration,
     pub(crate) listeners: Vec<Arc<ListenerPlan>>,
     pub(crate) backends: Vec<Arc<BackendPlan>>,
+    pub(crate) bypasses: Vec<splice::bypass::Options>,
 }
 
 /// A `[[listener]]`. Its name is unique, and its address, too.
@@ -40,6 +41,8 @@ pub(crate) struct ListenerPlan {
     pub(crate) address: Address,
     pub(crate) engine: EngineChoice,
     pub(crate) bypass_firewall: bool,
+    /// Translate new connections from their SYN on, where that can be.
+    pub(crate) from_syn: bool,
     /// From accept to a route.
     pub(crate) decide_within: Duration,
     /// The longest first message of a client.
@@ -225,6 +228,7 @@ impl ListenerPlan {
             address,
             engine: EngineChoice::Auto,
             bypass_firewall: false,
+            from_syn: false,
             decide_within: DECIDE_WITHIN,
             connect_timeout: CONNECT_TIMEOUT,
             first_bytes_limit: FIRST_BYTES_LIMIT,

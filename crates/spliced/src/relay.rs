@@ -22,30 +22,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow, bail};
 use serde_json::Value;
+use splice::Address;
 
 use crate::admin::{self, AdminSocket};
+use crate::bypass;
 use crate::cli::{EchoArgs, RelayArgs};
 use crate::config::PrefixWatch;
 use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
-use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::resource_limit::raise_descriptor_limit;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
 
-/// What `spliced relay` is to do.
-pub(crate) fn plan_of_relay(args: RelayArgs) -> Plan {
-    let target = args.target.to_string();
-    let backend = BackendPlan::of_one(&target, args.target, args.connect_timeout);
+/// What `spliced relay` is to do between the streams `listen` and `to`.
+pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Plan {
+    let target = to.to_string();
+    let backend = BackendPlan::of_one(&target, to, args.connect_timeout);
     let listener = ListenerPlan {
         engine: args.engine,
         bypass_firewall: args.bypass_firewall,
+        from_syn: args.from_syn,
         idle_timeout: args.life.idle_timeout,
         max_connections: args.life.max_connections,
         access_log: args.access_log,
         ..ListenerPlan::of_one(
-            args.listen,
+            listen,
             Action::Backend {
                 name: target,
                 fallback: None,
@@ -57,6 +60,7 @@ pub(crate) fn plan_of_relay(args: RelayArgs) -> Plan {
         drain_timeout: args.life.drain_timeout,
         listeners: vec![Arc::new(listener)],
         backends: vec![Arc::new(backend)],
+        bypasses: Vec::new(),
     }
 }
 
@@ -74,6 +78,7 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Plan {
         drain_timeout: args.life.drain_timeout,
         listeners: vec![Arc::new(listener)],
         backends: Vec::new(),
+        bypasses: Vec::new(),
     }
 }
 
@@ -95,14 +100,6 @@ enum Event {
     ListenersClosed,
     NoneLeft,
     LoopFailed(Error),
-}
-
-/// How a relay ended that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    Well,
-    /// Connections were reset at the end of draining.
-    CutShort,
 }
 
 /// Runs `plan` until a signal ends it. A request to reload reads the next one from `configuration`.
@@ -137,6 +134,12 @@ pub(crate) fn run(
         let sender = sender.clone();
         move |error| drop(sender.send(Event::LoopFailed(error)))
     })?;
+    if !plan.bypasses.is_empty() {
+        // From then on there are pins to remove.
+        progress.running();
+    }
+    let mut bypasses = bypass::Group::default();
+    bypasses.apply(&plan.bypasses)?;
     // From then on there may be a socket file to remove.
     deployment.apply(plan, || progress.running())?;
     let admin = configuration
@@ -146,6 +149,7 @@ pub(crate) fn run(
         drain_timeout: plan.drain_timeout,
         prefixes: PrefixWatch::of(plan),
         deployment,
+        bypasses,
         configuration,
         events,
     };
@@ -154,13 +158,17 @@ pub(crate) fn run(
         _ => running.drain(&sender),
     };
     drop(admin);
+    let all_left = running.bypasses.stop();
     let process = Arc::clone(&running.deployment.process);
     let (workers, access_logs) = running.deployment.into_threads();
     progress.ending(FAILED);
     workers.iter().for_each(Worker::end);
     workers.into_iter().for_each(Worker::join);
     let cut_short = process.cut_short.load(Ordering::Relaxed);
-    let mut ended = Ended::Well;
+    let mut ended = match all_left {
+        true => Ended::Well,
+        false => Ended::CutShort,
+    };
     if cut_short > 0 {
         progress.ending(CUT_SHORT);
         ended = Ended::CutShort;
@@ -206,6 +214,7 @@ fn most_connections(plan: &Plan) -> Option<u32> {
 /// A relay that serves clients.
 struct Running {
     deployment: Deployment,
+    bypasses: bypass::Group,
     configuration: Option<Configuration>,
     /// Of the routes as they are now.
     prefixes: PrefixWatch,
@@ -259,6 +268,7 @@ impl Running {
             true => Err(anyhow!("the process is ending")),
             false => (configuration.read)().and_then(|plan| {
                 self.deployment.apply(&plan, || ())?;
+                self.bypasses.apply(&plan.bypasses)?;
                 raise_descriptor_limit(most_connections(&plan));
                 let threads = self.deployment.threads();
                 if plan

@@ -21,6 +21,15 @@ pub(crate) const RELAY: &[Section] = &[SIGNALS, EXIT_STATUS, FILES, RIGHTS];
 /// Sections of the page of `echo`, which has neither an access log nor `segment`.
 pub(crate) const ECHO: &[Section] = &[ECHO_SIGNALS, EXIT_STATUS, ECHO_FILES, ECHO_RIGHTS];
 
+/// Sections of the page of `mesh`, which writes no file.
+pub(crate) const MESH: &[Section] = &[MESH_SIGNALS, MESH_EXIT_STATUS, MESH_RIGHTS];
+
+/// Sections of the page of `adopt`, which writes no file.
+pub(crate) const ADOPT: &[Section] = &[ADOPT_SIGNALS, ADOPT_EXIT_STATUS, ADOPT_RIGHTS];
+
+/// Sections of the page of `bypass`, which writes no file.
+pub(crate) const BYPASS: &[Section] = &[BYPASS_SIGNALS, BYPASS_EXIT_STATUS, BYPASS_RIGHTS];
+
 /// Sections of the page of `run`.
 pub(crate) const RUN: &[Section] = &[RUN_SIGNALS, EXIT_STATUS, RUN_FILES, RUN_RIGHTS];
 
@@ -32,6 +41,11 @@ pub(crate) const CHECK: &[Section] = &[CHECK_EXIT_STATUS, CHECK_RIGHTS];
 
 /// Sections of the page of `doctor`.
 pub(crate) const DOCTOR: &[Section] = &[DOCTOR_EXIT_STATUS, DOCTOR_RIGHTS];
+
+/// Sections of the page of `matrix`.
+pub(crate) const MATRIX: &[Section] = &[DOCTOR_EXIT_STATUS, MATRIX_RIGHTS];
+/// Sections of the page of `trace`.
+pub(crate) const TRACE: &[Section] = &[TRACE_EXIT_STATUS, TRACE_RIGHTS];
 
 /// `sections` as a terminal shows them.
 pub(crate) fn as_help(sections: &[Section]) -> String {
@@ -105,6 +119,109 @@ const ECHO_SIGNALS: Section = Section {
     ],
 };
 
+const MESH_SIGNALS: Section = Section {
+    title: "Signals",
+    entries: &[Entry::Item(
+        "SIGTERM, SIGINT",
+        "Stop accepting. Each member still gets what is on its way to it, and has 5 seconds to close its side. A \
+         second signal ends the mesh at once. It counts from one second after the first.",
+    )],
+};
+
+const ADOPT_SIGNALS: Section = Section {
+    title: "Signals",
+    entries: &[
+        Entry::Item(
+            "SIGTERM, SIGINT",
+            "Give the sockets back. If the owner has written bytes that a peer does not take, that waits for the peer; a \
+             second signal then resets both connections. It counts from one second after the first.",
+        ),
+        Entry::Item(
+            "SIGKILL",
+            "Resets both connections: the owner has no descriptor of them.",
+        ),
+    ],
+};
+
+const ADOPT_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "given back"),
+        Entry::Item("1", "failed while running"),
+        Entry::Item("2", "wrong usage, or the sockets cannot be adopted"),
+        Entry::Item("3", "a second signal reset both connections"),
+    ],
+};
+
+const ADOPT_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[
+        Entry::Text(
+            "Those to trace the owner: to be the same user, or CAP_SYS_PTRACE. kernel.yama.ptrace_scope may ask for more.",
+        ),
+        Entry::Item(
+            "CAP_SYS_ADMIN",
+            "To see that a socket is in no map of sockets. Without it nobody looks.",
+        ),
+    ],
+};
+
+const BYPASS_SIGNALS: Section = Section {
+    title: "Signals",
+    entries: &[
+        Entry::Item(
+            "SIGTERM, SIGINT",
+            "Have every connection go on over TCP. That waits up to 10 s for processes to read what was redirected to them; a \
+             second signal ends the wait. It counts from one second after the first. What is still unread keeps its pins, \
+             and 'spliced bypass off' removes them later.",
+        ),
+        Entry::Item(
+            "SIGKILL",
+            "Every message goes over TCP half a second later, and nothing is lost. The next start or 'spliced bypass off' \
+             removes the pins.",
+        ),
+    ],
+};
+
+const BYPASS_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "ended well"),
+        Entry::Item("1", "failed"),
+        Entry::Item("2", "wrong usage"),
+        Entry::Item("3", "ended with unread messages, whose pins stay"),
+    ],
+};
+
+const BYPASS_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[
+        Entry::Item("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON", "always."),
+        Entry::Item(
+            "CAP_SYS_ADMIN",
+            "for connections in other network namespaces, which it enters.",
+        ),
+    ],
+};
+
+const MESH_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "ended well"),
+        Entry::Item("1", "failed while running"),
+        Entry::Item("2", "wrong usage"),
+        Entry::Item("3", "a second signal cut members off"),
+    ],
+};
+
+const MESH_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[
+        Entry::Item("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON", "always."),
+        PORTS,
+    ],
+};
+
 const EXIT_STATUS: Section = Section {
     title: "Exit status",
     entries: &[
@@ -119,7 +236,7 @@ const EXIT_STATUS: Section = Section {
 };
 
 const SOCKET_FILE: Entry = Entry::Item(
-    "unix:/path as LISTEN",
+    "unix:/path, unixgram:/path, seqpacket:/path as LISTEN",
     "The relay creates the socket and removes it at its end. It replaces a socket that nobody listens on, \
      and no other file.",
 );
@@ -189,6 +306,14 @@ const DOCTOR_RIGHTS: Section = Section {
         "The doctor needs no privilege. It reports what the user who runs it can use: run it with the \
          capabilities that the relay is going to have. Only the counts of the engine segment need \
          CAP_SYS_ADMIN.",
+    )],
+};
+
+const MATRIX_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Item(
+        "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON",
+        "Needed for maps of sockets.",
     )],
 };
 
@@ -271,5 +396,26 @@ const ASK_RIGHTS: Section = Section {
     title: "Rights",
     entries: &[Entry::Text(
         "Only the user who has started 'spliced run' reaches its socket.",
+    )],
+};
+
+const TRACE_EXIT_STATUS: Section = Section {
+    title: "Exit status",
+    entries: &[
+        Entry::Item("0", "traced"),
+        Entry::Item(
+            "1",
+            "failed while running: a right is missing, no message came, or an engine that was asked for does \
+             not work",
+        ),
+        Entry::Item("2", "wrong usage"),
+    ],
+};
+
+const TRACE_RIGHTS: Section = Section {
+    title: "Rights",
+    entries: &[Entry::Item(
+        "CAP_BPF, CAP_PERFMON",
+        "All traces. send-to-local, sockmap and segment need CAP_NET_ADMIN, too.",
     )],
 };

@@ -8,10 +8,11 @@ use std::process::{Command, Output};
 
 use netlab::{Scratch, present, program};
 
-const COMMANDS: [&str; 7] = [
-    "relay", "run", "check", "reload", "status", "echo", "doctor",
+const COMMANDS: [&str; 12] = [
+    "relay", "run", "check", "reload", "status", "echo", "mesh", "adopt", "bypass", "doctor",
+    "matrix", "trace",
 ];
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 13] = [
     "spliced",
     "spliced-relay",
     "spliced-run",
@@ -19,7 +20,12 @@ const PAGES: [&str; 8] = [
     "spliced-reload",
     "spliced-status",
     "spliced-echo",
+    "spliced-mesh",
+    "spliced-adopt",
+    "spliced-bypass",
     "spliced-doctor",
+    "spliced-matrix",
+    "spliced-trace",
 ];
 const PREFIX: &str = "/opt/spliced";
 const BASH: &str = "share/bash-completion/completions/spliced";
@@ -186,8 +192,15 @@ fn every_page_has_its_sections_and_groff_accepts_it() {
         }
         // Those that stay until a signal comes.
         let lives = ["spliced-relay", "spliced-run", "spliced-echo"].contains(&page);
-        for section in ["SIGNALS", "FILES"] {
-            assert_eq!(text.contains(&format!(".SH {section}\n")), lives, "{page}");
+        // These write no file.
+        let has_signals =
+            lives || ["spliced-mesh", "spliced-adopt", "spliced-bypass"].contains(&page);
+        for (section, is_there) in [("SIGNALS", has_signals), ("FILES", lives)] {
+            assert_eq!(
+                text.contains(&format!(".SH {section}\n")),
+                is_there,
+                "{page}"
+            );
         }
         assert!(text.contains("SPLICED_LOG"), "no SPLICED_LOG in {page}");
     }

@@ -4,9 +4,9 @@ use splice::EngineChoice;
 
 use crate::contest::question::Question;
 use crate::contest::tally::{Tally, with_interval};
-use crate::contestant::Contestant;
+use crate::contestant::{Company, Contestant};
 use crate::peer::Haproxy;
-use crate::results::{Better, Check, Outcome, Unit, Verdict};
+use crate::results::{Better, Check, Interval, Outcome, Unit, Verdict};
 use crate::router::Router;
 use crate::statistics::{CONFIDENCE, Sample};
 
@@ -39,6 +39,7 @@ pub(crate) fn checks(tallies: &[Tally]) -> Vec<Check> {
             }
         }
         checks.extend(routed_by_sni(tally));
+        checks.extend(forwarded(tally));
     }
     checks
 }
@@ -171,12 +172,65 @@ fn routed_by_sni(tally: &Tally) -> Option<Check> {
     })
 }
 
+/// What forwarding from the SYN on may cost: short connections next to the direct path and to address translation,
+/// young ones next to the direct path, and messages in a full table next to those in an empty one.
+fn forwarded(tally: &Tally) -> Vec<Check> {
+    let alone = Contestant::Forward(Company::Alone);
+    let crowded = Contestant::Forward(Company::Crowded);
+    match tally.question {
+        Question::ShortConnections { .. } => [(Contestant::Direct, 0.97), (Contestant::Dnat, 1.0)]
+            .into_iter()
+            .filter_map(|(other, least)| within(tally, [alone, other], 0, least))
+            .collect(),
+        // The second quantity is the 99th percentile.
+        Question::Young => within(tally, [alone, Contestant::Direct], 1, 1.1)
+            .into_iter()
+            .collect(),
+        Question::PingPong { .. } => within(tally, [crowded, alone], 0, 1.05)
+            .into_iter()
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the first one's ratio to the other is not worse than `bound`.
+fn within(
+    tally: &Tally,
+    [own, other]: [Contestant; 2],
+    quantity: usize,
+    bound: f64,
+) -> Option<Check> {
+    let ratios = tally
+        .sample(own, quantity)?
+        .ratio_to(tally.sample(other, quantity)?);
+    let told = &tally.question.quantities()[quantity];
+    let interval = ratios.interval();
+    let asked = match told.better {
+        Better::Higher => format!("at least {bound}"),
+        Better::Lower => format!("at most {bound}"),
+    };
+    let outcome = match (interval, told.better) {
+        (Some(Interval { low, .. }), Better::Higher) if low >= bound => Outcome::Met,
+        (Some(Interval { high, .. }), Better::Higher) if high < bound => Outcome::Missed,
+        (Some(Interval { high, .. }), Better::Lower) if high <= bound => Outcome::Met,
+        (Some(Interval { low, .. }), Better::Lower) if low > bound => Outcome::Missed,
+        _ => Outcome::Undecided,
+    };
+    let (own, other) = (own.name(), other.name());
+    Some(Check {
+        title: format!("{own} over {other}: {}, {}", tally.question.id(), told.id),
+        asked,
+        reached: with_interval(ratios.median()?, interval),
+        outcome,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::{AUTO, ROUTERS, admitted, checks};
     use crate::contest::question::Question;
     use crate::contest::tally::Tally;
-    use crate::contestant::Contestant;
+    use crate::contestant::{Company, Contestant};
     use crate::peer::Haproxy;
     use crate::results::Outcome;
     use crate::router::Router;
@@ -227,6 +281,41 @@ mod tests {
             assert_eq!(checks.len(), 1);
             assert_eq!(checks[0].outcome, outcome, "{checks:?}");
             assert!(checks[0].title.starts_with("spliced SNI over nginx SNI: "));
+        }
+    }
+
+    #[test]
+    fn forwarding_is_held_against_the_direct_path_and_address_translation() {
+        let forward = Contestant::Forward(Company::Alone);
+        let direct = (Contestant::Direct, [100.0; 5]);
+        let dnat = (Contestant::Dnat, [98.0; 5]);
+        for (own, outcomes) in [
+            ([99.0, 98.5, 99.0, 99.5, 98.5], [Outcome::Met, Outcome::Met]),
+            (
+                [98.0, 96.0, 98.5, 97.5, 95.0],
+                [Outcome::Undecided, Outcome::Undecided],
+            ),
+            ([90.0, 91.0, 92.0, 91.0, 90.0], [Outcome::Missed; 2]),
+        ] {
+            let checks = checks(&[tally(&[direct, dnat, (forward, own)])]);
+            let found: Vec<_> = checks.iter().map(|check| check.outcome).collect();
+            assert_eq!(found, outcomes, "{checks:?}");
+        }
+    }
+
+    #[test]
+    fn messages_in_a_full_table_are_held_against_those_in_an_empty_one() {
+        let [alone, crowded] = [Company::Alone, Company::Crowded].map(Contestant::Forward);
+        for (own, outcome) in [
+            ([103.0; 5], Outcome::Met),
+            ([103.0, 104.0, 105.0, 106.0, 107.0], Outcome::Undecided),
+            ([107.0; 5], Outcome::Missed),
+        ] {
+            let question = Question::PingPong { bytes: 64 };
+            let all: [(_, &[f64]); 2] = [(alone, &[100.0; 5]), (crowded, &own)];
+            let checks = checks(&[Tally::of(question, &all)]);
+            assert_eq!(checks.len(), 1);
+            assert_eq!(checks[0].outcome, outcome, "{checks:?}");
         }
     }
 

@@ -4,7 +4,9 @@ use super::question::{Extents, OPEN_CONNECTIONS, Question, SNI_MESSAGE_BYTES};
 use crate::client_hello::CLIENT_HELLO;
 use crate::results::{Parameter, Workload};
 use crate::server::{REQUEST_BYTES, RESPONSE_BYTES};
+use crate::site::OWN_PORTS;
 use crate::workload::transfer::Ways;
+use crate::workload::young;
 
 impl Question {
     /// Its workload in the results, still without figures.
@@ -64,6 +66,34 @@ impl Question {
                 format!("Short connections, at once: {in_flight}"),
                 "Each connection is opened, carries a byte each way and is closed by the server."
                     .to_owned(),
+            ),
+            Self::SamePort => (
+                "at once",
+                "1".into(),
+                "Short connections from one port".to_owned(),
+                "As short connections, one at a time. All have the same port of the client, and each \
+                 begins as soon as the one before is closed."
+                    .to_owned(),
+            ),
+            Self::Young => (
+                "open",
+                young::OPEN.to_string(),
+                "Young connections".to_owned(),
+                "One connection after the other is opened, sends a byte and gets one back, while so many \
+                 others are open. The oldest is closed for each. The time counts from connect to the \
+                 answer."
+                    .to_owned(),
+            ),
+            Self::Ports => (
+                "ports",
+                OWN_PORTS.len().to_string(),
+                "All ports in use".to_owned(),
+                format!(
+                    "Connections are opened one after the other and stay open, each with a request of \
+                     {REQUEST_BYTES} bytes and its answer of {RESPONSE_BYTES}, until a relay that forwards \
+                     has no port left towards the server. Then 200 more come, which go through its socket \
+                     and are copied by the bench. Then the server closes all, and 1000 come at once."
+                ),
             ),
             Self::SniLatency => (
                 "message",

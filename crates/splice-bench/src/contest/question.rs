@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::contestant::Contestant;
+use super::quantity::{self, Told};
+use crate::contestant::{Company, Contestant};
 use crate::entrant::Entrant;
-use crate::results::{Better, Kind, Unit};
+use crate::results::Kind;
 use crate::site::Site;
 use crate::statistics::Latencies;
 use crate::workload::request_response::Load;
 use crate::workload::transfer::Ways;
 use crate::workload::{
-    Window, idle, ping_pong, request_response, short_connections, slow_reader, stalled, transfer,
+    Window, idle, ping_pong, ports, request_response, short_connections, slow_reader, stalled,
+    transfer, young,
 };
 
 /// Requests that fall due in a second of the open load, unless a person says otherwise.
@@ -81,6 +83,12 @@ pub(crate) enum Question {
     ShortConnections {
         in_flight: usize,
     },
+    /// The same one at a time, all from one port of the client.
+    SamePort,
+    /// Connections that are opened while many are open.
+    Young,
+    /// As many connections as a relay has ports.
+    Ports,
     /// Messages on a connection that was routed by SNI.
     SniLatency,
     /// From a client's hello to the first byte of the server.
@@ -105,87 +113,6 @@ pub(crate) struct Answer {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// One value of an answer.
-pub(crate) struct Told {
-    pub(crate) id: &'static str,
-    pub(crate) title: &'static str,
-    pub(crate) unit: Unit,
-    pub(crate) better: Better,
-}
-
-/// Less is better of all but rates.
-const fn told(id: &'static str, unit: Unit, title: &'static str) -> Told {
-    let better = match unit {
-        Unit::GigabitsPerSecond | Unit::ConnectionsPerSecond | Unit::RequestsPerSecond => {
-            Better::Higher
-        }
-        _ => Better::Lower,
-    };
-    Told {
-        id,
-        title,
-        unit,
-        better,
-    }
-}
-
-const fn latency(id: &'static str, title: &'static str) -> Told {
-    told(id, Unit::Microseconds, title)
-}
-
-const fn cpu(id: &'static str, title: &'static str) -> Told {
-    told(id, Unit::CpuSecondsPerGigabyte, title)
-}
-
-const fn memory(id: &'static str, title: &'static str) -> Told {
-    told(id, Unit::Bytes, title)
-}
-
-const PING_PONG: [Told; 2] = [
-    latency("latency-p50", "One-way latency, median"),
-    latency("latency-p99", "One-way latency, 99th percentile"),
-];
-const THROUGHPUT: &str = "Throughput, all directions together";
-const BULK: [Told; 3] = [
-    told("throughput", Unit::GigabitsPerSecond, THROUGHPUT),
-    cpu("cpu", "CPU time of the whole machine"),
-    cpu("cpu-process", "CPU time of the relay's own processes"),
-];
-const P50: Told = latency("latency-p50", "Latency, median");
-const P99: Told = latency("latency-p99", "Latency, 99th percentile");
-const P99_9: Told = latency("latency-p99-9", "Latency, 99.9th percentile");
-const ANSWERED: &str = "Answered requests per second";
-const REQUEST_RESPONSE: [Told; 3] = [told("rate", Unit::RequestsPerSecond, ANSWERED), P50, P99];
-const COMPLETE: &str = "Complete connections per second";
-const SHORT_CONNECTIONS: [Told; 1] = [told("rate", Unit::ConnectionsPerSecond, COMPLETE)];
-const SNI_FIRST_BYTE: [Told; 2] = [
-    latency("latency-p50", "From the hello to the first byte, median"),
-    latency(
-        "latency-p99",
-        "From the hello to the first byte, 99th percentile",
-    ),
-];
-const SNI_SHORT: [Told; 4] = [
-    latency(
-        "cpu",
-        "CPU time of client, relay and server for a connection",
-    ),
-    latency(
-        "cpu-machine",
-        "CPU time of the whole machine for a connection",
-    ),
-    latency(
-        "cpu-process",
-        "CPU time of the relay's own processes for a connection",
-    ),
-    told("rate", Unit::ConnectionsPerSecond, COMPLETE),
-];
-const IDLE: [Told; 2] = [
-    memory("memory-process", "Memory of the process per pair"),
-    memory("memory-kernel", "Memory of the kernel per pair"),
-];
-const HELD: [Told; 1] = [memory("memory-most", "Largest amount of memory held")];
-
 impl Question {
     /// The questions of a comparison; `quick` leaves out the middle of each range.
     pub(crate) fn all(quick: bool) -> Vec<Self> {
@@ -203,16 +130,29 @@ impl Question {
             .chain([Ways::Up, Ways::Down, Ways::Both].map(Self::Bulk))
             .chain(requests.map(|&connections| Self::RequestResponse { connections }))
             .chain([Self::OpenLoad])
-            .chain([1, 8].map(|in_flight| Self::ShortConnections { in_flight }))
+            .chain([1, 8, 64].map(|in_flight| Self::ShortConnections { in_flight }))
+            .chain([Self::SamePort, Self::Young])
             .chain([Self::SniLatency, Self::SniFirstByte])
             .chain([1, 8].map(|in_flight| Self::SniShort { in_flight }))
-            .chain([Self::Idle, Self::SlowReader])
+            .chain([Self::Idle, Self::SlowReader, Self::Ports])
             .collect()
     }
 
     /// Whether it is asked of `contestant`. Those that route by SNI are held against one another; the
     /// references take part in everything.
     pub(crate) fn is_for(self, contestant: Contestant) -> bool {
+        match (self, contestant) {
+            // A crowd only makes the table large, for messages.
+            (Self::PingPong { .. }, Contestant::Forward(_)) => return true,
+            (_, Contestant::Forward(Company::Crowded)) => return false,
+            // No relay that forwards holds anything.
+            (Self::SlowReader | Self::StalledReaders, Contestant::Forward(_)) => return false,
+            // The others take ports of the kernel.
+            (Self::Ports, _) => {
+                return contestant.is_reference() || matches!(contestant, Contestant::Forward(_));
+            }
+            _ => {}
+        }
         let by_sni = matches!(
             self,
             Self::SniLatency | Self::SniFirstByte | Self::SniShort { .. }
@@ -228,6 +168,9 @@ impl Question {
             Self::RequestResponse { .. } => "request-response",
             Self::OpenLoad => "open-load",
             Self::ShortConnections { .. } => "short-connections",
+            Self::SamePort => "same-port",
+            Self::Young => "young",
+            Self::Ports => "ports",
             Self::SniLatency => "sni-latency",
             Self::SniFirstByte => "sni-first-byte",
             Self::SniShort { .. } => "sni-short",
@@ -240,7 +183,11 @@ impl Question {
     /// Whether it belongs to the rounds. The others come afterwards, each with a relay that has just
     /// been started.
     pub(crate) fn in_rounds(self) -> bool {
-        !matches!(self, Self::Idle | Self::SlowReader | Self::StalledReaders)
+        // Ports leaves sockets in TIME_WAIT, whose clients would not be forwarded in the rounds to come.
+        !matches!(
+            self,
+            Self::Idle | Self::SlowReader | Self::StalledReaders | Self::Ports
+        )
     }
 
     /// How often a run measures it.
@@ -259,8 +206,11 @@ impl Question {
             Self::OpenLoad => OPEN_CONNECTIONS,
             Self::ShortConnections { in_flight } | Self::SniShort { in_flight } => in_flight as u32,
             Self::Idle => extents.idle_pairs,
+            Self::Young => young::OPEN as u32,
+            Self::Ports => ports::CONNECTIONS,
             Self::PingPong { .. }
             | Self::Bulk(_)
+            | Self::SamePort
             | Self::SniLatency
             | Self::SniFirstByte
             | Self::SlowReader
@@ -276,15 +226,17 @@ impl Question {
     /// The values of an answer, in order.
     pub(crate) fn quantities(self) -> &'static [Told] {
         match self {
-            Self::PingPong { .. } | Self::SniLatency => &PING_PONG,
-            Self::Bulk(_) => &BULK,
-            Self::RequestResponse { .. } => &REQUEST_RESPONSE,
-            Self::OpenLoad => &[P50, P99, P99_9],
-            Self::ShortConnections { .. } => &SHORT_CONNECTIONS,
-            Self::SniFirstByte => &SNI_FIRST_BYTE,
-            Self::SniShort { .. } => &SNI_SHORT,
-            Self::Idle => &IDLE,
-            Self::SlowReader | Self::StalledReaders => &HELD,
+            Self::PingPong { .. } | Self::SniLatency => &quantity::PING_PONG,
+            Self::Bulk(_) => &quantity::BULK,
+            Self::RequestResponse { .. } => &quantity::REQUEST_RESPONSE,
+            Self::OpenLoad => &quantity::OPEN_LOAD,
+            Self::ShortConnections { .. } | Self::SamePort => &quantity::SHORT_CONNECTIONS,
+            Self::Young => &quantity::YOUNG,
+            Self::Ports => &quantity::PORTS,
+            Self::SniFirstByte => &quantity::SNI_FIRST_BYTE,
+            Self::SniShort { .. } => &quantity::SNI_SHORT,
+            Self::Idle => &quantity::IDLE,
+            Self::SlowReader | Self::StalledReaders => &quantity::HELD,
         }
     }
 
@@ -302,6 +254,7 @@ impl Question {
         match self {
             Self::PingPong { .. } | Self::SniLatency => "One-way latency, half of the round trip",
             Self::SniFirstByte => "From a client's hello to the first byte of the server",
+            Self::Young => "From the SYN to the answer to the first byte",
             Self::OpenLoad => "From when a request fell due to its answer",
             _ => "From a request to its answer",
         }
@@ -325,7 +278,6 @@ impl Question {
 
     /// Measures `entrant` once.
     pub(crate) fn ask(self, site: &Site, entrant: &Entrant, extents: &Extents) -> Result<Answer> {
-        let _turn = entrant.turn(site)?;
         let (address, window) = (entrant.address(), self.window(extents));
         let has_process = entrant.contestant.kind() != Kind::Reference;
         let mut answer = Answer::default();
@@ -376,6 +328,21 @@ impl Question {
             Self::ShortConnections { in_flight } => {
                 let rate = short_connections::rate(site, address, in_flight, window.length)?;
                 answer.values = vec![Some(rate)];
+            }
+            Self::SamePort => {
+                let rate = short_connections::rate_from_one_port(site, address, window.length)?;
+                answer.values = vec![Some(rate)];
+            }
+            Self::Young => {
+                let times = young::play(site, address, window)?;
+                let quantiles = [0.5, 0.99].map(|at| Some(times.microseconds(at)));
+                answer.values = quantiles.into();
+                answer.latencies = Some(times);
+            }
+            Self::Ports => {
+                let rates = ports::play(site, address)?;
+                let all = [rates.first, rates.last, rates.beyond, rates.again];
+                answer.values = all.map(Some).into();
             }
             Self::SniFirstByte => {
                 let times = short_connections::first_bytes(site, address, window.length)?;
@@ -432,6 +399,9 @@ impl Question {
                 format!("{family}-{in_flight}")
             }
             Self::OpenLoad
+            | Self::SamePort
+            | Self::Young
+            | Self::Ports
             | Self::SniLatency
             | Self::SniFirstByte
             | Self::Idle

@@ -34,6 +34,61 @@ pub(crate) enum Experiment {
     /// Measures every engine, and a proxy in C that either reads and writes (`proxy copy`) or uses
     /// SO_SPLICE (`proxy splice`). The second needs libso_splice.so.
     Cpu(Cpu),
+
+    /// Datagrams a second that a relay passes on before it loses some, and the loss at each rate
+    ///
+    /// The datagrams of many clients arrive at the relay's device as from a network card, sent by a BPF
+    /// program on a CPU of its own, and are counted at the server's device (Linux 5.18). Trains of them
+    /// (--burst) go from socket to socket. Beside nginx's stream module (`listen udp`) and socat.
+    Udp(Udp),
+
+    /// Frames from member to member through `spliced mesh`, and through a hub in user space
+    Mesh(Mesh),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Mesh {
+    #[command(flatten)]
+    pub(crate) shared: Shared,
+
+    #[command(flatten)]
+    pub(crate) extent: Extent,
+
+    /// The spliced program to measure
+    #[arg(long, value_name = "PATH")]
+    pub(crate) spliced: PathBuf,
+
+    /// Number of members
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub(crate) members: u16,
+
+    /// Bytes of a frame with its header, from 16 to 65536
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_frame,
+          default_values = ["64", "16KiB"])]
+    pub(crate) size: Vec<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Udp {
+    #[command(flatten)]
+    pub(crate) rounds: Rounds,
+
+    /// The CPU that sends; the relays share --cpu
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) load_cpu: usize,
+
+    /// Number of clients
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) clients: u16,
+
+    /// How many datagrams a client sends in one call (UDP_SEGMENT), as programs with QUIC do
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=40))]
+    pub(crate) burst: u16,
+
+    /// Bytes of a datagram, at least 16
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [64, 1200],
+          value_parser = clap::value_parser!(u16).range(16..=1472))]
+    pub(crate) size: Vec<u16>,
 }
 
 /// Arguments of every experiment.
@@ -202,6 +257,15 @@ pub(crate) enum OwnEcho {
     /// The same without the large send buffer that it was given.
     #[value(name = "sockmap-2019-untuned")]
     Sockmap2019Untuned,
+}
+
+/// Reads the size of a frame.
+fn parse_frame(text: &str) -> Result<usize, String> {
+    let bytes = size::parse(text)?;
+    match usize::try_from(bytes) {
+        Ok(bytes @ 16..=65_536) => Ok(bytes),
+        _ => Err("a frame has 16 to 65536 bytes".into()),
+    }
 }
 
 /// Reads the size of a burst.

@@ -1,10 +1,17 @@
-//! `reproduce bypass`: two namespaces, and a connection between them that SK_MSG takes past TCP.
+//! `reproduce bypass`: two namespaces, and a connection between them that SK_MSG takes past TCP, by a bare program and by
+//! `splice::bypass`.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use netlab::Lab;
+use netlab::{ControlGroup, Lab};
+use splice::bypass::{Bypass, Options, TURN_EVERY};
 
 use super::arguments;
 use super::latency::{About as Ping, MESSAGE_BYTES, Path, Paths};
@@ -25,6 +32,10 @@ const PORT: u16 = 9_999;
 
 const PLAIN: &str = "plain TCP";
 const BYPASSED: &str = "send to local";
+const LIBRARY: &str = "spliced bypass";
+
+/// How long both ends have to read what was redirected to them, once a round is over.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
     require_root("reproduce bypass")?;
@@ -33,17 +44,17 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
     let record = Record::begin()?;
     let site = Site::build(Placement::Pinned(arguments.shared.cpu))?;
     let address = SocketAddr::from((Lab::RELAY_V4, PORT));
-    let listener = site
-        .lab
-        .relay()
-        .enter(|| TcpListener::bind(address))?
+    let group = ControlGroup::new("bypass")?;
+    // Accepted sockets belong to the group of the listening one.
+    let listener = group
+        .enter(|| site.lab.relay().enter(|| TcpListener::bind(address)))??
         .with_context(|| format!("the server cannot listen on {address}"))?;
-    let mut per_round_trip = [Sample::default(), Sample::default()];
-    let mut paths = Paths::new(&[PLAIN, BYPASSED]);
+    let mut per_round_trip = [(); 3].map(|()| Sample::default());
+    let mut paths = Paths::new(&[PLAIN, BYPASSED, LIBRARY]);
     site.enter(|| {
         for index in turns(extent.rounds, paths.all.len()) {
             let path = &mut paths.all[index];
-            let outcome = one_round(&site, &listener, address, path, &extent);
+            let outcome = one_round(&site, &group, (&listener, address), path, &extent);
             path.note(outcome.map(|packets| per_round_trip[index].push(packets)));
         }
         Ok(())
@@ -57,9 +68,10 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
     paths.print(PLAIN);
     let packets = format!(
         "Packets over the veth per counted round trip, to which the warm-up adds a tenth: {PLAIN} {}, \
-         {BYPASSED} {}.",
+         {BYPASSED} {}, {LIBRARY} {}.",
         median(&per_round_trip[0]),
-        median(&per_round_trip[1])
+        median(&per_round_trip[1]),
+        median(&per_round_trip[2])
     );
     println!("\n{packets}");
     let ping = Ping {
@@ -88,6 +100,13 @@ pub(crate) fn run(arguments: &arguments::Bypass) -> Result<ExitCode> {
                 (BYPASSED, "SK_MSG, bpf_msg_redirect_hash with BPF_F_INGRESS"),
                 Kind::Ours,
             ),
+            contestant(
+                (
+                    LIBRARY,
+                    "as spliced bypass does it, after the first 16 reads",
+                ),
+                Kind::Ours,
+            ),
         ],
         absent: Vec::new(),
         notes: vec![packets],
@@ -103,12 +122,17 @@ fn median(sample: &Sample) -> String {
 /// Measures one path once. Returns how many packets went over the veth for a round trip.
 fn one_round(
     site: &Site,
-    listener: &TcpListener,
-    address: SocketAddr,
+    group: &ControlGroup,
+    (listener, address): (&TcpListener, SocketAddr),
     path: &mut Path,
     extent: &arguments::Extent,
 ) -> Result<f64> {
-    let client = TcpStream::connect_timeout(&address, PATIENCE)
+    let library = match path.name == LIBRARY {
+        true => Some(Running::start(group)?),
+        false => None,
+    };
+    let client = group
+        .enter(|| TcpStream::connect_timeout(&address, PATIENCE))?
         .with_context(|| format!("cannot connect to {address}"))?;
     let (server, _) = listener.accept().context("the server cannot accept")?;
     let connection = Connection::of(client, server)?;
@@ -127,9 +151,53 @@ fn one_round(
             "only {went} of {messages} messages took the way past TCP"
         );
     }
+    if let Some(library) = library {
+        let (went, messages) = (library.stop()?, 2 * round_trips.histogram().len());
+        ensure!(
+            went >= messages,
+            "only {went} of {messages} messages took the way past TCP"
+        );
+    }
     path.add(&round_trips);
     let after = site.lab.relay().packets(Lab::TO_CLIENT)?;
     Ok(after.saturating_sub(before) as f64 / round_trips.histogram().len() as f64)
+}
+
+/// A bypass of a group, turned by a thread of its own.
+struct Running {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Bypass>,
+}
+
+impl Running {
+    fn start(group: &ControlGroup) -> Result<Self> {
+        let options = Options {
+            pins: PathBuf::from(format!("/sys/fs/bpf/spliced-bench-{}", std::process::id())),
+            // Nothing here asks for what is queued.
+            despite_fionread: true,
+            ..Options::of(vec![group.path().into()])
+        };
+        let mut bypass = Bypass::start(&options)?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            while bypass.turn() && !told.load(Ordering::Relaxed) {
+                thread::sleep(TURN_EVERY);
+            }
+            bypass
+        });
+        Ok(Self { is_over, thread })
+    }
+
+    /// Returns how many messages were redirected.
+    fn stop(self) -> Result<u64> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let thread = self.thread.join();
+        let mut bypass = thread.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let redirected = bypass.status().sum().redirected_messages;
+        bypass.stop(LEAVE_WITHIN)?;
+        Ok(redirected)
+    }
 }
 
 /// From now on what either end writes goes straight to the other.

@@ -6,8 +6,10 @@ mod bypass;
 mod cpu;
 mod echo;
 mod latency;
+mod mesh;
 mod record;
 mod relay;
+mod udp;
 
 use std::process::ExitCode;
 
@@ -26,6 +28,8 @@ pub(crate) fn run(arguments: Reproduce) -> Result<ExitCode> {
         Experiment::Relay(arguments) => relay::run(&arguments),
         Experiment::Bypass(arguments) => bypass::run(&arguments),
         Experiment::Cpu(arguments) => cpu::run(&arguments),
+        Experiment::Mesh(arguments) => mesh::run(&arguments),
+        Experiment::Udp(arguments) => udp::run(&arguments),
     }
 }
 

@@ -81,7 +81,7 @@ pub(crate) fn play(
 }
 
 /// A connection that has been answered once: it has come through to the server.
-fn connect(address: SocketAddr) -> Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;

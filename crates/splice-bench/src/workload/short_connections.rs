@@ -3,13 +3,15 @@
 //! The server closes first. Its TIME_WAIT then lies at a fixed port on the server's and on the
 //! relay's side, and neither the client's nor the relay's ephemeral ports run out.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use netlab::Lab;
+use socket2::{Domain, Socket, Type};
 
 use crate::client_hello::CLIENT_HELLO;
 use crate::cpu_time::own_cpu_time;
@@ -24,6 +26,28 @@ const ASK: u8 = b'?';
 
 /// Between a connection's end and the next one. A relay needs a tenth of that to clean up.
 const PAUSE: Duration = Duration::from_micros(200);
+
+/// The client's port where all connections have the same. Not among the ephemeral ones.
+const SAME_PORT: u16 = 1_000;
+
+/// What one connection does.
+#[derive(Clone, Copy)]
+struct Script {
+    to: SocketAddr,
+    service: Service,
+    /// The client's port, if it is not any.
+    port: Option<u16>,
+}
+
+impl Script {
+    fn new(to: SocketAddr, service: Service) -> Self {
+        Self {
+            to,
+            service,
+            port: None,
+        }
+    }
+}
 
 /// What connections cost.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +93,22 @@ pub(crate) fn rate(
     in_flight: usize,
     duration: Duration,
 ) -> Result<f64> {
-    let short = play(site, address, Service::Short, in_flight, duration, None)?;
+    let script = Script::new(address, Service::Short);
+    let short = play(site, script, in_flight, duration, None)?;
+    Ok(short.per_second())
+}
+
+/// The same, one at a time, from one port of the client: each begins as soon as the one before is closed.
+pub(crate) fn rate_from_one_port(
+    site: &Site,
+    address: SocketAddr,
+    duration: Duration,
+) -> Result<f64> {
+    let script = Script {
+        port: Some(SAME_PORT),
+        ..Script::new(address, Service::Short)
+    };
+    let short = play(site, script, 1, duration, None)?;
     Ok(short.per_second())
 }
 
@@ -82,7 +121,8 @@ pub(crate) fn tls(
     duration: Duration,
     relay: Option<&Relay>,
 ) -> Result<Short> {
-    play(site, address, Service::ShortTls, in_flight, duration, relay)
+    let script = Script::new(address, Service::ShortTls);
+    play(site, script, in_flight, duration, relay)
 }
 
 /// The time from a client's hello, sent as soon as its connection is open, to the first byte of the
@@ -93,12 +133,13 @@ pub(crate) fn first_bytes(
     duration: Duration,
 ) -> Result<Latencies> {
     let server = serve(site, Service::ShortTls, 1)?;
-    ask_once(address, Service::ShortTls)?;
+    let script = Script::new(address, Service::ShortTls);
+    ask_once(script)?;
     let mut latencies = Latencies::new();
     let begin = Instant::now();
     while begin.elapsed() < duration {
         thread::sleep(PAUSE);
-        latencies.record(ask_once(address, Service::ShortTls)?);
+        latencies.record(ask_once(script)?);
     }
     drop(server);
     Ok(latencies)
@@ -111,15 +152,14 @@ fn serve(site: &Site, service: Service, in_flight: usize) -> Result<Server> {
 
 fn play(
     site: &Site,
-    address: SocketAddr,
-    service: Service,
+    script: Script,
     in_flight: usize,
     duration: Duration,
     relay: Option<&Relay>,
 ) -> Result<Short> {
-    let server = serve(site, service, in_flight)?;
+    let server = serve(site, script.service, in_flight)?;
     // Until then the server may not even run.
-    ask_once(address, service)?;
+    ask_once(script)?;
     let relay_time = || relay.map_or(Ok(Duration::ZERO), Relay::cpu_time);
     let ends_time = || anyhow::Ok(own_cpu_time() + server.cpu_time()?);
     let (relay_before, ends_before) = (relay_time()?, ends_time()?);
@@ -127,7 +167,7 @@ fn play(
         thread::scope(|scope| {
             let begin = Instant::now();
             let clients: Vec<_> = (0..in_flight)
-                .map(|_| scope.spawn(move || ask(address, service, begin, duration)))
+                .map(|_| scope.spawn(move || ask(script, begin, duration)))
                 .collect();
             let mut connections: Result<u32> = Ok(0);
             for client in clients {
@@ -148,11 +188,11 @@ fn play(
     })
 }
 
-fn ask(address: SocketAddr, service: Service, begin: Instant, duration: Duration) -> Result<u32> {
+fn ask(script: Script, begin: Instant, duration: Duration) -> Result<u32> {
     let mut count = 0;
     loop {
-        let outcome = ask_once(address, service);
-        outcome.with_context(|| format!("short connection {count} through {address}"))?;
+        let outcome = ask_once(script);
+        outcome.with_context(|| format!("short connection {count} through {}", script.to))?;
         count += 1;
         // On a busy machine a thread may get the CPU only when the time is over: one counts always.
         if begin.elapsed() >= duration {
@@ -162,12 +202,15 @@ fn ask(address: SocketAddr, service: Service, begin: Instant, duration: Duration
 }
 
 /// Returns the time from the first byte sent to the first byte that came back.
-fn ask_once(address: SocketAddr, service: Service) -> Result<Duration> {
-    let mut stream = TcpStream::connect(address)?;
+fn ask_once(script: Script) -> Result<Duration> {
+    let mut stream = match script.port {
+        None => TcpStream::connect(script.to)?,
+        Some(port) => connect_from(port, script.to)?,
+    };
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut answer = [0];
     let begin = Instant::now();
-    if service == Service::ShortTls {
+    if script.service == Service::ShortTls {
         stream.write_all(CLIENT_HELLO)?;
         stream
             .read_exact(&mut answer)
@@ -182,4 +225,30 @@ fn ask_once(address: SocketAddr, service: Service) -> Result<Duration> {
         "more than one answer"
     );
     Ok(first)
+}
+
+/// Connects from a port of the client as soon as its former connection is gone, whose last acknowledgement may still
+/// be under way.
+fn connect_from(port: u16, to: SocketAddr) -> Result<TcpStream> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        let from = SocketAddr::from((Lab::CLIENT_V4, port));
+        let connected = socket
+            .bind(&from.into())
+            .and_then(|()| socket.connect(&to.into()));
+        match connected {
+            Err(error)
+                if Instant::now() < deadline
+                    && matches!(
+                        error.kind(),
+                        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable
+                    ) => {}
+            outcome => {
+                outcome.with_context(|| format!("cannot connect from port {port}"))?;
+                return Ok(socket.into());
+            }
+        }
+    }
 }

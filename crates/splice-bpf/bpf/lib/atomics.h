@@ -21,6 +21,7 @@
  * @x: the variable. READ_ONCE gives its value.
  */
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, value) (*(volatile typeof(x) *)&(x) = (value))
 
 /*
  * Set by user space before the object is loaded (src/load.rs). The map is read-only then, so where it

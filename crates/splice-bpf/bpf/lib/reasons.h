@@ -18,6 +18,17 @@ enum segment_reason {
 	SEGMENT_SILENCED,		/* dropped: a socket that sleeps has sent it */
 	SEGMENT_GONE,		/* dropped: a reset of a peer that is gone, while its stream is still being forwarded */
 	SEGMENT_NO_ROOM,	/* translated, though the receiver had not announced so much room */
+	SEGMENT_FORWARD_OPENED,	/* translated: a SYN that opens a forwarded connection */
+	SEGMENT_FORWARD_REOPENED,	/* translated: the same, from a port whose last connection is over */
+	SEGMENT_FORWARD_UNKNOWN,	/* left to the socket: a SYN that this program does not understand */
+	SEGMENT_FORWARD_CROWDED,	/* left to the socket: too many connections wait for their server */
+	SEGMENT_FORWARD_NO_PORT,	/* left to the socket: all ports towards the server are in use */
+	SEGMENT_FORWARD_TAKEN,	/* left to the socket: the port is in use by a socket of the host */
+	SEGMENT_FORWARD_LATE,	/* left to the socket: nobody looks after forwarded connections now */
+	SEGMENT_FORWARD_LOST,	/* dropped: of a forwarded connection, and the stack would reset it */
+	SEGMENT_ICMP_PASSED,	/* passed on: an ICMP error about a segment of a forwarded connection */
+	SEGMENT_ICMP_REFUSED,	/* dropped: the same, but no such segment is on its way */
+	SEGMENT_TOO_BIG,	/* sent back: of a forwarded connection, and longer than the device beyond takes */
 	SEGMENT_REASONS,
 };
 

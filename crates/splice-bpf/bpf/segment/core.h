@@ -31,9 +31,14 @@ struct netns_ipv6 {
 	unsigned int fib6_rules_require_fldissect;
 };
 
+struct netns_xfrm {
+	unsigned int policy_count[6];	/* XFRM_POLICY_MAX directions, twice */
+};
+
 struct net {
 	struct netns_ipv4 ipv4;
 	struct netns_ipv6 ipv6;
+	struct netns_xfrm xfrm;
 };
 
 typedef struct {

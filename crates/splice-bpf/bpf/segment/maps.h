@@ -14,6 +14,7 @@
 				   anew */
 #define FLOWS 16384		/* a pair has one, 256 and 64 bytes each: 5 MiB in a namespace */
 #define OPTION_BYTES 40		/* the most that a TCP header has room for */
+#define AF_INET 2
 #define AF_INET6 10
 
 struct {
@@ -48,6 +49,64 @@ struct {
 	__type(key, __u32);
 	__type(value, struct segment_gate);
 } segment_gates SEC(".maps");
+
+/* Of forwarded connections. User space sizes what it needs of them. */
+#define ORIGINS 256		/* servers, times addresses of this host that lead to them */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct segment_end);
+	__type(value, struct segment_listener);
+} segment_listeners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, ORIGINS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct segment_route);
+	__type(value, __u32);
+} segment_routes SEC(".maps");
+
+/* The devices that forwarded connections may come in on. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} segment_devices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ORIGINS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_origin);
+} segment_origins SEC(".maps");
+
+/*
+ * How many connections are opening from networks of clients, each counted at a place that follows from its prefix.
+ * Networks that share a place share its bound.
+ */
+#define PREFIXES 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PREFIXES);
+	__type(key, __u32);
+	__type(value, __u32);
+} segment_openings SEC(".maps");
+
+/* At the indices of slots: see struct segment_origin. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} segment_free SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -23,6 +23,7 @@ struct segment {
 	__u32 sack_floor;	/* where sack_clip is set: in the receiver's sequence space */
 	__u32 out_device;
 	__u16 mss;
+	__u16 mss_most;		/* that the receiver is told; 0: what the sender says */
 	__u8 hops;		/* TTL */
 	__u8 flags;
 	__u8 ipv6;
@@ -31,6 +32,10 @@ struct segment {
 	__u8 has_timestamp;
 	__u8 plain_timestamp;	/* NOP NOP TS and nothing else */
 	__u8 timestamp_at;		/* offsets into the options */
+	__u8 mss_at;
+	__u8 scale;		/* of the window; counts where has_scale is set */
+	__u8 has_scale;
+	__u8 has_other;		/* an option that is none of these */
 	__u8 sack_at;
 	__u8 sacks;
 	__u8 sack_clip;
@@ -71,8 +76,12 @@ struct walk {
 	__u16 mss;
 	__u8 timestamp_at;
 	__u8 sack_at;
+	__u8 mss_at;
 	__u8 has_timestamp;
 	__u8 sacks;
+	__u8 scale;
+	__u8 has_scale;
+	__u8 has_other;
 	__u8 nonsense;
 };
 
@@ -106,15 +115,21 @@ static long walk_option(__u32 index, struct walk *walk)
 		walk->tsecr = at_be32(&b->old[at + 6]);
 	} else if (kind == 2 && size == 4) {
 		walk->mss = b->old[at + 2] << 8 | b->old[at + 3];
+		walk->mss_at = at;
+	} else if (kind == 3 && size == 3) {
+		walk->scale = b->old[at + 2];
+		walk->has_scale = 1;
 	} else if (kind == 5 && size >= 10 && size <= 34 && (size & 7) == 2) {
 		walk->sack_at = at;
 		walk->sacks = size >> 3;
+	} else if (kind != 4) {
+		walk->has_other = 1;
 	}
 	return 0;
 }
 
 /*
- * Finds timestamps, SACK blocks and the MSS among options that are not just NOP NOP TS. False when the
+ * Finds timestamps, SACK blocks, the MSS and the window scale among options that are not just NOP NOP TS. False when the
  * options make no sense.
  */
 __noinline int find_options(struct __sk_buff *skb, struct segment *s)
@@ -124,10 +139,14 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 
 	if (!s || !walk.buffer)
 		return 0;
-	length = s->header - sizeof(struct tcphdr);
+	/* Compared before the subtraction: of a difference that may be negative 7.2's verifier learns no lower bound. */
+	length = s->header;
 	OPAQUE(length);
-	if (length < 4)
+	if (length < sizeof(struct tcphdr) + 4)
 		return 1;
+	OPAQUE(length);
+	length -= sizeof(struct tcphdr);
+	OPAQUE(length);
 	if (length > OPTION_BYTES)
 		return 0;
 	if (bpf_skb_load_bytes(skb, tcp_offset(s) + sizeof(struct tcphdr), walk.buffer->old, length))
@@ -141,6 +160,10 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 	s->sack_at = walk.sack_at;
 	s->sacks = walk.sacks;
 	s->mss = walk.mss;
+	s->mss_at = walk.mss_at;
+	s->scale = walk.scale;
+	s->has_scale = walk.has_scale;
+	s->has_other = walk.has_other;
 	return !walk.nonsense;
 }
 

@@ -31,6 +31,12 @@ static __always_inline void prolong(struct segment_flow *flow, __u64 since_ns)
 	flow->deadline_ns = now + (wait < most ? wait : most);
 }
 
+/* A flow is over, unless user space has ended it already. */
+static __always_inline void end_spliced(struct segment_flow *flow)
+{
+	__sync_val_compare_and_swap(&flow->state, SEGMENT_SPLICED, SEGMENT_TIME_WAIT);
+}
+
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
  * expects next, or, where its sender has come past the end of its window, since that has shrunk,
@@ -87,7 +93,7 @@ static __always_inline void take_reset(struct segment *s, struct segment_flow *f
 	s->copy = COPY_RST;
 	if (state == SEGMENT_SPLICED) {
 		prolong(flow, 0);
-		flow->state = SEGMENT_TIME_WAIT;
+		end_spliced(flow);
 	}
 }
 

@@ -65,19 +65,23 @@ __noinline int move_sacks(struct sack_move *m)
 	return 1;
 }
 
-/* Writes timestamps and SACK blocks; the change goes into `sum`. False when it fails. */
+/* Writes timestamps, SACK blocks and the MSS; the change goes into `sum`. False when it fails. */
 __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *sum)
 {
 	struct scratch *b = scratch();
-	__u32 length, at, timestamp;
+	__u32 length, at, timestamp, at_mss;
 	__s64 change;
 
 	if (!s || !b || !sum)
 		return 0;
-	length = s->header - sizeof(struct tcphdr);
+	/* Compared before the subtraction: of a difference that may be negative 7.2's verifier learns no lower bound. */
+	length = s->header;
 	OPAQUE(length);
-	if (length < 4)
+	if (length < sizeof(struct tcphdr) + 4)
 		return 1;
+	OPAQUE(length);
+	length -= sizeof(struct tcphdr);
+	OPAQUE(length);
 	if (length > OPTION_BYTES)
 		return 0;
 	__builtin_memset(b, 0, sizeof(*b));
@@ -90,6 +94,12 @@ __noinline int rewrite_options(struct __sk_buff *skb, struct segment *s, __u32 *
 	if (s->has_timestamp && timestamp <= OPTION_BYTES - 10) {
 		put_be32(&b->new[timestamp + 2], s->tsval);
 		put_be32(&b->new[timestamp + 6], s->tsecr);
+	}
+	at_mss = s->mss_at;
+	OPAQUE(at_mss);
+	if (s->mss_most && s->mss > s->mss_most && at_mss <= OPTION_BYTES - 4) {
+		b->new[at_mss + 2] = s->mss_most >> 8;
+		b->new[at_mss + 3] = s->mss_most;
 	}
 	if (s->sacks) {
 		/* What the relay had acknowledged would look like a duplicate's report. */

@@ -19,9 +19,12 @@ struct segment_tuple {
 	__be16 destination_port;
 };
 
+#define SEGMENT_ORIGIN_SHIFT 1
+
 /* Where a tuple belongs. */
 struct segment_place {
 	__u32 flow;
+	/* of a forwarded connection with its origin's index, shifted by SEGMENT_ORIGIN_SHIFT */
 	__u32 side;
 	/* the only device that its segments may come in on */
 	__u32 device;
@@ -30,6 +33,8 @@ struct segment_place {
 };
 
 /*
+ * A pair of sockets:
+ *
  * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
  *                       ▲           │
  *                       └───────────┘
@@ -37,6 +42,14 @@ struct segment_place {
  * User space makes all transitions but SPLICED to TIME_WAIT, which the program makes when it sees
  * the end, and TIME_WAIT to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
  * a segment has reached a socket that was taken to be done.
+ *
+ * A forwarded connection, which never had sockets (segment/forward.h):
+ *
+ * FREE ──▶ CLAIMED ──▶ OPENING ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
+ *                         └───────────────────────▲
+ *
+ * The program makes all transitions but those from OPENING to TIME_WAIT when no answer comes, and from TIME_WAIT to
+ * FREE. Those user space makes.
  *
  * In OVERLAP each of the two streams has a state of its own, SEGMENT_PAST or not:
  *
@@ -53,6 +66,8 @@ enum segment_state {
 	SEGMENT_OVERLAP,	/* each stream by the sockets, until they have emptied it; then translated */
 	SEGMENT_SPLICED,	/* translated, and the sockets sleep */
 	SEGMENT_TIME_WAIT,		/* over; late segments and retransmissions are still translated */
+	SEGMENT_CLAIMED,	/* a SYN has just got the slot, and fills it in */
+	SEGMENT_OPENING,	/* a SYN was translated; the client has not acknowledged an answer */
 };
 
 enum segment_mark {
@@ -62,6 +77,7 @@ enum segment_mark {
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
 	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
 	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
+	SEGMENT_ASKED = 64,	/* user space has asked whether the peer is alive; its next segment says so */
 };
 
 enum segment_flag {
@@ -70,6 +86,9 @@ enum segment_flag {
 	SEGMENT_STRIP_SACK = 4,	/* the other connection does not do SACK */
 	SEGMENT_MICROSECONDS = 8,	/* the other connection's timestamps tick once a microsecond */
 	SEGMENT_ECHO_ECN = 16,	/* this one does: the program tells its peer of marks */
+	SEGMENT_FORWARDED = 32,	/* there are no sockets that could be told of anything */
+	SEGMENT_SCALES = 64,	/* the peer's SYN has a window scale: kept until both are known */
+	SEGMENT_COUNTED = 128,	/* as one that is opening, with the others of its client's network */
 } __attribute__((packed));
 
 /* `timestamp_delta` has been chosen. */
@@ -112,11 +131,80 @@ struct segment_flow {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
-	__u64 reserved[2];
+	/* of a forwarded connection */
+	__u64 opened_ns;	/* CLOCK_MONOTONIC: when its SYN came */
+	__u32 first[2];		/* of each peer's stream: the number of its first byte */
 	struct segment_side side[2];
 };
 
 _Static_assert(sizeof(struct segment_flow) == 4 * 64, "a flow shares no cache line with another");
+
+/* One end of connections; network order, IPv4 mapped into IPv6. */
+struct segment_end {
+	__be32 address[4];
+	__be16 port;
+	__u16 reserved;
+};
+
+/* Where connections are forwarded from: what user space listens on, too. */
+struct segment_listener {
+	__u32 origin;		/* index; SEGMENT_NO_ORIGIN with port 0: an address of this host */
+	__u32 reserved;
+};
+
+#define SEGMENT_NO_ORIGIN 0xffffffffU
+
+/* Which origin the segments of a server belong to. */
+struct segment_route {
+	__be32 server[4];
+	__be32 source[4];
+	__be16 port;
+	__u16 reserved;
+};
+
+/*
+ * A server as one of this host's addresses reaches it, and the ports of that address that are the relay's there. The
+ * connection from the port `first_port + n` has the slot `base + n`. Free ones stand in segment_free from `base` on, a
+ * ring: programs take from its head, and user space alone adds to its tail. So the port that was given back first is
+ * used again first.
+ */
+struct segment_origin {
+	/* user space writes these before it leads anybody here */
+	__be32 server[4];
+	__be32 source[4];
+	__be16 port;
+	__u16 first_port;
+	__u32 ports;
+	__u32 base;
+	__u32 device;		/* towards the server */
+	__u32 half_open_most;
+	__u32 open_within_ms;	/* or user space gives a connection up */
+	/* and keeps these */
+	__u64 alive_until_ns;	/* CLOCK_MONOTONIC: without its owner new connections go to the socket */
+	__u64 tail;
+
+	/* the program writes these */
+	__u64 head;
+	__u64 opened;		/* SYNs that have got a slot */
+	__u32 half_open;	/* in OPENING; user space takes off those that it gives up */
+	__u32 serials;		/* counts connections, so that each has a serial of its own */
+
+	/* user space writes it: where the server, or the gateway to it, is on the device; zeroes: look it up */
+	__be32 next_hop[4];
+	__u32 reserved[4];
+};
+
+_Static_assert(sizeof(struct segment_origin) == 2 * 64, "an origin shares no cache line with another");
+
+#define SEGMENT_RELEASED_MOST 32
+
+/* Forwarded connections that are over: what segment_release takes out of the table, by their slots. */
+struct segment_released {
+	__u8 ethernet[14];
+	__u16 count;
+	__u32 flow[SEGMENT_RELEASED_MOST];
+	__u32 serial[SEGMENT_RELEASED_MOST];
+};
 
 /* What is known of one peer from WATCH to the end of OVERLAP. */
 struct segment_change_over_side {
@@ -144,6 +232,8 @@ _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one c
 struct segment_gate {
 	__u32 awake;		/* flows whose sockets may still send: without one, what goes out is let be */
 	__u32 behind;		/* on lo another relay's program stands before this one */
+	__u32 forwards;		/* listeners whose connections are forwarded, and what is left of former ones */
+	__u32 reserved;
 };
 
 /* A handshake that came by. */
@@ -169,6 +259,7 @@ enum segment_socket_flag {
 	SEGMENT_SOCKET_WRAPPED = 1024,	/* its route has IPsec or an encapsulation (`ip route ... encap`) */
 	SEGMENT_SOCKET_RULED = 2048,	/* a rule of its namespace chooses routes by ports or protocols */
 	SEGMENT_SOCKET_FILTERED = 4096,	/* a BPF program of its control group sees its packets */
+	SEGMENT_SOCKET_POLICED = 8192,	/* its namespace has policies of IPsec */
 };
 
 /* What the kernel knows of one of the relay's sockets. */

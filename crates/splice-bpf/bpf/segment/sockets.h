@@ -26,6 +26,20 @@ static __always_inline bool is_ruled(struct sock *sk, bool ipv4)
 	       BPF_CORE_READ(net, ipv6.fib6_rules_require_fldissect);
 }
 
+/* Whether IPsec has policies, for whomever: a listening socket has no route that could tell. */
+static __always_inline bool is_policed(struct sock *sk)
+{
+	struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+	__u32 i, policies = 0;
+
+	/* Without CONFIG_XFRM there are none. */
+	if (!bpf_core_field_exists(net->xfrm.policy_count))
+		return false;
+	for (i = 0; i < 6; i++)
+		policies |= BPF_CORE_READ(net, xfrm.policy_count[i]);
+	return policies;
+}
+
 /*
  * Whether a program sees what the control group of a socket receives or sends, be it attached there or
  * to a group above (`cgroup_bpf_run_filter_skb`).
@@ -128,6 +142,8 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 		flags |= SEGMENT_SOCKET_BOUND;
 	if (is_ruled(sk, is_ipv4(tuple)))
 		flags |= SEGMENT_SOCKET_RULED;
+	if (is_policed(sk))
+		flags |= SEGMENT_SOCKET_POLICED;
 	if (is_filtered(sk))
 		flags |= SEGMENT_SOCKET_FILTERED;
 	out->in_device = BPF_CORE_READ(sk, sk_rx_dst_ifindex);

@@ -98,13 +98,19 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 		 */
 		if (state == SEGMENT_SPLICED && (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
 			prolong(flow, 0);
-			flow->state = SEGMENT_TIME_WAIT;
+			end_spliced(flow);
 			s->copy = COPY_RST;
 		}
 	}
 	if (s->sack_clip)
 		s->sack_floor += side->ack_delta;
-	place(s, side, other, within_window(s, seq, other), ack, window);
+	if (side->flags & SEGMENT_FORWARDED) {
+		if (marks(side) & SEGMENT_ASKED)
+			take_marks(side, SEGMENT_ASKED);
+	} else {
+		seq = within_window(s, seq, other);
+	}
+	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		translate_timestamp(s, side, other, slot, from);
 		/* A forger's timestamp could lie anywhere; who hits the very end of the stream is believed. */

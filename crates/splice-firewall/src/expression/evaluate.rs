@@ -6,7 +6,7 @@ use super::{
 };
 use crate::action::Action;
 use crate::known::{Answer, Known, MOST_BYTES};
-use crate::segment::{Device, DeviceAt, End, Family, Segment, TCP};
+use crate::segment::{Device, DeviceAt, Family, Segment, SegmentEnd, TCP};
 
 /// All registers, while a rule is evaluated.
 #[derive(Clone, Debug)]
@@ -356,18 +356,16 @@ fn load_fib(result: u32, flags: u32, segment: &Segment<'_>) -> Option<Known> {
             }
         }
         fib::ADDRTYPE if flags & !(fib::SADDR | fib::DADDR | fib::MARK) == 0 => {
-            Some(number(address_type(end, segment)?))
+            Some(number(address_type(end)?))
         }
         _ => None,
     }
 }
 
-fn address_type(end: &End, segment: &Segment<'_>) -> Option<u32> {
-    let is_local = std::ptr::eq(end, &segment.connection.local);
-    match &segment.connection.device {
-        _ if is_local => Some(fib::LOCAL),
-        Some(device) if device.is_loopback() => Some(fib::LOCAL),
-        Some(_) => Some(fib::UNICAST),
-        None => None,
+fn address_type(end: &SegmentEnd) -> Option<u32> {
+    match end.is_local {
+        Answer::Yes => Some(fib::LOCAL),
+        Answer::No => Some(fib::UNICAST),
+        Answer::Maybe => None,
     }
 }

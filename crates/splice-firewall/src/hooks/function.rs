@@ -61,7 +61,7 @@ const HARMLESS: &[&str] = &[
     // Skips the IP hooks if br_netfilter has called them for a port of the bridge. They still come first
     // if segments are translated on the bridge. (br_netfilter_hooks.c)
     "ip_sabotage_in",
-    // Flow tables contain forwarded connections only.
+    // Flow tables contain forwarded connections only, and spare them rules.
     "nf_flow_offload_ip_hook",
     "nf_flow_offload_ipv6_hook",
     "nf_flow_offload_inet_hook",
@@ -76,10 +76,13 @@ const HARMLESS: &[&str] = &[
     "smack_ipv6_output",
     // SELinux decides by the labels of socket, device and addresses, and by the SECMARK. All segments of a
     // connection have the same, and the first ones have passed. Two names each before 5.18.
+    "selinux_ip_forward",
     "selinux_ip_output",
     "selinux_ip_postroute",
+    "selinux_ipv4_forward",
     "selinux_ipv4_output",
     "selinux_ipv4_postroute",
+    "selinux_ipv6_forward",
     "selinux_ipv6_output",
     "selinux_ipv6_postroute",
 ];

@@ -26,8 +26,10 @@ fn registry(hooks: Vec<RegisteredHook>) -> Registry {
 fn said(hooks: Vec<RegisteredHook>) -> Result<(), String> {
     let registry = registry(hooks);
     let chains = |place| usize::from(place == INPUT);
-    classify(&registry, Family::Ipv4, chains, |table| table == "filter")
-        .map_err(|unknown| unknown.to_string())
+    classify(&registry, Family::Ipv4, &Hook::OWN, chains, |table| {
+        table == "filter"
+    })
+    .map_err(|unknown| unknown.to_string())
 }
 
 fn chain() -> RegisteredHook {
@@ -145,6 +147,6 @@ fn a_truncated_list_is_reported() {
         called: 101,
         listed: 1,
     };
-    let said = classify(&cut, Family::Ipv4, |_| 0, |_| true);
+    let said = classify(&cut, Family::Ipv4, &Hook::OWN, |_| 0, |_| true);
     assert_eq!(said, Err(unknown));
 }

@@ -134,5 +134,6 @@ pub(crate) fn connection(family: Family) -> Connection {
         }),
         accepted: true,
         tracked: true,
+        opening: false,
     }
 }

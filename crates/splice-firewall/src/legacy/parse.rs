@@ -14,14 +14,13 @@ use crate::segment::{Family, Hook};
 use crate::verdict::RuleId;
 use crate::xt::{self, Header, Info, Match};
 
-/// Names of the chains of hooks, by the number of the hook (`NF_INET_*`), with the hook if segments of this
-/// host pass it.
-const BASES: [(&str, Option<Hook>); HOOKS] = [
-    ("PREROUTING", Some(Hook::Prerouting)),
-    ("INPUT", Some(Hook::Input)),
-    ("FORWARD", None),
-    ("OUTPUT", Some(Hook::Output)),
-    ("POSTROUTING", Some(Hook::Postrouting)),
+/// Names of the chains of hooks, by the number of the hook (`NF_INET_*`).
+const BASES: [(&str, Hook); HOOKS] = [
+    ("PREROUTING", Hook::Prerouting),
+    ("INPUT", Hook::Input),
+    ("FORWARD", Hook::Forward),
+    ("OUTPUT", Hook::Output),
+    ("POSTROUTING", Hook::Postrouting),
 ];
 
 /// The priority of a table's hooks (`enum nf_ip_hook_priorities`).
@@ -56,7 +55,7 @@ pub(super) fn table(family: Family, name: &str, blob: &Blob) -> Result<Table, &'
         }
         chains.push(Chain {
             name: span.name,
-            base: span.base.and_then(|base| base),
+            base: span.base,
             rules,
         });
     }
@@ -73,8 +72,8 @@ pub(super) fn table(family: Family, name: &str, blob: &Blob) -> Result<Table, &'
 /// The entries of a chain.
 struct Span {
     name: String,
-    /// `None` for a user-defined chain, `Some(None)` for the chain of a hook that no segment passes.
-    base: Option<Option<Base>>,
+    /// `None` for a user-defined chain.
+    base: Option<Base>,
     /// Without the policy or the RETURN at its end.
     rules: Range<usize>,
 }
@@ -102,12 +101,12 @@ fn spans(entries: &[Entry<'_>], blob: &Blob, priority: i32) -> Result<Vec<Span>,
         };
         spans.push(Span {
             name: name.into(),
-            base: Some(hook.map(|hook| Base {
+            base: Some(Base {
                 hook,
                 priority,
                 devices: Vec::new(),
                 drops,
-            })),
+            }),
             rules: first..policy,
         });
     }

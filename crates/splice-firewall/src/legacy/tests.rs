@@ -73,19 +73,19 @@ fn an_empty_table_has_the_chains_of_its_hooks() {
                 assert_eq!(chain.name, *name);
                 assert_eq!(chain.rules, []);
                 let hook = match *name {
-                    "PREROUTING" => Some(Hook::Prerouting),
-                    "INPUT" => Some(Hook::Input),
-                    "OUTPUT" => Some(Hook::Output),
-                    "POSTROUTING" => Some(Hook::Postrouting),
-                    _ => None,
+                    "PREROUTING" => Hook::Prerouting,
+                    "INPUT" => Hook::Input,
+                    "FORWARD" => Hook::Forward,
+                    "OUTPUT" => Hook::Output,
+                    _ => Hook::Postrouting,
                 };
-                let base = hook.map(|hook| Base {
+                let base = Base {
                     hook,
                     priority: parse::priority(&table.name),
                     devices: Vec::new(),
                     drops: false,
-                });
-                assert_eq!(chain.base, base);
+                };
+                assert_eq!(chain.base, Some(base));
             }
             assert_eq!(table.chains.len(), chains.len());
         }
@@ -162,7 +162,7 @@ fn chains_jumps_and_policies_are_read() {
         let drops = |name: &str| chain(&table, name).base.as_ref().map(|base| base.drops);
         assert_eq!(drops("INPUT"), Some(true));
         assert_eq!(drops("OUTPUT"), Some(false));
-        assert_eq!(drops("FORWARD"), None);
+        assert_eq!(drops("FORWARD"), Some(true));
         assert_eq!(drops("LOOK"), None);
 
         // Counters have no influence.

@@ -222,15 +222,14 @@ fn family_name(family: u8) -> Option<&'static str> {
         INET => Some("inet"),
         IPV4 => Some("ip"),
         NETDEV => Some("netdev"),
-        // Its rules do not decide, but packets keep the marks that they set.
+        // Its rules do not decide about packets that end here, but those keep the marks that they set.
         BRIDGE => Some("bridge"),
         IPV6 => Some("ip6"),
         _ => None,
     }
 }
 
-/// The hook of a base chain. `None` for other chains, for hooks that packets from or to this host do not
-/// pass, and for chains of type nat, which see a connection's first packet only.
+/// The hook of a base chain. `None` for other chains, and for chains of type nat, which see a connection's first packet only.
 fn base(family: u8, attributes: Attributes<'_>) -> Option<Base> {
     let hook = attributes.nested(4)?;
     if attributes.text(7).is_some_and(|kind| kind == "nat") {
@@ -240,10 +239,11 @@ fn base(family: u8, attributes: Attributes<'_>) -> Option<Base> {
     let hook_at = match (family, number) {
         (NETDEV, 0) | (INET, 5) => Hook::Ingress,
         (NETDEV, 1) => Hook::Egress,
-        (INET | IPV4 | IPV6, 0) => Hook::Prerouting,
-        (INET | IPV4 | IPV6, 1) => Hook::Input,
-        (INET | IPV4 | IPV6, 3) => Hook::Output,
-        (INET | IPV4 | IPV6, 4) => Hook::Postrouting,
+        (INET | IPV4 | IPV6 | BRIDGE, 0) => Hook::Prerouting,
+        (INET | IPV4 | IPV6 | BRIDGE, 1) => Hook::Input,
+        (INET | IPV4 | IPV6 | BRIDGE, 2) => Hook::Forward,
+        (INET | IPV4 | IPV6 | BRIDGE, 3) => Hook::Output,
+        (INET | IPV4 | IPV6 | BRIDGE, 4) => Hook::Postrouting,
         _ => return None,
     };
     let mut devices = Vec::from_iter(hook.text(3));

@@ -1,7 +1,7 @@
 //! `-m iprange` and `-m addrtype`.
 
 use crate::known::Answer;
-use crate::segment::{DeviceAt, End, Family, Segment};
+use crate::segment::{Family, Segment, SegmentEnd};
 use crate::xt::Info;
 
 /// `struct xt_iprange_mtinfo`.
@@ -34,7 +34,7 @@ impl Ranges {
 
     /// As `iprange_mt4` and `iprange_mt6`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
-        let ask = |asked: u8, inverted: u8, end: &End, (from, to): &(Address, Address)| {
+        let ask = |asked: u8, inverted: u8, end: &SegmentEnd, (from, to): &(Address, Address)| {
             if self.flags & asked == 0 {
                 return Answer::Yes;
             }
@@ -127,40 +127,24 @@ impl AddressTypes {
 
     /// As `addrtype_mt_v0` and `addrtype_mt_v1`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
-        let inbound = segment.hook.is_inbound();
-        self.ask(&self.source, !inbound, segment)
-            .and(self.ask(&self.destination, inbound, segment))
+        self.ask(&self.source, segment.source(), segment)
+            .and(self.ask(&self.destination, segment.destination(), segment))
     }
 
-    fn ask(&self, asked: &Types, of_local_end: bool, segment: &Segment<'_>) -> Answer {
+    fn ask(&self, asked: &Types, end: &SegmentEnd, segment: &Segment<'_>) -> Answer {
         if asked.mask == 0 {
             return Answer::Yes;
         }
-        let is_local = self.is_local(of_local_end, segment);
+        let is_local = match end.is_local {
+            // It may belong to another device.
+            Answer::Yes if self.of_device => Answer::Maybe,
+            answer => answer,
+        };
         match segment.family() {
             Family::Ipv4 => ipv4(asked.mask, is_local),
             Family::Ipv6 => ipv6(asked.mask, is_local),
         }
         .invert_if(asked.inverted)
-    }
-
-    /// Whether an end's address is local. The peer's is local if the connection uses loopback.
-    fn is_local(&self, of_local_end: bool, segment: &Segment<'_>) -> Answer {
-        let device = if segment.hook.is_inbound() {
-            segment.in_device()
-        } else {
-            segment.out_device()
-        };
-        let is_local = match device {
-            _ if of_local_end => Answer::Yes,
-            DeviceAt::Known(device) => device.is_loopback().into(),
-            DeviceAt::None | DeviceAt::Unknown => Answer::Maybe,
-        };
-        match is_local {
-            // It may belong to another device.
-            Answer::Yes if self.of_device => Answer::Maybe,
-            answer => answer,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fixed part of an iptables rule.
 
 use crate::known::{Answer, Known};
-use crate::segment::{DeviceAt, End, Family, Segment, TCP};
+use crate::segment::{DeviceAt, Family, Segment, SegmentEnd, TCP};
 use crate::xt::info::Info;
 
 /// The addresses, devices and protocol that a rule tests (`struct ipt_ip`, `struct ip6t_ip6`).
@@ -105,7 +105,7 @@ impl Header {
 
     /// As `ip_packet_match` and `ip6_packet_match`.
     pub(crate) fn holds(&self, segment: &Segment<'_>) -> Answer {
-        let address = |end: &End, masked: &Masked, bit: u8| {
+        let address = |end: &SegmentEnd, masked: &Masked, bit: u8| {
             masked.holds(&segment.address(end)).invert_if(self.is(bit))
         };
         let device = |device: DeviceAt<'_>, masked: &Masked, bit: u8| {

@@ -1,7 +1,7 @@
 //! `-m tcp` and `-m multiport`.
 
 use crate::known::{Answer, Known};
-use crate::segment::{End, Segment};
+use crate::segment::{Segment, SegmentEnd};
 use crate::xt::Info;
 
 /// `struct xt_tcp`.
@@ -113,7 +113,7 @@ impl Multiport {
 
     /// As `multiport_mt`.
     pub(super) fn holds(&self, segment: &Segment<'_>) -> Answer {
-        let any = |end: &End| {
+        let any = |end: &SegmentEnd| {
             self.ranges
                 .iter()
                 .fold(Answer::No, |any, range| any.or(range.has(end)))
@@ -135,7 +135,7 @@ const MOST_PORTS: usize = 15;
 struct Range(u16, u16);
 
 impl Range {
-    fn has(self, end: &End) -> Answer {
+    fn has(self, end: &SegmentEnd) -> Answer {
         let port: Known = Segment::port(end);
         port.lies_within(&self.0.to_be_bytes(), &self.1.to_be_bytes())
     }

@@ -70,6 +70,7 @@ fn an_unknown_property_of_a_connection_makes_a_match_maybe() {
         device: None,
         accepted: true,
         tracked: true,
+        opening: false,
     };
     for (rule, (options, inbound, outbound)) in rules.iter().zip(cases) {
         let is = [Hook::Prerouting, Hook::Output].map(|hook| holds(rule, &nothing, hook));
@@ -386,7 +387,7 @@ proptest! {
         for family in [Family::Ipv4, Family::Ipv6] {
             let connection = Connection { accepted, ..connection(family) };
             let decoded = Match::decode(family, name, revision, &info);
-            for hook in Hook::ALL {
+            for hook in Hook::OWN {
                 decoded.holds(&Segment::at(&connection, hook, 0, false));
             }
             prop_assert!(!Step::of_match(decoded).is_empty());

@@ -200,6 +200,7 @@ impl Expectation {
             local: end(self.local),
             peer: end(self.peer),
             tracked: true,
+            opening: false,
             device: Some(Device {
                 index: device_index,
                 name: self.device.clone(),

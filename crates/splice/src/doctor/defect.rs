@@ -1,67 +1,300 @@
 //! Defects of kernels that are in use.
 
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::pipe::{SpliceFlags, pipe, splice};
+use splice_base::release::{FULL_TARGETS, FixedIn, PARSER_COUNTS, Release};
 
+use super::member::Pair;
 use super::sockets::{Family, connection};
 use super::trial::Failure;
 use super::{Defect, TimeBudget};
 use crate::kernel::sockmap::Member;
+use crate::sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 /// How soon to look again for bytes on their way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// How long a trial may take. On loopback it takes microseconds.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 const BYTES: &[u8] = b"queued";
 
-/// FIONREAD returns 0 for a TCP socket in a map of sockets without a program, whatever is queued:
-/// Linux 6.6.128, 6.12.75 and 6.18.14 on (commit 929e30f93125), fixed in 7.2.13.
-pub(super) fn fionread(budget: &TimeBudget) -> Defect {
-    let (present, reason) = match answer(budget) {
-        Ok(0) => (
-            true,
-            format!(
-                "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {} \
-                 bytes queued; programs that call it before they read (Java, .NET, nginx) stall if \
-                 something on this machine puts their sockets into such a map; the engines do not \
-                 call it",
-                BYTES.len()
-            ),
+/// All that are known and may matter to a program with sockets in maps.
+pub(super) fn all(budget: &TimeBudget) -> Vec<Defect> {
+    let mut all = vec![fionread(budget), empty_datagram(), splice_is_blind()];
+    let release = Release::here();
+    all.extend(BY_VERSION.iter().map(|known| known.on(release)));
+    all
+}
+
+/// A defect that no doctor should provoke.
+struct Known {
+    name: &'static str,
+    what: &'static str,
+    affected: Affected,
+}
+
+/// Which releases have a defect.
+enum Affected {
+    /// All from 6.1 to the last series whose source was read.
+    Until((u32, u32)),
+    /// All before the fix.
+    Before(&'static [FixedIn]),
+}
+
+const BY_VERSION: [Known; 6] = [
+    Known {
+        name: "backlog",
+        what: "what is redirected to a socket whose peer does not read waits without a bound, charged to nobody \
+               (sk_psock_skb_redirect); the engine sockmap bounds it, plain redirects do not",
+        affected: Affected::Until((7, 3)),
+    },
+    Known {
+        name: "fin",
+        what: "a FIN that a program redirects breaks the target with EPIPE (sk_psock_backlog); no program here does it",
+        affected: Affected::Until((7, 3)),
+    },
+    Known {
+        name: "removal",
+        what: "a source that is removed from its map in full flow loses what has its verdict in that moment \
+               (sk_psock_stop_verdict); the engine and the links of the library hold it still before",
+        affected: Affected::Until((7, 3)),
+    },
+    Known {
+        name: "unread",
+        what: "a member that is removed with passed bytes unread loses them and stalls, with a warning in the kernel's \
+               log (tcp_recvmsg); the engine passes none, and a link does not leave before they are read",
+        affected: Affected::Until((7, 3)),
+    },
+    Known {
+        name: "retry",
+        what: "what a target with a full send buffer does not take at once is lost or sent twice (sk_psock_backlog); \
+               no mesh is set up here",
+        affected: Affected::Before(FULL_TARGETS),
+    },
+    Known {
+        name: "parser",
+        what: "a member with a stream parser counts twice what it has read (strp_read_sock); no mesh is set up here",
+        affected: Affected::Before(PARSER_COUNTS),
+    },
+];
+
+impl Known {
+    fn on(&self, release: Option<Release>) -> Defect {
+        let present = release.and_then(|release| match self.affected {
+            Affected::Until(last) => {
+                let is_read = ((6, 1)..=last).contains(&release.series());
+                is_read.then_some(true)
+            }
+            Affected::Before(fixed_in) => release.lacks(fixed_in),
+        });
+        let by = match present {
+            Some(_) => "by its version",
+            None => "not tried, and unknown for this version",
+        };
+        Defect {
+            name: self.name,
+            present,
+            reason: format!("{by}: {}", self.what),
+        }
+    }
+}
+
+/// An empty datagram that a program passes stays in front of the reader for good (`sk_msg_recvmsg`, seen on 6.18).
+fn empty_datagram() -> Defect {
+    let name = "empty";
+    let tried = (|| -> Result<Errno, String> {
+        let (source, target) = (Pair::of(SocketKind::Udp)?, Pair::of(SocketKind::Udp)?);
+        let redirections = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
+            .map_err(|error| error.to_string())?;
+        let link = redirections
+            .link(&source.member, &target.member)
+            .map_err(|error| error.to_string())?;
+        let words = |errno: Errno| errno.to_string();
+        send(&source.peer, &[], SendFlags::NOSIGNAL).map_err(words)?;
+        let deadline = Instant::now() + PATIENCE;
+        while link.counters().empty_messages == 0 {
+            if Instant::now() >= deadline {
+                return Err("its datagram did not arrive in time".into());
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        let mut byte = [0; 1];
+        let seen = loop {
+            match recv(&source.member, &mut byte, RecvFlags::DONTWAIT) {
+                // The program has run; the kernel queues what it passes at once.
+                Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+                Err(errno) => break errno,
+                Ok(_) => break Errno::from_raw_os_error(libc::ENODATA),
+            }
+        };
+        drop((source, target));
+        link.forget();
+        Ok(seen)
+    })();
+    let (present, reason) = match tried {
+        Ok(Errno::FAULT) => (
+            Some(true),
+            "recv(2) fails with EFAULT for good after a program has passed an empty datagram to a member of a map; \
+             links of the library drop empty datagrams"
+                .into(),
         ),
         Ok(_) => (
-            false,
-            "ioctl(FIONREAD) returns what is queued on a TCP socket in a BPF map of sockets".into(),
+            Some(false),
+            "a member of a map receives an empty datagram that a program has passed".into(),
         ),
-        Err(why) => {
-            return Defect {
-                name: "fionread",
-                present: None,
-                reason: format!("not tried: {why}"),
-            };
-        }
+        Err(why) => (None, format!("not tried: {why}")),
     };
     Defect {
-        name: "fionread",
-        present: Some(present),
+        name,
+        present,
         reason,
     }
 }
 
-/// What FIONREAD returns for a member that has `BYTES` queued.
-fn answer(budget: &TimeBudget) -> Result<u64, String> {
+/// splice(2) does not see what a program has passed to a member (`tcp_splice_read`, seen up to 7.3).
+fn splice_is_blind() -> Defect {
+    let name = "splice";
+    let tried = (|| -> Result<bool, String> {
+        let words = |errno: Errno| errno.to_string();
+        let (source, target) = (Pair::of(SocketKind::Tcp)?, Pair::of(SocketKind::Tcp)?);
+        let redirections = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1)
+            .map_err(|error| error.to_string())?;
+        let link = redirections
+            .link(&source.member, &target.member)
+            .map_err(|error| error.to_string())?;
+        // Without a target the program passes.
+        drop(target);
+        send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
+        let mut buffer = [0; BYTES.len()];
+        let deadline = Instant::now() + PATIENCE;
+        let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        while !matches!(recv(&source.member, &mut buffer, peek), Ok((_, length)) if length == BYTES.len())
+        {
+            if Instant::now() >= deadline {
+                return Err("its bytes did not arrive in time".into());
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        // SPLICE_F_NONBLOCK is of the pipe only.
+        fcntl_getfl(&source.member)
+            .and_then(|flags| fcntl_setfl(&source.member, flags | OFlags::NONBLOCK))
+            .map_err(words)?;
+        let (_out, into) = pipe().map_err(words)?;
+        let flags = SpliceFlags::NONBLOCK;
+        let seen = splice(&source.member, None, &into, None, BYTES.len(), flags);
+        // A member must not leave its map with passed bytes.
+        let _ = recv(&source.member, &mut buffer, RecvFlags::DONTWAIT);
+        drop(source);
+        link.forget();
+        Ok(seen == Err(Errno::AGAIN))
+    })();
+    let (present, reason) = match tried {
+        Ok(true) => (
+            Some(true),
+            "splice(2) does not see bytes that a program has passed to a member of a map; programs that splice (Go's \
+             io.Copy, HAProxy) stall if something on this machine puts their sockets into such a map"
+                .into(),
+        ),
+        Ok(false) => (
+            Some(false),
+            "splice(2) sees bytes that a program has passed to a member of a map".into(),
+        ),
+        Err(why) => (None, format!("not tried: {why}")),
+    };
+    Defect {
+        name,
+        present,
+        reason,
+    }
+}
+
+/// FIONREAD counts only one of both queues of a member of a map of sockets (`tcp_ioctl`, `tcp_bpf_ioctl`): TCP's, or from
+/// 6.6.128, 6.12.75 and 6.18.14 on (commit 929e30f93125) that of what was redirected or passed. 7.2.13 counts both.
+fn fionread(budget: &TimeBudget) -> Defect {
+    let answers = by_tcp(budget).and_then(|by_tcp| Ok((by_tcp, redirected(budget)?)));
+    let all = BYTES.len() as u64;
+    let (present, reason) = match answers {
+        Ok((0, _)) => (
+            Some(true),
+            format!(
+                "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {all} bytes queued; \
+                 programs that call it before they read (Java, .NET, nginx) stall if something on this machine puts \
+                 their sockets into such a map; the engines do not call it"
+            ),
+        ),
+        Ok((_, counted)) if counted != all => (
+            Some(true),
+            format!(
+                "ioctl(FIONREAD) returns {counted} for a TCP socket to which a BPF program has redirected {all} bytes; \
+                 programs that call it before they read (Java, .NET, nginx) stall if something on this machine \
+                 redirects to their sockets; the engines do not call it"
+            ),
+        ),
+        Ok(_) => (
+            Some(false),
+            "ioctl(FIONREAD) returns what is queued on a TCP socket in a BPF map of sockets".into(),
+        ),
+        Err(why) => (None, format!("not tried: {why}")),
+    };
+    Defect {
+        name: "fionread",
+        present,
+        reason,
+    }
+}
+
+/// Whether this kernel has the defect; without the rights to try it counts as absent.
+pub(super) fn has_fionread_defect(budget: &TimeBudget) -> bool {
+    fionread(budget).present == Some(true)
+}
+
+/// What FIONREAD returns for a member that has `BYTES` in TCP's queue.
+fn by_tcp(budget: &TimeBudget) -> Result<u64, String> {
     let connected = connection(Family::Tcp, budget.deadline());
     let (peer, socket) = connected.map_err(|error| error.to_string())?;
     let member = budget
         .excluding(|| Member::new(&socket))
         .map_err(|error| Failure::of(&error).reason)?;
-    let deadline = budget.deadline();
+    let answer = answer(&peer, &socket, budget.deadline());
+    drop(member);
+    answer
+}
+
+/// What FIONREAD returns for a member to which `BYTES` were redirected.
+fn redirected(budget: &TimeBudget) -> Result<u64, String> {
+    let connected = connection(Family::Tcp, budget.deadline());
+    let (peer, socket) = connected.map_err(|error| error.to_string())?;
+    let linked = budget.excluding(|| {
+        let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 1)?;
+        let link = redirections.link(&peer, &socket)?;
+        Ok((redirections, link))
+    });
+    let (_redirections, link) =
+        linked.map_err(|error: splice_base::error::Error| Failure::of(&error).reason)?;
+    let answer = answer(&peer, &socket, budget.deadline());
+    let is_redirected = link.counters().messages > 0;
+    drop((peer, socket));
+    link.forget();
+    if !is_redirected {
+        return Err("its bytes were not redirected".into());
+    }
+    answer
+}
+
+/// Sends `BYTES` from one to the other. What FIONREAD returns when they are there; they are read then.
+fn answer(from: &OwnedFd, to: &OwnedFd, deadline: Instant) -> Result<u64, String> {
     let words = |errno: Errno| errno.to_string();
-    send(&peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
+    send(from, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];
     loop {
-        match recv(&socket, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        match recv(to, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((count, _)) if count == BYTES.len() => break,
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
                 thread::sleep(LOOK_AGAIN);
@@ -70,9 +303,43 @@ fn answer(budget: &TimeBudget) -> Result<u64, String> {
             Err(errno) => return Err(words(errno)),
         }
     }
-    let answer = ioctl_fionread(&socket).map_err(words);
+    let answer = ioctl_fionread(to).map_err(words);
     // A member must not leave its map with queued bytes.
-    let _ = recv(&socket, &mut buffer, RecvFlags::DONTWAIT);
-    drop(member);
+    let _ = recv(to, &mut buffer, RecvFlags::DONTWAIT);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(name: &str, release: &str) -> Defect {
+        let mut known = BY_VERSION.iter();
+        let known = known.find(|known| known.name == name).expect("known");
+        known.on(Release::of(release, ""))
+    }
+
+    #[test]
+    fn a_defect_by_version_is_told_of_releases_that_were_read() {
+        for (name, release, present) in [
+            ("removal", "5.15.200", None),
+            ("removal", "6.1.0-56-cloud-amd64", Some(true)),
+            ("removal", "7.3.0-rc7", Some(true)),
+            ("removal", "7.4.1", None),
+            ("removal", "next", None),
+            ("retry", "6.1.141", Some(true)),
+            ("retry", "6.1.142", Some(false)),
+            ("retry", "6.6.1", None),
+            ("parser", "6.12.16", Some(true)),
+            ("parser", "6.18.15", Some(false)),
+        ] {
+            let defect = on(name, release);
+            assert_eq!(defect.present, present, "{name} on {release}");
+            let begins = match present {
+                Some(_) => "by its version: ",
+                None => "not tried, and unknown for this version: ",
+            };
+            assert!(defect.reason.starts_with(begins), "{}", defect.reason);
+        }
+    }
 }

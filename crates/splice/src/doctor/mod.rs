@@ -18,7 +18,10 @@
 //! nothing behind.
 
 mod defect;
+pub mod matrix;
+mod member;
 mod sockets;
+mod time_line;
 mod trial;
 
 use std::cell::Cell;
@@ -29,6 +32,7 @@ use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 
 use self::sockets::Family;
+pub use self::time_line::Step;
 use self::trial::{Failure, Trial};
 use crate::carrier::pipe;
 use crate::firewall;
@@ -124,6 +128,8 @@ pub struct Report {
     pub engines: Vec<Finding>,
     /// Every known defect, present or not.
     pub defects: Vec<Defect>,
+    /// Since which kernel maps of sockets can do what, and what of it works here.
+    pub time_line: Vec<Step>,
 }
 
 /// Tests every engine, and looks for defects of the kernel that can be tested without harm.
@@ -136,19 +142,30 @@ pub fn examine() -> Report {
     .unwrap_or_else(examine_here)
 }
 
+/// Whether FIONREAD misses what is queued on members of a map of sockets here.
+pub(crate) fn has_fionread_defect() -> bool {
+    defect::has_fionread_defect(&TimeBudget::of(EXAMINATION_MOST))
+}
+
 fn examine_here() -> Report {
     let budget = TimeBudget::of(EXAMINATION_MOST);
     Report {
-        kernel: rustix::system::uname()
-            .release()
-            .to_string_lossy()
-            .into_owned(),
+        kernel: kernel(),
         engines: EngineName::ALL
             .into_iter()
             .map(|engine| examine_engine(engine, &budget))
             .collect(),
-        defects: vec![defect::fionread(&budget)],
+        defects: defect::all(&budget),
+        time_line: time_line::time_line(),
     }
+}
+
+/// The kernel's release, as `uname -r` prints it.
+pub fn kernel() -> String {
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// A loop that keeps the kernel side of an engine loaded.

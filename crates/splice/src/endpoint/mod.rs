@@ -40,6 +40,8 @@ pub struct Endpoint {
     kind: Kind,
     /// Another process may hold a duplicate of the descriptor.
     shared: bool,
+    /// A protocol is stacked on TCP in the kernel (`TCP_ULP`), as kTLS is.
+    layered: bool,
     /// Atomic, since a source may be its own destination; only one loop changes them.
     receive_bounded: AtomicBool,
     send_bounded: AtomicBool,
@@ -86,8 +88,12 @@ impl Endpoint {
             // MPTCP has neither urgent data nor the option (`mptcp_setsockopt_sol_socket`).
             Kind::Mptcp => {}
         }
+        // A multipath connection shows the protocol of its first subflow, which is MPTCP's own.
+        let layered = matches!(kind, Kind::Tcp4 | Kind::Tcp6)
+            && matches!(socket_option::upper_protocol(&fd), Ok(Some(_)));
         Ok(Self {
             shared: true,
+            layered,
             ..Self::prepared(fd, kind)
         })
     }
@@ -96,15 +102,24 @@ impl Endpoint {
     /// options on its listener, from which `accept4` inherits them (`sk_clone`, Linux 2.6 on),
     /// saves ten system calls per connection. Without the options the pair works, but may block its
     /// loop. Nobody may hold a duplicate of the descriptor: it would keep the socket open, and
-    /// watched, after the pair has ended.
+    /// watched, after the pair has ended. Nothing may be stacked on TCP (`TCP_ULP`, as for kTLS),
+    /// which `new` looks for.
     pub fn prepared(fd: OwnedFd, kind: Kind) -> Self {
         Self {
             fd,
             kind,
             shared: false,
+            layered: false,
             receive_bounded: AtomicBool::new(false),
             send_bounded: AtomicBool::new(false),
         }
+    }
+
+    /// The same endpoint as if something were stacked on TCP: not every kernel has kTLS.
+    #[cfg(test)]
+    pub(crate) fn layered(mut self) -> Self {
+        self.layered = true;
+        self
     }
 
     /// The kind of the stream.
@@ -114,6 +129,11 @@ impl Endpoint {
 
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
+    }
+
+    /// Whether a protocol is stacked on TCP in the kernel, as kTLS is.
+    pub(crate) fn has_upper_protocol(&self) -> bool {
+        self.layered
     }
 
     /// What the socket's buffers hold now.

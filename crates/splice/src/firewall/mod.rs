@@ -23,9 +23,9 @@
 //! watches them (`watch`).
 
 mod hooks;
+mod snapshot;
 mod watch;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,14 +33,13 @@ use std::task::Waker;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::netdevice::index_to_name;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
-use splice_firewall::{Device, Filters, HookCounts, Reader};
+use splice_firewall::{Device, Filters, Hook, HookCounts, Reader};
 
-use self::hooks::Hooks;
+pub(crate) use self::hooks::Hooks;
+use self::snapshot::{Snapshot, namespace_socket};
 
 /// What the packet filters of this thread's network namespace would do now with the segments of a
 /// connection.
@@ -55,7 +54,7 @@ pub fn judge(connection: &Connection) -> Result<Verdict> {
     let filters = Filters::read().map_err(|error| refused(error.to_string()))?;
     // Protocol hooks belong to the namespace, whatever the device.
     let registry = Hooks::load()?.list(LOOPBACK)?;
-    match filters.account_for(&registry, connection.family, "lo") {
+    match filters.account_for(&registry, connection.family, &Hook::OWN, "lo") {
         Ok(()) => Ok(filters.judge(connection)),
         Err(why) => Ok(Verdict::Unknown(Reason { place: None, why })),
     }
@@ -81,20 +80,8 @@ struct State {
     pairs: Slab<Arc<AdmittedPair>>,
 }
 
-/// What was read of the filters. A change of the filters replaces it.
-struct Snapshot {
-    /// The filters, or why they cannot be read.
-    filters: std::result::Result<Filters, String>,
-    /// Hooks that the filters account for, all of them, by device and family.
-    accounted: Mutex<HashMap<HookSite, HookCounts>>,
-    /// Hooks that the filters do not account for, although the filters were read later; and why.
-    unaccounted: Mutex<HashMap<HookSite, (HookCounts, String)>>,
-    /// The names of devices, by ifindex.
-    names: Mutex<HashMap<u32, String>>,
-}
-
-/// Where connections meet hooks: a device's ifindex, and the family of the packets.
-type HookSite = (u32, Family);
+/// The filters as somebody has last seen them.
+pub(crate) struct Known(Arc<Snapshot>);
 
 /// A pair that an engine moves past the filters.
 struct AdmittedPair {
@@ -196,7 +183,7 @@ impl Firewall {
             return Ok(None);
         }
         let registry = self.hooks.list(device.index).map_err(failed)?;
-        match filters.account_for(&registry, connection.family, &device.name) {
+        match filters.account_for(&registry, connection.family, &Hook::OWN, &device.name) {
             Ok(()) => {
                 snapshot.accounted().insert(site, registry.counts);
                 Ok(None)
@@ -291,6 +278,23 @@ impl Firewall {
                     pair,
                 });
             }
+        }
+    }
+
+    /// Whether the filters have changed since the last call with the same `known`. The first call says no.
+    pub(crate) fn has_changed(&self, known: &mut Option<Known>) -> bool {
+        let snapshot = self.snapshot();
+        let is_same = |known: &Known| Arc::ptr_eq(&known.0, &snapshot);
+        let changed = known.as_ref().is_some_and(|known| !is_same(known));
+        *known = Some(Known(snapshot));
+        changed
+    }
+
+    /// Why the filters would stop a pair of connections for certain, if they would.
+    pub(crate) fn why_stopped(&self, connections: &[Connection; 2]) -> Option<String> {
+        match self.judge_again(&self.snapshot(), connections) {
+            Judgement::Stops(why) => Some(why),
+            _ => None,
         }
     }
 
@@ -435,61 +439,6 @@ struct Change {
     why_doubtful: Option<String>,
 }
 
-impl Snapshot {
-    fn new(filters: std::result::Result<Filters, String>) -> Self {
-        Self {
-            filters,
-            accounted: Mutex::new(HashMap::new()),
-            unaccounted: Mutex::new(HashMap::new()),
-            names: Mutex::new(HashMap::new()),
-        }
-    }
-
-    fn unaccounted(&self) -> MutexGuard<'_, HashMap<HookSite, (HookCounts, String)>> {
-        // A map whose entries are whole.
-        self.unaccounted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn names(&self) -> MutexGuard<'_, HashMap<u32, String>> {
-        // A map whose entries are whole.
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The name of a device in the namespace of a socket.
-    fn name<S: AsFd>(
-        &self,
-        index: u32,
-        socket: impl FnOnce() -> rustix::io::Result<S>,
-    ) -> rustix::io::Result<String> {
-        let at_hand = self.names().get(&index).cloned();
-        if let Some(name) = at_hand {
-            return Ok(name);
-        }
-        let name = index_to_name(socket()?, index)?;
-        self.names().insert(index, name.clone());
-        Ok(name)
-    }
-
-    fn has_renamed_devices(&self) -> bool {
-        let names = self.names().clone();
-        !names.is_empty()
-            && namespace_socket().is_ok_and(|socket| {
-                names
-                    .iter()
-                    .any(|(index, name)| index_to_name(&socket, *index).as_ref() != Ok(name))
-            })
-    }
-
-    fn accounted(&self) -> MutexGuard<'_, HashMap<HookSite, HookCounts>> {
-        // A map whose entries are whole.
-        self.accounted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl AdmittedPair {
     fn state(&self) -> MutexGuard<'_, PassState> {
         // The state is replaced as a whole.
@@ -522,12 +471,6 @@ impl fmt::Debug for Pass {
             .field("state", &self.state())
             .finish_non_exhaustive()
     }
-}
-
-/// A socket of this thread's network namespace, for questions about its devices.
-fn namespace_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
 /// Reads the filters once, without watching them.

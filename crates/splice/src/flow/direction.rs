@@ -293,6 +293,9 @@ impl Direction {
             && self.mark_bytes == u64::MAX
             && conduit.byte_limit.is_none()
             && !conduit.closing
+            // kTLS keeps an unfinished record to itself when the stream is shut down
+            // (`tls_sw_sendmsg`, 6.18): the bytes would be lost.
+            && !conduit.destination.has_upper_protocol()
             && matches!(conduit.destination.kind(), Kind::Tcp4 | Kind::Tcp6)
     }
 

@@ -42,10 +42,17 @@ const LOAD_LOOK: Duration = Duration::from_millis(50);
 /// and cannot take the pair.
 pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
     let EngineChoice::Only(engine) = options.engine else {
+        if ends.have_upper_protocol() {
+            return Ok(Plan {
+                stays: Some("one end has an upper layer protocol such as kTLS"),
+                ..Plan::default()
+            });
+        }
         let promotion = Auto::new(ends, options, Instant::now());
         return Ok(Plan {
             kernel: None,
             promotion: promotion.map(|auto| Box::new(auto) as _),
+            stays: None,
         });
     };
     if ends.is_echo() {
@@ -57,14 +64,14 @@ pub(crate) fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
             let sockmap = Sockmap::new().map_err(|obstacle| engine.unavailable(obstacle))?;
             Plan {
                 kernel: Some(Box::new(sockmap)),
-                promotion: None,
+                ..Plan::default()
             }
         }
         EngineName::Segment => Plan {
-            kernel: None,
             promotion: Some(Box::new(ByName {
                 bypasses_firewall: options.bypass_firewall,
             })),
+            ..Plan::default()
         },
         _ => Plan::default(),
     })
@@ -379,6 +386,21 @@ mod tests {
             let attempt = auto.schedule.attempt;
             assert_eq!(attempt == Attempt::Open, is_tried, "{kinds:?}");
         }
+    }
+
+    #[test]
+    fn auto_leaves_a_pair_with_an_upper_protocol_to_copy() {
+        let (a, b) = netlab::connection();
+        let [a, b] = [a, b].map(|socket| Endpoint::prepared(socket.into(), Kind::Tcp4));
+        let options = Options::default();
+        let ends = Ends::Two([a, b.layered()]);
+        let layered = plan(&ends, &options).expect("a plan");
+        assert!(layered.kernel.is_none() && layered.promotion.is_none());
+        assert!(layered.stays.is_some_and(|why| why.contains("kTLS")));
+        let (a, b) = netlab::connection();
+        let plain = [a, b].map(|socket| Endpoint::prepared(socket.into(), Kind::Tcp4));
+        let plain = plan(&Ends::Two(plain), &options).expect("a plan");
+        assert!(plain.promotion.is_some() && plain.stays.is_none());
     }
 
     #[test]

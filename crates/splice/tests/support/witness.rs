@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::{fs, thread};
 
+use rustix::system::uname;
 use splice::Splicer;
 
 use crate::support::system_calls::SystemCalls;
@@ -34,7 +35,14 @@ struct Watched {
 impl Watched {
     fn carried(&mut self) -> Vec<u64> {
         let calls = &mut self.calls;
-        CARRYING.map(|name| calls.begun(name)).into()
+        // Netlink needs these. What is not read cannot be carried.
+        let netlink: &[_] = if attaches_by_netlink() {
+            &["recvmsg", "sendto"]
+        } else {
+            &[]
+        };
+        let carrying = CARRYING.iter().filter(|name| !netlink.contains(name));
+        carrying.map(|name| calls.begun(name)).collect()
     }
 }
 
@@ -73,6 +81,17 @@ impl Drop for Witness {
             self.end();
         }
     }
+}
+
+/// Whether the loop attaches and detaches its programs by netlink, while it ends a pair, for example: tcx came with Linux
+/// 6.6.
+fn attaches_by_netlink() -> bool {
+    let system = uname();
+    let release = system.release().to_str().expect("a release");
+    let mut numbers = release
+        .split('.')
+        .map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) < (Some(6), Some(6))
 }
 
 /// The threads of this process that turn the first loop of a splicer in this thread's network

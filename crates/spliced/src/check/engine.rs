@@ -8,6 +8,7 @@ use splice::{EngineChoice, EngineName, Kind};
 use crate::check::Found;
 use crate::check::names::Resolved;
 use crate::firewall::{self, KeptBack};
+use crate::forwarding::needs_sockets;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
 use crate::target::leads_to;
@@ -58,6 +59,13 @@ pub(super) fn report(listener: &ListenerPlan, plan: &Plan, resolved: &Resolved, 
         };
         let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", engine.as_str());
         let is_tried = words.starts_with("used");
+        if engine == EngineName::Segment && is_tried && listener.from_syn {
+            let words = match needs_sockets(listener, &backends(listener, plan)) {
+                None => "from the SYN on, where routes and packet filters allow it".into(),
+                Some(why) => format!("but not from the SYN on: {why}"),
+            };
+            let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", "");
+        }
         if engine == EngineName::Segment && is_tried {
             for (whom, why) in exceptions(listener, &listening, plan, resolved) {
                 let _ = writeln!(found.report, "  {:NAME_WIDTH$} but not {whom}: {why}", "");

@@ -30,6 +30,7 @@ pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
         },
         engine: EngineChoice::Auto,
         bypass_firewall: false,
+        from_syn: false,
         decide_within: DECIDE_WITHIN,
         first_bytes_limit: FIRST_BYTES_LIMIT,
         idle_timeout: None,
@@ -92,6 +93,7 @@ pub(super) fn read(
 /// What a listener and `[defaults]` take.
 pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
     table.set("engine", &mut listener.engine, Value::parse);
+    table.set("from_syn", &mut listener.from_syn, Value::flag);
     table.set(
         "bypass_firewall",
         &mut listener.bypass_firewall,

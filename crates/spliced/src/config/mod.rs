@@ -4,6 +4,7 @@
 //! types of the plan. A mistake stops nothing: all of them are reported at once, each with its line.
 
 mod backend;
+mod bypass;
 mod conflict;
 mod coverage;
 mod listener;
@@ -123,8 +124,12 @@ fn plan(table: Table<'_>) -> Plan {
         Some(value) => value.sections("listener", "a listener"),
         None => Some(Vec::new()),
     };
-    if tables.as_ref().is_some_and(Vec::is_empty) {
-        notes.missing(&(0..0), "there is no listener; add a [[listener]]");
+    let bypasses = bypass::read_all(&table);
+    if tables.as_ref().is_some_and(Vec::is_empty) && bypasses.is_empty() {
+        notes.missing(
+            &(0..0),
+            "there is no listener and no bypass; add a [[listener]]",
+        );
     }
     let mut listeners = Vec::<(usize, ListenerPlan)>::new();
     for table in tables.unwrap_or_default() {
@@ -162,6 +167,7 @@ fn plan(table: Table<'_>) -> Plan {
             .map(|(_, listener)| Arc::new(listener))
             .collect(),
         backends: backends.into_iter().map(Arc::new).collect(),
+        bypasses,
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow};
 use serde_json::{Value, json};
-use splice::{EngineChoice, Waker};
+use splice::{EngineChoice, Forward, Waker};
 
 use self::access_logs::AccessLogs;
 use self::announcement::announce;
@@ -25,6 +25,7 @@ pub(crate) use self::announcement::log_missing_engines;
 use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::backend::Backend;
+use crate::forwarding::Forwarding;
 use crate::listener::{InUse, ListeningSockets};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
 use crate::refusal;
@@ -42,13 +43,19 @@ pub(crate) struct Deployment {
     /// Listeners that were removed, and when their connections are cut. As long as one of these is left, or
     /// the backlog is not accepted, somebody holds the service.
     draining: Vec<(Instant, Weak<Service>)>,
+    /// Those of former listeners, or of former terms, and when they are cut; `None`: never.
+    former_forwardings: Vec<(Option<Instant>, Arc<Forwarding>)>,
 }
+
+/// So many connections can be forwarded at the same time: 256 bytes of the kernel's memory each.
+const ROOM_FOR_FORWARDED: u32 = 65_536;
 
 struct Listening {
     service: Arc<Service>,
     /// The addresses that the sockets are bound to.
     addresses: Vec<SocketAddress>,
     wakers: Vec<Waker>,
+    forwarding: Option<Arc<Forwarding>>,
     /// Removes the file of a UNIX socket when it is dropped.
     _sockets: ListeningSockets,
 }
@@ -81,6 +88,7 @@ impl Deployment {
             backends: BTreeMap::new(),
             access_logs: AccessLogs::default(),
             draining: Vec::new(),
+            former_forwardings: Vec::new(),
         })
     }
 
@@ -100,6 +108,10 @@ impl Deployment {
             .iter()
             .map(|listener| terms(listener, &backends, &access_logs))
             .collect();
+        // Before the programs are loaded, which decides on the room.
+        if terms.iter().any(|terms| terms.plan.from_syn) {
+            Forward::make_room(ROOM_FOR_FORWARDED);
+        }
         self.prepare_engines(&terms)?;
         before_binding();
         let mut bound = BTreeMap::new();
@@ -161,7 +173,7 @@ impl Deployment {
                     let service = Service::new(&self.process, terms);
                     self.add(key, Bound { service, sockets });
                 }
-                (None, Some(listening)) => listening.service.set_terms(terms),
+                (None, Some(_)) => self.set_terms(&key, terms),
                 (None, None) => {}
             }
         }
@@ -313,13 +325,39 @@ impl Deployment {
             }
         }
         announce(&service.terms(), &sockets.addresses);
+        let forwarding = Forwarding::start(&service, &sockets.addresses);
         let listening = Listening {
             service,
+            forwarding,
             addresses: sockets.addresses.clone(),
             wakers,
             _sockets: sockets,
         };
         self.listeners.insert(key, listening);
+    }
+
+    /// Changes a listener to the terms of a reload.
+    fn set_terms(&mut self, key: &str, terms: Terms) {
+        let Some(listening) = self.listeners.get_mut(key) else {
+            return;
+        };
+        let service = &listening.service;
+        service.set_terms(terms);
+        let terms = service.terms();
+        match &listening.forwarding {
+            Some(forwarding) if forwarding.reload(&terms) => {}
+            Some(forwarding) => {
+                forwarding.close();
+                let time = match terms.plan.on_remove {
+                    OnRemove::Drain(time) => time,
+                    OnRemove::Reset => Duration::ZERO,
+                };
+                let at = Instant::now().checked_add(time);
+                self.former_forwardings.push((at, Arc::clone(forwarding)));
+                listening.forwarding = None;
+            }
+            None => listening.forwarding = Forwarding::start(service, &listening.addresses),
+        }
     }
 
     fn remove_listeners(&mut self, kept: &[String]) {
@@ -336,6 +374,11 @@ impl Deployment {
             };
             if let Some(at) = now.checked_add(time) {
                 self.draining.push((at, Arc::downgrade(service)));
+            }
+            if let Some(forwarding) = listening.forwarding.take() {
+                forwarding.close();
+                self.former_forwardings
+                    .push((now.checked_add(time), forwarding));
             }
             for address in &listening.addresses {
                 tracing::info!("no longer listening on {address}");
@@ -355,7 +398,12 @@ impl Deployment {
                 }
                 service => service.is_some(),
             });
-        self.draining.iter().map(|(at, _)| *at).min()
+        self.former_forwardings.retain(|(at, forwarding)| {
+            at.is_none_or(|at| at > now) && forwarding.connections() > 0
+        });
+        let services = self.draining.iter().map(|(at, _)| *at);
+        let forwardings = self.former_forwardings.iter().filter_map(|(at, _)| *at);
+        services.chain(forwardings).min()
     }
 
     /// What runs, and what has been counted.
@@ -383,10 +431,10 @@ impl Deployment {
     /// Has the listeners accept their backlogs and close, and calls `closed` for each thread on which
     /// they have. Returns the number of threads.
     pub(crate) fn stop_listening(&self, closed: impl Fn() + Clone + Send + 'static) -> usize {
-        let listeners = self.listeners.values();
-        listeners
-            .flat_map(|listening| &listening.wakers)
-            .for_each(Waker::close);
+        for listening in self.listeners.values() {
+            listening.wakers.iter().for_each(Waker::close);
+            listening.forwarding.iter().for_each(|one| one.close());
+        }
         // A loop reads its messages in order, so these come after the listeners have closed.
         for worker in &self.workers {
             worker.when_reached(closed.clone());

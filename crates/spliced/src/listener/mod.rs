@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
+pub(crate) use self::socket_file::{SocketFile, remove_stale_by};
 use self::sockets::BACKLOG;
-pub(crate) use self::sockets::{InUse, ListeningSockets};
+pub(crate) use self::sockets::{InUse, ListeningSockets, why_not};
 use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;

@@ -11,13 +11,13 @@ use crate::socket_address::SocketAddress;
 
 /// A socket file of this process. Drop removes it, unless another file has taken its path.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     device_and_inode: (u64, u64),
 }
 
 impl SocketFile {
-    pub(super) fn of(path: &Path) -> Result<Self> {
+    pub(crate) fn of(path: &Path) -> Result<Self> {
         let device_and_inode = identity(path).context("cannot stat the socket file")?;
         Ok(Self {
             path: path.into(),
@@ -43,12 +43,20 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 /// Removes the file at `path` if it is a socket on which nobody listens any more. Returns false if
 /// somebody does.
 pub(super) fn remove_stale(path: &Path, address: &SocketAddress) -> Result<bool> {
+    remove_stale_by(path, address, &unix_socket(address)?)
+}
+
+/// The same with `probe`, a socket of the kind that the file should have.
+pub(crate) fn remove_stale_by(
+    path: &Path,
+    address: &SocketAddress,
+    probe: &std::os::fd::OwnedFd,
+) -> Result<bool> {
     let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {address}"))?;
     if !metadata.file_type().is_socket() {
         bail!("the file exists and is not a socket; remove it or choose another");
     }
-    let probe = unix_socket(address)?;
-    if address.connect(&probe) != Err(Errno::CONNREFUSED) {
+    if address.connect(probe) != Err(Errno::CONNREFUSED) {
         return Ok(false);
     }
     fs::remove_file(path).map_err(|error| {

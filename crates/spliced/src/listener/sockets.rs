@@ -222,7 +222,8 @@ impl fmt::Display for NotOfThisHost {
 
 impl std::error::Error for NotOfThisHost {}
 
-fn why_not(errno: Errno, address: &SocketAddress) -> anyhow::Error {
+/// Why an address cannot be bound, and what to do.
+pub(crate) fn why_not(errno: Errno, address: &SocketAddress) -> anyhow::Error {
     let port = port(address);
     match errno {
         Errno::ADDRINUSE => InUse(address.clone()).into(),

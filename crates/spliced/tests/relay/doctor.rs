@@ -43,8 +43,12 @@ fn report(command: &mut Command) -> Value {
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(
         fields(&report),
-        ["defects", "engines", "kernel", "segments"]
+        ["defects", "engines", "kernel", "segments", "time_line"]
     );
+    for step in report["time_line"].as_array().expect("a list") {
+        assert_eq!(fields(step), ["reason", "since", "what", "works"]);
+        assert!(!text(&step["reason"]).is_empty(), "{step}");
+    }
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     assert_eq!(report["kernel"], kernel.trim());
     let engines = report["engines"].as_array().expect("a list");
@@ -161,6 +165,19 @@ fn with_every_privilege_every_engine_works() {
     assert!(reason.contains("the kernel moves the bytes"), "{reason}");
     assert!(reason.contains("not between UNIX sockets"), "{reason}");
     assert!(fionread(&report)["present"].is_boolean(), "{report}");
+    for name in ["empty", "splice"] {
+        let defects = report["defects"].as_array().expect("a list");
+        let defect = defects.iter().find(|defect| defect["name"] == name);
+        assert!(
+            defect.is_some_and(|defect| defect["present"].is_boolean()),
+            "{name}: {report}"
+        );
+    }
+    for step in report["time_line"].as_array().expect("a list") {
+        // The kernels that this is built for have all but perhaps the first and the last.
+        let is_everywhere = !["4.6", "4.20", "5.10", "6.4"].contains(&text(&step["since"]));
+        assert!(!is_everywhere || step["works"] == true, "{step}");
+    }
 }
 
 #[test]

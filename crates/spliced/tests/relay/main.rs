@@ -14,16 +14,27 @@ mod server;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../splice/tests/support/system_calls.rs"]
 mod system_calls;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../../../splice/tests/support/tls.rs"]
+mod tls;
 
 mod access_log;
+mod adopt;
+mod bypass;
+mod bypass_killed;
+mod bypass_status;
 mod config;
+mod datagrams;
 mod doctor;
 mod echo;
 mod firewall;
 mod flow;
+mod from_syn;
 mod listening;
 mod load;
 mod log;
+mod matrix;
+mod mesh;
 mod options;
 mod programs;
 mod proxy;
@@ -31,8 +42,10 @@ mod reset;
 mod resolver;
 mod segment;
 mod self_target;
+mod seqpacket;
 mod shutdown;
 mod signals;
 mod stalled_log;
 mod target;
+mod trace;
 mod usage;

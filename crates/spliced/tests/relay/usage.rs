@@ -10,7 +10,8 @@ pub(crate) fn sentence(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).expect("text");
     assert_eq!(text.matches('\n').count(), 1, "not one line: {text}");
     let line = text.strip_suffix('\n').expect("a whole line");
-    let sentence = line.strip_prefix("spliced: ").expect("who says it");
+    let sentence = line.strip_prefix("spliced: ");
+    let sentence = sentence.unwrap_or_else(|| panic!("who says it: {line}"));
     assert!(!sentence.contains("Usage:"), "{sentence}");
     assert!(!sentence.contains('\x1b'), "colours for a pipe: {sentence}");
     sentence.into()
@@ -80,6 +81,9 @@ fn wrong_usage_is_one_sentence_and_status_2() {
             &["echo", "127.0.0.1:0", "--engine", "smoke"],
             &["--engine", "\"smoke\"", "auto, copy, pipe"],
         ),
+        (&["matrix", "TCP"], &["'TCP'"]),
+        (&["matrix", "--format", "json"], &["'--format'"]),
+        (&["matrix", "--json=yes"], &["'yes'", "--json"]),
         (&["--threads", "0"], &["--threads", "1..=1024"]),
         (&["--threads", "x"], &["--threads", "'x'"]),
         (&["--max-connections", "0"], &["--max-connections", "1.."]),

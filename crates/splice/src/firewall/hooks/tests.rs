@@ -72,7 +72,7 @@ impl Stage {
             at.map_or(0, |(_, count)| *count)
         };
         let has_table = |table: &str| tables.contains(&table);
-        classify(&self.registry(), family, chains_at, has_table)
+        classify(&self.registry(), family, &Hook::OWN, chains_at, has_table)
     }
 }
 
@@ -101,7 +101,7 @@ fn an_unknown_device_is_reported() {
     assert!(stage.counts().device_known);
     let registry = stage.registry_of(4_000_000);
     assert!(!registry.counts.device_known);
-    let said = classify(&registry, Family::Ipv4, |_| 0, |_| false);
+    let said = classify(&registry, Family::Ipv4, &Hook::OWN, |_| 0, |_| false);
     assert_eq!(said, Err(UnknownHook::NoDevice));
 }
 

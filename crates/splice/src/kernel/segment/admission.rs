@@ -103,5 +103,6 @@ fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection
         device: Some(device),
         accepted: false,
         tracked: false,
+        opening: false,
     }
 }

@@ -5,8 +5,9 @@ mod handle;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
@@ -16,10 +17,11 @@ use self::attachment::{AttachState, Attachment};
 pub(crate) use self::handle::DatapathHandle;
 use super::flow_slots::{FlowSlots, Offer};
 use crate::firewall::Firewall;
-use splice_base::error::Result;
+use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 use splice_bpf::types::{
-    SegmentChangeOver, SegmentFlow, SegmentGate, SegmentInspection, SegmentPlace, SegmentTuple,
+    SegmentChangeOver, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection, SegmentListener,
+    SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
 };
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
 use splice_bpf::{
@@ -33,7 +35,15 @@ static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
 const COUNTS_MAP: &str = "segment_counts";
 
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
+
+/// How many pairs have room (`FLOWS` in bpf/segment/maps.h).
+const PAIRS: u32 = 16_384;
+
+/// As many connections that are forwarded have room in a datapath that is loaded now: 8 MiB by default.
+static FORWARD_SLOTS: AtomicU32 = AtomicU32::new(0);
+static ASKED_FOR_ROOM: AtomicBool = AtomicBool::new(false);
+const DEFAULT_FORWARD_SLOTS: u32 = 32_768;
 
 /// What all spliced pairs of one network namespace share. Chained relays in one process find each other's
 /// flows here. Those of several processes pass segments on over lo.
@@ -51,6 +61,12 @@ pub(crate) struct Datapath {
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
     gate: SharedArray<SegmentGate>,
+    listeners: Map,
+    routes: Map,
+    origins: SharedArray<SegmentOrigin>,
+    devices: Map,
+    free: SharedArray<AtomicU64>,
+    release: Program,
     table: Mutex<Table>,
     /// Locked while the program is being attached to a device.
     attaching: Mutex<()>,
@@ -83,7 +99,7 @@ impl Datapath {
     /// The datapath of this thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused) when the kernel does not take the program.
+    /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
     pub(crate) fn here() -> Result<Arc<Self>> {
         let namespace = namespace()?;
         let mut datapaths = DATAPATHS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,8 +108,30 @@ impl Datapath {
         if let Some(datapath) = known.and_then(|(_, datapath)| datapath.upgrade()) {
             return Ok(datapath);
         }
-        let datapath = Arc::new(Self::new()?);
+        let datapath = Arc::new(Self::new(FORWARD_SLOTS.load(Relaxed))?);
         datapaths.push((namespace, Arc::downgrade(&datapath)));
+        Ok(datapath)
+    }
+
+    /// Datapaths that are still to be loaded have room for so many connections that are forwarded.
+    pub(super) fn make_room(forward_slots: u32) {
+        FORWARD_SLOTS.store(forward_slots, Relaxed);
+        ASKED_FOR_ROOM.store(true, Relaxed);
+    }
+
+    /// The datapath, with room for connections that are forwarded.
+    ///
+    /// # Errors
+    /// As [`here`](Self::here), and if it was loaded without that room.
+    pub(super) fn with_forwards() -> Result<Arc<Self>> {
+        if !ASKED_FOR_ROOM.load(Relaxed) {
+            FORWARD_SLOTS.store(DEFAULT_FORWARD_SLOTS, Relaxed);
+        }
+        let datapath = Self::here()?;
+        if datapath.forward_slots().is_empty() {
+            let why = "no room was made for connections that are forwarded before the programs were loaded";
+            return Err(Error::new(ErrorKind::BpfRefused, why));
+        }
         Ok(datapath)
     }
 
@@ -106,8 +144,13 @@ impl Datapath {
         Ok(datapath)
     }
 
-    fn new() -> Result<Self> {
-        let object = load("segment", objects::SEGMENT, |_| Ok(()))?;
+    fn new(forward_slots: u32) -> Result<Self> {
+        let slots = PAIRS + forward_slots;
+        let object = load("segment", objects::SEGMENT, |opened| {
+            opened.resize("segment_flows", slots)?;
+            opened.resize("segment_tuples", PAIRS + slots)?;
+            opened.resize("segment_free", slots)
+        })?;
         clock::prepare();
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
         Ok(Self {
@@ -115,13 +158,19 @@ impl Datapath {
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
             gate: object.map("segment_gates")?.share_values()?,
+            listeners: object.map("segment_listeners")?,
+            routes: object.map("segment_routes")?,
+            origins: object.map("segment_origins")?.share_values()?,
+            devices: object.map("segment_devices")?,
+            free: object.map("segment_free")?.share_values()?,
+            release: object.program("segment_release")?,
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
             tracked: object.program("segment_tracked")?,
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
             table: Mutex::new(Table {
-                slots: FlowSlots::new(flows.len() as u32),
+                slots: FlowSlots::new(PAIRS),
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 attach_states: HashMap::new(),
@@ -333,6 +382,72 @@ impl Datapath {
 
     pub(super) fn flow(&self, slot: u32) -> &SegmentFlow {
         self.flows.at(slot as usize)
+    }
+
+    /// The slots that are not of pairs.
+    pub(super) fn forward_slots(&self) -> Range<u32> {
+        PAIRS..self.flows.len() as u32
+    }
+
+    pub(super) fn most_origins(&self) -> usize {
+        self.origins.len()
+    }
+
+    pub(super) fn origin(&self, index: u32) -> &SegmentOrigin {
+        self.origins.at(index as usize)
+    }
+
+    /// Lets connections that are forwarded come in on a device.
+    pub(super) fn admit_device(&self, device: u32) -> std::result::Result<(), Errno> {
+        self.devices.update(&device, &device)
+    }
+
+    pub(super) fn dismiss_device(&self, device: u32) {
+        self.devices.remove(&device);
+    }
+
+    /// One of the places where slots of free ports stand.
+    pub(super) fn free_slot(&self, at: u32) -> &AtomicU64 {
+        self.free.at(at as usize)
+    }
+
+    /// Lets segments of a server find its origin.
+    pub(super) fn lead(&self, origin: u32, route: &SegmentRoute) -> std::result::Result<(), Errno> {
+        self.routes.update(route, &origin)
+    }
+
+    pub(super) fn unlead(&self, route: &SegmentRoute) {
+        self.routes.remove(route);
+    }
+
+    /// Forwards what connects to an address from now on.
+    pub(super) fn listen(
+        &self,
+        end: &SegmentEnd,
+        listener: &SegmentListener,
+    ) -> std::result::Result<(), Errno> {
+        self.listeners.update(end, listener)?;
+        // What is left of connections outlives their listener.
+        self.gate.at(0).forwards.store(1, Relaxed);
+        Ok(())
+    }
+
+    /// Notes an address of this host.
+    pub(super) fn know(
+        &self,
+        end: &SegmentEnd,
+        listener: &SegmentListener,
+    ) -> std::result::Result<(), Errno> {
+        self.listeners.update(end, listener)
+    }
+
+    pub(super) fn unlisten(&self, end: &SegmentEnd) {
+        self.listeners.remove(end);
+    }
+
+    /// Takes forwarded connections that are over out of the table.
+    pub(super) fn release(&self, released: &SegmentReleased) -> std::result::Result<(), Errno> {
+        self.release.run(released).map(drop)
     }
 }
 

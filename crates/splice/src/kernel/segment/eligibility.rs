@@ -34,6 +34,11 @@ pub(super) const ARPHRD_LOOPBACK: u32 = 772;
 /// segments exist on lo only, where a sender limits them to half a window.
 const LARGEST_MSS_BYTES: u32 = 8960;
 
+/// Whether frames of a device have Ethernet headers, which the program expects. `hardware_type`: `ARPHRD_*`.
+pub(super) fn is_ethernet(hardware_type: u32) -> bool {
+    hardware_type == ARPHRD_ETHER
+}
+
 pub(super) fn is_ipv4(tuple: &SegmentTuple) -> bool {
     tuple.source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
 }

@@ -25,6 +25,7 @@ pub(crate) mod datapath;
 pub(crate) mod eligibility;
 pub(crate) mod flow;
 mod flow_slots;
+pub(crate) mod forward;
 pub(crate) mod pace;
 #[cfg(test)]
 mod sample;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::reactor::Notifier;
 use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
+use splice_base::release::{NO_STALLS, Release};
 use splice_bpf::types::{DirectionEntry, Inspection};
 use splice_bpf::{Map, Program, RingBuffer, SharedArray, load};
 use splice_bpf::{clock, objects};
@@ -228,12 +229,41 @@ fn page_bytes() -> u32 {
 /// # Errors
 /// The reason, and a remedy.
 pub(super) fn found() -> std::result::Result<Arc<Shared>, Obstacle> {
+    // Asked for every pair, and one kernel does not change.
+    static OLD: OnceLock<Option<Obstacle>> = OnceLock::new();
+    if let Some(obstacle) = OLD.get_or_init(|| too_old(Release::here())) {
+        return Err(obstacle.clone());
+    }
     Shared::of_process().map_err(|error| Obstacle::of_bpf(&error))
+}
+
+/// Why a kernel is refused that is known to stall members of a map.
+fn too_old(release: Option<Release>) -> Option<Obstacle> {
+    let lacks = release?.lacks(NO_STALLS)?;
+    lacks.then(|| {
+        Obstacle::new(
+            "this kernel may leave a socket of a map stalled with bytes unread",
+            "run Linux 6.1.32 or 6.4, or later releases",
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_stalls_members_is_refused_with_what_to_run() {
+        let on = |release| too_old(Release::of(release, ""));
+        for release in ["5.15.200", "6.1.31"] {
+            let obstacle = on(release).expect("it is too old");
+            assert!(obstacle.reason.contains("stalled"), "{release}");
+            assert!(obstacle.remedy.contains("6.1.32"), "{release}");
+        }
+        for release in ["6.1.32", "6.1.0-9-generic", "6.3.1", "6.4.0", "7.2.13"] {
+            assert_eq!(on(release), None, "{release}");
+        }
+    }
 
     #[test]
     fn an_index_rests_before_it_is_used_again() {

@@ -49,6 +49,11 @@ impl Ends {
         }
     }
 
+    /// Whether a protocol is stacked on TCP in the kernel at one of them.
+    pub(crate) fn have_upper_protocol(&self) -> bool {
+        self.each().iter().any(Endpoint::has_upper_protocol)
+    }
+
     pub(crate) fn is_echo(&self) -> bool {
         matches!(self, Self::Echo(_))
     }

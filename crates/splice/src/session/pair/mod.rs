@@ -70,7 +70,7 @@ pub(crate) struct Pair {
     is_notified: bool,
     /// The engine has taken the pair.
     taken: bool,
-    /// Why no engine in the kernel has the pair, if one was tried.
+    /// Why no engine in the kernel has the pair, if one was tried or none may be.
     declined: Option<Box<Cow<'static, str>>>,
     /// The packet filter that ended the pair.
     filtered: Option<Box<Cow<'static, str>>>,
@@ -100,6 +100,8 @@ pub(crate) struct Plan {
     pub(crate) kernel: Option<Box<dyn KernelEngine>>,
     /// The policy that decides on one later.
     pub(crate) promotion: Option<Box<dyn Promotion>>,
+    /// Why the pair stays with `copy`, whatever it moves.
+    pub(crate) stays: Option<&'static str>,
 }
 
 impl Pair {
@@ -112,6 +114,7 @@ impl Pair {
         on_end: Option<OnEnd>,
     ) -> Self {
         let carrier_choice = match options.engine {
+            EngineChoice::Auto if plan.stays.is_some() => CarrierChoice::Copy,
             EngineChoice::Auto => CarrierChoice::Adaptive,
             EngineChoice::Only(EngineName::Pipe) => CarrierChoice::Pipe,
             EngineChoice::Only(EngineName::Aio) => CarrierChoice::Aio,
@@ -135,7 +138,7 @@ impl Pair {
             kernel: plan.kernel,
             is_notified: false,
             taken: false,
-            declined: None,
+            declined: plan.stays.map(|why| Box::new(why.into())),
             filtered: None,
             watch: Watch::Stream,
             room_watched: [false; 2],

@@ -65,6 +65,47 @@ fn each_engine_is_used_or_there_is_a_reason() {
 }
 
 #[test]
+fn what_keeps_connections_from_being_translated_from_the_syn_on_is_told() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    for (listener, backend, why) in [
+        (
+            "",
+            "",
+            "from the SYN on, where routes and packet filters allow it",
+        ),
+        (
+            "max_connections = 5\n",
+            "",
+            "but not from the SYN on: its limits on connections",
+        ),
+        ("engine = \"copy\"\n", "", ""),
+        (
+            "",
+            "health = { tcp = true }\n",
+            "but not from the SYN on: backend web has health checks",
+        ),
+        (
+            "",
+            "send_proxy = \"v2\"\n",
+            "but not from the SYN on: backend web gets a PROXY header",
+        ),
+    ] {
+        let text = format!(
+            "{LISTENER}from_syn = true\n{listener}{ROUTE}[backend.web]\nservers = \"127.0.0.1:1\"\n{backend}"
+        );
+        let (report, _) = checked(&text, 0);
+        assert_in(&report, why);
+        assert_eq!(
+            report.contains("from the SYN on"),
+            !why.is_empty(),
+            "{report}"
+        );
+    }
+}
+
+#[test]
 fn what_keeps_connections_from_segment_is_told() {
     if !available(Need::Bpf) {
         return;

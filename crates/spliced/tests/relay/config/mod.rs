@@ -129,6 +129,7 @@ fn the_manual_has_every_key() {
         "[backend.a]\nx_y_z = 1\n",
         "[backend.a]\nhealth = { x_y_z = 1 }\n",
         "[backend.a]\nservers = { x_y_z = 1 }\n",
+        "[[bypass]]\nx_y_z = 1\n",
     ] {
         let scratch = Scratch::new("keys").expect("a directory");
         scratch.write("keys.toml", table).expect("written");
@@ -144,6 +145,7 @@ fn the_manual_has_every_key() {
                 "listener" => "`[[listener]]`".into(),
                 "route" => "`[[listener.route]]`".into(),
                 "backend" => "`[backend.NAME]`".into(),
+                "bypass" => "`[[bypass]]`".into(),
                 "ipv4" | "ipv6" => format!("{key} = "),
                 "allow" => "{ allow = ".into(),
                 key => format!("`{key}`"),

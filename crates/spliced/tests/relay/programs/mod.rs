@@ -20,7 +20,7 @@ use crate::peer::Peer;
 const ENGINES: [&str; 4] = ["auto", "copy", "pipe", "uring"];
 
 /// The path of `program`. Without it the test is skipped, or fails if `SPLICED_REQUIRE` lists it.
-fn installed(program: &str, package: &str) -> Option<PathBuf> {
+pub(crate) fn installed(program: &str, package: &str) -> Option<PathBuf> {
     let found = netlab::program(program).or_else(|| of_postgresql(program));
     let missing = found.is_none();
     let why = missing.then(|| format!("no {program} (apt install {package})"));

@@ -1,6 +1,7 @@
 //! Paths that lose, duplicate and reorder segments.
 
 use super::*;
+use crate::kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOptions};
 
 /// A path that loses, doubles and reorders, in ten-thousandths of all packets on each of the two
 /// devices that a segment comes in on.
@@ -99,5 +100,70 @@ fn bytes_survive_a_path_that_loses_a_tenth() {
             late: 150,
         };
         through_disorder(32 << 20, disorder, 64 << 10);
+    }
+}
+
+/// Connections that are forwarded, one after the other: handshakes and ends lose segments as well.
+fn forwarded_through_disorder(connections: usize, bytes: usize, disorder: Disorder) {
+    let lab = Lab::new().expect("a lab");
+    let path = BadPath::lay(&lab, disorder);
+    let (_socket, front) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
+    let (server, back) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
+    let mut options = ForwardOptions::new(vec![front], back);
+    // A SYN that is lost time and again is repeated after 1, 3, 7 and 15 s.
+    options.connect_timeout = PATIENCE;
+    let (sender, ended) = mpsc::channel();
+    let tell = move |event| {
+        if let ForwardEvent::Ended(one) = event {
+            let _ = sender.send(one);
+        }
+    };
+    let start = || Forward::start(options, tell);
+    let forward = lab.relay().enter(start).expect("entered").expect("started");
+    assert_eq!(forward.obstacle(), None);
+    let mut random = Random::seeded(seed());
+    for _ in 0..connections {
+        let client = connect_in(lab.client(), front);
+        let (server, _) = server.accept().expect("accepted");
+        thread::scope(|scope| {
+            let [up, down] = [random.next(), random.next()];
+            let (from, to) = (&client, &server);
+            scope.spawn(move || one_way(from, to, bytes, up));
+            one_way(&server, &client, bytes, down);
+        });
+        drop((client, server));
+        let ended = ended.recv_timeout(PATIENCE).expect("it has ended");
+        assert_eq!(ended.end, ForwardEnd::EndOfStream, "{ended:?}");
+        assert_eq!(ended.client_to_server_bytes, bytes as u64, "{ended:?}");
+        assert_eq!(ended.server_to_client_bytes, bytes as u64, "{ended:?}");
+    }
+    let losses = path.entry.at(0).losses.load(Relaxed);
+    eprintln!("losses {losses}");
+    assert!(losses > 0);
+}
+
+#[test]
+fn forwarded_bytes_survive_a_path_that_loses() {
+    if available(Need::Root) {
+        let disorder = Disorder {
+            lost: 100,
+            doubled: 50,
+            late: 50,
+        };
+        forwarded_through_disorder(1, rounds(1) * (16 << 20), disorder);
+        forwarded_through_disorder(rounds(1) * 40, 10 << 10, disorder);
+    }
+}
+
+#[test]
+fn forwarded_bytes_survive_a_path_that_loses_a_tenth() {
+    if available(Need::Root) {
+        let disorder = Disorder {
+            lost: 500,
+            doubled: 50,
+            late: 150,
+        };
+        forwarded_through_disorder(1, rounds(1) * (4 << 20), disorder);
+        forwarded_through_disorder(rounds(1) * 15, 10 << 10, disorder);
     }
 }

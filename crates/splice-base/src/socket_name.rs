@@ -1,0 +1,205 @@
+//! The name of a socket of any kind, as text.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::address::{Address, invalid, parse_inet, parse_unix};
+use crate::error::{Error, Result};
+
+/// An address and the kind of its socket.
+///
+/// | written | means |
+/// |---|---|
+/// | `127.0.0.1:80`, `unix:/path` | a stream socket ([`Address`]) |
+/// | `udp:127.0.0.1:53`, `udp:[::1]:53`, `udp::53`, `udp:host:53` | a UDP socket |
+/// | `unixgram:/path`, `unixgram:@name` | a UNIX datagram socket |
+/// | `seqpacket:/path`, `seqpacket:@name` | a UNIX socket with connections and message boundaries |
+/// | `vsock:3:80`, `vsock::80` | a VSOCK stream socket: context identifier (empty: any) and port |
+/// | `vsock-seqpacket:3:80` | a VSOCK socket with message boundaries |
+///
+/// ```
+/// use splice_base::socket_name::SocketName;
+/// let name: SocketName = "udp:[::1]:53".parse()?;
+/// assert_eq!(name.to_string(), "udp:[::1]:53");
+/// # Ok::<(), splice_base::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SocketName {
+    /// A TCP or UNIX stream socket.
+    Stream(Address),
+    /// A UDP socket; the address is an [`Address::Inet`].
+    Udp(Address),
+    /// A UNIX datagram socket; the address is that of a UNIX socket.
+    UnixDatagram(Address),
+    /// A UNIX socket of type `SOCK_SEQPACKET`; the address is that of a UNIX socket.
+    UnixSeqpacket(Address),
+    /// A VSOCK stream socket.
+    VsockStream(VsockAddress),
+    /// A VSOCK socket of type `SOCK_SEQPACKET`.
+    VsockSeqpacket(VsockAddress),
+}
+
+/// Where a VSOCK socket listens or connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VsockAddress {
+    /// The context identifier; `VMADDR_CID_ANY` if none was written.
+    pub cid: u32,
+    /// The port, which has 32 bits.
+    pub port: u32,
+}
+
+impl VsockAddress {
+    /// `VMADDR_CID_ANY` (vsock(7)): every context identifier of this host.
+    pub const ANY_CID: u32 = u32::MAX;
+}
+
+impl SocketName {
+    /// Whether each message of this socket has a sender of its own.
+    pub fn is_datagram(&self) -> bool {
+        matches!(self, Self::Udp(_) | Self::UnixDatagram(_))
+    }
+
+    /// Whether this socket has connections and message boundaries.
+    pub fn is_seqpacket(&self) -> bool {
+        matches!(self, Self::UnixSeqpacket(_) | Self::VsockSeqpacket(_))
+    }
+}
+
+impl FromStr for SocketName {
+    type Err = Error;
+
+    /// # Errors
+    /// [`ErrorKind::InvalidAddress`](crate::ErrorKind::InvalidAddress), with the text, what is wrong with it
+    /// and how to write it.
+    fn from_str(text: &str) -> Result<Self> {
+        let after = |prefix| text.strip_prefix(prefix);
+        if text.starts_with("udp:") {
+            return parse_inet(text, "udp:").map(Self::Udp);
+        }
+        if let Some(name) = after("unixgram:") {
+            return parse_unix(text, name, "unixgram:").map(Self::UnixDatagram);
+        }
+        if let Some(name) = after("seqpacket:") {
+            return parse_unix(text, name, "seqpacket:").map(Self::UnixSeqpacket);
+        }
+        if let Some(rest) = after("vsock:") {
+            return parse_vsock(text, rest).map(Self::VsockStream);
+        }
+        if let Some(rest) = after("vsock-seqpacket:") {
+            return parse_vsock(text, rest).map(Self::VsockSeqpacket);
+        }
+        text.parse().map(Self::Stream)
+    }
+}
+
+fn parse_vsock(text: &str, rest: &str) -> Result<VsockAddress> {
+    let wrong = || {
+        invalid(
+            text,
+            "a VSOCK address is CID:PORT, two numbers below 4294967295; write vsock:2:1234 for the host, or \
+             vsock::1234 to listen",
+        )
+    };
+    let (cid, port) = rest.split_once(':').ok_or_else(wrong)?;
+    let number = |text: &str| {
+        // `parse` accepts a leading `+`, which nobody means to write.
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        let value = text.parse().ok().filter(|value| *value != u32::MAX);
+        value.filter(|_| digits).ok_or_else(wrong)
+    };
+    let cid = match cid {
+        "" => VsockAddress::ANY_CID,
+        cid => number(cid)?,
+    };
+    let port = number(port)?;
+    Ok(VsockAddress { cid, port })
+}
+
+impl fmt::Display for SocketName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (prefix, address) = match self {
+            Self::Stream(address) => ("", address),
+            Self::Udp(address) => ("udp:", address),
+            Self::UnixDatagram(address) => ("unixgram:", address),
+            Self::UnixSeqpacket(address) => ("seqpacket:", address),
+            Self::VsockStream(address) => return write!(f, "vsock:{address}"),
+            Self::VsockSeqpacket(address) => return write!(f, "vsock-seqpacket:{address}"),
+        };
+        match address {
+            Address::Inet { .. } => write!(f, "{prefix}{address}"),
+            Address::UnixPath(path) if !prefix.is_empty() => {
+                write!(f, "{prefix}{}", path.display())
+            }
+            Address::UnixAbstract(name) if !prefix.is_empty() => write!(f, "{prefix}@{name}"),
+            stream => stream.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for VsockAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cid {
+            Self::ANY_CID => write!(f, ":{}", self.port),
+            cid => write!(f, "{cid}:{}", self.port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_round_trips() {
+        for text in [
+            "127.0.0.1:80",
+            "unix:/run/x",
+            "unix:@x",
+            "udp:127.0.0.1:53",
+            "udp:[::1]:53",
+            "udp::53",
+            "udp:dns.example:53",
+            "unixgram:/run/x",
+            "unixgram:@x",
+            "seqpacket:/run/x",
+            "vsock:3:80",
+            "vsock::80",
+            "vsock-seqpacket:2:1",
+        ] {
+            assert_eq!(text.parse::<SocketName>().expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn an_invalid_name_says_what_is_wrong() {
+        for (text, why) in [
+            ("udp:", "write udp:HOST:PORT"),
+            ("udp:1.2.3.4", "write udp:HOST:PORT"),
+            ("udp:host:x", "not a number"),
+            ("udp:::1:53", "needs brackets"),
+            ("unixgram:", "write unixgram:/path"),
+            ("seqpacket:@", "write seqpacket:/path"),
+            ("vsock:3", "two numbers"),
+            ("vsock:a:3", "two numbers"),
+            ("vsock:3:-1", "two numbers"),
+            ("vsock:4294967295:1", "two numbers"),
+            ("host", "port is missing"),
+        ] {
+            let error = text.parse::<SocketName>().expect_err(text);
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_is_rejected_or_round_trips(
+            text in "(udp|unixgram|seqpacket|vsock|vsock-seqpacket|unix)?:?\\PC{0,30}"
+        ) {
+            if let Ok(name) = text.parse::<SocketName>() {
+                prop_assert_eq!(name.to_string().parse::<SocketName>().ok(), Some(name));
+            }
+        }
+    }
+}

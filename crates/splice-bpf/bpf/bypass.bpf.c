@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Hands what one end of a connection sends to the reader of the other end, where both are sockets of this host.
+ *
+ * A socket costs next to nothing until it has got some segments. Then, at its next call, the programs look whether its
+ * control group is covered, and pair it with its other end by both first sequence numbers. bypass_received counts what
+ * is read, and tells user space of pairs that read often. User space decides about the pair and makes both ends members
+ * (bypass_control). bypass_send has the verdict on each message of a member.
+ *
+ * Order: a reader takes what was redirected first and TCP's queue then (tcp_bpf_recvmsg). So a message may go over TCP
+ * at any time, but be redirected only when a call of the reader has returned everything that went over TCP before. A
+ * call that still waits for more of it (MSG_WAITALL) sleeps in TCP's own recvmsg, which sees nothing that is redirected.
+ * For the same reason the reader has to have read once since it is a member.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "bypass.h"
+#include "bypass_maps.h"
+#include "lib/tcp.h"
+
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+
+#define AF_INET6 10
+#define E2BIG 7
+
+/* Of recvmsg(2), from linux/socket.h */
+#define MSG_OOB 0x1
+#define MSG_PEEK 0x2
+#define MSG_DONTWAIT 0x40
+#define MSG_WAITALL 0x100
+#define MSG_ERRQUEUE 0x2000
+
+/* How many messages make an average: enough that a large one among small ones does not count for bulk. */
+#define WINDOW_MESSAGES 32
+
+/* How many have to be redirected for each that passes. */
+#define LEAST_PER_PASSED 2
+
+/* For how long fewer may be: a reader that had no CPU for a moment catches up. */
+#define POOR_WINDOWS 64
+#define POOR_NS 1000000000ULL
+
+/* What a queued message costs besides its bytes: struct sk_msg (Linux 6.18), rounded up. */
+#define MESSAGE_COST 1024
+
+/* How many segments a socket has to have got before it is looked at: short connections pay next to nothing. */
+#define FIRST_SEGMENTS 16
+
+/* Control groups are not nested deeper by anybody who is known. */
+#define MOST_LEVELS 32
+
+/* The groups that are covered, with all below them, by their ids. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u64);
+	__type(value, __u32);
+	__uint(max_entries, 1024);
+} bypass_groups SEC(".maps");
+
+/* Processes that splice(2) from covered sockets, which does not see what is redirected. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 4096);
+} bypass_splicers SEC(".maps");
+
+/* Connections that read often, have turned to bulk, or are stuck, for user space, which looks at times. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} bypass_news SEC(".maps");
+
+static const struct bypass_pair empty_pair SEC(".rodata") = {};
+
+static __always_inline int is_stale(struct bypass_settings *settings, __u64 now_ns)
+{
+	/* The coarse clock may be behind a heartbeat. */
+	return (__s64)(now_ns - settings->heartbeat_ns) > (__s64)settings->stale_ns;
+}
+
+/* The first sequence numbers of a socket, in the order of its pair's key, and its role. */
+struct numbers {
+	struct bypass_key key;
+	__u32 role;
+};
+
+/*
+ * What a socket has sent and received leads back to where it began (__tcp_transmit_skb, tcp_rcv_nxt_update). The SYN
+ * counts as acknowledged for the end that has connected only (tcp_snd_una_update). Another CPU may be changing all of
+ * this: then it does not fit, or differs when it is read again.
+ */
+static __always_inline int count_back(struct tcp_sock *tcp, struct numbers *to)
+{
+	__u32 own = READ_ONCE(tcp->snd_nxt) - (__u32)(READ_ONCE(tcp->bytes_sent) - READ_ONCE(tcp->bytes_retrans));
+	__u32 other = READ_ONCE(tcp->rcv_nxt) - (__u32)READ_ONCE(tcp->bytes_received);
+	__u32 syn = own - (READ_ONCE(tcp->snd_una) - (__u32)READ_ONCE(tcp->bytes_acked));
+
+	if (syn > 1)
+		return 0;
+	to->role = syn ? BYPASS_CLIENT : BYPASS_SERVER;
+	to->key.client_isn = syn ? own : other;
+	to->key.server_isn = syn ? other : own;
+	return 1;
+}
+
+static __always_inline int is_covered(struct sock *sk)
+{
+	struct cgroup *group = BPF_CORE_READ(sk, sk_cgrp_data.cgroup), *above;
+	int level = BPF_CORE_READ(group, level), i;
+	__u64 id;
+
+	for (i = 0; i < MOST_LEVELS && i <= level; i++) {
+		above = NULL;
+		bpf_core_read(&above, sizeof(above), &group->ancestors[i]);
+		id = BPF_CORE_READ(above, kn, id);
+		if (bpf_map_lookup_elem(&bypass_groups, &id))
+			return 1;
+	}
+	return 0;
+}
+
+static __always_inline void describe(struct sock *sk, struct tcp_sock *tcp, struct bypass_end *end)
+{
+	__u32 *local = (__u32 *)end->local, *remote = (__u32 *)end->remote;
+
+	end->cookie = bpf_get_socket_cookie(sk);
+	end->network = BPF_CORE_READ(sk, __sk_common.skc_net.net, net_cookie);
+	end->local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	end->remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	end->copied_seq = tcp->copied_seq;
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_INET6) {
+		bpf_core_read(end->local, 16, &sk->__sk_common.skc_v6_rcv_saddr);
+		bpf_core_read(end->remote, 16, &sk->__sk_common.skc_v6_daddr);
+	} else {
+		local[2] = remote[2] = bpf_htonl(0xffff);
+		local[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+		remote[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+	}
+}
+
+static __always_inline void tell(struct bypass_settings *settings, const struct bypass_key *key)
+{
+	/* Who does not fit stays as it is. */
+	if (bpf_ringbuf_output(&bypass_news, (void *)key, sizeof(*key), BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&settings->missed, 1);
+}
+
+/* Pairs a socket with its other end, if it is covered. Nobody reads from it meanwhile. */
+static __always_inline void pair_up(struct sock *sk, struct tcp_sock *tcp, struct bypass_settings *settings)
+{
+	struct bypass_mark fresh = { .role = BYPASS_LEFT_ALONE };
+	struct numbers once, again;
+	struct bypass_pair *pair;
+	struct bypass_end *end;
+
+	if (settings->stopping || is_stale(settings, bpf_ktime_get_ns()))
+		return;
+	if (!is_covered(sk) || BPF_CORE_READ(sk, __sk_common.skc_state) != BPF_TCP_ESTABLISHED)
+		goto mark;
+	if (!count_back(tcp, &once) || !count_back(tcp, &again))
+		return;
+	if (once.role != again.role || once.key.client_isn != again.key.client_isn ||
+	    once.key.server_isn != again.key.server_isn)
+		return;
+	/* Fails where the other end was first. */
+	if (bpf_map_update_elem(&bypass_pairs, &once.key, &empty_pair, BPF_NOEXIST) == -E2BIG) {
+		__sync_fetch_and_add(&settings->missed, 1);
+		goto mark;
+	}
+	pair = bpf_map_lookup_elem(&bypass_pairs, &once.key);
+	if (!pair)
+		return;
+	/*
+	 * Namespaces give the same tuple the same numbers when they connect in the same 64 ns (secure_tcp_seq), so a
+	 * third end shows that nobody knows who belongs to whom.
+	 */
+	end = once.role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	if (__sync_val_compare_and_swap(&end->socket, 0, (__u64)sk)) {
+		pair->conflict = 1;
+		__sync_fetch_and_add(&settings->conflicts, 1);
+		goto mark;
+	}
+	describe(sk, tcp, end);
+	fresh.key = once.key;
+	fresh.role = once.role;
+	if (!bpf_sk_storage_get(&bypass_marks, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE)) {
+		pair->conflict = 1;
+		__sync_fetch_and_add(&settings->missed, 1);
+		return;
+	}
+	__sync_fetch_and_or(&pair->present, 1 << once.role);
+	return;
+mark:
+	bpf_sk_storage_get(&bypass_marks, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
+}
+
+/* The end of a socket, if it has one; see pair_up(). */
+static __always_inline struct bypass_pair *pair_of(struct bypass_mark *mark)
+{
+	return mark->role == BYPASS_LEFT_ALONE ? NULL : bpf_map_lookup_elem(&bypass_pairs, &mark->key);
+}
+
+static __always_inline void add_up(struct bypass_settings *settings, struct bypass_end *end)
+{
+	__sync_fetch_and_add(&settings->ended_sends, end->sends);
+	__sync_fetch_and_add(&settings->ended_redirected_messages, end->redirected_messages);
+	__sync_fetch_and_add(&settings->ended_redirected_bytes, end->redirected_bytes);
+}
+
+/* The system call of this task, by the number that splice(2) has: include/uapi/asm-generic/unistd.h, x86's syscall tables. */
+static __always_inline int is_splice(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	long regs = bpf_task_pt_regs(task);
+	struct pt_regs___x86 *x86 = (void *)regs;
+	struct pt_regs___arm64 *arm64 = (void *)regs;
+	__u64 number = 0;
+
+	if (bpf_core_field_exists(x86->orig_ax)) {
+		bpf_core_read(&number, sizeof(number), &x86->orig_ax);
+		return number == 275 || number == 313;
+	}
+	if (bpf_core_field_exists(arm64->syscallno)) {
+		bpf_core_read(&number, sizeof(int), &arm64->syscallno);
+		return number == 76 || number == 340;
+	}
+	return 0;
+}
+
+/* In tcp_v4_destroy_sock: nobody has a descriptor of it any more. */
+SEC("tp_btf/tcp_destroy_sock")
+int bypass_gone(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct bypass_settings *settings = the_settings();
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+	__u32 bit, before;
+
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	pair = mark ? pair_of(mark) : NULL;
+	if (!pair || !settings)
+		return 0;
+	bit = mark->role == BYPASS_CLIENT ? 1 : 2;
+	before = __sync_fetch_and_or(&pair->closed, bit);
+	if ((before | bit) == pair->present) {
+		add_up(settings, &pair->ends[0]);
+		add_up(settings, &pair->ends[1]);
+		bpf_map_delete_elem(&bypass_pairs, &mark->key);
+	}
+	return 0;
+}
+
+static __always_inline __s64 unread(struct bypass_end *from, struct bypass_end *to)
+{
+	return from->redirected_bytes - (to->received_bytes - to->tcp_bytes);
+}
+
+/*
+ * Whether too many messages of both ends have passed for long, at the end of a window. One that passes costs more than one
+ * that is redirected saves: with every second one passed, round trips were at 0.94 of TCP (Linux 6.18).
+ */
+static __always_inline int is_poor(struct bypass_end *from, struct bypass_end *to)
+{
+	__u32 passed = from->passed_messages + to->passed_messages;
+	__u32 balance = from->redirected_messages + to->redirected_messages - LEAST_PER_PASSED * passed;
+	__s32 gained = balance - from->window_balance;
+	__u64 now_ns;
+
+	from->window_balance = balance;
+	if (gained >= 0) {
+		from->poor_windows = 0;
+		return 0;
+	}
+	now_ns = bpf_ktime_get_coarse_ns();
+	if (!from->poor_windows++)
+		from->poor_since_ns = now_ns;
+	if (from->poor_windows < POOR_WINDOWS || now_ns - from->poor_since_ns < POOR_NS)
+		return 0;
+	from->poor_windows = BYPASS_OVER;
+	return 1;
+}
+
+/* Whether being a member does not pay any more, with this message: it has turned to bulk, or passes too much. */
+static __always_inline int is_unfit(struct bypass_settings *settings, struct bypass_end *from, struct bypass_end *to,
+				    __u32 bytes)
+{
+	__u32 sum;
+
+	from->window_bytes += bytes;
+	if (++from->window_messages < WINDOW_MESSAGES)
+		return 0;
+	sum = from->window_bytes;
+	from->window_messages = 0;
+	from->window_bytes = 0;
+	return sum > WINDOW_MESSAGES * settings->bulk_bytes || is_poor(from, to);
+}
+
+/* What keeps a message of `from`, whose socket is @sk, from being redirected to `to`. */
+static __always_inline __u32 obstacle(struct bypass_settings *settings, struct bpf_sock *sk, struct bypass_end *from,
+				      struct bypass_end *to, __u32 bytes)
+{
+	struct tcp_sock *tcp, *theirs = (struct tcp_sock *)to->socket;
+	__u32 process = to->process;
+	__s64 waiting;
+
+	if (bytes > settings->bulk_bytes)
+		return BYPASS_LARGE;
+	if (to->traits || bpf_map_lookup_elem(&bypass_splicers, &process))
+		return BYPASS_READER;
+	if (to->reads == to->reads_before)
+		return BYPASS_UNSEEN;
+	waiting = unread(from, to);
+	if (waiting <= 0)
+		from->burst_messages = 0;
+	if (waiting + bytes + (__u64)(from->burst_messages + 1) * MESSAGE_COST > settings->unread_bytes)
+		return BYPASS_FULL;
+	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+	if (!tcp || to->copied_seq != tcp->write_seq)
+		return BYPASS_BEHIND;
+	if (tcp->inet_conn.icsk_ulp_ops || BPF_CORE_READ(theirs, inet_conn.icsk_ulp_ops))
+		return BYPASS_UPPER;
+	if (BPF_CORE_READ(theirs, inet_conn.icsk_inet.sk.sk_rcvlowat) > 1)
+		return BYPASS_LOW_MARK;
+	return BYPASS_NOTHING;
+}
+
+SEC("sk_msg")
+int bypass_send(struct sk_msg_md *message)
+{
+	struct bypass_settings *settings = the_settings();
+	struct bpf_sock *sk = message->sk;
+	struct bypass_member target = {};
+	struct bypass_end *from, *to;
+	__u32 bytes = message->size;
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+	__u32 found;
+
+	if (!sk || !settings)
+		return SK_PASS;
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	if (!mark)
+		return SK_PASS;
+	pair = pair_of(mark);
+	if (!pair || (pair->state != BYPASS_ACTIVE && pair->state != BYPASS_STUCK))
+		return SK_PASS;
+	if (mark->role == BYPASS_CLIENT) {
+		from = &pair->ends[0];
+		to = &pair->ends[1];
+	} else {
+		from = &pair->ends[1];
+		to = &pair->ends[0];
+	}
+	/* The verdict runs under the sender's lock, so its counters need no atomic operation. */
+	if (is_stale(settings, bpf_ktime_get_coarse_ns())) {
+		found = BYPASS_STALE;
+	} else if (is_unfit(settings, from, to, bytes) &&
+		   __sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE) {
+		found = from->obstacle ? from->obstacle : BYPASS_LARGE;
+		tell(settings, &mark->key);
+	} else {
+		found = obstacle(settings, sk, from, to, bytes);
+	}
+	/* Its reader would take this first. */
+	if (pair->state == BYPASS_STUCK)
+		found = BYPASS_NOTHING;
+	if (found == BYPASS_NOTHING) {
+		target.key = mark->key;
+		target.role = !mark->role;
+		/* Before it is queued, so that nobody takes the reader for one that has read everything. */
+		from->redirected_bytes += bytes;
+		if (bpf_msg_redirect_hash(message, &bypass_members, &target, BPF_F_INGRESS) == SK_PASS) {
+			from->redirected_messages++;
+			from->burst_messages++;
+			from->obstacle = BYPASS_NOTHING;
+			return SK_PASS;
+		}
+		from->redirected_bytes -= bytes;
+		found = BYPASS_HELPER;
+	}
+	from->obstacle = found;
+	from->passed_bytes += bytes;
+	from->passed_messages++;
+	if (found == BYPASS_FULL)
+		from->full_messages++;
+	return SK_PASS;
+}
+
+/*
+ * Whether a thread waits for messages while another one sends. A member's recv(2) returns EAGAIN without a timeout when
+ * it is woken for nothing (tcp_msg_wait_data, Linux 6.1 to 7.2), as by room for a send on the same socket.
+ */
+static __always_inline int is_duplex(struct bypass_end *end, __u32 thread)
+{
+	return end->waiter == thread && end->sender && end->sender != thread;
+}
+
+/* Behind each recvmsg that returned something (sock_recvmsg_nosec, Linux 6.3). */
+SEC("tp_btf/sock_recv_length")
+int bypass_received(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	int length = ctx[1], flags = ctx[2];
+	struct bypass_settings *settings;
+	__u32 copied_seq, before;
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+	struct bypass_end *end;
+	struct tcp_sock *tcp;
+	__u64 current;
+
+	if (length <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE))
+		return 0;
+	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+	settings = the_settings();
+	if (!tcp || !settings || tcp->segs_in < FIRST_SEGMENTS)
+		return 0;
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	if (!mark) {
+		pair_up(sk, tcp, settings);
+		return 0;
+	}
+	pair = pair_of(mark);
+	if (!pair)
+		return 0;
+	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	if (flags & MSG_OOB) {
+		end->traits |= BYPASS_URGENT;
+		return 0;
+	}
+	if (flags & MSG_WAITALL)
+		end->traits |= BYPASS_WAITALL;
+	current = bpf_get_current_pid_tgid();
+	end->process = current >> 32;
+	if (!(flags & MSG_DONTWAIT) && is_duplex(end, (__u32)current)) {
+		end->traits |= BYPASS_THREADS;
+		if (__sync_val_compare_and_swap(&pair->state, BYPASS_ACTIVE, BYPASS_UNFIT) == BYPASS_ACTIVE)
+			tell(settings, &mark->key);
+	}
+	end->waiter = flags & MSG_DONTWAIT ? 0 : (__u32)current;
+	/* Before the sum, so that what was redirected never looks read too early. */
+	copied_seq = tcp->copied_seq;
+	before = end->copied_seq;
+	if (after(copied_seq, before) &&
+	    __sync_val_compare_and_swap(&end->copied_seq, before, copied_seq) == before)
+		__sync_fetch_and_add(&end->tcp_bytes, copied_seq - before);
+	__sync_fetch_and_add(&end->received_bytes, length);
+	__sync_fetch_and_add(&end->reads, 1);
+	/* Bytes have left its queue without a recvmsg. */
+	if (end->received_bytes < end->tcp_bytes)
+		end->traits |= BYPASS_SPLICES;
+	if (end->reads >= settings->least_reads && !pair->told && pair->present == 3 &&
+	    !__sync_lock_test_and_set(&pair->told, 1))
+		tell(settings, &mark->key);
+	return 0;
+}
+
+/* Behind each sendmsg (sock_sendmsg_nosec, Linux 6.3). */
+SEC("tp_btf/sock_send_length")
+int bypass_sent(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct bypass_settings *settings;
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+	struct bypass_end *end;
+	struct tcp_sock *tcp;
+
+	if ((int)ctx[1] <= 0)
+		return 0;
+	tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+	settings = the_settings();
+	if (!tcp || !settings || tcp->segs_in < FIRST_SEGMENTS)
+		return 0;
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	if (!mark) {
+		/* Of those that read, bypass_received looks, when a call has returned all that has left the queue. */
+		if (!tcp->data_segs_in)
+			pair_up(sk, tcp, settings);
+		return 0;
+	}
+	pair = pair_of(mark);
+	if (!pair)
+		return 0;
+	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	end->sender = (__u32)bpf_get_current_pid_tgid();
+	__sync_fetch_and_add(&end->sends, 1);
+	return 0;
+}
+
+/* In each recvmsg and splice(2) of a TCP socket, also of one that has nothing to read (tcp_read_sock). */
+SEC("tp_btf/tcp_rcv_space_adjust")
+int bypass_spliced(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct bypass_settings *settings;
+	struct bypass_mark *mark;
+	struct bypass_pair *pair;
+	struct bypass_end *end;
+	__u32 process, one = 1;
+
+	mark = bpf_sk_storage_get(&bypass_marks, sk, 0, 0);
+	if (!mark || !is_splice())
+		return 0;
+	pair = pair_of(mark);
+	settings = the_settings();
+	if (!pair || !settings)
+		return 0;
+	process = bpf_get_current_pid_tgid() >> 32;
+	bpf_map_update_elem(&bypass_splicers, &process, &one, BPF_ANY);
+	end = mark->role == BYPASS_CLIENT ? &pair->ends[0] : &pair->ends[1];
+	end->traits |= BYPASS_SPLICES;
+	if ((pair->state == BYPASS_ACTIVE || pair->state == BYPASS_UNFIT || pair->state == BYPASS_LEAVING) &&
+	    has_unread(sk)) {
+		pair->state = BYPASS_STUCK;
+		tell(settings, &mark->key);
+	}
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

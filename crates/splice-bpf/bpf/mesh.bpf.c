@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Hands whole frames from member to member: each frame names its destination.
+ *
+ * A stream parser finds the end of a frame, and the verdict runs once per frame, under the sender's
+ * socket lock. Both get the skb in which the frame begins, and the frame's place in it lies in the
+ * skb's control block (struct strp_msg), as skb->data is not moved there.
+ *
+ * Whatever goes to a member comes through its backlog, what user space says included: that arrives
+ * as frames of a socket of its own. The kernel's worker takes skb after skb from the backlog and
+ * remembers where it stopped in one (sk_psock_backlog), so frames never mix. A write of user space
+ * would: the worker needs a call of the send function for each fragment of a frame.
+ *
+ * A redirect knows no back-pressure. So the verdict counts what is on its way to the destination,
+ * and refuses a frame beyond the bound. A frame that is refused is dropped, counted for its sender,
+ * and reported to user space, which tells the sender.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "mesh.h"
+#include "backlog.h"
+
+/* Members by their ids. No program is attached, so being in it makes a socket a destination only. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__type(key, __u64);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} mesh_targets SEC(".maps");
+
+/* Members by their cookies; the programs are attached here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__type(key, __u64);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} mesh_sources SEC(".maps");
+
+/* Cookie -> place in mesh_members. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u64);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} mesh_by_cookie SEC(".maps");
+
+/* Id -> place in mesh_members. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u64);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} mesh_by_id SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct mesh_member);
+	__uint(max_entries, 1);
+} mesh_members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct mesh_framing);
+	__uint(max_entries, 1);
+} mesh_framings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} mesh_records SEC(".maps");
+
+static __always_inline struct mesh_framing *framing(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&mesh_framings, &first);
+}
+
+static __always_inline struct mesh_member *source_of(struct __sk_buff *skb, __u32 *place)
+{
+	__u64 cookie = bpf_get_socket_cookie(skb);
+	__u32 *found = bpf_map_lookup_elem(&mesh_by_cookie, &cookie);
+
+	if (!found)
+		return NULL;
+	*place = *found;
+	return bpf_map_lookup_elem(&mesh_members, place);
+}
+
+/* Where the frame at hand begins, and its length once the parser has told it. */
+static __always_inline void locate(struct __sk_buff *skb, __u32 *offset, __u32 *bytes)
+{
+	struct sk_skb_cb *cb = (struct sk_skb_cb *)((struct sk_buff *)skb)->cb;
+
+	bpf_core_read(offset, sizeof(*offset), &cb->strp.strp.offset);
+	bpf_core_read(bytes, sizeof(*bytes), &cb->strp.strp.full_len);
+}
+
+/* 0 and the value, or -1 if the field has not come whole. */
+static __always_inline int read_field(struct __sk_buff *skb, __u32 offset, struct mesh_field *field, __u64 *value)
+{
+	__u8 raw[8] = {};
+	__u32 bytes, last;
+	__u32 little_endian = field->little_endian;
+	__u64 sum = 0;
+
+	/* By its last byte: of the length itself the verifier of 6.1 does not learn that there is some. */
+	last = field->bytes - 1;
+	if (last >= sizeof(raw))
+		return -1;
+	barrier_var(last);
+	bytes = last + 1;
+	if (bpf_skb_load_bytes(skb, offset + field->offset, raw, bytes))
+		return -1;
+	for (__u32 i = 0; i < sizeof(raw); i++) {
+		if (i >= bytes)
+			break;
+		if (little_endian)
+			sum |= (__u64)raw[i] << (8 * i);
+		else
+			sum = sum << 8 | raw[i];
+	}
+	*value = sum;
+	return 0;
+}
+
+static __always_inline void report(struct mesh_member *source, __u32 place, __u32 reason, __u64 destination)
+{
+	struct mesh_record record = { place, reason, destination };
+
+	if (bpf_ringbuf_output(&mesh_records, &record, sizeof(record), 0))
+		__sync_fetch_and_add(&source->unreported, 1);
+}
+
+SEC("sk_skb/stream_parser")
+int mesh_parser(struct __sk_buff *skb)
+{
+	struct mesh_framing *frames = framing();
+	__u32 place, offset = 0, unused = 0, reason;
+	struct mesh_member *source = source_of(skb, &place);
+	__u64 length;
+
+	locate(skb, &offset, &unused);
+	if (!frames || !source || source->fault)
+		return skb->len - offset;
+	if (skb->len < offset + frames->header_bytes)
+		return 0;
+	if (read_field(skb, offset, &frames->length, &length))
+		return 0;
+	/* The first comparison keeps the sum from overflowing. */
+	if (length > frames->most_bytes || length + frames->added_bytes > frames->most_bytes)
+		reason = MESH_REASON_TOO_LONG;
+	else if (length + frames->added_bytes < frames->header_bytes)
+		reason = MESH_REASON_TOO_SHORT;
+	else
+		return length + frames->added_bytes;
+
+	/*
+	 * Nobody can say where the next frame begins. An error from here would set the socket's error,
+	 * and user space could tell the member nothing any more. So everything is taken and dropped.
+	 */
+	source->fault = reason;
+	report(source, place, reason, length);
+	return skb->len - offset;
+}
+
+/* Whether so many bytes more may be on their way to a destination. */
+static __always_inline int has_room(struct mesh_framing *frames, struct mesh_member *target,
+				    struct bpf_sock *socket, __u32 bytes)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(socket);
+	__s32 pending;
+
+	if (!tcp)
+		return 0;
+	pending = target->write_base + (__u32)target->redirected - tcp->write_seq;
+	/* What others have redirected since the one number was read can be in the other. */
+	if (pending < 0)
+		pending = 0;
+	return on_the_way(tcp, pending) + bytes + SKB_COST <= frames->member_bytes;
+}
+
+SEC("sk_skb/stream_verdict")
+int mesh_verdict(struct __sk_buff *skb)
+{
+	struct mesh_framing *frames = framing();
+	__u32 place, offset = 0, bytes = 0, reason = MESH_REASON_UNKNOWN, role, is_notice;
+	struct mesh_member *source = source_of(skb, &place), *target;
+	struct mesh_field recipient = { 0, 8, 0, 0 };
+	struct bpf_sock *socket;
+	__u64 destination = 0;
+	__u32 *target_place;
+
+	if (!frames || !source)
+		return SK_DROP;
+	locate(skb, &offset, &bytes);
+	if (source->fault || bytes < frames->header_bytes)
+		return SK_DROP;
+	is_notice = source->role == MESH_NOTICES;
+	if (is_notice) {
+		recipient.offset = frames->header_bytes;
+		if (read_field(skb, offset, &recipient, &destination))
+			goto refused;
+	} else if (read_field(skb, offset, &frames->destination, &destination)) {
+		goto refused;
+	}
+	target_place = bpf_map_lookup_elem(&mesh_by_id, &destination);
+	target = target_place ? bpf_map_lookup_elem(&mesh_members, target_place) : NULL;
+	role = target ? target->role : MESH_NOBODY;
+	if (is_notice ? role == MESH_NOBODY : role != MESH_MEMBER)
+		goto refused;
+	if (!is_notice) {
+		socket = bpf_map_lookup_elem(&mesh_targets, &destination);
+		if (!socket)
+			goto refused;
+		reason = has_room(frames, target, socket, bytes) ? MESH_REASON_NONE : MESH_REASON_FULL;
+		bpf_sk_release(socket);
+		if (reason)
+			goto refused;
+	}
+	/* Before it is queued, so that nobody takes the destination for drained meanwhile. */
+	__sync_fetch_and_add(&target->redirected, bytes);
+	if (bpf_sk_redirect_hash(skb, &mesh_targets, &destination, 0) != SK_PASS) {
+		__sync_fetch_and_add(&target->redirected, -(__u64)bytes);
+		reason = MESH_REASON_UNKNOWN;
+		goto refused;
+	}
+	if (is_notice) {
+		__sync_val_compare_and_swap(&target->role, MESH_NEWCOMER, MESH_MEMBER);
+		__sync_fetch_and_add(&target->notices, 1);
+	} else {
+		__sync_fetch_and_add(&target->received_frames, 1);
+	}
+	source->sent_frames++;
+	source->taken_bytes += bytes;
+	return SK_PASS;
+
+refused:
+	/* A notice to a member that has left meanwhile: nobody waits for it. */
+	if (!is_notice) {
+		if (reason == MESH_REASON_FULL)
+			source->full_frames++;
+		else
+			source->unknown_frames++;
+		report(source, place, reason, destination);
+	}
+	source->taken_bytes += bytes;
+	return SK_DROP;
+}
+
+/* Never attached: user space runs it to ask how far a member has come. */
+SEC("tc")
+int mesh_inspect(struct __sk_buff *skb)
+{
+	struct mesh_inspection answer = {};
+	struct bpf_sock *socket;
+	struct tcp_sock *tcp;
+
+	if (bpf_skb_load_bytes(skb, 0, &answer, sizeof(answer)))
+		return 0;
+	socket = bpf_map_lookup_elem(&mesh_targets, &answer.id);
+	if (!socket)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(socket);
+	if (tcp) {
+		struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
+
+		answer.found = 1;
+		/* Before write_seq: what leaves the backlog in between is counted twice, not never. */
+		answer.queued_skbs = backlog_skbs(sk->sk_user_data);
+		answer.write_seq = tcp->write_seq;
+		answer.copied_seq = tcp->copied_seq;
+		answer.rcv_nxt = tcp->rcv_nxt;
+		answer.wmem_queued = sk->sk_wmem_queued;
+	}
+	bpf_sk_release(socket);
+	bpf_skb_store_bytes(skb, 0, &answer, sizeof(answer), 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the programs of redirections.bpf.c and user space share. */
+#ifndef REDIRECTIONS_H
+#define REDIRECTIONS_H
+
+/* Where the messages of one source go, and how many went. User space writes it once, the program counts. */
+struct redirection {
+	__u32 slot;		/* the target's index, if the maps are arrays */
+	__u32 most_bytes;	/* the longest message that the target takes in one piece; 0 for a stream */
+	__u32 is_tcp;		/* the source's empty message is a FIN and not a datagram */
+	__u32 reserved;
+	__u64 messages;		/* redirected */
+	__u64 bytes;		/* of them */
+	__u64 passed_messages;	/* left to the source's own reader */
+	__u64 passed_bytes;	/* of them */
+	__u64 empty;		/* empty datagrams, which were dropped */
+};
+
+/* What user space sets before it loads the programs. */
+struct redirections_setting {
+	__u32 is_hash;		/* the maps are SOCKHASHes with cookies as keys, not SOCKMAPs */
+	__u32 to_local;		/* to the target's reader, not to its peer */
+	__u32 only;		/* there is one source, with 0 as its key */
+	__u32 raw;		/* answer what the helper answers: what it refuses is lost */
+};
+
+/* What `look` tells of a member of the map of targets. */
+struct redirections_look {
+	__u64 key;		/* in: of a SOCKHASH */
+	__u32 slot;		/* in: of a SOCKMAP */
+	__u32 found;		/* out: 1 if there is such a member */
+	__u32 backlog;		/* out: messages that wait for the kernel's worker */
+	__u32 unread;		/* out: 1 if its psock holds bytes for its reader */
+};
+
+#endif

@@ -1,0 +1,122 @@
+//! Which programs of others see the packets of a device or of a control group.
+#![allow(
+    unsafe_code,
+    reason = "bpf(2) and open_by_handle_at(2); see the SAFETY comments"
+)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+
+use libbpf_rs::libbpf_sys;
+use libbpf_rs::query::ProgInfoIter;
+use rustix::io::Errno;
+
+use crate::libbpf::checked;
+
+/// The most programs in one place (`BPF_MPROG_MAX`, `BPF_CGROUP_MAX_PROGS`).
+const MOST_PROGRAMS: usize = 64;
+
+/// The programs of the engine `segment`, which leave other connections alone.
+const OWN: [&str; 2] = ["segment_ingress", "segment_egress"];
+
+/// `FILEID_KERNFS` of linux/exportfs.h, and the bytes of its handle.
+const KERNFS_HANDLE: i32 = 0xfe;
+
+/// The name of a program that is attached to a device of this thread's network namespace by a link (TCX), and is not
+/// one of this library; `None` without one, and before Linux 6.6.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn program_on_device(device: u32) -> Result<Option<String>, Errno> {
+    for place in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
+        let ids = match query(device as i32, place, 0) {
+            // An older kernel.
+            Err(Errno::INVAL) => return Ok(None),
+            ids => ids?,
+        };
+        let foreign = ids.into_iter().map(name_of);
+        if let Some(name) = foreign
+            .into_iter()
+            .find(|name| !OWN.contains(&name.as_str()))
+        {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// The name of a program that filters the packets of the sockets of a control group, attached to it or to one above it.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn packet_filter_of(group: BorrowedFd<'_>) -> Result<Option<String>, Errno> {
+    for place in [
+        libbpf_sys::BPF_CGROUP_INET_INGRESS,
+        libbpf_sys::BPF_CGROUP_INET_EGRESS,
+    ] {
+        let ids = query(group.as_raw_fd(), place, libbpf_sys::BPF_F_QUERY_EFFECTIVE)?;
+        if let Some(id) = ids.into_iter().next() {
+            return Ok(Some(name_of(id)));
+        }
+    }
+    Ok(None)
+}
+
+/// Opens a control group by the number of its directory.
+///
+/// # Errors
+/// Without CAP_DAC_READ_SEARCH, or if it is gone.
+pub fn open_control_group(mount: BorrowedFd<'_>, id: u64) -> io::Result<File> {
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        id: [u8; 8],
+    }
+    let mut handle = Handle {
+        bytes: size_of::<u64>() as u32,
+        kind: KERNFS_HANDLE,
+        id: id.to_ne_bytes(),
+    };
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY;
+    // SAFETY: `handle` is a `struct file_handle` with as many bytes behind its head as it says.
+    let opened = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw mut handle,
+            flags,
+        )
+    };
+    match i32::try_from(opened) {
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        Ok(fd @ 0..) => Ok(unsafe { File::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn query(target: i32, place: libbpf_sys::bpf_attach_type, flags: u32) -> Result<Vec<u32>, Errno> {
+    let mut ids = [0; MOST_PROGRAMS];
+    let mut options = libbpf_sys::bpf_prog_query_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as _,
+        query_flags: flags,
+        prog_ids: ids.as_mut_ptr(),
+        __bindgen_anon_1: libbpf_sys::bpf_prog_query_opts__bindgen_ty_1 {
+            count: MOST_PROGRAMS as u32,
+        },
+        ..Default::default()
+    };
+    // SAFETY: `options` and `ids` outlive the call; `count` is the length of `ids`.
+    let result = unsafe { libbpf_sys::bpf_prog_query_opts(target, place, &raw mut options) };
+    checked(result)?;
+    Ok(ids.into_iter().take_while(|id| *id != 0).collect())
+}
+
+fn name_of(id: u32) -> String {
+    let found = ProgInfoIter::default().find(|program| program.id == id);
+    found.map_or_else(
+        || format!("number {id}"),
+        |program| program.name.to_string_lossy().into_owned(),
+    )
+}

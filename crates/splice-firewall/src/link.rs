@@ -1,0 +1,229 @@
+//! The network devices of a namespace, how they are linked, and what traffic control does on them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use crate::netlink::{Attributes, DumpError, Socket, attribute};
+use crate::segment::Device;
+
+/// A network device, and the one that it leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// What rules may ask about it.
+    pub device: Device,
+    /// Its kind, as ip-link(8) names it: `veth`, `bridge`. Empty for hardware and lo.
+    pub kind: String,
+    /// The index of the device that it leads to: the other end of a veth, the lower device of a VLAN.
+    pub peer: Option<u32>,
+    /// The namespace of that device, by its number in this one. `None` for this one.
+    pub peer_namespace: Option<i32>,
+    /// The index of the bridge or bond of which it is a port.
+    pub master: Option<u32>,
+    /// An XDP program is attached to it.
+    pub has_xdp: bool,
+}
+
+/// A queueing discipline or a filter of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discipline {
+    /// The device's index.
+    pub device: u32,
+    /// Its kind, as tc(8) names it: `noqueue`, `tbf`.
+    pub kind: String,
+}
+
+/// Reads the devices of one network namespace.
+#[derive(Debug)]
+pub struct Links(Socket);
+
+/// Is notified when devices or their traffic control change. Programs that are attached by links of BPF change
+/// silently.
+#[derive(Debug)]
+pub struct LinkChanges(Socket);
+
+/// `RTM_GET*`.
+mod message {
+    pub(super) const GET_LINK: u16 = 18;
+    pub(super) const GET_DISCIPLINE: u16 = 38;
+    pub(super) const GET_FILTER: u16 = 46;
+    pub(super) const GET_NAMESPACE: u16 = 90;
+}
+
+/// `IFLA_*` (linux/if_link.h).
+mod ifla {
+    pub(super) const NAME: u16 = 3;
+    pub(super) const LINK: u16 = 5;
+    pub(super) const MASTER: u16 = 10;
+    pub(super) const INFO: u16 = 18;
+    pub(super) const LINK_NAMESPACE: u16 = 37;
+    pub(super) const XDP: u16 = 43;
+    pub(super) const INFO_KIND: u16 = 1;
+    pub(super) const XDP_ATTACHED: u16 = 2;
+}
+
+/// `TCA_KIND`.
+const KIND: u16 = 1;
+/// `NETNSA_NSID` and `NETNSA_FD`.
+const NAMESPACE_NUMBER: u16 = 1;
+const NAMESPACE_DESCRIPTOR: u16 = 3;
+/// `struct ifinfomsg`.
+const LINK_HEADER: [u8; 16] = [0; 16];
+/// `struct tcmsg`, with a device and the parent of its objects.
+const TRAFFIC_HEADER_BYTES: usize = 20;
+/// The filters of the qdiscs `clsact` and `ingress` (`TC_H_MIN_INGRESS`, `TC_H_MIN_EGRESS`, `TC_H_INGRESS`).
+const FILTER_PARENTS: [u32; 3] = [0xffff_fff2, 0xffff_fff3, 0xffff_0000];
+
+/// How often to read what changes while it is read.
+const TRIES: usize = 20;
+
+impl Links {
+    /// For this thread's network namespace.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        Socket::for_devices().map(Self)
+    }
+
+    /// All devices.
+    ///
+    /// # Errors
+    /// If they change all the time.
+    pub fn all(&mut self) -> io::Result<Vec<Link>> {
+        self.unchanged(message::GET_LINK, &LINK_HEADER, |header, attributes| {
+            let index = u32::from_ne_bytes(header.get(4..8)?.try_into().ok()?);
+            let hardware_type = u16::from_ne_bytes(header.get(2..4)?.try_into().ok()?);
+            let kind = attributes.nested(ifla::INFO);
+            let xdp = attributes.nested(ifla::XDP);
+            let number = |kind| attributes.native_u32(kind).filter(|number| *number != 0);
+            Some(Link {
+                device: Device {
+                    index,
+                    name: attributes.text(ifla::NAME)?,
+                    hardware_type,
+                },
+                kind: kind
+                    .and_then(|info| info.text(ifla::INFO_KIND))
+                    .unwrap_or_default(),
+                peer: number(ifla::LINK),
+                peer_namespace: attributes
+                    .native_u32(ifla::LINK_NAMESPACE)
+                    .map(|number| number as i32),
+                master: number(ifla::MASTER),
+                has_xdp: xdp
+                    .and_then(|xdp| xdp.u8(ifla::XDP_ATTACHED))
+                    .is_some_and(|attached| attached != 0),
+            })
+        })
+    }
+
+    /// The queueing disciplines of all devices.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all).
+    pub fn disciplines(&mut self) -> io::Result<Vec<Discipline>> {
+        self.unchanged(
+            message::GET_DISCIPLINE,
+            &traffic_header(0, 0),
+            discipline_of,
+        )
+    }
+
+    /// The filters of a device with the queueing discipline `clsact` or `ingress`.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all).
+    pub fn filters(&mut self, device: u32) -> io::Result<Vec<Discipline>> {
+        let mut found = Vec::new();
+        for parent in FILTER_PARENTS {
+            let header = traffic_header(device, parent);
+            found.extend(self.unchanged(message::GET_FILTER, &header, discipline_of)?);
+        }
+        Ok(found)
+    }
+
+    /// The number by which this namespace knows another one; `None` if it does not.
+    ///
+    /// # Errors
+    /// Of the request.
+    pub fn number_of(&mut self, namespace: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+        let descriptor = namespace.as_raw_fd() as u32;
+        let asked = attribute(NAMESPACE_DESCRIPTOR, &descriptor.to_ne_bytes());
+        let mut number = None;
+        // `struct rtgenmsg`, padded.
+        let header = [0; 4];
+        let take = |of: Attributes<'_>| number = of.native_u32(NAMESPACE_NUMBER);
+        let answer = self
+            .0
+            .get_route(message::GET_NAMESPACE, &header, &asked, take);
+        answer.map_err(system)?;
+        // `NETNSA_NSID_NOT_ASSIGNED` is -1.
+        Ok(number
+            .map(|number| number as i32)
+            .filter(|number| *number >= 0))
+    }
+
+    fn unchanged<T>(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        decode: impl Fn(&[u8], Attributes<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 1..TRIES {
+            let mut found = Vec::new();
+            match self.0.dump_route(kind, header, |header, attributes| {
+                found.extend(decode(header, attributes));
+            }) {
+                Ok(()) => return Ok(found),
+                Err(DumpError::Changed) => {}
+                Err(error) => return Err(system(error)),
+            }
+        }
+        Err(system(DumpError::Changed))
+    }
+}
+
+impl LinkChanges {
+    /// Notifications for this thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        Socket::listening_for_devices().map(Self)
+    }
+
+    /// Reads all pending notifications. Returns whether anything may have changed.
+    ///
+    /// # Errors
+    /// If the socket has failed.
+    pub fn any(&mut self) -> io::Result<bool> {
+        self.0.drain()
+    }
+}
+
+impl AsFd for LinkChanges {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn traffic_header(device: u32, parent: u32) -> [u8; TRAFFIC_HEADER_BYTES] {
+    let mut header = [0; TRAFFIC_HEADER_BYTES];
+    header[4..8].copy_from_slice(&device.to_ne_bytes());
+    header[12..16].copy_from_slice(&parent.to_ne_bytes());
+    header
+}
+
+fn discipline_of(header: &[u8], attributes: Attributes<'_>) -> Option<Discipline> {
+    Some(Discipline {
+        device: u32::from_ne_bytes(header.get(4..8)?.try_into().ok()?),
+        kind: attributes.text(KIND)?,
+    })
+}
+
+fn system(error: DumpError) -> io::Error {
+    match error {
+        DumpError::Changed => io::Error::other("the devices change faster than they can be read"),
+        DumpError::System(error) => error,
+    }
+}

@@ -1,0 +1,179 @@
+//! Where packets to an address leave, and which addresses this host has.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::netlink::{DumpError, Socket, attribute};
+
+/// How packets to an address leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The index of the device.
+    pub device: u32,
+    /// The address that they carry, unless their sender has another one.
+    pub source: IpAddr,
+    /// Who gets the packets on the device: the receiver itself, or a gateway. `None`: a gateway of the other family.
+    pub next_hop: Option<IpAddr>,
+    /// Packets get another header on their way (`ip route ... encap`).
+    pub encapsulates: bool,
+}
+
+/// Reads routes and addresses of one network namespace.
+#[derive(Debug)]
+pub struct Routes(Socket);
+
+/// `RTM_GET*`.
+mod message {
+    pub(super) const GET_ADDRESS: u16 = 22;
+    pub(super) const GET_ROUTE: u16 = 26;
+}
+
+/// `RTA_*` (linux/rtnetlink.h).
+mod rta {
+    pub(super) const DESTINATION: u16 = 1;
+    pub(super) const OUT_DEVICE: u16 = 4;
+    pub(super) const GATEWAY: u16 = 5;
+    pub(super) const PREFERRED_SOURCE: u16 = 7;
+    pub(super) const VIA: u16 = 18;
+    pub(super) const ENCAPSULATION_TYPE: u16 = 21;
+}
+
+/// `IFA_ADDRESS`, `IFA_LOCAL` (linux/if_addr.h). A point-to-point address has its own end in the latter.
+const ADDRESS: u16 = 1;
+const LOCAL: u16 = 2;
+
+/// `struct ifaddrmsg`.
+const ADDRESS_HEADER: [u8; 8] = [0; 8];
+
+/// How often to read what changes while it is read.
+const TRIES: usize = 20;
+
+impl Routes {
+    /// For this thread's network namespace.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        Socket::for_devices().map(Self)
+    }
+
+    /// The route to an address, `None` if there is none.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn to(&mut self, address: IpAddr) -> io::Result<Option<Route>> {
+        let octets = octets(address);
+        // `struct rtmsg`: the family, and how many bits of the destination count.
+        let mut header = [0; 12];
+        header[0] = family(address);
+        header[1] = 8 * octets.len() as u8;
+        let request = attribute(rta::DESTINATION, &octets);
+        let mut route = None;
+        let asked = self
+            .0
+            .get_route(message::GET_ROUTE, &header, &request, |found| {
+                let device = found.native_u32(rta::OUT_DEVICE);
+                let source = found.bytes(rta::PREFERRED_SOURCE).and_then(address_of);
+                let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
+                let next_hop = match found.bytes(rta::VIA) {
+                    None => Some(gateway.unwrap_or(address)),
+                    Some(_) => None,
+                };
+                let encapsulates = found.bytes(rta::ENCAPSULATION_TYPE).is_some();
+                route = device.zip(source).map(|(device, source)| Route {
+                    device,
+                    source,
+                    next_hop,
+                    encapsulates,
+                });
+            });
+        match asked {
+            Ok(()) => Ok(route),
+            // ENETUNREACH, EHOSTUNREACH, and what `ip route add unreachable` and its like say.
+            Err(DumpError::System(error)) if is_no_route(&error) => Ok(None),
+            Err(error) => Err(system(error)),
+        }
+    }
+
+    /// The addresses of this host, with the indices of their devices.
+    ///
+    /// # Errors
+    /// If they change all the time.
+    pub fn addresses(&mut self) -> io::Result<Vec<(u32, IpAddr)>> {
+        for _ in 0..TRIES {
+            let mut found = Vec::new();
+            let read = self
+                .0
+                .dump_route(message::GET_ADDRESS, &ADDRESS_HEADER, |header, about| {
+                    let device = header.get(4..8).and_then(|bytes| bytes.try_into().ok());
+                    let address = about.bytes(LOCAL).or_else(|| about.bytes(ADDRESS));
+                    let of = device.map(u32::from_ne_bytes);
+                    found.extend(of.zip(address.and_then(address_of)));
+                });
+            match read {
+                Ok(()) => return Ok(found),
+                Err(DumpError::Changed) => {}
+                Err(error) => return Err(system(error)),
+            }
+        }
+        Err(system(DumpError::Changed))
+    }
+}
+
+fn system(error: DumpError) -> io::Error {
+    match error {
+        DumpError::Changed => io::Error::other("the addresses change faster than they can be read"),
+        DumpError::System(error) => error,
+    }
+}
+
+fn is_no_route(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::InvalidInput
+    )
+}
+
+/// `AF_INET` or `AF_INET6`.
+fn family(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 2,
+        IpAddr::V6(_) => 10,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().into(),
+        IpAddr::V6(address) => address.octets().into(),
+    }
+}
+
+fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(Ipv4Addr::from);
+    let v6 = <[u8; 16]>::try_from(bytes).map(Ipv6Addr::from);
+    v4.map(IpAddr::V4).or_else(|_| v6.map(IpAddr::V6)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_address_is_found_and_leads_to_lo() -> io::Result<()> {
+        let mut routes = Routes::new()?;
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        assert!(routes.addresses()?.contains(&(1, loopback)));
+        let expected = Route {
+            device: 1,
+            source: loopback,
+            next_hop: Some(loopback),
+            encapsulates: false,
+        };
+        assert_eq!(routes.to(loopback)?, Some(expected));
+        Ok(())
+    }
+}

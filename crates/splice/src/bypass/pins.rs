@@ -1,0 +1,112 @@
+//! The directory in a BPF file system that keeps a bypass when its process dies, and the lock on it.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_bpf::is_bpf_file_system;
+
+pub(super) const MEMBERS: &str = "members";
+pub(super) const PAIRS: &str = "pairs";
+pub(super) const MARKS: &str = "marks";
+pub(super) const SETTINGS: &str = "settings";
+pub(super) const CONTROL: &str = "control";
+/// What the names of attachments begin with.
+const LINK: &str = "link-";
+
+/// A directory of pins.
+#[derive(Debug)]
+pub(super) struct Pins {
+    directory: PathBuf,
+}
+
+/// The right to change what is pinned: one process has it at a time, and the kernel takes it back when that dies.
+#[derive(Debug)]
+pub(super) struct Lock(#[expect(dead_code, reason = "it is held by being open")] File);
+
+impl Pins {
+    pub(super) fn at(directory: &Path) -> Self {
+        Self {
+            directory: directory.into(),
+        }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Whether a bypass is pinned here.
+    pub(super) fn exist(&self) -> bool {
+        self.path(SETTINGS).exists()
+    }
+
+    /// Makes the directory, readable for root only.
+    pub(super) fn create(&self) -> Result<()> {
+        let failed = |error| {
+            Error::system(
+                format!("cannot make the directory {}", self.directory.display()),
+                error,
+            )
+        };
+        let made = DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&self.directory);
+        made.map_err(failed)?;
+        if !is_bpf_file_system(&self.directory).map_err(|errno| failed(errno.into()))? {
+            let _ = fs::remove_dir(&self.directory);
+            return Err(Error::new(
+                ErrorKind::System,
+                format!(
+                    "{} is in no BPF file system: mount one with 'mount -t bpf bpf /sys/fs/bpf'",
+                    self.directory.display()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes the lock; `None` if another process has it.
+    pub(super) fn lock(&self) -> Result<Option<Lock>> {
+        let failed =
+            |error| Error::system(format!("cannot open {}", self.directory.display()), error);
+        let directory = File::open(&self.directory).map_err(failed)?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Lock(directory))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// Removes all names, links first: without them nothing new comes.
+    pub(super) fn remove(&self) -> Result<()> {
+        let failed = |error| {
+            Error::system(
+                format!("cannot remove the pins in {}", self.directory.display()),
+                error,
+            )
+        };
+        let entries = fs::read_dir(&self.directory).map_err(failed)?;
+        let mut names: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        let is_link = |path: &PathBuf| {
+            let name = path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned());
+            name.is_some_and(|name| name.starts_with(LINK))
+        };
+        names.sort_by_key(|path| !is_link(path));
+        for name in names {
+            match fs::remove_file(name) {
+                Err(error) if error.kind() != Io::NotFound => return Err(failed(error)),
+                _ => {}
+            }
+        }
+        match fs::remove_dir(&self.directory) {
+            Err(error) if error.kind() != Io::NotFound => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+}

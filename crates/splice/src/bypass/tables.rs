@@ -1,0 +1,313 @@
+//! The programs and maps of a bypass, loaded or found pinned.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::obstacle::Obstacle;
+use splice_bpf::types::{
+    BypassEnd, BypassKey, BypassMember, BypassPair, BypassQuestion, BypassSettings, bypass_answer,
+    bypass_role, bypass_verb, bypass_version,
+};
+use splice_bpf::{Map, Program, RingBuffer, SharedArray, load, objects};
+
+use super::pins::{self, Pins};
+use super::reason::Reason;
+use super::words::{WORDS, Words};
+
+/// A heartbeat that is older is that of a dead owner. The owner writes one every 20 ms, and may be kept from the CPU.
+const STALE: Duration = Duration::from_millis(500);
+
+/// How far the programs' clock may be behind: a tick, of at most 10 ms.
+const COARSE: Duration = Duration::from_millis(20);
+
+pub(super) const ROLES: [u32; 2] = [bypass_role::CLIENT, bypass_role::SERVER];
+
+/// What a bypass loads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) connections: u32,
+    pub(super) bulk_bytes: u32,
+    pub(super) unread_bytes: u64,
+    pub(super) least_reads: u32,
+}
+
+/// Maps and the control program.
+pub(super) struct Tables {
+    members: Map,
+    pairs: Map,
+    settings: SharedArray<BypassSettings>,
+    control: Program,
+    /// `None` if an older version has pinned none.
+    words: Option<Words>,
+}
+
+/// What only the process has that has loaded the programs.
+pub(super) struct News(RingBuffer);
+
+/// Why something was refused by bpf(2), with what it was for.
+fn explained(error: &Error) -> Error {
+    let obstacle = Obstacle::of_bpf(error);
+    Error::new(
+        ErrorKind::BpfRefused,
+        format!("the bypass cannot be set up: {}", obstacle.reason),
+    )
+    .with_remedy(obstacle.remedy)
+}
+
+impl Tables {
+    /// Loads everything, names the control groups to the programs, attaches those to their tracepoints, and pins it all.
+    pub(super) fn load(pins: &Pins, groups: &[PathBuf], sizes: Sizes) -> Result<(Self, News)> {
+        let mut object = load("bypass", objects::BYPASS, |opened| {
+            opened.resize("bypass_pairs", sizes.connections)?;
+            opened.resize("bypass_members", sizes.connections.saturating_mul(2))
+        })
+        .map_err(|error| explained(&error))?;
+        let members = object.map("bypass_members")?;
+        let pairs = object.map("bypass_pairs")?;
+        let marks = object.map("bypass_marks")?;
+        let word = object.map("bypass_control_word")?;
+        let shared = [
+            ("bypass_members", &members),
+            ("bypass_pairs", &pairs),
+            ("bypass_marks", &marks),
+            ("bypass_control_word", &word),
+        ];
+        let mut asking = load("bypass_control", objects::BYPASS_CONTROL, |opened| {
+            shared
+                .iter()
+                .try_for_each(|(name, map)| opened.share(name, *map))
+        })
+        .map_err(|error| explained(&error))?;
+        let settings: SharedArray<BypassSettings> = word.share_values()?;
+        let of = settings.at(0);
+        of.bulk_bytes.store(sizes.bulk_bytes, Ordering::Relaxed);
+        of.unread_bytes.store(sizes.unread_bytes, Ordering::Relaxed);
+        of.least_reads.store(sizes.least_reads, Ordering::Relaxed);
+        of.stale_ns
+            .store(STALE.as_nanos() as u64, Ordering::Relaxed);
+        of.layout.store(bypass_version::LAYOUT, Ordering::Relaxed);
+        of.owner.store(std::process::id(), Ordering::Relaxed);
+        of.heartbeat_ns.store(monotonic_ns(), Ordering::Release);
+
+        object.attach_to_map("bypass_send", &members)?;
+        for (name, map) in [
+            (pins::MEMBERS, "bypass_members"),
+            (pins::PAIRS, "bypass_pairs"),
+            (pins::MARKS, "bypass_marks"),
+            (pins::SETTINGS, "bypass_control_word"),
+        ] {
+            object.pin_map(map, &pins.path(name))?;
+        }
+        asking.pin_program("bypass_control", &pins.path(pins::CONTROL))?;
+        let covered = object.map("bypass_groups")?;
+        for group in groups {
+            let failed = |error| {
+                let what = format!("cannot look at the control group {}", group.display());
+                Error::system(what, error)
+            };
+            // The number of its directory is the group's (kernfs_node::id, Linux 5.5).
+            let number = std::fs::metadata(group).map_err(failed)?.ino();
+            covered
+                .update(&number, &1u32)
+                .map_err(|errno| failed(errno.into()))?;
+        }
+        let words = Words::create(&pins.path(WORDS), sizes.connections)?;
+        // Last: from here on connections are seen.
+        for program in [
+            "bypass_gone",
+            "bypass_received",
+            "bypass_sent",
+            "bypass_spliced",
+        ] {
+            let attached = object.attach_to_its_tracepoint(program);
+            let mut link = attached.map_err(|error| explained(&error))?;
+            link.pin(&pins.path(&format!("link-{program}")))?;
+        }
+        let news = News(object.map("bypass_news")?.consume()?);
+        let tables = Self {
+            members,
+            pairs,
+            settings,
+            control: asking.program("bypass_control")?,
+            words: Some(words),
+        };
+        Ok((tables, news))
+    }
+
+    /// Opens what is pinned.
+    pub(super) fn open(pins: &Pins) -> Result<Self> {
+        let open = |name| Map::open(name, &pins.path(name));
+        let (members, pairs, word) = (
+            open(pins::MEMBERS)?,
+            open(pins::PAIRS)?,
+            open(pins::SETTINGS)?,
+        );
+        let foreign = || {
+            let what = format!(
+                "what is pinned in {} is of another version",
+                pins.path("").display()
+            );
+            Error::new(ErrorKind::System, what)
+                .with_remedy("end it with the program that has started it")
+        };
+        if !word.is_of::<u32, BypassSettings>() || !pairs.is_of::<BypassKey, BypassPair>() {
+            return Err(foreign());
+        }
+        let settings: SharedArray<BypassSettings> = word.share_values()?;
+        if settings.at(0).layout.load(Ordering::Relaxed) != bypass_version::LAYOUT {
+            return Err(foreign());
+        }
+        Ok(Self {
+            members,
+            pairs,
+            settings,
+            control: Program::open(pins::CONTROL, &pins.path(pins::CONTROL))?,
+            words: Words::open(&pins.path(WORDS)).ok(),
+        })
+    }
+
+    pub(super) fn settings(&self) -> &BypassSettings {
+        self.settings.at(0)
+    }
+
+    /// Says that the owner lives.
+    pub(super) fn beat(&self) {
+        self.settings()
+            .heartbeat_ns
+            .store(monotonic_ns(), Ordering::Release);
+    }
+
+    /// Whether an owner lives.
+    pub(super) fn is_alive(&self) -> bool {
+        let of = self.settings();
+        let beat = of.heartbeat_ns.load(Ordering::Acquire);
+        let stale_ns = of.stale_ns.load(Ordering::Relaxed) + COARSE.as_nanos() as u64;
+        monotonic_ns().saturating_sub(beat) <= stale_ns
+    }
+
+    pub(super) fn pair(&self, key: BypassKey) -> Option<BypassPair> {
+        self.pairs.read(&key)
+    }
+
+    pub(super) fn keys(&self) -> Vec<BypassKey> {
+        self.pairs.keys()
+    }
+
+    pub(super) fn members(&self) -> Vec<BypassMember> {
+        self.members.keys()
+    }
+
+    /// Takes an end out of the map. Nothing may be redirected to it any more.
+    pub(super) fn remove(&self, member: BypassMember) {
+        self.members.remove(&member);
+    }
+
+    /// Takes both ends out of the map, with what they have not read.
+    pub(super) fn remove_both(&self, key: BypassKey) {
+        members(key)
+            .into_iter()
+            .for_each(|member| self.remove(member));
+    }
+
+    /// Gives a pair a new state. Counters of redirects that are under way count until programs have ended.
+    pub(super) fn turn(&self, key: BypassKey, state: u32, reason: Option<Reason>) {
+        // A pair that has ended needs no state.
+        let _ = self.ask(BypassQuestion {
+            key,
+            verb: bypass_verb::TURN,
+            state,
+            reason: reason.map_or(0, |reason| reason as u32),
+            ..BypassQuestion::default()
+        });
+    }
+
+    /// Keeps the reason of a pair in words, or forgets it.
+    pub(super) fn explain(&self, key: BypassKey, why: Option<&str>) {
+        match (&self.words, why) {
+            (Some(words), Some(why)) => words.set(key, why),
+            (Some(words), None) => words.remove(key),
+            (None, _) => {}
+        }
+    }
+
+    pub(super) fn explanation(&self, key: BypassKey) -> Option<String> {
+        self.words.as_ref()?.get(key)
+    }
+
+    /// Forgets the reasons of pairs that are gone.
+    pub(super) fn forget_explanations(&self) {
+        if let Some(words) = &self.words {
+            words.keep(|key| self.pair(key).is_some());
+        }
+    }
+
+    pub(super) fn ask(
+        &self,
+        question: BypassQuestion,
+    ) -> std::result::Result<BypassQuestion, Errno> {
+        self.control.run(&question)
+    }
+
+    /// Whether what was redirected to this member waits in its queue.
+    pub(super) fn has_unread(&self, member: BypassMember) -> bool {
+        let answer = self.ask(BypassQuestion {
+            key: member.key,
+            role: member.role,
+            verb: bypass_verb::INSPECT,
+            ..BypassQuestion::default()
+        });
+        answer.is_ok_and(|of| of.answer == bypass_answer::DONE && of.has_unread != 0)
+    }
+}
+
+impl News {
+    pub(super) fn take(&mut self) -> Vec<BypassKey> {
+        let mut keys = Vec::new();
+        self.0.take_values(|key: &BypassKey| keys.push(*key));
+        keys
+    }
+}
+
+/// Both ends of a pair, as keys.
+pub(super) fn members(key: BypassKey) -> [BypassMember; 2] {
+    ROLES.map(|role| BypassMember {
+        key,
+        role,
+        _reserved: 0,
+    })
+}
+
+/// How many redirected bytes of each end its peer has not read; never too few.
+pub(super) fn unread(pair: &BypassPair) -> [u64; 2] {
+    let [client, server] = &pair.ends;
+    [(client, server), (server, client)].map(|(from, to)| {
+        let read = to.received_bytes.wrapping_sub(to.tcp_bytes) as i64;
+        let left = (from.redirected_bytes as i64).wrapping_sub(read);
+        left.max(0) as u64
+    })
+}
+
+pub(super) fn address(bytes: [u8; 16]) -> IpAddr {
+    IpAddr::from(Ipv6Addr::from(bytes)).to_canonical()
+}
+
+/// The end's own address. Ports have 16 bits.
+pub(super) fn end_address(end: &BypassEnd) -> SocketAddr {
+    SocketAddr::new(address(end.local), end.local_port as u16)
+}
+
+/// What the end takes for its peer's.
+pub(super) fn peer_address(end: &BypassEnd) -> SocketAddr {
+    SocketAddr::new(address(end.remote), end.remote_port as u16)
+}
+
+pub(super) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,105 @@
+//! Connected sockets of every kind that a map of sockets takes.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, VsockAddr, bind, connect, getsockname, socket,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, listen};
+
+use super::sockets::{Family, connection};
+use crate::sockmap::SocketKind;
+
+/// How long a connection on loopback may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A socket that becomes a member of a map, and its peer.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) member: OwnedFd,
+    pub(super) peer: OwnedFd,
+}
+
+impl Pair {
+    /// A connected pair of a kind.
+    ///
+    /// # Errors
+    /// Why this host cannot make one.
+    pub(super) fn of(kind: SocketKind) -> Result<Self, String> {
+        let words = |error: std::io::Error| format!("cannot make {kind} sockets: {error}");
+        let (member, peer): (OwnedFd, OwnedFd) = match kind {
+            SocketKind::Tcp => {
+                let deadline = Instant::now() + PATIENCE;
+                connection(Family::Tcp, deadline).map_err(|error| error.to_string())?
+            }
+            SocketKind::Udp => udp().map_err(words)?,
+            SocketKind::UnixStream => {
+                let (one, other) = UnixStream::pair().map_err(words)?;
+                (one.into(), other.into())
+            }
+            SocketKind::UnixDatagram => {
+                let (one, other) = UnixDatagram::pair().map_err(words)?;
+                (one.into(), other.into())
+            }
+            SocketKind::VsockStream => vsock(SockType::Stream)?,
+            SocketKind::VsockSeqpacket => vsock(SockType::SeqPacket)?,
+        };
+        Ok(Self { member, peer })
+    }
+}
+
+fn udp() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let one = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    one.connect(other.local_addr()?)?;
+    other.connect(one.local_addr()?)?;
+    Ok((one.into(), other.into()))
+}
+
+/// A connection over the loopback of VSOCK (the module vsock_loopback, Linux 5.6), within one second: without the
+/// module the connection may go to the hypervisor, where nobody answers.
+fn vsock(of: SockType) -> Result<(OwnedFd, OwnedFd), String> {
+    let words = |errno: nix::errno::Errno| format!("there is no loopback of VSOCK here: {errno}");
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fresh = || socket(AddressFamily::Vsock, of, flags, None).map_err(words);
+    let (listener, one) = (fresh()?, fresh()?);
+    let any = VsockAddr::new(libc::VMADDR_CID_ANY, libc::VMADDR_PORT_ANY);
+    bind(listener.as_raw_fd(), &any).map_err(words)?;
+    // Room for one waiting connection, ours.
+    listen(&listener, 1).map_err(|errno| errno.to_string())?;
+    let bound: VsockAddr = getsockname(listener.as_raw_fd()).map_err(words)?;
+    let address = VsockAddr::new(libc::VMADDR_CID_LOCAL, bound.port());
+    match connect(one.as_raw_fd(), &address) {
+        Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => {}
+        Err(errno) => return Err(words(errno)),
+    }
+    if !becomes(&listener, PollFlags::IN) {
+        return Err(
+            "there is no loopback of VSOCK here: a connection to it is not answered".into(),
+        );
+    }
+    let accepted = accept_with(&listener, SocketFlags::CLOEXEC);
+    let other = accepted.map_err(|errno| errno.to_string())?;
+    if !becomes(&one, PollFlags::OUT) {
+        return Err("a connection over the loopback of VSOCK does not come about".into());
+    }
+    fcntl_getfl(&one)
+        .and_then(|flags| fcntl_setfl(&one, flags - OFlags::NONBLOCK))
+        .map_err(|errno: Errno| errno.to_string())?;
+    Ok((other, one))
+}
+
+fn becomes(socket: impl AsFd, ready: PollFlags) -> bool {
+    let timeout = Timespec {
+        tv_sec: PATIENCE.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    let mut polled = [PollFd::new(&socket, ready)];
+    matches!(poll(&mut polled, Some(&timeout)), Ok(1..))
+}

@@ -1,0 +1,133 @@
+//! Since which kernel maps of sockets can do what, and what of it works here.
+
+use std::os::fd::AsFd as _;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use splice_base::error::Result;
+
+use super::matrix::{Cell, try_cell};
+use super::member::Pair;
+use crate::sockmap::{MapType, Redirect, Redirections, SockHash, SockMap, SocketKind};
+
+/// A step in the history of maps of sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Step {
+    /// The first release of Linux that has it.
+    pub since: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// Whether it works here; `None` if it could not be tried.
+    pub works: Option<bool>,
+    /// What was tried and seen.
+    pub reason: String,
+}
+
+/// What a trial has shown, with its reason.
+type Shown = (Option<bool>, String);
+
+/// The steps, the earliest first. The releases are those of the kernel's history, as the talk on SOCKMAP at NDC TechTown
+/// 2024 lists them.
+pub(super) fn time_line() -> Vec<Step> {
+    let step = |since, what, (works, reason): Shown| Step {
+        since,
+        what,
+        works,
+        reason,
+    };
+    let to_egress = |kind| cell(Redirect::IngressToEgress, kind);
+    vec![
+        step("4.6", "KCM", kcm()),
+        step("4.14", "SOCKMAP", inserted(MapType::Map, SocketKind::Tcp)),
+        step(
+            "4.17",
+            "SK_MSG",
+            cell(Redirect::SendToEgress, SocketKind::Tcp),
+        ),
+        step("4.18", "SOCKHASH", inserted(MapType::Hash, SocketKind::Tcp)),
+        step(
+            "4.20",
+            "SK_MSG with kTLS",
+            untried("it was removed again in 7.2, and no engine uses it"),
+        ),
+        step(
+            "5.7",
+            "UDP in maps",
+            inserted(MapType::Hash, SocketKind::Udp),
+        ),
+        step("5.10", "iterators", untried("no program here uses them")),
+        step("5.13", "UDP redirects", to_egress(SocketKind::Udp)),
+        step("5.15", "UNIX streams", to_egress(SocketKind::UnixStream)),
+        step(
+            "5.15",
+            "UNIX datagrams",
+            to_egress(SocketKind::UnixDatagram),
+        ),
+        step("6.4", "VSOCK", to_egress(SocketKind::VsockStream)),
+    ]
+}
+
+fn untried(why: &str) -> Shown {
+    (None, format!("not tried: {why}"))
+}
+
+/// `AF_KCM` of `linux/socket.h`.
+const KCM: u16 = 41;
+
+fn kcm() -> Shown {
+    let family = AddressFamily::from_raw(KCM);
+    match socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None) {
+        Ok(_) => (Some(true), "a socket of that family can be made".into()),
+        Err(errno) => (
+            Some(false),
+            format!("no socket of that family can be made: {errno}"),
+        ),
+    }
+}
+
+/// Whether a map takes a socket of the kind.
+fn inserted(map_type: MapType, kind: SocketKind) -> Shown {
+    let pair = match Pair::of(kind) {
+        Ok(pair) => pair,
+        Err(why) => return untried(&why),
+    };
+    let member = pair.member.as_fd();
+    let inserted: Result<()> = match map_type {
+        MapType::Map => SockMap::create(1).and_then(|map| map.insert(0, member)),
+        MapType::Hash => SockHash::<u32>::create(1).and_then(|map| map.insert(0, member)),
+    };
+    match inserted {
+        Ok(()) => (
+            Some(true),
+            format!("a {} takes a {kind} socket", map_type.name()),
+        ),
+        Err(error) => refused(&error),
+    }
+}
+
+/// Whether a redirect works from a kind to itself.
+fn cell(redirect: Redirect, kind: SocketKind) -> Shown {
+    let loaded = Redirections::raw(redirect, MapType::Hash, 1);
+    let tried = loaded.and_then(|redirections| try_cell(&redirections, kind, kind));
+    match tried {
+        Ok(Cell::Yes) => (
+            Some(true),
+            format!("{redirect}, {kind} to {kind}: a message arrives"),
+        ),
+        Ok(Cell::Untried(why)) => untried(&why),
+        Ok(other) => (
+            Some(false),
+            format!("{redirect}, {kind} to {kind}: {other}"),
+        ),
+        Err(error) => refused(&error),
+    }
+}
+
+/// Without the rights nothing is known of the kernel.
+fn refused(error: &splice_base::Error) -> Shown {
+    use splice_base::ErrorKind;
+    match error.kind() {
+        ErrorKind::BpfRefused => untried(&error.to_string()),
+        _ => (Some(false), error.to_string()),
+    }
+}

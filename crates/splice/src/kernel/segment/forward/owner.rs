@@ -1,0 +1,136 @@
+//! What a forward wants, and which way its new connections take.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::ended::Forwarded;
+use super::network::Path;
+use crate::firewall::{Pass, PassState};
+
+/// How connections are forwarded.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ForwardOptions {
+    /// The addresses that the caller listens on, all of one port.
+    pub listen: Vec<SocketAddr>,
+    /// Where connections go.
+    pub server: SocketAddr,
+    /// How long the server may take to answer. Then the client is reset.
+    pub connect_timeout: Duration,
+    /// How long nothing may move. Then both sides are reset. `None`: for ever.
+    pub idle_timeout: Option<Duration>,
+    /// After so long without a byte, both ends are asked for a sign of life. One that gives none within a tenth of that
+    /// is taken for gone, and both sides are reset.
+    pub keep_alive: Duration,
+    /// How many connections may wait for an answer. Clients beyond that get to the listening socket, whose SYN cookies
+    /// tell them from a flood.
+    pub half_open: u32,
+    /// Forward connections past the packet filters of this host, whatever those say.
+    pub bypass_firewall: bool,
+}
+
+impl ForwardOptions {
+    /// To `server` from where the caller listens, with every default.
+    pub fn new(listen: Vec<SocketAddr>, server: SocketAddr) -> Self {
+        Self {
+            listen,
+            server,
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: None,
+            keep_alive: KEEP_ALIVE,
+            half_open: 256,
+            bypass_firewall: false,
+        }
+    }
+}
+
+/// When a socket with SO_KEEPALIVE asks (`TCP_KEEPALIVE_TIME` in net/tcp.h).
+const KEEP_ALIVE: Duration = Duration::from_secs(7200);
+
+/// What happens to forwarded connections.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ForwardEvent {
+    /// One has ended.
+    Ended(Forwarded),
+    /// What has changed since the last event of this kind, which comes every 50 ms while there are connections.
+    Counted {
+        /// So many are open or opening now.
+        open: usize,
+        /// So many have begun since.
+        begun: u64,
+    },
+}
+
+/// What a caller is told by.
+pub(super) type OnEvent = Arc<dyn Fn(ForwardEvent) + Send + Sync>;
+
+/// One [`Forward`](super::Forward).
+pub(super) struct Owner {
+    pub(super) options: Mutex<Arc<ForwardOptions>>,
+    /// Until it is dropped.
+    pub(super) on_event: Mutex<Option<OnEvent>>,
+    pub(super) live: AtomicUsize,
+    pub(super) is_closed: AtomicBool,
+    pub(super) is_dropped: AtomicBool,
+    pub(super) way: Mutex<Way>,
+}
+
+/// Which way new connections take.
+#[derive(Default)]
+pub(super) struct Way {
+    /// From the SYN on.
+    pub(super) open: Option<Open>,
+    /// Why not.
+    pub(super) obstacle: Option<String>,
+    /// When the packet filters were doubted first.
+    pub(super) doubted_at: Option<Instant>,
+}
+
+pub(super) struct Open {
+    pub(super) server: SocketAddr,
+    /// The index of its origin.
+    pub(super) origin: u32,
+    pub(super) path: Path,
+    /// One for each device and listening address; none where the filters are bypassed.
+    pub(super) passes: Vec<Pass>,
+}
+
+impl Owner {
+    pub(super) fn way(&self) -> MutexGuard<'_, Way> {
+        // Every change of it is complete before anything can panic.
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn options(&self) -> Arc<ForwardOptions> {
+        // It is set whole.
+        Arc::clone(&self.options.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tells the caller, unless the forward was dropped.
+    pub(super) fn tell(&self, event: ForwardEvent) {
+        let on_event = self.on_event().clone();
+        if let Some(on_event) = on_event {
+            on_event(event);
+        }
+    }
+
+    pub(super) fn on_event(&self) -> MutexGuard<'_, Option<OnEvent>> {
+        // It is set whole.
+        self.on_event.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_dropped(&self) -> bool {
+        self.is_dropped.load(Relaxed)
+    }
+
+    /// The filters have changed since it was let past them.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        let way = self.way();
+        let mut passes = way.open.iter().flat_map(|open| &open.passes);
+        way.doubted_at.is_some() || passes.any(|pass| pass.state() != PassState::Admitted)
+    }
+}

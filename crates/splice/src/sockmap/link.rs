@@ -1,0 +1,258 @@
+//! One source and its target.
+//!
+//! ```text
+//! linked ──leave──▶ held still ──all that came has gone──▶ left
+//!    ▲                  │
+//!    └──────────────────┘ the target has not taken it in time, or bytes are unread
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, connect_unspec, recv};
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::socket_option::{attach_filter, detach_filter, has_filter};
+use splice_bpf::wait_for_programs;
+
+use super::loaded::{Loaded, Place};
+use super::orphans;
+use super::redirect::Redirect;
+use super::socket_kind::SocketKind;
+
+/// How soon to look at a target again. The kernel's worker tries a full target anew every jiffy, which is a
+/// millisecond at least.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// A link from a source to a target, in [`Redirections`](super::Redirections).
+///
+/// It ends when the source is closed, or by [`leave`](Self::leave). A link that is dropped stays until then: a source
+/// that is removed in full flow loses bytes.
+#[derive(Debug)]
+pub struct Link {
+    loaded: Arc<Loaded>,
+    place: Place,
+    source: SocketKind,
+    redirect: Redirect,
+    /// What was counted, once it has left.
+    left: Option<LinkCounters>,
+}
+
+/// How many messages and bytes of a source went where. On a stream a message is what the kernel handed to the
+/// program at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkCounters {
+    /// Redirected.
+    pub messages: u64,
+    /// The bytes of them.
+    pub bytes: u64,
+    /// Left to the source's own reader, since the target did not take them.
+    pub passed_messages: u64,
+    /// The bytes of them.
+    pub passed_bytes: u64,
+    /// Empty datagrams, which were dropped: the kernel can neither redirect nor pass them.
+    pub empty_messages: u64,
+}
+
+impl Link {
+    pub(super) fn new(
+        loaded: Arc<Loaded>,
+        place: Place,
+        source: SocketKind,
+        redirect: Redirect,
+    ) -> Self {
+        Self {
+            loaded,
+            place,
+            source,
+            redirect,
+            left: None,
+        }
+    }
+
+    /// What was redirected so far.
+    pub fn counters(&self) -> LinkCounters {
+        if let Some(counters) = self.left {
+            return counters;
+        }
+        let counts = self.loaded.counts(self.place).unwrap_or_default();
+        LinkCounters {
+            messages: counts.messages,
+            bytes: counts.bytes,
+            passed_messages: counts.passed_messages,
+            passed_bytes: counts.passed_bytes,
+            empty_messages: counts.empty,
+        }
+    }
+
+    /// Takes the source and the target out of the maps without losing a byte. Both are plain sockets again. Takes the
+    /// source, since a link holds no socket of its own. After an error the link is as it was.
+    ///
+    /// It waits until the kernel has handed over all that was redirected, at most for `patience`.
+    ///
+    /// A TCP source may be in full flow: a socket filter holds it still, and its peer retransmits what comes
+    /// meanwhile. Other streams have no such filter, so their peer must have ended the stream. A datagram that comes
+    /// at this moment may be dropped, as any datagram may.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if
+    /// - the target has not taken everything in time (`ETIMEDOUT`),
+    /// - the source has passed bytes, or the target redirected ones, that nobody has read: they would be lost
+    ///   (`EBUSY`); read them and try again,
+    /// - the source is a UNIX or VSOCK stream that has not ended (`EBUSY`),
+    /// - the source has a socket filter of its own (`EBUSY`).
+    pub fn leave(&mut self, source: impl AsFd, patience: Duration) -> Result<()> {
+        if self.left.is_some() {
+            return Ok(());
+        }
+        let source = source.as_fd();
+        let deadline = Instant::now() + patience;
+        let _still = self.hold(source)?;
+        self.drain(source, deadline)?;
+        self.left = Some(self.counters());
+        self.loaded.remove(self.place);
+        Ok(())
+    }
+
+    /// [Leaves](Self::leave), and then dissolves the source's connection (`connect(2)` with `AF_UNSPEC`): a TCP peer
+    /// sees a reset, a UDP socket takes datagrams from everybody again. The kernel does the same to a member, but
+    /// drops what is under way.
+    ///
+    /// # Errors
+    /// Those of [`leave`](Self::leave), and [`ErrorKind::UnsupportedSocket`] if the source is neither TCP nor UDP.
+    pub fn disconnect(&mut self, source: impl AsFd, patience: Duration) -> Result<()> {
+        if !matches!(self.source, SocketKind::Tcp | SocketKind::Udp) {
+            return Err(Error::new(
+                ErrorKind::UnsupportedSocket,
+                format!("{} sockets cannot be disconnected: close it", self.source),
+            ));
+        }
+        self.leave(&source, patience)?;
+        connect_unspec(source).map_err(|errno| Error::system("cannot disconnect", errno))
+    }
+
+    /// Gives the maps up without a word: both sockets are closed.
+    pub(crate) fn forget(mut self) {
+        self.left = Some(self.counters());
+    }
+
+    /// Makes sure that nothing comes while the source leaves.
+    fn hold<'a>(&self, source: BorrowedFd<'a>) -> Result<Option<Still<'a>>> {
+        // Its owner decides when it sends.
+        if self.redirect.is_of_sent() {
+            return Ok(None);
+        }
+        match self.source {
+            SocketKind::Tcp => Still::of(source, &self.loaded).map(Some),
+            stream if stream.is_stream() && !has_ended(source) => Err(busy(format!(
+                "the source is a {stream} socket, whose peer could send while it leaves: end the stream first"
+            ))),
+            _ => Ok(None),
+        }
+    }
+
+    fn drain(&self, source: BorrowedFd<'_>, deadline: Instant) -> Result<()> {
+        loop {
+            // A look at the queue of a TCP socket brings about the verdict of what waits there.
+            if !self.redirect.is_of_sent() && has_bytes(source, self.source) {
+                return Err(busy(
+                    "the source has passed bytes that nobody has read: read them first".into(),
+                ));
+            }
+            match self.loaded.look(self.place)? {
+                // Closed by its owner: nothing can be waited for.
+                None => return Ok(()),
+                Some(look) if look.backlog == 0 && look.unread == 0 => return Ok(()),
+                // A reader may be at it.
+                Some(look) if look.backlog == 0 && Instant::now() >= deadline => {
+                    return Err(busy(
+                        "the target has bytes that nobody has read: read them first".into(),
+                    ));
+                }
+                Some(look) if Instant::now() >= deadline => {
+                    return Err(Error::system(
+                        format!(
+                            "the target has not taken {} messages that were redirected to it",
+                            look.backlog
+                        ),
+                        Errno::TIMEDOUT,
+                    ));
+                }
+                Some(_) => {}
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.left.is_none() {
+            // With the last reference to the maps the kernel would remove the source in full flow. It does so without
+            // harm when the socket is closed.
+            orphans::add(Arc::clone(&self.loaded), self.place);
+        }
+    }
+}
+
+/// A TCP source to which nothing comes, for as long as this lives.
+#[derive(Debug)]
+struct Still<'a>(BorrowedFd<'a>);
+
+impl<'a> Still<'a> {
+    fn of(source: BorrowedFd<'a>, loaded: &Loaded) -> Result<Self> {
+        let failed = |errno| Error::system("cannot hold the source still", errno);
+        if has_filter(source).map_err(failed)? {
+            return Err(busy(
+                "the source has a socket filter, which would have to be replaced: detach it first"
+                    .into(),
+            ));
+        }
+        attach_filter(source, loaded.quiet()).map_err(failed)?;
+        let still = Self(source);
+        // A segment may have passed before there was a filter.
+        wait_for_programs().map_err(failed)?;
+        Ok(still)
+    }
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        // It was attached, and nobody else knows of it.
+        let _ = detach_filter(self.0);
+    }
+}
+
+fn busy(what: String) -> Error {
+    Error::new(ErrorKind::System, what).with_source(Errno::BUSY)
+}
+
+fn peek(socket: BorrowedFd<'_>) -> std::result::Result<usize, Errno> {
+    let mut byte = [0];
+    recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).map(|(_, length)| length)
+}
+
+/// Whether the peer of a UNIX or VSOCK stream sends nothing more. A look at the queue does not tell: a VSOCK socket in a
+/// map returns EAGAIN at the end of its stream (`vsock_msg_wait_data`, 7.2).
+fn has_ended(stream: BorrowedFd<'_>) -> bool {
+    // Errors are reported without being asked for, and end it as well.
+    let mut polled = [PollFd::from_borrowed_fd(stream, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&AT_ONCE)).is_ok() && !polled[0].revents().is_empty()
+}
+
+fn has_bytes(socket: BorrowedFd<'_>, kind: SocketKind) -> bool {
+    match peek(socket) {
+        Ok(0) => !kind.is_stream(),
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}

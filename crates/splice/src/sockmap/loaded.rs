@@ -1,0 +1,350 @@
+//! The maps and programs of one redirect, loaded.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_bpf::types::{
+    Admission, Redirection, RedirectionsLook, RedirectionsSetting, admission_stage,
+};
+use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
+
+use super::map::{explained, refusal};
+use super::redirect::Redirect;
+use super::socket_kind::SocketKind;
+
+/// The section of `setting` in bpf/redirections.bpf.c.
+const SETTING_SECTION: &str = ".rodata.setting";
+
+/// What is loaded, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) redirect: Redirect,
+    pub(super) map_type: SocketMapType,
+    /// How many sources fit.
+    pub(super) entries: u32,
+    /// There is one source. UNIX sources need it, since their messages do not tell who received them.
+    pub(super) only: bool,
+    /// Answer the kernel what its helpers answer, which loses what they refuse: to show what the kernel does.
+    pub(super) raw: bool,
+}
+
+pub(super) struct Loaded {
+    plan: Plan,
+    setting: RedirectionsSetting,
+    sources: SocketMap,
+    targets: SocketMap,
+    redirections: Map,
+    look: Program,
+    quiet: Program,
+    slots: Mutex<Slots>,
+    /// Held while a source is added: of two threads that add the same one, the second must not undo what the first
+    /// has done.
+    adding: Mutex<()>,
+}
+
+/// Which indices are free, if the maps are arrays.
+struct Slots {
+    unused: u32,
+    free: VecDeque<u32>,
+}
+
+/// Where a source and its target are in the maps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The cookie of the source, or 0 if it is the only one.
+    key: u64,
+    slot: u32,
+}
+
+impl Loaded {
+    pub(super) fn load(plan: Plan) -> Result<Self> {
+        let setting = RedirectionsSetting {
+            is_hash: (plan.map_type == SocketMapType::Hash).into(),
+            to_local: plan.redirect.is_to_local().into(),
+            only: plan.only.into(),
+            raw: plan.raw.into(),
+        };
+        let object = load("redirections", objects::REDIRECTIONS, |opened| {
+            opened.set_constant(SETTING_SECTION, &setting)?;
+            for map in ["sources", "targets"] {
+                opened.retype(map, plan.map_type)?;
+            }
+            for map in ["sources", "targets", "redirections"] {
+                opened.resize(map, plan.entries)?;
+            }
+            Ok(())
+        })
+        .map_err(|error| explained(&error))?;
+        let sources = object.socket_map("sources")?;
+        let program = if plan.redirect.is_of_sent() {
+            "redirect_sent"
+        } else {
+            "redirect_received"
+        };
+        object.attach_to_map(program, &sources)?;
+        Ok(Self {
+            plan,
+            setting,
+            sources,
+            targets: object.socket_map("targets")?,
+            redirections: object.map("redirections")?,
+            look: object.program("look")?,
+            quiet: object.program("quiet")?,
+            slots: Mutex::new(Slots {
+                unused: 0,
+                free: VecDeque::new(),
+            }),
+            adding: Mutex::new(()),
+        })
+    }
+
+    /// The program that links caught connections of these maps.
+    pub(super) fn admitter(&self, caught: &SocketMap) -> Result<Program> {
+        let object = load("admit", objects::ADMIT, |opened| {
+            opened.set_constant(SETTING_SECTION, &self.setting)?;
+            opened.resize("caught", caught.entries())?;
+            opened.share("caught", caught)?;
+            for (name, map) in [("sources", &self.sources), ("targets", &self.targets)] {
+                opened.retype(name, self.plan.map_type)?;
+                opened.resize(name, self.plan.entries)?;
+                opened.share(name, map)?;
+            }
+            opened.resize("redirections", self.plan.entries)?;
+            opened.share("redirections", &self.redirections)
+        })
+        .map_err(|error| explained(&error))?;
+        object.program("admit")
+    }
+
+    /// The same as `add` for caught TCP connections.
+    pub(super) fn add_caught(&self, admitter: &Program, source: u64, target: u64) -> Result<Place> {
+        let _one = lock(&self.adding);
+        if self.redirection(source).is_some() {
+            return Err(linked_already());
+        }
+        let place = Place {
+            key: source,
+            slot: self.take_slot()?,
+        };
+        let noted = self.note(place, SocketKind::Tcp, SocketKind::Tcp);
+        let admitted = noted.and_then(|()| {
+            let question = Admission {
+                source,
+                target,
+                slot: place.slot,
+                is_received: (!self.plan.redirect.is_of_sent()).into(),
+                ..Admission::default()
+            };
+            let answer = admit(admitter, &question)?;
+            if answer.stage == admission_stage::WITHDRAWN && self.has_moved(place) {
+                let is_resumed = 1;
+                admit(
+                    admitter,
+                    &Admission {
+                        is_resumed,
+                        ..question
+                    },
+                )?;
+                // If the source is not a member now, its link has ended with it.
+                return Ok(());
+            }
+            verdict(answer)
+        });
+        if admitted.is_err() {
+            self.remove(place);
+        }
+        admitted.map(|()| place)
+    }
+
+    /// Whether a source that is no member any more has had a verdict while it was one.
+    pub(super) fn has_moved(&self, place: Place) -> bool {
+        // It counts before the target has the bytes. Without the wait it may be about to: then it counts as moved,
+        // since a source that is linked for good loses nothing.
+        let is_over = wait_for_programs().is_ok();
+        let counts = self.redirection(place.key).unwrap_or_default();
+        !is_over || counts.messages > 0 || counts.passed_messages > 0
+    }
+
+    /// Redirects what a source sends or receives to a target, from now on.
+    pub(super) fn add(
+        &self,
+        (source, source_kind): (BorrowedFd<'_>, SocketKind),
+        (target, target_kind): (BorrowedFd<'_>, SocketKind),
+    ) -> Result<Place> {
+        let key = if self.plan.only {
+            0
+        } else {
+            socket_cookie(source)
+                .map_err(|errno| Error::system("cannot read a socket's cookie", errno))?
+        };
+        let _one = lock(&self.adding);
+        if self.redirection(key).is_some() {
+            return Err(linked_already());
+        }
+        let slot = self.take_slot()?;
+        let place = Place { key, slot };
+        let added = self.add_at(place, (source, source_kind), (target, target_kind));
+        if added.is_err() {
+            self.remove(place);
+        }
+        added.map(|()| place)
+    }
+
+    fn add_at(
+        &self,
+        place: Place,
+        (source, source_kind): (BorrowedFd<'_>, SocketKind),
+        (target, target_kind): (BorrowedFd<'_>, SocketKind),
+    ) -> Result<()> {
+        let key = self.key_bytes(place);
+        let inserted = self.targets.insert(&key, target);
+        inserted.map_err(|errno| refusal(target_kind, errno).about("the target"))?;
+        self.note(place, source_kind, target_kind)?;
+        // Last: from here on messages go to the target.
+        let inserted = self.sources.insert(&key, source);
+        inserted.map_err(|errno| refusal(source_kind, errno).about("the source"))
+    }
+
+    /// Tells the program of a source.
+    fn note(&self, place: Place, source: SocketKind, target: SocketKind) -> Result<()> {
+        let redirection = Redirection {
+            slot: place.slot,
+            most_bytes: target.most_bytes().unwrap_or(0),
+            is_tcp: (source == SocketKind::Tcp).into(),
+            ..Redirection::default()
+        };
+        (self.redirections)
+            .update(&place.key, &redirection)
+            .map_err(|errno| Error::system("cannot note a redirection", errno))
+    }
+
+    /// Takes a source out of its map, and leaves it its place.
+    pub(super) fn remove_source(&self, place: Place) {
+        // What is not there needs no removal.
+        let _ = self.sources.remove(&self.key_bytes(place));
+    }
+
+    /// Takes a source and its target out of the maps.
+    pub(super) fn remove(&self, place: Place) {
+        self.remove_source(place);
+        self.redirections.remove(&place.key);
+        let _ = self.targets.remove(&self.key_bytes(place));
+        lock(&self.slots).free.push_back(place.slot);
+    }
+
+    /// Whether the source is a member. The kernel removes it when it is closed.
+    pub(super) fn has_source(&self, place: Place) -> bool {
+        !matches!(self.sources.cookie(&self.key_bytes(place)), Ok(None))
+    }
+
+    /// Whether nothing waits for the target of a source, or there is none any more.
+    pub(super) fn is_drained(&self, place: Place) -> bool {
+        match self.look(place) {
+            Ok(None) => true,
+            Ok(Some(look)) => look.backlog == 0 && look.unread == 0,
+            Err(_) => false,
+        }
+    }
+
+    /// Whether there is no place for another link.
+    pub(super) fn is_full(&self) -> bool {
+        let slots = lock(&self.slots);
+        slots.free.is_empty() && slots.unused == self.plan.entries
+    }
+
+    /// How much went where, if the source is still linked.
+    pub(super) fn counts(&self, place: Place) -> Option<Redirection> {
+        self.redirection(place.key)
+    }
+
+    /// What the kernel holds for the target of a source. `None` if it has been closed.
+    pub(super) fn look(&self, place: Place) -> Result<Option<RedirectionsLook>> {
+        let question = RedirectionsLook {
+            key: place.key,
+            slot: place.slot,
+            ..RedirectionsLook::default()
+        };
+        let _one = lock(&self.slots);
+        let answer = self.look.run(&question);
+        let answer = answer.map_err(|errno| Error::system("cannot look at a target", errno))?;
+        Ok((answer.found != 0).then_some(answer))
+    }
+
+    /// The filter that holds a source still.
+    pub(super) fn quiet(&self) -> BorrowedFd<'_> {
+        self.quiet.as_fd()
+    }
+
+    fn redirection(&self, key: u64) -> Option<Redirection> {
+        self.redirections.read(&key)
+    }
+
+    fn key_bytes(&self, place: Place) -> Vec<u8> {
+        match self.plan.map_type {
+            SocketMapType::Map => place.slot.to_ne_bytes().into(),
+            SocketMapType::Hash => place.key.to_ne_bytes().into(),
+        }
+    }
+
+    fn take_slot(&self) -> Result<u32> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.free.pop_front() {
+            return Ok(slot);
+        }
+        if slots.unused == self.plan.entries {
+            return Err(Error::system(
+                format!("there are {} links already", self.plan.entries),
+                Errno::NOSPC,
+            ));
+        }
+        slots.unused += 1;
+        Ok(slots.unused - 1)
+    }
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Loaded").field(&self.plan).finish()
+    }
+}
+
+fn linked_already() -> Error {
+    Error::new(ErrorKind::System, "the source has a link already")
+}
+
+fn admit(admitter: &Program, question: &Admission) -> Result<Admission> {
+    let answer = admitter.run(question);
+    answer.map_err(|errno| Error::system("cannot link", errno))
+}
+
+/// What the answer to an admission means.
+fn verdict(answer: Admission) -> Result<()> {
+    let refused = |what: &'static str| Err(Error::new(ErrorKind::System, what));
+    // Made where there is an error: rustix takes no 0 for one.
+    let errno = || Errno::from_raw_os_error(answer.error.cast_signed());
+    match answer.stage {
+        admission_stage::DONE => Ok(()),
+        admission_stage::NO_TARGET => refused("the target was not caught, or has been closed"),
+        admission_stage::NO_SOURCE => refused("the source was not caught, or has been closed"),
+        admission_stage::NOT_ACCEPTED => {
+            refused("nobody has accepted the target yet: try again when its process has")
+        }
+        admission_stage::BYTES_WAIT | admission_stage::WITHDRAWN => {
+            refused("the source has bytes that came before the link, which its process has to read")
+        }
+        admission_stage::TARGET_REFUSED => {
+            Err(refusal(SocketKind::Tcp, errno()).about("the target"))
+        }
+        _ => Err(refusal(SocketKind::Tcp, errno()).about("the source")),
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is a single step, so a panic leaves none half done.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

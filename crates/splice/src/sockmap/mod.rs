@@ -1,0 +1,58 @@
+//! SOCKMAP as an interface: maps of sockets, and the four redirects between their members.
+//!
+//! A BPF map of sockets is a container with weak references: a member leaves when its last descriptor is closed. A
+//! program that is attached to the map decides where each message of a member goes. There are four redirects
+//! ([`Redirect`]): what is sent on one socket, or received by it, goes to the reader or to the peer of another.
+//!
+//! ```no_run
+//! use std::net::{TcpListener, TcpStream};
+//! use std::time::Duration;
+//! use splice::sockmap::{Redirect, Redirections, MapType};
+//!
+//! let listener = TcpListener::bind("127.0.0.1:0")?;
+//! let client = TcpStream::connect(listener.local_addr()?)?;
+//! let (source, _) = listener.accept()?;
+//! let target = TcpStream::connect("127.0.0.1:8080")?;
+//!
+//! let redirections = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 64)?;
+//! let mut link = redirections.link(&source, &target)?;
+//! // What the client sends now goes to port 8080, inside of the kernel.
+//! drop(client);
+//! link.leave(&source, Duration::from_secs(1))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - [`SockMap`] and [`SockHash`] are maps without a program, to hold sockets, to look at, and to pin.
+//! - [`Redirections`] are the maps and the program of one redirect. [`Redirections::link`] adds a source and its
+//!   target. It refuses pairs of kinds that the redirect does not support.
+//! - Sockets come from this process, [from another by SCM_RIGHTS](handover), [from another by its
+//!   number](of_process), or from a control group ([`Catcher`]).
+//! - They leave by being closed, by [`Link::leave`], or by [`Link::disconnect`].
+//!
+//! # What is not promised
+//!
+//! This is the kernel's interface, not an engine: redirects to an egress and from an ingress have no
+//! back-pressure. What a target does not take waits in the kernel, charged to nobody (`sk_psock_backlog`, Linux 6.1
+//! to 7.3). [`join`](crate::join) with the engine [`Sockmap`](crate::EngineName::Sockmap) bounds it.
+
+mod catcher;
+pub mod handover;
+mod key;
+mod link;
+mod loaded;
+mod map;
+mod orphans;
+mod redirect;
+mod redirections;
+mod socket_kind;
+mod taken;
+
+pub use catcher::{Catcher, Caught};
+pub use key::Key;
+pub use link::{Link, LinkCounters};
+pub use map::{SockHash, SockMap, id_of_map_with};
+pub use redirect::{Failure, Redirect};
+pub use redirections::Redirections;
+pub use socket_kind::SocketKind;
+pub use splice_bpf::SocketMapType as MapType;
+pub use taken::of_process;

@@ -1,0 +1,167 @@
+//! One redirect, for many sources.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_bpf::SocketMapType;
+
+use super::link::{LOOK_AGAIN, Link};
+use super::loaded::{Loaded, Place, Plan};
+use super::orphans;
+use super::redirect::Redirect;
+use super::socket_kind::SocketKind;
+
+/// How long a target may take to take what a link that was undone has brought it. Most take it in microseconds; one whose
+/// reader does not read keeps its place longer.
+const WITHDRAWAL_MOST: Duration = Duration::from_secs(1);
+
+/// The program and the maps of one redirect.
+///
+/// The programs stay loaded as long as a link needs them, also after the `Redirections` were dropped.
+#[derive(Debug)]
+pub struct Redirections {
+    plan: Plan,
+    shared: Arc<Loaded>,
+}
+
+impl Redirections {
+    /// Loads the program of a redirect, with maps of one of the two types and room for as many links.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] without the rights, which are `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_PERFMON`, or if
+    /// the kernel lacks BPF; it says which.
+    pub fn new(redirect: Redirect, map_type: SocketMapType, links: u32) -> Result<Self> {
+        Self::load(Plan {
+            redirect,
+            map_type,
+            entries: links,
+            only: false,
+            raw: false,
+        })
+    }
+
+    /// The same with the kernel's own answers, which lose what a redirect does not support.
+    pub(crate) fn raw(redirect: Redirect, map_type: SocketMapType, links: u32) -> Result<Self> {
+        Self::load(Plan {
+            redirect,
+            map_type,
+            entries: links,
+            only: false,
+            raw: true,
+        })
+    }
+
+    fn load(plan: Plan) -> Result<Self> {
+        orphans::clear_if_many();
+        let shared = Arc::new(Loaded::load(plan)?);
+        Ok(Self { plan, shared })
+    }
+
+    /// Sends the messages of `source` to `target` from now on, until the source is closed or the link
+    /// [leaves](Link::leave).
+    ///
+    /// The target may be the source itself. A socket can be the target of many sources. A message that is longer
+    /// than the target takes in one piece, and whatever the target does not take since it is closed, goes to the
+    /// source's own reader instead, and is counted. Empty datagrams are dropped and counted: the kernel takes them for
+    /// an error of the target (`sk_psock_backlog`), and a reader of a member gets `EFAULT` from then on
+    /// (`sk_msg_recvmsg`, Linux 6.18).
+    ///
+    /// # Errors
+    /// - [`ErrorKind::UnsupportedSocket`] if the redirect does not support this pair of kinds, or the kernel does not
+    ///   take one of the sockets; it says why. Nothing was lost.
+    /// - [`ErrorKind::System`] if the source has a link already, or has bytes that wait to be read: those came before
+    ///   the link and belong to its reader. Read them and try again. If a UNIX or VSOCK stream brings more while it is
+    ///   being linked, its target may get the first of them: link it before its peer sends.
+    pub fn link(&self, source: impl AsFd, target: impl AsFd) -> Result<Link> {
+        let (source, target) = (source.as_fd(), target.as_fd());
+        let (from, to) = (SocketKind::of(source)?, SocketKind::of(target)?);
+        self.plan.redirect.supports(from, to).map_err(|failure| {
+            Error::new(
+                ErrorKind::UnsupportedSocket,
+                format!(
+                    "the redirect {} does not support {from} to {to}: {failure}",
+                    self.plan.redirect
+                ),
+            )
+        })?;
+        self.link_any((source, from), (target, to))
+    }
+
+    /// What is loaded for all sources but those of UNIX, with room for another one if there can be.
+    pub(super) fn shared(&self) -> &Arc<Loaded> {
+        if self.shared.is_full() {
+            orphans::clear_of(&self.shared);
+        }
+        &self.shared
+    }
+
+    pub(crate) fn redirect(&self) -> Redirect {
+        self.plan.redirect
+    }
+
+    /// The same for pairs that the redirect may not support.
+    pub(crate) fn link_any(
+        &self,
+        source: (BorrowedFd<'_>, SocketKind),
+        target: (BorrowedFd<'_>, SocketKind),
+    ) -> Result<Link> {
+        let received = !self.plan.redirect.is_of_sent();
+        if received {
+            require_empty(source.0)?;
+        }
+        // A UNIX source has maps and a program of its own.
+        let loaded = if received && source.1.is_unix() {
+            orphans::clear_if_many();
+            Arc::new(Loaded::load(Plan {
+                only: true,
+                entries: 1,
+                ..self.plan
+            })?)
+        } else {
+            Arc::clone(self.shared())
+        };
+        let place = loaded.add(source, target)?;
+        // What came in before the source was a member waits in its queue. A look at it brings about its verdict on
+        // TCP. Elsewhere it would stay there, in front of all that follows.
+        if received && let Err(error) = require_empty(source.0) {
+            withdraw(loaded, place);
+            return Err(error);
+        }
+        Ok(Link::new(loaded, place, source.1, self.plan.redirect))
+    }
+}
+
+/// Undoes a link that is a moment old. What has come in that moment may be on its way through the target.
+fn withdraw(loaded: Arc<Loaded>, place: Place) {
+    loaded.remove_source(place);
+    if loaded.has_moved(place) {
+        let deadline = Instant::now() + WITHDRAWAL_MOST;
+        while !loaded.is_drained(place) {
+            if Instant::now() >= deadline {
+                return orphans::add(loaded, place);
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+    loaded.remove(place);
+}
+
+/// Nothing may wait in the source's queue.
+fn require_empty(source: BorrowedFd<'_>) -> Result<()> {
+    let mut byte = [0];
+    match recv(source, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => Ok(()),
+        // The source may have an error of its own, or be ended: its link does no harm.
+        Err(_) => Ok(()),
+        Ok((_, 0)) if SocketKind::of(source)?.is_stream() => Ok(()),
+        Ok(_) => Err(Error::new(
+            ErrorKind::System,
+            "the source has bytes that came before the link: read them first, and try again",
+        )),
+    }
+}

@@ -1,0 +1,189 @@
+//! Which connection is traced.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use splice_base::error::{Error, ErrorKind, Result};
+use splice_bpf::types::{TraceEnd, TraceFilter};
+
+/// One end of a connection; what is left out can be anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End {
+    address: Option<IpAddr>,
+    port: Option<u16>,
+}
+
+/// Which connections are traced: those with one end, or with two.
+///
+/// | written | means |
+/// |---|---|
+/// | `10.0.0.1:80`, `[::1]:80` | one end has this address and port |
+/// | `:80` | one end has this port |
+/// | `10.0.0.1:80-10.0.0.2:5000` | the connection between these two |
+///
+/// ```
+/// use splice::trace::ConnectionFilter;
+/// let filter: ConnectionFilter = "10.0.0.1:80-[::1]:5000".parse()?;
+/// assert_eq!(filter.to_string(), "10.0.0.1:80-[::1]:5000");
+/// # Ok::<(), splice::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionFilter {
+    ends: [End; 2],
+}
+
+const ANY: End = End {
+    address: None,
+    port: None,
+};
+
+impl ConnectionFilter {
+    /// The connection between two addresses.
+    pub fn between(one: SocketAddr, other: SocketAddr) -> Self {
+        Self {
+            ends: [one, other].map(|end| End {
+                address: Some(end.ip()),
+                port: Some(end.port()),
+            }),
+        }
+    }
+
+    /// As the BPF program compares it.
+    pub(super) fn for_program(&self) -> TraceFilter {
+        TraceFilter {
+            ends: self.ends.map(|end| TraceEnd {
+                address: end
+                    .address
+                    .map_or([0; 16], |address| mapped(address).octets()),
+                port: end.port.unwrap_or(0),
+                any_address: end.address.is_none().into(),
+                any_port: end.port.is_none().into(),
+            }),
+        }
+    }
+}
+
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
+/// An address as the BPF program tells it.
+pub(super) fn told(address: [u8; 16], port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::from(address).to_canonical(), port)
+}
+
+impl FromStr for ConnectionFilter {
+    type Err = Error;
+
+    /// # Errors
+    /// [`ErrorKind::InvalidAddress`], with the text, what is wrong with it and how to write it.
+    fn from_str(text: &str) -> Result<Self> {
+        let ends = match text.split_once('-') {
+            None => [end(text)?, ANY],
+            Some((one, other)) => [end(one)?, end(other)?],
+        };
+        Ok(Self { ends })
+    }
+}
+
+fn end(text: &str) -> Result<End> {
+    let wrong = |what: &str| {
+        Error::new(ErrorKind::InvalidAddress, format!("{text:?} {what}"))
+            .with_remedy("write 10.0.0.1:80, [::1]:80 or :80, or two of them with - between")
+    };
+    let Some((address, port)) = text.rsplit_once(':') else {
+        return Err(wrong("has no port"));
+    };
+    let port: u16 = port
+        .parse()
+        .map_err(|_| wrong("has a port that is not a number from 1 to 65535"))?;
+    if port == 0 {
+        return Err(wrong("has the port 0, which no connection has"));
+    }
+    let inner = address
+        .strip_prefix('[')
+        .and_then(|address| address.strip_suffix(']'));
+    let address = match (address, inner) {
+        ("", _) => None,
+        (_, Some(address)) => {
+            let address = address.parse::<Ipv6Addr>();
+            Some(
+                address
+                    .map_err(|_| wrong("has no IPv6 address within [ and ]"))?
+                    .into(),
+            )
+        }
+        (address, None) if address.contains(':') => {
+            return Err(wrong("has an IPv6 address without [ and ]"));
+        }
+        (address, None) => {
+            let address = address.parse::<Ipv4Addr>();
+            Some(
+                address
+                    .map_err(|_| wrong("has no IP address before its port"))?
+                    .into(),
+            )
+        }
+    };
+    Ok(End {
+        address,
+        port: Some(port),
+    })
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(IpAddr::V6(address)) => write!(f, "[{address}]")?,
+            Some(IpAddr::V4(address)) => write!(f, "{address}")?,
+            None => {}
+        }
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ConnectionFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [one, other] = self.ends;
+        one.fmt(f)?;
+        match other {
+            ANY => Ok(()),
+            other => write!(f, "-{other}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mistake_is_named() {
+        for (text, part) in [
+            ("", "no port"),
+            ("10.0.0.1", "no port"),
+            ("10.0.0.1:", "not a number"),
+            ("10.0.0.1:65536", "not a number"),
+            (":0", "port 0"),
+            ("host:80", "no IP address"),
+            ("::1:80", "without ["),
+            ("[10.0.0.1]:80", "no IPv6 address"),
+            ("10.0.0.1:80-", "no port"),
+            (":80-:90-:100", "without ["),
+        ] {
+            let error = text
+                .parse::<ConnectionFilter>()
+                .expect_err(text)
+                .to_string();
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(error.contains("write 10.0.0.1:80"), "{text}: {error}");
+        }
+    }
+}

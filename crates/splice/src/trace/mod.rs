@@ -1,0 +1,201 @@
+//! The way of a message through the kernel's functions.
+//!
+//! A [`Recorder`] attaches BPF programs to the entry and the exit of some hundred functions of the socket
+//! layer (fentry and fexit), or, on a kernel that does not allow that, to its tracepoints, where they read
+//! the stack of functions. They follow the connections that a [`ConnectionFilter`] names, and whatever
+//! runs for them: system calls, softirqs, kernel workers, the relay. They change nothing, and go with the
+//! recorder. It needs CAP_BPF and CAP_PERFMON.
+
+mod connection;
+mod functions;
+mod stacks;
+mod tree;
+
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
+use splice_base::error::{Error, Result};
+use splice_base::obstacle::{Obstacle, listed};
+use splice_bpf::tracing::{Functions, Stacks, WATCHED_MOST};
+use splice_bpf::types::{TraceEvent, TraceStack};
+
+pub use self::connection::ConnectionFilter;
+pub use self::tree::{Call, Context, Trace, Value};
+
+/// The most connections that are traced at a time.
+pub const CONNECTIONS_MOST: usize = WATCHED_MOST;
+
+/// How the kernel's functions are observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// Programs at their entries and exits: each call of a function on the list is seen, with exact times
+    /// and what it returned.
+    Functions,
+    /// Programs at tracepoints, which read the stack: a function is seen if a tracepoint is met within it.
+    /// Its times are those of the first and the last one.
+    Stacks,
+}
+
+impl Means {
+    /// The means as text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Functions => "functions",
+            Self::Stacks => "stacks",
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Programs {
+    Functions(Functions, Vec<TraceEvent>),
+    Stacks(Stacks, Vec<TraceStack>),
+}
+
+/// Records calls of the kernel's functions.
+#[derive(Debug)]
+pub struct Recorder {
+    programs: Programs,
+}
+
+impl Recorder {
+    /// Attaches to the functions that this kernel has, or to its tracepoints.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
+    pub fn new() -> Result<Self> {
+        Self::with(Means::Functions).or_else(|_| Self::with(Means::Stacks))
+    }
+
+    /// Attaches by the given means.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](crate::ErrorKind::BpfRefused), with the remedy.
+    pub fn with(means: Means) -> Result<Self> {
+        let programs = match means {
+            Means::Functions => Functions::attach(&functions::targets())
+                .map(|programs| Programs::Functions(programs, Vec::new())),
+            Means::Stacks => {
+                Stacks::attach().map(|programs| Programs::Stacks(programs, Vec::new()))
+            }
+        };
+        let programs = programs.map_err(|error| refused(&error))?;
+        Ok(Self { programs })
+    }
+
+    /// How the functions are observed.
+    pub fn means(&self) -> Means {
+        match self.programs {
+            Programs::Functions(..) => Means::Functions,
+            Programs::Stacks(..) => Means::Stacks,
+        }
+    }
+
+    /// How many functions or tracepoints have a program.
+    pub fn places(&self) -> usize {
+        match &self.programs {
+            Programs::Functions(programs, _) => programs.functions().len(),
+            Programs::Stacks(programs, _) => programs.points(),
+        }
+    }
+
+    /// Begins to record what concerns these connections, of which only the first [`CONNECTIONS_MOST`]
+    /// count. With `own`, also what the threads of this process do without a socket.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn start(&mut self, connections: &[ConnectionFilter], own: bool) -> Result<()> {
+        let filters: Vec<_> = connections
+            .iter()
+            .map(ConnectionFilter::for_program)
+            .collect();
+        let process = own.then(std::process::id);
+        match &mut self.programs {
+            Programs::Functions(programs, events) => {
+                events.clear();
+                programs.start(&filters, process)
+            }
+            Programs::Stacks(programs, events) => {
+                events.clear();
+                programs.start(&filters, process)
+            }
+        }
+    }
+
+    /// How many events were recorded so far.
+    pub fn events(&mut self) -> usize {
+        match &mut self.programs {
+            Programs::Functions(programs, events) => {
+                programs.take(|event| events.push(*event));
+                events.len()
+            }
+            Programs::Stacks(programs, events) => {
+                programs.take(|event| events.push(*event));
+                events.len()
+            }
+        }
+    }
+
+    /// Stops recording and returns everything.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn finish(&mut self) -> Result<Trace> {
+        match &self.programs {
+            Programs::Functions(programs, _) => programs.stop(),
+            Programs::Stacks(programs, _) => programs.stop(),
+        }
+        self.events();
+        Ok(match &mut self.programs {
+            Programs::Functions(programs, events) => {
+                let events = std::mem::take(events);
+                Trace::of(events, programs.functions(), programs.lost())
+            }
+            Programs::Stacks(programs, events) => {
+                let events = std::mem::take(events);
+                programs.learn(events.iter().flat_map(|event| event.frames))?;
+                Trace::of_stacks(events, programs, programs.lost())
+            }
+        })
+    }
+
+    /// Stops recording and returns the first message.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn finish_first_message(&mut self) -> Result<Trace> {
+        let mut trace = self.finish()?;
+        trace.cut_after_first_message();
+        Ok(trace)
+    }
+}
+
+/// Tracing needs less than the engines do, so what is missing is named here.
+fn refused(error: &Error) -> Error {
+    let Obstacle { reason, remedy } = match missing() {
+        Some(names) if matches!(error.errno(), Some(Errno::PERM | Errno::ACCESS)) => Obstacle::new(
+            format!("this process lacks {names}"),
+            format!("run it as root, or give it {names} (setcap on the program's file)"),
+        ),
+        _ => Obstacle::of_bpf(error),
+    };
+    Error::new(error.kind(), reason)
+        .about("cannot trace the kernel's functions")
+        .with_remedy(remedy)
+}
+
+/// Which of the capabilities that tracing needs this process lacks.
+fn missing() -> Option<String> {
+    let held = capabilities(None).ok()?.effective;
+    if held.contains(CapabilitySet::SYS_ADMIN) {
+        return None;
+    }
+    let needed = [
+        (CapabilitySet::BPF, "CAP_BPF"),
+        (CapabilitySet::PERFMON, "CAP_PERFMON"),
+    ];
+    let lacks: Vec<_> = needed
+        .into_iter()
+        .filter_map(|(capability, name)| (!held.contains(capability)).then_some(name))
+        .collect();
+    (!lacks.is_empty()).then(|| listed(&lacks, "and"))
+}

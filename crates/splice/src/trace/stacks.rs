@@ -1,0 +1,281 @@
+//! Trees from the stacks of functions that were seen at tracepoints.
+//!
+//! Two stacks of one task that begin with the same calls show the same calls. A call is the same if the
+//! function, its caller and the place in the caller are.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use splice_bpf::tracing::Stacks;
+use splice_bpf::types::TraceStack;
+
+use super::connection::told;
+use super::tree::{Call, Context, Trace, Value, put, task_name};
+
+/// What is below every system call, kernel thread and interrupt, and says nothing.
+const ROOTS: &[&str] = &[
+    "entry_SYSCALL_64_after_hwframe",
+    "do_syscall_64",
+    "x64_sys_call",
+    "ret_from_fork_asm",
+    "ret_from_fork",
+    "kthread",
+    "worker_thread",
+    "process_one_work",
+    "el0t_64_sync",
+    "el0t_64_sync_handler",
+    "el0_svc",
+    "do_el0_svc",
+    "el0_svc_common",
+    "invoke_syscall",
+];
+
+/// How the functions begin that lead from a tracepoint to its BPF program.
+const TRACERS: &[&str] = &[
+    "bpf_prog_",
+    "bpf_trace_run",
+    "bpf_get_stack",
+    "__bpf_trace_",
+    "__traceiter_",
+    "__do_trace_",
+    "__probestub_",
+    "call_trace_",
+    "trace_call_",
+];
+
+/// How the functions of the memory allocator begin. Their tracepoints serve to see who calls them.
+const ALLOCATORS: &[&str] = &[
+    "kmem_cache_",
+    "kfree",
+    "kmalloc_",
+    "__kmalloc",
+    "___kmalloc",
+    "__kfree",
+    "alloc_pages",
+    "__alloc_pages",
+    "__alloc_frozen_pages",
+    "alloc_frozen_pages",
+    "__slab_",
+    "new_slab",
+    "___slab",
+    "allocate_slab",
+];
+
+/// Tracepoints that are moments of the message's way.
+const MOMENTS: &[&str] = &[
+    "workqueue_queue_work",
+    "sock_send_length",
+    "sock_recv_length",
+    "sk_data_ready",
+    "tcp_probe",
+    "net_dev_queue",
+    "netif_rx",
+    "netif_receive_skb",
+    "sched_waking",
+    "io_uring_submit_req",
+    "io_uring_complete",
+    "io_uring_poll_arm",
+    "io_uring_task_add",
+];
+
+/// Parts of the names of system calls that belong to the way although they have no socket.
+const WAITS: &[&str] = &["poll", "io_uring", "io_submit", "io_getevents", "splice"];
+
+/// A task on the way: the calls that are open, each with the place in its caller.
+struct Open {
+    context: usize,
+    calls: Vec<(Call, u64)>,
+    /// When the system call began that no function was seen of.
+    begun_ns: Option<i64>,
+}
+
+impl Trace {
+    /// The trees of stacks, which may be in any order of their tasks.
+    pub(super) fn of_stacks(mut events: Vec<TraceStack>, names: &Stacks, lost: u32) -> Self {
+        events.sort_by_key(|stack| stack.event.time_ns);
+        let mut trace = Self {
+            contexts: Vec::new(),
+            lost,
+        };
+        let origin = events.first().map_or(0, |stack| stack.event.time_ns);
+        let mut tasks: HashMap<(u32, u32), Open> = HashMap::new();
+        for stack in &events {
+            let event = &stack.event;
+            let key = (event.thread, if event.thread == 0 { event.cpu } else { 0 });
+            let task = match tasks.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(free) => {
+                    trace.contexts.push(Context {
+                        name: task_name(event),
+                        thread: event.thread,
+                        process: event.process,
+                        calls: Vec::new(),
+                    });
+                    free.insert(Open {
+                        context: trace.contexts.len() - 1,
+                        calls: Vec::new(),
+                        begun_ns: None,
+                    })
+                }
+            };
+            let context = &mut trace.contexts[task.context];
+            let at_ns = event.time_ns as i64 - origin as i64;
+            task.see(stack, at_ns, names, context);
+        }
+        for (_, mut task) in tasks {
+            task.close(0, &mut trace.contexts[task.context]);
+        }
+        for context in &mut trace.contexts {
+            context.calls.retain(belongs);
+        }
+        trace.sort();
+        trace.begin_at_first_send();
+        trace
+    }
+}
+
+/// Whether a call has to do with a socket that is watched.
+fn belongs(call: &Call) -> bool {
+    WAITS.iter().any(|part| call.function.contains(part)) || call.has_socket()
+}
+
+impl Open {
+    fn see(&mut self, stack: &TraceStack, at_ns: i64, names: &Stacks, context: &mut Context) {
+        let event = &stack.event;
+        let point = Stacks::point(event.function);
+        match point {
+            "sys_enter" => {
+                self.close(0, context);
+                self.begun_ns = Some(at_ns);
+                return;
+            }
+            "sys_exit" => {
+                if let Some((call, _)) = self.calls.first_mut() {
+                    call.took_ns = Some((at_ns - call.at_ns).unsigned_abs());
+                    call.result = Some(Value::Number(event.result as i64));
+                }
+                self.close(0, context);
+                self.begun_ns = None;
+                return;
+            }
+            "workqueue_execute_start" | "workqueue_execute_end" => {
+                self.close(0, context);
+                return;
+            }
+            _ => {}
+        }
+        let socket = (event.known != 0).then(|| {
+            (
+                told(event.local, event.local_port),
+                told(event.remote, event.remote_port),
+            )
+        });
+        let call = |function: &str, at_ns, is_point| Call {
+            function: function.into(),
+            is_point,
+            wakes: None,
+            at_ns,
+            took_ns: None,
+            result: None,
+            cpu: event.cpu,
+            socket: None,
+            calls: Vec::new(),
+        };
+        let path = path(stack, names);
+        if is_aside(&path, socket.is_some()) {
+            return;
+        }
+        let same = path
+            .iter()
+            .zip(&self.calls)
+            .take_while(|((name, place), (call, called_at))| {
+                call.function == *name && called_at == place
+            })
+            .count();
+        self.close(same, context);
+        for (name, place) in &path[same..] {
+            let begun = if self.calls.is_empty() {
+                self.begun_ns.take()
+            } else {
+                None
+            };
+            let begun = begun.unwrap_or(at_ns);
+            self.calls.push((call(name, begun, false), *place));
+        }
+        for (call, _) in &mut self.calls {
+            if at_ns > call.at_ns {
+                call.took_ns = Some((at_ns - call.at_ns).unsigned_abs());
+            }
+        }
+        if let Some((innermost, _)) = self.calls.last_mut() {
+            if innermost.socket.is_none() {
+                innermost.socket = socket;
+            }
+            if MOMENTS.contains(&point) {
+                let mut moment = call(point, at_ns, true);
+                moment.socket = socket;
+                if point.ends_with("_length") {
+                    moment.result = Some(Value::Number(i64::from(event.result as i32)));
+                }
+                let other = stack.other.split(|&byte| byte == 0).next();
+                moment.wakes = other
+                    .filter(|name| !name.is_empty())
+                    .map(|name| String::from_utf8_lossy(name).into_owned());
+                innermost.calls.push(moment);
+            }
+        }
+    }
+
+    /// Ends all calls but the outermost `left`.
+    fn close(&mut self, left: usize, context: &mut Context) {
+        while self.calls.len() > left {
+            let Some((call, _)) = self.calls.pop() else {
+                return;
+            };
+            match self.calls.last_mut() {
+                Some((parent, _)) => parent.calls.push(call),
+                None => put(call, &mut [], context),
+            }
+        }
+    }
+}
+
+/// Whether a stack has nothing to do with the message: the scheduler at work, or an interrupt that does not
+/// bring the message and in which no softirq does.
+fn is_aside(path: &[(&str, u64)], has_socket: bool) -> bool {
+    let last = |is: &dyn Fn(&str) -> bool| path.iter().rposition(|(name, _)| is(name));
+    let scheduler = last(&|name| name == "schedule" || name == "__schedule");
+    let interrupt = last(&|name| name.starts_with("asm_"));
+    let softirq = last(&|name| name.contains("softirq"));
+    scheduler.is_some() || !has_socket && interrupt.is_some() && softirq < interrupt
+}
+
+/// The name that a function has in the source: the compiler appends what it has made of it, such as
+/// `.part.0`, `.constprop.0` or `.isra.0`.
+fn as_written(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(name, _)| name)
+}
+
+/// The functions of a stack, the outermost first, each with the place in its caller.
+fn path<'a>(stack: &TraceStack, names: &'a Stacks) -> Vec<(&'a str, u64)> {
+    let is_one = |name: &str, of: &[&str]| of.iter().any(|start| name.starts_with(start));
+    let mut frames = stack
+        .frames
+        .iter()
+        .take_while(|&&frame| frame != 0)
+        .map(|&frame| (as_written(names.name(frame)), frame))
+        .skip_while(|(name, _)| is_one(name, TRACERS))
+        .skip_while(|(name, _)| is_one(name, ALLOCATORS))
+        .collect::<Vec<_>>();
+    frames.reverse();
+    let places = [0]
+        .into_iter()
+        .chain(frames.iter().map(|(_, frame)| *frame))
+        .collect::<Vec<_>>();
+    frames
+        .iter()
+        .zip(places)
+        .map(|((name, _), place)| (*name, place))
+        .skip_while(|(name, _)| ROOTS.contains(name))
+        .collect()
+}

@@ -1,0 +1,110 @@
+//! How connections end, and what is left then.
+
+use std::io::{ErrorKind, Read};
+use std::time::Duration;
+
+use netlab::{Lab, Need, available};
+use splice::{ForwardEnd, Side};
+
+use crate::hops::ip;
+use crate::stage::{Stage, ping};
+
+#[test]
+fn a_reset_reaches_the_other_side() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::new();
+    for from in [Side::A, Side::B] {
+        let (client, server) = stage.connect();
+        let (resets, mut other) = match from {
+            Side::A => (client, server),
+            Side::B => (server, client),
+        };
+        socket2::SockRef::from(&resets)
+            .set_linger(Some(Duration::ZERO))
+            .expect("set");
+        drop(resets);
+        let error = other.read(&mut [0]).expect_err("it was reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(stage.next_ended().end, ForwardEnd::Reset(from));
+    }
+}
+
+#[test]
+fn a_silent_server_is_given_up_and_the_client_reset() {
+    if !available(Need::Root) {
+        return;
+    }
+    // Nobody answers there: the address is on the server's network, and no host has it.
+    let stage = Stage::with(|options| {
+        options.connect_timeout = Duration::from_millis(200);
+        options
+            .server
+            .set_ip("198.18.2.77".parse().expect("an address"));
+    });
+    let to = stage.listens_at;
+    let refused = stage
+        .lab
+        .client()
+        .enter(|| std::net::TcpStream::connect(to))
+        .expect("entered");
+    let error = refused.expect_err("nobody answers");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(stage.next_ended().end, ForwardEnd::TimedOut);
+}
+
+#[test]
+fn a_dropped_forward_resets_its_connections() {
+    if !available(Need::Root) {
+        return;
+    }
+    let Stage {
+        forward,
+        ended,
+        server,
+        listens_at,
+        lab,
+        socket,
+        ..
+    } = Stage::new();
+    let client = lab
+        .client()
+        .enter(|| std::net::TcpStream::connect(listens_at));
+    let mut client = client.expect("entered").expect("connected");
+    let (mut server, _) = server.accept().expect("accepted");
+    drop(forward);
+    for stream in [&mut client, &mut server] {
+        stream
+            .set_read_timeout(Some(netlab::PATIENCE))
+            .expect("set");
+        let error = stream.read(&mut [0]).expect_err("it was reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    let one = ended.recv().expect("it has ended");
+    assert_eq!(one.end, ForwardEnd::Dropped);
+    drop(socket);
+}
+
+/// Both are still. One has a server that is no longer there when the relay asks for a sign of life.
+#[test]
+fn an_end_that_gives_no_sign_of_life_is_given_up() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = || Stage::with(|options| options.keep_alive = Duration::from_millis(400));
+    let (alive, dead) = (stage(), stage());
+    let (client, server) = alive.connect();
+    let (mut left, _gone) = dead.connect();
+    ip(
+        dead.lab.server(),
+        &format!("link set {} down", Lab::TO_RELAY),
+    );
+    let ended = dead.next_ended();
+    assert_eq!(ended.end, ForwardEnd::Silent, "{ended:?}");
+    let error = left.read(&mut [0]).expect_err("it was reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    // The other one was asked as often.
+    ping(&client, &server);
+    assert_eq!(alive.forward.connections(), 1);
+}

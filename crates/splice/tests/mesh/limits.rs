@@ -1,0 +1,351 @@
+//! What the mesh refuses, and whom it ends.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use netlab::{Need, PATIENCE, available, until};
+use splice::mesh::{Bounds, Code, Departure, Event, Mesh};
+
+use crate::stage::{Stage, framing};
+
+/// How much may be on its way to a member here, in bytes.
+const MEMBER_BYTES: u32 = 256 << 10;
+
+#[test]
+fn a_member_that_does_not_read_stops_nobody_and_holds_a_bounded_memory() {
+    const BODY_BYTES: usize = 1000;
+    /// Many times the bound.
+    const FRAMES: u64 = 20_000;
+    if !available(Need::Bpf) {
+        return;
+    }
+    let bounds = Bounds {
+        member_bytes: MEMBER_BYTES,
+        ..Bounds::default()
+    };
+    let stage = Stage::new(framing(), bounds);
+    let (mut a, mut b, idle) = (stage.member(), stage.member(), stage.member());
+    let mut most_bytes = 0;
+    let body = [7; BODY_BYTES];
+    for _ in 0..FRAMES / 100 {
+        for _ in 0..100 {
+            a.send(idle.id, &body);
+        }
+        // The others go on, and the sender itself.
+        a.send(b.id, &body);
+        assert_eq!(b.receive().1, body);
+        let mesh = stage.mesh.lock().expect("whole");
+        most_bytes = most_bytes.max(mesh.on_the_way_bytes(idle.id).expect("a member"));
+    }
+    let bound = u64::from(MEMBER_BYTES) + (64 << 10);
+    assert!(most_bytes <= bound, "{most_bytes} bytes on the way");
+    assert!(
+        most_bytes > bound / 4,
+        "only {most_bytes} bytes, so the bound shows nothing"
+    );
+
+    // Each refusal is told, and what was not refused is there to be read.
+    let counters = |id| {
+        stage
+            .mesh
+            .lock()
+            .expect("whole")
+            .counters(id)
+            .expect("a member")
+    };
+    until("all frames had their verdict", || {
+        let a = counters(a.id);
+        a.sent_frames + a.full_frames == FRAMES + FRAMES / 100
+    });
+    let refused = counters(a.id).full_frames;
+    assert!(refused > FRAMES / 2, "{refused}");
+    let mut told = 0;
+    while told < refused {
+        let notice = a.notice();
+        // More at once than there is room for reports are told without the destination.
+        let expected = [(Code::Full, idle.id), (Code::Refused, 0)];
+        assert!(
+            expected.contains(&(notice.code, notice.destination)),
+            "{notice:?}"
+        );
+        told += u64::from(notice.frames);
+    }
+    assert_eq!(told, refused);
+    let mut idle = idle;
+    for _ in 0..FRAMES - refused {
+        assert_eq!(idle.receive(), (idle.id, body.to_vec()));
+    }
+    // It is a destination like any other again.
+    a.send(idle.id, b"again");
+    assert_eq!(idle.receive().1, b"again");
+}
+
+/// Reads up to the end of the stream, and returns the codes of the notices.
+fn last_words(client: &mut crate::stage::Client) -> Vec<Code> {
+    let framing = client.framing;
+    let notices = std::iter::from_fn(|| client.frame());
+    let of_frame = |frame: Vec<u8>| splice::mesh::Notice::of_frame(&framing, &frame);
+    notices
+        .map(|frame| of_frame(frame).expect("a notice").code)
+        .collect()
+}
+
+#[test]
+fn a_length_out_of_bounds_ends_the_member_with_a_reason() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let stage = Stage::new(framing(), Bounds::default());
+    let mut other = stage.member();
+    for (length, code, why) in [
+        (59_993u32, Code::TooLong, Departure::TooLong),
+        (u32::MAX, Code::TooLong, Departure::TooLong),
+    ] {
+        let mut a = stage.member();
+        a.send(other.id, b"before");
+        assert_eq!(other.receive().1, b"before");
+        a.stream.write_all(&length.to_be_bytes()).expect("sent");
+        a.stream.write_all(&[0, 0, 0, 1]).expect("sent");
+        a.stream.write_all(&[9; 100]).expect("sent");
+        assert_eq!(last_words(&mut a), [code], "{length}");
+        a.stream.shutdown(Shutdown::Write).expect("shut down");
+        match stage.event() {
+            Event::Left {
+                member,
+                why: told,
+                counters,
+            } => {
+                assert_eq!((member, told, counters.sent_frames), (a.id, why, 1));
+            }
+            event @ Event::Refused { .. } => panic!("{event:?}"),
+            event => panic!("{event:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_length_that_counts_the_header_cannot_be_less_than_it() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let stage = Stage::new(crate::stage::of("u16le@4+0", "u32le@0"), Bounds::default());
+    let mut a = stage.member();
+    a.stream.write_all(&[1, 0, 0, 0, 5, 0]).expect("sent");
+    assert_eq!(last_words(&mut a), [Code::TooShort]);
+}
+
+#[test]
+fn a_frame_that_never_completes_ends_its_member() {
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    if !available(Need::Bpf) {
+        return;
+    }
+    let bounds = Bounds {
+        frame_timeout: TIMEOUT,
+        ..Bounds::default()
+    };
+    let stage = Stage::new(framing(), bounds);
+    // Within the header, and within the body.
+    for bytes in [&[0, 0][..], &[0, 0, 0, 9, 0, 0, 0, 1, 7]] {
+        let (mut a, idle) = (stage.member(), stage.member());
+        let start = Instant::now();
+        a.stream.write_all(bytes).expect("sent");
+        assert_eq!(last_words(&mut a), [Code::Incomplete]);
+        assert!(start.elapsed() >= TIMEOUT);
+        // A member that sends nothing stays.
+        assert!(
+            stage
+                .mesh
+                .lock()
+                .expect("whole")
+                .members()
+                .any(|id| id == idle.id)
+        );
+        drop(a);
+        drop(idle);
+    }
+}
+
+#[test]
+fn who_leaves_is_reported_with_the_reason_and_unknown_from_then_on() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let stage = Stage::new(framing(), Bounds::default());
+    let mut other = stage.member();
+    for (rest, expected) in [
+        (&[][..], Departure::EndOfStream),
+        (&[0, 0, 0, 9, 0, 0, 0, 1, 7], Departure::WithinFrame),
+    ] {
+        let mut a = stage.member();
+        a.send(other.id, b"last");
+        a.stream.write_all(rest).expect("sent");
+        a.stream.shutdown(Shutdown::Write).expect("shut down");
+        assert_eq!(other.receive().1, b"last");
+        match stage.event() {
+            Event::Left { member, why, .. } => assert_eq!((member, why), (a.id, expected)),
+            event => panic!("{event:?}"),
+        }
+        assert_eq!(a.frame(), None, "the mesh closes it");
+        other.send(a.id, b"too late");
+        let notice = other.notice();
+        assert_eq!((notice.code, notice.destination), (Code::Unknown, a.id));
+        assert!(matches!(stage.event(), Event::Refused { .. }));
+    }
+}
+
+#[test]
+fn what_is_on_its_way_to_a_member_that_ends_its_stream_still_arrives() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    static BODY: [u8; 20_000] = [5; 20_000];
+    let stage = Stage::new(framing(), Bounds::default());
+    let (mut a, mut b) = (stage.member(), stage.member());
+    for _ in 0..20 {
+        a.send(b.id, &BODY);
+    }
+    until("they are on their way", || {
+        let mesh = stage.mesh.lock().expect("whole");
+        mesh.counters(b.id).is_some_and(|b| b.received_frames == 20)
+    });
+    b.stream.shutdown(Shutdown::Write).expect("shut down");
+    for _ in 0..20 {
+        assert_eq!(b.receive().1, BODY);
+    }
+    assert_eq!(b.frame(), None);
+}
+
+#[test]
+fn a_reset_within_a_frame_harms_nobody_else() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let stage = Stage::new(framing(), Bounds::default());
+    let (mut other, mut third) = (stage.member(), stage.member());
+    for round in 0..20u8 {
+        let mut a = stage.member();
+        a.send(other.id, &[round; 500]);
+        // The header promises more than comes.
+        a.stream.write_all(&[0, 0, 0, 99, 0, 0, 0]).expect("sent");
+        third.send(other.id, &[round; 700]);
+        let mut came = [other.receive().1.len(), other.receive().1.len()];
+        came.sort_unstable();
+        assert_eq!(came, [500, 700]);
+        // Unread frames make its end a reset.
+        third.send(a.id, b"never read");
+        until("it has a frame", || {
+            let mut byte = [0; 1];
+            matches!(a.stream.peek(&mut byte), Ok(1))
+        });
+        let id = a.id;
+        drop(a);
+        match stage.event() {
+            Event::Left { member, why, .. } => {
+                assert_eq!(member, id);
+                assert!(
+                    matches!(why, Departure::Reset | Departure::WithinFrame),
+                    "{why:?}"
+                );
+            }
+            event => panic!("{event:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_full_mesh_and_a_socket_that_is_not_tcp_are_refused() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let bounds = Bounds {
+        members: 2,
+        ..Bounds::default()
+    };
+    let stage = Stage::new(framing(), bounds);
+    let mut mesh = stage.mesh.lock().expect("whole");
+    let (unix, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let error = mesh.join(unix).expect_err("no TCP");
+    assert!(
+        error.to_string().contains("give it a TCP connection"),
+        "{error}"
+    );
+    let narrow = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+    let narrow = narrow.expect("a socket");
+    narrow.set_recv_buffer_size(10_000).expect("set");
+    let error = mesh.join(narrow).expect_err("a narrow buffer");
+    assert!(error.to_string().contains("raise SO_RCVBUF"), "{error}");
+    drop(mesh);
+    let _members = [stage.member(), stage.member()];
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let third = TcpStream::connect(address).expect("connected");
+    let mut mesh = stage.mesh.lock().expect("whole");
+    let error = mesh.join(third).expect_err("no room");
+    assert!(error.to_string().contains("allow more"), "{error}");
+}
+
+#[test]
+fn a_socket_joins_once_and_stays_a_member() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let bounds = Bounds::default();
+    let mut mesh = Mesh::create(framing(), bounds).expect("a mesh");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let join = |mesh: &mut Mesh| {
+        let client = TcpStream::connect(address).expect("connected");
+        let (server, _) = listener.accept().expect("accepted");
+        let second = server.try_clone().expect("a duplicate");
+        let id = mesh.join(server).expect("joined");
+        (client, second, id)
+    };
+    let (mut client, second, id) = join(&mut mesh);
+    let (mut other, _other, _) = join(&mut mesh);
+    let error = mesh.join(second).expect_err("a member").to_string();
+    assert!(error.contains("a member of the mesh already"), "{error}");
+    assert_eq!(mesh.members().count(), 2);
+    let frame = framing().frame(id, b"it is there").expect("a frame");
+    other.write_all(&frame).expect("sent");
+    client.write_all(&frame).expect("sent");
+    let welcome = framing().header_bytes() as usize + 24;
+    let mut come = vec![0; welcome + 2 * frame.len()];
+    client.set_read_timeout(Some(PATIENCE)).expect("set");
+    client.read_exact(&mut come).expect("both frames");
+    assert_eq!(come[welcome..], [&frame[..], &frame[..]].concat());
+}
+
+#[test]
+fn bounds_that_no_mesh_can_keep_are_refused_in_words() {
+    let usual = Bounds::default();
+    for (bounds, part) in [
+        (
+            Bounds {
+                members: 0,
+                ..usual
+            },
+            "allow 1 to 65535",
+        ),
+        (
+            Bounds {
+                members: u32::MAX,
+                ..usual
+            },
+            "allow 1 to 65535",
+        ),
+        (
+            Bounds {
+                member_bytes: 60_000,
+                ..usual
+            },
+            "allow 61536",
+        ),
+    ] {
+        let error = Mesh::create(framing(), bounds)
+            .expect_err("impossible")
+            .to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -1,0 +1,158 @@
+//! A mesh with a thread that turns it, and clients of it.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use netlab::PATIENCE;
+use splice::mesh::{Bounds, Code, Event, Framing, Mesh, Notice};
+
+/// The framing of most tests.
+pub(crate) fn framing() -> Framing {
+    of("u32be@0", "u32be@4")
+}
+
+pub(crate) fn of(length: &str, destination: &str) -> Framing {
+    let [length, destination] = [length, destination].map(str::to_owned);
+    let length = length.parse().expect("a length");
+    Framing::new(length, destination.parse().expect("a field"), 60_000).expect("a framing")
+}
+
+/// A mesh that a thread turns until this is dropped.
+pub(crate) struct Stage {
+    pub(crate) framing: Framing,
+    pub(crate) mesh: Arc<Mutex<Mesh>>,
+    pub(crate) events: Receiver<Event>,
+    over: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    listener: TcpListener,
+}
+
+impl Stage {
+    pub(crate) fn new(framing: Framing, bounds: Bounds) -> Self {
+        let mesh = Mesh::create(framing, bounds).expect("a mesh");
+        let mesh = Arc::new(Mutex::new(mesh));
+        let turned = Arc::clone(&mesh);
+        let (tell, events) = channel();
+        let (over, until) = channel::<()>();
+        let thread = thread::spawn(move || {
+            while until.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
+                let happened = turned
+                    .lock()
+                    .expect("whole")
+                    .turn(Duration::ZERO)
+                    .expect("a turn");
+                for event in happened {
+                    let _ = tell.send(event);
+                }
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        Self {
+            framing,
+            mesh,
+            events,
+            over: Some(over),
+            thread: Some(thread),
+            listener: TcpListener::bind("127.0.0.1:0").expect("a listener"),
+        }
+    }
+
+    /// A client that is a member and has read its welcome.
+    pub(crate) fn member(&self) -> Client {
+        let (mut client, id) = self.stranger();
+        let welcome = client.notice();
+        assert_eq!((welcome.code, welcome.receiver), (Code::Welcome, id));
+        client
+    }
+
+    /// A client that has not read anything, and its id.
+    pub(crate) fn stranger(&self) -> (Client, u64) {
+        let address = self.listener.local_addr().expect("an address");
+        let stream = TcpStream::connect(address).expect("connected");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        let (server, _) = self.listener.accept().expect("accepted");
+        let id = self
+            .mesh
+            .lock()
+            .expect("whole")
+            .join(OwnedFd::from(server))
+            .expect("joined");
+        let framing = self.framing;
+        (
+            Client {
+                id,
+                framing,
+                stream,
+            },
+            id,
+        )
+    }
+
+    /// The next event, and it must come.
+    pub(crate) fn event(&self) -> Event {
+        self.events.recv_timeout(PATIENCE).expect("an event")
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.over = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: u64,
+    pub(crate) framing: Framing,
+    pub(crate) stream: TcpStream,
+}
+
+impl Client {
+    pub(crate) fn send(&mut self, destination: u64, body: &[u8]) {
+        let frame = self.framing.frame(destination, body).expect("a frame");
+        self.stream.write_all(&frame).expect("sent");
+    }
+
+    /// The next frame as destination and body.
+    pub(crate) fn receive(&mut self) -> (u64, Vec<u8>) {
+        let frame = self.frame().expect("a frame");
+        let destination = self.framing.destination_of(&frame).expect("a destination");
+        (
+            destination,
+            frame[self.framing.header_bytes() as usize..].to_vec(),
+        )
+    }
+
+    pub(crate) fn notice(&mut self) -> Notice {
+        let frame = self.frame().expect("a frame");
+        Notice::of_frame(&self.framing, &frame).expect("a notice")
+    }
+
+    /// The next frame; `None` at the end of the stream.
+    pub(crate) fn frame(&mut self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; self.framing.header_bytes() as usize];
+        match self.stream.read(&mut frame[..1]).expect("read") {
+            0 => return None,
+            _ => self.stream.read_exact(&mut frame[1..]).expect("a header"),
+        }
+        let bytes = self
+            .framing
+            .length_of(&frame)
+            .expect("a length")
+            .expect("a header");
+        let header = frame.len();
+        frame.resize(bytes, 0);
+        self.stream
+            .read_exact(&mut frame[header..])
+            .expect("a body");
+        Some(frame)
+    }
+}

@@ -1,0 +1,164 @@
+//! Every width, offset and byte order, and frames that are cut anywhere.
+
+use std::io::Write;
+
+use netlab::{Need, available};
+use proptest::prelude::*;
+use splice::mesh::{Bounds, Field, Framing, Length};
+
+use crate::stage::{Stage, framing, of};
+
+#[test]
+fn the_kernel_reads_every_width_and_byte_order() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    for (length, destination) in [
+        ("u8@0", "u8@1"),
+        ("u8@3+0", "u16le@0"),
+        ("u16be@2", "u16be@0"),
+        ("u16le@0+2", "u64le@2"),
+        ("u32be@8+0", "u64be@0"),
+        ("u32le@4", "u32le@0"),
+        ("u64be@0", "u32be@20"),
+        ("u64le@9+9", "u8@0"),
+    ] {
+        let stage = Stage::new(of(length, destination), Bounds::default());
+        let (mut a, mut b) = (stage.member(), stage.member());
+        for bytes in [0, 1, 100, 200] {
+            let body: Vec<u8> = (0..bytes).collect();
+            a.send(b.id, &body);
+            assert_eq!(b.receive(), (b.id, body), "{length} {destination}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_may_be_cut_at_every_byte() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let stage = Stage::new(framing(), Bounds::default());
+    let (mut a, mut b) = (stage.member(), stage.member());
+    a.stream.set_nodelay(true).expect("set");
+    let frames: Vec<u8> = [&b"one"[..], b"", b"three"]
+        .iter()
+        .flat_map(|body| framing().frame(b.id, body).expect("a frame"))
+        .collect();
+    for cut in 1..frames.len() {
+        for part in [&frames[..cut], &frames[cut..]] {
+            a.stream.write_all(part).expect("sent");
+        }
+        for body in [&b"one"[..], b"", b"three"] {
+            assert_eq!(b.receive().1, body, "cut at {cut}");
+        }
+    }
+    for byte in &frames {
+        a.stream.write_all(&[*byte]).expect("sent");
+    }
+    for body in [&b"one"[..], b"", b"three"] {
+        assert_eq!(b.receive().1, body, "byte by byte");
+    }
+}
+
+fn fields() -> impl Strategy<Value = (Field, Field)> {
+    let field = (
+        prop::sample::select(vec![1, 2, 4, 8]),
+        any::<bool>(),
+        0u32..24,
+    );
+    let field = field.prop_map(|(width_bytes, little_endian, offset_bytes)| Field {
+        width_bytes,
+        little_endian: little_endian && width_bytes > 1,
+        offset_bytes,
+    });
+    (field.clone(), field)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_and_a_field_reads_its_own_text(
+        (length, destination) in fields(),
+        added in prop::option::of(0u32..40),
+        bytes in 0usize..200,
+        to in 1u64..250,
+    ) {
+        let text = match added {
+            Some(added) => format!("{length}+{added}"),
+            None => length.to_string(),
+        };
+        let length = Length { field: length, added_bytes: added };
+        prop_assert_eq!(text.parse::<Length>().ok(), Some(length));
+        let Ok(framing) = Framing::new(length, destination, 60_000) else {
+            return Ok(());
+        };
+        let Some(frame) = framing.frame(to, &vec![1; bytes]) else {
+            return Ok(());
+        };
+        prop_assert_eq!(framing.length_of(&frame), Ok(Some(frame.len())));
+        prop_assert_eq!(framing.destination_of(&frame), Some(to));
+        for cut in 0..framing.header_bytes() as usize {
+            prop_assert_eq!(framing.length_of(&frame[..cut]), Ok(None));
+        }
+    }
+}
+
+#[test]
+fn framings_that_cannot_work_are_refused_in_words() {
+    for (length, destination, most, part) in [
+        ("u32be@0", "u32be@2", 1000, "overlap"),
+        ("u32be@0", "u32be@4", 70_000, "too long for the kernel"),
+        ("u32be@0", "u32be@4", 20, "raise it"),
+        ("u32be@0+99", "u32be@4", 1000, "leaves out 99 bytes"),
+        ("u8@0+0", "u8@250", 1000, "too narrow"),
+    ] {
+        let length = length.parse().expect("a length");
+        let destination = destination.parse().expect("a field");
+        let error = Framing::new(length, destination, most).expect_err("impossible");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    for (width_bytes, offset_bytes) in [
+        (0, 8),
+        (3, 8),
+        (9, 8),
+        (u32::MAX, 8),
+        (4, 1025),
+        (4, u32::MAX),
+    ] {
+        let odd = Field {
+            width_bytes,
+            little_endian: false,
+            offset_bytes,
+        };
+        let length = Length {
+            field: odd,
+            added_bytes: None,
+        };
+        let usual = "u32be@0".parse().expect("a field");
+        for error in [
+            Framing::new(length, usual, 1000),
+            Framing::new("u32be@0".parse().expect("a length"), odd, 1000),
+        ] {
+            let error = error.expect_err("impossible").to_string();
+            assert!(error.contains("is not possible"), "{error}");
+        }
+    }
+    for text in [
+        "",
+        "u32be",
+        "u24be@0",
+        "u32be@x",
+        "u32be@-1",
+        "u32@0",
+        "u8be@0",
+        "u32be@9999",
+    ] {
+        let error = text.parse::<Field>().expect_err("no field");
+        assert!(
+            error
+                .to_string()
+                .contains("write width, byte order and offset"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,293 @@
+//! Links: what goes where, and what is refused.
+
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::Barrier;
+use std::thread;
+
+use netlab::{Need, available, until};
+use splice::ErrorKind;
+use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
+
+use crate::conversation::{KINDS, Pair, is_empty, messages, put, take};
+
+/// More than any pair needs to show that a byte is lost, and few enough for every pair of kinds.
+const MESSAGES: usize = 40;
+
+/// Well below what any of the sockets holds unread.
+const MOST_BYTES: usize = 2 << 10;
+
+/// Where a redirect takes messages from, and where it puts them.
+pub(crate) fn ends<'a>(
+    redirect: Redirect,
+    source: &'a Pair,
+    target: &'a Pair,
+) -> (&'a impl AsFd, &'a impl AsFd) {
+    let from = if redirect.is_of_sent() {
+        &source.member
+    } else {
+        &source.peer
+    };
+    let to = if redirect.is_to_local() {
+        &target.member
+    } else {
+        &target.peer
+    };
+    (from, to)
+}
+
+/// Each message goes and comes before the next, so that borders that are kept show.
+pub(crate) fn converse(from: impl AsFd, to: impl AsFd, keeps_borders: bool, what: &str) {
+    for message in messages(MESSAGES, MOST_BYTES, 1) {
+        put(&from, &message);
+        let mut come = take(&to);
+        while !keeps_borders && come.len() < message.len() {
+            come.extend(take(&to));
+        }
+        assert!(
+            come == message,
+            "{what}: {} of {} bytes",
+            come.len(),
+            message.len()
+        );
+    }
+    assert!(is_empty(&to), "{what}: too much has come");
+}
+
+#[test]
+fn what_goes_in_comes_out_for_each_redirect_and_pair_of_kinds() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in Redirect::ALL {
+        for map_type in [MapType::Map, MapType::Hash] {
+            let redirections = Redirections::new(redirect, map_type, 64).expect("loaded");
+            for source_kind in KINDS {
+                for target_kind in KINDS {
+                    let is_supported = redirect.supports(source_kind, target_kind).is_ok();
+                    for make in [Pair::of, Pair::of6] {
+                        let (source, target) = (make(source_kind), make(target_kind));
+                        let what = format!("{redirect}: {source_kind} to {target_kind}");
+                        let linked = redirections.link(&source.member, &target.member);
+                        if !is_supported {
+                            let error = linked.expect_err("it is not supported");
+                            assert_eq!(error.kind(), ErrorKind::UnsupportedSocket, "{what}");
+                            // Nothing is lost: the source works as before.
+                            let (sender, reader) = if redirect.is_of_sent() {
+                                (&source.member, &source.peer)
+                            } else {
+                                (&source.peer, &source.member)
+                            };
+                            converse(sender, reader, false, &what);
+                            continue;
+                        }
+                        let link = linked.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        let (from, to) = ends(redirect, &source, &target);
+                        let keeps_borders = !source_kind.is_stream() && !target_kind.is_stream();
+                        converse(from, to, keeps_borders, &what);
+                        let counters = link.counters();
+                        let bytes: usize =
+                            messages(MESSAGES, MOST_BYTES, 1).iter().map(Vec::len).sum();
+                        assert_eq!(counters.bytes, bytes as u64, "{what}");
+                        assert_eq!(counters.passed_messages, 0, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_on_their_way_to_an_egress_keep_their_borders() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToEgress, MapType::Hash, 8).expect("loaded");
+    for [source_kind, target_kind] in [
+        [SocketKind::Udp, SocketKind::Udp],
+        [SocketKind::Udp, SocketKind::UnixDatagram],
+        [SocketKind::UnixDatagram, SocketKind::Udp],
+        [SocketKind::UnixDatagram, SocketKind::UnixDatagram],
+    ] {
+        let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
+        let _link = redirections
+            .link(&source.member, &target.member)
+            .expect("linked");
+        // Beyond 16 KiB a UNIX datagram is in several pieces of memory (SKB_MAX_ALLOC).
+        for message in messages(20, 60_000, 2) {
+            put(&source.peer, &message);
+            assert!(
+                take(&target.peer) == message,
+                "{source_kind} to {target_kind}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bytes_that_came_before_the_link_are_left_to_their_reader() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToEgress, MapType::Hash, 8).expect("loaded");
+    for kind in KINDS {
+        let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
+        put(&source.peer, b"early");
+        until("it has come", || !is_empty(&source.member));
+        let error = redirections
+            .link(&source.member, &target.member)
+            .expect_err("bytes wait");
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert!(error.to_string().contains("read them first"), "{error}");
+        assert_eq!(take(&source.member), b"early");
+        let _link = redirections
+            .link(&source.member, &target.member)
+            .expect("linked");
+        put(&source.peer, b"late");
+        assert_eq!(take(&target.peer), b"late", "{kind}");
+    }
+}
+
+#[test]
+fn links_are_as_many_as_asked_for_and_a_source_has_one() {
+    if !available(Need::Root) {
+        return;
+    }
+    for map_type in [MapType::Map, MapType::Hash] {
+        let redirections =
+            Redirections::new(Redirect::IngressToLocal, map_type, 2).expect("loaded");
+        let [one, other, third, target] = [(); 4].map(|()| Pair::of(SocketKind::Tcp));
+        let _first = redirections
+            .link(&one.member, &target.member)
+            .expect("linked");
+        let twice = redirections
+            .link(&one.member, &target.member)
+            .expect_err("it has a link");
+        assert!(twice.to_string().contains("has a link already"), "{twice}");
+        let _second = redirections
+            .link(&other.member, &target.member)
+            .expect("linked");
+        let full = redirections
+            .link(&third.member, &target.member)
+            .expect_err("full");
+        assert!(full.to_string().contains("2 links already"), "{full}");
+        put(&one.peer, b"one");
+        assert_eq!(take(&target.member), b"one");
+        put(&other.peer, b"other");
+        assert_eq!(take(&target.member), b"other");
+    }
+}
+
+#[test]
+fn of_two_threads_that_link_a_source_one_succeeds() {
+    const ROUNDS: usize = 50;
+    if !available(Need::Root) {
+        return;
+    }
+    for map_type in [MapType::Map, MapType::Hash] {
+        let redirections =
+            Redirections::new(Redirect::IngressToEgress, map_type, 8).expect("loaded");
+        for round in 0..ROUNDS {
+            let [source, one, other] = [(); 3].map(|()| Pair::of(SocketKind::Tcp));
+            let start = Barrier::new(2);
+            let link = |target: &Pair| {
+                start.wait();
+                redirections.link(&source.member, &target.member)
+            };
+            let links = thread::scope(|scope| {
+                let first = scope.spawn(|| link(&one));
+                let second = link(&other);
+                [first.join().expect("no panic"), second]
+            });
+            let target = match &links {
+                [Ok(_), Err(_)] => &one,
+                [Err(_), Ok(_)] => &other,
+                links => panic!("round {round}: {links:?}"),
+            };
+            put(&source.peer, b"to one of them");
+            assert_eq!(take(&target.peer), b"to one of them", "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_source_of_another_redirect_is_refused() {
+    if !available(Need::Root) {
+        return;
+    }
+    let load = || Redirections::new(Redirect::IngressToEgress, MapType::Hash, 2).expect("loaded");
+    let (first, second) = (load(), load());
+    let [source, target] = [(); 2].map(|()| Pair::of(SocketKind::Tcp));
+    let _link = first.link(&source.member, &target.member).expect("linked");
+    let error = second
+        .link(&source.member, &target.member)
+        .expect_err("it has a program");
+    assert!(error.to_string().contains("another program"), "{error}");
+}
+
+#[test]
+fn a_datagram_that_is_too_long_goes_to_the_sources_reader_and_an_empty_one_nowhere() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToEgress, MapType::Hash, 8).expect("loaded");
+    let (source, target) = (
+        Pair::of(SocketKind::UnixDatagram),
+        Pair::of(SocketKind::Udp),
+    );
+    let link = redirections
+        .link(&source.member, &target.member)
+        .expect("linked");
+    let too_long = vec![7; 65_508];
+    put(&source.peer, &[]);
+    put(&source.peer, &too_long);
+    put(&source.peer, b"fits");
+    assert_eq!(take(&target.peer), b"fits");
+    assert!(take(&source.member) == too_long);
+    let counters = link.counters();
+    assert_eq!((counters.messages, counters.passed_messages), (1, 1));
+    assert_eq!(counters.empty_messages, 1);
+}
+
+#[test]
+fn what_a_closed_target_does_not_take_goes_to_the_sources_reader() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
+        let redirections = Redirections::new(redirect, MapType::Hash, 8).expect("loaded");
+        for kind in KINDS {
+            let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
+            let link = redirections
+                .link(&source.member, &target.member)
+                .expect("linked");
+            drop(target);
+            put(&source.peer, b"to nobody");
+            assert_eq!(take(&source.member), b"to nobody", "{redirect}: {kind}");
+            assert_eq!(link.counters().passed_bytes, 9);
+        }
+    }
+}
+
+/// A socket can take datagrams from many peers, and stay with its own.
+#[test]
+fn an_unconnected_udp_source_redirects_what_anybody_sends() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToEgress, MapType::Map, 8).expect("loaded");
+    let source = UdpSocket::bind("127.0.0.1:0").expect("bound");
+    let target = Pair::of(SocketKind::Udp);
+    let _link = redirections.link(&source, &target.member).expect("linked");
+    for _ in 0..3 {
+        let client = UdpSocket::bind("127.0.0.1:0").expect("bound");
+        client
+            .send_to(b"hello", source.local_addr().expect("bound"))
+            .expect("sent");
+        assert_eq!(take(&target.peer), b"hello");
+    }
+}

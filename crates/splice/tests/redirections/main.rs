@@ -1,0 +1,18 @@
+//! SOCKMAP as an interface: maps, links, and every way in and out.
+
+mod catching;
+mod closing;
+mod conversation;
+mod flow;
+mod leaving;
+mod linking;
+mod maps;
+#[path = "../support/payload.rs"]
+mod payload;
+#[allow(dead_code, reason = "the rules of every engine ask for more")]
+#[path = "../support/random.rs"]
+mod random;
+mod sockets;
+#[path = "../support/tls.rs"]
+mod tls;
+mod vsock;

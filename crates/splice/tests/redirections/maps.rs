@@ -1,0 +1,230 @@
+//! `SockMap` and `SockHash`: what they hold.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use netlab::{Need, available, until};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::TcpTlsTx;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::net::sockopt::socket_cookie;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, socketpair};
+use splice::ErrorKind;
+use splice::sockmap::{SockHash, SockMap, SocketKind};
+
+use crate::conversation::{KINDS, Pair};
+use crate::tls;
+
+/// A BPF file system that nobody else sees, and that is gone with its descriptor.
+struct Pins(OwnedFd);
+
+impl Pins {
+    fn new() -> Self {
+        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).expect("a BPF file system");
+        fsconfig_create(&context).expect("created");
+        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+        Self(fsmount(&context, flags, MountAttrFlags::empty()).expect("mounted"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
+    }
+}
+
+#[test]
+fn a_map_tells_the_cookies_of_its_members() {
+    if !available(Need::Root) {
+        return;
+    }
+    let map = SockMap::create(8).expect("a map");
+    let members = KINDS.map(Pair::of);
+    for (index, pair) in (1..).zip(&members) {
+        map.insert(index, &pair.member).expect("inserted");
+    }
+    let cookies: Vec<(u32, u64)> = (1..)
+        .zip(&members)
+        .map(|(index, pair)| (index, socket_cookie(&pair.member).expect("a cookie")))
+        .collect();
+    assert_eq!(map.iter().collect::<Vec<_>>(), cookies);
+    assert_eq!(map.cookie(2).expect("read"), Some(cookies[1].1));
+    assert_eq!(map.cookie(0).expect("read"), None);
+
+    let again = map
+        .insert(1, &members[1].member)
+        .expect_err("the index is taken");
+    assert_eq!(again.kind(), ErrorKind::System);
+    let beyond = map
+        .insert(8, &members[0].member)
+        .expect_err("there is no such index");
+    assert_eq!(beyond.kind(), ErrorKind::System);
+
+    assert!(map.remove(1).expect("removed"));
+    assert!(!map.remove(1).expect("nothing to remove"));
+    assert_eq!(map.cookie(1).expect("read"), None);
+}
+
+#[test]
+fn a_hash_has_keys_of_any_bytes() {
+    if !available(Need::Root) {
+        return;
+    }
+    let hash = SockHash::<[u8; 6]>::create(2).expect("a map");
+    let [one, other, third] = [(); 3].map(|()| Pair::of(SocketKind::Tcp));
+    hash.insert(*b"source", &one.member).expect("inserted");
+    hash.insert(*b"target", &other.member).expect("inserted");
+    let full = hash
+        .insert(*b"beyond", &third.member)
+        .expect_err("the map is full");
+    assert!(full.to_string().contains("no room"), "{full}");
+    let mut keys: Vec<[u8; 6]> = hash.iter().map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, [*b"source", *b"target"]);
+    assert!(hash.remove(*b"source").expect("removed"));
+    assert!(!hash.remove(*b"source").expect("nothing to remove"));
+
+    let numbers = SockHash::<u64>::create(1).expect("a map");
+    numbers.insert(7, &one.member).expect("inserted");
+    assert_eq!(numbers.iter().map(|(key, _)| key).collect::<Vec<_>>(), [7]);
+}
+
+#[test]
+fn a_closed_socket_leaves_its_maps() {
+    if !available(Need::Root) {
+        return;
+    }
+    for kind in KINDS {
+        let hash = SockHash::<u64>::create(1).expect("a map");
+        let pair = Pair::of(kind);
+        hash.insert(1, &pair.member).expect("inserted");
+        drop(pair.member);
+        until(&format!("the {kind} socket leaves"), || {
+            hash.cookie(1).expect("read").is_none()
+        });
+    }
+}
+
+#[test]
+fn a_pinned_map_outlives_its_descriptor() {
+    if !available(Need::Root) {
+        return;
+    }
+    let pins = Pins::new();
+    let pair = Pair::of(SocketKind::Tcp);
+    let mut map = SockHash::<u32>::create(4).expect("a map");
+    map.pin(pins.path("sockets")).expect("pinned");
+    map.insert(3, &pair.member).expect("inserted");
+    drop(map);
+    let opened = SockHash::<u32>::open_pinned(pins.path("sockets")).expect("opened");
+    let cookie = socket_cookie(&pair.member).expect("a cookie");
+    assert_eq!(opened.cookie(3).expect("read"), Some(cookie));
+    let mut map = SockMap::create(4).expect("a map");
+    map.pin(pins.path("indices")).expect("pinned");
+    map.insert(2, &pair.member).expect("inserted");
+    drop(map);
+    let indices = SockMap::open_pinned(pins.path("indices")).expect("opened");
+    assert_eq!(indices.iter().collect::<Vec<_>>(), [(2, cookie)]);
+    assert!(indices.remove(2).expect("removed"));
+
+    for (error, said) in [
+        (
+            SockHash::<u64>::open_pinned(pins.path("sockets")).map(drop),
+            "its keys have 4 bytes, and not 8",
+        ),
+        (
+            SockMap::open_pinned(pins.path("sockets")).map(drop),
+            "it is no SOCKMAP",
+        ),
+        (
+            SockMap::open_pinned(pins.path("nothing")).map(drop),
+            "No such file",
+        ),
+    ] {
+        let error = error.expect_err("it cannot be opened").to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let twice = SockMap::create(1).expect("a map").pin(pins.path("sockets"));
+    assert!(
+        twice
+            .expect_err("the name is taken")
+            .to_string()
+            .contains("File exists")
+    );
+}
+
+#[test]
+fn what_a_map_does_not_take_is_refused_with_the_reason() {
+    if !available(Need::Root) {
+        return;
+    }
+    let map = SockMap::create(1).expect("a map");
+    let refused = |socket: &OwnedFd| {
+        let error = map.insert(0, socket).expect_err("it cannot be inserted");
+        assert_eq!(error.kind(), ErrorKind::UnsupportedSocket, "{error}");
+        error.to_string()
+    };
+    let file = OwnedFd::from(File::open("/dev/null").expect("a file"));
+    assert!(refused(&file).contains("no socket"));
+    let (seqpacket, _peer) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a pair");
+    assert!(refused(&seqpacket).contains("UNIX SOCK_SEQPACKET"));
+    let unconnected = socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        Some(ipproto::TCP),
+    )
+    .expect("a socket");
+    assert!(refused(&unconnected).contains("neither ESTABLISHED nor LISTEN"));
+    let ended = Pair::of(SocketKind::Tcp);
+    drop(ended.peer);
+    until("its end is known", || {
+        refused(&ended.member).contains("a peer may have closed it")
+    });
+}
+
+/// The kernel's release: 7 and 2 of 7.2.13.
+fn release() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split('.')
+        .map(|number| number.parse().expect("a number"));
+    (
+        numbers.next().expect("major"),
+        numbers.next().expect("minor"),
+    )
+}
+
+/// What each kernel does when TLS in the kernel meets a map, in either order.
+#[test]
+#[ignore = "kernel: needs kTLS; make test-kernels runs it"]
+fn a_socket_with_tls_and_a_map_exclude_one_another() {
+    let map = SockMap::create(1).expect("a map");
+    let first = Pair::of(SocketKind::Tcp);
+    tls::stack(&first.member).expect("kTLS");
+    let error = map.insert(0, &first.member).expect_err("it has a ULP");
+    assert_eq!(error.kind(), ErrorKind::UnsupportedSocket);
+    assert!(
+        error.to_string().contains("upper layer protocol"),
+        "{error}"
+    );
+
+    let second = Pair::of(SocketKind::Tcp);
+    map.insert(0, &second.member).expect("inserted");
+    tls::stack(&second.member).expect("the ULP alone is accepted");
+    let keyed = setsockopt(&second.member, TcpTlsTx, &tls::keys());
+    // Linux 7.2 refuses keys for a member (do_tls_setsockopt_conf), and so do stable releases to which that was ported
+    // back, such as 6.1.192.
+    println!("Linux {:?}: keys for a member: {keyed:?}", release());
+    let allowed: &[_] = match release() {
+        newer if newer >= (7, 2) => &[Err(nix::errno::Errno::EINVAL)],
+        _ => &[Err(nix::errno::Errno::EINVAL), Ok(())],
+    };
+    assert!(allowed.contains(&keyed), "{keyed:?} on {:?}", release());
+}

@@ -1,0 +1,93 @@
+//! Links of VSOCK sockets, over the loopback that some kernels have.
+
+use netlab::until;
+use rustix::net::{Shutdown, shutdown};
+use splice::ErrorKind;
+use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use splice_base::release::Release;
+use std::time::Duration;
+
+use crate::conversation::{Pair, put, take};
+use crate::linking::{converse, ends};
+
+const VSOCK: [SocketKind; 2] = [SocketKind::VsockStream, SocketKind::VsockSeqpacket];
+
+/// Far more than a busy machine takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Maps take VSOCK sockets since 6.4 (`vsock_bpf.c`).
+fn maps_take_vsock() -> bool {
+    Release::here().is_none_or(|release| release.series() >= (6, 4))
+}
+
+#[test]
+#[ignore = "kernel: needs the loopback of VSOCK; make test-kernels runs it"]
+fn links_of_vsock_carry_every_message_and_leave() {
+    for redirect in Redirect::ALL {
+        for map_type in [MapType::Map, MapType::Hash] {
+            let redirections = Redirections::new(redirect, map_type, 64).expect("loaded");
+            for (source_kind, target_kind) in SocketKind::ALL
+                .into_iter()
+                .flat_map(|source| SocketKind::ALL.map(|target| (source, target)))
+                .filter(|(source, target)| VSOCK.contains(source) || VSOCK.contains(target))
+            {
+                link_and_leave(&redirections, redirect, source_kind, target_kind);
+            }
+        }
+    }
+}
+
+fn link_and_leave(
+    redirections: &Redirections,
+    redirect: Redirect,
+    source_kind: SocketKind,
+    target_kind: SocketKind,
+) {
+    let what = format!("{redirect}: {source_kind} to {target_kind}");
+    let (source, target) = (Pair::of(source_kind), Pair::of(target_kind));
+    let linked = redirections.link(&source.member, &target.member);
+    if redirect.supports(source_kind, target_kind).is_err() || !maps_take_vsock() {
+        let error = linked.expect_err("it is not supported");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::UnsupportedSocket,
+            "{what}: {error}"
+        );
+        // Nothing is lost: the source works as before.
+        converse(&source.peer, &source.member, false, &what);
+        return;
+    }
+    let mut link = linked.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let (from, to) = ends(redirect, &source, &target);
+    converse(
+        from,
+        to,
+        !source_kind.is_stream() && !target_kind.is_stream(),
+        &what,
+    );
+    let must_end = matches!(
+        source_kind,
+        SocketKind::UnixStream | SocketKind::VsockStream
+    );
+    if must_end {
+        let open = link
+            .leave(&source.member, PATIENCE)
+            .expect_err("it may send");
+        assert!(open.to_string().contains("end the stream first"), "{open}");
+        shutdown(&source.peer, Shutdown::Write).expect("ended");
+    }
+    // The end takes its time over VSOCK.
+    until(&format!("{what}: the source leaves"), || {
+        match link.leave(&source.member, PATIENCE) {
+            Ok(()) => true,
+            Err(error) if must_end && error.to_string().contains("end the stream first") => false,
+            Err(error) => panic!("{what}: {error}"),
+        }
+    });
+    if !must_end {
+        put(&source.peer, b"to the reader");
+        assert_eq!(take(&source.member), b"to the reader", "{what}");
+    }
+    put(&target.member, b"a plain socket");
+    assert_eq!(take(&target.peer), b"a plain socket", "{what}");
+}

@@ -1,0 +1,285 @@
+//! `spliced adopt`: splices two sockets of running processes, and gives them back.
+
+mod adoption;
+mod exchange;
+mod frozen;
+mod owner;
+mod side;
+mod stand_in;
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use self::adoption::{Adoption, Event, State};
+use self::side::Side;
+use crate::adopt_args::AdoptArgs;
+use crate::diagnostics::Diagnostics;
+use crate::exit_status::Ended;
+use crate::log_file::LogFile;
+use crate::log_queue::{LogQueue, Reporter};
+use crate::refusal::WrongUsage;
+use crate::signal::{Request, Signals};
+
+/// How often the report gets a line.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// How often the owner is looked at while it writes what it had read.
+const SETTLE_EVERY: Duration = Duration::from_millis(1);
+
+/// How often it is looked at later: whether it writes something of its own.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How often it is stopped at the end to see whether its bytes have arrived.
+const GIVE_BACK_EVERY: Duration = Duration::from_millis(20);
+
+/// How long the owner may take to write what it had read. A relay does so at once when its socket takes bytes, as a
+/// stand-in does.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the report may take to be written at the end.
+const REPORT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Adopts two sockets until a signal, or until there is nothing left to do.
+///
+/// # Errors
+/// If they cannot be adopted or given back.
+pub(crate) fn run(args: &AdoptArgs, signals: Signals, diagnostics: &Diagnostics) -> Result<Ended> {
+    let [first, second] = named(args)?;
+    let (sender, events) = mpsc::channel();
+    let progress = signals.watch(diagnostics.clone(), false, {
+        let sender = sender.clone();
+        move |request| {
+            if request == Request::Stop {
+                // Nobody listens any more only at the end.
+                let _ = sender.send(Event::Stop);
+            }
+        }
+    })?;
+    let refused = |error: anyhow::Error| {
+        anyhow::Error::from(WrongUsage::new(format!(
+            "cannot adopt these sockets: {error:#}"
+        )))
+    };
+    let sides = [
+        Side::take(first.0, first.1).map_err(refused)?,
+        Side::take(second.0, second.1).map_err(refused)?,
+    ];
+    let told = sides.each_ref().map(|side| {
+        format!(
+            "{} of {} ({})",
+            side.number,
+            side.owner.name(),
+            side.addresses()
+        )
+    });
+    let mut report = Report::start(args.json, [first, second])?;
+    progress.running();
+    let mut adoption = Adoption::begin(sides, sender).map_err(refused)?;
+    tracing::info!("adopted {} and {}", told[0], told[1]);
+    let why = until_over(&mut adoption, &events, &mut report)?;
+    adoption.stop();
+    let ended = give_back(&mut adoption, &events);
+    let [forth, back] = adoption.moved_bytes();
+    report.write(&adoption);
+    report.finish();
+    match (why, ended) {
+        (Why::Refused(why), _) => Err(WrongUsage::new(format!(
+            "cannot adopt these sockets: {why}; their owner has them again"
+        ))
+        .into()),
+        (Why::Over(why), Ended::Well) => {
+            tracing::info!(
+                "given back because of {why}: {forth} bytes moved from {} to {}, {back} bytes back",
+                first.1,
+                second.1
+            );
+            Ok(ended)
+        }
+        (Why::Over(why), Ended::CutShort) => {
+            tracing::warn!(
+                "both connections were reset: {why}, and a second signal came before the rest was delivered"
+            );
+            Ok(ended)
+        }
+    }
+}
+
+/// Why the sockets are given back.
+enum Why {
+    /// The adoption did its work.
+    Over(String),
+    /// These are no sockets to adopt, as it turned out.
+    Refused(String),
+}
+
+fn named(args: &AdoptArgs) -> Result<[(u32, u32); 2]> {
+    let wrong =
+        |why: &str| Err(WrongUsage::new(format!("{why}; see 'spliced adopt --help'")).into());
+    let [first, second] = args.fd[..] else {
+        return wrong("a splice has two sockets: give --fd twice");
+    };
+    let named = match args.pid[..] {
+        [pid] => [(pid, first), (pid, second)],
+        [one, other] => [(one, first), (other, second)],
+        _ => return wrong("a splice has two sockets: give --pid once or twice"),
+    };
+    let [one, other] = named;
+    match one == other {
+        true => wrong("cannot adopt these sockets: both are the same one"),
+        false => Ok(named),
+    }
+}
+
+fn until_over(
+    adoption: &mut Adoption,
+    events: &Receiver<Event>,
+    report: &mut Report,
+) -> Result<Why> {
+    let mut report_at = Instant::now();
+    loop {
+        if let Err(error) = adoption.settle() {
+            return Ok(Why::Refused(format!("{error:#}")));
+        }
+        if let Some(why) = adoption.overdue(SETTLE_PATIENCE) {
+            return Ok(Why::Refused(why));
+        }
+        if Instant::now() >= report_at {
+            report.write(adoption);
+            report_at += REPORT_EVERY;
+        }
+        let pause = match adoption.state {
+            State::Settling => SETTLE_EVERY,
+            _ => LOOK_EVERY,
+        };
+        match events.recv_timeout(pause) {
+            Ok(event) => {
+                if let Some(why) = adoption.note(event) {
+                    return Ok(Why::Over(why));
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("the adoption has a sender"),
+        }
+    }
+}
+
+/// Gives the sockets back as soon as what their owner has written is with them.
+fn give_back(adoption: &mut Adoption, events: &Receiver<Event>) -> Ended {
+    let mut has_warned = false;
+    loop {
+        match adoption.give_back() {
+            Ok(true) => return Ended::Well,
+            Ok(false) => {}
+            Err(error) if !has_warned => {
+                has_warned = true;
+                tracing::warn!("cannot give the sockets back yet: {error:#}");
+            }
+            Err(_) => {}
+        }
+        // The owner goes on meanwhile: a peer that does not read may take its time.
+        match events.recv_timeout(GIVE_BACK_EVERY) {
+            Ok(Event::Stop) => {
+                adoption.cut();
+                return Ended::CutShort;
+            }
+            Ok(event) => drop(adoption.note(event)),
+            Err(_) => {}
+        }
+    }
+}
+
+/// The report on standard output, which waits for no reader.
+struct Report {
+    lines: LogQueue,
+    is_json: bool,
+    named: [(u32, u32); 2],
+    since: Instant,
+}
+
+#[derive(Serialize)]
+struct Line {
+    seconds: f64,
+    state: &'static str,
+    directions: [Direction; 2],
+}
+
+#[derive(Serialize)]
+struct Direction {
+    from_pid: u32,
+    from_fd: u32,
+    to_pid: u32,
+    to_fd: u32,
+    bytes: u64,
+}
+
+impl Report {
+    fn start(is_json: bool, named: [(u32, u32); 2]) -> Result<Self> {
+        let file =
+            LogFile::standard_stream(&std::io::stdout()).context("cannot write the report")?;
+        let lines = LogQueue::start("report", file, Silent).context("cannot start a thread")?;
+        Ok(Self {
+            lines,
+            is_json,
+            named,
+            since: Instant::now(),
+        })
+    }
+
+    fn write(&mut self, adoption: &Adoption) {
+        let moved = adoption.moved_bytes();
+        let [(one, first), (other, second)] = self.named;
+        let seconds = (self.since.elapsed().as_millis() as f64) / 1000.0;
+        let state = match adoption.state {
+            State::Settling => "settling",
+            State::Adopted => "adopted",
+            State::GivingBack => "giving-back",
+            State::Over => "over",
+        };
+        let text = if self.is_json {
+            let line = Line {
+                seconds,
+                state,
+                directions: [
+                    (self.named, moved[0]),
+                    ([self.named[1], self.named[0]], moved[1]),
+                ]
+                .map(|([from, to], bytes)| Direction {
+                    from_pid: from.0,
+                    from_fd: from.1,
+                    to_pid: to.0,
+                    to_fd: to.1,
+                    bytes,
+                }),
+            };
+            // It has no map whose keys could not be written.
+            serde_json::to_string(&line).unwrap_or_default()
+        } else {
+            let [forth, back] = moved;
+            format!(
+                "{seconds:9.3} s  {state:<11}  {one}:{first} to {other}:{second}: {forth} bytes  {other}:{second} to \
+                 {one}:{first}: {back} bytes"
+            )
+        };
+        self.lines.push(format!("{text}\n").into_bytes());
+    }
+
+    fn finish(self) {
+        let _ = self.lines.finish(REPORT_PATIENCE);
+    }
+}
+
+/// A reader who has gone away misses nothing that matters here.
+struct Silent;
+
+impl Reporter for Silent {
+    fn failed(&mut self, _: &std::io::Error) {}
+
+    fn recovered(&mut self, _: u64) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn reopened(&mut self, _: std::io::Result<()>) {}
+}

@@ -1,0 +1,288 @@
+//! A process that owns a socket, as `/proc` shows it.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// The fifth byte of an ELF file, which says how wide addresses are, for 64 bits (`ELFCLASS64`).
+const ELF_64_BIT: u8 = 2;
+const ELF_CLASS_AT: u64 = 4;
+
+/// An epoll instance of a process that watches a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    /// The number of the epoll instance.
+    pub(super) epoll: u32,
+    pub(super) events: u32,
+    pub(super) data: u64,
+}
+
+/// A process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner(pub(super) u32);
+
+impl Owner {
+    /// Its number and name.
+    pub(super) fn name(self) -> String {
+        let name = self.read("comm").unwrap_or_default();
+        format!("the process {} ({})", self.0, name.trim_end())
+    }
+
+    /// Refuses processes into which a system call cannot be put safely.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn refuse_unfit(self) -> Result<()> {
+        let status = self
+            .read("status")
+            .with_context(|| format!("there is no process {}", self.0))?;
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            value.map(str::trim).unwrap_or_default()
+        };
+        let name = self.name();
+        if self.0 == std::process::id() {
+            bail!("the process {} is spliced itself; name another one", self.0);
+        }
+        if field("Tgid:") != self.0.to_string() {
+            bail!(
+                "{} is a thread of the process {}; name that one",
+                self.0,
+                field("Tgid:")
+            );
+        }
+        if field("Kthread:") == "1" {
+            bail!("{name} is a thread of the kernel");
+        }
+        if !matches!(field("TracerPid:"), "0" | "") {
+            let tracer = field("TracerPid:");
+            bail!("{name} is traced by the process {tracer} already; end that first");
+        }
+        match field("State:").chars().next() {
+            Some('Z' | 'X') => bail!("{name} has ended"),
+            Some('T') => bail!(
+                "{name} is stopped; continue it first (kill -CONT {})",
+                self.0
+            ),
+            _ => {}
+        }
+        if !matches!(field("Seccomp:"), "0" | "") {
+            bail!(
+                "{name} filters its system calls (seccomp), and the filter might end it at a call that is not its own"
+            );
+        }
+        let mut class = [0];
+        let is_64_bit = fs::File::open(self.path("exe"))
+            .and_then(|exe| exe.read_exact_at(&mut class, ELF_CLASS_AT))
+            .map(|()| class == [ELF_64_BIT]);
+        match is_64_bit {
+            Ok(true) => {}
+            Ok(false) => bail!("{name} is a program of 32 bits"),
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!("cannot look at {name}; run spliced as the same user, or with CAP_SYS_PTRACE")
+                });
+            }
+        }
+        if let Ok(links) = self.links()
+            && links
+                .iter()
+                .any(|(_, link)| link == "anon_inode:[io_uring]")
+        {
+            bail!("{name} uses io_uring, which may have requests on the socket itself");
+        }
+        Ok(())
+    }
+
+    /// The inode of the socket that is open as `number`.
+    pub(super) fn inode(self, number: u32) -> Option<u64> {
+        socket_inode(
+            fs::read_link(self.path(&format!("fd/{number}")))
+                .ok()?
+                .to_str()?,
+        )
+    }
+
+    /// Whether the descriptor is closed by execve(2).
+    ///
+    /// # Errors
+    /// If there is no such descriptor.
+    pub(super) fn closes_on_exec(self, number: u32) -> Result<bool> {
+        // `O_CLOEXEC` of asm-generic/fcntl.h, which proc_pid_fdinfo(5) shows in octal.
+        const CLOEXEC: u32 = 0o2_000_000;
+        let info = self.read(&format!("fdinfo/{number}"))?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        Ok(flags.is_some_and(|flags| flags & CLOEXEC != 0))
+    }
+
+    /// Refuses a socket that has a second descriptor, here or in another process: its owner might go on reading there.
+    ///
+    /// # Errors
+    /// Where the socket is open, too.
+    pub(super) fn refuse_shared(self, number: u32, inode: u64) -> Result<()> {
+        for other in processes()? {
+            // A process that has ended, or that nobody else may look at.
+            let Ok(links) = other.links() else {
+                continue;
+            };
+            for (open_as, link) in links {
+                let is_named = other == self && open_as == number;
+                if !is_named && socket_inode(&link) == Some(inode) && other.0 != std::process::id()
+                {
+                    bail!(
+                        "the socket {number} of {} is open as {open_as} of {}, too; close that descriptor first",
+                        self.name(),
+                        other.name()
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoll instances of the process that watch a socket.
+    ///
+    /// # Errors
+    /// If one watches the socket by another number than `number`: the kernel offers no way to end that.
+    pub(super) fn registrations(self, number: u32, inode: u64) -> Result<Vec<Registration>> {
+        let mut found = Vec::new();
+        let links = self
+            .links()
+            .with_context(|| format!("cannot look at {}", self.name()))?;
+        for (epoll, _) in links
+            .iter()
+            .filter(|(_, link)| link == "anon_inode:[eventpoll]")
+        {
+            let info = self.read(&format!("fdinfo/{epoll}"))?;
+            for watched in info.lines().filter_map(Watched::of_line) {
+                if watched.inode != inode {
+                    continue;
+                }
+                if watched.number != number {
+                    bail!(
+                        "{} watches the socket {number} as {}, which it has closed since",
+                        self.name(),
+                        watched.number
+                    );
+                }
+                found.push(Registration {
+                    epoll: *epoll,
+                    events: watched.events,
+                    data: watched.data,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// The numbers of its threads.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn threads(self) -> io::Result<Vec<i32>> {
+        let entries = fs::read_dir(self.path("task"))?;
+        Ok(entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect())
+    }
+
+    /// Whether a thread has ended without having gone yet.
+    pub(super) fn is_zombie(self, thread: i32) -> bool {
+        let stat = self
+            .read(&format!("task/{thread}/stat"))
+            .unwrap_or_default();
+        let state = stat
+            .rsplit_once(") ")
+            .and_then(|(_, rest)| rest.chars().next());
+        matches!(state, Some('Z' | 'X') | None)
+    }
+
+    pub(super) fn path(self, name: &str) -> PathBuf {
+        format!("/proc/{}/{name}", self.0).into()
+    }
+
+    fn read(self, name: &str) -> io::Result<String> {
+        let mut text = String::new();
+        fs::File::open(self.path(name))?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// What each descriptor is, by its number.
+    fn links(self) -> io::Result<Vec<(u32, String)>> {
+        let entries = fs::read_dir(self.path("fd"))?;
+        Ok(entries
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let link = fs::read_link(entry.path()).ok()?;
+                Some((
+                    entry.file_name().to_str()?.parse().ok()?,
+                    link.to_str()?.to_owned(),
+                ))
+            })
+            .collect())
+    }
+}
+
+/// What an epoll instance watches: a line of its fdinfo (`ep_show_fdinfo`).
+#[derive(Debug, PartialEq, Eq)]
+struct Watched {
+    number: u32,
+    events: u32,
+    data: u64,
+    inode: u64,
+}
+
+impl Watched {
+    fn of_line(line: &str) -> Option<Self> {
+        let words: Vec<_> = line
+            .split([' ', ':'])
+            .filter(|word| !word.is_empty())
+            .collect();
+        let field = |name| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1).copied()
+        };
+        Some(Self {
+            number: field("tfd")?.parse().ok()?,
+            events: u32::from_str_radix(field("events")?, 16).ok()?,
+            data: u64::from_str_radix(field("data")?, 16).ok()?,
+            inode: u64::from_str_radix(field("ino")?, 16).ok()?,
+        })
+    }
+}
+
+fn processes() -> Result<Vec<Owner>> {
+    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
+    Ok(entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Owner))
+        .collect())
+}
+
+fn socket_inode(link: &str) -> Option<u64> {
+    link.strip_prefix("socket:[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_an_epoll_instance_is_read() {
+        let line = "tfd:        5 events: 80002019 data: 7f0000000009  pos:0 ino:2a sdev:9";
+        let watched = Watched {
+            number: 5,
+            events: 0x8000_2019,
+            data: 0x7f00_0000_0009,
+            inode: 42,
+        };
+        assert_eq!(Watched::of_line(line), Some(watched));
+        assert_eq!(Watched::of_line("flags:\t02000002"), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The sockets that clients send to.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use rustix::io::Errno;
+use rustix::net::{getsockname, sockopt};
+use splice::Address;
+
+use super::plan::DatagramPlan;
+use super::socket::DatagramSocket;
+use crate::listener::{SocketFile, remove_stale_by, why_not};
+use crate::socket_address::SocketAddress;
+
+/// How much may wait for a thread, in bytes with the kernel's overhead: 5 ms at a million small datagrams a
+/// second.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+
+/// The bound sockets: for each thread those that it reads.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    pub(crate) sockets: Vec<Vec<DatagramSocket>>,
+    pub(crate) addresses: Vec<SocketAddress>,
+    pub(crate) _socket_file: Option<SocketFile>,
+}
+
+impl Listeners {
+    /// Binds a socket for each address of the listener and each thread.
+    pub(crate) fn bind(plan: &DatagramPlan, threads: usize) -> Result<Self> {
+        let typed = &plan.listen_address;
+        let failed = || format!("cannot listen on {}", plan.listen);
+        let mut found = SocketAddress::to_listen(typed)?;
+        found.dedup();
+        let mut listeners = Self {
+            sockets: (0..threads).map(|_| Vec::new()).collect(),
+            addresses: Vec::new(),
+            _socket_file: None,
+        };
+        let mut port = None;
+        for mut address in found {
+            if let (SocketAddress::Inet(inet), Some(port)) = (&mut address, port)
+                && inet.port() == 0
+            {
+                inet.set_port(port);
+            }
+            let bound = listeners.add(&address, typed).with_context(failed)?;
+            port = bound.inet().map(|inet| inet.port());
+            listeners.addresses.push(bound);
+        }
+        Ok(listeners)
+    }
+
+    fn add(&mut self, address: &SocketAddress, typed: &Address) -> Result<SocketAddress> {
+        let mut address = address.clone();
+        // The first is bound without SO_REUSEPORT: otherwise a second relay of the same user would get a
+        // part of the datagrams.
+        let first = match (bind(&address, false), typed) {
+            (Err(Errno::ADDRINUSE), Address::UnixPath(path)) if is_stale(path, &address)? => {
+                bind(&address, false)
+            }
+            (Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL), _) if address.is_dual_stack() => {
+                let port = address.inet().map_or(0, |inet| inet.port());
+                address = SocketAddress::Inet((Ipv4Addr::UNSPECIFIED, port).into());
+                bind(&address, false)
+            }
+            (bound, _) => bound,
+        };
+        let first = first.map_err(|errno| why_not(errno, &address))?;
+        if let Address::UnixPath(path) = typed {
+            self._socket_file = Some(SocketFile::of(path)?);
+        }
+        let name = SocketAddress::from_kernel(getsockname(first.fd()).ok());
+        let address = name.unwrap_or(address);
+        let threads = self.sockets.len();
+        if threads > 1 {
+            sockopt::set_socket_reuseport(first.fd(), true).context("cannot set SO_REUSEPORT")?;
+        }
+        self.sockets[0].push(first);
+        for sockets in &mut self.sockets[1..] {
+            let more = bind(&address, true).map_err(|errno| why_not(errno, &address))?;
+            sockets.push(more);
+        }
+        Ok(address)
+    }
+}
+
+/// Removes the file of a socket that nobody has bound any more.
+fn is_stale(path: &Path, address: &SocketAddress) -> Result<bool> {
+    let probe = DatagramSocket::new(address).context("cannot create a UNIX socket")?;
+    remove_stale_by(path, address, probe.fd())
+}
+
+fn bind(address: &SocketAddress, reuse_port: bool) -> Result<DatagramSocket, Errno> {
+    let socket = DatagramSocket::new(address)?;
+    if let SocketAddress::Inet(inet) = address {
+        if address.is_dual_stack() {
+            sockopt::set_ipv6_v6only(socket.fd(), false)?;
+        }
+        if inet.ip().is_unspecified() {
+            socket.report_destination(matches!(inet, SocketAddr::V6(_)))?;
+        }
+        if reuse_port {
+            sockopt::set_socket_reuseport(socket.fd(), true)?;
+        }
+        // Without CAP_NET_ADMIN the buffer has at most the size that the administrator allows.
+        if sockopt::set_socket_recv_buffer_size_force(socket.fd(), RECEIVE_BUFFER_BYTES).is_err() {
+            let _ = sockopt::set_socket_recv_buffer_size(socket.fd(), RECEIVE_BUFFER_BYTES);
+        }
+    }
+    address.bind(socket.fd())?;
+    Ok(socket)
+}

@@ -1,0 +1,172 @@
+//! A relay of datagrams: UDP and UNIX datagram sockets.
+//!
+//! ```text
+//!              ┌───────────── one worker a thread ─────────────┐
+//! clients ──▶ listener ──▶ session of this client ──▶ its own connected socket ──▶ target
+//!         ◀──────────────────────────────────────────◀
+//! ```
+//!
+//! A client's first datagram opens a **session**: a socket that is connected to the target, so that an ICMP
+//! error of the target is an error of this session. A session ends when it is idle, when its target or its
+//! client is gone, or when it has to make room.
+//!
+//! ```text
+//!         SIGTERM                every session is quiet, or the drain timeout, or a second signal
+//! running ───────▶ draining ────────────────────────────────────────────────────────────────────▶ over
+//! ```
+//!
+//! Nothing is queued outside of the sockets' buffers. What does not fit is dropped and counted, as a router
+//! does it.
+
+mod batch;
+mod counters;
+mod listeners;
+mod plan;
+mod sender;
+mod session;
+mod sessions;
+mod socket;
+mod worker;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result};
+
+use self::counters::Counters;
+use self::listeners::Listeners;
+pub(crate) use self::plan::DatagramPlan;
+use self::worker::{Shared, Worker};
+use crate::access_log::AccessLog;
+use crate::diagnostics::{Diagnostics, LAST_WORDS};
+use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::rate_limited_warning::RateLimitedWarning;
+use crate::refusal;
+use crate::resource_limit::raise_descriptor_limit;
+use crate::signal::{Request, Signals};
+use crate::target::Target;
+
+/// How long a target's name may take at the start; later answers are taken when they come.
+const RESOLVE_WITHIN: Duration = Duration::from_secs(5);
+
+enum Event {
+    Stop,
+    Reopen,
+    WorkerEnded(Result<(), Error>),
+}
+
+/// Relays as `plan` says until a signal ends it. Returns whether every session ended by itself.
+///
+/// # Errors
+/// If the relay cannot start, or a thread fails.
+pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostics) -> Result<bool> {
+    let (sender, events) = mpsc::channel();
+    let progress = signals.watch(diagnostics.clone(), false, {
+        let sender = sender.clone();
+        move |request| {
+            // Nobody receives once the relay has ended.
+            let _ = match request {
+                Request::Stop => sender.send(Event::Stop),
+                Request::Reopen => sender.send(Event::Reopen),
+                Request::Reload => Ok(()),
+            };
+        }
+    })?;
+    // A session has one descriptor.
+    raise_descriptor_limit(None);
+    let threads = plan.threads();
+    let target = Target::new(plan.target_address.clone(), RESOLVE_WITHIN)?;
+    let access_log = match &plan.access_log {
+        Some(path) => Some(AccessLog::open(path)?),
+        None => None,
+    };
+    // From then on there may be a socket file to remove.
+    progress.running();
+    let Listeners {
+        sockets,
+        addresses,
+        _socket_file,
+    } = Listeners::bind(&plan, threads)?;
+    if plan.is_one_kind() {
+        let name = plan.target.to_string();
+        refusal::of_itself(&name, &[Arc::clone(&target)], &addresses)?;
+        target.keep_off(&addresses);
+    }
+    let shared = Arc::new(Shared {
+        target,
+        access_log: access_log.clone(),
+        open: AtomicUsize::new(0),
+        made: AtomicUsize::new(0),
+        next_address: AtomicUsize::new(0),
+        cut_short: AtomicUsize::new(0),
+        total: Mutex::new(Counters::default()),
+        full: RateLimitedWarning::default(),
+        dropped: RateLimitedWarning::default(),
+        plan,
+    });
+    let mut workers = Vec::new();
+    for socket in sockets {
+        let sender = sender.clone();
+        let ended = move |result| drop(sender.send(Event::WorkerEnded(result)));
+        workers.push(Worker::start(socket, Arc::clone(&shared), ended)?);
+    }
+    for address in &addresses {
+        tracing::info!(
+            "listening on {}, relaying to {}",
+            shared.plan.shown(address),
+            shared.plan.target
+        );
+    }
+    let mut draining_until = None;
+    let mut left = workers.len();
+    let mut result = Ok(());
+    while left > 0 {
+        let wait = draining_until.map_or(Duration::MAX, |until: Instant| {
+            until.saturating_duration_since(Instant::now())
+        });
+        match events.recv_timeout(wait) {
+            Ok(Event::Reopen) => shared.access_log.iter().for_each(AccessLog::reopen),
+            Ok(Event::Stop) if draining_until.is_none() => {
+                let timeout = shared.plan.drain_timeout;
+                let now = Instant::now();
+                draining_until = Some(now.checked_add(timeout).unwrap_or(now));
+                let left = shared.open.load(Ordering::Relaxed);
+                workers.iter().for_each(Worker::drain);
+                tracing::info!(
+                    "no longer accepting clients; {left} sessions left with {} to become quiet; a second \
+                     signal, at least a second after the first, ends the relay at once",
+                    humantime::format_duration(timeout)
+                );
+            }
+            Ok(Event::Stop) => {
+                draining_until = None;
+                workers.iter().for_each(Worker::end);
+            }
+            Ok(Event::WorkerEnded(ended)) => {
+                left -= 1;
+                if ended.is_err() && result.is_ok() {
+                    result = ended;
+                    workers.iter().for_each(Worker::end);
+                }
+            }
+            Err(_) => {
+                draining_until = None;
+                workers.iter().for_each(Worker::end);
+            }
+        }
+    }
+    progress.ending(FAILED);
+    workers.into_iter().for_each(Worker::join);
+    let cut_short = shared.cut_short.load(Ordering::Relaxed);
+    if cut_short > 0 {
+        progress.ending(CUT_SHORT);
+        tracing::warn!("ended {cut_short} sessions that were not quiet");
+    }
+    shared.log_total();
+    if let Some(log) = access_log {
+        log.finish(LAST_WORDS);
+    }
+    result.map(|()| cut_short == 0)
+}

@@ -1,0 +1,44 @@
+//! Who has sent a datagram, and can be answered.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::net::{SocketAddrAny, SocketAddrUnix};
+
+use crate::socket_address::SocketAddress;
+
+/// Who has sent a datagram.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Sender {
+    Udp {
+        client: SocketAddr,
+        /// The address of this host that the client has sent to, from which it expects its answers.
+        own: Option<IpAddr>,
+    },
+    Unix(SocketAddrUnix),
+    /// A UNIX socket without a name, which nobody can answer.
+    Unnamed,
+}
+
+impl Sender {
+    /// Who sent a datagram that a UNIX socket has received.
+    pub(crate) fn of_unix(from: Option<SocketAddrAny>) -> Self {
+        let unix = from.and_then(|from| SocketAddrUnix::try_from(from).ok());
+        match unix {
+            Some(unix) if unix.path_bytes().is_some() || unix.abstract_name().is_some() => {
+                Self::Unix(unix)
+            }
+            _ => Self::Unnamed,
+        }
+    }
+}
+
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Udp { client, .. } => SocketAddress::Inet(*client).fmt(f),
+            Self::Unix(unix) => SocketAddress::Unix(unix.clone()).fmt(f),
+            Self::Unnamed => f.write_str("unnamed"),
+        }
+    }
+}

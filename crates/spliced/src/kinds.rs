@@ -1,0 +1,128 @@
+//! Which kinds of sockets a relay joins, and which it cannot.
+
+use anyhow::Result;
+use splice::{EngineChoice, EngineName, SocketName, VsockAddress};
+
+use crate::cli::RelayArgs;
+use crate::datagram::DatagramPlan;
+use crate::plain::PlainPlan;
+use crate::plan::Plan;
+use crate::refusal::WrongUsage;
+use crate::relay;
+
+/// What `spliced relay` is to do, by the kinds of its sockets.
+#[derive(Debug)]
+pub(crate) enum Kinds {
+    Streams(Plan),
+    Datagrams(DatagramPlan),
+    Others(PlainPlan),
+}
+
+impl Kinds {
+    /// # Errors
+    /// If the two kinds do not fit, or an option belongs to another kind.
+    pub(crate) fn of(args: RelayArgs) -> Result<Self> {
+        let (listen, target) = (args.listen.clone(), args.target.clone());
+        if let (SocketName::Stream(listen), SocketName::Stream(target)) = (&listen, &target) {
+            if args.max_sessions.is_some() {
+                return refuse(
+                    "--max-sessions is for datagrams; limit a relay of streams with --max-connections",
+                );
+            }
+            let (listen, target) = (listen.clone(), target.clone());
+            return Ok(Self::Streams(relay::plan_of_relay(args, listen, target)));
+        }
+        if let Some(plan) = DatagramPlan::between(listen.clone(), target.clone()) {
+            return of_datagrams(plan, args).map(Self::Datagrams);
+        }
+        if listen.is_datagram() == target.is_datagram()
+            && listen.is_seqpacket() == target.is_seqpacket()
+        {
+            return of_others(listen, target, args).map(Self::Others);
+        }
+        refuse(&format!(
+            "{listen} and {target} cannot be joined: a stream, a datagram socket and one with messages \
+             (seqpacket) carry different things; give both the same kind"
+        ))
+    }
+}
+
+fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
+    if args.engine != EngineChoice::default() {
+        return refuse(&format!(
+            "--engine {} moves streams, and {} is a datagram socket; leave --engine out",
+            args.engine, plan.listen
+        ));
+    }
+    if args.bypass_firewall {
+        return refuse("--bypass-firewall is for streams; leave it out for datagrams");
+    }
+    if args.from_syn {
+        return refuse("--from-syn is for TCP; leave it out for datagrams");
+    }
+    if args.life.max_connections.is_some() {
+        return refuse(
+            "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
+        );
+    }
+    Ok(DatagramPlan {
+        wanted_threads: args.life.threads,
+        idle_timeout: args.life.idle_timeout.unwrap_or(plan.idle_timeout),
+        max_sessions: args
+            .max_sessions
+            .map_or(plan.max_sessions, |most| most as usize),
+        drain_timeout: args.life.drain_timeout,
+        access_log: args.access_log,
+        ..plan
+    })
+}
+
+/// A relay of messages with connections, or of VSOCK streams.
+fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<PlainPlan> {
+    let is_copied = [
+        EngineChoice::default(),
+        EngineChoice::Only(EngineName::Copy),
+    ]
+    .contains(&args.engine);
+    for name in [&listen, &target] {
+        if !is_copied && !matches!(name, SocketName::Stream(_)) {
+            return refuse(&format!(
+                "--engine {} does not take {name}; use auto or copy",
+                args.engine
+            ));
+        }
+    }
+    if let SocketName::VsockStream(address) | SocketName::VsockSeqpacket(address) = &target
+        && address.cid == VsockAddress::ANY_CID
+    {
+        return refuse(&format!(
+            "{target} names no machine to connect to; write its context identifier, such as 2 for the host"
+        ));
+    }
+    if listen == target {
+        return refuse(&format!(
+            "the target {target} is this relay itself; choose another target"
+        ));
+    }
+    if args.bypass_firewall {
+        return refuse("--bypass-firewall is for TCP; leave it out");
+    }
+    if args.from_syn {
+        return refuse("--from-syn is for TCP; leave it out");
+    }
+    if args.max_sessions.is_some() {
+        return refuse("--max-sessions is for datagrams; limit connections with --max-connections");
+    }
+    Ok(PlainPlan {
+        listen,
+        target,
+        idle_timeout: args.life.idle_timeout,
+        max_connections: args.life.max_connections,
+        drain_timeout: args.life.drain_timeout,
+        access_log: args.access_log,
+    })
+}
+
+fn refuse<T>(sentence: &str) -> Result<T> {
+    Err(WrongUsage::new(sentence.into()).into())
+}

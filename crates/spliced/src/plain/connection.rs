@@ -1,0 +1,310 @@
+//! Two connected sockets, and what is on its way between them.
+//!
+//! ```text
+//!             connected                EOF of both sides
+//! connecting ──────────▶ flowing ─────────────────────────▶ over
+//!     │ an error             │ an error
+//!     ▼                      ▼
+//!   failed                 failed
+//! ```
+//!
+//! A direction holds at most one message, or one part of a stream, that its destination had no room for. It
+//! reads no more until that is sent, so the sender's buffer fills and the sender waits.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown, sockopt};
+use serde::Serialize;
+
+use super::socket::{Buffer, Received, report_sender, send_now};
+
+/// How many messages a direction moves before others have their turn.
+const MESSAGES_AT_ONCE: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    id: u64,
+    client: OwnedFd,
+    server: OwnedFd,
+    is_connected: bool,
+    messages: bool,
+    /// The sockets report who sent a message.
+    client_tells: bool,
+    server_tells: bool,
+    up: Direction,
+    down: Direction,
+    began: Instant,
+    pub(super) used: Instant,
+}
+
+/// What goes one way.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Read and not yet sent; `None` if there is nothing, which is not the same as an empty message.
+    waiting: Option<Vec<u8>>,
+    ended: bool,
+    bytes: u64,
+    messages: u64,
+}
+
+/// What a connection waits for after a turn.
+#[derive(Debug)]
+pub(super) enum State {
+    Waiting,
+    /// There was more than a turn allows.
+    Unfinished,
+    Over,
+    Failed(String),
+}
+
+/// A connection that has ended, in the access log.
+#[derive(Debug, Serialize)]
+pub(super) struct Entry<'a> {
+    time: String,
+    id: u64,
+    target: &'a str,
+    engine: &'static str,
+    client_to_target_bytes: u64,
+    target_to_client_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client_to_target_messages: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_to_client_messages: Option<u64>,
+    outcome: &'a str,
+    duration_ms: f64,
+}
+
+impl Connection {
+    pub(super) fn new(
+        id: u64,
+        client: OwnedFd,
+        server: OwnedFd,
+        is_connected: bool,
+        messages: bool,
+    ) -> Self {
+        let tell = |socket: &OwnedFd| messages && report_sender(socket);
+        let now = Instant::now();
+        Self {
+            messages,
+            client_tells: tell(&client),
+            server_tells: tell(&server),
+            id,
+            client,
+            server,
+            is_connected,
+            up: Direction::default(),
+            down: Direction::default(),
+            began: now,
+            used: now,
+        }
+    }
+
+    pub(super) fn sockets(&self) -> [&OwnedFd; 2] {
+        [&self.client, &self.server]
+    }
+
+    /// Whether the target never took it.
+    pub(super) fn is_refused(&self) -> bool {
+        !self.is_connected
+    }
+
+    /// Moves what can be moved now.
+    pub(super) fn go_on(&mut self, buffer: &mut Buffer) -> State {
+        if !self.is_connected {
+            match sockopt::socket_error(&self.server) {
+                Ok(Ok(())) if rustix::net::getpeername(&self.server).is_ok() => {
+                    self.is_connected = true;
+                }
+                Ok(Ok(())) => return State::Waiting,
+                Ok(Err(errno)) | Err(errno) => {
+                    return State::Failed(format!(
+                        "the target cannot be reached: {}",
+                        words(errno)
+                    ));
+                }
+            }
+        }
+        let before = self.up.messages + self.down.messages;
+        let up = self
+            .up
+            .go_on(&self.client, &self.server, self.client_tells, buffer);
+        // A side that has closed takes nothing more, and its last words may still be there to be passed on.
+        let down = self
+            .down
+            .go_on(&self.server, &self.client, self.server_tells, buffer);
+        let (up, down) = match (up, down) {
+            (Ok(up), Ok(down)) => (up, down),
+            (Err(errno), _) => {
+                return State::Failed(format!("client to target: {}", words(errno)));
+            }
+            (_, Err(errno)) => {
+                return State::Failed(format!("target to client: {}", words(errno)));
+            }
+        };
+        if self.up.messages + self.down.messages > before {
+            self.used = Instant::now();
+        }
+        if self.up.is_over() && self.down.is_over() {
+            return State::Over;
+        }
+        match up || down {
+            true => State::Unfinished,
+            false => State::Waiting,
+        }
+    }
+
+    /// The line of the access log.
+    pub(super) fn entry<'a>(&self, target: &'a str, outcome: &'a str) -> Entry<'a> {
+        let messages = |direction: &Direction| self.messages.then_some(direction.messages);
+        Entry {
+            time: crate::access_log::Entry::now(),
+            id: self.id,
+            target,
+            engine: "copy",
+            client_to_target_bytes: self.up.bytes,
+            target_to_client_bytes: self.down.bytes,
+            client_to_target_messages: messages(&self.up),
+            target_to_client_messages: messages(&self.down),
+            outcome,
+            duration_ms: crate::access_log::Entry::milliseconds(self.began.elapsed()),
+        }
+    }
+}
+
+impl Direction {
+    fn is_over(&self) -> bool {
+        self.ended && self.waiting.is_none()
+    }
+
+    /// Returns whether there may be more to move now.
+    fn go_on(
+        &mut self,
+        from: &OwnedFd,
+        to: &OwnedFd,
+        tells: bool,
+        buffer: &mut Buffer,
+    ) -> Result<bool, Errno> {
+        if self.is_over() {
+            return Ok(false);
+        }
+        if let Some(waiting) = self.waiting.take() {
+            self.send(to, &waiting)?;
+        }
+        for _ in 0..MESSAGES_AT_ONCE {
+            if self.waiting.is_some() || self.ended {
+                break;
+            }
+            let bytes = match buffer.receive(from, tells) {
+                Ok(Received::Bytes(bytes)) => bytes,
+                Ok(Received::EndOfStream) => {
+                    self.ended = true;
+                    break;
+                }
+                // It cannot be passed on whole, and a part would pass for all of it.
+                Ok(Received::TooLong) => return Err(Errno::MSGSIZE),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            self.messages += 1;
+            self.bytes += bytes as u64;
+            self.send(to, buffer.bytes(bytes))?;
+        }
+        if self.is_over() {
+            // It fails only if the other side is gone, which its own direction notices.
+            let _ = shutdown(to, Shutdown::Write);
+        }
+        Ok(self.waiting.is_none() && !self.ended)
+    }
+
+    /// Sends what there is room for, and keeps the rest.
+    fn send(&mut self, to: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
+        let mut rest = bytes;
+        loop {
+            match send_now(to, rest) {
+                Ok(sent) if sent >= rest.len() => return Ok(()),
+                Ok(sent) => rest = &rest[sent..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.waiting = Some(rest.to_vec());
+                    return Ok(());
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+fn words(errno: Errno) -> String {
+    std::io::Error::from(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_last_words_of_a_target_arrive_although_the_client_still_sends() {
+        let (mut client, near) = UnixStream::pair().expect("a pair");
+        let (far, mut server) = UnixStream::pair().expect("a pair");
+        for socket in [&near, &far] {
+            socket.set_nonblocking(true).expect("non-blocking");
+        }
+        let mut connection = Connection::new(1, near.into(), far.into(), true, false);
+        server.write_all(b"no more than that").expect("it is sent");
+        drop(server);
+        client.write_all(b"more").expect("it is sent");
+        let state = connection.go_on(&mut Buffer::for_messages(false));
+        assert!(matches!(state, State::Failed(_)), "{state:?}");
+        drop(connection);
+        let mut received = Vec::new();
+        // The client's socket was closed with its bytes unread.
+        let _ = client.read_to_end(&mut received);
+        assert_eq!(received, b"no more than that");
+    }
+
+    /// VSOCK streams go this way, and few machines have them; any stream behaves the same.
+    #[test]
+    fn a_stream_arrives_whole_however_little_room_its_receiver_has() {
+        const BYTES: usize = 3 << 20;
+        let sent: Vec<u8> = (0..BYTES).map(|at| (at * at / 7) as u8).collect();
+        let (mut client, near) = UnixStream::pair().expect("a pair");
+        let (far, mut server) = UnixStream::pair().expect("a pair");
+        for socket in [&near, &far] {
+            socket.set_nonblocking(true).expect("non-blocking");
+        }
+        let mut connection = Connection::new(1, near.into(), far.into(), true, false);
+        let mut buffer = Buffer::for_messages(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                client.write_all(&sent).expect("it is sent");
+                client.shutdown(std::net::Shutdown::Write).expect("the end");
+                let mut answer = Vec::new();
+                client.read_to_end(&mut answer).expect("an answer");
+                assert!(answer == b"thanks");
+            });
+            scope.spawn(|| {
+                let mut received = Vec::new();
+                server.read_to_end(&mut received).expect("all of it");
+                assert!(received == sent, "{} bytes differ", received.len());
+                server.write_all(b"thanks").expect("it is answered");
+                server.shutdown(std::net::Shutdown::Write).expect("the end");
+            });
+            loop {
+                match connection.go_on(&mut buffer) {
+                    State::Over => break,
+                    State::Failed(why) => panic!("{why}"),
+                    State::Waiting | State::Unfinished => thread::yield_now(),
+                }
+            }
+            // Only with it the client sees the end of what it is answered.
+            drop(connection);
+        });
+    }
+}

@@ -1,0 +1,362 @@
+//! A relay of connections that no engine takes: sockets with connections and message boundaries
+//! (`SOCK_SEQPACKET`), and VSOCK streams. One thread reads and writes.
+//!
+//! ```text
+//!         SIGTERM            no connection left, the drain timeout, a second signal
+//! running ───────▶ draining ─────────────────────────────────────────────────────────▶ over
+//! ```
+
+mod connection;
+mod place;
+mod plan;
+mod socket;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use slab::Slab;
+
+use self::connection::{Connection, State};
+use self::place::Place;
+pub(crate) use self::plan::PlainPlan;
+use self::socket::Buffer;
+use crate::access_log::AccessLog;
+use crate::diagnostics::{Diagnostics, LAST_WORDS};
+use crate::exit_status::{CUT_SHORT, FAILED};
+use crate::rate_limited_warning::RateLimitedWarning;
+use crate::resource_limit::{limit_met, raise_descriptor_limit};
+use crate::signal::{Request, Signals};
+
+const WAKE: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX - 1;
+
+/// Events of one wait.
+const EVENTS: usize = 256;
+
+/// How many clients are accepted before the connections have their turn.
+const ACCEPTED_AT_ONCE: usize = 16;
+
+/// The pause before accepting again where a limit was met: a client waits in the backlog meanwhile.
+const LIMIT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the thread of the signals tells the relay.
+struct Control {
+    stops: AtomicU8,
+    wake: OwnedFd,
+}
+
+/// Relays as `plan` says until a signal ends it. Returns whether every connection ended by itself.
+///
+/// # Errors
+/// If the relay cannot start, or cannot wait for events.
+pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) -> Result<bool> {
+    let access_log = match &plan.access_log {
+        Some(path) => Some(AccessLog::open(path)?),
+        None => None,
+    };
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let control = Arc::new(Control {
+        stops: AtomicU8::new(0),
+        wake: wake.context("cannot create an eventfd")?,
+    });
+    let progress = signals.watch(diagnostics.clone(), false, {
+        let (control, access_log) = (Arc::clone(&control), access_log.clone());
+        move |request| match request {
+            Request::Stop => {
+                control.stops.fetch_add(1, Ordering::Release);
+                // It fails only if it was told 2^64 times before.
+                let _ = rustix::io::write(&control.wake, &1u64.to_ne_bytes());
+            }
+            Request::Reopen => access_log.iter().for_each(AccessLog::reopen),
+            Request::Reload => {}
+        }
+    })?;
+    raise_descriptor_limit(plan.max_connections);
+    // From then on there may be a socket file to remove.
+    progress.running();
+    let target = Place::of(&plan.target)?;
+    let (listener, address, _socket_file) = Place::to_listen(&plan.listen)?.listen()?;
+    let mut relay = Relay::new(plan, target, listener, access_log.clone(), control)?;
+    tracing::info!("listening on {address}, relaying to {}", relay.plan.target);
+    let result = relay.run();
+    progress.ending(FAILED);
+    let cut_short = relay.connections.len();
+    if cut_short > 0 {
+        progress.ending(CUT_SHORT);
+        tracing::warn!("cut {cut_short} connections: the drain timeout or a second signal");
+    }
+    let left: Vec<usize> = relay.connections.iter().map(|(number, _)| number).collect();
+    for number in left {
+        relay.end(number, "cut short at the end of the relay");
+    }
+    if let Some(log) = access_log {
+        drop(relay);
+        log.finish(LAST_WORDS);
+    }
+    result.map(|()| cut_short == 0)
+}
+
+struct Relay {
+    plan: PlainPlan,
+    target: Place,
+    epoll: OwnedFd,
+    /// `None` once it drains.
+    listener: Option<OwnedFd>,
+    /// The listener is watched.
+    is_accepting: bool,
+    /// When to accept again, where a limit was met.
+    accept_again: Option<Instant>,
+    connections: Slab<Connection>,
+    /// Connections that have more to move than one turn allows.
+    unfinished: VecDeque<usize>,
+    buffer: Buffer,
+    made: u64,
+    access_log: Option<AccessLog>,
+    control: Arc<Control>,
+    drain_until: Option<Instant>,
+    warning: RateLimitedWarning,
+}
+
+impl Relay {
+    fn new(
+        plan: PlainPlan,
+        target: Place,
+        listener: OwnedFd,
+        access_log: Option<AccessLog>,
+        control: Arc<Control>,
+    ) -> Result<Self> {
+        let epoll =
+            epoll::create(CreateFlags::CLOEXEC).context("cannot create an epoll instance")?;
+        for (fd, token) in [(&control.wake, WAKE), (&listener, LISTENER)] {
+            epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)
+                .context("cannot watch a socket")?;
+        }
+        Ok(Self {
+            buffer: Buffer::for_messages(plan.is_messages()),
+            plan,
+            target,
+            epoll,
+            listener: Some(listener),
+            is_accepting: true,
+            accept_again: None,
+            connections: Slab::new(),
+            unfinished: VecDeque::new(),
+            made: 0,
+            access_log,
+            control,
+            drain_until: None,
+            warning: RateLimitedWarning::default(),
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            let now = Instant::now();
+            let stops = self.control.stops.load(Ordering::Acquire);
+            if stops > 0 && self.drain_until.is_none() {
+                self.drain(now);
+            }
+            let is_over = self.drain_until.is_some_and(|until| until <= now);
+            if stops > 1 || is_over || (stops > 0 && self.connections.is_empty()) {
+                return Ok(());
+            }
+            self.expire(now);
+            if self.accept_again.is_some_and(|at| at <= now) {
+                self.accept_again = None;
+                self.watch_listener();
+            }
+            events.clear();
+            let timeout = self.timeout(now);
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for events"),
+            }
+            for _ in 0..self.unfinished.len() {
+                if let Some(number) = self.unfinished.pop_front() {
+                    self.go_on(number);
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    // The top of the loop looks at what it was told.
+                    WAKE => drop(rustix::io::read(&self.control.wake, &mut [0u8; 8])),
+                    LISTENER => self.accept(),
+                    // The last bit says which of the two sockets it is, and both are looked at.
+                    token => self.go_on((token >> 1) as usize),
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, now: Instant) {
+        let timeout = self.plan.drain_timeout;
+        // Those in the backlog were accepted by the kernel: they are served.
+        while self.listener.is_some() && self.accept_one() {}
+        self.listener = None;
+        self.drain_until = Some(now.checked_add(timeout).unwrap_or(now));
+        tracing::info!(
+            "no longer accepting; {} connections left with {} to end; a second signal, at least a second \
+             after the first, ends the relay at once",
+            self.connections.len(),
+            humantime::format_duration(timeout)
+        );
+    }
+
+    fn timeout(&self, now: Instant) -> Option<Timespec> {
+        if !self.unfinished.is_empty() {
+            return Some(Timespec::default());
+        }
+        let expiry = self.plan.idle_timeout.and_then(|timeout| {
+            let used = self.connections.iter().map(|(_, one)| one.used).min()?;
+            used.checked_add(timeout)
+        });
+        let times = [expiry, self.drain_until, self.accept_again];
+        let next = times.into_iter().flatten().min()?;
+        Timespec::try_from(next.saturating_duration_since(now)).ok()
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let Some(timeout) = self.plan.idle_timeout else {
+            return;
+        };
+        let is_idle = |one: &Connection| now.saturating_duration_since(one.used) >= timeout;
+        let idle: Vec<usize> = self
+            .connections
+            .iter()
+            .filter(|(_, one)| is_idle(one))
+            .map(|(number, _)| number)
+            .collect();
+        for number in idle {
+            self.end(number, "idle timeout");
+        }
+    }
+
+    /// Accepts, as far as the limit allows.
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            if !self.accept_one() {
+                return;
+            }
+        }
+    }
+
+    /// Accepts one client. Returns false if there is none, or it has to wait.
+    fn accept_one(&mut self) -> bool {
+        let Some(listener) = &self.listener else {
+            return false;
+        };
+        let most = self.plan.max_connections.unwrap_or(u32::MAX) as usize;
+        if self.connections.len() >= most {
+            self.unwatch_listener();
+            return false;
+        }
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(client) => {
+                self.join(client);
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(Errno::CONNABORTED) => true,
+            Err(errno) => {
+                let why = limit_met(errno).unwrap_or_else(|| errno.to_string());
+                self.warn(&format!("cannot accept, the client waits: {why}"));
+                self.unwatch_listener();
+                self.accept_again = Instant::now().checked_add(LIMIT_PAUSE);
+                false
+            }
+        }
+    }
+
+    fn unwatch_listener(&mut self) {
+        if let Some(listener) = &self.listener
+            && std::mem::take(&mut self.is_accepting)
+        {
+            // It fails only for a descriptor that is not watched.
+            let _ = epoll::delete(&self.epoll, listener);
+        }
+    }
+
+    fn watch_listener(&mut self) {
+        if let Some(listener) = &self.listener
+            && !self.is_accepting
+            && self.accept_again.is_none()
+        {
+            let token = EventData::new_u64(LISTENER);
+            self.is_accepting = epoll::add(&self.epoll, listener, token, EventFlags::IN).is_ok();
+        }
+    }
+
+    /// Connects a client to the target.
+    fn join(&mut self, client: OwnedFd) {
+        let (server, is_connected) = match self.target.connect() {
+            Ok(connected) => connected,
+            Err(errno) => {
+                let why = limit_met(errno).unwrap_or_else(|| errno.to_string());
+                return self.warn(&format!(
+                    "{} cannot be reached: {why}; the client is closed",
+                    self.plan.target
+                ));
+            }
+        };
+        self.made += 1;
+        let messages = self.plan.is_messages();
+        let connection = Connection::new(self.made, client, server, is_connected, messages);
+        let number = self.connections.insert(connection);
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let connection = &self.connections[number];
+        let watched = connection.sockets().into_iter().enumerate();
+        let mut watched = watched.map(|(side, fd)| {
+            let token = (number as u64) << 1 | side as u64;
+            epoll::add(&self.epoll, fd, EventData::new_u64(token), flags)
+        });
+        if let Err(errno) = watched.try_for_each(|added| added) {
+            drop(watched);
+            self.end(number, &format!("it cannot be watched: {errno}"));
+        }
+    }
+
+    /// Moves what a connection can move now.
+    fn go_on(&mut self, number: usize) {
+        let Some(connection) = self.connections.get_mut(number) else {
+            return;
+        };
+        match connection.go_on(&mut self.buffer) {
+            State::Waiting => {}
+            State::Unfinished if self.unfinished.contains(&number) => {}
+            State::Unfinished => self.unfinished.push_back(number),
+            State::Over => self.end(number, "end of both streams"),
+            State::Failed(why) => self.end(number, &why),
+        }
+    }
+
+    fn end(&mut self, number: usize, outcome: &str) {
+        let Some(connection) = self.connections.try_remove(number) else {
+            return;
+        };
+        self.unfinished.retain(|other| *other != number);
+        if connection.is_refused() {
+            self.warn(&format!("{}: {outcome}", self.plan.target));
+        }
+        if let Some(log) = &self.access_log {
+            log.write(&connection.entry(&self.plan.target.to_string(), outcome));
+        }
+        drop(connection);
+        self.watch_listener();
+    }
+
+    fn warn(&self, why: &str) {
+        self.warning.emit(|suppressed| {
+            tracing::warn!("{why} ({suppressed} more since the last such line)");
+        });
+    }
+}

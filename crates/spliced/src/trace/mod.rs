@@ -1,0 +1,76 @@
+//! `spliced trace`: prints the way of one message through the functions of the kernel.
+
+mod json;
+mod live;
+mod text;
+mod trial;
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, Result};
+use splice::trace::{Recorder, Trace};
+
+use self::trial::Place;
+use crate::resource_limit::raise_descriptor_limit;
+use crate::trace_arguments::{TraceArgs, Way};
+
+/// What came of one way.
+#[derive(Debug)]
+struct Traced {
+    /// `None`: a connection of others.
+    way: Option<Way>,
+    /// The sockets of the trial, by what they are.
+    places: Vec<Place>,
+    /// Or why the way could not be gone.
+    trace: Result<Trace>,
+}
+
+/// Traces and prints.
+///
+/// # Errors
+/// If the kernel refuses the programs, no message comes, or what was found cannot be printed.
+pub(crate) fn run(args: &TraceArgs) -> Result<()> {
+    raise_descriptor_limit(None);
+    let mut recorder = match args.means {
+        Some(means) => Recorder::with(means.means())?,
+        None => Recorder::new()?,
+    };
+    let traces = if args.connection.is_empty() {
+        trials(&args.engine, &mut recorder)?
+    } else {
+        vec![live::trace(args, &mut recorder)?]
+    };
+    let means = recorder.means();
+    // Before the text: a reader that does not read would keep the programs attached.
+    drop(recorder);
+    let text = if args.json {
+        format!("{:#}\n", json::of(means, &traces))
+    } else {
+        text::of(means, &traces)
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // If the reader has gone away, nobody misses the rest.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot print the trace"),
+    }
+}
+
+/// The ways that were asked for; without any, all of them, and then one that does not work here is no
+/// failure.
+fn trials(asked: &[Way], recorder: &mut Recorder) -> Result<Vec<Traced>> {
+    let ways = if asked.is_empty() { &Way::ALL } else { asked };
+    let mut traces = Vec::new();
+    for &way in ways {
+        let (places, trace) = match trial::run(way, recorder) {
+            Ok((places, trace)) => (places, Ok(trace)),
+            Err(error) if asked.is_empty() => (Vec::new(), Err(error)),
+            Err(error) => return Err(error.context(format!("cannot trace {}", way.as_str()))),
+        };
+        traces.push(Traced {
+            way: Some(way),
+            places,
+            trace,
+        });
+    }
+    Ok(traces)
+}

@@ -1,0 +1,127 @@
+//! The arguments of `spliced trace`.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "the comments are the program's help, where [::1] is an address"
+)]
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use splice::EngineName;
+use splice::trace::{ConnectionFilter, Means};
+
+use crate::sections::{self, as_help};
+
+/// Show the way of one message through the functions of the kernel.
+///
+/// Without --connection, spliced makes connections of its own on loopback, relays one message of 1000 bytes
+/// with each engine that works here, and prints which functions of the socket layer each task called, when,
+/// for how long, and what they returned. With --connection it does so for a connection of others: it waits
+/// for the next message on it. It changes nothing there and reads no payload.
+///
+/// Times are microseconds after the first send. They include what the tracing itself takes: compare the
+/// shapes of two trees, not their times with those of an untraced run.
+#[derive(Args, Debug)]
+#[command(after_long_help = as_help(sections::TRACE))]
+pub(crate) struct TraceArgs {
+    /// The ways to trace, separated by commas [default: each that works here].
+    #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',', conflicts_with_all = ["connection", "wait"])]
+    pub(crate) engine: Vec<Way>,
+
+    /// Trace a connection of others: the address of one end, or of both with - between (10.0.0.1:80, [::1]:80,
+    /// :80, 10.0.0.1:80-10.0.0.2:5000). Up to 8 times: a relay has two connections.
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) connection: Vec<ConnectionFilter>,
+
+    /// How long to wait for a message on the connection [default: 10s].
+    #[arg(long, value_name = "TIME", value_parser = wait, requires = "connection")]
+    pub(crate) wait: Option<Duration>,
+
+    /// How to observe the kernel: programs at the entries and exits of its functions, or at its tracepoints,
+    /// where they read the stack of functions [default: functions, or stacks where the kernel forbids that].
+    #[arg(long, value_enum, value_name = "MEANS")]
+    pub(crate) means: Option<MeansChoice>,
+
+    /// Print JSON: kernel; means; traces, each with engine (null for a connection of others), error, lost and
+    /// contexts. A context has task, thread, process and calls; docs/trace.md has the fields of a call.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MeansChoice {
+    Functions,
+    Stacks,
+}
+
+impl MeansChoice {
+    pub(crate) fn means(self) -> Means {
+        match self {
+            Self::Functions => Means::Functions,
+            Self::Stacks => Means::Stacks,
+        }
+    }
+}
+
+/// Longer than anybody looks at a terminal for.
+const WAIT_MOST: Duration = Duration::from_secs(24 * 3600);
+
+fn wait(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|_| {
+        "it is not a time; write a number and its unit, such as 500ms, 30s or 5m".to_owned()
+    })?;
+    match time {
+        Duration::ZERO => Err("it must be longer than zero".into()),
+        time if time > WAIT_MOST => Err("it is longer than a day".into()),
+        time => Ok(time),
+    }
+}
+
+/// A way from one socket to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    /// Without a relay, for comparison.
+    Direct,
+    /// A BPF program at the sender, SOCKMAP's "send to local": without TCP.
+    SendToLocal,
+    Copy,
+    Pipe,
+    Aio,
+    Uring,
+    Sockmap,
+    Segment,
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Direct,
+        Self::SendToLocal,
+        Self::Copy,
+        Self::Pipe,
+        Self::Aio,
+        Self::Uring,
+        Self::Sockmap,
+        Self::Segment,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self.engine() {
+            Some(engine) => engine.as_str(),
+            None if self == Self::Direct => "direct",
+            None => "send-to-local",
+        }
+    }
+
+    /// The engine of the relay, if there is a relay.
+    pub(crate) fn engine(self) -> Option<EngineName> {
+        Some(match self {
+            Self::Direct | Self::SendToLocal => return None,
+            Self::Copy => EngineName::Copy,
+            Self::Pipe => EngineName::Pipe,
+            Self::Aio => EngineName::Aio,
+            Self::Uring => EngineName::Uring,
+            Self::Sockmap => EngineName::Sockmap,
+            Self::Segment => EngineName::Segment,
+        })
+    }
+}

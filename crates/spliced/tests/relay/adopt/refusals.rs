@@ -1,0 +1,329 @@
+//! What is not adopted, and is told in one sentence.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+use netlab::{Need, Process, Scratch, available};
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use rustix::process::Signal;
+use splice::sockmap::{self, SockMap};
+
+use super::{Owner, adopting, both_ways};
+use crate::doctor::{NOBODY, for_anybody};
+use crate::patience::until;
+use crate::peer::Peer;
+use crate::programs::installed;
+use crate::relay::{Relay, command};
+use crate::server::Server;
+use crate::tls;
+use crate::usage::failure;
+
+const REFUSED: i32 = 2;
+
+fn of_numbers(owner: &Owner, numbers: [u32; 2]) -> String {
+    failure(
+        &mut adopting([&owner.process, &owner.process], numbers),
+        REFUSED,
+    )
+}
+
+fn says(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "no {part}: {sentence}");
+    }
+}
+
+/// A refusal must leave the owner as it was.
+fn is_untouched(owner: &Owner) {
+    assert!(owner.has_its_sockets());
+    owner.expect_both_ways();
+}
+
+#[test]
+fn wrong_numbers() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let pid = owner.process.id().to_string();
+    let [first, second] = owner.numbers();
+    for (arguments, parts) in [
+        (&["--pid", &pid, "--fd", "5"][..], &["--fd twice"][..]),
+        (
+            &[
+                "--pid", "1", "--pid", "1", "--pid", "1", "--fd", "5", "--fd", "6",
+            ],
+            &["--pid once or twice"],
+        ),
+        (
+            &["--pid", "x", "--fd", "5", "--fd", "6"],
+            &["invalid value 'x'"],
+        ),
+        (
+            &["--pid", "4000000000", "--fd", "5", "--fd", "6"],
+            &["there is no process 4000000000"],
+        ),
+        (&["--fd", "5", "--fd", "6"], &["--pid <PID>"]),
+    ] {
+        let arguments = [&["adopt"], arguments].concat();
+        says(&failure(&mut command(&arguments), REFUSED), parts);
+    }
+    says(
+        &of_numbers(&owner, [first, 9999]),
+        &["has no descriptor 9999"],
+    );
+    says(
+        &of_numbers(&owner, [0, first]),
+        &["the descriptor 0 of the process", "is no TCP socket"],
+    );
+    says(
+        &of_numbers(&owner, [second, second]),
+        &["both are the same one"],
+    );
+    is_untouched(&owner);
+}
+
+/// Sockets of this process, which is no relay.
+#[test]
+fn other_sockets() {
+    let us = std::process::id().to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let udp = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let (unix, _other) = UnixStream::pair().expect("a pair");
+    for (number, why) in [
+        (listener.as_raw_fd(), "is a listening socket"),
+        (udp.as_raw_fd(), "is no TCP socket"),
+        (unix.as_raw_fd(), "is no TCP socket"),
+    ] {
+        let number = number.to_string();
+        let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
+        says(&failure(&mut adopt, REFUSED), &[why]);
+    }
+}
+
+#[test]
+#[ignore = "kernel: needs kTLS; make test-kernels runs it"]
+fn a_socket_with_tls_in_the_kernel() {
+    let us = std::process::id().to_string();
+    let (near, far) = netlab::connection();
+    tls::encrypt([&near, &far]);
+    let number = near.as_raw_fd().to_string();
+    let mut adopt = command(&["adopt", "--pid", &us, "--fd", &number, "--fd", "9999"]);
+    says(
+        &failure(&mut adopt, REFUSED),
+        &["a protocol on top of TCP in the kernel (tls)"],
+    );
+    (&near).write_all(b"as before").expect("written");
+    let mut come = [0; 9];
+    (&far).read_exact(&mut come).expect("read");
+    assert_eq!(&come, b"as before");
+}
+
+#[test]
+fn a_socket_that_is_open_elsewhere_too() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let [first, second] = owner.numbers();
+    let duplicate = sockmap::of_process(owner.process.id(), second).expect("a duplicate");
+    let us = format!(
+        "open as {} of the process {}",
+        duplicate.as_raw_fd(),
+        std::process::id()
+    );
+    says(&of_numbers(&owner, [first, second]), &[&us]);
+    drop(duplicate);
+    is_untouched(&owner);
+}
+
+#[test]
+fn a_socket_that_is_adopted_already() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let numbers = owner.numbers();
+    let mut adopt = owner.adopt();
+    says(
+        &of_numbers(&owner, numbers),
+        &["is adopted by another spliced"],
+    );
+    owner.expect_both_ways();
+    adopt.terminate();
+    is_untouched(&owner);
+}
+
+#[test]
+fn a_socket_in_a_map() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let [first, second] = owner.numbers();
+    let map = SockMap::create(1).expect("a map");
+    let socket = sockmap::of_process(owner.process.id(), first).expect("a duplicate");
+    map.insert(0, &socket).expect("inserted");
+    drop(socket);
+    says(
+        &of_numbers(&owner, [first, second]),
+        &["is in a map of sockets already"],
+    );
+    map.remove(0).expect("removed");
+    is_untouched(&owner);
+}
+
+#[test]
+fn a_stopped_owner() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let numbers = owner.numbers();
+    owner.process.signal(Signal::STOP).expect("stopped");
+    let status = format!("/proc/{}/stat", owner.process.id());
+    until("it stands still", || {
+        std::fs::read_to_string(&status).is_ok_and(|stat| stat.contains(") T "))
+    });
+    says(&of_numbers(&owner, numbers), &["is stopped", "kill -CONT"]);
+    owner.process.signal(Signal::CONT).expect("continued");
+    is_untouched(&owner);
+}
+
+#[test]
+fn an_owner_that_is_traced() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let numbers = owner.numbers();
+    let pid = Pid::from_raw(owner.process.id().cast_signed());
+    ptrace::seize(pid, ptrace::Options::empty()).expect("the right to trace it");
+    says(
+        &of_numbers(&owner, numbers),
+        &["is traced by the process", "end that first"],
+    );
+    // It can only be let go while it stands still.
+    ptrace::interrupt(pid).expect("stopped");
+    waitpid(pid, Some(WaitPidFlag::__WALL)).expect("it stands still");
+    ptrace::detach(pid, None).expect("let go");
+    is_untouched(&owner);
+}
+
+/// The filter allows everything, which nobody can see from outside.
+#[test]
+fn an_owner_that_filters_its_system_calls() {
+    // prctl(2) with PR_SET_NO_NEW_PRIVS, and with PR_SET_SECCOMP and one instruction (linux/seccomp.h); then socat.
+    const FILTERED: &str = "my $allow = pack('SCCL', 6, 0, 0, 0x7fff0000); my $filter = pack('Sx6P', 1, $allow); \
+                            syscall(157, 38, 1, 0, 0, 0) == 0 or die; syscall(157, 22, 2, $filter) == 0 or die; exec @ARGV";
+    if installed("perl", "perl").is_none() {
+        return;
+    }
+    let Some(owner) = Owner::socat_by(&["perl", "-e", FILTERED]) else {
+        return;
+    };
+    says(
+        &of_numbers(&owner, owner.numbers()),
+        &["filters its system calls (seccomp)"],
+    );
+    is_untouched(&owner);
+}
+
+#[test]
+fn an_owner_with_io_uring() {
+    let server = Server::new();
+    let relay = Relay::to(&server.address, &["--engine", "uring"]);
+    let client = Peer::connect(&relay.address);
+    let far = server.accept();
+    both_ways(&client, &far, 1, 1000);
+    let pid = relay.id().to_string();
+    // Whatever the numbers are: a socket of an owner with io_uring is not looked at.
+    let mut adopt = command(&["adopt", "--pid", &pid, "--fd", "5", "--fd", "6"]);
+    says(&failure(&mut adopt, REFUSED), &["uses io_uring"]);
+    both_ways(&client, &far, 2, 1000);
+}
+
+#[test]
+fn without_the_right_to_trace_the_owner() {
+    if !available(Need::Root) {
+        return;
+    }
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let [first, second] = owner.numbers().map(|number| number.to_string());
+    let scratch = Scratch::new("adopt").expect("a directory");
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"])
+        .arg(for_anybody(&scratch))
+        .args([
+            "adopt",
+            "--pid",
+            &owner.process.id().to_string(),
+            "--fd",
+            &first,
+            "--fd",
+            &second,
+        ])
+        .env_remove("SPLICED_LOG");
+    says(&failure(&mut command, REFUSED), &["CAP_SYS_PTRACE"]);
+    is_untouched(&owner);
+}
+
+#[test]
+fn a_connection_that_is_ending() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    let numbers = owner.numbers();
+    owner.server.end_stream();
+    owner.client.expect_end();
+    says(&of_numbers(&owner, numbers), &["is ending or has ended"]);
+}
+
+/// nginx that announces its client to the server has written what it has not read.
+#[test]
+fn an_owner_that_adds_bytes() {
+    let Some(owner) = Owner::nginx_with("proxy_protocol on;") else {
+        return;
+    };
+    assert!(owner.server.read_line().starts_with("PROXY TCP4 "));
+    says(
+        &of_numbers(&owner, owner.numbers()),
+        &["has written", "read only 0 from", "no plain relay"],
+    );
+    is_untouched(&owner);
+}
+
+/// The one has read more than the other has written, and nobody is going to write it.
+#[test]
+fn sockets_that_do_not_belong_together() {
+    let (Some(one), Some(other)) = (Owner::socat(), Owner::socat()) else {
+        return;
+    };
+    one.expect_both_ways();
+    let numbers = [one.numbers()[0], other.numbers()[1]];
+    let mut adopt = Relay::spawn_silent(
+        adopting([&one.process, &other.process], numbers).stdout(Stdio::null()),
+    );
+    // It says so at once where bytes were written that were not read.
+    assert_eq!(adopt.wait_end().code(), Some(REFUSED));
+    adopt.wait_logged("no plain relay");
+    let sink = Owner::socat().expect("it is there");
+    let payload = crate::payload::Payload::new(1);
+    sink.client.send(payload, 0, 1000);
+    sink.server.expect(payload, 0, 1000);
+    let numbers = [sink.numbers()[0], other.numbers()[1]];
+    let mut adopt = Relay::spawn_silent(
+        adopting([&sink.process, &other.process], numbers).stdout(Stdio::null()),
+    );
+    adopt.wait_logged("adopted ");
+    assert_eq!(adopt.wait_end().code(), Some(REFUSED));
+    adopt.wait_logged("has read 1000 bytes");
+    for owner in [&one, &other, &sink] {
+        is_untouched(owner);
+    }
+}

@@ -1,0 +1,210 @@
+//! UDP to UDP: boundaries, contents, addresses.
+
+use std::collections::HashMap;
+use std::io::IoSliceMut;
+use std::net::{IpAddr, SocketAddr};
+
+use netlab::{Lab, Namespace, Need, available};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
+use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
+use socket2::SockRef;
+
+use super::{LONGEST, bytes, client, inet, named, receive, socket};
+use crate::patience::until;
+use crate::random::Random;
+use crate::relay::{BINARY, Relay};
+
+/// Around what changes the way of a datagram: nothing, a segment, a page, a fragment, the longest.
+const SIZES: [usize; 10] = [0, 1, 63, 64, 1472, 1473, 4096, 9000, 65_000, LONGEST];
+
+fn every_size_arrives(listen: &str, target: &str) {
+    let target = socket(target);
+    let relay = Relay::between(listen, &named(&target), &[]);
+    let client = client(&relay);
+    let mut random = Random::of_run(1);
+    for size in SIZES {
+        let (question, answer) = (bytes(&mut random, size), bytes(&mut random, size));
+        client.send(&question).expect("it is sent");
+        let (received, from) = receive(&target);
+        assert!(received == question, "{size} bytes differ at the target");
+        target.send_to(&answer, from).expect("it is answered");
+        let (received, from) = receive(&client);
+        assert!(received == answer, "{size} bytes differ at the client");
+        assert_eq!(from, inet(&relay));
+    }
+}
+
+#[test]
+fn datagrams_of_every_size_keep_their_boundaries_both_ways() {
+    every_size_arrives("udp:127.0.0.1:0", "127.0.0.1:0");
+}
+
+#[test]
+fn datagrams_go_over_ipv6_and_between_the_families() {
+    every_size_arrives("udp:[::1]:0", "[::1]:0");
+    every_size_arrives("udp:[::1]:0", "127.0.0.1:0");
+    every_size_arrives("udp:127.0.0.1:0", "[::1]:0");
+}
+
+#[test]
+fn each_of_many_clients_has_a_session_of_its_own() {
+    const CLIENTS: usize = 100;
+    const ROUNDS: usize = 20;
+    let target = socket("127.0.0.1:0");
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &["--threads", "3"]);
+    let clients: Vec<_> = (0..CLIENTS).map(|_| client(&relay)).collect();
+    let mut random = Random::of_run(2);
+    let mut sessions: HashMap<usize, SocketAddr> = HashMap::new();
+    for _ in 0..ROUNDS {
+        for (number, client) in clients.iter().enumerate() {
+            let size = random.below(1400) as usize;
+            let question = bytes(&mut random, size);
+            client.send(&question).expect("it is sent");
+            let (received, from) = receive(&target);
+            assert!(received == question, "client {number}: bytes differ");
+            assert_eq!(*sessions.entry(number).or_insert(from), from);
+            target.send_to(&received, from).expect("it is answered");
+            let (received, _) = receive(client);
+            assert!(received == question, "client {number}: the answer differs");
+        }
+    }
+    let mut ports: Vec<_> = sessions.values().map(SocketAddr::port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), CLIENTS);
+}
+
+/// Many datagrams in one call are merged on their way (`UDP_SEGMENT`, `UDP_GRO`), and come out as they were.
+#[test]
+fn merged_datagrams_come_out_one_by_one() {
+    const SEGMENT: usize = 1000;
+    const WHOLE: usize = 20;
+    let target = socket("127.0.0.1:0");
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &[]);
+    let client = client(&relay);
+    let mut random = Random::of_run(3);
+    // The last one is shorter.
+    let message = bytes(&mut random, WHOLE * SEGMENT + 7);
+    let segment = SEGMENT as i32;
+    setsockopt(&client, UdpGsoSegment, &segment).expect("segmentation");
+    client.send(&message).expect("it is sent");
+    let mut from = None;
+    for piece in message.chunks(SEGMENT) {
+        let (received, sender) = receive(&target);
+        assert!(received == piece, "{} bytes differ", piece.len());
+        from = Some(sender);
+    }
+    setsockopt(&target, UdpGsoSegment, &segment).expect("segmentation");
+    target
+        .send_to(&message, from.expect("a sender"))
+        .expect("it is answered");
+    for piece in message.chunks(SEGMENT) {
+        let (received, _) = receive(&client);
+        assert!(received == piece, "{} bytes differ", piece.len());
+    }
+}
+
+/// The congestion marks of the IP header go with a datagram (RFC 3168), as QUIC expects it.
+#[test]
+fn congestion_marks_are_kept() {
+    /// ECT(0).
+    const MARK: u32 = 2;
+    let target = socket("127.0.0.1:0");
+    let receiver = UdpSocketState::new((&target).into()).expect("its options");
+    let relay = Relay::between("udp:127.0.0.1:0", &named(&target), &[]);
+    let client = client(&relay);
+    SockRef::from(&client)
+        .set_tos_v4(MARK)
+        .expect("it is marked");
+    client.send(b"marked").expect("it is sent");
+    let mut buffer = [0u8; 64];
+    let mut meta = [RecvMeta::default()];
+    until("it arrives", || {
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        receiver
+            .recv((&target).into(), &mut slices, &mut meta)
+            .is_ok()
+    });
+    assert_eq!(meta[0].ecn, Some(EcnCodepoint::Ect0));
+    assert_eq!(&buffer[..meta[0].len], b"marked");
+}
+
+/// A listener on every address answers from the one that the client has sent to.
+#[test]
+fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let host = Namespace::new("own-addresses").expect("a namespace");
+    let target = host.enter(|| socket("127.0.0.1:0")).expect("the namespace");
+    let name = named(&target);
+    let mut inside = host.command(BINARY);
+    inside
+        .args(["relay", "udp::7000", &name])
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut inside);
+    assert_eq!(relay.address, "udp:[::]:7000");
+    for (own, asked) in [
+        ("127.0.0.5:0", "127.0.0.1:7000"),
+        ("127.0.0.5:0", "127.0.0.9:7000"),
+        ("127.0.0.1:0", "127.1.2.3:7000"),
+        ("[::1]:0", "[::1]:7000"),
+    ] {
+        let client = host.enter(|| socket(own)).expect("the namespace");
+        client.send_to(b"question", asked).expect("it is sent");
+        let (_, from) = receive(&target);
+        target.send_to(b"answer", from).expect("it is answered");
+        let (received, from) = receive(&client);
+        assert_eq!(received, b"answer");
+        assert_eq!(from, asked.parse().expect("an address"));
+    }
+    // One client that asks two addresses has two sessions, since each expects its own answers.
+    let client = host.enter(|| socket("127.0.0.5:0")).expect("the namespace");
+    let ports = ["127.0.0.1:7000", "127.0.0.9:7000"].map(|asked| {
+        client.send_to(b"question", asked).expect("it is sent");
+        receive(&target).1.port()
+    });
+    assert_ne!(ports[0], ports[1]);
+    let loopback: IpAddr = [127, 0, 0, 1].into();
+    assert_eq!(target.local_addr().expect("its address").ip(), loopback);
+}
+
+/// Merged datagrams that are too long for the next link cannot go out merged, and go out as fragments.
+#[test]
+fn merged_datagrams_pass_a_narrower_link_one_by_one() {
+    const SEGMENT: usize = 1000;
+    const WHOLE: usize = 10;
+    const NARROW: &str = "600";
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("namespaces");
+    for (namespace, device) in [(lab.relay(), Lab::TO_SERVER), (lab.server(), Lab::TO_RELAY)] {
+        let mut ip = namespace.command("ip");
+        let set = ip.args(["link", "set", device, "mtu", NARROW]).status();
+        assert!(set.expect("ip").success());
+    }
+    let at_server = format!("{}:7001", Lab::SERVER_V4);
+    let target = lab.server().enter(|| socket(&at_server)).expect("entered");
+    let at_relay = format!("udp:{}:7000", Lab::RELAY_V4);
+    let mut inside = lab.relay().command(BINARY);
+    inside
+        .args(["relay", &at_relay, &named(&target)])
+        .env_remove("SPLICED_LOG");
+    let relay = Relay::spawn(&mut inside);
+    let client = lab
+        .client()
+        .enter(|| {
+            let client = socket(&format!("{}:0", Lab::CLIENT_V4));
+            client.connect(inet(&relay)).expect("it connects");
+            client
+        })
+        .expect("entered");
+    let message = bytes(&mut Random::of_run(6), WHOLE * SEGMENT);
+    setsockopt(&client, UdpGsoSegment, &(SEGMENT as i32)).expect("segmentation");
+    client.send(&message).expect("it is sent");
+    for piece in message.chunks(SEGMENT) {
+        assert!(receive(&target).0 == piece, "{} bytes differ", piece.len());
+    }
+}

@@ -1,0 +1,47 @@
+//! What a relay of datagrams refuses: one sentence each.
+
+use crate::relay::command;
+use crate::usage::failure;
+
+#[test]
+fn what_cannot_be_joined_is_refused_in_one_sentence() {
+    for (arguments, parts) in [
+        (
+            &["udp:127.0.0.1:0", "127.0.0.1:1"][..],
+            &["udp:127.0.0.1:0", "cannot be joined", "same kind"][..],
+        ),
+        (&["127.0.0.1:0", "unixgram:/x"], &["cannot be joined"]),
+        (&["udp:", "udp::1"], &["<LISTEN>", "write udp:HOST:PORT"]),
+        (&["udp::1", "udp:1.2.3.4:x"], &["<TARGET>", "not a number"]),
+        (&["unixgram:", "udp::1"], &["write unixgram:/path"]),
+        (
+            &["udp::0", "udp::1", "--engine", "pipe"],
+            &["--engine pipe", "leave --engine out"],
+        ),
+        (
+            &["udp::0", "udp::1", "--max-connections", "3"],
+            &["--max-connections", "--max-sessions"],
+        ),
+        (
+            &["udp::0", "udp::1", "--bypass-firewall"],
+            &["--bypass-firewall"],
+        ),
+        (
+            &["udp::0", "udp::1", "--max-sessions", "0"],
+            &["--max-sessions"],
+        ),
+        (
+            &[":0", ":1", "--max-sessions", "3"],
+            &["--max-sessions", "--max-connections"],
+        ),
+    ] {
+        let arguments = [&["relay"], arguments].concat();
+        let sentence = failure(&mut command(&arguments), 2);
+        for part in parts {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+    // Other commands take streams only.
+    let sentence = failure(&mut command(&["echo", "udp:127.0.0.1:0"]), 2);
+    assert!(sentence.contains("a stream socket is needed"), "{sentence}");
+}

@@ -1,0 +1,361 @@
+//! `--from-syn`: connections that never meet a socket of the relay.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use netlab::{Lab, Namespace, Need, Scratch, available};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::patience::{until, until_found};
+use crate::payload::Payload;
+use crate::peer::{End, Peer};
+use crate::relay::{BINARY, CUT_SHORT, Relay};
+use crate::segment::hop::Hop;
+use crate::server::Server;
+
+const PORT: u16 = 8080;
+
+struct Stage {
+    hop: Hop,
+    server: Server,
+    lab: Lab,
+}
+
+impl Stage {
+    fn new(options: &[&str]) -> Self {
+        Self::under("", options)
+    }
+
+    /// On a host with these rules of nftables.
+    fn under(rules: &str, options: &[&str]) -> Self {
+        let lab = Lab::new().expect("a lab");
+        if !rules.is_empty() {
+            nft(lab.relay(), rules);
+        }
+        let server = Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
+        let mut command = lab.relay().command(BINARY);
+        command
+            .args([
+                "relay",
+                &format!("{}:{PORT}", Lab::RELAY_V4),
+                &server.address,
+            ])
+            .arg("--from-syn")
+            .args(options);
+        let hop = Hop::spawn(&mut command);
+        Self { hop, server, lab }
+    }
+
+    fn connect(&self) -> (Peer, Peer) {
+        let address = self.hop.address();
+        let near = self.lab.client().enter(|| Peer::connect(address));
+        (near.expect("entered"), self.server.accept())
+    }
+
+    fn entry(&self) -> Value {
+        let entries = until_found("it is in the log", || {
+            let entries = self.hop.entries();
+            (!entries.is_empty()).then_some(entries)
+        });
+        entries[0].clone()
+    }
+}
+
+fn nft(namespace: &Namespace, rules: &str) -> String {
+    let mut command = namespace.command("nft");
+    let mut child = command
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut stdin = child.stdin.take().expect("its input");
+    stdin.write_all(rules.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{rules}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn converse(near: &Peer, far: &Peer) {
+    const BYTES: u64 = 300_000;
+    for (from, to, payload) in [(near, far, Payload::new(1)), (far, near, Payload::new(2))] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                from.send(payload, 0, BYTES);
+                from.end_stream();
+            });
+            assert_eq!(to.read_to_end(payload, 0), (BYTES, End::OfStream));
+        });
+    }
+}
+
+#[test]
+fn a_connection_has_no_descriptor_and_is_logged() {
+    const MORE: usize = 20;
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    for engine in ["auto", "segment"] {
+        let stage = Stage::new(&["--engine", engine]);
+        stage
+            .hop
+            .relay
+            .wait_logged("are translated from the SYN on");
+        let (near, far) = stage.connect();
+        let before = stage.hop.relay.descriptor_infos().len();
+        let more: Vec<_> = (0..MORE).map(|_| stage.connect()).collect();
+        // The control thread may have started since, with a few of its own.
+        let opened = stage.hop.relay.descriptor_infos().len() - before;
+        assert!(opened < MORE, "{opened}");
+        converse(&near, &far);
+        let client = near.local_address();
+        drop((near, far));
+        let entry = stage.entry();
+        drop(more);
+        assert_eq!(entry["engine"], "segment", "{entry}");
+        assert_eq!(entry["why_engine"], "from the SYN on", "{entry}");
+        assert_eq!(entry["client_to_target_bytes"], 300_000, "{entry}");
+        assert_eq!(entry["target_to_client_bytes"], 300_000, "{entry}");
+        assert_eq!(entry["outcome"], "end of stream", "{entry}");
+        assert_eq!(entry["client"], client.to_string(), "{entry}");
+    }
+}
+
+#[test]
+fn after_a_signal_connections_end_and_a_second_signal_resets_those_that_do_not() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    for signals in [1, 2] {
+        let mut stage = Stage::new(&[]);
+        stage
+            .hop
+            .relay
+            .wait_logged("are translated from the SYN on");
+        let (near, far) = stage.connect();
+        stage.hop.relay.signal(Signal::TERM);
+        stage
+            .hop
+            .relay
+            .wait_logged("no longer accepting; 1 connection");
+        let address = stage.hop.address().to_owned();
+        let refused = stage
+            .lab
+            .client()
+            .enter(|| Peer::try_connect(&address).is_err());
+        assert!(refused.expect("entered"));
+        if signals == 1 {
+            converse(&near, &far);
+            drop((near, far));
+            assert_eq!(stage.hop.relay.wait_end().code(), Some(0));
+            assert_eq!(stage.entry()["outcome"], "end of stream");
+            continue;
+        }
+        stage.hop.relay.signal_until_it_ends(Signal::TERM);
+        for peer in [&near, &far] {
+            assert_eq!(peer.read_to_end(Payload::new(0), 0), (0, End::Reset));
+        }
+        assert_eq!(stage.hop.relay.wait_end().code(), Some(CUT_SHORT));
+        assert_eq!(stage.entry()["outcome"], "ended by the relay");
+    }
+}
+
+#[test]
+fn what_needs_a_socket_gets_one_and_the_log_says_why() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    for (options, why) in [
+        (&["--max-connections", "9"][..], "limits on connections"),
+        (&["--engine", "copy"], "the engine copy works on sockets"),
+    ] {
+        let stage = Stage::new(options);
+        stage.hop.relay.wait_logged(why);
+        let (near, far) = stage.connect();
+        converse(&near, &far);
+        drop((near, far));
+        assert_ne!(stage.entry()["why_engine"], "from the SYN on");
+    }
+}
+
+/// Rules see the connections that they are for, and what nobody may bypass goes through sockets.
+#[test]
+fn a_rule_still_counts() {
+    if ![Need::Root, Need::Bpf, Need::Nft]
+        .into_iter()
+        .all(available)
+    {
+        return;
+    }
+    let rules = format!(
+        "table ip t {{
+            counter hits {{ }}
+            chain c {{
+                type filter hook input priority 0;
+                tcp dport {PORT} ct state new counter name hits accept
+            }}
+        }}
+        "
+    );
+    let stage = Stage::under(&rules, &[]);
+    stage
+        .hop
+        .relay
+        .wait_logged("begin with sockets: packet filters");
+    let (near, far) = stage.connect();
+    converse(&near, &far);
+    drop((near, far));
+    let counted = nft(stage.lab.relay(), "list counter ip t hits\n");
+    assert!(counted.contains("packets 1"), "{counted}");
+}
+
+#[test]
+fn rules_that_come_later_reset_connections_that_they_would_stop() {
+    if ![Need::Root, Need::Bpf, Need::Nft]
+        .into_iter()
+        .all(available)
+    {
+        return;
+    }
+    let stage = Stage::new(&[]);
+    stage
+        .hop
+        .relay
+        .wait_logged("are translated from the SYN on");
+    let (near, far) = stage.connect();
+    nft(
+        stage.lab.relay(),
+        &format!(
+            "table ip t {{
+                chain c {{
+                    type filter hook input priority 0;
+                    ip saddr {} tcp dport {PORT} drop
+                }}
+            }}
+            ",
+            Lab::CLIENT_V4
+        ),
+    );
+    stage
+        .hop
+        .relay
+        .wait_logged("begin with sockets: packet filters");
+    for peer in [&near, &far] {
+        assert_eq!(peer.read_to_end(Payload::new(0), 0), (0, End::Reset));
+    }
+    assert_eq!(stage.entry()["outcome"], "stopped by packet filters");
+    nft(stage.lab.relay(), "flush ruleset\n");
+    until("connections are translated again", || {
+        let address: SocketAddr = stage.hop.address().parse().expect("an address");
+        let near = stage
+            .lab
+            .client()
+            .enter(|| Peer::connect(&address.to_string()));
+        let near = near.expect("entered");
+        let far = stage.server.accept();
+        drop((near, far));
+        let entries = stage.hop.entries();
+        entries[1..]
+            .iter()
+            .any(|entry| entry["why_engine"] == "from the SYN on")
+    });
+}
+
+/// What a configuration says of its only listener.
+fn configuration(server: &str, from_syn: bool) -> String {
+    format!(
+        "[[listener]]\naddress = \"{}:{PORT}\"\nfrom_syn = {from_syn}\n\
+         [[listener.route]]\nbackend = \"web\"\n\
+         [backend.web]\nservers = \"{server}\"\n",
+        Lab::RELAY_V4
+    )
+}
+
+#[test]
+fn connections_survive_reloads() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let server = || Server::in_namespace(lab.server(), &format!("{}:0", Lab::SERVER_V4));
+    let (first, second) = (server(), server());
+    let scratch = Scratch::new("from-syn").expect("a directory");
+    let write = |server: &Server, from_syn| {
+        let text = configuration(&server.address, from_syn);
+        scratch.write("spliced.toml", &text).expect("written");
+    };
+    write(&first, true);
+    let mut command = lab.relay().command(BINARY);
+    command
+        .args(["run", "--config"])
+        .arg(scratch.path().join("spliced.toml"))
+        .env_remove("SPLICED_LOG");
+    let mut relay = Relay::spawn(&mut command);
+    let address = relay.address.clone();
+    let connect = |server: &Server| {
+        let near = lab.client().enter(|| Peer::connect(&address));
+        (near.expect("entered"), server.accept())
+    };
+    let from_syn = |server: &Server| {
+        let address = &server.address;
+        format!("to {address} are translated from the SYN on")
+    };
+    relay.wait_logged(&from_syn(&first));
+    let of_first = connect(&first);
+
+    write(&second, true);
+    relay.signal(Signal::HUP);
+    relay.wait_logged(&from_syn(&second));
+    let of_second = connect(&second);
+
+    write(&second, false);
+    relay.signal(Signal::HUP);
+    relay.wait_logged("begin with sockets: forwarding has ended");
+    let of_socket = connect(&second);
+    for (near, far) in [&of_first, &of_second, &of_socket] {
+        converse(near, far);
+    }
+    drop((of_first, of_second, of_socket));
+
+    // Ports of former connections are in order again.
+    write(&second, true);
+    relay.signal(Signal::HUP);
+    relay.wait_logged(&from_syn(&second));
+    for _ in 0..3 {
+        let (near, far) = connect(&second);
+        converse(&near, &far);
+    }
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.wait_end().code(), Some(0));
+}
+
+#[test]
+fn a_second_relay_to_the_same_server_uses_sockets() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let stage = Stage::new(&[]);
+    stage
+        .hop
+        .relay
+        .wait_logged("are translated from the SYN on");
+    let mut command = stage.lab.relay().command(BINARY);
+    command.args([
+        "relay",
+        &format!("{}:0", Lab::RELAY_V4),
+        &stage.server.address,
+        "--from-syn",
+    ]);
+    let other = Hop::spawn(&mut command);
+    other.relay.wait_logged("another process forwards to");
+    let near = stage.lab.client().enter(|| Peer::connect(other.address()));
+    let (near, far) = (near.expect("entered"), stage.server.accept());
+    converse(&near, &far);
+    let (near, far) = stage.connect();
+    converse(&near, &far);
+    drop((near, far));
+    assert_eq!(stage.entry()["why_engine"], "from the SYN on");
+}

@@ -1,0 +1,107 @@
+//! `spliced matrix`: the tables, as text and as JSON.
+
+use netlab::{Need, Process, Scratch, available};
+use serde_json::Value;
+
+use crate::doctor::{NOBODY, for_anybody};
+use crate::relay::{command, output};
+
+/// What the tables are for the kinds that every host can make: TCP, UDP, UNIX stream, UNIX dgram.
+fn works(redirect: &str, source: &str, target: &str) -> bool {
+    match redirect {
+        "send to local" => source == "TCP",
+        "send to egress" => source == "TCP" && target == "TCP",
+        _ => {
+            assert!(["ingress to egress", "ingress to local"].contains(&redirect));
+            assert_ne!(target, "");
+            true
+        }
+    }
+}
+
+#[test]
+fn the_json_has_every_cell_of_both_types_of_maps() {
+    if !available(Need::Root) {
+        return;
+    }
+    let output = output(&mut command(&["matrix", "--json"]));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let tables = report["tables"].as_array().expect("a list");
+    assert_eq!(tables.len(), 8);
+    for table in tables {
+        let redirect = table["redirect"].as_str().expect("text");
+        let cells = table["cells"].as_array().expect("a list");
+        assert_eq!(cells.len(), 36);
+        let mut untried = 0;
+        for cell in cells {
+            let [source, target] =
+                ["source", "target"].map(|key| cell[key].as_str().expect("text"));
+            assert!(!cell["reason"].as_str().expect("text").is_empty(), "{cell}");
+            let is_everywhere = [source, target]
+                .iter()
+                .all(|kind| !kind.starts_with("VSOCK"));
+            if cell["works"].is_null() {
+                let reason = cell["reason"].as_str().expect("text");
+                assert!(!is_everywhere, "{redirect}: {cell}");
+                assert!(
+                    reason.contains("no loopback of VSOCK"),
+                    "{redirect}: {cell}"
+                );
+                untried += 1;
+            }
+            if is_everywhere {
+                assert_eq!(
+                    cell["works"],
+                    works(redirect, source, target),
+                    "{redirect}: {cell}"
+                );
+            }
+        }
+        // A host has a loopback of VSOCK or not: 20 cells have a kind that needs it. Where it has, `make test-kernels`
+        // compares them with docs/matrix.
+        assert!([0, 20].contains(&untried), "{redirect}: {untried}");
+    }
+}
+
+#[test]
+fn the_text_has_four_tables_and_says_how_each_no_fails() {
+    if !available(Need::Root) {
+        return;
+    }
+    let output = output(&mut command(&["matrix"]));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in [
+        "send to local (SOCKMAP and SOCKHASH)",
+        "send to egress (SOCKMAP and SOCKHASH)",
+        "ingress to egress (SOCKMAP and SOCKHASH)",
+        "ingress to local (SOCKMAP and SOCKHASH)",
+        "no: EACCES: send(2) fails with EACCES",
+        "no: usual peer: the program never runs",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let width = text.lines().map(|line| line.trim_end().len()).max();
+    assert!(width < Some(130), "{text}");
+}
+
+#[test]
+fn without_the_rights_one_sentence_names_them() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("matrix").expect("a directory");
+    let mut command = Process::command("setpriv");
+    command
+        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"])
+        .arg(for_anybody(&scratch))
+        .arg("matrix")
+        .env_remove("SPLICED_LOG");
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("CAP_BPF"), "{said}");
+}

@@ -1,0 +1,192 @@
+//! `spliced mesh`: the kernel hands frames from client to client.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use netlab::{Need, PATIENCE, available};
+use rustix::process::Signal;
+use splice::mesh::{Code, Framing, Notice};
+
+use crate::relay::{Relay, command};
+use crate::usage::failure;
+
+struct Client {
+    stream: TcpStream,
+    framing: Framing,
+    id: u64,
+}
+
+impl Client {
+    fn new(mesh: &Relay, framing: Framing) -> Self {
+        let stream = TcpStream::connect(&mesh.address).expect("connected");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        let mut client = Self {
+            stream,
+            framing,
+            id: 0,
+        };
+        let welcome = client.notice();
+        assert_eq!(welcome.code, Code::Welcome);
+        client.id = welcome.receiver;
+        client
+    }
+
+    fn send(&mut self, destination: u64, body: &[u8]) {
+        let frame = self.framing.frame(destination, body).expect("a frame");
+        self.stream.write_all(&frame).expect("sent");
+    }
+
+    fn frame(&mut self) -> Vec<u8> {
+        let mut frame = vec![0; self.framing.header_bytes() as usize];
+        self.stream.read_exact(&mut frame).expect("a header");
+        let header = frame.len();
+        frame.resize(
+            self.framing
+                .length_of(&frame)
+                .expect("a length")
+                .expect("whole"),
+            0,
+        );
+        self.stream
+            .read_exact(&mut frame[header..])
+            .expect("a body");
+        frame
+    }
+
+    fn notice(&mut self) -> Notice {
+        let frame = self.frame();
+        Notice::of_frame(&self.framing, &frame).expect("a notice")
+    }
+}
+
+fn framing(length: &str, destination: &str) -> Framing {
+    let length = length.parse().expect("a length");
+    Framing::new(length, destination.parse().expect("a field"), 60_000).expect("a framing")
+}
+
+#[test]
+fn clients_reach_one_another_by_their_ids() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    for (listen, length, destination) in [
+        ("127.0.0.1:0", "u32be@0", "u32be@4"),
+        ("[::1]:0", "u16le@2+0", "u16le@0"),
+    ] {
+        let arguments = [
+            "mesh",
+            listen,
+            "--frame",
+            length,
+            "--destination",
+            destination,
+        ];
+        let mesh = Relay::spawn(&mut command(&arguments));
+        let framing = framing(length, destination);
+        let [mut a, mut b] = [(); 2].map(|()| Client::new(&mesh, framing));
+        assert_eq!((a.id, b.id), (1, 2));
+        a.send(b.id, b"from a to b");
+        assert!(b.frame().ends_with(b"from a to b"));
+        b.send(9, b"to nobody");
+        let notice = b.notice();
+        assert_eq!((notice.code, notice.destination), (Code::Unknown, 9));
+        a.stream.shutdown(Shutdown::Write).expect("shut down");
+        assert_eq!(a.stream.read(&mut [0]).expect("the end"), 0);
+        let line = mesh.wait_logged("member 1 has left");
+        assert!(
+            line.contains("it ended its stream: 1 frames sent"),
+            "{line}"
+        );
+        drop(b);
+        mesh.wait_logged("member 2 has left");
+        mesh.signal(Signal::TERM);
+        let line = mesh.wait_logged("the mesh is over");
+        assert!(
+            line.contains("2 members, 1 frames delivered, 1 without a destination"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_signal_lets_members_go() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let mesh = Relay::spawn(&mut command(&["mesh", "127.0.0.1:0", "--frame", "u32be@0"]));
+    let mut a = Client::new(&mesh, framing("u32be@0", "u32be@4"));
+    mesh.signal(Signal::TERM);
+    assert_eq!(a.stream.read(&mut [0]).expect("the end"), 0);
+    drop(a);
+    mesh.wait_logged("member 1 has left, the mesh ends");
+}
+
+#[test]
+fn bad_input_of_a_mesh_is_one_sentence() {
+    for (arguments, parts) in [
+        (&["127.0.0.1:0"][..], &["--frame"][..]),
+        (
+            &["127.0.0.1:0", "--frame", "u24be@0"],
+            &["\"u24be@0\"", "write width"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0+x"],
+            &["\"u32be@0+x\"", "plus sign"],
+        ),
+        (
+            &[
+                "127.0.0.1:0",
+                "--frame",
+                "u32be@0",
+                "--destination",
+                "u32be@2",
+            ],
+            &["overlap", "another offset"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0", "--most-bytes", "70000"],
+            &["70000", "at most 65536"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0", "--most-bytes", "20"],
+            &["limit is 20", "raise it"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0", "--frame-timeout", "0s"],
+            &["--frame-timeout", "longer than zero"],
+        ),
+        (
+            &["127.0.0.1:0", "--frame", "u32be@0", "--members", "0"],
+            &["--members", "0"],
+        ),
+        (
+            &["unix:/tmp/mesh", "--frame", "u32be@0"],
+            &["unix:/tmp/mesh", "HOST:PORT"],
+        ),
+    ] {
+        let sentence = failure(&mut command(&[&["mesh"][..], arguments].concat()), 2);
+        for part in parts {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bound_below_one_frame_is_refused() {
+    if !available(Need::Bpf) {
+        return;
+    }
+    let arguments = [
+        "mesh",
+        "127.0.0.1:0",
+        "--frame",
+        "u32be@0",
+        "--member-bytes",
+        "1000",
+    ];
+    let sentence = failure(&mut command(&arguments), 2);
+    assert!(
+        sentence.contains("1000 bytes on the way") && sentence.contains("allow"),
+        "{sentence}"
+    );
+}
