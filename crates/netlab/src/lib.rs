@@ -37,6 +37,7 @@
 //!
 //! See [`available`] and `SPLICED_REQUIRE`.
 
+mod bpf_file_system;
 mod built;
 mod connection;
 mod control_group;
@@ -52,6 +53,7 @@ mod registry;
 mod requires;
 mod scratch;
 
+pub use bpf_file_system::BpfFileSystem;
 pub use built::{C_SOURCES, built};
 pub use connection::connection;
 pub use control_group::ControlGroup;

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::{env, process, thread};
 
 use anyhow::{Context, Result};
+use rustix::mount::{UnmountFlags, unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -25,7 +26,7 @@ pub(crate) const NAMESPACES: &str = "/run/netns";
 pub(crate) enum Leftover {
     /// A network namespace, by its name.
     Namespace(String),
-    /// A directory with all that is in it.
+    /// A directory with all that is in it, and a file system that may be mounted on it.
     Directory(PathBuf),
     /// A control group, by its directory.
     ControlGroup(PathBuf),
@@ -35,8 +36,12 @@ impl Leftover {
     fn remove(&self) -> Result<()> {
         match self {
             Self::Namespace(name) => ip(&["netns", "delete", name]),
-            Self::Directory(path) => fs::remove_dir_all(path)
-                .with_context(|| format!("cannot remove the directory {}", path.display())),
+            Self::Directory(path) => {
+                // EINVAL if nothing is mounted there.
+                let _ = unmount(path, UnmountFlags::DETACH);
+                fs::remove_dir_all(path)
+                    .with_context(|| format!("cannot remove the directory {}", path.display()))
+            }
             // Its files belong to the kernel and need not be removed.
             Self::ControlGroup(path) => fs::remove_dir(path)
                 .with_context(|| format!("cannot remove the control group {}", path.display())),

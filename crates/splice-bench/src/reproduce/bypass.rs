@@ -2,7 +2,6 @@
 //! `splice::bypass`.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use netlab::{ControlGroup, Lab};
+use netlab::{BpfFileSystem, ControlGroup, Lab};
 use splice::bypass::{Bypass, Options, TURN_EVERY};
 
 use super::arguments;
@@ -167,12 +166,14 @@ fn one_round(
 struct Running {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Bypass>,
+    _file_system: BpfFileSystem,
 }
 
 impl Running {
     fn start(group: &ControlGroup) -> Result<Self> {
+        let file_system = BpfFileSystem::new("pins")?;
         let options = Options {
-            pins: PathBuf::from(format!("/sys/fs/bpf/spliced-bench-{}", std::process::id())),
+            pins: file_system.path().join("bypass"),
             // Nothing here asks for what is queued.
             despite_fionread: true,
             ..Options::of(vec![group.path().into()])
@@ -186,7 +187,11 @@ impl Running {
             }
             bypass
         });
-        Ok(Self { is_over, thread })
+        Ok(Self {
+            is_over,
+            thread,
+            _file_system: file_system,
+        })
     }
 
     /// Returns how many messages were redirected.

@@ -51,13 +51,10 @@ impl Pins {
                 error,
             )
         };
-        let made = DirBuilder::new()
-            .mode(0o700)
-            .recursive(true)
-            .create(&self.directory);
-        made.map_err(failed)?;
-        if !is_bpf_file_system(&self.directory).map_err(|errno| failed(errno.into()))? {
-            let _ = fs::remove_dir(&self.directory);
+        // Looked at before: where none is mounted, /sys/fs/bpf refuses a directory with ENOENT.
+        let there = self.directory.ancestors().find(|path| path.exists());
+        let place = there.unwrap_or(&self.directory);
+        if !is_bpf_file_system(place).map_err(|errno| failed(errno.into()))? {
             return Err(Error::new(
                 ErrorKind::System,
                 format!(
@@ -66,7 +63,11 @@ impl Pins {
                 ),
             ));
         }
-        Ok(())
+        let made = DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&self.directory);
+        made.map_err(failed)
     }
 
     /// Takes the lock; `None` if another process has it.

@@ -4,11 +4,11 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use netlab::{ControlGroup, Lab, Namespace, until_found};
+use netlab::{BpfFileSystem, ControlGroup, Lab, Namespace, until_found};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -20,25 +20,29 @@ use crate::random::Random;
 pub(crate) const LEAVE: Duration = Duration::from_secs(20);
 
 /// A directory for pins of this test only, cleared at the end.
-pub(crate) struct PinDirectory(PathBuf);
+pub(crate) struct PinDirectory {
+    path: PathBuf,
+    _file_system: BpfFileSystem,
+}
 
 impl PinDirectory {
     pub(crate) fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("/sys/fs/bpf/spliced-test-{}-{number}", std::process::id());
-        Self(PathBuf::from(name))
+        let file_system = BpfFileSystem::new("pins").expect("a BPF file system");
+        Self {
+            path: file_system.path().join("bypass"),
+            _file_system: file_system,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for PinDirectory {
     fn drop(&mut self) {
         // Only a test that fails leaves something.
-        let _ = off(&self.0, Duration::from_secs(1));
+        let _ = off(&self.path, Duration::from_secs(1));
     }
 }
 

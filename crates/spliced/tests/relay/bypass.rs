@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use netlab::{ControlGroup, Lab, Need, Process, Scratch, available};
+use netlab::{BpfFileSystem, ControlGroup, Lab, Need, Process, Scratch, available};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -19,23 +19,20 @@ pub(crate) struct Place {
     pub(crate) lab: Lab,
     pub(crate) group: ControlGroup,
     pub(crate) pins: PathBuf,
+    _file_system: BpfFileSystem,
 }
 
 impl Place {
     pub(crate) fn new() -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !available(Need::Root) {
             return None;
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let file_system = BpfFileSystem::new("pins").expect("a BPF file system");
         Some(Self {
             lab: Lab::new().expect("a lab"),
             group: ControlGroup::new("covered").expect("a control group"),
-            pins: format!(
-                "/sys/fs/bpf/spliced-command-{}-{number}",
-                std::process::id()
-            )
-            .into(),
+            pins: file_system.path().join("bypass"),
+            _file_system: file_system,
         })
     }
 
@@ -305,6 +302,11 @@ fn what_cannot_be_is_refused_in_one_sentence() {
     for (arguments, words) in [
         (
             [&despite[..], &["/tmp/pins"]].concat(),
+            "is in no BPF file system",
+        ),
+        (
+            // No directory can be made here, as at /sys/fs/bpf before it is mounted.
+            [&despite[..], &["/sys/kernel/pins"]].concat(),
             "is in no BPF file system",
         ),
         (status.to_vec(), "no bypass has its pins in"),
