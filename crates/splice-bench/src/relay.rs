@@ -19,6 +19,9 @@ use crate::site::{PATIENCE, Site};
 /// Between two attempts to connect to a relay that starts.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
+/// How long a relay may take to start. Loading BPF programs takes a tenth of a second, and seconds on a busy machine.
+const STARTS_WITHIN: Duration = Duration::from_secs(40);
+
 /// How long after accepting a relay may take to reach the server.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
 
@@ -93,7 +96,7 @@ impl Relay {
             address,
         };
 
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STARTS_WITHIN;
         loop {
             if let Some(status) = relay.process.try_wait()? {
                 let said = relay.said();
