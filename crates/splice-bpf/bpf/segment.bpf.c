@@ -142,7 +142,8 @@ int segment_ingress(struct __sk_buff *skb)
 			return refuse(true, SEGMENT_FORWARD_LOST);
 		return pass_error(skb);
 	}
-	if (!find(&s.tuple, &at)) {
+	/* Every segment of the host is looked up: without forwarding, that is one look-up, and no call. */
+	if (!find_by_tuple(&s.tuple, &at) && !(forwards() && find(&s.tuple, &at))) {
 		if (!(s.flags & SYN))
 			return NEXT;
 		begun = try_to_open(skb, &s, &at);

@@ -44,13 +44,27 @@ static __always_inline struct segment_origin *origin_of_flow(const struct segmen
 	return index ? bpf_map_lookup_elem(&segment_origins, index) : NULL;
 }
 
+/* Where a segment belongs by its tuple alone. @tuple: on the stack, for Linux 6.1. @at: to be filled in. */
+static __always_inline bool find_by_tuple(const struct segment_tuple *tuple, struct segment_place *at)
+{
+	struct segment_place *known = bpf_map_lookup_elem(&segment_tuples, tuple);
+
+	if (!known)
+		return false;
+	at->serial = READ_ONCE(known->serial);
+	fence();
+	at->flow = known->flow;
+	at->side = known->side;
+	at->device = known->device;
+	return true;
+}
+
 /*
  * Where a segment belongs: what comes from servers is found by its port, everything else by its tuple.
  * @tuple: the segment's. @at: to be filled in. False if it belongs nowhere.
  */
 __noinline int find(struct segment_tuple *tuple, struct segment_place *at)
 {
-	struct segment_place *known;
 	struct segment_origin *origin;
 	struct segment_flow *flow;
 	__u32 port, state, slot, *index;
@@ -61,15 +75,8 @@ __noinline int find(struct segment_tuple *tuple, struct segment_place *at)
 		/* Linux 6.1 takes no key from the argument of a function. */
 		struct segment_tuple key = *tuple;
 
-		known = bpf_map_lookup_elem(&segment_tuples, &key);
-	}
-	if (known) {
-		at->serial = READ_ONCE(known->serial);
-		fence();
-		at->flow = known->flow;
-		at->side = known->side;
-		at->device = known->device;
-		return true;
+		if (find_by_tuple(&key, at))
+			return true;
 	}
 	if (!forwards())
 		return false;
