@@ -136,6 +136,19 @@ impl Map {
         self.fd.keys().count()
     }
 
+    /// The number by which the kernel knows it.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    #[cfg(feature = "test")]
+    pub fn id(&self) -> Result<u32> {
+        let info = self.fd.info();
+        let info = info.map_err(|error| {
+            refused(format!("the map {} cannot be examined", self.name), &error)
+        })?;
+        Ok(info.info.id)
+    }
+
     /// Maps the values of a `BPF_F_MMAPABLE` array into this process.
     pub fn share_values<T: Plain>(&self) -> Result<SharedArray<T>> {
         // The kernel rounds a value's size up to 8 bytes; ours are multiples of that.

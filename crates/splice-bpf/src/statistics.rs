@@ -1,6 +1,8 @@
 //! What the programs of all processes have counted.
 #![allow(unsafe_code, reason = "bpf(2); see the SAFETY comments")]
 
+use std::collections::BTreeMap;
+
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::io::Errno;
 
@@ -8,13 +10,13 @@ use splice_base::error::{Error, Result};
 
 use crate::libbpf::{checked, refused};
 
-/// The sums of the counters in every array per CPU with this name and so many counters, whoever has made
-/// it. Empty when there is none.
+/// The counters of every array per CPU with this name and so many counters, whoever has made it, by the array's
+/// number.
 ///
 /// # Errors
 /// Where the process may not list the BPF maps of this machine.
-pub fn counters(name: &str, count: usize) -> Result<Vec<u64>> {
-    let mut sums = Vec::new();
+pub fn counters(name: &str, count: usize) -> Result<BTreeMap<u32, Vec<u64>>> {
+    let mut found = BTreeMap::new();
     let mut id = 0;
     while let Some(next) = map_after(id)? {
         id = next;
@@ -29,20 +31,22 @@ pub fn counters(name: &str, count: usize) -> Result<Vec<u64>> {
         if !is_meant {
             continue;
         }
-        sums.resize(count, 0);
-        for (index, sum) in sums.iter_mut().enumerate() {
-            let key = (index as u32).to_ne_bytes();
+        let mut counters = Vec::with_capacity(count);
+        for index in 0..count as u32 {
+            let key = index.to_ne_bytes();
             let of_cpus = map
                 .lookup_percpu(&key, MapFlags::ANY)
                 .map_err(|error| refused(format!("the BPF map {name} cannot be read"), &error))?;
-            *sum += of_cpus
+            let sum = of_cpus
                 .iter()
                 .flatten()
                 .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.as_slice().try_into().ok()?)))
                 .sum::<u64>();
+            counters.push(sum);
         }
+        found.insert(id, counters);
     }
-    Ok(sums)
+    Ok(found)
 }
 
 /// The map with the next greater number.

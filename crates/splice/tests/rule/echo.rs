@@ -247,6 +247,11 @@ pub(crate) fn costs_what_the_engine_promises(engine: &Contestant) {
     if !echoes || !available(Need::Root) {
         return;
     }
+    // As the proofs of `proof.rs`.
+    alone(|| cost_of_small_messages(engine));
+}
+
+fn cost_of_small_messages(engine: &Contestant) {
     let mut driven = DrivenLoop::counted();
     let (peer, socket) = Peer::connected(Kind::Tcp4);
     let options = Relay::new(engine).options;

@@ -3,7 +3,7 @@
 mod attachment;
 mod handle;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -55,6 +55,8 @@ pub(crate) struct Datapath {
     tracked: Program,
     asleep: Program,
     tuples: Map,
+    #[cfg(test)]
+    counts: Map,
     /// Or why the packet filters cannot be watched.
     firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
     flows: SharedArray<SegmentFlow>,
@@ -91,8 +93,18 @@ struct Table {
 /// # Errors
 /// If the process may not list the BPF maps of this machine.
 pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
-    let counts = statistics::counters(COUNTS_MAP, reason::NAMES.len())?;
-    Ok(reason::NAMES.into_iter().zip(counts).collect())
+    let of_maps = counts_by_map()?;
+    if of_maps.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sum = |reason: usize| of_maps.values().map(|counts| counts[reason]).sum();
+    let names = reason::NAMES.into_iter().enumerate();
+    Ok(names.map(|(reason, name)| (name, sum(reason))).collect())
+}
+
+/// The same of each datapath, by the number of its map.
+fn counts_by_map() -> Result<BTreeMap<u32, Vec<u64>>> {
+    statistics::counters(COUNTS_MAP, reason::NAMES.len())
 }
 
 impl Datapath {
@@ -169,6 +181,8 @@ impl Datapath {
             tracked: object.program("segment_tracked")?,
             asleep: object.program("segment_asleep")?,
             tuples: object.map("segment_tuples")?,
+            #[cfg(test)]
+            counts: object.map(COUNTS_MAP)?,
             table: Mutex::new(Table {
                 slots: FlowSlots::new(PAIRS),
                 owners: HashMap::new(),
@@ -268,6 +282,14 @@ impl Datapath {
         let flows = (0..self.flows.len()).map(|slot| self.flows.at(slot));
         let sides = flows.flat_map(|flow| &flow.side);
         sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
+    }
+
+    /// What [`counts`] adds up for this datapath.
+    #[cfg(test)]
+    pub(super) fn own_counts(&self) -> Vec<u64> {
+        let number = self.counts.id().expect("its number");
+        let mut of_maps = counts_by_map().expect("root may read them");
+        of_maps.remove(&number).expect("it is loaded")
     }
 
     #[cfg(test)]

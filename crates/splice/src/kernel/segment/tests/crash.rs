@@ -1,9 +1,12 @@
 //! A process that is killed in the middle of a change-over: both peers must see a reset, and nothing may stay
 //! that swallows segments.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::Process;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -143,6 +146,40 @@ fn read_until_reset(mut stream: &TcpStream, seed: u64) -> usize {
     }
 }
 
+/// The programs that stand in the place of the relay's on the devices (bpf/caller.bpf.c).
+fn stubs(lab: &Lab) -> HashSet<u32> {
+    let places = [Lab::TO_CLIENT, Lab::TO_SERVER].map(|device| {
+        ["ingress", "egress"].map(|place| {
+            let listed = filters(lab, device, place);
+            let mut lines = listed.lines().filter(|line| line.contains("name caller"));
+            let id =
+                lines.find_map(|line| line.split_once(" id ")?.1.split(' ').next()?.parse().ok());
+            id.unwrap_or_else(|| panic!("no stub at {device} {place}: {listed}"))
+        })
+    });
+    places.into_iter().flatten().collect()
+}
+
+/// A worker of the kernel empties the tables of the stubs of a process that is gone (`prog_array_map_clear`). Until
+/// it has the CPU they call the program, which takes a new connection with the same ports for the old one: in OVERLAP
+/// its SYN goes to the socket that listens, and the rest of the handshake to the server.
+fn wait_for_empty_stubs(lab: &Lab) {
+    let stubs = stubs(lab);
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    let tables: Vec<_> = ProgInfoIter::with_query_opts(options)
+        .filter(|program| stubs.contains(&program.id))
+        .flat_map(|program| program.map_ids)
+        .map(|id| MapHandle::from_map_id(id).expect("a table"))
+        .collect();
+    assert_eq!(tables.len(), stubs.len());
+    netlab::until("the tables are empty", || {
+        let first = |table: &MapHandle| table.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
+        tables
+            .iter()
+            .all(|table| first(table).expect("read").is_none())
+    });
+}
+
 fn die_at(step: &str, clsact: bool) {
     let lab = Lab::new().expect("a lab");
     let (back, target) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
@@ -171,6 +208,9 @@ fn die_at(step: &str, clsact: bool) {
     let ended = ended.expect("it has died");
     assert!(!ended.success(), "{step}: {ended}");
     eprintln!("{step}: {came:?} bytes");
+    if clsact {
+        wait_for_empty_stubs(&lab);
+    }
     // A new connection with the same addresses and ports works.
     drop((client, server, first));
     let (front, _) = listen_in(lab.relay(), address);
