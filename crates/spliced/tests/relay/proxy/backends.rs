@@ -192,7 +192,8 @@ fn checks_take_a_server_out_and_bring_it_back() {
         connection.set_nonblocking(false).expect("blocking");
         matches!(connection.peek(&mut first), Ok(1)) && first == *b"x"
     });
-    server.0.listen(8).expect("it listens now");
+    // Nobody accepts the checks, so a short backlog would soon be full and the server down again.
+    server.0.listen(4096).expect("it listens now");
     until("it is up", || is_up() == Some(true));
     proxy.relay.wait_logged("is up again");
     let _client = connect(&proxy.address("all"));
