@@ -7,6 +7,7 @@ use super::{ask_until_received, client, named, receive, socket};
 use crate::log::Log;
 use crate::patience::{until, until_found};
 use crate::relay::{Relay, command};
+use crate::server::free_port;
 use crate::usage::failure;
 
 #[test]
@@ -90,8 +91,9 @@ fn an_icmp_error_of_the_target_ends_the_session_and_a_restarted_target_is_found(
     for at in ["127.0.0.1:0", "[::1]:0"] {
         let scratch = Scratch::new("refused-session").expect("a directory");
         let log = Log::below(&scratch);
-        let target = socket(at);
-        let address = target.local_addr().expect("its address").to_string();
+        // Not one that the kernel picks: another test could get it while nobody listens there.
+        let address = at.replace(":0", &format!(":{}", free_port()));
+        let target = socket(&address);
         let relay = Relay::between(
             &format!("udp:{at}"),
             &named(&target),
@@ -148,7 +150,7 @@ fn after_sigterm_a_session_goes_on_until_it_is_quiet_and_new_clients_are_refused
 
 #[test]
 fn the_address_in_use_and_a_target_that_is_the_relay_are_refused() {
-    let taken = socket("127.0.0.1:0");
+    let taken = socket(&format!("127.0.0.1:{}", free_port()));
     let address = named(&taken);
     let sentence = failure(&mut command(&["relay", &address, "udp:127.0.0.1:9"]), 1);
     assert!(sentence.contains("in use by another socket"), "{sentence}");

@@ -18,17 +18,17 @@ fn one_route(backend: &str) -> String {
 }
 
 /// An address that nobody listens on, kept from others as long as this lives.
-struct Place(Socket);
+pub(super) struct Place(Socket);
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         socket.bind(&any.into()).expect("bound");
         Self(socket)
     }
 
-    fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         let address = self.0.local_addr().expect("its address");
         address.as_socket().expect("an IP address").to_string()
     }
