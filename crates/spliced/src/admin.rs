@@ -141,7 +141,8 @@ pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
     })?;
     writeln!(process, "{}", request.word())?;
     let mut line = String::new();
-    BufReader::new(process).read_line(&mut line)?;
+    // To the end of the stream: the process then has nothing left of this request.
+    process.read_to_string(&mut line)?;
     let mut answer: Value =
         serde_json::from_str(&line).context("the process has ended without an answer")?;
     match answer.get("error").and_then(Value::as_str) {

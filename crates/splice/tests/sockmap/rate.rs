@@ -8,7 +8,9 @@ use crate::stage::{
 };
 
 const MEGABITS: u64 = 500;
-const BYTES: u64 = MEGABITS * 1_000_000 / 8 * 2;
+/// For 300 ms.
+const ROUND_BYTES: u64 = MEGABITS * 1_000_000 / 8 * 3 / 10;
+const ROUNDS: usize = 7;
 /// The token bucket of the client's link has room for four of the largest segments.
 const BUCKET: &str = "256kb";
 /// More than TCP has in flight there, so that nothing is dropped.
@@ -34,12 +36,18 @@ fn a_sender_at_the_rate_of_its_link_stays_with_the_kernel() {
     let mut joined = join_across(&lab, &splicer, &options(SOCKMAP));
     until_redirected(&mut joined);
     let Joined { a, b, handle } = joined;
-    let before = handle.redirected().a_to_b;
-    send_through(&a, &b, 0..BYTES);
-    let share = (handle.redirected().a_to_b - before) as f64 / BYTES as f64;
-    eprintln!("{share:.3} redirected");
+    let mut shares = [0; ROUNDS].map(|_| {
+        let before = handle.redirected().a_to_b;
+        send_through(&a, &b, 0..ROUND_BYTES);
+        (handle.redirected().a_to_b - before) as f64 / ROUND_BYTES as f64
+    });
+    eprintln!("redirected: {shares:.3?}");
+    // If the machine stops the receiver or the kernel's worker, the gate closes, as it should. That costs the
+    // rounds in which it happens. A pair that does not stay with the kernel loses in each of them.
+    shares.sort_by(f64::total_cmp);
+    let median = shares[ROUNDS / 2];
     assert!(
-        share >= 0.95,
-        "only {share:.3} of the bytes were redirected"
+        median >= 0.95,
+        "only {median:.3} of the bytes were redirected"
     );
 }

@@ -32,8 +32,9 @@ fn rates_are_those_of_now() {
             }
         });
         until("it is redirected", || connection()["state"] == "redirected");
+        // How high it is depends on the machine. That it is the rate of now shows below, when it is zero.
         until("there is a rate", || {
-            rates().iter().all(|rate| *rate > Some(1000.0))
+            rates().iter().all(|rate| *rate > Some(0.0))
         });
         drop(over);
     });

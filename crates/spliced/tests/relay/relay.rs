@@ -257,9 +257,14 @@ impl Relay {
 
     /// Applies `read` to the file `name` of each thread.
     pub(crate) fn of_threads<T>(&self, name: &str, read: impl Fn(&str) -> T) -> Vec<T> {
+        let id = self.process.id();
         self.entries("task")
             .iter()
-            .map(|thread| read(&self.file(&format!("task/{thread}/{name}"))))
+            // A thread may have ended.
+            .filter_map(|thread| {
+                fs::read_to_string(format!("/proc/{id}/task/{thread}/{name}")).ok()
+            })
+            .map(|text| read(&text))
             .collect()
     }
 

@@ -133,6 +133,13 @@ impl Routed {
             words.push("nodad");
         }
         ip(self.lab.server(), &words);
+        // A worker of the kernel adds the route of an IPv6 address later (`addrconf_dad_work`). Until then the
+        // router sends on what is for the target.
+        until("the address has its route", || {
+            let mut get = self.lab.server().command("ip");
+            let get = get.args(["route", "get", &ip_address.to_string()]);
+            get.output().expect("ip").stdout.starts_with(b"local ")
+        });
         let target = self.target.to_string();
         let bound = self.lab.server().enter(|| socket(&target));
         bound.expect("entered")

@@ -1,12 +1,15 @@
 //! nginx: files, and HTTP keep-alive.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
+use std::process::Stdio;
 
 use netlab::{Process, Scratch};
+use rustix::process::Signal;
 
-use super::{ENGINES, Host, installed, run};
+use super::{ENGINES, Host, installed};
+use crate::patience::PATIENCE;
 use crate::payload::Payload;
 use crate::peer::{End, Peer};
 use crate::relay::Relay;
@@ -84,14 +87,26 @@ fn nginx_serves_a_large_file_through_the_relay() {
     }
 }
 
-/// Runs wrk on the small file with keep-alive for whole seconds. No response may be wrong.
-pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usize, time: Duration) {
+/// Runs wrk on the small file with keep-alive until `work` is done. No response may be wrong.
+pub(super) fn load_during(
+    wrk: &Path,
+    host: &Host<'_>,
+    address: &str,
+    connections: usize,
+    work: impl FnOnce(),
+) {
     let mut load = host.command(wrk);
     load.args(["--connections", &connections.to_string()])
-        .args(["--threads", "2", "--timeout", "20s"])
-        .args(["--duration", &format!("{}s", time.as_secs())])
+        .args(["--threads", "2", "--timeout", "20s", "--duration", "1h"])
         .arg(format!("http://{address}/small"));
-    let report = run(&mut load);
+    let mut load = Process::spawn(load.stdin(Stdio::null()).stdout(Stdio::piped())).expect("wrk");
+    work();
+    load.signal(Signal::INT).expect("it runs");
+    let status = load.wait_at_most(PATIENCE).expect("waited");
+    assert!(status.expect("it ends").success());
+    let mut report = String::new();
+    let report_of = load.child_mut().stdout.as_mut().expect("its stdout");
+    report_of.read_to_string(&mut report).expect("text");
     // wrk prints errors only if there are any.
     for error in ["Socket errors", "Non-2xx"] {
         assert!(!report.contains(error), "{report}");
@@ -111,7 +126,7 @@ pub(super) fn load(wrk: &Path, host: &Host<'_>, address: &str, connections: usiz
 
 #[test]
 fn wrk_sees_no_error_through_the_relay() {
-    const TIME: Duration = Duration::from_secs(1);
+    const FETCHES: usize = 200;
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
     };
@@ -121,7 +136,9 @@ fn wrk_sees_no_error_through_the_relay() {
     for engine in ENGINES {
         let relay = Relay::to(&nginx.tcp, &["--engine", engine]);
         let before = relay.descriptors();
-        load(&wrk, &Host::HERE, &relay.address, 32, TIME);
+        load_during(&wrk, &Host::HERE, &relay.address, 32, || {
+            (0..FETCHES).for_each(|_| fetch(&relay.address, "small", SMALL_BYTES));
+        });
         relay.wait_descriptors(before);
     }
 }

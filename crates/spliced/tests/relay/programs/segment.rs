@@ -3,15 +3,15 @@
 
 use std::cell::Cell;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use netlab::{Lab, Need, available};
 
 use super::iperf3::{measure, serve};
-use super::nginx::{Nginx, load};
+use super::nginx::{Nginx, load_during};
 use super::postgresql::{Cluster, bench, transact};
 use super::ssh::Sshd;
 use super::{Host, installed};
+use crate::patience::until;
 use crate::segment::hop::Hop;
 use crate::segment::witness::Witness;
 
@@ -59,8 +59,8 @@ fn iperf3_is_translated_in_both_directions() {
 #[test]
 fn http_keep_alive_is_translated() {
     const CONNECTIONS: usize = 32;
-    /// Long enough for all connections to be spliced, which wrk does not wait for.
-    const TIME: Duration = Duration::from_secs(5);
+    /// What they then move at least, far more than before.
+    const BYTES: u64 = 64 << 20;
     let Some(wrk) = installed("wrk", "wrk") else {
         return;
     };
@@ -72,10 +72,18 @@ fn http_keep_alive_is_translated() {
         return;
     };
     let hop = hop(&lab, &nginx.tcp);
-    // wrk makes the first connection only to test whether the server listens.
-    Witness::of_program(&hop, 1, CONNECTIONS, || {
-        load(&wrk, &client(&lab), hop.address(), CONNECTIONS, TIME);
+    let mut witness = None;
+    // How long it takes until all are spliced depends on the machine.
+    load_during(&wrk, &client(&lab), hop.address(), CONNECTIONS, || {
+        // wrk makes the first connection only to test whether the server listens.
+        until("the first has ended", || hop.connections() >= 1);
+        witness = Some(Witness::of(&hop, CONNECTIONS));
+        let before = hop.translated_bytes();
+        until("requests are translated", || {
+            hop.translated_bytes() >= before + BYTES
+        });
     });
+    witness.expect("all were spliced").end();
     hop.expect_translated(1 + CONNECTIONS);
 }
 

@@ -18,17 +18,17 @@ fn one_route(backend: &str) -> String {
 }
 
 /// An address that nobody listens on, kept from others as long as this lives.
-struct Place(Socket);
+pub(super) struct Place(Socket);
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         socket.bind(&any.into()).expect("bound");
         Self(socket)
     }
 
-    fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         let address = self.0.local_addr().expect("its address");
         address.as_socket().expect("an IP address").to_string()
     }
@@ -192,7 +192,8 @@ fn checks_take_a_server_out_and_bring_it_back() {
         connection.set_nonblocking(false).expect("blocking");
         matches!(connection.peek(&mut first), Ok(1)) && first == *b"x"
     });
-    server.0.listen(8).expect("it listens now");
+    // Nobody accepts the checks, so a short backlog would soon be full and the server down again.
+    server.0.listen(4096).expect("it listens now");
     until("it is up", || is_up() == Some(true));
     proxy.relay.wait_logged("is up again");
     let _client = connect(&proxy.address("all"));

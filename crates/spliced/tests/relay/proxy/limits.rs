@@ -51,8 +51,10 @@ fn a_client_over_its_rate_is_reset_and_counted() {
     let site = Site::new();
     let proxy = limited("new_connections_per_client = 3", &site);
     let address = proxy.address("all");
-    // One may be reset before its `connect` has returned.
-    let _clients: Vec<_> = (0..20).map(|_| TcpStream::connect(&address)).collect();
+    // They are accepted, and so counted, at once, however long it takes them to connect.
+    proxy.relay.hold_still();
+    let _clients: Vec<_> = (0..20).map(|_| connect(&address)).collect();
+    proxy.relay.go_on();
     until("the others are counted", || {
         let refused = proxy.count("all", "client_rate");
         refused > 0 && refused + proxy.count("all", "joined") == 20

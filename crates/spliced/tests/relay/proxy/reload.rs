@@ -438,10 +438,8 @@ fn reloads_at_once_all_succeed_and_none_while_the_process_ends() {
             assert!(output.join().expect("no panic").status.success());
         }
     });
-    assert_eq!(
-        proxy.relay.lines_logged("the configuration was reloaded"),
-        8
-    );
+    let reloads = |proxy: &Proxy| proxy.relay.lines_logged("the configuration was reloaded");
+    until("each has its line", || reloads(&proxy) == 8);
     let client = connect(&proxy.address("l"));
     let server = site.accept();
     until("it is joined", || proxy.count("l", "joined") == 1);
@@ -456,6 +454,7 @@ fn reloads_at_once_all_succeed_and_none_while_the_process_ends() {
     );
     drop((client, server));
     assert_eq!(proxy.relay.wait_end().code(), Some(0));
+    assert_eq!(reloads(&proxy), 8);
     let output = proxy.ask("reload");
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr);
@@ -474,7 +473,8 @@ fn a_removed_server_leaves_no_resolver_behind() {
     let proxy = Proxy::run(&of(&alone));
     let resolvers = || proxy.relay.threads().len() - proxy.relay.threads_but("resolver").len();
     assert!(proxy.reload(&of(&with_name)).status.success());
-    assert_eq!(resolvers(), 1);
+    // A thread has the name of the one that has started it until it runs.
+    until("its thread runs", || resolvers() == 1);
     // By default its connections would have half a minute to drain, but there are none.
     assert!(proxy.reload(&of(&alone)).status.success());
     until("its thread has ended", || resolvers() == 0);

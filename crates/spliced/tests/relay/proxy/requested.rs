@@ -5,6 +5,7 @@ use std::process::Command;
 use std::thread;
 
 use super::Proxy;
+use super::backends::Place;
 use super::routes::{Site, connect, expect};
 use crate::relay::output;
 
@@ -152,7 +153,9 @@ fn bytes_behind_a_request_reach_the_destination() {
 
 #[test]
 fn a_destination_that_refuses_is_told_in_the_clients_language() {
-    let place = Site::new().address();
+    // No other test may listen there meanwhile.
+    let nobody = Place::new();
+    let place = nobody.address();
     let port: u16 = place
         .rsplit_once(':')
         .and_then(|it| it.1.parse().ok())

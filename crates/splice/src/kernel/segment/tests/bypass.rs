@@ -89,9 +89,12 @@ impl Witness {
 
     /// Waits until the pairs, which have moved enough bytes, have changed over.
     pub(super) fn wait_for_sleep(&self) {
-        netlab::until("the sockets sleep", || {
-            self.seen.lock().expect("no panic").is_some()
-        });
+        netlab::until("the sockets sleep", || self.has_seen_sleep());
+    }
+
+    /// Whether the pairs have changed over.
+    pub(super) fn has_seen_sleep(&self) -> bool {
+        self.seen.lock().expect("no panic").is_some()
     }
 
     /// Asserts, for pairs that have ended with these outcomes, that the program has carried all bytes that

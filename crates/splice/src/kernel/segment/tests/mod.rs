@@ -91,21 +91,33 @@ fn write_all(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
 }
 
 /// Writes pseudo-random bytes; returns their hash.
-fn write_some(mut stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+fn write_some(stream: &TcpStream, bytes: usize, seed: u64) -> u64 {
+    write_while(stream, seed, |written| bytes - written).1
+}
+
+/// Writes pseudo-random bytes while `left` says, for the number that is written, that some are left; returns
+/// how many, and their hash.
+fn write_while(
+    mut stream: &TcpStream,
+    seed: u64,
+    mut left: impl FnMut(usize) -> usize,
+) -> (usize, u64) {
     let mut random = Random::seeded(seed);
     let mut hasher = DefaultHasher::new();
     let mut buffer = vec![0u8; 128 << 10];
-    let mut left = bytes;
-    while left > 0 {
-        let length = left.min(buffer.len());
+    let mut written = 0;
+    loop {
+        let length = left(written).min(buffer.len());
+        if length == 0 {
+            return (written, hasher.finish());
+        }
         for chunk in buffer.chunks_exact_mut(8) {
             chunk.copy_from_slice(&random.next().to_ne_bytes());
         }
         hasher.write(&buffer[..length]);
         stream.write_all(&buffer[..length]).expect("write");
-        left -= length;
+        written += length;
     }
-    hasher.finish()
 }
 
 /// Reads what [`write_some`] has written; returns the hash.
@@ -146,7 +158,8 @@ fn read_all(mut stream: &TcpStream) -> (usize, u64, Duration) {
 }
 
 /// Sends as many bytes each way at once, and the ends. With a `place` the pair changes over once that many
-/// have passed, and from then on bytes bypass the relay.
+/// have passed, and from then on bytes bypass the relay. How many pass meanwhile depends on the machine, so
+/// more are sent if need be, until half of `bytes` have passed after it.
 fn both_ways(
     connected: Connected,
     splicer: &Splicer,
@@ -163,9 +176,10 @@ fn both_ways(
     prepare(splicer);
     let (client, server, handle) = connected.join(splicer, &options);
     let witness = place.map(|_| Witness::of(splicer, &[&handle]));
-    let pause = exchange(&client, &server, bytes, seed);
+    let has_changed = || witness.as_ref().is_none_or(Witness::has_seen_sleep);
+    let (sent, pause) = exchange_past(&client, &server, bytes, seed, &has_changed);
     let outcome = ended(&handle);
-    assert_eq!(moved(&outcome), [bytes as u64; 2]);
+    assert_eq!(moved(&outcome), sent);
     let forwarded = handle.forwarded_bytes();
     if let Some(witness) = witness {
         assert_eq!(outcome.engine, EngineName::Segment, "{outcome:?}");
@@ -210,21 +224,61 @@ fn devices_here() -> Vec<u32> {
 
 /// Sends as many bytes each way at once; returns the longest pause.
 fn exchange(client: &TcpStream, server: &TcpStream, bytes: usize, seed: u64) -> Duration {
+    exchange_past(client, server, bytes, seed, &|| true).1
+}
+
+/// Sends as many bytes each way at once, and more until half as many have been sent after `condition` held;
+/// returns how many, and the longest pause.
+fn exchange_past(
+    client: &TcpStream,
+    server: &TcpStream,
+    bytes: usize,
+    seed: u64,
+    condition: &(dyn Fn() -> bool + Sync),
+) -> ([u64; 2], Duration) {
     thread::scope(|scope| {
-        let up = scope.spawn(|| one_way(client, server, bytes, seed));
-        let down = one_way(server, client, bytes, seed ^ 0xffff);
-        down.max(up.join().expect("up"))
+        let up = scope.spawn(|| one_way_past(client, server, bytes, seed, condition));
+        let down = one_way_past(server, client, bytes, seed ^ 0xffff, condition);
+        let up = up.join().expect("up");
+        ([up.0, down.0], up.1.max(down.1))
     })
 }
 
 /// Sends bytes and the end of the stream; returns the longest pause.
 fn one_way(sender: &TcpStream, receiver: &TcpStream, bytes: usize, seed: u64) -> Duration {
+    one_way_past(sender, receiver, bytes, seed, &|| true).1
+}
+
+/// As [`exchange_past`], one way.
+fn one_way_past(
+    sender: &TcpStream,
+    receiver: &TcpStream,
+    bytes: usize,
+    seed: u64,
+    condition: &(dyn Fn() -> bool + Sync),
+) -> (u64, Duration) {
+    let (start, mut held_from) = (Instant::now(), None);
+    let left = move |written: usize| {
+        if held_from.is_none() && condition() {
+            held_from = Some(written);
+        }
+        if held_from.is_none() {
+            assert!(start.elapsed() < PATIENCE, "waited in vain: {written} sent");
+        }
+        // Until it holds, half is always left.
+        let past = held_from.unwrap_or(written) + bytes / 2;
+        bytes.max(past) - written
+    };
     thread::scope(|scope| {
-        let sent = scope.spawn(|| write_all(sender, bytes, seed));
+        let sent = scope.spawn(|| {
+            let sent = write_while(sender, seed, left);
+            sender.shutdown(Shutdown::Write).expect("shutdown");
+            sent
+        });
         let (length, hash, pause) = read_all(receiver);
         let sent = sent.join().expect("sent");
-        assert_eq!((length, hash), (bytes, sent), "{sender:?} to {receiver:?}");
-        pause
+        assert_eq!((length, hash), sent, "{sender:?} to {receiver:?}");
+        (length as u64, pause)
     })
 }
 
