@@ -15,7 +15,7 @@ use super::sockets::{Family, connection};
 use super::trial::Failure;
 use super::{Defect, TimeBudget};
 use crate::kernel::sockmap::Member;
-use crate::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use crate::sockmap::{Link, MapType, Redirect, Redirections, SocketKind};
 
 /// How soon to look again for bytes on their way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -109,13 +109,7 @@ impl Known {
 /// An empty datagram that a program passes stays in front of the reader for good (`sk_msg_recvmsg`, seen on 6.18).
 fn empty_datagram() -> Defect {
     let name = "empty";
-    let tried = (|| -> Result<Errno, String> {
-        let (source, target) = (Pair::of(SocketKind::Udp)?, Pair::of(SocketKind::Udp)?);
-        let redirections = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
-            .map_err(|error| error.to_string())?;
-        let link = redirections
-            .link(&source.member, &target.member)
-            .map_err(|error| error.to_string())?;
+    let trial = |link: &Link, source: Pair, _target: Pair| {
         let words = |errno: Errno| errno.to_string();
         send(&source.peer, &[], SendFlags::NOSIGNAL).map_err(words)?;
         let deadline = Instant::now() + PATIENCE;
@@ -134,10 +128,11 @@ fn empty_datagram() -> Defect {
                 Ok(_) => break Errno::from_raw_os_error(libc::ENODATA),
             }
         };
-        drop((source, target));
-        link.forget();
         Ok(seen)
-    })();
+    };
+    let loaded = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
+        .map_err(|error| error.to_string());
+    let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Udp, trial));
     let (present, reason) = match tried {
         Ok(Errno::FAULT) => (
             Some(true),
@@ -161,14 +156,8 @@ fn empty_datagram() -> Defect {
 /// splice(2) does not see what a program has passed to a member (`tcp_splice_read`, seen up to 7.3).
 fn splice_is_blind() -> Defect {
     let name = "splice";
-    let tried = (|| -> Result<bool, String> {
+    let trial = |_: &Link, source: Pair, target: Pair| {
         let words = |errno: Errno| errno.to_string();
-        let (source, target) = (Pair::of(SocketKind::Tcp)?, Pair::of(SocketKind::Tcp)?);
-        let redirections = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1)
-            .map_err(|error| error.to_string())?;
-        let link = redirections
-            .link(&source.member, &target.member)
-            .map_err(|error| error.to_string())?;
         // Without a target the program passes.
         drop(target);
         send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
@@ -191,10 +180,11 @@ fn splice_is_blind() -> Defect {
         let seen = splice(&source.member, None, &into, None, BYTES.len(), flags);
         // A member must not leave its map with passed bytes.
         let _ = recv(&source.member, &mut buffer, RecvFlags::DONTWAIT);
-        drop(source);
-        link.forget();
         Ok(seen == Err(Errno::AGAIN))
-    })();
+    };
+    let loaded = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1)
+        .map_err(|error| error.to_string());
+    let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Tcp, trial));
     let (present, reason) = match tried {
         Ok(true) => (
             Some(true),
@@ -213,6 +203,23 @@ fn splice_is_blind() -> Defect {
         present,
         reason,
     }
+}
+
+/// Runs a trial with a link between two connections, which end with it. The link is forgotten whatever the trial shows:
+/// if it were dropped, its maps would stay.
+fn linked<T>(
+    redirections: &Redirections,
+    kind: SocketKind,
+    trial: impl FnOnce(&Link, Pair, Pair) -> Result<T, String>,
+) -> Result<T, String> {
+    let (source, target) = (Pair::of(kind)?, Pair::of(kind)?);
+    let link = redirections
+        .link(&source.member, &target.member)
+        .map_err(|error| error.to_string())?;
+    // Nothing may return before the link is forgotten.
+    let shown = trial(&link, source, target);
+    link.forget();
+    shown
 }
 
 /// FIONREAD counts only one of both queues of a member of a map of sockets (`tcp_ioctl`, `tcp_bpf_ioctl`): TCP's, or from
@@ -312,6 +319,20 @@ fn answer(from: &OwnedFd, to: &OwnedFd, deadline: Instant) -> Result<u64, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_leaves_no_link_whatever_it_shows() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        let redirections = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 2);
+        let redirections = redirections.expect("loaded");
+        for shown in [Ok(()), Err("late".to_owned())] {
+            let told = linked(&redirections, SocketKind::Udp, |_, _, _| shown.clone());
+            assert_eq!(told, shown);
+            assert_eq!(redirections.orphans(), 0, "{shown:?}");
+        }
+    }
 
     fn on(name: &str, release: &str) -> Defect {
         let mut known = BY_VERSION.iter();
