@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 const BYTES: &[u8] = b"queued";
 
+const LATE_DATAGRAM: &str = "its datagram did not arrive in time";
+
 /// All that are known and may matter to a program with sockets in maps.
 pub(super) fn all(budget: &TimeBudget) -> Vec<Defect> {
     let mut all = vec![fionread(budget), empty_datagram(), splice_is_blind()];
@@ -115,32 +117,24 @@ fn empty_datagram() -> Defect {
         let deadline = Instant::now() + PATIENCE;
         while link.counters().empty_messages == 0 {
             if Instant::now() >= deadline {
-                return Err("its datagram did not arrive in time".into());
+                return Err(LATE_DATAGRAM.into());
             }
             thread::sleep(LOOK_AGAIN);
         }
-        let mut byte = [0; 1];
-        let seen = loop {
-            match recv(&source.member, &mut byte, RecvFlags::DONTWAIT) {
-                // The program has run; the kernel queues what it passes at once.
-                Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
-                Err(errno) => break errno,
-                Ok(_) => break Errno::from_raw_os_error(libc::ENODATA),
-            }
-        };
-        Ok(seen)
+        // The program has run; the kernel queues what it passes at once.
+        is_stuck(&source.member, deadline)
     };
     let loaded = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
         .map_err(|error| error.to_string());
     let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Udp, trial));
     let (present, reason) = match tried {
-        Ok(Errno::FAULT) => (
+        Ok(true) => (
             Some(true),
             "recv(2) fails with EFAULT for good after a program has passed an empty datagram to a member of a map; \
              links of the library drop empty datagrams"
                 .into(),
         ),
-        Ok(_) => (
+        Ok(false) => (
             Some(false),
             "a member of a map receives an empty datagram that a program has passed".into(),
         ),
@@ -150,6 +144,22 @@ fn empty_datagram() -> Defect {
         name,
         present,
         reason,
+    }
+}
+
+/// Whether a reader fails at an empty datagram rather than receive it.
+fn is_stuck(reader: &OwnedFd, deadline: Instant) -> Result<bool, String> {
+    let mut byte = [0; 1];
+    loop {
+        match recv(reader, &mut byte, RecvFlags::DONTWAIT) {
+            Ok(_) => return Ok(false),
+            Err(Errno::FAULT) => return Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Err(LATE_DATAGRAM.into()),
+            Err(errno) => return Err(errno.to_string()),
+        }
     }
 }
 
@@ -332,6 +342,16 @@ mod tests {
             assert_eq!(told, shown);
             assert_eq!(redirections.orphans(), 0, "{shown:?}");
         }
+    }
+
+    #[test]
+    fn a_datagram_that_does_not_arrive_shows_nothing() -> Result<(), String> {
+        let udp = Pair::of(SocketKind::Udp)?;
+        let late = is_stuck(&udp.member, Instant::now());
+        assert_eq!(late, Err(LATE_DATAGRAM.into()));
+        send(&udp.peer, &[], SendFlags::NOSIGNAL).expect("sent");
+        assert_eq!(is_stuck(&udp.member, Instant::now() + PATIENCE), Ok(false));
+        Ok(())
     }
 
     fn on(name: &str, release: &str) -> Defect {
