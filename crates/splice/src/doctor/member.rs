@@ -13,6 +13,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, listen};
 
+use super::protocol;
 use super::sockets::{Family, connection};
 use crate::sockmap::SocketKind;
 
@@ -66,6 +67,9 @@ fn udp() -> std::io::Result<(OwnedFd, OwnedFd)> {
 /// hypervisor, where nobody answers. So the listener has the address of the loopback, which the kernel gives only if there
 /// is one (`__vsock_bind`, `vsock_find_cid`, seen on 6.18).
 fn vsock(of: SockType) -> Result<(OwnedFd, OwnedFd), String> {
+    // `vsock_proto` and the module's name (net/vmw_vsock).
+    protocol::require("AF_VSOCK", "vsock")
+        .map_err(|why| format!("there is no loopback of VSOCK here: {why}"))?;
     let words = |errno: nix::errno::Errno| format!("there is no loopback of VSOCK here: {errno}");
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fresh = || socket(AddressFamily::Vsock, of, flags, None).map_err(words);
@@ -115,6 +119,10 @@ mod tests {
     /// A trial would wait for an answer that does not come.
     #[test]
     fn a_missing_loopback_of_vsock_is_known_without_a_trial() {
+        // The socket of this test would make the kernel load the module.
+        if protocol::require("AF_VSOCK", "vsock").is_err() {
+            return;
+        }
         for (kind, of) in [
             (SocketKind::VsockStream, SockType::Stream),
             (SocketKind::VsockSeqpacket, SockType::SeqPacket),
