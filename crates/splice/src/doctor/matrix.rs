@@ -201,7 +201,9 @@ fn seen(redirect: Redirect, link: &Link, source: &Pair, target: &Pair) -> Cell {
             }
         }
         if now >= deadline {
-            return Cell::Refused("the message is neither here nor there".into());
+            return Cell::Refused(
+                "the message did not arrive in time, neither here nor there".into(),
+            );
         }
         thread::sleep(LOOK_AGAIN);
     }
