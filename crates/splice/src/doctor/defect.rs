@@ -15,7 +15,7 @@ use super::sockets::{Family, connection};
 use super::trial::Failure;
 use super::{Defect, TimeBudget};
 use crate::kernel::sockmap::Member;
-use crate::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use crate::sockmap::{Link, MapType, Redirect, Redirections, SocketKind};
 
 /// How soon to look again for bytes on their way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -24,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const BYTES: &[u8] = b"queued";
+
+const LATE_DATAGRAM: &str = "its datagram did not arrive in time";
 
 /// All that are known and may matter to a program with sockets in maps.
 pub(super) fn all(budget: &TimeBudget) -> Vec<Defect> {
@@ -109,43 +111,30 @@ impl Known {
 /// An empty datagram that a program passes stays in front of the reader for good (`sk_msg_recvmsg`, seen on 6.18).
 fn empty_datagram() -> Defect {
     let name = "empty";
-    let tried = (|| -> Result<Errno, String> {
-        let (source, target) = (Pair::of(SocketKind::Udp)?, Pair::of(SocketKind::Udp)?);
-        let redirections = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
-            .map_err(|error| error.to_string())?;
-        let link = redirections
-            .link(&source.member, &target.member)
-            .map_err(|error| error.to_string())?;
+    let trial = |link: &Link, source: Pair, _target: Pair| {
         let words = |errno: Errno| errno.to_string();
         send(&source.peer, &[], SendFlags::NOSIGNAL).map_err(words)?;
         let deadline = Instant::now() + PATIENCE;
         while link.counters().empty_messages == 0 {
             if Instant::now() >= deadline {
-                return Err("its datagram did not arrive in time".into());
+                return Err(LATE_DATAGRAM.into());
             }
             thread::sleep(LOOK_AGAIN);
         }
-        let mut byte = [0; 1];
-        let seen = loop {
-            match recv(&source.member, &mut byte, RecvFlags::DONTWAIT) {
-                // The program has run; the kernel queues what it passes at once.
-                Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
-                Err(errno) => break errno,
-                Ok(_) => break Errno::from_raw_os_error(libc::ENODATA),
-            }
-        };
-        drop((source, target));
-        link.forget();
-        Ok(seen)
-    })();
+        // The program has run; the kernel queues what it passes at once.
+        is_stuck(&source.member, deadline)
+    };
+    let loaded = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 1)
+        .map_err(|error| error.to_string());
+    let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Udp, trial));
     let (present, reason) = match tried {
-        Ok(Errno::FAULT) => (
+        Ok(true) => (
             Some(true),
             "recv(2) fails with EFAULT for good after a program has passed an empty datagram to a member of a map; \
              links of the library drop empty datagrams"
                 .into(),
         ),
-        Ok(_) => (
+        Ok(false) => (
             Some(false),
             "a member of a map receives an empty datagram that a program has passed".into(),
         ),
@@ -158,17 +147,27 @@ fn empty_datagram() -> Defect {
     }
 }
 
+/// Whether a reader fails at an empty datagram rather than receive it.
+fn is_stuck(reader: &OwnedFd, deadline: Instant) -> Result<bool, String> {
+    let mut byte = [0; 1];
+    loop {
+        match recv(reader, &mut byte, RecvFlags::DONTWAIT) {
+            Ok(_) => return Ok(false),
+            Err(Errno::FAULT) => return Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Err(LATE_DATAGRAM.into()),
+            Err(errno) => return Err(errno.to_string()),
+        }
+    }
+}
+
 /// splice(2) does not see what a program has passed to a member (`tcp_splice_read`, seen up to 7.3).
 fn splice_is_blind() -> Defect {
     let name = "splice";
-    let tried = (|| -> Result<bool, String> {
+    let trial = |_: &Link, source: Pair, target: Pair| {
         let words = |errno: Errno| errno.to_string();
-        let (source, target) = (Pair::of(SocketKind::Tcp)?, Pair::of(SocketKind::Tcp)?);
-        let redirections = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1)
-            .map_err(|error| error.to_string())?;
-        let link = redirections
-            .link(&source.member, &target.member)
-            .map_err(|error| error.to_string())?;
         // Without a target the program passes.
         drop(target);
         send(&source.peer, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
@@ -191,10 +190,11 @@ fn splice_is_blind() -> Defect {
         let seen = splice(&source.member, None, &into, None, BYTES.len(), flags);
         // A member must not leave its map with passed bytes.
         let _ = recv(&source.member, &mut buffer, RecvFlags::DONTWAIT);
-        drop(source);
-        link.forget();
         Ok(seen == Err(Errno::AGAIN))
-    })();
+    };
+    let loaded = Redirections::new(Redirect::IngressToEgress, MapType::Hash, 1)
+        .map_err(|error| error.to_string());
+    let tried = loaded.and_then(|redirections| linked(&redirections, SocketKind::Tcp, trial));
     let (present, reason) = match tried {
         Ok(true) => (
             Some(true),
@@ -215,21 +215,57 @@ fn splice_is_blind() -> Defect {
     }
 }
 
+/// Runs a trial with a link between two connections, which end with it. The link is forgotten whatever the trial shows:
+/// if it were dropped, its maps would stay.
+fn linked<T>(
+    redirections: &Redirections,
+    kind: SocketKind,
+    trial: impl FnOnce(&Link, Pair, Pair) -> Result<T, String>,
+) -> Result<T, String> {
+    let (source, target) = (Pair::of(kind)?, Pair::of(kind)?);
+    let link = redirections
+        .link(&source.member, &target.member)
+        .map_err(|error| error.to_string())?;
+    // Nothing may return before the link is forgotten.
+    let shown = trial(&link, source, target);
+    link.forget();
+    shown
+}
+
 /// FIONREAD counts only one of both queues of a member of a map of sockets (`tcp_ioctl`, `tcp_bpf_ioctl`): TCP's, or from
 /// 6.6.128, 6.12.75 and 6.18.14 on (commit 929e30f93125) that of what was redirected or passed. 7.2.13 counts both.
 fn fionread(budget: &TimeBudget) -> Defect {
-    let answers = by_tcp(budget).and_then(|by_tcp| Ok((by_tcp, redirected(budget)?)));
+    let (present, reason) = miscounts(by_tcp(budget), || redirected(budget));
+    Defect {
+        name: "fionread",
+        present,
+        reason,
+    }
+}
+
+/// What the answers of both trials show. 0 in the first one is proof, whatever would come of the second.
+fn miscounts(
+    by_tcp: Result<u64, String>,
+    redirected: impl FnOnce() -> Result<u64, String>,
+) -> (Option<bool>, String) {
     let all = BYTES.len() as u64;
-    let (present, reason) = match answers {
-        Ok((0, _)) => (
-            Some(true),
-            format!(
-                "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {all} bytes queued; \
-                 programs that call it before they read (Java, .NET, nginx) stall if something on this machine puts \
-                 their sockets into such a map; the engines do not call it"
-            ),
-        ),
-        Ok((_, counted)) if counted != all => (
+    let untried = |why| (None, format!("not tried: {why}"));
+    match by_tcp {
+        Ok(0) => {
+            return (
+                Some(true),
+                format!(
+                    "ioctl(FIONREAD) returns 0 for a TCP socket in a BPF map of sockets that has {all} bytes queued; \
+                     programs that call it before they read (Java, .NET, nginx) stall if something on this machine \
+                     puts their sockets into such a map; the engines do not call it"
+                ),
+            );
+        }
+        Ok(_) => {}
+        Err(why) => return untried(why),
+    }
+    match redirected() {
+        Ok(counted) if counted != all => (
             Some(true),
             format!(
                 "ioctl(FIONREAD) returns {counted} for a TCP socket to which a BPF program has redirected {all} bytes; \
@@ -241,12 +277,7 @@ fn fionread(budget: &TimeBudget) -> Defect {
             Some(false),
             "ioctl(FIONREAD) returns what is queued on a TCP socket in a BPF map of sockets".into(),
         ),
-        Err(why) => (None, format!("not tried: {why}")),
-    };
-    Defect {
-        name: "fionread",
-        present,
-        reason,
+        Err(why) => untried(why),
     }
 }
 
@@ -312,6 +343,46 @@ fn answer(from: &OwnedFd, to: &OwnedFd, deadline: Instant) -> Result<u64, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_leaves_no_link_whatever_it_shows() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        let redirections = Redirections::raw(Redirect::IngressToEgress, MapType::Hash, 2);
+        let redirections = redirections.expect("loaded");
+        for shown in [Ok(()), Err("late".to_owned())] {
+            let told = linked(&redirections, SocketKind::Udp, |_, _, _| shown.clone());
+            assert_eq!(told, shown);
+            assert_eq!(redirections.orphans(), 0, "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn a_datagram_that_does_not_arrive_shows_nothing() -> Result<(), String> {
+        let udp = Pair::of(SocketKind::Udp)?;
+        let late = is_stuck(&udp.member, Instant::now());
+        assert_eq!(late, Err(LATE_DATAGRAM.into()));
+        send(&udp.peer, &[], SendFlags::NOSIGNAL).expect("sent");
+        assert_eq!(is_stuck(&udp.member, Instant::now() + PATIENCE), Ok(false));
+        Ok(())
+    }
+
+    #[test]
+    fn one_trial_can_prove_the_fionread_defect() {
+        let all = BYTES.len() as u64;
+        let late = || Err("late".to_owned());
+        for (by_tcp, redirected, present) in [
+            (Ok(0), late(), Some(true)),
+            (Ok(all), Ok(0), Some(true)),
+            (Ok(all), Ok(all), Some(false)),
+            (Ok(all), late(), None),
+            (late(), Ok(all), None),
+        ] {
+            let (told, reason) = miscounts(by_tcp, || redirected);
+            assert_eq!(told, present, "{reason}");
+        }
+    }
 
     fn on(name: &str, release: &str) -> Defect {
         let mut known = BY_VERSION.iter();

@@ -144,9 +144,11 @@ pub(super) fn try_cell(
     source_kind: SocketKind,
     target_kind: SocketKind,
 ) -> Result<Cell> {
-    let (source, target) = match (Pair::of(source_kind), Pair::of(target_kind)) {
-        (Ok(source), Ok(target)) => (source, target),
-        (Err(why), _) | (_, Err(why)) => return Ok(Cell::Untried(why)),
+    // One after the other: a pair that cannot be made may cost all of its patience.
+    let pairs = Pair::of(source_kind).and_then(|source| Ok((source, Pair::of(target_kind)?)));
+    let (source, target) = match pairs {
+        Ok(pairs) => pairs,
+        Err(why) => return Ok(Cell::Untried(why)),
     };
     let linked = redirections.link_any(
         (source.member.as_fd(), source_kind),
@@ -199,7 +201,9 @@ fn seen(redirect: Redirect, link: &Link, source: &Pair, target: &Pair) -> Cell {
             }
         }
         if now >= deadline {
-            return Cell::Refused("the message is neither here nor there".into());
+            return Cell::Refused(
+                "the message did not arrive in time, neither here nor there".into(),
+            );
         }
         thread::sleep(LOOK_AGAIN);
     }

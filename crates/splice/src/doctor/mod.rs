@@ -20,6 +20,7 @@
 mod defect;
 pub mod matrix;
 mod member;
+mod protocol;
 mod sockets;
 mod time_line;
 mod trial;

@@ -56,7 +56,7 @@ fn tcp(deadline: Instant) -> io::Result<(OwnedFd, OwnedFd)> {
             // A stranger has connected, as a port scan does.
             Ok(_) => {}
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) if Instant::now() >= deadline => return Err(io::ErrorKind::TimedOut.into()),
             Err(_) => thread::sleep(LOOK_AGAIN),
         }
     }

@@ -7,6 +7,7 @@ use splice_base::error::Result;
 
 use super::matrix::{Cell, try_cell};
 use super::member::Pair;
+use super::protocol;
 use crate::sockmap::{MapType, Redirect, Redirections, SockHash, SockMap, SocketKind};
 
 /// A step in the history of maps of sockets.
@@ -75,6 +76,10 @@ fn untried(why: &str) -> Shown {
 const KCM: u16 = 41;
 
 fn kcm() -> Shown {
+    // `kcm_proto` and the module's name (net/kcm).
+    if let Err(why) = protocol::require("KCM", "kcm") {
+        return untried(&why);
+    }
     let family = AddressFamily::from_raw(KCM);
     match socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None) {
         Ok(_) => (Some(true), "a socket of that family can be made".into()),
@@ -129,5 +134,18 @@ fn refused(error: &splice_base::Error) -> Shown {
     match error.kind() {
         ErrorKind::BpfRefused => untried(&error.to_string()),
         _ => (Some(false), error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel would load its module, which stays.
+    #[test]
+    fn kcm_is_not_tried_without_its_module() {
+        if let Err(why) = protocol::require("KCM", "kcm") {
+            assert_eq!(kcm(), (None, format!("not tried: {why}")));
+        }
     }
 }

@@ -44,6 +44,13 @@ pub(super) fn clear_of(loaded: &Arc<Loaded>) {
     lock().clear(|of| Arc::ptr_eq(of, loaded));
 }
 
+/// How many there are of these maps.
+#[cfg(test)]
+pub(super) fn count_of(loaded: &Arc<Loaded>) -> usize {
+    let is_of = |(of, _): &&(Arc<Loaded>, Place)| Arc::ptr_eq(of, loaded);
+    lock().places.iter().filter(is_of).count()
+}
+
 impl Orphans {
     fn clear(&mut self, is_meant: impl Fn(&Arc<Loaded>) -> bool) {
         let is_closed =

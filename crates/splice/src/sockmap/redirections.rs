@@ -100,6 +100,12 @@ impl Redirections {
         &self.shared
     }
 
+    /// How many links were dropped and are still in the maps that all sources but those of UNIX share.
+    #[cfg(test)]
+    pub(crate) fn orphans(&self) -> usize {
+        orphans::count_of(&self.shared)
+    }
+
     pub(crate) fn redirect(&self) -> Redirect {
         self.plan.redirect
     }
