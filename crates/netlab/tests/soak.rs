@@ -6,10 +6,12 @@ use std::process::{Command, Output};
 
 use netlab::Scratch;
 
-/// `scripts/soak` for so many minutes, with a cargo that builds and then does `body` instead of testing.
+/// `scripts/soak` for so many minutes, with a cargo that builds, and does `body` where `scripts/test` has it build.
 fn soak(minutes: &str, body: &str) -> (Output, String) {
     let scratch = Scratch::new("soak").expect("a directory");
-    let script = format!("#!/bin/sh\ncase \"$*\" in *--no-run*) exit 0 ;; esac\n{body}\n");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *--message-format*) ;; *--no-run*) exit 0 ;; esac\n{body}\n"
+    );
     let cargo = scratch.write("cargo", &script).expect("a script");
     fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("chmod");
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -27,7 +29,7 @@ fn soak(minutes: &str, body: &str) -> (Output, String) {
 
 #[test]
 fn it_ends_with_the_first_failure_and_shows_it() {
-    let (output, text) = soak("30", "echo 'byte 7 is wrong'; exit 101");
+    let (output, text) = soak("30", "echo 'byte 7 is wrong' >&2; exit 101");
     assert_eq!(output.status.code(), Some(1), "{text}");
     for part in ["byte 7 is wrong", "libraries failed with status 101"] {
         assert!(text.contains(part), "no {part:?} in {text}");
