@@ -126,10 +126,15 @@ fn many_short_connections_over_few_ports() {
             let outcome = handle.wait_timeout(PATIENCE);
             let outcome = outcome.unwrap_or_else(|| panic!("connection {number} did not end"));
             assert_eq!(outcome.reason, Reason::EndOfStream, "{number}: {outcome:?}");
-            assert_eq!(outcome.engine, EngineName::Segment);
             assert_eq!(moved(&outcome), [8, 8], "{number}");
             let forwarded = handle.forwarded_bytes();
-            assert!(number % 2 == 1 || forwarded >= 8, "{number}: {forwarded}");
+            if number % 2 == 0 {
+                assert_eq!(outcome.engine, EngineName::Segment);
+                assert!(forwarded >= 8, "{number}: {forwarded}");
+            } else if outcome.engine != EngineName::Segment {
+                // Its answer does not wait, so the pair may end before it begins to change over.
+                assert_eq!(forwarded, 0, "{number}: {outcome:?}");
+            }
             translated += forwarded;
         }
         // User space moves what comes before its pair begins to change over.
