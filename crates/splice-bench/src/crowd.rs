@@ -86,15 +86,20 @@ impl Crowd {
                 client.send(client_at, relay_near, ACK, seq, ack)?;
             }
         }
-        let (deadline, all) = (Instant::now() + PATIENCE, said(Self::CONNECTIONS));
-        while relay.said() != all {
+        let all = said(Self::CONNECTIONS);
+        let (mut last, mut since) = (relay.said(), Instant::now());
+        while last != all {
             ensure!(
-                Instant::now() < deadline,
-                "a crowd of {} is not complete: {}",
+                since.elapsed() < PATIENCE,
+                "a crowd of {} is not complete, and nothing has changed for {} s: {last}",
                 Self::CONNECTIONS,
-                relay.said()
+                PATIENCE.as_secs()
             );
             thread::sleep(LOOK_EVERY);
+            let now = relay.said();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
         }
         Ok(())
     }

@@ -73,20 +73,24 @@ impl Entrant {
             Contestant::Dnat => Some(Translation::install(site, self.address())?),
             _ => None,
         };
-        let only_now = self.contestant.runs_in_its_turn();
-        if only_now {
-            self.start(site, spliced)?;
-            if let (Contestant::Forward(Company::Crowded), Some(relay)) =
-                (self.contestant, &self.relay)
-            {
-                Crowd::gather(site, relay)?;
-            }
+        if !self.contestant.runs_in_its_turn() {
+            return measure(self);
         }
-        let outcome = measure(self);
-        if only_now {
-            self.relay = None;
-        }
+        let prepared = self.prepare(site, spliced);
+        let outcome = prepared.and_then(|()| measure(self));
+        // Also after a failure: it would have the port, and the server, of those that are measured next.
+        self.relay = None;
         outcome
+    }
+
+    /// Starts a relay that runs only in its turn, with the company that it has.
+    fn prepare(&mut self, site: &Site, spliced: &Path) -> Result<()> {
+        self.start(site, spliced)?;
+        if let (Contestant::Forward(Company::Crowded), Some(relay)) = (self.contestant, &self.relay)
+        {
+            Crowd::gather(site, relay)?;
+        }
+        Ok(())
     }
 
     /// Replaces the relay by a fresh one: memory is measured of a process that has not been busy.

@@ -25,7 +25,8 @@ const CROWD_HALF_OPEN: u32 = 1 << 16;
 /// Forwards from `listen` to `target`. Who is not forwarded is relayed by copying. Where `crowd_at` says so, as many
 /// as `crowd` further listeners lead to as many ports of that address, each with relay ports of its own.
 ///
-/// The last line on stderr says how many connections are forwarded. Never returns, except when it cannot forward.
+/// Listens at `listen` last: who gets through there finds all others. The last line on stderr says how many
+/// connections are forwarded. Never returns, except when it cannot forward.
 pub(crate) fn run(
     listen: SocketAddr,
     target: SocketAddr,
@@ -35,9 +36,7 @@ pub(crate) fn run(
     let bind = |address: SocketAddr| {
         TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))
     };
-    let listener = bind(listen)?;
-    let mut forwards = vec![start(ForwardOptions::new(vec![listen], target))?];
-    let mut crowd_listeners = Vec::new();
+    let (mut forwards, mut crowd_listeners) = (Vec::new(), Vec::new());
     for port in (FIRST_CROWD_PORT..).take(crowd.into()) {
         let from = SocketAddr::new(listen.ip(), port);
         let to = SocketAddr::new(crowd_at.unwrap_or_else(|| target.ip()), port);
@@ -46,6 +45,8 @@ pub(crate) fn run(
         options.half_open = CROWD_HALF_OPEN;
         forwards.push(start(options)?);
     }
+    let listener = bind(listen)?;
+    forwards.push(start(ForwardOptions::new(vec![listen], target))?);
     thread::spawn(move || delay::serve(&listener, target, Duration::ZERO));
     let mut told = None;
     loop {

@@ -58,7 +58,7 @@ impl Relay {
         let relays = |mut client: &TcpStream| {
             // If this fails, nothing reaches the server either.
             let _ = client.write_all(first_bytes);
-            Ok(site.accept(REACH_WITHIN)?.is_some())
+            site.answers(client, REACH_WITHIN)
         };
         Self::start_when(site, name, command, address, relays)
     }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netlab::{Lab, Scratch};
@@ -21,6 +21,9 @@ pub(crate) const OWN_PORTS: Range<u16> = 1_024..10_000;
 
 /// How long anything on an idle local path may take before it counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the server sends to whoever asks whether it is reached.
+const ANSWER: u8 = b'!';
 
 /// Settings of the namespaces that differ from the kernel's defaults.
 const SYSCTLS: [(&str, &str); 2] = [
@@ -144,6 +147,38 @@ impl Site {
         Ok(Some(stream))
     }
 
+    /// Whether `client` reaches the server in time.
+    ///
+    /// The server answers every connection that comes. Only the client's own gets an answer to the client, so that one
+    /// that an earlier attempt gave up is not taken for it.
+    pub(crate) fn answers(&self, client: &TcpStream, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        let mut came = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).context("a wait that long has no timespec")?;
+            let mut fds = [
+                PollFd::new(client, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+            ];
+            if poll(&mut fds, Some(&left)).context("cannot poll")? == 0 {
+                return Ok(false);
+            }
+            let [is_told, has_come] = fds.map(|fd| !fd.revents().is_empty());
+            if is_told {
+                // Otherwise the relay has ended the connection.
+                let mut answer = [0];
+                return Ok((&mut &*client).read_exact(&mut answer).is_ok() && answer == [ANSWER]);
+            }
+            if has_come {
+                let (mut server, _) = self.listener.accept().context("the server cannot accept")?;
+                // One that was given up may be reset already.
+                let _ = server.write_all(&[ANSWER]);
+                came.push(server);
+            }
+        }
+    }
+
     /// Drops connections that a failed measurement may have left.
     pub(crate) fn drain(&self) -> Result<()> {
         while self.accept(Duration::ZERO)?.is_some() {}
@@ -224,11 +259,12 @@ pub(crate) fn require_open_files(wanted: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
 
     use netlab::{Need, available};
 
-    use super::Site;
+    use super::{PATIENCE, Site};
     use crate::cpus::Placement;
 
     #[test]
@@ -244,5 +280,25 @@ mod tests {
             Ok(())
         })
         .expect("the direct path works");
+    }
+
+    #[test]
+    fn a_relay_is_not_ready_because_a_connection_of_another_one_comes_late() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let site = Site::build(Placement::Spread).expect("root may");
+        site.enter(|| {
+            let silent = TcpListener::bind("127.0.0.1:0")?;
+            let _late = TcpStream::connect(Site::server())?;
+            let client = TcpStream::connect(silent.local_addr()?)?;
+            assert!(!site.answers(&client, Duration::from_millis(50))?);
+
+            let _late = TcpStream::connect(Site::server())?;
+            let client = TcpStream::connect(Site::server())?;
+            assert!(site.answers(&client, PATIENCE)?);
+            Ok(())
+        })
+        .expect("both listen");
     }
 }
