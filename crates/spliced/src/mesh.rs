@@ -83,8 +83,9 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
     raise_descriptor_limit(Some(args.members));
     let mesh = Mesh::create(framing, bounds)?;
     let addresses = SocketAddress::to_listen(&args.listen)?;
-    let mut sockets = ListeningSockets::bind(&args.listen, addresses, 1, None)?;
+    // From then on there may be a socket file to remove.
     progress.running();
+    let mut sockets = ListeningSockets::bind(&args.listen, addresses, 1, None)?;
     for address in &sockets.addresses {
         tracing::info!(
             "listening on {address}, frames with their length in {} and their destination in {}",

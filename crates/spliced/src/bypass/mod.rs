@@ -78,8 +78,9 @@ fn start(args: StartArgs, signals: Signals, diagnostics: &Diagnostics) -> Result
             }
         }
     })?;
-    let running = Running::start(&options, move || drop(sender.send(Event::Over)))?;
+    // From then on there are pins to remove.
     progress.running();
+    let running = Running::start(&options, move || drop(sender.send(Event::Over)))?;
     for asked in [Running::ask_to_stop, Running::give_up] {
         match events.recv() {
             Ok(Event::Signal) => asked(&running),

@@ -45,6 +45,13 @@ impl Place {
     }
 
     pub(crate) fn start(&self, more: &[&str]) -> Relay {
+        let started = self.spawn(more);
+        started.wait_logged("bypass of connections between");
+        started
+    }
+
+    /// Starts one, and does not wait for it.
+    fn spawn(&self, more: &[&str]) -> Relay {
         let all = [
             "bypass",
             "--cgroup",
@@ -53,9 +60,7 @@ impl Place {
             self.pins(),
             "--despite-fionread",
         ];
-        let started = Relay::spawn_silent(&mut command(&[&all, more].concat()));
-        started.wait_logged("bypass of connections between");
-        started
+        Relay::spawn_silent(&mut command(&[&all, more].concat()))
     }
 
     pub(crate) fn status(&self) -> Value {
@@ -209,6 +214,15 @@ fn a_conversation_is_redirected_and_shown() {
     ends.under_load(|| bypass.terminate());
     assert!(!place.pins.exists());
     assert_eq!(bypass.lines_logged("the bypass is off"), 1);
+}
+
+#[test]
+fn a_signal_while_it_starts_leaves_no_pins() {
+    let Some(place) = Place::new() else { return };
+    let mut bypass = place.spawn(&[]);
+    until("it begins to pin", || place.pins.exists());
+    bypass.terminate();
+    assert!(!place.pins.exists());
 }
 
 #[test]

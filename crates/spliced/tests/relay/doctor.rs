@@ -37,8 +37,8 @@ fn examined(command: &mut Command) -> Output {
     output
 }
 
-/// The JSON report, with every field checked.
-fn report(command: &mut Command) -> Value {
+/// The JSON report of one examination, with every field checked.
+fn report_at_once(command: &mut Command) -> Value {
     let output = examined(command);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(
@@ -82,15 +82,15 @@ fn report(command: &mut Command) -> Value {
     report
 }
 
-/// The report of an examination in which nothing was late.
+/// The JSON report of an examination in which nothing was late.
 ///
 /// A trial waits some seconds, and a busy machine can take longer. Such a finding says so, and shows nothing about the
 /// kernel, so another examination has to. What never works is late in each.
-fn timely_report() -> Value {
+fn report(command: &mut Command) -> Value {
     const EXAMINATIONS: u32 = 5;
     let mut late = Vec::new();
     for _ in 0..EXAMINATIONS {
-        let report = report(&mut command(&["doctor", "--json"]));
+        let report = report_at_once(command);
         late = late_findings(&report);
         if late.is_empty() {
             return report;
@@ -177,7 +177,7 @@ fn doctor_by(program: &str, arguments: &[&str]) -> Command {
 
 #[test]
 fn with_every_privilege_every_engine_works() {
-    let report = timely_report();
+    let report = report(&mut command(&["doctor", "--json"]));
     assert_eq!(verdict(&report, "copy"), "yes");
     assert_eq!(verdict(&report, "pipe"), "yes");
     assert_eq!(verdict(&report, "aio"), "yes");
@@ -291,7 +291,7 @@ fn it_shows_what_the_programs_of_relays_have_counted() {
     until("segments are counted", || {
         client.write_all(b"x").expect("written");
         client.read_exact(&mut [0]).expect("given back");
-        let report = report(&mut command(&["doctor", "--json"]));
+        let report = report_at_once(&mut command(&["doctor", "--json"]));
         report["segments"]["translated"].as_u64() > Some(0)
     });
     let text = String::from_utf8(examined(&mut command(&["doctor"])).stdout).expect("text");
@@ -454,7 +454,7 @@ fn without_loopback_the_doctor_reports_that_and_ends() {
     silent.args(["doctor", "--json"]).env_remove("SPLICED_LOG");
     let mut unreachable = doctor_by("unshare", &["--net", "--"]);
     for (command, is_late) in [(&mut silent, true), (&mut unreachable, false)] {
-        let report = report(command);
+        let report = report_at_once(command);
         let late = late_findings(&report);
         assert!(
             !is_late || late.len() > splice::EngineName::ALL.len(),
