@@ -34,6 +34,8 @@ static __always_inline void note_handshake(struct __sk_buff *skb, struct segment
 		.hops = s->hops,
 	};
 
+	if (!is_verified(skb, s))
+		return;
 	if (find_options(skb, s))
 		seen.mss = s->mss;
 	bpf_map_update_elem(&segment_handshakes, &s->tuple, &seen, BPF_ANY);
@@ -46,7 +48,7 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	struct segment_change_over_side *seen;
 	__u32 end = end_of(s), edge = s->ack + (s->window << (side->window_left & 15));
 
-	if (!change_over || !(s->flags & ACK) || (s->flags & (SYN | RST)))
+	if (!change_over || !s->is_verified || !(s->flags & ACK) || (s->flags & (SYN | RST)))
 		return;
 	seen = &change_over->side[place->side & 1];
 	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
@@ -108,7 +110,7 @@ static __always_inline int refuse(bool forwarded, __u32 reason)
 /* As open_forward(). Options are found first: that takes stack, of which open_forward() has none to spare. */
 static __always_inline int try_to_open(struct __sk_buff *skb, struct segment *s, struct segment_place *at)
 {
-	if (!forwards() || !find_options(skb, s))
+	if (!forwards() || !is_verified(skb, s) || !find_options(skb, s))
 		return BEGINNING_NONE;
 	return open_forward(skb, s, at);
 }
@@ -167,6 +169,7 @@ int segment_ingress(struct __sk_buff *skb)
 	forwarded = is_forwarded(flow);
 	if (at.device != skb->ifindex && !(forwarded && is_forwarding_device(skb->ifindex)))
 		return refuse(forwarded, SEGMENT_OTHER_DEVICE);
+	s.is_verified = is_verified(skb, &s);
 	/* For a socket of this host that has got the same port since. */
 	if (forwarded && state == SEGMENT_TIME_WAIT && is_foreign_answer(&s, flow, at.side & 1))
 		return NEXT;
@@ -177,7 +180,7 @@ int segment_ingress(struct __sk_buff *skb)
 		if (state != SEGMENT_OVERLAP)
 			return NEXT;
 	}
-	if (state == SEGMENT_OPENING && !(at.side & 1) && begins_again(&s, flow))
+	if (state == SEGMENT_OPENING && s.is_verified && !(at.side & 1) && begins_again(&s, flow))
 		state = SEGMENT_TIME_WAIT;
 	if (state == SEGMENT_TIME_WAIT && (s.flags & (SYN | ACK)) == SYN && forwarded) {
 		/* The slot stays as it is until its owner has counted the connection. */
@@ -195,7 +198,7 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns)
 		return refuse(state == SEGMENT_OPENING, SEGMENT_EXPIRED);
-	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN) && !forwarded) {
+	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN) && s.is_verified && !forwarded) {
 		flow->state = SEGMENT_FREE;
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
-use crate::sequence::is_behind;
+use crate::sequence::{is_behind, raise};
 use crate::types::{SegmentChangeOverSide, SegmentSide};
 use crate::types::{segment_flag as flag, segment_mark as mark};
 
@@ -41,6 +41,15 @@ impl SegmentSide {
     /// Marks the peer; the program takes the mark away.
     pub fn add_mark(&self, added: u32) {
         self.reach.fetch_or(u64::from(added) << u32::BITS, SeqCst);
+    }
+
+    /// The peer's receiver compares timestamps with this one, if not with a later one.
+    pub fn raise_recent_timestamp(&self, to: u32) {
+        if self.recent_timestamp.load(Relaxed) == 0 {
+            self.recent_timestamp.store(to, Relaxed);
+        } else {
+            raise(&self.recent_timestamp, to);
+        }
     }
 
     /// As if the program had marked the peer.
@@ -110,6 +119,8 @@ impl SegmentSide {
             &self.edge,
             &self.promised,
             &self.latest_timestamp,
+            &self.recent_timestamp,
+            &self.largest_window,
         ] {
             word.store(0, Relaxed);
         }

@@ -79,12 +79,13 @@ pub struct SegmentSocket {
     pub out_type: u32,
     pub largest_window: u32,
     pub received_bytes: u32,
+    pub recent_timestamp: u32,
     pub peer_scale: u8,
     pub own_scale: u8,
-    pub _reserved: u16,
+    pub _reserved: [u16; 3],
 }
 
-const _: () = assert!(size_of::<SegmentSocket>() == 88);
+const _: () = assert!(size_of::<SegmentSocket>() == 96);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentSocket {}
@@ -119,7 +120,7 @@ pub struct SegmentInspection {
     pub _reserved2: u32,
 }
 
-const _: () = assert!(size_of::<SegmentInspection>() == 312);
+const _: () = assert!(size_of::<SegmentInspection>() == 328);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentInspection {}
@@ -631,9 +632,12 @@ pub struct SegmentSide {
     pub high_ack: AtomicU32,
     pub promised: AtomicU32,
     pub latest_timestamp: AtomicU32,
+    pub recent_timestamp: AtomicU32,
+    pub largest_window: AtomicU32,
+    pub _reserved: [AtomicU32; 4],
 }
 
-const _: () = assert!(size_of::<SegmentSide>() == 104);
+const _: () = assert!(size_of::<SegmentSide>() == 128);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentSide {}
@@ -649,10 +653,11 @@ pub struct SegmentFlow {
     pub last_ns: AtomicU64,
     pub opened_ns: AtomicU64,
     pub first: [AtomicU32; 2],
+    pub _reserved: [AtomicU64; 2],
     pub side: [SegmentSide; 2],
 }
 
-const _: () = assert!(size_of::<SegmentFlow>() == 256);
+const _: () = assert!(size_of::<SegmentFlow>() == 320);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentFlow {}
@@ -829,6 +834,7 @@ pub mod segment_mark {
     pub const PAST: u32 = 16;
     pub const CONGESTED: u32 = 32;
     pub const ASKED: u32 = 64;
+    pub const DOUBTED: u32 = 128;
 }
 
 /// `enum segment_flag`.

@@ -93,6 +93,7 @@ struct inet_connection_sock {
 };
 
 struct tcp_options_received {
+	__u32 ts_recent;
 	__u16 tstamp_ok : 1, sack_ok : 3, snd_wscale : 4, rcv_wscale : 4;
 	__u16 mss_clamp;
 };

@@ -128,6 +128,7 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 	server->flags = SEGMENT_FORWARDED;
 	/* Until the server has answered: what the client has announced, from 0 on, and its scale. */
 	client->edge = s->window;
+	client->largest_window = s->window;
 	client->own_scale = s->scale;
 	client->reach = (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next;
 	client->acked = next;
@@ -141,6 +142,7 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 		client->timestamp_floor = floor;
 		client->timestamp_delta = SEGMENT_TIMESTAMP_KNOWN | (__u32)(floor - s->tsval);
 		client->latest_timestamp = floor;
+		client->recent_timestamp = s->tsval;
 	}
 	flow->first[0] = next;
 	flow->first[1] = 0;
@@ -290,6 +292,7 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 		return;
 	server->high_ack = s->ack;
 	server->edge = s->ack + s->window;
+	server->largest_window = s->window;
 	server->acked = next;
 	server->promised = next;
 	client->high_ack = next;
@@ -305,6 +308,7 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 	if (s->has_timestamp) {
 		server->timestamp_floor = s->tsval ?: 1;
 		server->timestamp_delta = SEGMENT_TIMESTAMP_KNOWN;
+		server->recent_timestamp = s->tsval;
 	}
 	fence();
 	WRITE_ONCE(server->reach, (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next);
@@ -325,7 +329,10 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 	side = &flow->side[from & 1];
 	other = &flow->side[!(from & 1)];
 	answered = marks(&flow->side[1]) & SEGMENT_NOTED;
-	if (s->flags & RST) {
+	s->is_believed = s->is_verified;
+	if (!s->is_verified) {
+		/* Its receiver will discard it. */
+	} else if (s->flags & RST) {
 		/*
 		 * A refusal, or a client that has gone meanwhile. What a client that is still opening says to an old
 		 * connection of the server is neither, and clears the way for its next SYN.
@@ -349,7 +356,7 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 	}
 	place(s, side, other, s->seq, s->ack, s->window << (side->window_right & 15));
 	if (s->has_timestamp)
-		translate_timestamp(s, side, other, slot, from);
+		translate_timestamp(s, flow, slot, from);
 	return OPENING_PASSED;
 }
 

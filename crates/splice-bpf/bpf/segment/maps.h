@@ -12,7 +12,7 @@
 #define LOOPBACK 1		/* the index of lo in every network namespace */
 #define MAX_HOPS 4		/* relays of this process in a row that are taken in one go; each is verified
 				   anew */
-#define FLOWS 16384		/* a pair has one, 256 and 64 bytes each: 5 MiB in a namespace */
+#define FLOWS 16384		/* a pair has one, 320 and 64 bytes each: 6 MiB in a namespace */
 #define OPTION_BYTES 40		/* the most that a TCP header has room for */
 #define AF_INET 2
 #define AF_INET6 10

@@ -86,7 +86,6 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	struct segment_side *side, *other;
 	__u32 heard, seq, ack, window;
 	enum segment_way way;
-	bool believed;
 
 	if (!s || !flow || !change_over)
 		return WAY_SOCKET;
@@ -100,12 +99,12 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	ack = s->ack + side->ack_delta;
 	window = s->window << (side->window_left & 15);
 
-	believed = hear(s, flow, side, other);
-	if ((s->flags & (ACK | RST | SYN)) == ACK)
+	s->is_believed = hear(s, flow, side, other);
+	if (s->is_believed)
 		let_past(s, side, other, other_socket);
 	way = choose_way(s, side, other, socket);
 	if (way != WAY_PAST) {
-		if ((s->flags & RST) && is_accepted_reset(s, side, other))
+		if ((s->flags & RST) && is_accepted_reset(s, side))
 			learn_from_reset(s, flow, side, other);
 		return way;
 	}
@@ -115,7 +114,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 		/* end of what the relay's own socket delivers to this peer */
 		__u32 own_final = socket_end(other_socket) + other->seq_delta;
 
-		if (believed)
+		if (s->is_believed)
 			acknowledge_end(other, ack);
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it sends it again.
@@ -147,7 +146,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 		s->sack_floor = other_socket->cut;
 	}
 	/* It stands where the relay's socket is, not where its peer is. */
-	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
+	seq = is_past(side) ? within_window(s, seq, side, other) : other_socket->sent;
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		s->tsval = timestamp_floor(side, slot, from);

@@ -24,6 +24,7 @@ struct segment {
 	__u32 out_device;
 	__u16 mss;
 	__u16 mss_most;		/* that the receiver is told; 0: what the sender says */
+	__be16 check;		/* the checksum in the header */
 	__u8 hops;		/* TTL */
 	__u8 flags;
 	__u8 ipv6;
@@ -44,6 +45,8 @@ struct segment {
 	__u8 congested;		/* marked on its way (ECN) */
 	__u8 local;
 	__u8 spends_hop;
+	__u8 is_verified;	/* its checksum is right */
+	__u8 is_believed;	/* its receiver would take it (RFC 9293, 3.10.7.4) */
 	__u32 copy;		/* what the relay's own socket has to get of it: COPY_ACK, COPY_RST */
 };
 
@@ -268,6 +271,7 @@ __noinline int parse(struct __sk_buff *skb, struct segment *s)
 	s->seq = bpf_ntohl(tcp->seq);
 	s->ack = bpf_ntohl(tcp->ack_seq);
 	s->window = bpf_ntohs(tcp->window);
+	s->check = tcp->check;
 	s->flags = ((__u8 *)tcp)[13];
 	if (s->header == sizeof(*tcp) + 12 && (void *)(tcp + 1) + 12 <= end) {
 		__be32 *option = (void *)(tcp + 1);

@@ -3,7 +3,7 @@
 #ifndef SEGMENT_RESET_H
 #define SEGMENT_RESET_H
 
-#include "segment/flow.h"
+#include "segment/acceptance.h"
 
 /* skb->mark of a copy on its way to the relay's own socket; nobody else sees it */
 #define COPY_ACK 0x53504c41
@@ -39,12 +39,19 @@ static __always_inline void end_spliced(struct segment_flow *flow)
 
 /*
  * A reset ends the flow only where an endpoint would accept it: exactly at the place that it
- * expects next, or, where its sender has come past the end of its window, since that has shrunk,
- * at this end (tcp_acceptable_seq). Everything else is for the endpoint to judge, which asks back
- * (RFC 5961).
+ * expects next. Everything else is for the endpoint to judge, which asks back (RFC 5961).
  */
-static __always_inline bool is_accepted_reset(const struct segment *s,
-					      const struct segment_side *side,
+static __always_inline bool is_accepted_reset(const struct segment *s, const struct segment_side *side)
+{
+	return s->is_verified && s->seq == high_seq(side);
+}
+
+/*
+ * Where all that was sent has not been acknowledged yet, the endpoint may still expect what was acknowledged last, if
+ * the rest got lost, or, where the sender has come past the end of its window, since that has shrunk, send its reset at
+ * this end (tcp_acceptable_seq).
+ */
+static __always_inline bool is_doubtful_reset(const struct segment *s, const struct segment_side *side,
 					      const struct segment_side *other)
 {
 	__u32 next = other->high_ack + other->ack_delta;
@@ -53,8 +60,8 @@ static __always_inline bool is_accepted_reset(const struct segment *s,
 	__u32 told = next + (room & -(1U << (side->own_scale & 15)));
 	__u32 forgiven = told + (1U << (side->window_left & 15));
 
-	return s->seq == high_seq(side) || s->seq == next ||
-	       (s->seq == told && !after(forgiven, high_seq(side)));
+	return s->is_verified &&
+	       (s->seq == next || (s->seq == told && !after(forgiven, high_seq(side))));
 }
 
 /*
@@ -82,8 +89,11 @@ static __always_inline void take_reset(struct segment *s, struct segment_flow *f
 	/* A peer that has closed answers a retransmission so; both streams were complete. */
 	if (marks(side) & marks(other) & SEGMENT_FIN_ACKED)
 		return;
-	if (!is_accepted_reset(s, side, other)) {
+	if (!is_accepted_reset(s, side)) {
 		count(SEGMENT_RST_REFUSED);
+		/* Nobody tells of it when it was accepted: user space sees that both have fallen silent. */
+		if (is_doubtful_reset(s, side, other))
+			add_marks(side, SEGMENT_DOUBTED);
 		return;
 	}
 	learn_from_reset(s, flow, side, other);

@@ -5,6 +5,7 @@
 
 #include "lib/checksum.h"
 #include "segment/overlap.h"
+#include "segment/sum.h"
 
 /* More than a window (RFC 7323), and little enough to compare with. */
 #define SACK_REACH (1U << 30)
@@ -262,55 +263,6 @@ static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segmen
 	new = bpf_htonl(limit);
 	return !bpf_skb_store_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &new, sizeof(new), 0) &&
 	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
-}
-
-/* The sum of the pseudo-header, and the protocol's length in it. */
-static __always_inline __u32 pseudo_sum(const struct segment *s, __u32 length)
-{
-	__u32 sum = 0, i;
-
-	for (i = s->ipv6 ? 0 : 3; i < 4; i++) {
-		sum = csum_change(sum, 0, s->tuple.source[i]);
-		sum = csum_change(sum, 0, s->tuple.destination[i]);
-	}
-	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
-	return csum_change(sum, 0, bpf_htonl(length));
-}
-
-/* A walk over a part of a packet that is summed up. */
-struct sum_walk {
-	struct __sk_buff *skb;
-	struct chunk *chunk;
-	__u32 at;
-	__u32 end;
-	__u32 sum;
-};
-
-static long sum_chunk(__u32 index, struct sum_walk *walk)
-{
-	/* Of the last byte: of the length itself the verifier of 6.1 does not learn that there is some. */
-	__u64 last = walk->end - walk->at - 1, length, size;
-	struct chunk *chunk = walk->chunk;
-	__s64 sum;
-
-	(void)index;
-	if (last >= CHUNK_BYTES)
-		last = CHUNK_BYTES - 1;
-	length = last + 1;
-	/* What does not fill its last word counts as zero. */
-	chunk->words[last / 4] = 0;
-	if (bpf_skb_load_bytes(walk->skb, walk->at, chunk, length))
-		return 1;
-	size = (length + 3) / 4 * 4;
-	OPAQUE(size);
-	if (size > CHUNK_BYTES)
-		return 1;
-	sum = bpf_csum_diff(NULL, 0, chunk->words, size, walk->sum);
-	if (sum < 0)
-		return 1;
-	walk->sum = sum;
-	walk->at += length;
-	return 0;
 }
 
 /*

@@ -78,6 +78,7 @@ enum segment_mark {
 	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
 	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
 	SEGMENT_ASKED = 64,	/* user space has asked whether the peer is alive; its next segment says so */
+	SEGMENT_DOUBTED = 128,	/* the peer sent a reset that the other peer may have accepted */
 };
 
 enum segment_flag {
@@ -122,9 +123,13 @@ struct segment_side {
 	__u32 high_ack;		/* what the peer has acknowledged */
 	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
 	__u32 latest_timestamp;	/* of its translated segments, since the clock goes on; else 0 */
+	__u32 recent_timestamp;	/* the peer's own that the other peer compares with (TS.Recent of RFC 7323); 0:
+				   not known */
+	__u32 largest_window;	/* that the peer has announced, in bytes */
+	__u32 reserved[4];
 };
 
-/* Four cache lines, of which a segment that is translated touches all; those of a change-over are apart. */
+/* Five cache lines, of which a segment that is translated touches all; those of a change-over are apart. */
 struct segment_flow {
 	__u32 state;
 	__u32 serial;
@@ -134,10 +139,11 @@ struct segment_flow {
 	/* of a forwarded connection */
 	__u64 opened_ns;	/* CLOCK_MONOTONIC: when its SYN came */
 	__u32 first[2];		/* of each peer's stream: the number of its first byte */
+	__u64 reserved[2];
 	struct segment_side side[2];
 };
 
-_Static_assert(sizeof(struct segment_flow) == 4 * 64, "a flow shares no cache line with another");
+_Static_assert(sizeof(struct segment_flow) == 5 * 64, "a flow shares no cache line with another");
 
 /* One end of connections; network order, IPv4 mapped into IPv6. */
 struct segment_end {
@@ -284,11 +290,11 @@ struct segment_socket {
 	__u32 out_type;		/* ARPHRD_* */
 	__u32 largest_window;	/* that the peer has announced */
 	__u32 received_bytes;	/* modulo 2^32 */
+	__u32 recent_timestamp;	/* of the peer: TS.Recent of RFC 7323 */
 	__u8 peer_scale;
 	__u8 own_scale;
-	__u16 reserved;
+	__u16 reserved[3];
 };
-
 
 enum segment_tracked {
 	SEGMENT_TRACKED = 1,	/* the host tracks the connection, and has seen packets go both ways */

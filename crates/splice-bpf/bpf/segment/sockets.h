@@ -112,6 +112,7 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
 	out->largest_window = BPF_CORE_READ(tp, max_window);
 	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
+	out->recent_timestamp = BPF_CORE_READ(tp, rx_opt.ts_recent);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok))
 		flags |= SEGMENT_SOCKET_TIMESTAMPS;

@@ -4,7 +4,6 @@
 #define SEGMENT_STEADY_H
 
 #include "segment/reset.h"
-#include "segment/timestamp.h"
 
 /*
  * ECN ends here where only one of the connections does it: nobody behind can tell the sender that its
@@ -14,7 +13,7 @@
 static __always_inline void end_ecn(struct segment *s, struct segment_side *side,
 				    const struct segment_side *other)
 {
-	if (side->flags & SEGMENT_ECHO_ECN) {
+	if ((side->flags & SEGMENT_ECHO_ECN) && s->is_believed) {
 		if ((s->flags & CWR) && (marks(side) & SEGMENT_CONGESTED))
 			take_marks(side, SEGMENT_CONGESTED);
 		if (s->congested && !(marks(side) & SEGMENT_CONGESTED))
@@ -58,10 +57,10 @@ static __always_inline void place(struct segment *s, struct segment_side *side,
  * has room for, so it can lie outside of the other's window; there an acknowledgement would be ignored.
  * @s: the segment. @seq: its number in the sequence space of @other. The number to send it with.
  */
-static __always_inline __u32 within_window(const struct segment *s, __u32 seq,
+static __always_inline __u32 within_window(const struct segment *s, __u32 seq, const struct segment_side *side,
 					   const struct segment_side *other)
 {
-	return is_pure_ack(s) && after(seq, other->edge) ? other->edge : seq;
+	return is_pure_ack(s) && after(seq, other->edge) && !after(s->seq, side->promised) ? other->edge : seq;
 }
 
 /*
@@ -74,7 +73,6 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 {
 	struct segment_side *side, *other;
 	__u32 end, seq, ack, window;
-	bool believed;
 
 	if (!s || !flow)
 		return 0;
@@ -88,10 +86,10 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 
 	if (state == SEGMENT_TIME_WAIT)
 		prolong(flow, flow->last_ns);
-	believed = hear(s, flow, side, other);
+	s->is_believed = hear(s, flow, side, other);
 	if (s->flags & RST) {
 		take_reset(s, flow, side, other, state);
-	} else if (believed && acknowledge_end(other, ack)) {
+	} else if (s->is_believed && acknowledge_end(other, ack)) {
 		/*
 		 * The other end of stream may be acknowledged on another CPU at this moment: a full barrier
 		 * each lets one of the two see both.
@@ -105,16 +103,16 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	if (s->sack_clip)
 		s->sack_floor += side->ack_delta;
 	if (side->flags & SEGMENT_FORWARDED) {
-		if (marks(side) & SEGMENT_ASKED)
+		if ((marks(side) & SEGMENT_ASKED) && s->is_believed)
 			take_marks(side, SEGMENT_ASKED);
 	} else {
-		seq = within_window(s, seq, other);
+		seq = within_window(s, seq, side, other);
 	}
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
-		translate_timestamp(s, side, other, slot, from);
-		/* A forger's timestamp could lie anywhere; who hits the very end of the stream is believed. */
-		if (end == high_seq(side))
+		translate_timestamp(s, flow, slot, from);
+		/* One that is out of order may be discarded yet. */
+		if (s->is_believed && end == high_seq(side))
 			note_timestamp(&side->latest_timestamp, s->tsval);
 	}
 	return 1;

@@ -53,30 +53,82 @@ static __always_inline void note_timestamp(__u32 *latest, __u32 tsval)
 }
 
 /*
- * Once the socket is done, the sender's own clock goes on from where the clock stood; the difference is chosen
- * once. @s: the segment. @side, @other: of its sender, and the other one. @slot, @from: as for timestamp_floor().
+ * Where the sender's own clock goes on from where the clock stood.
+ * @side: whose segment it is. @delta: its timestamp_delta. @tsval: of the segment. What the receiver gets.
  */
-static __always_inline void translate_timestamp(struct segment *s, struct segment_side *side,
-						const struct segment_side *other, __u32 slot,
-						__u32 from)
+static __always_inline __u32 shift_timestamp(const struct segment_side *side, __u64 delta, __u32 tsval)
 {
 	__u32 tick_ns = side->flags & SEGMENT_MICROSECONDS ? 1000 : 1000000;
+	__u32 floor = READ_ONCE(side->timestamp_floor);
+
+	tsval += (__u32)delta;
+	/* What was sent before the clock went on. */
+	return after(floor, tsval) && floor - tsval < FLOOR_REACH_NS / tick_ns ? floor : tsval;
+}
+
+/* A receiver forgives one tick (TCP_PAWS_WINDOW in net/tcp.h). */
+#define PAWS_TICKS 1
+
+/* After so long in silence a receiver takes any timestamp (TCP_PAWS_WRAP in net/tcp.h; before Linux 6.7 24 days). */
+#define PAWS_NS (2147ULL * 1000 * 1000 * 1000)
+
+/*
+ * Whether the receiver takes a segment for an old duplicate (PAWS; RFC 7323, 5.3).
+ * @s: the segment, as it was sent. @flow, @side: its flow, and the side of its sender.
+ */
+static __always_inline bool is_stale(const struct segment *s, const struct segment_flow *flow,
+				     const struct segment_side *side)
+{
+	__u32 recent = READ_ONCE(side->recent_timestamp), tsval = s->tsval;
+	__u64 delta = READ_ONCE(side->timestamp_delta);
+
+	if (!s->has_timestamp || !recent)
+		return false;
+	if (delta) {
+		tsval = shift_timestamp(side, delta, tsval);
+		recent += (__u32)delta;
+	}
+	return after(recent, tsval + PAWS_TICKS) &&
+	       (__s64)(bpf_ktime_get_coarse_ns() - flow->moved_ns) < (__s64)PAWS_NS;
+}
+
+/* As much below all that a receiver has got as to be below it for certain. */
+#define STALE_TICKS (1U << 30)
+
+/*
+ * Once the socket is done, the sender's own clock goes on from where the clock stood; the difference is chosen
+ * once, by a segment that is believed. Until then all have the timestamp that the receiver has had already, and an old
+ * duplicate has one that shows it as such.
+ * @s: the segment, its numbers translated. @flow: its flow. @slot, @from: as for timestamp_floor().
+ */
+static __always_inline void translate_timestamp(struct segment *s, struct segment_flow *flow,
+						__u32 slot, __u32 from)
+{
+	struct segment_side *side = &flow->side[from & 1], *other = &flow->side[!(from & 1)];
 	__u64 delta = READ_ONCE(side->timestamp_delta);
 	__u64 back = READ_ONCE(other->timestamp_delta);
-	__u32 floor = timestamp_floor(side, slot, from), tsval;
+	__u32 floor = timestamp_floor(side, slot, from), sent = s->tsval, echo = s->tsecr, latest;
 
-	if (!delta) {
+	if (!delta && s->is_believed) {
 		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(floor - s->tsval);
 
 		delta = __sync_val_compare_and_swap(&side->timestamp_delta, 0, choice) ?: choice;
 	}
-	tsval = s->tsval + (__u32)delta;
-	/* What was sent before the clock went on. */
-	if (after(floor, tsval) && floor - tsval < FLOOR_REACH_NS / tick_ns)
-		tsval = floor;
-	s->tsval = tsval;
+	if (delta)
+		s->tsval = shift_timestamp(side, delta, s->tsval);
+	else
+		s->tsval = is_stale(s, flow, side) ? floor - STALE_TICKS : floor;
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
-	s->tsecr = back && s->tsecr ? s->tsecr - (__u32)back : 0;
+	s->tsecr = back && echo ? echo - (__u32)back : 0;
+	if (!s->is_believed)
+		return;
+	/* The receiver compares with the timestamp of what begins where it has acknowledged all, and that it echoes. */
+	if (!after(s->seq, other->high_ack))
+		note_timestamp(&side->recent_timestamp, sent);
+	/* An echo of what it cannot have got says nothing. */
+	latest = READ_ONCE(other->latest_timestamp);
+	if (s->tsecr && latest && !after(echo, latest))
+		note_timestamp(&other->recent_timestamp, s->tsecr);
 }
 
 #endif

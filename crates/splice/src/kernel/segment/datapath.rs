@@ -310,6 +310,16 @@ impl Datapath {
         Ok(verdict)
     }
 
+    /// The same, and what the packet becomes.
+    #[cfg(test)]
+    pub(super) fn feed_through(
+        &self,
+        device: u32,
+        packet: &[u8],
+    ) -> std::result::Result<(i32, Vec<u8>), Errno> {
+        self.ingress.run_on(packet, device, false)
+    }
+
     /// As if that device had computed its checksum (CHECKSUM_COMPLETE); see `run_on`.
     #[cfg(test)]
     pub(super) fn feed_summed_up(

@@ -140,10 +140,12 @@ impl Flow {
             socket.border.store(plan.cut, Relaxed);
             socket.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
+            side.raise_recent_timestamp(plan.recent_timestamp);
+            side.largest_window.store(plan.largest_window, Relaxed);
             // What the program noted may be newer than the sockets, or older: the first segment may have
             // been a retransmission. Or it was forged.
             let noted = side.marks() & mark::NOTED != 0;
-            let widest = plan.written.wrapping_add(plan.largest_window());
+            let widest = plan.written.wrapping_add(plan.widest_window());
             for (word, known, most) in [
                 (&side.high_ack, plan.high_ack, plan.written),
                 (&side.edge, plan.edge, widest),
@@ -290,11 +292,12 @@ impl Flow {
 
     /// Starts Spliced: the program translates every segment, and the timestamp clock runs on from where it
     /// was stopped.
-    pub(super) fn splice(&self) {
+    pub(super) fn splice(&self, found: &SegmentInspection) {
         let entry = self.entry();
-        for side in &entry.side {
+        for (side, socket) in entry.side.iter().zip(&found.socket) {
             side.timestamp_delta.store(0, Relaxed);
             side.latest_timestamp.store(0, Relaxed);
+            side.raise_recent_timestamp(socket.recent_timestamp);
         }
         entry.state.store(state::SPLICED, Release);
     }
@@ -354,6 +357,17 @@ impl Flow {
 
     pub(super) fn marks(&self, side: usize) -> u32 {
         self.side(side).marks()
+    }
+
+    /// Whose reset the other peer may have accepted: nothing has come since that says otherwise.
+    pub(super) fn doubted(&self) -> Option<usize> {
+        (0..2).find(|side| self.marks(*side) & mark::DOUBTED != 0)
+    }
+
+    /// This side's peer has reset the connection.
+    pub(super) fn reset_by(&self, side: usize) {
+        self.side(side).add_mark(mark::RST);
+        self.begin_time_wait();
     }
 
     /// Each peer has acknowledged the other's stream and its end.

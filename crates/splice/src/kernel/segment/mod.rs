@@ -79,6 +79,8 @@ pub(crate) struct Segment {
     counters: Arc<FlowCounters>,
     /// Both sockets have sent their last acknowledgement, and have no keep-alive timer.
     keep_alive_ended: bool,
+    /// Whose reset was doubtful at the last look.
+    doubted_reset: Option<usize>,
 }
 
 impl Segment {
@@ -95,6 +97,7 @@ impl Segment {
             change_over: ChangeOver::new(bypasses_firewall),
             counters: Arc::default(),
             keep_alive_ended: false,
+            doubted_reset: None,
         }
     }
 

@@ -33,6 +33,8 @@ pub(super) struct SideTranslation {
     pub(super) high_seq: u32,
     pub(super) high_ack: u32,
     pub(super) edge: u32,
+    pub(super) recent_timestamp: u32,
+    pub(super) largest_window: u32,
     /// The end of what the relay has written for this peer: it can acknowledge nothing beyond that.
     pub(super) written: u32,
     /// The first byte that the relay has not yet written to the other socket.
@@ -40,8 +42,8 @@ pub(super) struct SideTranslation {
 }
 
 impl SideTranslation {
-    /// The largest window that this peer can announce.
-    pub(super) fn largest_window(&self) -> u32 {
+    /// The widest window that this peer can announce.
+    pub(super) fn widest_window(&self) -> u32 {
         u32::from(u16::MAX) << self.window_left
     }
 }
@@ -87,6 +89,8 @@ impl Translation {
                 high_seq: near.rcv_nxt,
                 high_ack: near.snd_una,
                 edge: near.snd_una.wrapping_add(near.snd_wnd),
+                recent_timestamp: near.recent_timestamp,
+                largest_window: near.largest_window,
                 written: near.write_seq,
                 next_byte: near.copied_seq.wrapping_sub(in_flight_bytes[from] as u32),
             };

@@ -274,7 +274,7 @@ impl Segment {
             }
         }
         reached("settled");
-        flow.splice();
+        flow.splice(found);
         reached("spliced");
         let progress = self.change_over.splice(found);
         for end in ends {
@@ -303,6 +303,7 @@ impl Segment {
             }
             Asleep::MaySend(left) => Progress::Spliced(left),
             Asleep::Silent => {
+                self.end_doubt(flow);
                 flow.silence();
                 if !std::mem::replace(&mut self.keep_alive_ended, true) {
                     ends.into_iter().for_each(end_keep_alive);
@@ -310,6 +311,18 @@ impl Segment {
                 Progress::Spliced(SLEEPING_PAUSE)
             }
         }
+    }
+
+    /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it between two looks. A
+    /// peer that was still there would have sent again what is not acknowledged.
+    fn end_doubt(&mut self, flow: &Flow) {
+        let doubted = flow.doubted();
+        if let Some(side) = doubted
+            && self.doubted_reset == doubted
+        {
+            flow.reset_by(side);
+        }
+        self.doubted_reset = doubted;
     }
 
     /// Puts the sockets to sleep where both peers have both streams to their ends. What the sockets still

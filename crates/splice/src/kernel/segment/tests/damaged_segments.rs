@@ -4,6 +4,7 @@
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::forged_segments::forged;
+use super::frame::{folded, pseudo, sum, words};
 use super::segment_size::lab_with_mtu;
 use super::*;
 use splice_bpf::clock::now_ns;
@@ -137,6 +138,7 @@ impl Scene {
         segment[18..20].copy_from_slice(&number.to_be_bytes());
         segment.extend(options);
         segment.extend((0..length).map(|place| (place * 7 + usize::from(number)) as u8 | 1));
+        segment[16..18].fill(0);
         let checksum = !sum(from.ip(), to.ip(), &segment);
         segment[16..18].copy_from_slice(&checksum.to_be_bytes());
         if damaged {
@@ -168,6 +170,7 @@ impl Scene {
         let counted = segment.len() + if from.is_ipv4() { 20 } else { 0 };
         packet[length].copy_from_slice(&(counted as u16).to_be_bytes());
         if from.is_ipv4() {
+            packet[24..26].fill(0);
             let checksum = !folded(words(&packet[14..]));
             packet[24..26].copy_from_slice(&checksum.to_be_bytes());
         }
@@ -215,29 +218,6 @@ fn raw(ip: IpAddr) -> Socket {
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::TCP)).expect("a socket");
     socket.bind(&SocketAddr::new(ip, 0).into()).expect("bind");
     socket
-}
-
-/// RFC 9293, 3.1.
-fn sum(from: IpAddr, to: IpAddr, segment: &[u8]) -> u16 {
-    folded(pseudo(from, to, segment.len()) + words(segment))
-}
-
-fn pseudo(from: IpAddr, to: IpAddr, length: usize) -> u32 {
-    let address = |ip| match ip {
-        IpAddr::V4(ip) => words(&ip.octets()),
-        IpAddr::V6(ip) => words(&ip.octets()),
-    };
-    address(from) + address(to) + 6 + length as u32
-}
-
-fn words(bytes: &[u8]) -> u32 {
-    let word = |pair: &[u8]| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
-    bytes.chunks(2).map(word).map(u32::from).sum()
-}
-
-fn folded(sum: u32) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 fn wrong_checksums_stay_wrong(connect: Connect, arrival: Arrival) {

@@ -1,5 +1,6 @@
 //! Tests of the engine, in network namespaces of their own.
 
+mod acceptance;
 mod bypass;
 mod change_over;
 mod checksum_complete;
@@ -13,6 +14,7 @@ mod crash;
 mod damaged_segments;
 mod device;
 mod forged_segments;
+mod frame;
 mod full_table;
 pub(super) mod halt;
 mod lifetime;
