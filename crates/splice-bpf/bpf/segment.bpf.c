@@ -170,6 +170,8 @@ int segment_ingress(struct __sk_buff *skb)
 	if (at.device != skb->ifindex && !(forwarded && is_forwarding_device(skb->ifindex)))
 		return refuse(forwarded, SEGMENT_OTHER_DEVICE);
 	s.is_verified = is_verified(skb, &s);
+	if (!s.is_verified)
+		count(SEGMENT_DAMAGED);
 	/* For a socket of this host that has got the same port since. */
 	if (forwarded && state == SEGMENT_TIME_WAIT && is_foreign_answer(&s, flow, at.side & 1))
 		return NEXT;

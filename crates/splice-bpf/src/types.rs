@@ -1073,8 +1073,10 @@ pub mod segment_reason {
     pub const ICMP_PASSED: u32 = 21;
     pub const ICMP_REFUSED: u32 = 22;
     pub const TOO_BIG: u32 = 23;
-    pub const REASONS: u32 = 24;
-    pub const NAMES: [&str; 24] = [
+    pub const DAMAGED: u32 = 24;
+    pub const UNACCEPTABLE: u32 = 25;
+    pub const REASONS: u32 = 26;
+    pub const NAMES: [&str; 26] = [
         "translated",
         "own_copies",
         "by_socket",
@@ -1099,6 +1101,8 @@ pub mod segment_reason {
         "icmp_passed",
         "icmp_refused",
         "too_big",
+        "damaged",
+        "unacceptable",
     ];
 }
 

@@ -29,6 +29,8 @@ enum segment_reason {
 	SEGMENT_ICMP_PASSED,	/* passed on: an ICMP error about a segment of a forwarded connection */
 	SEGMENT_ICMP_REFUSED,	/* dropped: the same, but no such segment is on its way */
 	SEGMENT_TOO_BIG,	/* sent back: of a forwarded connection, and longer than the device beyond takes */
+	SEGMENT_DAMAGED,	/* translated, though its checksum is wrong: nothing is learned from it */
+	SEGMENT_UNACCEPTABLE,	/* translated, though its receiver will not take it: the same */
 	SEGMENT_REASONS,
 };
 

@@ -99,6 +99,8 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 			end_spliced(flow);
 			s->copy = COPY_RST;
 		}
+	} else if (!s->is_believed && s->is_verified) {
+		count(SEGMENT_UNACCEPTABLE);
 	}
 	if (s->sack_clip)
 		s->sack_floor += side->ack_delta;

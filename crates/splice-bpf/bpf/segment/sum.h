@@ -55,10 +55,24 @@ static long sum_chunk(__u32 index, struct sum_walk *walk)
 	return 0;
 }
 
+/* Whether the checksum of an IPv4 header without options is right. */
+static __always_inline bool is_header_right(struct __sk_buff *skb)
+{
+	const __u32 *word = (void *)(long)skb->data + ETH_HLEN, *end = (void *)(long)skb->data_end;
+	__u32 sum = 0, i;
+
+	if (word + sizeof(struct iphdr) / sizeof(*word) > end)
+		return false;
+#pragma unroll
+	for (i = 0; i < sizeof(struct iphdr) / sizeof(*word); i++)
+		sum = csum_change(sum, 0, word[i]);
+	return !csum_fold(sum);
+}
+
 /*
- * Whether the receiver would find the checksum right. A device, GRO, or a sender on this host may have taken care of
- * that; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong here is
- * found wrong by its receiver, too.
+ * Whether the receiver would find the checksums right. A device, GRO, or a sender on this host may have taken care of
+ * that of TCP; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong
+ * here is found wrong by its receiver, too.
  *
  * Where the checksum is still to be computed (CHECKSUM_PARTIAL) it holds the sum of the pseudo-header, which nothing
  * else tells a program of. On the wire that would be wrong, but for one segment in 65 536.
@@ -68,7 +82,7 @@ __noinline int is_verified(struct __sk_buff *skb, struct segment *s)
 	struct sum_walk walk = { .skb = skb };
 	__u32 zero = 0;
 
-	if (!s)
+	if (!s || (!s->ipv6 && !is_header_right(skb)))
 		return false;
 	/* The kernel merges none that it has not verified, and has none to verify where it has made them. */
 	if (skb->gso_size)
