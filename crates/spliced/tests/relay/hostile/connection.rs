@@ -64,6 +64,19 @@ impl Connection {
         }
     }
 
+    /// `first` ends its stream, and the other direction stays open.
+    pub(super) fn stays_half_open(&self, first: Side) {
+        let (first, second) = (self.end(first), self.end(first.other()));
+        first.end_stream();
+        second.expect_end();
+        assert!(!first.is_readable_within(LONGER_THAN_TIME_WAIT));
+        let payload = Payload::new(3);
+        second.send(payload, 0, BYTES_PER_ROUND);
+        first.expect(payload, 0, BYTES_PER_ROUND);
+        second.end_stream();
+        first.expect_end();
+    }
+
     /// Neither end gets a byte, an end of stream or a reset, for as long as an ended flow translates.
     pub(super) fn stays_quiet(&self) {
         let is_quiet = |peer: &Peer, time| !peer.is_readable_within(time);

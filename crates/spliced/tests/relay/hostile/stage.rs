@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netlab::{Lab, Need, available};
+use netlab::{Lab, Namespace, Need, available};
 
 use super::connection::{Connection, Side};
 use super::forger::Forger;
+use super::hops::Hops;
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::relay::BINARY;
@@ -20,6 +21,8 @@ pub(super) enum Family {
 
 pub(super) struct Stage {
     lab: Lab,
+    /// The client and the server behind routers.
+    hops: Option<Hops>,
     server: Server,
     hop: Hop,
     /// Whether the engine translates segments.
@@ -31,30 +34,68 @@ pub(super) struct Stage {
 impl Stage {
     /// Runs a case on a relay with this engine.
     pub(super) fn with(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        Self::run(engine, family, |_| None, case);
+    }
+
+    /// The same, with a router on each side of the relay: the lab's client and server.
+    pub(super) fn routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        Self::run(engine, family, |lab| Some(Hops::behind(lab)), case);
+    }
+
+    fn run(
+        engine: &str,
+        family: Family,
+        hops: impl FnOnce(&Lab) -> Option<Hops>,
+        case: impl FnOnce(&Self),
+    ) {
         if available(Need::Root) && available(Need::Ss) {
-            case(&Self::new(engine, family));
+            let lab = Lab::new().expect("a lab");
+            let hops = hops(&lab);
+            case(&Self::between(lab, hops, engine, family));
         }
     }
 
-    fn new(engine: &str, family: Family) -> Self {
-        let lab = Lab::new().expect("a lab");
-        let (listen, target): (IpAddr, IpAddr) = match family {
-            Family::V4 => (Lab::RELAY_V4.into(), Lab::SERVER_V4.into()),
-            Family::V6 => (Lab::RELAY_V6.into(), Lab::SERVER_V6.into()),
+    fn between(lab: Lab, hops: Option<Hops>, engine: &str, family: Family) -> Self {
+        let [listen, target]: [IpAddr; 2] = match (family, &hops) {
+            (Family::V4, None) => [Lab::RELAY_V4.into(), Lab::SERVER_V4.into()],
+            (Family::V6, None) => [Lab::RELAY_V6.into(), Lab::SERVER_V6.into()],
+            (Family::V4, Some(_)) => [Lab::RELAY_V4.into(), Hops::FAR_V4.into()],
+            (Family::V6, Some(_)) => [Lab::RELAY_V6.into(), Hops::FAR_V6.into()],
         };
         let any_port = |ip| SocketAddr::new(ip, 0).to_string();
-        let server = Server::in_namespace(lab.server(), &any_port(target));
+        let client_side = hops
+            .as_ref()
+            .map_or_else(|| lab.client(), |hops| &hops.near);
+        let server_side = hops.as_ref().map_or_else(|| lab.server(), |hops| &hops.far);
+        let server = Server::in_namespace(server_side, &any_port(target));
         let mut command = lab.relay().command(BINARY);
         command.args(["relay", &any_port(listen), &server.address]);
         command.args(["--engine", engine]);
         Self {
             hop: Hop::spawn(&mut command),
             splices: engine != "copy",
-            at_client: Forger::in_namespace(lab.client(), family),
-            at_server: Forger::in_namespace(lab.server(), family),
+            at_client: Forger::in_namespace(client_side, family),
+            at_server: Forger::in_namespace(server_side, family),
             lab,
+            hops,
             server,
         }
+    }
+
+    pub(super) fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// Where the client is.
+    pub(super) fn client(&self) -> &Namespace {
+        let hops = self.hops.as_ref();
+        hops.map_or_else(|| self.lab.client(), |hops| &hops.near)
+    }
+
+    /// Where the server is.
+    pub(super) fn server(&self) -> &Namespace {
+        let hops = self.hops.as_ref();
+        hops.map_or_else(|| self.lab.server(), |hops| &hops.far)
     }
 
     pub(super) fn forger(&self, side: Side) -> &Forger {
@@ -69,7 +110,7 @@ impl Stage {
         let connections = (0..count).map(|number| {
             let connect = || Peer::connect(self.hop.address());
             let connection = Connection {
-                client: self.lab.client().enter(connect).expect("entered"),
+                client: self.client().enter(connect).expect("entered"),
                 server: self.server.accept(),
             };
             connection.greet(number as u64);
