@@ -45,12 +45,10 @@ impl Connection {
         }
     }
 
-    /// One number each way.
-    pub(super) fn greet(&self, number: u64) {
-        self.client.write_number(number);
-        assert_eq!(self.server.read_number(), number);
-        self.server.write_number(number);
-        assert_eq!(self.client.read_number(), number);
+    pub(super) fn moves_a_byte(&self, from: Side) {
+        let payload = Payload::new(4);
+        self.end(from).send(payload, 0, 1);
+        self.end(from.other()).expect(payload, 0, 1);
     }
 
     pub(super) fn moves_data(&self) {

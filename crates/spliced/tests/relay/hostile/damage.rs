@@ -50,14 +50,15 @@ fn a_damaged_end_of_stream_ends_nothing(stage: &Stage) {
     survive(stage, &[FIN | ACK], |next| next, moves_data_and_ends);
 }
 
-/// The other end's stream ends, which looks like the end of both.
+/// A byte takes the number of the discarded FIN, and is acknowledged in its place. With the FIN of the other end
+/// this looks like the end of both streams.
 fn a_damaged_end_of_stream_closes_no_half_open_connection(stage: &Stage) {
     survive(
         stage,
         &[FIN | ACK],
         |next| next,
         |claimed, connection| {
-            connection.moves_data();
+            connection.moves_a_byte(claimed);
             connection.stays_half_open(claimed.other());
         },
     );

@@ -105,16 +105,12 @@ impl Stage {
         }
     }
 
-    /// Connections that are idle since their change-over, if the engine has one.
+    /// Connections that have carried nothing yet. They are idle since their change-over, if the engine has one.
     pub(super) fn connect(&self, count: usize) -> Vec<Connection> {
-        let connections = (0..count).map(|number| {
-            let connect = || Peer::connect(self.hop.address());
-            let connection = Connection {
-                client: self.client().enter(connect).expect("entered"),
-                server: self.server.accept(),
-            };
-            connection.greet(number as u64);
-            connection
+        let connect = || Peer::connect(self.hop.address());
+        let connections = (0..count).map(|_| Connection {
+            client: self.client().enter(connect).expect("entered"),
+            server: self.server.accept(),
         });
         let connections = connections.collect();
         if self.splices {
