@@ -7,7 +7,7 @@ use netlab::{Lab, Namespace, Need, available, present};
 
 use super::connection::Connection;
 use super::hops::Hops;
-use super::stage::Stage;
+use super::stage::{IN_ORDER, Stage};
 use crate::peer::exchange;
 use crate::random::Random;
 
@@ -110,7 +110,7 @@ fn conversations_leave_nothing_in_the_relay(stage: &Stage) {
         }
     });
     drop(connections);
-    stage.expect_ended(CONVERSATIONS);
+    stage.expect_ended(CONVERSATIONS, IN_ORDER);
     for router in routers {
         assert!(damaged_at(router) > 0);
     }

@@ -76,9 +76,9 @@ impl<'a, K: Copy + Debug + Sync> Crowd<'a, K> {
     }
 
     /// Closes all ends, and waits until the relay has nothing left of them.
-    pub(super) fn close(self) {
+    pub(super) fn close(self, outcomes: &[&str]) {
         let pairs = self.victims.len();
         drop(self.victims);
-        self.stage.expect_ended(pairs);
+        self.stage.expect_ended(pairs, outcomes);
     }
 }

@@ -3,7 +3,7 @@
 use super::connection::{Connection, Side};
 use super::crowd::Crowd;
 use super::segment::{ACK, FIN, RST, Segment};
-use super::stage::Stage;
+use super::stage::{IN_ORDER, Stage};
 
 const PAYLOAD: &[u8] = &[b'z'; 100];
 /// Within the 64 KiB that a new connection announces.
@@ -25,7 +25,7 @@ fn survive(
         });
     });
     crowd.check(check);
-    crowd.close();
+    crowd.close(IN_ORDER);
 }
 
 fn moves_data_and_ends(_: Side, connection: &Connection) {

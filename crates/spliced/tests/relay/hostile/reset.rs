@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use super::crowd::Crowd;
 use super::segment::{ACK, RST, Segment};
-use super::stage::Stage;
+use super::stage::{BY_RESET, IN_ORDER, Stage};
 
 /// Half of the 64 KiB that a new connection announces.
 const HALF_A_WINDOW: u32 = 32 << 10;
@@ -21,7 +21,7 @@ fn a_reset_at_the_next_number_resets_both_ends(stage: &Stage) {
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
         }
     });
-    crowd.close();
+    crowd.close(BY_RESET);
 }
 
 fn a_reset_elsewhere_ends_nothing(stage: &Stage) {
@@ -43,7 +43,7 @@ fn a_reset_elsewhere_ends_nothing(stage: &Stage) {
         connection.moves_data();
         connection.ends_in_order();
     });
-    crowd.close();
+    crowd.close(IN_ORDER);
 }
 
 with_each_engine!(a_reset_at_the_next_number_resets_both_ends);

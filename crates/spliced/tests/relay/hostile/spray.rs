@@ -2,7 +2,7 @@
 
 use super::crowd::Crowd;
 use super::segment::Segment;
-use super::stage::Stage;
+use super::stage::{IN_ORDER, Stage};
 use super::timestamp::FUTURE_MS;
 use crate::peer::exchange;
 use crate::random::Random;
@@ -27,7 +27,7 @@ fn a_spray_leaves_idle_connections_alone(stage: &Stage) {
         }
     });
     crowd.check(|_, connection| exchange(&connection.client, &connection.server, 43, BYTES, BYTES));
-    crowd.close();
+    crowd.close(IN_ORDER);
 }
 
 with_each_engine!(a_spray_leaves_idle_connections_alone);

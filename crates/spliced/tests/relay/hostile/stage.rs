@@ -13,6 +13,11 @@ use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 use crate::server::Server;
 
+/// The outcome in the access log of a pair whose streams have both ended in order.
+pub(super) const IN_ORDER: &[&str] = &["end of stream"];
+/// That of a pair with a reset.
+pub(super) const BY_RESET: &[&str] = &["reset by client", "reset by target"];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -105,25 +110,36 @@ impl Stage {
         }
     }
 
-    /// Connections that have carried nothing yet. They are idle since their change-over, if the engine has one.
+    /// Connections that the engine has taken. A spliced one has carried nothing yet: it is idle since its
+    /// change-over.
     pub(super) fn connect(&self, count: usize) -> Vec<Connection> {
         let connect = || Peer::connect(self.hop.address());
         let connections = (0..count).map(|_| Connection {
             client: self.client().enter(connect).expect("entered"),
             server: self.server.accept(),
         });
-        let connections = connections.collect();
+        let connections: Vec<_> = connections.collect();
         if self.splices {
             until("the connections are spliced", || {
                 self.hop.are_spliced(count)
             });
+        } else {
+            // Otherwise the relay may not know yet that its target is connected.
+            for connection in &connections {
+                connection.moves_a_byte(Side::Client);
+            }
         }
         connections
     }
 
-    /// Waits until the relay has logged this number of pairs, and has no socket of them.
-    pub(super) fn expect_ended(&self, pairs: usize) {
+    /// Waits until the relay has logged the end of this number of pairs, and has no socket of them. Every one must
+    /// have one of these outcomes.
+    pub(super) fn expect_ended(&self, pairs: usize, outcomes: &[&str]) {
         until("all pairs have ended", || self.hop.connections() == pairs);
+        for entry in self.hop.entries() {
+            let outcome = entry["outcome"].as_str().expect("an outcome");
+            assert!(outcomes.contains(&outcome), "{entry}");
+        }
         until("the relay has no connected socket", || {
             let listed = self.lab.relay().command("ss").arg("-Htn").output();
             let listed = listed.expect("ss runs");

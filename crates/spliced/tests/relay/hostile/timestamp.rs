@@ -2,7 +2,7 @@
 
 use super::crowd::Crowd;
 use super::segment::{RST, Segment};
-use super::stage::Stage;
+use super::stage::{IN_ORDER, Stage};
 use crate::random::Random;
 
 /// More than 11 hours, and less than the 24 days within which timestamps are compared.
@@ -77,7 +77,7 @@ fn a_stale_segment_delays_no_end(stage: &Stage) {
         connection.moves_data();
         connection.ends_in_order();
     });
-    crowd.close();
+    crowd.close(IN_ORDER);
 }
 
 with_each_engine!(a_blind_segment_leaves_an_idle_connection_alone);
