@@ -303,6 +303,14 @@ pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32)
 }
 
+/// What a socket would send as its timestamp now (`TCP_TIMESTAMP`).
+#[cfg(feature = "test")]
+pub fn timestamp(fd: impl AsFd) -> Result<u32, Errno> {
+    let mut now = [0];
+    get(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
+    Ok(now[0].cast_unsigned())
+}
+
 /// Advances a socket's timestamp clock to `timestamp`, unless it is already ahead. The socket must be
 /// in repair mode.
 pub fn advance_timestamps(

@@ -30,6 +30,7 @@ mod echo;
 mod firewall;
 mod flow;
 mod from_syn;
+mod hostile;
 mod listening;
 mod load;
 mod log;

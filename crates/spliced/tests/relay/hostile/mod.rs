@@ -1,0 +1,61 @@
+//! Forged TCP segments: an established connection survives them with every engine as it does with `copy`.
+//!
+//! `copy` is the reference. With it, the relay's own sockets decide which segments are acceptable. A spliced
+//! connection has only the sockets of its two ends, and the BPF program in between must not believe what these
+//! would discard.
+
+/// A test of a case for each engine and IP version, on a stage of this kind.
+macro_rules! with_each_engine {
+    ($case:ident) => {
+        with_each_engine!($case, with);
+    };
+    ($case:ident, $stage:ident) => {
+        mod $case {
+            use super::super::stage::{Family, Stage};
+
+            #[test]
+            fn copy_v4() {
+                Stage::$stage("copy", Family::V4, super::$case);
+            }
+
+            #[test]
+            fn copy_v6() {
+                Stage::$stage("copy", Family::V6, super::$case);
+            }
+
+            #[test]
+            fn auto_v4() {
+                Stage::$stage("auto", Family::V4, super::$case);
+            }
+
+            #[test]
+            fn auto_v6() {
+                Stage::$stage("auto", Family::V6, super::$case);
+            }
+
+            #[test]
+            fn segment_v4() {
+                Stage::$stage("segment", Family::V4, super::$case);
+            }
+
+            #[test]
+            fn segment_v6() {
+                Stage::$stage("segment", Family::V6, super::$case);
+            }
+        }
+    };
+}
+
+mod bit_error;
+mod connection;
+mod crowd;
+mod damage;
+mod forger;
+#[allow(dead_code, reason = "the tests of forwarding ask for more")]
+#[path = "../../../../splice/tests/forward/hops.rs"]
+mod hops;
+mod reset;
+mod segment;
+mod spray;
+mod stage;
+mod timestamp;

@@ -1,0 +1,150 @@
+//! A relay between a client and a server in namespaces of their own, and a forger beside each of the two.
+
+use std::net::{IpAddr, SocketAddr};
+
+use netlab::{Lab, Namespace, Need, available};
+
+use super::connection::{Connection, Side};
+use super::forger::Forger;
+use super::hops::Hops;
+use crate::patience::until;
+use crate::peer::Peer;
+use crate::relay::BINARY;
+use crate::segment::hop::Hop;
+use crate::server::Server;
+
+/// The outcome in the access log of a pair whose streams have both ended in order.
+pub(super) const IN_ORDER: &[&str] = &["end of stream"];
+/// That of a pair with a reset.
+pub(super) const BY_RESET: &[&str] = &["reset by client", "reset by target"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+pub(super) struct Stage {
+    lab: Lab,
+    /// The client and the server behind routers.
+    hops: Option<Hops>,
+    server: Server,
+    hop: Hop,
+    /// Whether the engine translates segments.
+    splices: bool,
+    at_client: Forger,
+    at_server: Forger,
+}
+
+impl Stage {
+    /// Runs a case on a relay with this engine.
+    pub(super) fn with(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        Self::run(engine, family, |_| None, case);
+    }
+
+    /// The same, with a router on each side of the relay: the lab's client and server.
+    pub(super) fn routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        Self::run(engine, family, |lab| Some(Hops::behind(lab)), case);
+    }
+
+    fn run(
+        engine: &str,
+        family: Family,
+        hops: impl FnOnce(&Lab) -> Option<Hops>,
+        case: impl FnOnce(&Self),
+    ) {
+        if available(Need::Root) && available(Need::Ss) {
+            let lab = Lab::new().expect("a lab");
+            let hops = hops(&lab);
+            case(&Self::between(lab, hops, engine, family));
+        }
+    }
+
+    fn between(lab: Lab, hops: Option<Hops>, engine: &str, family: Family) -> Self {
+        let [listen, target]: [IpAddr; 2] = match (family, &hops) {
+            (Family::V4, None) => [Lab::RELAY_V4.into(), Lab::SERVER_V4.into()],
+            (Family::V6, None) => [Lab::RELAY_V6.into(), Lab::SERVER_V6.into()],
+            (Family::V4, Some(_)) => [Lab::RELAY_V4.into(), Hops::FAR_V4.into()],
+            (Family::V6, Some(_)) => [Lab::RELAY_V6.into(), Hops::FAR_V6.into()],
+        };
+        let any_port = |ip| SocketAddr::new(ip, 0).to_string();
+        let client_side = hops
+            .as_ref()
+            .map_or_else(|| lab.client(), |hops| &hops.near);
+        let server_side = hops.as_ref().map_or_else(|| lab.server(), |hops| &hops.far);
+        let server = Server::in_namespace(server_side, &any_port(target));
+        let mut command = lab.relay().command(BINARY);
+        command.args(["relay", &any_port(listen), &server.address]);
+        command.args(["--engine", engine]);
+        Self {
+            hop: Hop::spawn(&mut command),
+            splices: engine != "copy",
+            at_client: Forger::in_namespace(client_side, family),
+            at_server: Forger::in_namespace(server_side, family),
+            lab,
+            hops,
+            server,
+        }
+    }
+
+    pub(super) fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// Where the client is.
+    pub(super) fn client(&self) -> &Namespace {
+        let hops = self.hops.as_ref();
+        hops.map_or_else(|| self.lab.client(), |hops| &hops.near)
+    }
+
+    /// Where the server is.
+    pub(super) fn server(&self) -> &Namespace {
+        let hops = self.hops.as_ref();
+        hops.map_or_else(|| self.lab.server(), |hops| &hops.far)
+    }
+
+    pub(super) fn forger(&self, side: Side) -> &Forger {
+        match side {
+            Side::Client => &self.at_client,
+            Side::Server => &self.at_server,
+        }
+    }
+
+    /// Connections that the engine has taken. A spliced one has carried nothing yet: it is idle since its
+    /// change-over.
+    pub(super) fn connect(&self, count: usize) -> Vec<Connection> {
+        let connect = || Peer::connect(self.hop.address());
+        let connections = (0..count).map(|_| Connection {
+            client: self.client().enter(connect).expect("entered"),
+            server: self.server.accept(),
+        });
+        let connections: Vec<_> = connections.collect();
+        if self.splices {
+            until("the connections are spliced", || {
+                self.hop.are_spliced(count)
+            });
+        } else {
+            // Otherwise the relay may not know yet that its target is connected.
+            for connection in &connections {
+                connection.moves_a_byte(Side::Client);
+            }
+        }
+        connections
+    }
+
+    /// Waits until the relay has logged the end of this number of pairs, and has no socket of them. Every one must
+    /// have one of these outcomes.
+    pub(super) fn expect_ended(&self, pairs: usize, outcomes: &[&str]) {
+        until("all pairs have ended", || self.hop.connections() == pairs);
+        for entry in self.hop.entries() {
+            let outcome = entry["outcome"].as_str().expect("an outcome");
+            assert!(outcomes.contains(&outcome), "{entry}");
+        }
+        until("the relay has no connected socket", || {
+            let listed = self.lab.relay().command("ss").arg("-Htn").output();
+            let listed = listed.expect("ss runs");
+            assert!(listed.status.success(), "{listed:?}");
+            listed.stdout.is_empty()
+        });
+    }
+}
