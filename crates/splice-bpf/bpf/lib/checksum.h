@@ -12,6 +12,13 @@ static __always_inline __u32 csum_change(__u32 sum, __u32 from, __u32 to)
 	return (wide & 0xffffffff) + (wide >> 32);
 }
 
+/* @sum: words added up, of which there are less than 2^32. The same as a sum. */
+static __always_inline __u32 csum_narrow(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
 /* @sum: a sum. The checksum that stands for it in a header. */
 static __always_inline __u16 csum_fold(__u32 sum)
 {

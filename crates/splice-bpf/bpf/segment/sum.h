@@ -9,14 +9,16 @@
 /* The sum of the pseudo-header, and the protocol's length in it. */
 static __always_inline __u32 pseudo_sum(const struct segment *s, __u32 length)
 {
-	__u32 sum = 0, i;
+	const __u32 *source = s->tuple.source, *destination = s->tuple.destination;
+	__u64 sum = (__u64)source[3] + destination[3] + bpf_htonl(IPPROTO_TCP) + bpf_htonl(length);
+	__u32 i;
 
-	for (i = s->ipv6 ? 0 : 3; i < 4; i++) {
-		sum = csum_change(sum, 0, s->tuple.source[i]);
-		sum = csum_change(sum, 0, s->tuple.destination[i]);
+	if (s->ipv6) {
+#pragma unroll
+		for (i = 0; i < 3; i++)
+			sum += (__u64)source[i] + destination[i];
 	}
-	sum = csum_change(sum, 0, bpf_htonl(IPPROTO_TCP));
-	return csum_change(sum, 0, bpf_htonl(length));
+	return csum_narrow(sum);
 }
 
 /* A walk over a part of a packet that is summed up. */
@@ -59,14 +61,15 @@ static long sum_chunk(__u32 index, struct sum_walk *walk)
 static __always_inline bool is_header_right(struct __sk_buff *skb)
 {
 	const __u32 *word = (void *)(long)skb->data + ETH_HLEN, *end = (void *)(long)skb->data_end;
-	__u32 sum = 0, i;
+	__u64 sum = 0;
+	__u32 i;
 
 	if (word + sizeof(struct iphdr) / sizeof(*word) > end)
 		return false;
 #pragma unroll
 	for (i = 0; i < sizeof(struct iphdr) / sizeof(*word); i++)
-		sum = csum_change(sum, 0, word[i]);
-	return !csum_fold(sum);
+		sum += word[i];
+	return !csum_fold(csum_narrow(sum));
 }
 
 /*
