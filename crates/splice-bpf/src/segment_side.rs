@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
+use crate::clock::now_ns;
 use crate::sequence::{is_behind, raise};
 use crate::types::{SegmentChangeOverSide, SegmentSide};
 use crate::types::{segment_flag as flag, segment_mark as mark};
@@ -45,6 +46,8 @@ impl SegmentSide {
 
     /// The peer's receiver compares timestamps with this one, if not with a later one.
     pub fn raise_recent_timestamp(&self, to: u32) {
+        let now_seconds = (now_ns() / 1_000_000_000) as u32;
+        self.recent_seconds.store(now_seconds, Relaxed);
         if self.recent_timestamp.load(Relaxed) == 0 {
             self.recent_timestamp.store(to, Relaxed);
         } else {
@@ -120,7 +123,9 @@ impl SegmentSide {
             &self.promised,
             &self.latest_timestamp,
             &self.recent_timestamp,
+            &self.recent_seconds,
             &self.largest_window,
+            &self.doubted_seq,
         ] {
             word.store(0, Relaxed);
         }

@@ -634,7 +634,9 @@ pub struct SegmentSide {
     pub latest_timestamp: AtomicU32,
     pub recent_timestamp: AtomicU32,
     pub largest_window: AtomicU32,
-    pub _reserved: [AtomicU32; 4],
+    pub recent_seconds: AtomicU32,
+    pub doubted_seq: AtomicU32,
+    pub _reserved: [AtomicU32; 2],
 }
 
 const _: () = assert!(size_of::<SegmentSide>() == 128);

@@ -3,8 +3,9 @@
  * What a flow learns from a segment: nothing, unless the receiver would take it. Whatever fails that test is translated
  * all the same, since its receiver has to answer: keep-alives and window probes fail it by design.
  *
- * The receiver is known by what has come by. What it has acknowledged last, and the end of its window, may be older here
- * than there, so this is never stricter than the receiver, and laxer only by what is on its way.
+ * The receiver is known by what has come by. Its last acknowledgement and the end of its window may be newer there than
+ * here, so this is laxer than the receiver by what is on its way. It is stricter only where segments overtake one
+ * another behind this program; the next segment of the same sender then makes up for what was not learned.
  */
 #ifndef SEGMENT_ACCEPTANCE_H
 #define SEGMENT_ACCEPTANCE_H
@@ -14,21 +15,36 @@
 /* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
 #define PROMISE_REACH (1U << 30)
 
+/* The end of the receiver's window, or before it that of the relay's socket; in the sequence space of @side. */
+static __always_inline __u32 window_end(const struct segment_side *side, const struct segment_side *other)
+{
+	__u32 edge = other->edge - side->seq_delta;
+
+	/* The relay's may have been left far behind. */
+	return after(side->promised, edge) ? side->promised : edge;
+}
+
 /*
- * Whether a segment lies in its receiver's window (RFC 9293, 3.10.7.4), and acknowledges what may be acknowledged: not
- * what nobody has sent, nor less than any window leaves under way (RFC 5961, 5.2; tcp_ack).
+ * Whether a segment begins in its receiver's window, or where its sender's stream has got to, as behind a FIN, which
+ * takes no room; and whether not all of it is too old (RFC 9293, 3.10.7.4). What reaches beyond the window counts, too
+ * (tcp_sequence): it may be wider by now.
  */
 static __always_inline bool is_in_window(const struct segment *s, const struct segment_side *side,
 					 const struct segment_side *other)
 {
-	__u32 end = s->seq + s->payload, oldest = side->high_ack - side->largest_window;
+	return !after(other->high_ack, end_of(s) + side->seq_delta) &&
+	       (!after(s->seq, window_end(side, other)) || s->seq == high_seq(side));
+}
 
-	if (after(s->ack + side->ack_delta, high_seq(other)) || after(oldest, s->ack))
-		return false;
-	if (after(other->high_ack, end_of(s) + side->seq_delta))
-		return false;
-	/* That of the other peer, or before it the relay's. An end of stream takes no room. */
-	return !after(end + side->seq_delta, other->edge) || !after(end, side->promised);
+/*
+ * Whether what it acknowledges may be acknowledged: not what nobody has sent, nor less than any window leaves under way
+ * (RFC 5961, 5.2; tcp_ack).
+ */
+static __always_inline bool is_ack_acceptable(const struct segment *s, const struct segment_side *side,
+					      const struct segment_side *other)
+{
+	return !after(s->ack + side->ack_delta, high_seq(other)) &&
+	       !after(side->high_ack - side->largest_window, s->ack);
 }
 
 /* Takes in what an acceptable segment says. */
@@ -73,7 +89,7 @@ static __always_inline bool hear(const struct segment *s, struct segment_flow *f
 	__u32 ack = side->high_ack;
 
 	if ((s->flags & (ACK | RST | SYN)) != ACK || !s->is_verified || !is_in_window(s, side, other) ||
-	    is_stale(s, flow, side))
+	    !is_ack_acceptable(s, side, other) || is_stale(s, side))
 		return false;
 	learn(s, flow, side, other);
 	if (s->flags & FIN)

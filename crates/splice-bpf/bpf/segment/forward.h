@@ -143,6 +143,7 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 		client->timestamp_delta = SEGMENT_TIMESTAMP_KNOWN | (__u32)(floor - s->tsval);
 		client->latest_timestamp = floor;
 		client->recent_timestamp = s->tsval;
+		client->recent_seconds = now_seconds();
 	}
 	flow->first[0] = next;
 	flow->first[1] = 0;
@@ -282,6 +283,13 @@ static __always_inline bool begins_again(const struct segment *s, struct segment
 	return true;
 }
 
+/* Whether it is the server's answer to the client's SYN. */
+static __always_inline bool answers(const struct segment *s, const struct segment_flow *flow)
+{
+	return (s->flags & (SYN | ACK)) == (SYN | ACK) && s->ack == flow->first[0] &&
+	       (!flow->first[1] || s->seq + 1 == flow->first[1]);
+}
+
 /* The server has answered: both ends are known. The answer may be on two CPUs at once. */
 static __always_inline void meet(const struct segment *s, struct segment_flow *flow)
 {
@@ -309,6 +317,7 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 		server->timestamp_floor = s->tsval ?: 1;
 		server->timestamp_delta = SEGMENT_TIMESTAMP_KNOWN;
 		server->recent_timestamp = s->tsval;
+		server->recent_seconds = now_seconds();
 	}
 	fence();
 	WRITE_ONCE(server->reach, (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next);
@@ -329,7 +338,8 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 	side = &flow->side[from & 1];
 	other = &flow->side[!(from & 1)];
 	answered = marks(&flow->side[1]) & SEGMENT_NOTED;
-	s->is_believed = s->is_verified;
+	/* Of these alone the numbers are known: the client's SYN, and the answer to it. */
+	s->is_believed = s->is_verified && (from ? answers(s, flow) : (s->flags & SYN) && s->seq + 1 == flow->first[0]);
 	if (!s->is_verified) {
 		/* Its receiver will discard it. */
 	} else if (s->flags & RST) {
@@ -348,7 +358,7 @@ __noinline int translate_opening(struct segment *s, struct segment_flow *flow, _
 			leave_opening(flow, SEGMENT_TIME_WAIT);
 		}
 	} else if (from) {
-		if ((s->flags & (SYN | ACK)) == (SYN | ACK) && s->ack == flow->first[0] && !answered)
+		if (answers(s, flow) && !answered)
 			meet(s, flow);
 	} else if (!(s->flags & SYN) && (s->flags & ACK) && answered && s->ack == flow->first[1]) {
 		leave_opening(flow, SEGMENT_SPLICED);

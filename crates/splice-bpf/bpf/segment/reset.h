@@ -92,8 +92,10 @@ static __always_inline void take_reset(struct segment *s, struct segment_flow *f
 	if (!is_accepted_reset(s, side)) {
 		count(SEGMENT_RST_REFUSED);
 		/* Nobody tells of it when it was accepted: user space sees that both have fallen silent. */
-		if (is_doubtful_reset(s, side, other))
+		if (is_doubtful_reset(s, side, other)) {
+			WRITE_ONCE(side->doubted_seq, s->seq);
 			add_marks(side, SEGMENT_DOUBTED);
+		}
 		return;
 	}
 	learn_from_reset(s, flow, side, other);

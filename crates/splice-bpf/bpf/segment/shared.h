@@ -126,7 +126,9 @@ struct segment_side {
 	__u32 recent_timestamp;	/* the peer's own that the other peer compares with (TS.Recent of RFC 7323); 0:
 				   not known */
 	__u32 largest_window;	/* that the peer has announced, in bytes */
-	__u32 reserved[4];
+	__u32 recent_seconds;	/* CLOCK_MONOTONIC: when that was last seen */
+	__u32 doubted_seq;	/* with SEGMENT_DOUBTED: the number of the reset */
+	__u32 reserved[2];
 };
 
 /* Five cache lines, of which a segment that is translated touches all; those of a change-over are apart. */

@@ -60,7 +60,8 @@ static __always_inline void place(struct segment *s, struct segment_side *side,
 static __always_inline __u32 within_window(const struct segment *s, __u32 seq, const struct segment_side *side,
 					   const struct segment_side *other)
 {
-	return is_pure_ack(s) && after(seq, other->edge) && !after(s->seq, side->promised) ? other->edge : seq;
+	return is_pure_ack(s) && after(seq, other->edge) && !after(s->seq, window_end(side, other)) ? other->edge :
+												      seq;
 }
 
 /*
@@ -84,7 +85,7 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	ack = s->ack + side->ack_delta;
 	window = s->window << (side->window_left & 15);
 
-	if (state == SEGMENT_TIME_WAIT)
+	if (state == SEGMENT_TIME_WAIT && s->is_verified)
 		prolong(flow, flow->last_ns);
 	s->is_believed = hear(s, flow, side, other);
 	if (s->flags & RST) {

@@ -69,27 +69,56 @@ static __always_inline __u32 shift_timestamp(const struct segment_side *side, __
 /* A receiver forgives one tick (TCP_PAWS_WINDOW in net/tcp.h). */
 #define PAWS_TICKS 1
 
-/* After so long in silence a receiver takes any timestamp (TCP_PAWS_WRAP in net/tcp.h; before Linux 6.7 24 days). */
-#define PAWS_NS (2147ULL * 1000 * 1000 * 1000)
+/*
+ * After so long without a newer one a receiver takes any timestamp, in seconds (TCP_PAWS_WRAP in net/tcp.h; 24 days
+ * before Linux 6.7).
+ */
+#define PAWS_SECONDS 2147
+
+static __always_inline __u32 now_seconds(void)
+{
+	return bpf_ktime_get_coarse_ns() / 1000000000;
+}
+
+/* Whether a timestamp is older than what the receiver compares with. @sent: as its sender has sent it. */
+static __always_inline bool is_older(const struct segment_side *side, __u32 sent)
+{
+	__u32 recent = READ_ONCE(side->recent_timestamp);
+	__u64 delta = READ_ONCE(side->timestamp_delta);
+
+	if (!recent)
+		return false;
+	if (delta) {
+		sent = shift_timestamp(side, delta, sent);
+		recent += (__u32)delta;
+	}
+	return after(recent, sent + PAWS_TICKS);
+}
 
 /*
  * Whether the receiver takes a segment for an old duplicate (PAWS; RFC 7323, 5.3).
- * @s: the segment, as it was sent. @flow, @side: its flow, and the side of its sender.
+ * @s: the segment, as it was sent. @side: of its sender.
  */
-static __always_inline bool is_stale(const struct segment *s, const struct segment_flow *flow,
-				     const struct segment_side *side)
+static __always_inline bool is_stale(const struct segment *s, const struct segment_side *side)
 {
-	__u32 recent = READ_ONCE(side->recent_timestamp), tsval = s->tsval;
-	__u64 delta = READ_ONCE(side->timestamp_delta);
+	return s->has_timestamp && is_older(side, s->tsval) &&
+	       now_seconds() - READ_ONCE(side->recent_seconds) < PAWS_SECONDS;
+}
 
-	if (!s->has_timestamp || !recent)
-		return false;
-	if (delta) {
-		tsval = shift_timestamp(side, delta, tsval);
-		recent += (__u32)delta;
-	}
-	return after(recent, tsval + PAWS_TICKS) &&
-	       (__s64)(bpf_ktime_get_coarse_ns() - flow->moved_ns) < (__s64)PAWS_NS;
+/* The receiver compares with this timestamp from now on. @sent: as its sender has sent it. */
+static __always_inline void follow_timestamp(struct segment_side *side, __u32 sent)
+{
+	__u32 recent = READ_ONCE(side->recent_timestamp);
+
+	if (recent == sent)
+		return;
+	/* First, since another CPU that finds the new one must not take it for one of long ago. */
+	WRITE_ONCE(side->recent_seconds, now_seconds());
+	/* After a long silence it may be anywhere. */
+	if (is_older(side, sent))
+		__sync_val_compare_and_swap(&side->recent_timestamp, recent, sent);
+	else
+		note_timestamp(&side->recent_timestamp, sent);
 }
 
 /* As much below all that a receiver has got as to be below it for certain. */
@@ -117,18 +146,18 @@ static __always_inline void translate_timestamp(struct segment *s, struct segmen
 	if (delta)
 		s->tsval = shift_timestamp(side, delta, s->tsval);
 	else
-		s->tsval = is_stale(s, flow, side) ? floor - STALE_TICKS : floor;
+		s->tsval = is_stale(s, side) ? floor - STALE_TICKS : floor;
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
 	s->tsecr = back && echo ? echo - (__u32)back : 0;
 	if (!s->is_believed)
 		return;
 	/* The receiver compares with the timestamp of what begins where it has acknowledged all, and that it echoes. */
 	if (!after(s->seq, other->high_ack))
-		note_timestamp(&side->recent_timestamp, sent);
+		follow_timestamp(side, sent);
 	/* An echo of what it cannot have got says nothing. */
 	latest = READ_ONCE(other->latest_timestamp);
 	if (s->tsecr && latest && !after(echo, latest))
-		note_timestamp(&other->recent_timestamp, s->tsecr);
+		follow_timestamp(other, s->tsecr);
 }
 
 #endif

@@ -359,15 +359,15 @@ impl Flow {
         self.side(side).marks()
     }
 
-    /// Whose reset the other peer may have accepted: nothing has come since that says otherwise.
-    pub(super) fn doubted(&self) -> Option<usize> {
-        (0..2).find(|side| self.marks(*side) & mark::DOUBTED != 0)
+    /// Whose reset the other peer may have accepted, and its number: nothing has come since that says otherwise.
+    pub(super) fn doubtful_reset(&self) -> Option<(usize, u32)> {
+        let side = (0..2).find(|side| self.marks(*side) & mark::DOUBTED != 0)?;
+        Some((side, self.side(side).doubted_seq.load(Relaxed)))
     }
 
     /// This side's peer has reset the connection.
     pub(super) fn reset_by(&self, side: usize) {
         self.side(side).add_mark(mark::RST);
-        self.begin_time_wait();
     }
 
     /// Each peer has acknowledged the other's stream and its end.

@@ -79,8 +79,8 @@ pub(crate) struct Segment {
     counters: Arc<FlowCounters>,
     /// Both sockets have sent their last acknowledgement, and have no keep-alive timer.
     keep_alive_ended: bool,
-    /// Whose reset was doubtful at the last look.
-    doubted_reset: Option<usize>,
+    /// Whose reset was doubtful at the last look, and its number.
+    doubtful_reset: Option<(usize, u32)>,
 }
 
 impl Segment {
@@ -97,7 +97,7 @@ impl Segment {
             change_over: ChangeOver::new(bypasses_firewall),
             counters: Arc::default(),
             keep_alive_ended: false,
-            doubted_reset: None,
+            doubtful_reset: None,
         }
     }
 
@@ -219,7 +219,9 @@ impl KernelEngine for Segment {
         if self.has_taken() {
             flow.forget();
         }
-        if self.end() == Some(reason) {
+        // After a doubtful reset its receiver may still be there.
+        let is_sure = flow.doubtful_reset().is_none();
+        if self.end() == Some(reason) && is_sure {
             return Some(Box::new(TimeWait::new(flow)));
         }
         flow.stop();

@@ -90,7 +90,8 @@ impl Translation {
                 high_ack: near.snd_una,
                 edge: near.snd_una.wrapping_add(near.snd_wnd),
                 recent_timestamp: near.recent_timestamp,
-                largest_window: near.largest_window,
+                // The peer knows the windows that the relay's socket has announced, too.
+                largest_window: near.largest_window.max(far.rcv_wnd),
                 written: near.write_seq,
                 next_byte: near.copied_seq.wrapping_sub(in_flight_bytes[from] as u32),
             };

@@ -313,16 +313,16 @@ impl Segment {
         }
     }
 
-    /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it between two looks. A
-    /// peer that was still there would have sent again what is not acknowledged.
+    /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it since the last look.
+    /// A peer that was still there would have sent again what is not acknowledged, several times.
     fn end_doubt(&mut self, flow: &Flow) {
-        let doubted = flow.doubted();
-        if let Some(side) = doubted
-            && self.doubted_reset == doubted
+        let doubtful = flow.doubtful_reset();
+        if let Some((side, _)) = doubtful
+            && self.doubtful_reset == doubtful
         {
             flow.reset_by(side);
         }
-        self.doubted_reset = doubted;
+        self.doubtful_reset = doubtful;
     }
 
     /// Puts the sockets to sleep where both peers have both streams to their ends. What the sockets still
