@@ -126,6 +126,12 @@ pub fn is_closed(fd: impl AsFd) -> rustix::io::Result<bool> {
     Ok(tcp_info(fd)?.tcpi_state == CLOSE)
 }
 
+/// How many timeouts in a row a TCP connection has had for what it has sent and nobody acknowledges (`TCP_INFO`).
+#[cfg(feature = "test")]
+pub fn timeouts(fd: impl AsFd) -> rustix::io::Result<u8> {
+    Ok(tcp_info(fd)?.tcpi_retransmits)
+}
+
 /// How far a TCP connection has come, in bytes since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {

@@ -239,7 +239,8 @@ fn a_bypassed_connection_is_measured_beside_a_plain_one() {
         "bypass --quick --output {}",
         scratch.path().join("out").display()
     );
-    // It fails by itself when more than a twentieth of the messages did not take the way past TCP.
+    // It fails by itself when a connection is not taken past TCP, or once it is, more than a twentieth of its messages
+    // do not take that way.
     let (output, text) = run(&arguments, None);
     assert!(output.status.success(), "{text}");
     for row in ["plain TCP", "send to local"] {

@@ -1,7 +1,7 @@
 //! A small message there and back, again and again.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -22,33 +22,60 @@ pub(crate) fn play(
     play_on(site.connect(address)?, bytes, window)
 }
 
-/// Plays with messages of `bytes` through blocking sockets. Returns how long the round trips took;
-/// half of one is the way one way.
+/// Plays with messages of `bytes`. Returns how long the round trips took; half of one is the way one way.
 pub(crate) fn play_on(connection: Connection, bytes: usize, window: Window) -> Result<Latencies> {
-    let echo = Server::start(Service::Echo, bytes, connection.server.into())?;
-    let mut client = connection.client;
-    let mut message = vec![0; bytes];
-    let mut round_trip = || -> Result<Duration> {
+    let mut game = Game::begin(connection, bytes)?;
+    game.warm_up(window.warm_up)?;
+    game.measure(window.length)
+}
+
+/// The two ends of a connection, which play through blocking sockets.
+pub(crate) struct Game {
+    /// Ends before the client: see [`Server`].
+    _echo: Server,
+    client: TcpStream,
+    message: Vec<u8>,
+}
+
+impl Game {
+    /// Starts the echo, and plays once: until then it may not even run.
+    pub(crate) fn begin(connection: Connection, bytes: usize) -> Result<Self> {
+        let mut game = Self {
+            _echo: Server::start(Service::Echo, bytes, connection.server.into())?,
+            client: connection.client,
+            message: vec![0; bytes],
+        };
+        game.round_trip()?;
+        Ok(game)
+    }
+
+    fn round_trip(&mut self) -> Result<Duration> {
         let sent = Instant::now();
-        client
-            .write_all(&message)
+        self.client
+            .write_all(&self.message)
             .context("a ping did not go out")?;
-        client
-            .read_exact(&mut message)
+        self.client
+            .read_exact(&mut self.message)
             .context("a pong did not come back")?;
         Ok(sent.elapsed())
-    };
-    // Until then the echo may not even run.
-    round_trip()?;
-    let mut latencies = Latencies::new();
-    let begin = Instant::now();
-    while begin.elapsed() < window.warm_up {
-        round_trip()?;
     }
-    let begin = Instant::now();
-    while begin.elapsed() < window.length {
-        latencies.record(round_trip()?);
+
+    /// Plays for `time`, which does not count.
+    pub(crate) fn warm_up(&mut self, time: Duration) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            self.round_trip()?;
+        }
+        Ok(())
     }
-    drop(echo);
-    Ok(latencies)
+
+    /// How long the round trips of `time` took.
+    pub(crate) fn measure(&mut self, time: Duration) -> Result<Latencies> {
+        let mut latencies = Latencies::new();
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            latencies.record(self.round_trip()?);
+        }
+        Ok(latencies)
+    }
 }

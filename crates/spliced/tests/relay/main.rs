@@ -10,6 +10,7 @@ mod peer;
 #[path = "../../../splice/tests/support/random.rs"]
 mod random;
 mod relay;
+mod retraction;
 mod server;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../splice/tests/support/system_calls.rs"]

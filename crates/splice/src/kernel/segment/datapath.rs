@@ -2,19 +2,21 @@
 
 mod attachment;
 mod handle;
+mod per_namespace;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
 
 use self::attachment::{AttachState, Attachment};
 pub(crate) use self::handle::DatapathHandle;
+use self::per_namespace::PerNamespace;
 use super::flow_slots::{FlowSlots, Offer};
 use crate::firewall::Firewall;
 use splice_base::error::{Error, ErrorKind, Result};
@@ -24,12 +26,10 @@ use splice_bpf::types::{
     SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
 };
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
-use splice_bpf::{
-    AttachMode, Map, Program, SharedArray, clock, load, namespace, objects, statistics,
-};
+use splice_bpf::{AttachMode, Map, Program, SharedArray, clock, load, objects, statistics};
 
-/// The datapaths of this process, by the namespace's cookie.
-static DATAPATHS: Mutex<Vec<(u64, Weak<Datapath>)>> = Mutex::new(Vec::new());
+/// The datapaths of this process.
+static DATAPATHS: PerNamespace<Datapath> = PerNamespace::new();
 
 /// The map with the counters. The kernel keeps 15 characters of a name.
 const COUNTS_MAP: &str = "segment_counts";
@@ -113,16 +113,7 @@ impl Datapath {
     /// # Errors
     /// [`ErrorKind::BpfRefused`] when the kernel does not take the program.
     pub(crate) fn here() -> Result<Arc<Self>> {
-        let namespace = namespace()?;
-        let mut datapaths = DATAPATHS.lock().unwrap_or_else(PoisonError::into_inner);
-        datapaths.retain(|(_, datapath)| datapath.strong_count() > 0);
-        let known = datapaths.iter().find(|(cookie, _)| *cookie == namespace);
-        if let Some(datapath) = known.and_then(|(_, datapath)| datapath.upgrade()) {
-            return Ok(datapath);
-        }
-        let datapath = Arc::new(Self::new(FORWARD_SLOTS.load(Relaxed))?);
-        datapaths.push((namespace, Arc::downgrade(&datapath)));
-        Ok(datapath)
+        DATAPATHS.here(|| Self::new(FORWARD_SLOTS.load(Relaxed)))
     }
 
     /// Datapaths that are still to be loaded have room for so many connections that are forwarded.

@@ -1,7 +1,5 @@
 //! Devices that come and go.
 
-use std::os::unix::fs::MetadataExt;
-
 use super::coexistence::{FOREIGN_TC, index_of};
 use super::*;
 use splice_bpf::Opened;
@@ -124,41 +122,18 @@ fn no_loop_waits_for_a_load_to_ask_for_a_device() {
     netlab::until("the pair is taken", || pair.2.is_taken());
 }
 
-/// The kernel reuses the inode of a namespace that is gone, however long the datapath stays.
+/// Also where another has the inode of one that is gone: see `PerNamespace`.
 #[test]
 fn a_datapath_serves_one_namespace_only() {
     if !available(Need::Root) {
         return;
     }
-    let inode_here = || {
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net");
-        namespace.expect("a namespace").ino()
-    };
-    let inode_of = |namespace: &Namespace| namespace.enter(inode_here).expect("entered");
     let datapath_of = |namespace: &Namespace| {
-        let datapath_here = || (inode_here(), Datapath::here().expect("a datapath"));
-        namespace.enter(datapath_here).expect("entered")
+        let datapath = namespace.enter(Datapath::here);
+        datapath.expect("entered").expect("a datapath")
     };
-    // Other tests may take some of their inodes, and keep them.
-    let namespaces: [Namespace; 4] =
-        std::array::from_fn(|_| Namespace::new("twice").expect("a namespace"));
-    let earlier = namespaces.each_ref().map(|namespace| {
-        let [once, twice] = [datapath_of(namespace), datapath_of(namespace)];
-        assert!(Arc::ptr_eq(&once.1, &twice.1));
-        once
-    });
-    drop(namespaces);
-    netlab::until("a namespace has the inode of one before", || {
-        let namespace = Namespace::new("later").expect("a namespace");
-        let has_been = |inode| earlier.iter().any(|(before, _)| *before == inode);
-        if !has_been(inode_of(&namespace)) {
-            return false;
-        }
-        let (inode, datapath) = datapath_of(&namespace);
-        let known = earlier
-            .iter()
-            .any(|(_, known)| Arc::ptr_eq(known, &datapath));
-        assert!(!known, "the datapath of another, with the inode {inode}");
-        true
-    });
+    let [here, there] = [(); 2].map(|()| Namespace::new("twice").expect("a namespace"));
+    let [once, twice] = [datapath_of(&here), datapath_of(&here)];
+    assert!(Arc::ptr_eq(&once, &twice));
+    assert!(!Arc::ptr_eq(&once, &datapath_of(&there)));
 }
