@@ -46,7 +46,7 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 {
 	struct segment_change_over *change_over = change_over_of(place->flow);
 	struct segment_change_over_side *seen;
-	__u32 end = end_of(s), edge = s->ack + (s->window << (side->window_left & 15));
+	__u32 end = end_of(s);
 
 	if (!change_over || !s->is_verified || !(s->flags & ACK) || (s->flags & (SYN | RST)))
 		return;
@@ -54,16 +54,14 @@ static __always_inline void note(struct __sk_buff *skb, const struct segment *s,
 	/* Not the marks: those are cleared when OVERLAP begins, which another CPU may not know yet. */
 	if (!READ_ONCE(side->reach)) {
 		side->high_ack = s->ack;
-		side->edge = edge;
 		seen->seen_device = skb->ifindex;
 		seen->seen_hops = s->hops;
 		__sync_val_compare_and_swap(&side->reach, 0, (__u64)SEGMENT_NOTED << 32 | end);
 	}
 	seen->seen_device = skb->ifindex;
 	seen->seen_hops = s->hops;
-	raise_high_seq(side, end);
-	raise(&side->high_ack, s->ack);
-	raise(&side->edge, edge);
+	if (!is_pure_ack(s))
+		raise_high_seq(side, end);
 }
 
 /* Whether a relay that follows on this host can translate here and now as well. */
@@ -156,6 +154,9 @@ int segment_ingress(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
 	if (!flow || flow->serial != at.serial)
 		return NEXT;
+	/* What was sent to another host, or to all: the stack takes none of it for TCP. */
+	if (skb->pkt_type != PACKET_HOST)
+		return NEXT;
 	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
@@ -208,6 +209,9 @@ int segment_ingress(struct __sk_buff *skb)
 	}
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return refuse(forwarded, SEGMENT_MALFORMED);
+	/* A receiver without the key discards it (tcp_inbound_hash). */
+	if (s.is_signed)
+		s.is_verified = false;
 	if (forwarded && is_long(skb)) {
 		int verdict = refuse_size(skb, &s, flow->side[at.side & 1].out_device);
 
@@ -215,9 +219,12 @@ int segment_ingress(struct __sk_buff *skb)
 			return verdict;
 	}
 
-	if (mark == COPY_PAST && !keep_ack(skb, &s)) {
-		count(SEGMENT_UNWRITABLE);
-		return DROP;
+	if (mark == COPY_PAST) {
+		if (!keep_ack(skb, &s)) {
+			count(SEGMENT_UNWRITABLE);
+			return DROP;
+		}
+		s.is_believed = true;
 	}
 	if (state == SEGMENT_OVERLAP) {
 		enum segment_way way = translate_overlap(&s, flow, at.flow, at.side);
@@ -277,7 +284,9 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
 	}
-	ok = s.ipv6 ? rewrite_ipv6(skb, &s) : rewrite_ipv4(skb, &s);
+	/* A priority is for this link. */
+	ok = !skb->vlan_present || !bpf_skb_vlan_pop(skb);
+	ok = ok && (s.ipv6 ? rewrite_ipv6(skb, &s) : rewrite_ipv4(skb, &s));
 	if (!ok) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;

@@ -59,7 +59,9 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 	if (window > READ_ONCE(side->largest_window))
 		WRITE_ONCE(side->largest_window, window);
 	advance_acked(other, s->ack + side->ack_delta, &flow->moved_ns);
-	raise_high_seq(side, end);
+	/* What has no bytes takes its sender no further, wherever in the window it stands. */
+	if (!is_pure_ack(s))
+		raise_high_seq(side, end);
 	/* Else it would lie ahead again once two gigabytes have passed. */
 	if (is_past(side) && after(end, side->promised + PROMISE_REACH))
 		raise(&side->promised, other->edge - side->seq_delta);

@@ -12,6 +12,10 @@ typedef struct {
 	__s64 counter;
 } atomic64_t;
 
+struct sk_buff {
+	__u8 ip_summed : 2;
+};
+
 struct net_device {
 	int ifindex;
 	unsigned short type;

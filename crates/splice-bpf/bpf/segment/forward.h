@@ -20,7 +20,6 @@
 /* How long an opening connection is kept beyond the time that its owner gives it: the owner is the first to notice. */
 #define OPENING_SLACK_NS (2ULL * 1000 * 1000 * 1000)
 
-#define PACKET_HOST 0		/* linux/if_packet.h */
 #define TCP_TIME_WAIT 6		/* net/tcp_states.h */
 #define TCP_LISTEN 10
 
@@ -415,7 +414,7 @@ __noinline int is_lost(struct __sk_buff *skb)
 	__be16 ports[2];
 	__u32 offset;
 
-	if (skb->vlan_present)
+	if (is_in_vlan(skb) || skb->pkt_type != PACKET_HOST)
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;

@@ -9,6 +9,7 @@
 #define NEXT -1
 #define DROP 2
 
+#define PACKET_HOST 0		/* linux/if_packet.h: the frame was sent to this host */
 #define LOOPBACK 1		/* the index of lo in every network namespace */
 #define MAX_HOPS 4		/* relays of this process in a row that are taken in one go; each is verified
 				   anew */

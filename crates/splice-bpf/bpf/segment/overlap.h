@@ -63,7 +63,8 @@ static __always_inline enum segment_way choose_way(const struct segment *s,
 	if ((s->flags & RST) && is_gone(side, other, socket))
 		return WAY_NOWHERE;
 	if (!is_past(side)) {
-		if (!is_past(other) || (s->flags & (SYN | RST)))
+		/* The socket judges what its peer's is to get, and answers. */
+		if (!is_past(other) || !s->is_believed)
 			return WAY_SOCKET;
 		return is_pure_ack(s) ? WAY_PAST : WAY_BOTH;
 	}
@@ -99,7 +100,8 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	ack = s->ack + side->ack_delta;
 	window = s->window << (side->window_left & 15);
 
-	s->is_believed = hear(s, flow, side, other);
+	/* What comes the second time has been heard, with its payload. */
+	s->is_believed = s->is_believed || hear(s, flow, side, other);
 	if (s->is_believed)
 		let_past(s, side, other, other_socket);
 	way = choose_way(s, side, other, socket);
@@ -124,7 +126,10 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 			s->copy = COPY_ACK;
 	}
 
-	if (!is_past(other)) {
+	if (!s->is_believed) {
+		/* Made up, its receiver would take it. */
+		s->strip_sack = 1;
+	} else if (!is_past(other)) {
 		/* The relay's socket receives that stream, and has to say what of it. */
 		ack = other_socket->cut;
 		window = after(other_socket->room_end, ack) ? other_socket->room_end - ack : 0;
@@ -149,7 +154,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	seq = is_past(side) ? within_window(s, seq, side, other) : other_socket->sent;
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
-		s->tsval = timestamp_floor(side, slot, from);
+		s->tsval = standing_timestamp(s, side, slot, from);
 		s->tsecr = 0;
 	}
 	return WAY_PAST;

@@ -37,6 +37,7 @@ struct segment {
 	__u8 scale;		/* of the window; counts where has_scale is set */
 	__u8 has_scale;
 	__u8 has_other;		/* an option that is none of these */
+	__u8 is_signed;		/* TCP-MD5, TCP-AO */
 	__u8 sack_at;
 	__u8 sacks;
 	__u8 sack_clip;
@@ -85,6 +86,7 @@ struct walk {
 	__u8 scale;
 	__u8 has_scale;
 	__u8 has_other;
+	__u8 is_signed;
 	__u8 nonsense;
 };
 
@@ -127,6 +129,9 @@ static long walk_option(__u32 index, struct walk *walk)
 		walk->sacks = size >> 3;
 	} else if (kind != 4) {
 		walk->has_other = 1;
+		/* RFC 2385, RFC 5925 */
+		if (kind == 19 || kind == 29)
+			walk->is_signed = 1;
 	}
 	return 0;
 }
@@ -167,7 +172,16 @@ __noinline int find_options(struct __sk_buff *skb, struct segment *s)
 	s->scale = walk.scale;
 	s->has_scale = walk.has_scale;
 	s->has_other = walk.has_other;
+	s->is_signed = walk.is_signed;
 	return !walk.nonsense;
+}
+
+#define VLAN_ID 0x0fff		/* if_vlan.h; the rest of the tag is a priority */
+
+/* Whether the frame belongs to a VLAN. A tag without one only has a priority (IEEE 802.1Q, 9.6). */
+static __always_inline bool is_in_vlan(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && (skb->vlan_tci & VLAN_ID);
 }
 
 /*
@@ -180,7 +194,7 @@ __noinline int parse(struct __sk_buff *skb, struct segment *s)
 	struct tcphdr *tcp;
 	__u32 total;
 
-	if (!s || skb->vlan_present)
+	if (!s || is_in_vlan(skb))
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = data + ETH_HLEN;

@@ -4,6 +4,7 @@
 #define SEGMENT_SUM_H
 
 #include "lib/checksum.h"
+#include "segment/core.h"
 #include "segment/parse.h"
 
 /* The sum of the pseudo-header, and the protocol's length in it. */
@@ -57,6 +58,25 @@ static long sum_chunk(__u32 index, struct sum_walk *walk)
 	return 0;
 }
 
+#define CHECKSUM_PARTIAL 3	/* linux/skbuff.h */
+
+extern void *bpf_cast_to_kern_ctx(void *) __ksym __weak;
+
+/* A type that came with Linux 6.4: since then a program may read the kernel's own packet here. */
+struct bpf_iter_num___local {
+};
+
+/* Whether the checksum is still to be computed. Before Linux 6.4 the program cannot know, and takes the sender's word. */
+static __always_inline bool is_unfinished(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel;
+
+	if (!bpf_core_type_exists(struct bpf_iter_num___local))
+		return true;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	return BPF_CORE_READ_BITFIELD(kernel, ip_summed) == CHECKSUM_PARTIAL;
+}
+
 /* Whether the checksum of an IPv4 header without options is right. */
 static __always_inline bool is_header_right(struct __sk_buff *skb)
 {
@@ -77,8 +97,7 @@ static __always_inline bool is_header_right(struct __sk_buff *skb)
  * that of TCP; else the segment is summed up. The program never corrects a checksum, so a segment that is found wrong
  * here is found wrong by its receiver, too.
  *
- * Where the checksum is still to be computed (CHECKSUM_PARTIAL) it holds the sum of the pseudo-header, which nothing
- * else tells a program of. On the wire that would be wrong, but for one segment in 65 536.
+ * Where the checksum is still to be computed (CHECKSUM_PARTIAL) it holds the sum of the pseudo-header.
  */
 __noinline int is_verified(struct __sk_buff *skb, struct segment *s)
 {
@@ -93,7 +112,8 @@ __noinline int is_verified(struct __sk_buff *skb, struct segment *s)
 	walk.at = tcp_offset(s);
 	walk.end = walk.at + s->header + s->payload;
 	walk.sum = pseudo_sum(s, s->header + s->payload);
-	if (s->check == (__u16)~csum_fold(walk.sum) || bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0)
+	if ((s->check == (__u16)~csum_fold(walk.sum) && is_unfinished(skb)) ||
+	    bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0)
 		return true;
 	walk.chunk = bpf_map_lookup_elem(&segment_chunks, &zero);
 	if (!walk.chunk)

@@ -125,9 +125,20 @@ static __always_inline void follow_timestamp(struct segment_side *side, __u32 se
 #define STALE_TICKS (1U << 30)
 
 /*
+ * While the clock stands all have the timestamp that the receiver has had already, and an old duplicate has one that
+ * shows it as such. @s: the segment, as it was sent. @side, @slot, @from: as for timestamp_floor(). The timestamp.
+ */
+static __always_inline __u32 standing_timestamp(const struct segment *s, struct segment_side *side, __u32 slot,
+						__u32 from)
+{
+	__u32 floor = timestamp_floor(side, slot, from);
+
+	return is_stale(s, side) ? floor - STALE_TICKS : floor;
+}
+
+/*
  * Once the socket is done, the sender's own clock goes on from where the clock stood; the difference is chosen
- * once, by a segment that is believed. Until then all have the timestamp that the receiver has had already, and an old
- * duplicate has one that shows it as such.
+ * once, by a segment that is believed. Until then it stands.
  * @s: the segment, its numbers translated. @flow: its flow. @slot, @from: as for timestamp_floor().
  */
 static __always_inline void translate_timestamp(struct segment *s, struct segment_flow *flow,
@@ -136,17 +147,14 @@ static __always_inline void translate_timestamp(struct segment *s, struct segmen
 	struct segment_side *side = &flow->side[from & 1], *other = &flow->side[!(from & 1)];
 	__u64 delta = READ_ONCE(side->timestamp_delta);
 	__u64 back = READ_ONCE(other->timestamp_delta);
-	__u32 floor = timestamp_floor(side, slot, from), sent = s->tsval, echo = s->tsecr, latest;
+	__u32 sent = s->tsval, echo = s->tsecr, latest;
 
 	if (!delta && s->is_believed) {
-		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(floor - s->tsval);
+		__u64 choice = SEGMENT_TIMESTAMP_KNOWN | (__u32)(timestamp_floor(side, slot, from) - s->tsval);
 
 		delta = __sync_val_compare_and_swap(&side->timestamp_delta, 0, choice) ?: choice;
 	}
-	if (delta)
-		s->tsval = shift_timestamp(side, delta, s->tsval);
-	else
-		s->tsval = is_stale(s, side) ? floor - STALE_TICKS : floor;
+	s->tsval = delta ? shift_timestamp(side, delta, s->tsval) : standing_timestamp(s, side, slot, from);
 	/* An echo of a clock that stands: 0 is an echo of nothing (RFC 7323). */
 	s->tsecr = back && echo ? echo - (__u32)back : 0;
 	if (!s->is_believed)

@@ -142,19 +142,9 @@ impl Flow {
             side.acked.store(plan.next_byte.into(), Relaxed);
             side.raise_recent_timestamp(plan.recent_timestamp);
             side.largest_window.store(plan.largest_window, Relaxed);
-            // What the program noted may be newer than the sockets, or older: the first segment may have
-            // been a retransmission. Or it was forged.
-            let noted = side.marks() & mark::NOTED != 0;
-            let widest = plan.written.wrapping_add(plan.widest_window());
-            for (word, known, most) in [
-                (&side.high_ack, plan.high_ack, plan.written),
-                (&side.edge, plan.edge, widest),
-            ] {
-                let seen = word.load(Relaxed);
-                if !noted || is_behind(seen, known) || is_behind(most, seen) {
-                    word.store(known, Relaxed);
-                }
-            }
+            // What the program noted may be newer, or forged.
+            side.high_ack.store(plan.high_ack, Relaxed);
+            side.edge.store(plan.edge, Relaxed);
             side.begin_reach(plan.high_seq);
         }
         self.wake();
@@ -171,6 +161,8 @@ impl Flow {
         let sides = self.entry().side.iter().zip(self.change_over());
         for ((side, own), socket) in sides.zip(&found.socket) {
             side.raise_high_seq(socket.rcv_nxt);
+            raise(&side.high_ack, socket.snd_una);
+            raise(&side.edge, socket.snd_una.wrapping_add(socket.snd_wnd));
             // A FIN takes one more.
             side.bound_high_seq(side.promised.load(Relaxed).wrapping_add(1), socket.rcv_nxt);
             raise(&own.sent, socket.snd_nxt);

@@ -35,17 +35,8 @@ pub(super) struct SideTranslation {
     pub(super) edge: u32,
     pub(super) recent_timestamp: u32,
     pub(super) largest_window: u32,
-    /// The end of what the relay has written for this peer: it can acknowledge nothing beyond that.
-    pub(super) written: u32,
     /// The first byte that the relay has not yet written to the other socket.
     pub(super) next_byte: u32,
-}
-
-impl SideTranslation {
-    /// The widest window that this peer can announce.
-    pub(super) fn widest_window(&self) -> u32 {
-        u32::from(u16::MAX) << self.window_left
-    }
 }
 
 impl Translation {
@@ -92,7 +83,6 @@ impl Translation {
                 recent_timestamp: near.recent_timestamp,
                 // The peer knows the windows that the relay's socket has announced, too.
                 largest_window: near.largest_window.max(far.rcv_wnd),
-                written: near.write_seq,
                 next_byte: near.copied_seq.wrapping_sub(in_flight_bytes[from] as u32),
             };
         }

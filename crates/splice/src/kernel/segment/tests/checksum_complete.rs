@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use super::forged_segments::forged;
+use super::frame::take_frames;
 use super::*;
 
 const REDIRECT: i32 = 7;
@@ -16,6 +17,7 @@ fn summed_up_packets_stay_so(connect: fn(&Lab) -> Connected) {
         return;
     }
     let lab = Lab::new().expect("a lab");
+    take_frames(&lab);
     let splicer = splicer_in(lab.relay());
     let (client, server, _handle) = spliced(&lab, &splicer, connect(&lab));
     let datapath = datapath_in(&lab);

@@ -2,6 +2,7 @@
 
 use std::net::ToSocketAddrs;
 
+use super::frame::take_frames;
 use super::*;
 use crate::kernel::segment::sockets::{address_pair, tuple_of};
 use splice_bpf::types::{SegmentSocket, SegmentTuple};
@@ -147,6 +148,7 @@ pub(super) fn datapath_in(lab: &Lab) -> Arc<Datapath> {
 /// A lab with a spliced pair. The program is attached, so it sees the next pairs from their handshakes on.
 pub(super) fn spliced_lab() -> (Lab, Splicer, Joined) {
     let lab = Lab::new().expect("a lab");
+    take_frames(&lab);
     let splicer = splicer_in(lab.relay());
     let pair = spliced_across(&lab, &splicer);
     (lab, splicer, pair)

@@ -1,10 +1,10 @@
-//! Segments that were damaged on their path. In OVERLAP the program removes a payload and keeps the
-//! acknowledgement, which nobody has verified yet. So the result must have a wrong checksum, too.
+//! Segments that were damaged on their path. In OVERLAP the program removes a payload and keeps the acknowledgement. It
+//! does so only where the checksum is right, and never makes a wrong one right.
 
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::forged_segments::forged;
-use super::frame::{folded, pseudo, sum, words};
+use super::frame::{folded, pseudo, sum, take_frames, words};
 use super::segment_size::lab_with_mtu;
 use super::*;
 use splice_bpf::clock::now_ns;
@@ -22,9 +22,7 @@ const LENGTHS: [usize; 11] = [1, 2, 3, 511, 512, 513, 1023, 1448, 4095, 8999, LA
 /// A test run takes no more than a page.
 const LARGEST_FED: usize = 1448;
 
-/// The relay's address towards the client, a locally administered one.
-const HARDWARE_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 1];
-
+const TIMESTAMP_KIND: u8 = 8;
 const NO_OPTIONS: &[u8] = &[];
 /// The timestamp option. With the second order the program takes its longer path.
 const TIMESTAMP: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
@@ -71,12 +69,7 @@ struct Scene {
 impl Scene {
     fn new(connect: Connect, copied: Copied, arrival: Arrival) -> Self {
         let lab = lab_with_mtu(FRAME_BYTES, FRAME_BYTES);
-        let [one, .., last] = HARDWARE_ADDRESS;
-        let address = format!(
-            "link set {} address {one:02x}:0:0:0:0:{last:02x}",
-            Lab::TO_CLIENT
-        );
-        run(lab.relay(), "ip", &address);
+        take_frames(&lab);
         if arrival == Arrival::Verified {
             lab.enable_napi().expect("ethtool");
         }
@@ -137,6 +130,12 @@ impl Scene {
         // The urgent pointer, which means nothing without its flag, and which nobody changes.
         segment[18..20].copy_from_slice(&number.to_be_bytes());
         segment.extend(options);
+        // Not one of an old duplicate.
+        if let Some(kind) = options.iter().position(|byte| *byte == TIMESTAMP_KIND) {
+            let recent = side.recent_timestamp.load(Relaxed);
+            let at = TCP_HEADER_BYTES + kind + 2;
+            segment[at..at + 4].copy_from_slice(&recent.to_be_bytes());
+        }
         segment.extend((0..length).map(|place| (place * 7 + usize::from(number)) as u8 | 1));
         segment[16..18].fill(0);
         let checksum = !sum(from.ip(), to.ip(), &segment);
@@ -164,8 +163,6 @@ impl Scene {
         let [from, to] = self.client_ends();
         let mut packet = forged(from, to, 0, 0);
         packet.truncate(packet.len() - TCP_HEADER_BYTES);
-        // Otherwise the copy would count as another host's.
-        packet[..6].copy_from_slice(&HARDWARE_ADDRESS);
         let length = if from.is_ipv4() { 16..18 } else { 18..20 };
         let counted = segment.len() + if from.is_ipv4() { 20 } else { 0 };
         packet[length].copy_from_slice(&(counted as u16).to_be_bytes());
@@ -232,20 +229,26 @@ fn wrong_checksums_stay_wrong(connect: Connect, arrival: Arrival) {
                 if arrival == Arrival::SummedUp && length > LARGEST_FED {
                     continue;
                 }
-                for damaged in [false, true] {
+                let mut send = |damaged: bool| {
                     number += 1;
                     let segment = scene.segment(number, options, length, damaged);
                     scene.send(&segment, arrival);
-                    let asked = format!("{length} bytes behind {options:?}, {:?}", scene.copied);
-                    eprintln!("{asked}");
-                    let mut left = scene.pure_ack();
-                    // The connection's own segments have no number: an acknowledgement comes late.
-                    while left[18..20] != number.to_be_bytes() {
-                        left = scene.pure_ack();
-                    }
-                    assert_eq!(left[13], ACK, "{asked}");
-                    assert_eq!(scene.is_right(&left), !damaged, "{asked}: {left:?}");
+                    number
+                };
+                let asked = format!("{length} bytes behind {options:?}, {:?}", scene.copied);
+                eprintln!("{asked}");
+                let damaged = send(true);
+                let right = send(false);
+                let mut left = scene.pure_ack();
+                // The connection's own segments have no number: an acknowledgement comes late.
+                while left[18..20] != right.to_be_bytes() {
+                    // What is damaged goes as a whole, or is left wrong.
+                    let is_damaged = left[18..20] == damaged.to_be_bytes();
+                    assert!(!is_damaged || !scene.is_right(&left), "{asked}: {left:?}");
+                    left = scene.pure_ack();
                 }
+                assert_eq!(left[13], ACK, "{asked}");
+                assert!(scene.is_right(&left), "{asked}: {left:?}");
             }
         }
     }

@@ -2,6 +2,22 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netlab::Lab;
+
+use super::run;
+
+/// Of the relay's devices in such a lab, a locally administered one: the program takes what is sent to its host.
+const HARDWARE_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Gives the relay's devices the address that frames are sent to.
+pub(super) fn take_frames(lab: &Lab) {
+    let [one, .., last] = HARDWARE_ADDRESS;
+    for device in [Lab::TO_CLIENT, Lab::TO_SERVER] {
+        let address = format!("link set {device} address {one:02x}:0:0:0:0:{last:02x}");
+        run(lab.relay(), "ip", &address);
+    }
+}
+
 const ETHERNET_BYTES: usize = 14;
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
@@ -72,7 +88,8 @@ impl Frame {
             Checksum::Unfinished => folded(pseudo(self.from.ip(), self.to.ip(), segment.len())),
         };
         segment[CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
-        let mut frame = vec![0; 12];
+        let mut frame = HARDWARE_ADDRESS.to_vec();
+        frame.extend([0; 6]);
         match (self.from, self.to) {
             (SocketAddr::V4(from), SocketAddr::V4(to)) => {
                 let length = (IPV4_BYTES + segment.len()) as u16;
