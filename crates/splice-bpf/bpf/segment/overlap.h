@@ -69,7 +69,7 @@ static __always_inline enum segment_way choose_way(const struct segment *s,
 		return is_pure_ack(s) ? WAY_PAST : WAY_BOTH;
 	}
 	/* But what comes before all that was sent asks the other peer for an answer. */
-	if (!is_past(other) && is_pure_ack(s) && !after(high_seq(side), s->seq))
+	if (s->is_believed && !is_past(other) && is_pure_ack(s) && !after(high_seq(side), s->seq))
 		return WAY_SOCKET_ACK;
 	return WAY_PAST;
 }
@@ -112,12 +112,11 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	}
 	if (s->flags & RST) {
 		take_reset(s, flow, side, other, SEGMENT_OVERLAP);
-	} else if (s->flags & ACK) {
+	} else if (s->is_believed) {
 		/* end of what the relay's own socket delivers to this peer */
 		__u32 own_final = socket_end(other_socket) + other->seq_delta;
 
-		if (s->is_believed)
-			acknowledge_end(other, ack);
+		acknowledge_end(other, ack);
 		/*
 		 * The socket has to hear until all that it has sent is acknowledged, or it sends it again.
 		 * Should a copy get lost, the answer to the retransmission is a pure ACK.
@@ -151,7 +150,7 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 		s->sack_floor = other_socket->cut;
 	}
 	/* It stands where the relay's socket is, not where its peer is. */
-	seq = is_past(side) ? within_window(s, seq, side, other) : other_socket->sent;
+	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		s->tsval = standing_timestamp(s, side, slot, from);

@@ -57,11 +57,10 @@ static __always_inline void place(struct segment *s, struct segment_side *side,
  * has room for, so it can lie outside of the other's window; there an acknowledgement would be ignored.
  * @s: the segment. @seq: its number in the sequence space of @other. The number to send it with.
  */
-static __always_inline __u32 within_window(const struct segment *s, __u32 seq, const struct segment_side *side,
+static __always_inline __u32 within_window(const struct segment *s, __u32 seq,
 					   const struct segment_side *other)
 {
-	return is_pure_ack(s) && after(seq, other->edge) && !after(s->seq, window_end(side, other)) ? other->edge :
-												      seq;
+	return s->is_believed && is_pure_ack(s) && after(seq, other->edge) ? other->edge : seq;
 }
 
 /*
@@ -109,7 +108,7 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 		if ((marks(side) & SEGMENT_ASKED) && s->is_believed)
 			take_marks(side, SEGMENT_ASKED);
 	} else {
-		seq = within_window(s, seq, side, other);
+		seq = within_window(s, seq, other);
 	}
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
