@@ -37,7 +37,9 @@ const ACK: u8 = 0x10;
 const RAW: i32 = 255;
 
 const TCP: u8 = 6;
-const PACKET_BYTES: usize = 40;
+/// A TCP header without options, and an IPv4 header before it.
+const SEGMENT_BYTES: usize = 20;
+const PACKET_BYTES: usize = 20 + SEGMENT_BYTES;
 
 /// How often to ask the relay how many there are.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -138,15 +140,33 @@ impl Raw {
         packet.extend([64, TCP, 0, 0]);
         packet.extend(from.ip().octets());
         packet.extend(to.ip().octets());
-        packet.extend(from.port().to_be_bytes());
-        packet.extend(to.port().to_be_bytes());
-        packet.extend(seq.to_be_bytes());
-        packet.extend(ack.to_be_bytes());
-        // Five words of header; a window of 64 KiB; no checksum, since no stack reads this.
-        packet.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        let mut segment = [0; SEGMENT_BYTES];
+        segment[..2].copy_from_slice(&from.port().to_be_bytes());
+        segment[2..4].copy_from_slice(&to.port().to_be_bytes());
+        segment[4..8].copy_from_slice(&seq.to_be_bytes());
+        segment[8..12].copy_from_slice(&ack.to_be_bytes());
+        // Five words of header; a window of 64 KiB.
+        segment[12..16].copy_from_slice(&[0x50, flags, 0xff, 0xff]);
+        let checksum = checksum([*from.ip(), *to.ip()], &segment);
+        segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+        packet.extend(segment);
         self.0
             .send_to(&packet, &SocketAddrV4::new(*to.ip(), 0).into())
             .context("a raw segment did not go out")?;
         Ok(())
     }
+}
+
+/// Of a segment between two addresses (RFC 9293, 3.1), whose own field is zero.
+fn checksum(ends: [Ipv4Addr; 2], segment: &[u8; SEGMENT_BYTES]) -> u16 {
+    let words = |bytes: &[u8]| -> u32 {
+        let pairs = bytes.chunks_exact(2);
+        pairs
+            .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+            .sum()
+    };
+    let addresses: u32 = ends.iter().map(|end| words(&end.octets())).sum();
+    let sum = addresses + u32::from(TCP) + SEGMENT_BYTES as u32 + words(segment);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    !((sum & 0xffff) + (sum >> 16)) as u16
 }
