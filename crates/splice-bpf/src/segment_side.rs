@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 
-use crate::clock::now_ns;
 use crate::sequence::{is_behind, raise};
 use crate::types::{SegmentChangeOverSide, SegmentSide};
 use crate::types::{segment_flag as flag, segment_mark as mark};
@@ -44,9 +43,9 @@ impl SegmentSide {
         self.reach.fetch_or(u64::from(added) << u32::BITS, SeqCst);
     }
 
-    /// The peer's receiver compares timestamps with this one, if not with a later one.
-    pub fn raise_recent_timestamp(&self, to: u32) {
-        let now_seconds = (now_ns() / 1_000_000_000) as u32;
+    /// The peer's receiver compares timestamps with this one, if not with a later one, since `now_ns`.
+    pub fn raise_recent_timestamp(&self, to: u32, now_ns: u64) {
+        let now_seconds = (now_ns / 1_000_000_000) as u32;
         self.recent_seconds.store(now_seconds, Relaxed);
         if self.recent_timestamp.load(Relaxed) == 0 {
             self.recent_timestamp.store(to, Relaxed);

@@ -140,7 +140,7 @@ impl Flow {
             socket.border.store(plan.cut, Relaxed);
             socket.sent.store(plan.sent, Relaxed);
             side.acked.store(plan.next_byte.into(), Relaxed);
-            side.raise_recent_timestamp(plan.recent_timestamp);
+            side.raise_recent_timestamp(plan.recent_timestamp, now_ns());
             side.largest_window.store(plan.largest_window, Relaxed);
             // What the program noted may be newer, or forged.
             side.high_ack.store(plan.high_ack, Relaxed);
@@ -289,7 +289,7 @@ impl Flow {
         for (side, socket) in entry.side.iter().zip(&found.socket) {
             side.timestamp_delta.store(0, Relaxed);
             side.latest_timestamp.store(0, Relaxed);
-            side.raise_recent_timestamp(socket.recent_timestamp);
+            side.raise_recent_timestamp(socket.recent_timestamp, now_ns());
         }
         entry.state.store(state::SPLICED, Release);
     }
