@@ -111,6 +111,11 @@ fn tcp_info(fd: impl AsFd) -> rustix::io::Result<libc::tcp_info> {
     Ok(info)
 }
 
+/// After how long a TCP connection retransmits what nobody acknowledges, for the first time (`TCP_INFO`).
+pub fn retransmission_timeout(fd: impl AsFd) -> rustix::io::Result<Duration> {
+    Ok(Duration::from_micros(tcp_info(fd)?.tcpi_rto.into()))
+}
+
 /// Whether a TCP connection is being made (`TCP_INFO`).
 pub fn is_connecting(fd: impl AsFd) -> rustix::io::Result<bool> {
     // `net/tcp_states.h`.

@@ -302,7 +302,7 @@ int segment_ingress(struct __sk_buff *skb)
 }
 
 /*
- * What the relay's own sockets send in OVERLAP. A peer whose stream still goes by the socket is
+ * What the relay's own sockets send in OVERLAP, and what they ask for user space when they sleep. A peer whose stream still goes by the socket is
  * promised no more room than before. One whose stream goes past it has moved on: an
  * acknowledgement that is too old makes it discard the segment, payload included, and the window is
  * now the other peer's.
@@ -318,6 +318,7 @@ int segment_egress(struct __sk_buff *skb)
 	struct segment_change_over_side *socket;
 	struct segment_side *side, *other;
 	struct segment_gate *gate;
+	bool asks;
 	__u32 zero = 0, seq, ack, edge, room, sum = 0, at, state;
 	struct {
 		__be32 seq;
@@ -348,11 +349,12 @@ int segment_egress(struct __sk_buff *skb)
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	state = load_acquire(&flow->state);
-	if (state == SEGMENT_SPLICED && !(s.flags & RST)) {
+	asks = state == SEGMENT_SPLICED && !(s.flags & RST);
+	if (asks && !(marks(side) & SEGMENT_ASKED)) {
 		count(SEGMENT_SILENCED);
 		return DROP;
 	}
-	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns)
+	if (!asks && (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns))
 		return NEXT;
 
 	change_over = change_over_of(place->flow);
@@ -365,7 +367,7 @@ int segment_egress(struct __sk_buff *skb)
 		/* What the other peer says, in the sequence space of this connection */
 		ack = other->high_ack + other->ack_delta;
 		edge = other->edge + other->ack_delta;
-		if (after(s.ack, ack))
+		if (!asks && after(s.ack, ack))
 			ack = s.ack;
 		s.strip_sack = 1;
 	} else {
@@ -382,7 +384,8 @@ int segment_egress(struct __sk_buff *skb)
 		socket->room_end = ack + (room << (side->own_scale & 15));
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return NEXT;
-	s.tsval = timestamp_floor(other, place->flow, !(place->side & 1));
+	s.tsval = asks ? recent_timestamp(other) : 0;
+	s.tsval = s.tsval ?: timestamp_floor(other, place->flow, !(place->side & 1));
 	if (!rewrite_options(skb, &s, &sum)) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
@@ -392,7 +395,11 @@ int segment_egress(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 		return NEXT;
 	new = old;
-	if (is_past(other) && ((s.flags & RST) || (is_pure_ack(&s) && !after(socket->sent, s.seq)))) {
+	if (asks) {
+		/* What has been received already is answered (RFC 9293, 3.10.7.4). */
+		new.seq = bpf_htonl(side->high_ack - 1);
+		sum = csum_change(sum, old.seq, new.seq);
+	} else if (is_past(other) && ((s.flags & RST) || (is_pure_ack(&s) && !after(socket->sent, s.seq)))) {
 		/*
 		 * This peer has got more from the other one than the socket has sent. What stands before
 		 * that is a question (keep-alive, zero window), and has to look like one. A reset is heard

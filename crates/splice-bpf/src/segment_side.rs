@@ -11,6 +11,9 @@ use crate::types::{segment_flag as flag, segment_mark as mark};
 /// By how much the clock is ahead where it stands; `LEAD_NS` in `bpf/segment/timestamp.h` says why.
 const LEAD: Duration = Duration::from_millis(250);
 
+/// The unit of `heard` and `waiting`, as a power of two of nanoseconds (`bpf/segment/shared.h`).
+const SEGMENT_TICK_SHIFT: u32 = 20;
+
 impl SegmentSide {
     /// The stamps of its translated segments count microseconds, not milliseconds.
     pub fn ticks_in_microseconds(&self) -> bool {
@@ -54,6 +57,12 @@ impl SegmentSide {
         }
     }
 
+    /// Takes a mark away.
+    pub fn take_mark(&self, taken: u32) {
+        self.reach
+            .fetch_and(!(u64::from(taken) << u32::BITS), SeqCst);
+    }
+
     /// As if the program had marked the peer.
     #[cfg(feature = "test")]
     pub fn add_marks(&self, marks: u32) {
@@ -73,9 +82,8 @@ impl SegmentSide {
 
     /// The peer has sent up to `to` at least.
     pub fn raise_high_seq(&self, to: u32) {
-        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
         let raised = |reach: u64| {
-            let marks = (reach >> u32::BITS & kept) << u32::BITS;
+            let marks = reach >> u32::BITS << u32::BITS;
             is_behind(reach as u32, to).then_some(marks | u64::from(to))
         };
         // It fails where nothing is to be done.
@@ -84,12 +92,11 @@ impl SegmentSide {
 
     /// By the sockets nothing comes beyond `most`; the socket knows of so much.
     pub fn bound_high_seq(&self, most: u32, known: u32) {
-        let kept = !u64::from(mark::FIN | mark::FIN_ACKED);
         let bound = |reach: u64| {
             let marks = reach >> u32::BITS;
             let is_past = marks as u32 & mark::PAST != 0;
             (!is_past && is_behind(most, reach as u32))
-                .then_some((marks & kept) << u32::BITS | u64::from(known))
+                .then_some(marks << u32::BITS | u64::from(known))
         };
         // It fails where nothing is to be done.
         let _ = self.reach.fetch_update(Relaxed, Relaxed, bound);
@@ -97,6 +104,7 @@ impl SegmentSide {
 
     /// The stream ends there, and that was acknowledged.
     pub fn end_reach(&self, end: u32) {
+        self.fin_end.store(end, SeqCst);
         let acknowledged = u64::from(mark::FIN | mark::FIN_ACKED);
         let ended = |reach: u64| {
             let marks = reach >> u32::BITS | acknowledged;
@@ -106,12 +114,33 @@ impl SegmentSide {
         let _ = self.reach.fetch_update(SeqCst, SeqCst, ended);
     }
 
+    /// The peer's stream has ended there, as far as is known, and the other peer has acknowledged all of it.
+    pub fn has_acknowledged_end(&self) -> bool {
+        let acked = self.acked.load(Acquire) as u32;
+        self.marks() & mark::FIN != 0 && acked == self.fin_end.load(Relaxed)
+    }
+
+    /// How long ago the peer last sent what the other one takes, at `now_ns`.
+    pub fn silent_for(&self, now_ns: u64) -> Duration {
+        since(self.heard.load(Relaxed), now_ns)
+    }
+
+    /// For how long the peer has waited for an acknowledgement, if it does.
+    pub fn waits_for(&self, now_ns: u64) -> Option<Duration> {
+        let waiting = self.waiting.load(Relaxed);
+        (waiting != 0).then(|| since(waiting, now_ns))
+    }
+
+    /// The peer was heard at `now_ns`.
+    pub fn hear(&self, now_ns: u64) {
+        self.heard.store(ticks_of(now_ns), Relaxed);
+    }
+
     /// Nothing is known of the peer.
     pub fn clear(&self) {
         self.reach.store(0, Relaxed);
         self.timestamp_delta.store(0, Relaxed);
         self.acked.store(0, Relaxed);
-        self.payload_bytes.store(0, Relaxed);
         for word in [
             &self.out_device,
             &self.seq_delta,
@@ -125,6 +154,10 @@ impl SegmentSide {
             &self.recent_seconds,
             &self.largest_window,
             &self.doubted_seq,
+            &self.first_ack,
+            &self.fin_end,
+            &self.heard,
+            &self.waiting,
         ] {
             word.store(0, Relaxed);
         }
@@ -137,6 +170,17 @@ impl SegmentSide {
             byte.store(0, Relaxed);
         }
     }
+}
+
+/// What `heard` and `waiting` say for a time of CLOCK_MONOTONIC; `ticks_of` in `bpf/segment/flow.h`.
+fn ticks_of(now_ns: u64) -> u32 {
+    ((now_ns >> SEGMENT_TICK_SHIFT) as u32).max(1)
+}
+
+/// The time since `ticks`. The program's clock is up to a jiffy late, but may have been read later.
+fn since(ticks: u32, now_ns: u64) -> Duration {
+    let past = ticks_of(now_ns).wrapping_sub(ticks).cast_signed().max(0);
+    Duration::from_nanos(u64::from(past.cast_unsigned()) << SEGMENT_TICK_SHIFT)
 }
 
 impl SegmentChangeOverSide {

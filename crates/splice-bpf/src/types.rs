@@ -79,10 +79,11 @@ pub struct SegmentSocket {
     pub out_type: u32,
     pub largest_window: u32,
     pub received_bytes: u32,
+    pub recent_bytes: u32,
     pub recent_timestamp: u32,
     pub peer_scale: u8,
     pub own_scale: u8,
-    pub _reserved: [u16; 3],
+    pub _reserved: u16,
 }
 
 const _: () = assert!(size_of::<SegmentSocket>() == 96);
@@ -627,7 +628,8 @@ pub struct SegmentSide {
     pub reach: AtomicU64,
     pub timestamp_delta: AtomicU64,
     pub acked: AtomicU64,
-    pub payload_bytes: AtomicU64,
+    pub heard: AtomicU32,
+    pub waiting: AtomicU32,
     pub edge: AtomicU32,
     pub high_ack: AtomicU32,
     pub promised: AtomicU32,
@@ -636,7 +638,8 @@ pub struct SegmentSide {
     pub largest_window: AtomicU32,
     pub recent_seconds: AtomicU32,
     pub doubted_seq: AtomicU32,
-    pub _reserved: [AtomicU32; 2],
+    pub first_ack: AtomicU32,
+    pub fin_end: AtomicU32,
 }
 
 const _: () = assert!(size_of::<SegmentSide>() == 128);
@@ -655,7 +658,7 @@ pub struct SegmentFlow {
     pub last_ns: AtomicU64,
     pub opened_ns: AtomicU64,
     pub first: [AtomicU32; 2],
-    pub _reserved: [AtomicU64; 2],
+    pub payload_bytes: [AtomicU64; 2],
     pub side: [SegmentSide; 2],
 }
 

@@ -12,9 +12,6 @@
 
 #include "segment/timestamp.h"
 
-/* How far `promised` may fall behind, in bytes: a window is no larger (RFC 7323). */
-#define PROMISE_REACH (1U << 30)
-
 /* The end of the receiver's window, or before it that of the relay's socket; in the sequence space of @side. */
 static __always_inline __u32 window_end(const struct segment_side *side, const struct segment_side *other)
 {
@@ -37,14 +34,17 @@ static __always_inline bool is_in_window(const struct segment *s, const struct s
 }
 
 /*
- * Whether what it acknowledges may be acknowledged: not what nobody has sent, nor less than any window leaves under way
- * (RFC 5961, 5.2; tcp_ack).
+ * Whether what it acknowledges may be acknowledged: not what nobody has sent, nor less than any window leaves under way,
+ * nor what lies before the stream (RFC 5961, 5.2; tcp_ack).
  */
 static __always_inline bool is_ack_acceptable(const struct segment *s, const struct segment_side *side,
 					      const struct segment_side *other)
 {
-	return !after(s->ack + side->ack_delta, high_seq(other)) &&
-	       !after(side->high_ack - side->largest_window, s->ack);
+	__u32 oldest = side->high_ack - side->largest_window;
+
+	if (after(side->first_ack, oldest))
+		oldest = side->first_ack;
+	return !after(s->ack + side->ack_delta, high_seq(other)) && !after(oldest, s->ack);
 }
 
 /* Takes in what an acceptable segment says. */
@@ -63,8 +63,10 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 	if (!is_pure_ack(s))
 		raise_high_seq(side, end);
 	/* Else it would lie ahead again once two gigabytes have passed. */
-	if (is_past(side) && after(end, side->promised + PROMISE_REACH))
+	if (is_past(side) && after(end, side->promised + SEGMENT_ACK_REACH))
 		raise(&side->promised, other->edge - side->seq_delta);
+	if (after(side->high_ack, side->first_ack + SEGMENT_ACK_REACH))
+		WRITE_ONCE(side->first_ack, side->high_ack - SEGMENT_ACK_REACH);
 }
 
 /*
@@ -78,6 +80,47 @@ static __always_inline void clear_doubt(struct segment_side *side, struct segmen
 		take_marks(side, SEGMENT_DOUBTED);
 	if ((marks(other) & SEGMENT_DOUBTED) && after(side->high_ack, ack))
 		take_marks(other, SEGMENT_DOUBTED);
+}
+
+/*
+ * Keeps when the sender was last heard, and since when each of the two waits for an acknowledgement.
+ */
+static __always_inline void keep_time(const struct segment *s, struct segment_side *side,
+				      struct segment_side *other)
+{
+	__u32 now = ticks_of(bpf_ktime_get_coarse_ns());
+
+	WRITE_ONCE(side->heard, now);
+	if (READ_ONCE(other->waiting))
+		WRITE_ONCE(other->waiting, s->ack + side->ack_delta == high_seq(other) ? 0 : now);
+	if (!is_pure_ack(s) && !READ_ONCE(side->waiting))
+		WRITE_ONCE(side->waiting, now);
+}
+
+/*
+ * A peer that has no room is asked for it (RFC 9293, 3.8.6.1), by a segment that it discards and answers: who asks,
+ * waits.
+ */
+static __always_inline void keep_time_of_probe(const struct segment *s, struct segment_side *side,
+					       const struct segment_side *other)
+{
+	if (s->is_verified && s->seq + 1 == high_seq(side) && !after(window_end(side, other), high_seq(side)) &&
+	    !READ_ONCE(side->waiting))
+		WRITE_ONCE(side->waiting, ticks_of(bpf_ktime_get_coarse_ns()));
+}
+
+/*
+ * Takes in where a stream ends. A receiver that is told several ends meets the first one that it has not gone past.
+ * @side, @other: of the stream, and the other one. @end: the number behind the FIN.
+ */
+static __always_inline void learn_end(struct segment_side *side, const struct segment_side *other, __u32 end)
+{
+	__u32 acked = other->high_ack - side->seq_delta, known = READ_ONCE(side->fin_end);
+
+	if (!after(end, acked) || ((marks(side) & SEGMENT_FIN) && after(known, acked) && !after(known, end)))
+		return;
+	WRITE_ONCE(side->fin_end, end);
+	add_marks(side, SEGMENT_FIN);
 }
 
 /*
@@ -95,21 +138,35 @@ static __always_inline bool hear(const struct segment *s, struct segment_flow *f
 		return false;
 	learn(s, flow, side, other);
 	if (s->flags & FIN)
-		mark_end(side, end_of(s), SEGMENT_FIN);
+		learn_end(side, other, end_of(s));
+	keep_time(s, side, other);
 	if ((marks(side) | marks(other)) & SEGMENT_DOUBTED)
 		clear_doubt(side, other, ack);
 	return true;
 }
 
+/* The stream has ended, and its sender has sent nothing beyond that. */
+static __always_inline bool is_end(const struct segment_side *side)
+{
+	return READ_ONCE(side->fin_end) == high_seq(side);
+}
+
 /*
- * Marks the end of a stream as acknowledged.
+ * Marks the end of a stream as acknowledged. Who acknowledges more has not taken it for the end.
  * @other: the side whose stream it is. @ack: what is acknowledged of it, in its sequence space. Whether that was
- * its end, for the first time.
+ * its end, for the first time; a full barrier then.
  */
 static __always_inline bool acknowledge_end(struct segment_side *other, __u32 ack)
 {
-	return (marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED)) == SEGMENT_FIN &&
-	       mark_end(other, ack, SEGMENT_FIN_ACKED);
+	__u32 known = marks(other) & (SEGMENT_FIN | SEGMENT_FIN_ACKED);
+
+	if (known == SEGMENT_FIN && ack == READ_ONCE(other->fin_end)) {
+		add_marks(other, SEGMENT_FIN_ACKED);
+		return true;
+	}
+	if ((known & SEGMENT_FIN_ACKED) && after(ack, READ_ONCE(other->fin_end)))
+		take_marks(other, SEGMENT_FIN_ACKED);
+	return false;
 }
 
 #endif

@@ -37,16 +37,14 @@ static __always_inline bool is_pure_ack(const struct segment *s)
 	return !s->payload && !(s->flags & (SYN | FIN | RST));
 }
 
-/* The peer has sent up to there: what was taken for the end of its stream before that is none. */
+/* The peer has sent up to there. */
 static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 {
 	__u64 old = READ_ONCE(side->reach);
-	__u64 kept = ~(__u64)(SEGMENT_FIN | SEGMENT_FIN_ACKED);
 	int i;
 
 	for (i = 0; i < 16 && after(to, old); i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
-							  (old >> 32 & kept) << 32 | to);
+		__u64 found = __sync_val_compare_and_swap(&side->reach, old, old >> 32 << 32 | to);
 
 		if (found == old)
 			return;
@@ -54,21 +52,10 @@ static __always_inline void raise_high_seq(struct segment_side *side, __u32 to)
 	}
 }
 
-/* Marks the end of what has come, if it lies there; a full barrier then. */
-static __always_inline bool mark_end(struct segment_side *side, __u32 end, __u32 added)
+/* What `heard` and `waiting` say for @now_ns. */
+static __always_inline __u32 ticks_of(__u64 now_ns)
 {
-	__u64 old = READ_ONCE(side->reach);
-	int i;
-
-	for (i = 0; i < 16 && (__u32)old == end; i++) {
-		__u64 found = __sync_val_compare_and_swap(&side->reach, old,
-							  old | (__u64)added << 32);
-
-		if (found == old)
-			return true;
-		old = found;
-	}
-	return false;
+	return (__u32)(now_ns >> SEGMENT_TICK_SHIFT) ?: 1;
 }
 
 /*

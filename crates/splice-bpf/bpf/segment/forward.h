@@ -132,6 +132,7 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 	client->reach = (__u64)(SEGMENT_NOTED | SEGMENT_PAST) << 32 | next;
 	client->acked = next;
 	client->promised = next;
+	client->heard = ticks_of(now);
 	client->latest_timestamp = latest;
 	if (s->has_timestamp) {
 		floor = now / 1000000;
@@ -146,6 +147,8 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 	}
 	flow->first[0] = next;
 	flow->first[1] = 0;
+	flow->payload_bytes[0] = 0;
+	flow->payload_bytes[1] = 0;
 	flow->moved_ns = now;
 	flow->opened_ns = now;
 	flow->last_ns = now;
@@ -298,11 +301,14 @@ static __always_inline void meet(const struct segment *s, struct segment_flow *f
 	if (__sync_val_compare_and_swap(&flow->first[1], 0, next) != 0)
 		return;
 	server->high_ack = s->ack;
+	server->first_ack = s->ack;
+	server->heard = ticks_of(bpf_ktime_get_coarse_ns());
 	server->edge = s->ack + s->window;
 	server->largest_window = s->window;
 	server->acked = next;
 	server->promised = next;
 	client->high_ack = next;
+	client->first_ack = next;
 	client->edge += next;
 	if ((client->flags & SEGMENT_SCALES) && s->has_scale) {
 		client->window_left = client->window_right = client->own_scale;

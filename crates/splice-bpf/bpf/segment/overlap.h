@@ -52,7 +52,7 @@ static __always_inline bool is_gone(const struct segment_side *side, const struc
 				    const struct segment_change_over_side *socket)
 {
 	return !is_past(side) && (marks(side) & SEGMENT_FIN) &&
-	       (marks(other) & SEGMENT_FIN_ACKED) && !after(high_seq(side), socket->cut);
+	       (marks(other) & SEGMENT_FIN_ACKED) && !after(READ_ONCE(side->fin_end), socket->cut);
 }
 
 static __always_inline enum segment_way choose_way(const struct segment *s,
@@ -151,6 +151,8 @@ __noinline enum segment_way translate_overlap(struct segment *s, struct segment_
 	}
 	/* It stands where the relay's socket is, not where its peer is. */
 	seq = is_past(side) ? within_window(s, seq, other) : other_socket->sent;
+	if (s->payload)
+		__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		s->tsval = standing_timestamp(s, side, slot, from);

@@ -72,12 +72,12 @@ enum segment_state {
 
 enum segment_mark {
 	SEGMENT_NOTED = 1,	/* a segment was seen; `seen_*`, `high_seq`, `high_ack` are known */
-	SEGMENT_FIN = 2,	/* the peer's end of stream was seen, and nothing beyond it */
+	SEGMENT_FIN = 2,	/* the peer's end of stream was seen: `fin_end` */
 	SEGMENT_FIN_ACKED = 4,	/* and the other peer has acknowledged it */
 	SEGMENT_RST = 8,	/* the peer sent a reset that the other peer accepts */
 	SEGMENT_PAST = 16,	/* in OVERLAP: the peer's stream goes past the sockets from `border` on */
 	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
-	SEGMENT_ASKED = 64,	/* user space has asked whether the peer is alive; its next segment says so */
+	SEGMENT_ASKED = 64,	/* user space has the socket that sleeps ask whether the peer is alive */
 	SEGMENT_DOUBTED = 128,	/* the peer sent a reset that the other peer may have accepted */
 };
 
@@ -91,6 +91,9 @@ enum segment_flag {
 	SEGMENT_SCALES = 64,	/* the peer's SYN has a window scale: kept until both are known */
 	SEGMENT_COUNTED = 128,	/* as one that is opening, with the others of its client's network */
 } __attribute__((packed));
+
+/* `heard` and `waiting` count units of 2^20 ns of CLOCK_MONOTONIC, modulo 2^32; never 0. */
+#define SEGMENT_TICK_SHIFT 20
 
 /* `timestamp_delta` has been chosen. */
 #define SEGMENT_TIMESTAMP_KNOWN (1ULL << 32)
@@ -118,7 +121,9 @@ struct segment_side {
 	__u64 reach;
 	__u64 timestamp_delta;	/* from its TSval to the translated one; 0 while the clock stands */
 	__u64 acked;		/* end of what the other peer has acknowledged; low half in this sequence space */
-	__u64 payload_bytes;	/* translated */
+	__u32 heard;		/* when the peer last sent what the other one takes */
+	__u32 waiting;		/* since when the peer waits for an acknowledgement: the last one, or what it has sent
+				   since; 0: all is acknowledged */
 	__u32 edge;		/* end of the window that the peer has announced */
 	__u32 high_ack;		/* what the peer has acknowledged */
 	__u32 promised;		/* end of the largest window that the relay's socket announced to this peer */
@@ -128,7 +133,8 @@ struct segment_side {
 	__u32 largest_window;	/* that the peer has announced, in bytes */
 	__u32 recent_seconds;	/* CLOCK_MONOTONIC: when that was last seen */
 	__u32 doubted_seq;	/* with SEGMENT_DOUBTED: the number of the reset */
-	__u32 reserved[2];
+	__u32 first_ack;	/* nothing less can ever have been acknowledged; it follows `high_ack` from afar */
+	__u32 fin_end;		/* with SEGMENT_FIN: the number behind the FIN */
 };
 
 /* Five cache lines, of which a segment that is translated touches all; those of a change-over are apart. */
@@ -141,7 +147,7 @@ struct segment_flow {
 	/* of a forwarded connection */
 	__u64 opened_ns;	/* CLOCK_MONOTONIC: when its SYN came */
 	__u32 first[2];		/* of each peer's stream: the number of its first byte */
-	__u64 reserved[2];
+	__u64 payload_bytes[2];	/* of each peer, translated */
 	struct segment_side side[2];
 };
 
@@ -236,6 +242,9 @@ struct segment_change_over {
 
 _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one cache line");
 
+/* How far `promised` and `first_ack` may fall behind, in bytes: a window is no larger (RFC 7323). */
+#define SEGMENT_ACK_REACH (1U << 30)
+
 /* Shared by all flows. */
 struct segment_gate {
 	__u32 awake;		/* flows whose sockets may still send: without one, what goes out is let be */
@@ -292,10 +301,11 @@ struct segment_socket {
 	__u32 out_type;		/* ARPHRD_* */
 	__u32 largest_window;	/* that the peer has announced */
 	__u32 received_bytes;	/* modulo 2^32 */
+	__u32 recent_bytes;	/* how many of them are not further back than SEGMENT_ACK_REACH */
 	__u32 recent_timestamp;	/* of the peer: TS.Recent of RFC 7323 */
 	__u8 peer_scale;
 	__u8 own_scale;
-	__u16 reserved[3];
+	__u16 reserved;
 };
 
 enum segment_tracked {

@@ -80,6 +80,7 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 	struct dst_entry *dst;
 	struct net_device *device;
 	__u32 flags = SEGMENT_SOCKET_FOUND, size;
+	__u64 received;
 	__u8 ecn;
 
 	if (!tuple || !out)
@@ -111,7 +112,9 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 	out->path_mtu = BPF_CORE_READ(tp, inet_conn.icsk_pmtu_cookie);
 	out->peer_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.snd_wscale);
 	out->largest_window = BPF_CORE_READ(tp, max_window);
-	out->received_bytes = BPF_CORE_READ(tp, bytes_received);
+	received = BPF_CORE_READ(tp, bytes_received);
+	out->received_bytes = received;
+	out->recent_bytes = received < SEGMENT_ACK_REACH ? received : SEGMENT_ACK_REACH;
 	out->recent_timestamp = BPF_CORE_READ(tp, rx_opt.ts_recent);
 	out->own_scale = BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.rcv_wscale);
 	if (BPF_CORE_READ_BITFIELD_PROBED(tp, rx_opt.tstamp_ok))

@@ -48,8 +48,6 @@ static __always_inline void place(struct segment *s, struct segment_side *side,
 	s->local = side->flags & SEGMENT_LOCAL;
 	s->out_device = side->out_device;
 	s->tuple = side->out;
-	if (s->payload)
-		__sync_fetch_and_add(&side->payload_bytes, s->payload);
 }
 
 /*
@@ -92,24 +90,25 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	} else if (s->is_believed && acknowledge_end(other, ack)) {
 		/*
 		 * The other end of stream may be acknowledged on another CPU at this moment: a full barrier
-		 * each lets one of the two see both.
+		 * each lets one of the two see both. Where something seems to lie behind an end, the next
+		 * acknowledgement may show that it was none: user space looks later.
 		 */
-		if (state == SEGMENT_SPLICED && (add_marks(side, 0) & SEGMENT_FIN_ACKED)) {
+		if (state == SEGMENT_SPLICED && (add_marks(side, 0) & SEGMENT_FIN_ACKED) &&
+		    is_end(side) && is_end(other)) {
 			prolong(flow, 0);
 			end_spliced(flow);
 			s->copy = COPY_RST;
 		}
 	} else if (!s->is_believed && s->is_verified) {
 		count(SEGMENT_UNACCEPTABLE);
+		keep_time_of_probe(s, side, other);
 	}
 	if (s->sack_clip)
 		s->sack_floor += side->ack_delta;
-	if (side->flags & SEGMENT_FORWARDED) {
-		if ((marks(side) & SEGMENT_ASKED) && s->is_believed)
-			take_marks(side, SEGMENT_ASKED);
-	} else {
+	if (!(side->flags & SEGMENT_FORWARDED))
 		seq = within_window(s, seq, other);
-	}
+	if (s->payload)
+		__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
 	place(s, side, other, seq, ack, window);
 	if (s->has_timestamp) {
 		translate_timestamp(s, flow, slot, from);

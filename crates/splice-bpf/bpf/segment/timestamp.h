@@ -121,6 +121,18 @@ static __always_inline void follow_timestamp(struct segment_side *side, __u32 se
 		note_timestamp(&side->recent_timestamp, sent);
 }
 
+/*
+ * What the receiver of a side's segments compares with, as it has got it; 0: not known. An older acknowledgement is not
+ * answered (tcp_disordered_ack_check).
+ */
+static __always_inline __u32 recent_timestamp(const struct segment_side *side)
+{
+	__u32 recent = READ_ONCE(side->recent_timestamp);
+	__u64 delta = READ_ONCE(side->timestamp_delta);
+
+	return recent && delta ? shift_timestamp(side, delta, recent) : 0;
+}
+
 /* As much below all that a receiver has got as to be below it for certain. */
 #define STALE_TICKS (1U << 30)
 

@@ -1,6 +1,6 @@
 //! How connections end, and what is left then.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
 
 use netlab::{Lab, Need, available};
@@ -84,6 +84,30 @@ fn a_dropped_forward_resets_its_connections() {
     let one = ended.recv().expect("it has ended");
     assert_eq!(one.end, ForwardEnd::Dropped);
     drop(socket);
+}
+
+/// A server that takes no more is given up as a socket would give it up, although nobody asks for a sign of life for hours.
+#[test]
+fn an_end_that_acknowledges_nothing_is_given_up() {
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::with(|_| ());
+    stage
+        .lab
+        .relay()
+        .set_sysctl("net.ipv4.tcp_retries2", "2")
+        .expect("set");
+    let (mut client, _server) = stage.connect();
+    ip(
+        stage.lab.server(),
+        &format!("link set {} down", Lab::TO_RELAY),
+    );
+    client.write_all(b"is anybody there?").expect("write");
+    let ended = stage.next_ended();
+    assert_eq!(ended.end, ForwardEnd::Silent, "{ended:?}");
+    let error = client.read(&mut [0]).expect_err("it was reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
 /// Both are still. One has a server that is no longer there when the relay asks for a sign of life.

@@ -98,6 +98,8 @@ pub(super) enum Progress {
     Spliced(Duration),
     /// A sleeping socket has something to deliver.
     Woken,
+    /// This side's peer has been silent for too long.
+    GivenUp(Side),
 }
 
 /// What a look at a watched pair came to.
@@ -328,12 +330,13 @@ impl ChangeOver {
             && far.snd_una == far.write_seq
     }
 
-    /// The sockets are not empty yet. Looks often as long as the peers acknowledge more.
-    pub(super) fn keep_emptying(&mut self, found: &SegmentInspection) -> Progress {
+    /// The sockets are not empty yet. Looks often as long as the peers acknowledge more, and after `most` at the latest.
+    pub(super) fn keep_emptying(&mut self, found: &SegmentInspection, most: Duration) -> Progress {
         let acked = found.socket.map(|socket| socket.snd_una);
         if std::mem::replace(&mut self.acked, acked) != acked {
             self.pause = SHORTEST_PAUSE;
         }
+        self.pause = self.pause.min(most);
         self.later()
     }
 

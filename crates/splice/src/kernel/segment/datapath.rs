@@ -18,6 +18,7 @@ use self::attachment::{AttachState, Attachment};
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
 use super::flow_slots::{FlowSlots, Offer};
+use super::patience::Settings;
 use crate::firewall::Firewall;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
@@ -70,6 +71,7 @@ pub(crate) struct Datapath {
     free: SharedArray<AtomicU64>,
     release: Program,
     table: Mutex<Table>,
+    settings: Settings,
     /// Locked while the program is being attached to a device.
     attaching: Mutex<()>,
 }
@@ -183,6 +185,7 @@ impl Datapath {
             }),
             attaching: Mutex::new(()),
             firewall: OnceLock::new(),
+            settings: Settings::here(),
             flows,
         })
     }
@@ -232,6 +235,11 @@ impl Datapath {
         firewall.as_ref().map_err(String::as_str)
     }
 
+    /// For how long connections of this network namespace retransmit.
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// The filter of sockets that sleep.
     pub(super) fn asleep(&self) -> &Program {
         &self.asleep
@@ -271,8 +279,8 @@ impl Datapath {
     #[cfg(test)]
     pub(super) fn translated_bytes(&self) -> u64 {
         let flows = (0..self.flows.len()).map(|slot| self.flows.at(slot));
-        let sides = flows.flat_map(|flow| &flow.side);
-        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
+        let both = flows.flat_map(|flow| &flow.payload_bytes);
+        both.map(|bytes| bytes.load(Relaxed)).sum()
     }
 
     /// What [`counts`] adds up for this datapath.

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::datapath::Datapath;
+use super::liveness::Silence;
 use super::translation::Translation;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{is_behind, raise};
@@ -27,7 +28,7 @@ use splice_bpf::types::{segment_mark as mark, segment_state as state};
 const OWNER_SILENT: Duration = Duration::from_secs(10);
 
 /// How long an ended flow still translates; `TIME_WAIT_NS` in `bpf/segment/reset.h` says why.
-const TIME_WAIT: Duration = Duration::from_millis(3200);
+pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
 /// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
@@ -76,9 +77,13 @@ impl Flow {
         for (side, scale) in entry.side.iter().zip(scales) {
             side.clear();
             side.window_left.store(scale, Relaxed);
+            side.hear(now_ns());
         }
         for socket in flow.change_over() {
             socket.clear();
+        }
+        for bytes in &entry.payload_bytes {
+            bytes.store(0, Relaxed);
         }
         entry.moved_ns.store(now_ns(), Relaxed);
         entry.serial.store(serial, Relaxed);
@@ -142,6 +147,7 @@ impl Flow {
             side.acked.store(plan.next_byte.into(), Relaxed);
             side.raise_recent_timestamp(plan.recent_timestamp, now_ns());
             side.largest_window.store(plan.largest_window, Relaxed);
+            side.first_ack.store(plan.first_ack, Relaxed);
             // What the program noted may be newer, or forged.
             side.high_ack.store(plan.high_ack, Relaxed);
             side.edge.store(plan.edge, Relaxed);
@@ -357,6 +363,25 @@ impl Flow {
         Some((side, self.side(side).doubted_seq.load(Relaxed)))
     }
 
+    /// For how long this side's peer has been silent.
+    pub(super) fn silence_of(&self, side: usize) -> Silence {
+        Silence::of(self.entry(), side, now_ns())
+    }
+
+    /// Lets this side's socket, which sleeps, send to its peer.
+    pub(super) fn begin_question(&self, side: usize) {
+        self.side(side).add_mark(mark::ASKED);
+        self.wake();
+    }
+
+    /// Both sockets sleep again.
+    pub(super) fn end_questions(&self) {
+        for side in &self.entry().side {
+            side.take_mark(mark::ASKED);
+        }
+        self.silence();
+    }
+
     /// This side's peer has reset the connection.
     pub(super) fn reset_by(&self, side: usize) {
         self.side(side).add_mark(mark::RST);
@@ -379,8 +404,7 @@ impl Flow {
             [&socket.cut, &socket.border].map(|end| end.load(Relaxed).wrapping_sub(next_byte));
         let by_sockets = cut.max(border);
         let past = (acked - u64::from(next_byte)).saturating_sub(by_sockets.into());
-        let end_of_stream = entry.marks() & mark::FIN != 0 && acked as u32 == entry.high_seq();
-        past.saturating_sub(end_of_stream.into())
+        past.saturating_sub(entry.has_acknowledged_end().into())
     }
 
     /// Ends the translation.
@@ -398,8 +422,8 @@ impl Flow {
     #[cfg(test)]
     /// Translated payload, retransmissions included, in bytes.
     pub(super) fn payload_bytes(&self) -> u64 {
-        let sides = self.entry().side.iter();
-        sides.map(|side| side.payload_bytes.load(Relaxed)).sum()
+        let both = &self.entry().payload_bytes;
+        both.iter().map(|bytes| bytes.load(Relaxed)).sum()
     }
 }
 

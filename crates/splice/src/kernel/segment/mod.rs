@@ -26,9 +26,12 @@ pub(crate) mod eligibility;
 pub(crate) mod flow;
 mod flow_slots;
 pub(crate) mod forward;
+mod liveness;
 pub(crate) mod pace;
+mod patience;
 #[cfg(test)]
 mod sample;
+mod sleepers;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -56,6 +59,7 @@ use change_over::{ChangeOver, Phase};
 use counters::FlowCounters;
 use datapath::Datapath;
 use flow::Flow;
+use sleepers::Peers;
 use sockets::addresses_of;
 use splice_base::socket_option;
 use splice_bpf::types::segment_mark as mark;
@@ -77,10 +81,8 @@ pub(crate) struct Segment {
     begins_at: Option<Instant>,
     change_over: ChangeOver,
     counters: Arc<FlowCounters>,
-    /// Both sockets have sent their last acknowledgement, and have no keep-alive timer.
-    keep_alive_ended: bool,
-    /// Whose reset was doubtful at the last look, and its number.
-    doubtful_reset: Option<(usize, u32)>,
+    /// Once both sockets have sent their last acknowledgement.
+    peers: Option<Box<Peers>>,
 }
 
 impl Segment {
@@ -96,8 +98,7 @@ impl Segment {
             begins_at: None,
             change_over: ChangeOver::new(bypasses_firewall),
             counters: Arc::default(),
-            keep_alive_ended: false,
-            doubtful_reset: None,
+            peers: None,
         }
     }
 

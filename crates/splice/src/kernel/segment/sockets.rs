@@ -1,6 +1,7 @@
 //! Operations on the relay's own two sockets.
 
 use std::net::{Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use rustix::net::{connect_unspec, getpeername, getsockname, sockopt};
 
@@ -17,13 +18,35 @@ pub(super) fn put_to_sleep(end: &Endpoint, datapath: &Datapath) {
     let _ = socket_option::repair(end, Repair::On);
 }
 
-/// Stops the keep-alive timer, which fires in repair mode, too. No other timer runs on a socket that has
-/// nothing to send, and none of those reads TCP_USER_TIMEOUT (`tcp_write_timeout`, `tcp_probe_timer`). A
-/// short pair does without this call: at first the program drops what sleeping sockets send.
-pub(super) fn end_keep_alive(end: &Endpoint) {
+/// Stops the keep-alive timer, which fires in repair mode, too, and what it reads besides. No other timer runs on a
+/// socket that has nothing to send (`tcp_write_timeout`, `tcp_probe_timer`). A short pair does without this call: at
+/// first the program drops what sleeping sockets send.
+pub(super) fn end_timers(end: &Endpoint) {
     // As above.
     let _ = sockopt::set_socket_keepalive(end, false);
+    let _ = sockopt::set_tcp_user_timeout(end, 0);
 }
+
+/// Has a socket that sleeps ask its peer for a sign of life. The program gives the question the numbers that count now.
+pub(super) fn ask(end: &Endpoint, is_established: bool) {
+    // As above. The question is one of several.
+    if is_established {
+        let _ = socket_option::repair(end, Repair::OffWithProbe);
+        let _ = socket_option::repair(end, Repair::On);
+        return;
+    }
+    // Leaving repair mode sends nothing here (`tcp_send_window_probe`), but the keep-alive timer does, which is due at
+    // once. It gives up after 127 questions, since the socket never hears of an answer (`MAX_TCP_KEEPCNT`).
+    let _ = sockopt::set_tcp_keepcnt(end, MOST_QUESTIONS);
+    let _ = sockopt::set_tcp_keepintvl(end, LONGEST_INTERVAL);
+    let _ = sockopt::set_socket_keepalive(end, true);
+    let _ = sockopt::set_tcp_keepidle(end, SHORTEST_IDLE);
+}
+
+/// The bounds of the options of keep-alive (`MAX_TCP_KEEPINTVL`, `MAX_TCP_KEEPCNT` in net/tcp.h).
+const SHORTEST_IDLE: Duration = Duration::from_secs(1);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(32_767);
+const MOST_QUESTIONS: u32 = 127;
 
 /// Undoes `put_to_sleep`, but does not start the keep-alive timer again.
 pub(super) fn wake(end: &Endpoint) {

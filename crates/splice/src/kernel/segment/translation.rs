@@ -35,6 +35,7 @@ pub(super) struct SideTranslation {
     pub(super) edge: u32,
     pub(super) recent_timestamp: u32,
     pub(super) largest_window: u32,
+    pub(super) first_ack: u32,
     /// The first byte that the relay has not yet written to the other socket.
     pub(super) next_byte: u32,
 }
@@ -83,6 +84,11 @@ impl Translation {
                 recent_timestamp: near.recent_timestamp,
                 // The peer knows the windows that the relay's socket has announced, too.
                 largest_window: near.largest_window.max(far.rcv_wnd),
+                // The receiver knows its own stream from its first byte on, which the relay has got from it.
+                first_ack: far
+                    .rcv_nxt
+                    .wrapping_sub(far.recent_bytes)
+                    .wrapping_add(seq_delta(1 - from)),
                 next_byte: near.copied_seq.wrapping_sub(in_flight_bytes[from] as u32),
             };
         }

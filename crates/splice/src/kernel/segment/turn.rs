@@ -5,16 +5,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::change_over::{Asleep, ENDED_BEFORE, Phase, Progress, SLEEPING_PAUSE, Stream, Watched};
+use super::change_over::{ENDED_BEFORE, Phase, Progress, Stream, Watched};
 use super::eligibility::{NotedSegment, Obstacle, device, examine, promised, refused};
 use super::flow::Flow;
-use super::sockets::{address_pair, end_keep_alive, probe, put_to_sleep, tuple_of, wake};
+use super::sockets::{address_pair, probe, put_to_sleep, tuple_of};
 use super::translation::Translation;
 use super::{Segment, reached};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Next, PairView, Turn, Watch};
+use crate::outcome::Reason;
 use splice_bpf::types::{SegmentInspection, segment_mark as mark};
 
 /// How long a pair goes on unchanged while another thread attaches the program to a device: as long as that
@@ -56,6 +58,10 @@ impl Segment {
                 next.look_at = Some(pair.now + pause);
             }
             Progress::Woken => next.again = true,
+            Progress::GivenUp(side) => {
+                let errno = Errno::TIMEDOUT.raw_os_error();
+                return Turn::Ends(Reason::Failed { side, errno });
+            }
         }
         // The last of both streams may have come while the pair changed over.
         match self.end() {
@@ -145,6 +151,9 @@ impl Segment {
         let Some(flow) = self.counters.flow().map(Arc::clone) else {
             return Progress::Refused("the program does not watch the pair yet".into());
         };
+        if self.peers.as_ref().is_some_and(|peers| peers.sleep) {
+            return self.look_at_peers(&flow, ends, now);
+        }
         let found = match self.datapath.inspect(flow.tuples()) {
             Ok(found) => found,
             Err(errno) => return self.change_over.later_or(now, not_inspected(errno)),
@@ -264,7 +273,10 @@ impl Segment {
         }
         if !are_past {
             reached("emptying");
-            return self.change_over.keep_emptying(found);
+            return match self.look_for_gone(flow, ends, found) {
+                Ok(pause) => self.change_over.keep_emptying(found, pause),
+                Err(side) => Progress::GivenUp(side),
+            };
         }
         for (from, stream) in streams.into_iter().enumerate() {
             flow.cut(from, found.socket[from].rcv_nxt);
@@ -282,47 +294,6 @@ impl Segment {
             reached("asleep");
         }
         progress
-    }
-
-    fn look_at_sleepers(
-        &mut self,
-        flow: &Flow,
-        ends: [&Endpoint; 2],
-        found: &SegmentInspection,
-        now: Instant,
-    ) -> Progress {
-        let asleep = self
-            .change_over
-            .look_at_sleepers(found, flow.is_over(), now);
-        match asleep {
-            Asleep::Late => {
-                ends.into_iter().for_each(wake);
-                flow.overlap_again();
-                self.change_over.overlap_again();
-                Progress::Woken
-            }
-            Asleep::MaySend(left) => Progress::Spliced(left),
-            Asleep::Silent => {
-                self.end_doubt(flow);
-                flow.silence();
-                if !std::mem::replace(&mut self.keep_alive_ended, true) {
-                    ends.into_iter().for_each(end_keep_alive);
-                }
-                Progress::Spliced(SLEEPING_PAUSE)
-            }
-        }
-    }
-
-    /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it since the last look.
-    /// A peer that was still there would have sent again what is not acknowledged, several times.
-    fn end_doubt(&mut self, flow: &Flow) {
-        let doubtful = flow.doubtful_reset();
-        if let Some((side, _)) = doubtful
-            && self.doubtful_reset == doubtful
-        {
-            flow.reset_by(side);
-        }
-        self.doubtful_reset = doubtful;
     }
 
     /// Puts the sockets to sleep where both peers have both streams to their ends. What the sockets still
@@ -364,6 +335,6 @@ fn noted_segment(flow: &Flow, side: usize) -> Option<NotedSegment> {
     })
 }
 
-fn not_inspected(errno: rustix::io::Errno) -> String {
+fn not_inspected(errno: Errno) -> String {
     format!("the program that looks up sockets has failed: {errno}")
 }

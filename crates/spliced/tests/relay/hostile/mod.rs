@@ -54,8 +54,10 @@ mod forger;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
+mod patience;
 mod reset;
 mod segment;
 mod spray;
 mod stage;
 mod timestamp;
+mod vanish;

@@ -7,6 +7,7 @@ use netlab::{Lab, Namespace, Need, available};
 use super::connection::{Connection, Side};
 use super::forger::Forger;
 use super::hops::Hops;
+use super::vanish::SETTINGS;
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::relay::BINARY;
@@ -40,6 +41,17 @@ impl Stage {
     /// Runs a case on a relay with this engine.
     pub(super) fn with(engine: &str, family: Family, case: impl FnOnce(&Self)) {
         Self::run(engine, family, |_| None, case);
+    }
+
+    /// The same, with a relay that soon gives up who has vanished.
+    pub(super) fn impatient(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        let hasten = |lab: &Lab| {
+            for (name, value) in SETTINGS {
+                lab.relay().set_sysctl(name, value).expect("set");
+            }
+            None
+        };
+        Self::run(engine, family, hasten, case);
     }
 
     /// The same, with a router on each side of the relay: the lab's client and server.

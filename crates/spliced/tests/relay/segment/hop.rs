@@ -12,7 +12,7 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{Namespace, Scratch};
 use serde_json::Value;
-use splice_bpf::types::{SegmentFlow, SegmentSide, segment_state};
+use splice_bpf::types::{SegmentFlow, segment_state};
 
 use crate::log::Log;
 use crate::patience::{until, until_found};
@@ -32,8 +32,8 @@ const FLOWS: &str = "segment_flows";
 
 /// The offsets of the translated bytes of both sides of a flow.
 const PAYLOAD_BYTES_AT: [usize; 2] = {
-    let first = offset_of!(SegmentFlow, side) + offset_of!(SegmentSide, payload_bytes);
-    [first, first + size_of::<SegmentSide>()]
+    let first = offset_of!(SegmentFlow, payload_bytes);
+    [first, first + size_of::<u64>()]
 };
 
 pub(crate) struct Hop {
@@ -141,11 +141,15 @@ impl Hop {
 
     /// Whether it has this number of connections, and all are spliced.
     pub(crate) fn are_spliced(&self, connections: usize) -> bool {
+        self.states() == vec![segment_state::SPLICED; connections]
+    }
+
+    /// The states of its connections that have one (`splice_bpf::types::segment_state`).
+    pub(crate) fn states(&self) -> Vec<u32> {
         let flows = self.flows();
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
         let states = states.map(|state| u32::from_ne_bytes(*state));
-        let alive: Vec<_> = states.filter(|state| ALIVE.contains(state)).collect();
-        alive == vec![segment_state::SPLICED; connections]
+        states.filter(|state| ALIVE.contains(state)).collect()
     }
 
     /// The counters of its BPF program. A slot keeps them until it is reused, which happens after all other

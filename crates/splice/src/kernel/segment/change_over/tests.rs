@@ -145,11 +145,11 @@ fn each_pause_is_twice_the_one_before_up_to_the_longest() {
 fn looks_are_frequent_as_long_as_the_peers_acknowledge_more() {
     let mut found = pair();
     let (mut change_over, _) = overlapping(&found);
-    change_over.keep_emptying(&found);
-    let stalled = change_over.keep_emptying(&found);
+    change_over.keep_emptying(&found, LONGEST_OVERLAP_PAUSE);
+    let stalled = change_over.keep_emptying(&found, LONGEST_OVERLAP_PAUSE);
     assert_eq!(stalled, Progress::Copying(2 * SHORTEST_PAUSE));
     found.socket[1].snd_una = found.socket[1].snd_una.wrapping_add(1);
-    let moving = change_over.keep_emptying(&found);
+    let moving = change_over.keep_emptying(&found, LONGEST_OVERLAP_PAUSE);
     assert_eq!(moving, Progress::Copying(SHORTEST_PAUSE));
 }
 

@@ -103,8 +103,7 @@ fn acknowledged(flow: &SegmentFlow, side: usize) -> u64 {
     let acked = side.acked.load(Relaxed);
     // The low half has wrapped around with the sequence numbers; the upper one counts that.
     let bytes = acked.saturating_sub(first.into());
-    let end_of_stream = side.marks() & mark::FIN != 0 && acked as u32 == side.high_seq();
-    bytes.saturating_sub(end_of_stream.into())
+    bytes.saturating_sub(side.has_acknowledged_end().into())
 }
 
 /// How the program has ended a connection.

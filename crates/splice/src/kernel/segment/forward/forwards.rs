@@ -15,6 +15,7 @@ use splice_bpf::clock::now_ns;
 use splice_bpf::types::SegmentFlow;
 
 use super::super::datapath::Datapath;
+use super::super::liveness::KeepAlive;
 use super::alarm::Alarm;
 use super::ended::ForwardEnd;
 use super::network::Network;
@@ -58,6 +59,11 @@ const ORIGINS_PER_LOOK: usize = 2;
 
 /// How often to look at addresses, devices and routes: a change is followed within a second.
 const LOOK_AROUND_EVERY: Duration = Duration::from_millis(500);
+
+/// How often in a row peers are asked, and how far apart, as a part of the time before: a socket asks nine times, every
+/// 75 s after two hours (`TCP_KEEPALIVE_PROBES` in net/tcp.h and beside it).
+const PROBES: u32 = 9;
+const PROBED_EVERY: u32 = 96;
 
 /// How long the program goes on without a look. A thread that the machine does not run for so long has lost it.
 const ALIVE_FOR: Duration = Duration::from_secs(3);
@@ -188,6 +194,7 @@ impl Forwards {
             _ => 1,
         };
         *looks += 1;
+        let retries = self.datapath.settings().retries();
         for (at, origin) in origins.iter_mut().enumerate() {
             let owner = Arc::clone(&origin.owner);
             let options = owner.options();
@@ -201,7 +208,7 @@ impl Forwards {
             let terms = Terms {
                 connect_timeout: options.connect_timeout,
                 idle_timeout: options.idle_timeout,
-                keep_alive: options.keep_alive,
+                patience: retries.unmeasured(keep_alive_of(&options)),
                 end: owner.is_dropped().then_some(ForwardEnd::Dropped),
                 filter,
             };
@@ -241,6 +248,14 @@ impl Drop for Forwards {
 impl fmt::Debug for Forwards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Forwards").finish_non_exhaustive()
+    }
+}
+
+fn keep_alive_of(options: &ForwardOptions) -> KeepAlive {
+    KeepAlive {
+        idle: options.keep_alive,
+        interval: options.keep_alive / PROBED_EVERY,
+        probes: PROBES,
     }
 }
 

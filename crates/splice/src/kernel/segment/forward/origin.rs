@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use splice_bpf::clock::now_ns;
-use splice_bpf::types::{SegmentFlow, SegmentOrigin, SegmentReleased, SegmentRoute, SegmentSide};
+use splice_bpf::types::{SegmentFlow, SegmentOrigin, SegmentReleased, SegmentRoute};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 use super::super::datapath::Datapath;
+use super::super::flow::TIME_WAIT;
+use super::super::liveness::{Liveness, Patience, Silence, Step};
 use super::ended::{ForwardEnd, Forwarded};
 use super::owner::Owner;
 use super::raw_socket::RawSocket;
@@ -44,18 +46,12 @@ pub(super) struct Origin {
     begun: u64,
     /// Why user space has ended a connection, by its slot.
     causes: HashMap<u32, ForwardEnd>,
-    /// When both ends of a connection were last asked for a sign of life, and how often in a row, by its slot.
-    asked: HashMap<u32, (u64, u32)>,
+    /// Of connections one of whose peers is silent for long, by their slots.
+    silent: HashMap<u32, [Liveness; 2]>,
     /// How many connections were open or opening at the last look.
     pub(super) live: usize,
     _claim: UnixDatagram,
 }
-
-/// How often in a row ends are asked (`TCP_KEEPALIVE_PROBES` in net/tcp.h).
-const ASKED_MOST: u32 = 9;
-
-/// Time between two of these, as a part of the time without a byte: a socket asks every 75 s after two hours.
-const ASKED_EVERY: u32 = 96;
 
 /// Why the packet filters would stop a connection, if they would.
 type Filter<'a> = dyn Fn(&SegmentFlow) -> Option<String> + 'a;
@@ -64,7 +60,7 @@ type Filter<'a> = dyn Fn(&SegmentFlow) -> Option<String> + 'a;
 pub(super) struct Terms<'a> {
     pub(super) connect_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
-    pub(super) keep_alive: Duration,
+    pub(super) patience: Patience,
     /// Why it is to end at once.
     pub(super) end: Option<ForwardEnd>,
     /// Why the packet filters would stop a connection now; set where they have changed.
@@ -111,7 +107,7 @@ impl Origin {
             told: vec![false; ports as usize],
             begun: entry.opened.load(Relaxed),
             causes: HashMap::new(),
-            asked: HashMap::new(),
+            silent: HashMap::new(),
             live: 0,
             _claim: claim,
         };
@@ -233,10 +229,12 @@ impl Origin {
                         .idle_timeout
                         .filter(|most| since(&flow.moved_ns) > *most);
                     let silent = raw.is_some_and(|raw| {
-                        since(&flow.moved_ns) > terms.keep_alive
-                            && self.is_silent(raw, flow, slot, now_ns, terms.keep_alive)
+                        self.is_given_up(raw, flow, slot, now_ns, &terms.patience)
                     });
-                    if let Some(why) = terms
+                    if has_ended(flow) {
+                        // The program was not sure.
+                        end_in_order(flow, now_ns);
+                    } else if let Some(why) = terms
                         .end_of(flow)
                         .or_else(|| idle.map(|_| ForwardEnd::Idle))
                         .or_else(|| silent.then_some(ForwardEnd::Silent))
@@ -249,7 +247,7 @@ impl Origin {
                     let is_void = flow.opened_ns.load(Relaxed) == 0;
                     let told = &mut self.told[(slot - self.base) as usize];
                     if !is_void && !std::mem::replace(told, true) {
-                        self.asked.remove(&slot);
+                        self.silent.remove(&slot);
                         ended(Forwarded::of(flow, self.causes.remove(&slot)));
                     }
                     if is_void || is_rested(flow, now_ns, is_short) {
@@ -263,41 +261,32 @@ impl Origin {
         self.live = live;
     }
 
-    /// Asks both ends of a connection that has been still for long, and says whether one of them no longer answers.
-    fn is_silent(
+    /// Asks peers that have been silent for long, and says whether one of them is given up.
+    fn is_given_up(
         &mut self,
         raw: &RawSocket,
         flow: &SegmentFlow,
         slot: u32,
         now_ns: u64,
-        keep_alive: Duration,
+        patience: &Patience,
     ) -> bool {
-        let is_waiting = |side: &SegmentSide| side.marks() & mark::ASKED != 0;
-        let times = match self.asked.get(&slot) {
-            None => 0,
-            Some((at_ns, times)) => {
-                let since = Duration::from_nanos(now_ns - at_ns);
-                if !flow.side.iter().any(is_waiting) {
-                    if since < keep_alive {
-                        return false;
-                    }
-                    0
-                } else if since < keep_alive / ASKED_EVERY {
-                    return false;
-                } else {
-                    *times
-                }
+        let silences = [0, 1].map(|peer| Silence::of(flow, peer, now_ns));
+        if silences.iter().all(|silence| patience.bears(silence)) {
+            if !self.silent.is_empty() {
+                self.silent.remove(&slot);
             }
-        };
-        if times == ASKED_MOST {
-            return true;
+            return false;
         }
-        for side in &flow.side {
-            side.add_mark(mark::ASKED);
+        let mut is_given_up = false;
+        let known = self.silent.entry(slot).or_default();
+        for (peer, (liveness, silence)) in known.iter_mut().zip(silences).enumerate() {
+            match liveness.look(silence, patience) {
+                Step::Wait(_) => {}
+                Step::Ask(_) => raw.ask(flow, peer),
+                Step::GiveUp => is_given_up = true,
+            }
         }
-        raw.ask(flow);
-        self.asked.insert(slot, (now_ns, times + 1));
-        false
+        is_given_up
     }
 
     /// No answer, or nobody to wait for one.
@@ -378,15 +367,28 @@ fn leave(flow: &SegmentFlow, from: u32) -> bool {
     left.is_ok()
 }
 
+/// Both streams have ended, and both ends were acknowledged.
+fn has_ended(flow: &SegmentFlow) -> bool {
+    let mut sides = flow.side.iter();
+    sides.all(|side| side.marks() & mark::FIN_ACKED != 0)
+}
+
+/// As the program ends a connection.
+fn end_in_order(flow: &SegmentFlow, now_ns: u64) {
+    flow.last_ns.store(now_ns, Relaxed);
+    let until_ns = now_ns + TIME_WAIT.as_nanos() as u64;
+    flow.deadline_ns.store(until_ns, Release);
+    // Otherwise the program has ended it meanwhile.
+    let _ = flow
+        .state
+        .compare_exchange(state::SPLICED, state::TIME_WAIT, AcqRel, Relaxed);
+}
+
 /// Whether the port of a connection that is over can be another's.
 fn is_rested(flow: &SegmentFlow, now_ns: u64, is_short: bool) -> bool {
     let since_last = Duration::from_nanos(now_ns.saturating_sub(flow.last_ns.load(Relaxed)));
     let has_timestamps = flow.side[0].timestamp_delta.load(Relaxed) != 0;
-    let both_ended = flow
-        .side
-        .iter()
-        .all(|side| side.marks() & mark::FIN_ACKED != 0);
-    if both_ended && !has_timestamps {
+    if has_ended(flow) && !has_timestamps {
         return since_last > REST_WITHOUT_TIMESTAMPS;
     }
     now_ns > flow.deadline_ns.load(Relaxed) || is_short && since_last > TIME_WAIT_LEAST

@@ -61,19 +61,19 @@ impl RawSocket {
         }
     }
 
-    /// Asks both ends of an established connection for a sign of life, as a keep-alive does: an end answers a segment
-    /// before its window with an acknowledgement (RFC 9293, 3.10.7.4).
-    pub(super) fn ask(&self, flow: &SegmentFlow) {
+    /// Asks a peer of an established connection for a sign of life, as a keep-alive does: it answers what it has received
+    /// already with an acknowledgement (RFC 9293, 3.10.7.4).
+    pub(super) fn ask(&self, flow: &SegmentFlow, peer: usize) {
         let [from_client, to_server] = tuples(flow);
-        let (listener, client) = addresses_of(&from_client);
-        let (server, source) = addresses_of(&to_server);
-        let [client_next, server_next] = [0, 1].map(|side: usize| flow.side[side].high_seq());
-        for (near, far, seq, ack) in [
-            (listener, client, server_next, client_next),
-            (source, server, client_next, server_next),
-        ] {
-            self.send(near, far, ACK, seq.wrapping_sub(1), ack);
-        }
+        let (near, far) = if peer == 0 {
+            addresses_of(&from_client)
+        } else {
+            let (server, source) = addresses_of(&to_server);
+            (source, server)
+        };
+        let [received, acknowledged] =
+            [peer, 1 - peer].map(|side| flow.side[side].high_ack.load(Relaxed));
+        self.send(near, far, ACK, received.wrapping_sub(1), acknowledged);
     }
 
     /// Refuses a client whose server does not answer.

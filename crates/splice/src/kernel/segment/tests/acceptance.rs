@@ -6,6 +6,7 @@
 use super::frame::{Checksum, Frame, take_frames};
 use super::*;
 use crate::kernel::segment::sockets::tuple_of;
+use splice_base::socket_option;
 use splice_bpf::types::{SegmentFlow, SegmentSocket, segment_mark as mark, segment_state as state};
 
 const REDIRECT: i32 = 7;
@@ -18,7 +19,7 @@ const ACK: u8 = 16;
 /// Timestamps this much earlier are an old duplicate's (`TCP_PAWS_WINDOW` in `net/tcp.h`).
 const PAWS_TICKS: i32 = 1;
 
-/// How far the window of the relay's socket falls behind at most (`PROMISE_REACH` in `bpf/segment/acceptance.h`).
+/// How far the window of the relay's socket falls behind at most (`SEGMENT_ACK_REACH` in `bpf/segment/shared.h`).
 const LEFT_BEHIND: u32 = 1 << 30;
 
 /// After so many seconds any timestamp is taken (`TCP_PAWS_WRAP` in `net/tcp.h`).
@@ -26,7 +27,7 @@ const PAWS_SECONDS: u32 = 2147;
 
 /// All that a flow knows of its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Known([[u64; 9]; 2], u32);
+struct Known([[u64; 13]; 2], u32);
 
 impl Known {
     fn of(flow: &SegmentFlow) -> Self {
@@ -42,6 +43,10 @@ impl Known {
                 side.latest_timestamp.load(Relaxed).into(),
                 side.recent_timestamp.load(Relaxed).into(),
                 side.largest_window.load(Relaxed).into(),
+                side.first_ack.load(Relaxed).into(),
+                side.fin_end.load(Relaxed).into(),
+                side.heard.load(Relaxed).into(),
+                side.waiting.load(Relaxed).into(),
             ]
         };
         Self([side(0), side(1)], flow.state.load(Relaxed))
@@ -60,6 +65,10 @@ impl Known {
                 &side.latest_timestamp,
                 &side.recent_timestamp,
                 &side.largest_window,
+                &side.first_ack,
+                &side.fin_end,
+                &side.heard,
+                &side.waiting,
             ]
             .into_iter()
             .zip(rest)
@@ -82,8 +91,20 @@ enum Fate {
     Ends,
 }
 
+/// Who is to receive segments.
+#[derive(Debug)]
+struct Receiver {
+    socket: SegmentSocket,
+    /// Of its stream, all of which is acknowledged.
+    sent_bytes: u64,
+}
+
 /// The rules on the receiver's numbers, as `tcp_validate_incoming` and `tcp_ack` have them.
-fn fate(segment: &Frame, receiver: &SegmentSocket) -> Fate {
+fn fate(segment: &Frame, receiver: &Receiver) -> Fate {
+    let Receiver {
+        socket: receiver,
+        sent_bytes,
+    } = receiver;
     let behind = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
     let ends = [FIN, SYN].map(|flag| u32::from(segment.flags & flag != 0));
     let end = segment
@@ -103,7 +124,9 @@ fn fate(segment: &Frame, receiver: &SegmentSocket) -> Fate {
     let is_stale = segment.timestamps.is_some_and(|[tsval, _]| {
         receiver.recent_timestamp.wrapping_sub(tsval).cast_signed() > PAWS_TICKS
     });
-    let oldest = receiver.snd_una.wrapping_sub(receiver.largest_window);
+    // Before Linux 6.8 it may lie before the stream as well.
+    let acknowledged = (*sent_bytes).min(receiver.largest_window.into());
+    let oldest = receiver.snd_una.wrapping_sub(acknowledged as u32);
     let is_outside = behind(end, receiver.rcv_wup) || behind(edge, segment.seq);
     let is_untrue = behind(receiver.snd_nxt, segment.ack) || behind(segment.ack, oldest);
     match is_stale || is_outside || is_untrue || segment.flags & (SYN | ACK) != ACK {
@@ -152,6 +175,16 @@ impl Scene {
         let tuple = tuple_of(local, remote);
         let found = namespace.enter(|| self.datapath.inspect(&[tuple, tuple]));
         found.expect("entered").expect("run").socket[0]
+    }
+
+    fn receiver(&self, side: usize) -> Receiver {
+        let stream = [&self.joined.0, &self.joined.1][side];
+        Receiver {
+            socket: self.peer(side),
+            sent_bytes: socket_option::progress(stream)
+                .expect("TCP_INFO")
+                .written_bytes,
+        }
     }
 
     /// Waits for the last acknowledgements, which may be delayed.
@@ -208,8 +241,11 @@ fn around(scene: &Scene, side: usize, random: &mut Random) -> Frame {
         5 => sender.snd_nxt.wrapping_sub(little),
         _ => sender.snd_nxt.wrapping_add(little),
     };
-    let oldest = near.high_ack.load(Relaxed);
-    let oldest = oldest.wrapping_sub(near.largest_window.load(Relaxed));
+    let acknowledged = near.high_ack.load(Relaxed);
+    let oldest = match random.below(2) {
+        0 => acknowledged.wrapping_sub(near.largest_window.load(Relaxed)),
+        _ => near.first_ack.load(Relaxed),
+    };
     let ack = match random.below(8) {
         0 => random.next() as u32,
         1 => sender.rcv_nxt.wrapping_add(1 + far),
@@ -267,13 +303,13 @@ fn segments_change_what_their_receiver_lets_them(
     let wait = move |_: &mut EventLoop| _ = waits.recv();
     scene.splicer.remote().run(wait).expect("a loop");
     let before = Known::of(flow);
-    let receivers = [scene.peer(1), scene.peer(0)];
+    let receivers = [1, 0].map(|side| scene.receiver(side));
     let mut fates = [0; 3];
     let devices = devices(scene.lab.relay());
     for round in 0..rounds(1) * 6000 {
         let side = round % 2;
         let frame = around(scene, side, random);
-        let next = receivers[1 - side].snd_nxt;
+        let next = receivers[1 - side].socket.snd_nxt;
         if frame.flags & RST != 0 && frame.seq == next && !with_ends {
             continue;
         }

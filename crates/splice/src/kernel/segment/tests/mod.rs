@@ -28,6 +28,7 @@ mod refused_pairs;
 mod same_host;
 mod segment_size;
 mod sequence_wrap;
+mod silence;
 mod simultaneous;
 mod socket_segments;
 mod steady;

@@ -74,13 +74,13 @@ fn a_reset_of_one_side_resets_the_other() {
 
 /// A pair in OVERLAP whose loop is halted. The first stream bypasses the sockets, and user space moves some
 /// bytes of the second.
-struct HalfPast {
-    lab: Lab,
-    halt: Halt,
+pub(super) struct HalfPast {
+    pub(super) lab: Lab,
+    pub(super) halt: Halt,
     tuples: [SegmentTuple; 2],
-    client: TcpStream,
-    server: TcpStream,
-    handle: Handle,
+    pub(super) client: TcpStream,
+    pub(super) server: TcpStream,
+    pub(super) handle: Handle,
     /// The hash of what user space moves.
     in_user_space: u64,
     // The pair that had the program loaded, and the splicer of both.
@@ -88,7 +88,7 @@ struct HalfPast {
 }
 
 impl HalfPast {
-    fn new(connect: impl Fn(&Lab) -> Connected, bytes: usize) -> Self {
+    pub(super) fn new(connect: impl Fn(&Lab) -> Connected, bytes: usize) -> Self {
         let (lab, splicer, first) = spliced_lab();
         let halt = Halt::at(&splicer, ["overlap", "emptying"]);
         let connected = connect(&lab);
@@ -122,7 +122,7 @@ impl HalfPast {
     }
 
     /// Waits for the relay's socket towards the server.
-    fn until(&self, what: &str, condition: impl Fn(&SegmentSocket) -> bool) {
+    pub(super) fn until(&self, what: &str, condition: impl Fn(&SegmentSocket) -> bool) {
         let (datapath, tuples) = (datapath_in(&self.lab), &self.tuples);
         netlab::until(what, || {
             let found = self.lab.relay().enter(|| datapath.inspect(tuples));

@@ -1,0 +1,195 @@
+//! Whether the peers of a pair are there, and what its sockets still hear that sleep.
+
+use std::time::{Duration, Instant};
+
+use super::Segment;
+use super::change_over::{Asleep, LONGEST_OVERLAP_PAUSE, Progress, SLEEPING_PAUSE};
+use super::flow::Flow;
+use super::liveness::{Liveness, Step};
+use super::patience::{Retries, Timeouts};
+use super::sockets::{ask, end_timers, probe, wake};
+use crate::endpoint::Endpoint;
+use crate::kernel::tcp_state;
+use crate::outcome::Side;
+use splice_bpf::types::SegmentInspection;
+
+/// How long a question may take to leave: its device may have to find the neighbour first.
+const QUESTION_WITHIN: Duration = Duration::from_secs(2);
+
+/// A peer whose silence is shorter than this need not be looked at in Overlap.
+const SHORTEST_SILENCE: Duration = Duration::from_millis(500);
+
+/// The peers of a pair that bypasses its sockets.
+#[derive(Debug)]
+pub(super) struct Peers {
+    /// The sockets have sent their last acknowledgement: no timer of theirs runs any more.
+    pub(super) sleep: bool,
+    timeouts: [Timeouts; 2],
+    liveness: [Liveness; 2],
+    is_established: [bool; 2],
+    /// A reset that was doubtful when it was first looked at: whose, its number, and when that was.
+    doubtful_reset: Option<(usize, u32, Instant)>,
+}
+
+impl Peers {
+    fn of(ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
+        Self {
+            sleep: false,
+            timeouts: ends.map(Timeouts::of),
+            liveness: Default::default(),
+            is_established: found
+                .socket
+                .each_ref()
+                .map(|socket| socket.state == tcp_state::ESTABLISHED),
+            doubtful_reset: None,
+        }
+    }
+
+    /// Those of sockets that have sent their last acknowledgement.
+    fn asleep(ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
+        let mut peers = Self::of(ends, found);
+        peers.sleep = true;
+        for (end, timeouts) in ends.into_iter().zip(&peers.timeouts) {
+            if timeouts.have_timers() {
+                end_timers(end);
+            }
+        }
+        peers
+    }
+
+    /// Ends a flow after a reset that the program could not judge, if nothing has spoken against it for a while. A peer
+    /// that was still there would have sent again what is not acknowledged, several times.
+    fn end_doubt(&mut self, flow: &Flow, now: Instant) {
+        let Some((side, seq)) = flow.doubtful_reset() else {
+            self.doubtful_reset = None;
+            return;
+        };
+        match self.doubtful_reset {
+            Some((known_side, known_seq, since)) if (known_side, known_seq) == (side, seq) => {
+                if now.duration_since(since) >= SLEEPING_PAUSE {
+                    flow.reset_by(side);
+                }
+            }
+            _ => self.doubtful_reset = Some((side, seq, now)),
+        }
+    }
+
+    /// Asks peers, in Overlap, that do not acknowledge what bypasses the sockets. Of everything else these take care
+    /// themselves. Returns when to look again at the latest, or which peer is gone.
+    fn look_awake(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        retries: Retries,
+    ) -> Result<Duration, Side> {
+        let mut pause = LONGEST_OVERLAP_PAUSE;
+        for side in Side::BOTH {
+            let at = side.index();
+            let silence = flow.silence_of(at);
+            if !silence.is_awaited || !flow.is_past(side.other().index()) {
+                continue;
+            }
+            let patience = self.timeouts[at].patience(retries);
+            match self.liveness[at].look(silence, &patience) {
+                Step::Wait(time) => pause = pause.min(time.unwrap_or(pause)),
+                Step::Ask(time) => {
+                    probe(ends[at]);
+                    pause = pause.min(time);
+                }
+                Step::GiveUp => return Err(side),
+            }
+        }
+        Ok(pause)
+    }
+
+    /// Asks peers that have been silent for long. Returns when to look again, or which peer is gone.
+    fn look(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        retries: Retries,
+    ) -> Result<Duration, Side> {
+        flow.end_questions();
+        let mut pause = SLEEPING_PAUSE;
+        for side in Side::BOTH {
+            let at = side.index();
+            let patience = self.timeouts[at].patience(retries);
+            let silence = flow.silence_of(at);
+            pause = pause.min(patience.looks_every());
+            match self.liveness[at].look(silence, &patience) {
+                Step::Wait(Some(time)) => pause = pause.min(time),
+                Step::Wait(None) => {}
+                Step::Ask(time) => {
+                    flow.begin_question(at);
+                    ask(ends[at], self.is_established[at]);
+                    pause = pause.min(time).min(QUESTION_WITHIN);
+                }
+                Step::GiveUp => return Err(side),
+            }
+        }
+        Ok(pause)
+    }
+}
+
+impl Segment {
+    /// Looks, in Overlap, whether both peers are there. Returns when to look again at the latest, or which peer is gone.
+    pub(super) fn look_for_gone(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+    ) -> Result<Duration, Side> {
+        let mut silences = (0..2).map(|side| flow.silence_of(side));
+        if silences.all(|silence| silence.lasts < SHORTEST_SILENCE) {
+            return Ok(LONGEST_OVERLAP_PAUSE);
+        }
+        let retries = self.datapath.settings().retries();
+        let peers = self
+            .peers
+            .get_or_insert_with(|| Box::new(Peers::of(ends, found)));
+        peers.look_awake(flow, ends, retries)
+    }
+
+    pub(super) fn look_at_sleepers(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        found: &SegmentInspection,
+        now: Instant,
+    ) -> Progress {
+        let asleep = self
+            .change_over
+            .look_at_sleepers(found, flow.is_over(), now);
+        match asleep {
+            Asleep::Late => {
+                ends.into_iter().for_each(wake);
+                flow.overlap_again();
+                self.change_over.overlap_again();
+                Progress::Woken
+            }
+            Asleep::MaySend(left) => Progress::Spliced(left),
+            Asleep::Silent => {
+                // Nothing reaches the sockets any more but resets, and nothing leaves them unasked.
+                self.peers = Some(Box::new(Peers::asleep(ends, found)));
+                self.look_at_peers(flow, ends, now)
+            }
+        }
+    }
+
+    /// Looks at a pair whose sockets are known to be silent.
+    pub(super) fn look_at_peers(
+        &mut self,
+        flow: &Flow,
+        ends: [&Endpoint; 2],
+        now: Instant,
+    ) -> Progress {
+        let Some(peers) = &mut self.peers else {
+            return Progress::Spliced(SLEEPING_PAUSE);
+        };
+        peers.end_doubt(flow, now);
+        match peers.look(flow, ends, self.datapath.settings().retries()) {
+            Ok(pause) => Progress::Spliced(pause),
+            Err(side) => Progress::GivenUp(side),
+        }
+    }
+}
