@@ -18,7 +18,7 @@ use super::super::datapath::Datapath;
 use super::alarm::Alarm;
 use super::ended::ForwardEnd;
 use super::network::Network;
-use super::origin::{Origin, Terms};
+use super::origin::{Origin, Questions, Terms};
 use super::owner::{ForwardEvent, ForwardOptions, OnEvent, Owner};
 use super::raw_socket::RawSocket;
 use crate::firewall::Known;
@@ -201,7 +201,8 @@ impl Forwards {
             let terms = Terms {
                 connect_timeout: options.connect_timeout,
                 idle_timeout: options.idle_timeout,
-                keep_alive: options.keep_alive,
+                half_close_timeout: options.half_close_timeout,
+                questions: Questions::of(&options),
                 end: owner.is_dropped().then_some(ForwardEnd::Dropped),
                 filter,
             };

@@ -16,7 +16,7 @@ use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 use super::super::datapath::Datapath;
 use super::ended::{ForwardEnd, Forwarded};
-use super::owner::Owner;
+use super::owner::{ForwardOptions, Owner};
 use super::raw_socket::RawSocket;
 
 /// How long a connection that is over still translates if ports are short. By then a peer has retransmitted once what
@@ -51,9 +51,6 @@ pub(super) struct Origin {
     _claim: UnixDatagram,
 }
 
-/// How often in a row ends are asked (`TCP_KEEPALIVE_PROBES` in net/tcp.h).
-const ASKED_MOST: u32 = 9;
-
 /// Time between two of these, as a part of the time without a byte: a socket asks every 75 s after two hours.
 const ASKED_EVERY: u32 = 96;
 
@@ -64,11 +61,34 @@ type Filter<'a> = dyn Fn(&SegmentFlow) -> Option<String> + 'a;
 pub(super) struct Terms<'a> {
     pub(super) connect_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
-    pub(super) keep_alive: Duration,
+    pub(super) half_close_timeout: Option<Duration>,
+    pub(super) questions: Questions,
     /// Why it is to end at once.
     pub(super) end: Option<ForwardEnd>,
     /// Why the packet filters would stop a connection now; set where they have changed.
     pub(super) filter: Option<&'a Filter<'a>>,
+}
+
+/// When both ends of a connection are asked for a sign of life.
+#[derive(Clone, Copy)]
+pub(super) struct Questions {
+    /// After so long without a byte.
+    pub(super) after: Duration,
+    /// Time between two of them.
+    pub(super) every: Duration,
+    /// How many in a row stay without an answer before an end is gone.
+    pub(super) most: u32,
+}
+
+impl Questions {
+    pub(super) fn of(options: &ForwardOptions) -> Self {
+        let after = options.keep_alive;
+        Self {
+            after,
+            every: options.keep_alive_interval.unwrap_or(after / ASKED_EVERY),
+            most: options.keep_alive_probes,
+        }
+    }
 }
 
 impl Terms<'_> {
@@ -232,13 +252,18 @@ impl Origin {
                     let idle = terms
                         .idle_timeout
                         .filter(|most| since(&flow.moved_ns) > *most);
+                    // The acknowledgement of an end counts as a byte that moves.
+                    let half_closed = terms
+                        .half_close_timeout
+                        .filter(|most| has_ended_stream(flow) && since(&flow.moved_ns) > *most);
                     let silent = raw.is_some_and(|raw| {
-                        since(&flow.moved_ns) > terms.keep_alive
-                            && self.is_silent(raw, flow, slot, now_ns, terms.keep_alive)
+                        since(&flow.moved_ns) > terms.questions.after
+                            && self.is_silent(raw, flow, slot, now_ns, terms.questions)
                     });
                     if let Some(why) = terms
                         .end_of(flow)
                         .or_else(|| idle.map(|_| ForwardEnd::Idle))
+                        .or_else(|| half_closed.map(|_| ForwardEnd::HalfClosed))
                         .or_else(|| silent.then_some(ForwardEnd::Silent))
                     {
                         self.cut(flow, slot, why, raw);
@@ -270,7 +295,7 @@ impl Origin {
         flow: &SegmentFlow,
         slot: u32,
         now_ns: u64,
-        keep_alive: Duration,
+        questions: Questions,
     ) -> bool {
         let is_waiting = |side: &SegmentSide| side.marks() & mark::ASKED != 0;
         let times = match self.asked.get(&slot) {
@@ -278,18 +303,19 @@ impl Origin {
             Some((at_ns, times)) => {
                 let since = Duration::from_nanos(now_ns - at_ns);
                 if !flow.side.iter().any(is_waiting) {
-                    if since < keep_alive {
+                    if since < questions.after {
                         return false;
                     }
                     0
-                } else if since < keep_alive / ASKED_EVERY {
+                } else if since < questions.every {
                     return false;
                 } else {
                     *times
                 }
             }
         };
-        if times == ASKED_MOST {
+        // A reload may have lowered the number.
+        if times >= questions.most {
             return true;
         }
         for side in &flow.side {
@@ -376,6 +402,12 @@ fn leave(flow: &SegmentFlow, from: u32) -> bool {
         flow.last_ns.store(now_ns(), Release);
     }
     left.is_ok()
+}
+
+/// One of the streams has ended, and its end was acknowledged.
+fn has_ended_stream(flow: &SegmentFlow) -> bool {
+    let mut sides = flow.side.iter();
+    sides.any(|side| side.marks() & mark::FIN_ACKED != 0)
 }
 
 /// Whether the port of a connection that is over can be another's.
