@@ -46,7 +46,7 @@ impl PeerTimeouts {
     }
 }
 
-/// The value of `--keepalive`: IDLE[,INTERVAL[,PROBES]] or off.
+/// The value of `--keepalive`: `IDLE[,INTERVAL[,PROBES]]` or `off`.
 pub(crate) fn keepalive(text: &str) -> Result<KeepAlive, String> {
     if text == "off" {
         return Ok(KeepAlive::Off);

@@ -1,6 +1,6 @@
 //! Keep-alive and the user timeout are those of the sockets, whoever moves the bytes.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -48,12 +48,12 @@ struct Still {
 }
 
 fn join(kinds: [Kind; 2], options: &Options, tune: impl Fn(BorrowedFd<'_>)) -> Still {
-    let connections = kinds.map(|kind| Peer::connected(kind));
+    let connections = kinds.map(Peer::connected);
     let [(a, near), (b, far)] = connections;
     let sockets = [&near, &far].map(|socket| socket.try_clone().expect("a descriptor"));
     for (socket, kind) in sockets.iter().zip(kinds) {
         if is_tcp(kind) {
-            tune(std::os::fd::AsFd::as_fd(socket));
+            tune(socket.as_fd());
         }
     }
     let mut event_loop = EventLoop::new().expect("an event loop");
