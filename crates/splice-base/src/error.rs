@@ -11,6 +11,8 @@ use rustix::io::Errno;
 pub enum ErrorKind {
     /// The address cannot be parsed.
     InvalidAddress,
+    /// An option has a value that the kernel does not have.
+    InvalidOption,
     /// The file descriptor is not a connected stream socket of a supported kind.
     UnsupportedSocket,
     /// The engine does not exist, or it was chosen by name and cannot take this pair.

@@ -6,9 +6,11 @@
 
 pub mod address;
 pub mod error;
+pub mod keep_alive;
 pub mod obstacle;
 pub mod release;
 pub mod socket_name;
 pub mod socket_option;
+pub mod user_timeout;
 
 pub use error::{Error, ErrorKind, Result};

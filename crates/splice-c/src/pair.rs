@@ -211,7 +211,7 @@ fn told(reason: Reason) -> (SpliceReason, Option<Errno>) {
     match reason {
         Reason::EndOfStream => (SpliceReason::SpliceEndOfStream, None),
         Reason::Reset(_) => (SpliceReason::SpliceReset, Some(Errno::CONNRESET)),
-        Reason::Idle => (SpliceReason::SpliceIdle, Some(Errno::TIMEDOUT)),
+        Reason::Idle | Reason::HalfClosed => (SpliceReason::SpliceIdle, Some(Errno::TIMEDOUT)),
         Reason::ByteLimit => (SpliceReason::SpliceByteLimit, Some(Errno::FBIG)),
         Reason::Undone => (SpliceReason::SpliceUndone, None),
         Reason::Filtered => (SpliceReason::SpliceFiltered, Some(Errno::PERM)),

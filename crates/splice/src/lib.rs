@@ -87,5 +87,7 @@ pub use session::one_way::duplicate::Duplicates;
 pub use session::one_way::{IdleTimer, OneWay, OneWayOptions, Still};
 pub use splice_base::address::Address;
 pub use splice_base::error::{Error, ErrorKind, Result};
+pub use splice_base::keep_alive::{KeepAlive, KeepAliveTimes};
 pub use splice_base::socket_name::{SocketName, VsockAddress};
 pub use splice_base::socket_option::{SocketMemory, busy_poll, set_busy_poll, set_pacing_rate};
+pub use splice_base::user_timeout::UserTimeout;

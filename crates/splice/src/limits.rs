@@ -7,6 +7,10 @@ use std::time::Duration;
 pub struct Limits {
     /// The pair ends when no byte has moved in either direction for this long. `None`: never.
     pub idle_timeout: Option<Duration>,
+    /// Once one stream of the pair has ended, the pair ends when no byte has moved in the other
+    /// direction for this long since then, or since its last byte. Both peers see a reset. `None`:
+    /// never. An echo has one stream, so this does not apply to it.
+    pub half_close_timeout: Option<Duration>,
     /// The pair ends when one direction has moved this many bytes. It reads not one byte more from
     /// that direction's source. `None`: no limit.
     pub byte_limit: Option<u64>,
@@ -24,10 +28,11 @@ pub struct Limits {
 const MEMORY_DEFAULT_BYTES: usize = 16 << 20;
 
 impl Default for Limits {
-    /// No idle timeout, no byte limit, 16 MiB.
+    /// No timeout, no byte limit, 16 MiB.
     fn default() -> Self {
         Self {
             idle_timeout: None,
+            half_close_timeout: None,
             byte_limit: None,
             memory_bytes: MEMORY_DEFAULT_BYTES,
         }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use splice_base::keep_alive::KeepAlive;
+use splice_base::user_timeout::UserTimeout;
+
 use crate::limits::Limits;
 use crate::name::EngineChoice;
 
@@ -27,6 +30,14 @@ pub struct Options {
     /// segments. By default such a pair stays in the network stack, and a pair that new rules would
     /// stop is reset.
     pub bypass_firewall: bool,
+    /// TCP keep-alive of both sockets. UNIX sockets have none and ignore it. By default the sockets
+    /// stay as the caller has set them. `segment` ends the keep-alive of a pair that it has taken:
+    /// its sockets hear nothing of their peers.
+    pub keepalive: KeepAlive,
+    /// How long bytes that this process has sent may stay unacknowledged, for both sockets
+    /// (`TCP_USER_TIMEOUT`). UNIX sockets ignore it. `None`, the default: as the caller has set it.
+    /// The bytes that `segment` moves are sent again and given up by the peers themselves.
+    pub user_timeout: Option<UserTimeout>,
 }
 
 /// When a direction has earned the cost of a faster engine, in bytes: "Choosing an engine" in
@@ -47,6 +58,8 @@ impl Default for Options {
             promote_after: None,
             segment_after: Some(SEGMENT_AFTER),
             bypass_firewall: false,
+            keepalive: KeepAlive::Unchanged,
+            user_timeout: None,
         }
     }
 }

@@ -46,6 +46,8 @@ pub enum Reason {
     Reset(Side),
     /// No byte moved for the idle timeout.
     Idle,
+    /// One stream had ended, and no byte moved in the other direction for the timeout of that.
+    HalfClosed,
     /// A direction has moved as many bytes as the limit allows.
     ByteLimit,
     /// The handle was dropped or the event loop ended.
@@ -108,6 +110,7 @@ impl fmt::Display for Reason {
             Self::EndOfStream => f.write_str("end of stream on both sides"),
             Self::Reset(side) => write!(f, "reset by {side:?}"),
             Self::Idle => f.write_str("idle"),
+            Self::HalfClosed => f.write_str("half-closed for too long"),
             Self::ByteLimit => f.write_str("byte limit"),
             Self::Shutdown => f.write_str("shutdown"),
             Self::Refused => f.write_str("refused by the engine"),

@@ -37,8 +37,10 @@ mod rule {
     pub(crate) mod event_loop;
     pub(crate) mod every_byte;
     pub(crate) mod half_close;
+    pub(crate) mod half_close_timeout;
     pub(crate) mod idle;
     pub(crate) mod nothing_left;
+    pub(crate) mod peer_timeouts;
     pub(crate) mod proof;
     pub(crate) mod reset;
     pub(crate) mod scarce_pipes;
@@ -147,6 +149,13 @@ macro_rules! contract {
                     ends_a_silent_pair
                     ends_a_stalled_pair
                     leaves_a_talking_pair;
+                half_close_timeout:
+                    ends_a_half_closed_pair
+                    leaves_a_pair_whose_other_direction_moves
+                    leaves_a_pair_of_two_streams;
+                peer_timeouts:
+                    are_set_on_both_sockets
+                    stay_as_the_caller_has_set_them;
                 byte_limit:
                     cuts_at_the_byte
                     at_the_end_of_the_stream
@@ -181,6 +190,7 @@ macro_rules! contract {
                     a_client_that_does_not_read
                     a_reset_ends_it
                     limits_end_it
+                    has_no_half_close_timeout
                     many_at_once
                     costs_what_the_engine_promises;
             }

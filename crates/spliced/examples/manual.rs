@@ -16,6 +16,8 @@ mod bypass_args;
 mod cli;
 #[path = "../src/mesh_args.rs"]
 mod mesh_args;
+#[path = "../src/peer_timeouts.rs"]
+mod peer_timeouts;
 #[path = "../src/sections.rs"]
 mod sections;
 #[path = "../src/time_text.rs"]

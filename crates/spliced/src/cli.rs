@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use splice::{Address, EngineChoice, SocketName};
+use splice::{Address, EngineChoice, KeepAlive, SocketName, UserTimeout};
 
 use crate::adopt_args::AdoptArgs;
 use crate::bypass_args::BypassArgs;
 use crate::mesh_args::MeshArgs;
+use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
 pub(crate) use crate::time_text::{duration, time};
 use crate::trace_arguments::TraceArgs;
@@ -190,6 +191,11 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     pub(crate) connect_timeout: Duration,
 
+    /// Once one side has ended its stream, reset the connection after this time without traffic from the
+    /// other side [default: never].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) half_close_timeout: Option<Duration>,
+
     /// Write one line of JSON to this file or FIFO (- is standard output) for every connection that has
     /// ended. SIGUSR1 reopens it.
     #[arg(long, value_name = "PATH")]
@@ -271,6 +277,23 @@ pub(crate) struct LifeArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) idle_timeout: Option<Duration>,
 
+    /// TCP keep-alive of both sockets: the time without a segment until a peer is asked for a sign of life,
+    /// the time between two probes, and their number (30s, or 30s,10s,3), or off. What is left out is the
+    /// system's [default: the system's times].
+    ///
+    /// Times are whole seconds up to 32767s, probes 1 to 127. It does not apply to UNIX sockets. It ends when
+    /// segment takes a connection, whose peers have only their own keep-alive then.
+    #[arg(long, value_name = "IDLE[,INTERVAL[,PROBES]]|off", value_parser = keepalive)]
+    pub(crate) keepalive: Option<KeepAlive>,
+
+    /// Time that bytes sent to a peer may stay unacknowledged before TCP gives its connection up
+    /// (TCP_USER_TIMEOUT), in milliseconds or more; 0s is as long as the system retransmits [default: 0s].
+    ///
+    /// It does not apply to UNIX sockets, nor to connections that segment has taken, whose peers retransmit
+    /// to one another.
+    #[arg(long, value_name = "TIME", value_parser = user_timeout)]
+    pub(crate) user_timeout: Option<UserTimeout>,
+
     /// Maximum number of open connections; further clients wait in the listener's backlog
     /// [default: no limit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -280,4 +303,14 @@ pub(crate) struct LifeArgs {
     /// with status 3.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
+}
+
+impl LifeArgs {
+    pub(crate) fn peer_timeouts(&self) -> PeerTimeouts {
+        let default = PeerTimeouts::default();
+        PeerTimeouts {
+            keepalive: self.keepalive.unwrap_or(default.keepalive),
+            user_timeout: self.user_timeout.unwrap_or(default.user_timeout),
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use splice::{
     EngineChoice, EngineName, Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded,
+    KeepAlive, KeepAliveTimes,
 };
 use splice_route::Conditions;
 
@@ -136,8 +137,26 @@ fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, St
     let mut options = ForwardOptions::new(listening.to_vec(), server);
     options.connect_timeout = backend_plan.connect_timeout;
     options.idle_timeout = plan.idle_timeout;
+    options.half_close_timeout = plan.half_close_timeout;
+    set_keep_alive(&mut options, plan.peer_timeouts.keepalive);
+    options.user_timeout = plan.peer_timeouts.user_timeout.time();
     options.bypass_firewall = plan.bypass_firewall;
     Ok(options)
+}
+
+/// Without times, the library's are the kernel's own defaults. If some are given, the others are the system's, as
+/// those of a socket.
+fn set_keep_alive(options: &mut ForwardOptions, keepalive: KeepAlive) {
+    match keepalive {
+        KeepAlive::Off => options.keep_alive = Duration::MAX,
+        KeepAlive::On(KeepAliveTimes::SYSTEM) | KeepAlive::Unchanged => {}
+        KeepAlive::On(times) => {
+            let times = times.with_systems().unwrap_or(times);
+            options.keep_alive = times.idle().unwrap_or(options.keep_alive);
+            options.keep_alive_interval = times.interval();
+            options.keep_alive_probes = times.probes().unwrap_or(options.keep_alive_probes);
+        }
+    }
 }
 
 const MANY: &str = "more than one destination is possible";

@@ -47,6 +47,25 @@ impl Kinds {
     }
 }
 
+/// Refuses the options that only streams of TCP and UNIX have.
+fn refuse_timeouts(args: &RelayArgs) -> Result<()> {
+    let given = [
+        (args.life.keepalive.is_some(), "--keepalive is for TCP"),
+        (
+            args.life.user_timeout.is_some(),
+            "--user-timeout is for TCP",
+        ),
+        (
+            args.half_close_timeout.is_some(),
+            "--half-close-timeout is for TCP and UNIX streams",
+        ),
+    ];
+    match given.iter().find(|(is_given, _)| *is_given) {
+        Some((_, what)) => refuse(&format!("{what}; leave it out")),
+        None => Ok(()),
+    }
+}
+
 fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     if args.engine != EngineChoice::default() {
         return refuse(&format!(
@@ -60,6 +79,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out for datagrams");
     }
+    refuse_timeouts(&args)?;
     if args.life.max_connections.is_some() {
         return refuse(
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
@@ -110,6 +130,7 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out");
     }
+    refuse_timeouts(&args)?;
     if args.max_sessions.is_some() {
         return refuse("--max-sessions is for datagrams; limit connections with --max-connections");
     }

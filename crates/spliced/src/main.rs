@@ -35,6 +35,7 @@ mod matrix;
 mod mesh;
 mod mesh_args;
 mod outgoing;
+mod peer_timeouts;
 mod plain;
 mod plan;
 mod rate_limited_warning;

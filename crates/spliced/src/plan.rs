@@ -11,6 +11,8 @@ use std::time::Duration;
 use splice::{Address, EngineChoice};
 use splice_route::{Conditions, DestinationRule, Prefix};
 
+use crate::peer_timeouts::PeerTimeouts;
+
 /// The default time to connect to a server, for all its addresses together, and all servers tried.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -48,6 +50,10 @@ pub(crate) struct ListenerPlan {
     /// The longest first message of a client.
     pub(crate) first_bytes_limit: usize,
     pub(crate) idle_timeout: Option<Duration>,
+    /// How long nothing may move once one stream has ended.
+    pub(crate) half_close_timeout: Option<Duration>,
+    /// Of the sockets to clients and to servers.
+    pub(crate) peer_timeouts: PeerTimeouts,
     /// How long a pair has lived when `auto` tries to splice it; `None`: the library's default.
     pub(crate) splice_after: Option<Duration>,
     /// To a destination that a client asks for. A backend has its own.
@@ -233,6 +239,8 @@ impl ListenerPlan {
             connect_timeout: CONNECT_TIMEOUT,
             first_bytes_limit: FIRST_BYTES_LIMIT,
             idle_timeout: None,
+            half_close_timeout: None,
+            peer_timeouts: PeerTimeouts::default(),
             splice_after: None,
             max_connections: None,
             per_client: ClientLimits::NONE,

@@ -45,6 +45,8 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
         bypass_firewall: args.bypass_firewall,
         from_syn: args.from_syn,
         idle_timeout: args.life.idle_timeout,
+        half_close_timeout: args.half_close_timeout,
+        peer_timeouts: args.life.peer_timeouts(),
         max_connections: args.life.max_connections,
         access_log: args.access_log,
         ..ListenerPlan::of_one(
@@ -69,6 +71,7 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Plan {
     let listener = ListenerPlan {
         engine: args.engine,
         idle_timeout: args.life.idle_timeout,
+        peer_timeouts: args.life.peer_timeouts(),
         max_connections: args.life.max_connections,
         busy_poll: args.busy_poll.then_some(BUSY_POLL),
         ..ListenerPlan::of_one(args.listen, Action::Echo)

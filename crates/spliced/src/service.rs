@@ -165,9 +165,11 @@ impl Terms {
             engine: plan.engine,
             limits: Limits {
                 idle_timeout: plan.idle_timeout,
+                half_close_timeout: plan.half_close_timeout,
                 ..Limits::default()
             },
             bypass_firewall: plan.bypass_firewall,
+            // The sockets have the plan's keep-alive and user timeout before they are joined.
             ..Options::default()
         };
         if let Some(after) = plan.splice_after {

@@ -14,7 +14,7 @@ use crate::outcome::Outcome;
 use crate::policy;
 use crate::reactor::{EventLoop, Readiness, Task};
 use crate::session::pair::ends::Ends;
-use crate::session::pair::{OnEnd, Pair};
+use crate::session::pair::{OnEnd, Pair, Plan};
 use crate::session::{Handle, Status};
 
 /// Creates the task that joins `a` and `b`, for a program that places tasks on its loops itself.
@@ -27,7 +27,8 @@ use crate::session::{Handle, Status};
 ///
 /// # Errors
 /// [`EngineRefused`](crate::ErrorKind::EngineRefused), with the reason, if an engine was chosen by
-/// name and cannot take this pair. Then both sockets are closed, with a reset.
+/// name and cannot take this pair; [`System`](crate::ErrorKind::System) if a socket does not take
+/// [`Options::keepalive`] or [`Options::user_timeout`]. Then both sockets are closed, with a reset.
 pub fn pair_task(
     a: Endpoint,
     b: Endpoint,
@@ -76,7 +77,8 @@ pub fn echo_task(
     Ok(Box::new(pair))
 }
 
-/// Creates the task of a pair. If no engine takes it, both sockets are closed with a reset.
+/// Creates the task of a pair. If no engine takes it, or a socket takes an option not, both sockets
+/// are closed with a reset.
 fn pair(
     ends: Ends,
     options: &Options,
@@ -84,8 +86,7 @@ fn pair(
     status: &Arc<Status>,
     on_end: Option<OnEnd>,
 ) -> Result<Pair> {
-    let plan =
-        policy::plan(&ends, options).inspect_err(|_| ends.each().iter().for_each(Endpoint::cut))?;
+    let plan = plan(&ends, options).inspect_err(|_| ends.each().iter().for_each(Endpoint::cut))?;
     Ok(Pair::new(
         ends,
         options,
@@ -94,6 +95,13 @@ fn pair(
         Arc::clone(status),
         on_end,
     ))
+}
+
+/// How the pair may move into the kernel. Its sockets have the options of the pair then.
+fn plan(ends: &Ends, options: &Options) -> Result<Plan> {
+    let plan = policy::plan(ends, options)?;
+    ends.set_options(options)?;
+    Ok(plan)
 }
 
 fn place(event_loop: &mut EventLoop, pair: Pair, status: &Status) {

@@ -12,7 +12,6 @@ use super::merger::Merger;
 use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::outcome::{Outcome, Reason};
-use crate::policy;
 use crate::reactor::{EventLoop, Remote};
 use crate::session::one_way::{OneWay, OneWayOptions};
 use crate::session::pair::ends::Ends;
@@ -80,7 +79,9 @@ impl Splicer {
     ///
     /// # Errors
     /// [`ErrorKind::EngineRefused`] if an engine was chosen by name and cannot take the pair;
-    /// [`ErrorKind::LoopEnded`] if the loop has failed. Then both sockets are closed.
+    /// [`ErrorKind::System`] if a socket does not take [`Options::keepalive`] or
+    /// [`Options::user_timeout`]; [`ErrorKind::LoopEnded`] if the loop has failed. Then both
+    /// sockets are closed.
     pub fn join(&self, a: Endpoint, b: Endpoint, options: &Options) -> Result<Handle> {
         self.run(Ends::Two([a, b]), options)
     }
@@ -100,7 +101,7 @@ impl Splicer {
         on_end: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Handle> {
         let ends = Ends::Two([a, b]);
-        let plan = policy::plan(&ends, options)?;
+        let plan = super::plan(&ends, options)?;
         let status = Arc::new(Status::new());
         let on_end: OnEnd = Box::new(on_end);
         let shared = Arc::clone(&status);

@@ -13,7 +13,9 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketType, connect_unspec, getpeername, ipproto, shutdown, sockopt,
 };
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
+use splice_base::keep_alive::KeepAlive;
 use splice_base::socket_option::{self, SocketMemory};
+use splice_base::user_timeout::UserTimeout;
 
 pub use self::segment_size::SegmentSize;
 pub(crate) use self::segment_size::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, TIMESTAMP_BYTES};
@@ -142,6 +144,23 @@ impl Endpoint {
     /// [`ErrorKind::System`] if the kernel does not know `SO_MEMINFO` (before 4.12).
     pub fn memory(&self) -> Result<SocketMemory> {
         socket_option::memory(&self.fd).context("cannot read the socket's SO_MEMINFO")
+    }
+
+    /// Sets when TCP takes its peer for gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the socket does not take it: Multipath TCP has no
+    /// `TCP_USER_TIMEOUT` (6.18).
+    pub(crate) fn set_peer_timeouts(
+        &self,
+        keepalive: KeepAlive,
+        user_timeout: Option<UserTimeout>,
+    ) -> Result<()> {
+        if self.kind == Kind::Unix {
+            return Ok(());
+        }
+        keepalive.set_on(&self.fd)?;
+        user_timeout.map_or(Ok(()), |timeout| timeout.set_on(&self.fd))
     }
 
     /// Sends EOF after the bytes that were already written.

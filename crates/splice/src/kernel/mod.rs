@@ -191,6 +191,12 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     /// When the kernel last moved a byte, if it did.
     fn moved_at(&self, now: Instant) -> Option<Instant>;
 
+    /// Whether one of the streams has ended past the sockets, and its end was acknowledged. User space's
+    /// directions do not see that. The acknowledgement counts for [`moved_at`](Self::moved_at).
+    fn has_ended_stream(&self) -> bool {
+        false
+    }
+
     /// Which peer has reset its connection, as far as the program knows. The sockets may learn first of the
     /// other peer's answer.
     fn reset_by(&self) -> Option<Side> {

@@ -1,10 +1,11 @@
 //! How connections end, and what is left then.
 
 use std::io::{ErrorKind, Read, Write};
-use std::time::Duration;
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
 
 use netlab::{Lab, Need, available};
-use splice::{ForwardEnd, Side};
+use splice::{ForwardEnd, ForwardOptions, Side};
 
 use crate::hops::ip;
 use crate::stage::{Stage, ping};
@@ -116,7 +117,27 @@ fn an_end_that_gives_no_sign_of_life_is_given_up() {
     if !available(Need::Root) {
         return;
     }
-    let stage = || Stage::with(|options| options.keep_alive = Duration::from_millis(400));
+    // The default interval is a 96th of the time.
+    finds_a_vanished_server(|options| options.keep_alive = Duration::from_millis(400));
+}
+
+#[test]
+fn the_interval_and_the_number_of_questions_can_be_set() {
+    if !available(Need::Root) {
+        return;
+    }
+    let started = Instant::now();
+    finds_a_vanished_server(|options| {
+        options.keep_alive = Duration::from_millis(400);
+        options.keep_alive_interval = Some(Duration::from_millis(300));
+        options.keep_alive_probes = 3;
+    });
+    // The last question has its time for an answer, too.
+    assert!(started.elapsed() >= Duration::from_millis(400 + 3 * 300));
+}
+
+fn finds_a_vanished_server(adjust: impl Fn(&mut ForwardOptions) + Copy + Send) {
+    let stage = || Stage::with(adjust);
     let (alive, dead) = (stage(), stage());
     let (client, server) = alive.connect();
     let (mut left, _gone) = dead.connect();
@@ -132,3 +153,38 @@ fn an_end_that_gives_no_sign_of_life_is_given_up() {
     ping(&client, &server);
     assert_eq!(alive.forward.connections(), 1);
 }
+
+#[test]
+fn a_connection_that_stays_half_closed_is_reset() {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    if !available(Need::Root) {
+        return;
+    }
+    let stage = Stage::with(|options| options.half_close_timeout = Some(TIMEOUT));
+    // Both of its streams are open all the time.
+    let (client, server) = stage.connect();
+    for from in [Side::A, Side::B] {
+        let (near, far) = stage.connect();
+        let (first, mut second) = match from {
+            Side::A => (near, far),
+            Side::B => (far, near),
+        };
+        let started = Instant::now();
+        first.shutdown(Shutdown::Write).expect("shut down");
+        assert_eq!(second.read(&mut [0]).expect("the end"), 0);
+        let one = stage.next_ended();
+        assert_eq!(one.end, ForwardEnd::HalfClosed, "{one:?}");
+        assert!(started.elapsed() >= TIMEOUT - TICK);
+        let error = (&first).read(&mut [0]).expect_err("it was reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        // It has read its EOF, so only its error tells of the reset.
+        netlab::until("the other one is reset, too", || {
+            second.take_error().expect("its error").is_some()
+        });
+    }
+    ping(&client, &server);
+    assert_eq!(stage.forward.connections(), 1);
+}
+
+/// A BPF program reads a coarse clock, which is behind by up to a tick of `CONFIG_HZ`=100.
+const TICK: Duration = Duration::from_millis(10);

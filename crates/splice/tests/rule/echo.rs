@@ -13,6 +13,7 @@ use crate::support::alone::alone;
 use crate::support::contestant::{AIO, Contestant, PIPE, SOCKMAP, URING};
 use crate::support::descriptors;
 use crate::support::driven::DrivenLoop;
+use crate::support::mix::Mix;
 use crate::support::patience::until;
 use crate::support::payload::Payload;
 use crate::support::peer::Peer;
@@ -184,6 +185,27 @@ pub(crate) fn limits_end_it(engine: &Contestant) {
         let (position, ending) = receive_until_cut(&peer, payload, 0);
         assert_eq!(position, 10);
         assert!(ending == Ending::Reset || kind == Kind::Unix || kind == Kind::Mptcp);
+    });
+}
+
+/// An echo has one stream, which cannot be half of it.
+pub(crate) fn has_no_half_close_timeout(engine: &Contestant) {
+    let [payload, _] = payloads();
+    let limits = Limits {
+        half_close_timeout: Some(IDLE),
+        ..Limits::default()
+    };
+    with_each_kind(engine, limits, |relay, kind| {
+        let (peer, handle) = relay.echo(kind);
+        // A pair of the same loop that is joined later ends by it.
+        let other = relay.join(Mix { a: kind, b: kind });
+        other.a.end_stream();
+        assert_eq!(outcome(&other.handle).reason, Reason::HalfClosed);
+        assert_eq!(handle.outcome(), None);
+        send(&peer, payload, 0..10, Pace::Steady);
+        peer.end_stream();
+        receive_to_end(&peer, payload, 0..10, Pace::Steady);
+        ends_in_order(&handle, 10);
     });
 }
 

@@ -9,6 +9,8 @@ use splice::{Limits, Outcome, Reason};
 use crate::rule::reset::tells_reset;
 use crate::support::contestant::Contestant;
 use crate::support::mix::Mix;
+use crate::support::payload::Payload;
+use crate::support::peer::Peer;
 use crate::support::relay::{Joined, Relay, outcome, payloads};
 use crate::support::transfer::{Ending, receive_until_cut, send_until_blocked};
 
@@ -67,7 +69,7 @@ pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
     let relay = Relay::with_limits(engine, limits(LONG));
     for chance in 1.. {
         let joined = relay.join(Mix::TCP4);
-        let Some(silence) = silence_that_ended(&joined) else {
+        let Some(silence) = silence_that_ended(&joined.a, &joined.b, payloads()[0], LONG) else {
             break;
         };
         assert_eq!(outcome(&joined.handle).reason, Reason::Idle);
@@ -76,23 +78,27 @@ pub(crate) fn leaves_a_talking_pair(engine: &Contestant) {
     }
 }
 
-/// Talks in one direction only, which must keep both alive. `None` if the pair lived on; otherwise
-/// the longest time in which possibly no byte moved.
-fn silence_that_ended(Joined { a, b, .. }: &Joined) -> Option<Duration> {
-    let [from_a, _] = payloads();
+/// Talks in one direction only, for several times as long as the timeout, which must keep the pair alive.
+/// `None` if it lived on; otherwise the longest time in which possibly no byte moved.
+pub(crate) fn silence_that_ended(
+    from: &Peer,
+    to: &Peer,
+    payload: Payload,
+    timeout: Duration,
+) -> Option<Duration> {
     let start = Instant::now();
     let mut last_began = start;
     let mut longest = Duration::ZERO;
     for position in 0.. {
         let began = Instant::now();
-        let sent = a.write_now(from_a.piece(position, 1)).is_ok();
-        let lives = sent && matches!((&mut &*b).read(&mut [0]), Ok(1));
+        let sent = from.write_now(payload.piece(position, 1)).is_ok();
+        let lives = sent && matches!((&mut &*to).read(&mut [0]), Ok(1));
         longest = longest.max(last_began.elapsed());
         last_began = began;
         if !lives {
             return Some(longest);
         }
-        if start.elapsed() > LONG * TALKS_FOR {
+        if start.elapsed() > timeout * TALKS_FOR {
             break;
         }
         thread::sleep(BETWEEN_WORDS);

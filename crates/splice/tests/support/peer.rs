@@ -113,6 +113,11 @@ impl Peer {
         }
     }
 
+    /// Takes the socket's error; a peer that has read EOF learns of a reset in no other way.
+    pub(crate) fn has_error(&self) -> bool {
+        matches!(sockopt::socket_error(&self.stream), Ok(Err(_)))
+    }
+
     pub(crate) fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         Ok(send(&self.stream, bytes, flags)?)

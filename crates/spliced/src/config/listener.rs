@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use splice::{Address, EngineChoice};
+use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
 use splice_route::Prefix;
 
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
+use crate::peer_timeouts::PeerTimeouts;
 use crate::plan::{
     CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, FIRST_BYTES_LIMIT, ListenerPlan, OnRemove,
 };
@@ -34,6 +35,8 @@ pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
         decide_within: DECIDE_WITHIN,
         first_bytes_limit: FIRST_BYTES_LIMIT,
         idle_timeout: None,
+        half_close_timeout: None,
+        peer_timeouts: PeerTimeouts::default(),
         splice_after: None,
         connect_timeout: CONNECT_TIMEOUT,
         max_connections: None,
@@ -110,6 +113,16 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
     );
     table.set_some("idle_timeout", &mut listener.idle_timeout, Value::time);
     table.set_some(
+        "half_close_timeout",
+        &mut listener.half_close_timeout,
+        Value::time,
+    );
+    let of_peers = &mut listener.peer_timeouts;
+    table.set("keepalive", &mut of_peers.keepalive, keepalive);
+    table.set("user_timeout", &mut of_peers.user_timeout, |value| {
+        value.accepted(UserTimeout::new(value.time_or_zero()?))
+    });
+    table.set_some(
         "splice_after",
         &mut listener.splice_after,
         Value::time_or_zero,
@@ -153,6 +166,49 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         })
     });
     on_remove(table, &mut listener.on_remove);
+}
+
+/// A time, `{ idle, interval, probes }`, or whether at all.
+fn keepalive(value: &Value<'_>) -> Option<KeepAlive> {
+    if value.is_flag() {
+        return Some(match value.flag()? {
+            true => KeepAlive::On(KeepAliveTimes::SYSTEM),
+            false => KeepAlive::Off,
+        });
+    }
+    if value.is_text() {
+        return match value.text()? {
+            "off" => Some(KeepAlive::Off),
+            _ => {
+                let idle = Some(value.time_or_zero()?);
+                value.accepted(KeepAliveTimes::new(idle, None, None))
+            }
+            .map(KeepAlive::On),
+        };
+    }
+    if !value.is_table() {
+        return value.wrong_type("write a time in quotes, \"off\", or { idle = \"30s\" }");
+    }
+    let table = value.table("keepalive")?;
+    let mut times = [None, None];
+    for (key, time) in ["idle", "interval"].into_iter().zip(&mut times) {
+        table.set_some(key, time, |value| {
+            let time = value.time_or_zero()?;
+            // By itself, so that a mistake is shown where it is.
+            let alone = match key {
+                "idle" => KeepAliveTimes::new(Some(time), None, None),
+                _ => KeepAliveTimes::new(None, Some(time), None),
+            };
+            value.accepted(alone).map(|_| time)
+        });
+    }
+    let mut probes = None;
+    table.set_some("probes", &mut probes, |value| value.number(1..=127));
+    table.finish();
+    let [idle, interval] = times;
+    value
+        .accepted(KeepAliveTimes::new(idle, interval, probes))
+        .map(KeepAlive::On)
 }
 
 /// `on_remove` and `drain_timeout`, which listeners and backends have in common.

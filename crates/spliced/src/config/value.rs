@@ -138,6 +138,13 @@ impl<'a> Value<'a> {
         None
     }
 
+    /// Notes why the library does not accept the value, in its own sentence.
+    pub(super) fn accepted<T>(&self, result: splice::Result<T>) -> Option<T> {
+        result
+            .map_err(|error| self.notes.mistake(&self.at, error.to_string()))
+            .ok()
+    }
+
     pub(super) fn wrong_type<T>(&self, remedy: &str) -> Option<T> {
         let kind = match self.value {
             DeValue::String(_) => "a string",

@@ -87,6 +87,14 @@ impl Connection {
                 Some(place) => place.backend.socket(address, &self.arrival),
                 None => address.socket(),
             };
+            let timeouts = self.terms.plan.peer_timeouts;
+            let made = made.and_then(|socket| {
+                if address.kind() != Kind::Unix {
+                    let set = timeouts.set_on_new(&socket);
+                    set.map_err(|error| error.errno().unwrap_or(Errno::INVAL))?;
+                }
+                Ok(socket)
+            });
             let socket = match made {
                 Ok(socket) => socket,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {

@@ -262,6 +262,7 @@ impl Deployment {
         let typed = &terms.plan.address;
         let threads = self.workers.len();
         let sockets = ListeningSockets::bind(typed, addresses, threads, largest_segment)?;
+        sockets.set_peer_timeouts(terms.plan.peer_timeouts)?;
         if let Some(time) = terms.plan.busy_poll {
             sockets.set_busy_poll(time)?;
         }

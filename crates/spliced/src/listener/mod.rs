@@ -17,6 +17,7 @@ pub(crate) use self::sockets::{InUse, ListeningSockets, why_not};
 use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;
+use crate::peer_timeouts::PeerTimeouts;
 use crate::resource_limit::limit_met;
 use crate::service::Service;
 use crate::socket_address::{SocketAddress, keep_urgent_bytes};
@@ -51,6 +52,10 @@ pub(crate) struct Listener {
     accepting: bool,
     /// How many connections the last turn with one has accepted at most, and when it was.
     last_turn: Option<(usize, Instant)>,
+    /// What the socket passes on to those that it accepts.
+    peer_timeouts: PeerTimeouts,
+    /// How many of the next connections may have been made before that changed, and have the former.
+    made_before: usize,
     service: Arc<Service>,
 }
 
@@ -68,6 +73,8 @@ impl Listener {
             interest,
             accepting: false,
             last_turn: None,
+            peer_timeouts: service.terms().plan.peer_timeouts,
+            made_before: 0,
             service,
         }
     }
@@ -83,6 +90,7 @@ impl Listener {
                     keep_urgent_bytes(&client);
                 }
                 let terms = service.terms();
+                self.follow(terms.plan.peer_timeouts, &client);
                 if terms.echoes() {
                     let client = Endpoint::prepared(client, kind);
                     echo::spawn(cx, client, permit, &terms, service);
@@ -109,6 +117,30 @@ impl Listener {
                     false
                 }
             },
+        }
+    }
+
+    /// Applies the timeouts of a reload. The socket has them for later connections. Those that wait in the
+    /// backlog have been made with the former ones.
+    fn follow(&mut self, wanted: PeerTimeouts, client: &OwnedFd) {
+        if self.kind == Kind::Unix {
+            return;
+        }
+        if wanted != self.peer_timeouts {
+            self.peer_timeouts = wanted;
+            // The kernel lets one more wait (`sk_acceptq_is_full`).
+            self.made_before = BACKLOG as usize + 1;
+            if let Err(error) = wanted.replace_on(&self.socket) {
+                tracing::warn!(
+                    "{}: connections keep the former keep-alive and user timeout: {error}",
+                    self.service.terms().plan.name
+                );
+            }
+        }
+        if self.made_before > 0 {
+            self.made_before -= 1;
+            // What the listening socket takes, its connections take; else the log says why not.
+            let _ = wanted.replace_on(client);
         }
     }
 

@@ -10,6 +10,7 @@ use rustix::net::{getsockname, listen, sockopt};
 use splice::{Address, SegmentSize, set_busy_poll};
 
 use super::socket_file::{SocketFile, remove_stale, unix_socket};
+use crate::peer_timeouts::PeerTimeouts;
 use crate::socket_address::SocketAddress;
 
 /// Connections that may wait to be accepted. The kernel caps it at `net.core.somaxconn`, which is 4096
@@ -101,6 +102,18 @@ impl ListeningSockets {
     pub(crate) fn set_busy_poll(&self, time: Duration) -> Result<()> {
         for socket in self.by_thread.iter().flatten() {
             set_busy_poll(socket, time)?;
+        }
+        Ok(())
+    }
+
+    /// Sets when connections take their peers for gone: an accepted TCP socket inherits it.
+    pub(crate) fn set_peer_timeouts(&self, timeouts: PeerTimeouts) -> Result<()> {
+        if self.shared {
+            // UNIX sockets have none of them.
+            return Ok(());
+        }
+        for socket in self.by_thread.iter().flatten() {
+            timeouts.set_on_new(socket)?;
         }
         Ok(())
     }

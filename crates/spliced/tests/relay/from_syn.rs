@@ -359,3 +359,42 @@ fn a_second_relay_to_the_same_server_uses_sockets() {
     drop((near, far));
     assert_eq!(stage.entry()["why_engine"], "from the SYN on");
 }
+
+#[test]
+fn a_connection_that_stays_half_closed_is_reset() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let stage = Stage::new(&["--half-close-timeout", "300ms"]);
+    stage
+        .hop
+        .relay
+        .wait_logged("are translated from the SYN on");
+    let (near, far) = stage.connect();
+    near.end_stream();
+    assert_eq!(far.read_to_end(Payload::new(0), 0), (0, End::OfStream));
+    near.expect_reset();
+    let entry = stage.entry();
+    assert_eq!(entry["outcome"], "half-closed for too long", "{entry}");
+    assert_eq!(entry["why_engine"], "from the SYN on", "{entry}");
+}
+
+/// The relay has no socket that could ask.
+#[test]
+fn a_vanished_server_is_found_by_the_keepalive_that_is_asked_for() {
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let stage = Stage::new(&["--keepalive", "1s,1s,1"]);
+    stage
+        .hop
+        .relay
+        .wait_logged("are translated from the SYN on");
+    let (near, _far) = stage.connect();
+    let mut down = stage.lab.server().command("ip");
+    let down = down.args(["link", "set", Lab::TO_RELAY, "down"]).status();
+    assert!(down.expect("it runs").success());
+    near.expect_reset();
+    let entry = stage.entry();
+    assert_eq!(entry["outcome"], "an end gave no sign of life", "{entry}");
+}

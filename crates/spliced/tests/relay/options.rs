@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::thread;
@@ -187,6 +188,121 @@ fn both_sockets_have_nodelay_and_keepalive() {
             };
             assert!(sockets.iter().all(has_both), "{listen} {target}");
         }
+    }
+}
+
+/// SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT and TCP_USER_TIMEOUT of a socket.
+pub(crate) type PeerTimeouts = (bool, Duration, Duration, u32, u32);
+
+pub(crate) fn peer_timeouts(socket: impl AsFd) -> PeerTimeouts {
+    (
+        sockopt::socket_keepalive(&socket).expect("SO_KEEPALIVE"),
+        sockopt::tcp_keepidle(&socket).expect("TCP_KEEPIDLE"),
+        sockopt::tcp_keepintvl(&socket).expect("TCP_KEEPINTVL"),
+        sockopt::tcp_keepcnt(&socket).expect("TCP_KEEPCNT"),
+        sockopt::tcp_user_timeout(&socket).expect("TCP_USER_TIMEOUT"),
+    )
+}
+
+/// What a new socket has with keep-alive.
+pub(crate) fn the_systems() -> PeerTimeouts {
+    let socket = TcpListener::bind("127.0.0.1:0").expect("it listens");
+    sockopt::set_socket_keepalive(&socket, true).expect("SO_KEEPALIVE");
+    peer_timeouts(&socket)
+}
+
+#[test]
+fn both_sockets_have_the_keepalive_and_the_user_timeout_that_are_asked_for() {
+    let systems = the_systems();
+    let [idle, interval] = [31, 12].map(Duration::from_secs);
+    let unix = format!("unix:@spliced-test-peers-{}", std::process::id());
+    for (options, expected) in [
+        (&[][..], systems),
+        (
+            &["--keepalive", "31s"],
+            (true, idle, systems.2, systems.3, 0),
+        ),
+        (
+            &["--keepalive", "31s,12s,4", "--user-timeout", "45s"],
+            (true, idle, interval, 4, 45_000),
+        ),
+        (
+            &["--keepalive", "off", "--user-timeout", "0s"],
+            (false, systems.1, systems.2, systems.3, 0),
+        ),
+    ] {
+        for (listen, of_tcp) in [("127.0.0.1:0", 2), ("[::1]:0", 2), (&unix, 1)] {
+            let server = Server::new();
+            // segment would end the keep-alive of the sockets.
+            let options = [options, &["--engine", "copy", "--threads", "2"]].concat();
+            let relay = Relay::between(listen, &server.address, &options);
+            // Through both listening sockets.
+            let pairs: Vec<_> = (0..16)
+                .map(|_| (Peer::connect(&relay.address), server.accept()))
+                .collect();
+            for socket in relay.connected_sockets(of_tcp * pairs.len()) {
+                assert_eq!(peer_timeouts(socket), expected, "{listen} {options:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_echo_has_the_keepalive_and_the_user_timeout_that_are_asked_for() {
+    let options = ["--keepalive", "31s,12s,4", "--user-timeout", "1500ms"];
+    let arguments = [&["echo", "127.0.0.1:0", "--engine", "copy"], &options[..]].concat();
+    let relay = Relay::spawn(&mut command(&arguments));
+    let _client = Peer::connect(&relay.address);
+    let [idle, interval] = [31, 12].map(Duration::from_secs);
+    for socket in relay.connected_sockets(1) {
+        assert_eq!(peer_timeouts(socket), (true, idle, interval, 4, 1500));
+    }
+}
+
+/// Whichever side has ended its stream. A connection with two streams goes on.
+#[test]
+fn a_half_closed_connection_is_reset() {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let scratch = Scratch::new("half-closed").expect("a directory");
+    for engine in ["auto", "copy"] {
+        let log = Log::below(&scratch);
+        let server = Server::new();
+        let options = [
+            "--half-close-timeout",
+            "300ms",
+            "--engine",
+            engine,
+            "--access-log",
+            &log.path,
+        ];
+        let mut relay = Relay::to(&server.address, &options);
+        let (open, open_far) = (Peer::connect(&relay.address), server.accept());
+        for client_ends in [true, false] {
+            let (near, far) = (Peer::connect(&relay.address), server.accept());
+            let (first, second) = match client_ends {
+                true => (near, far),
+                false => (far, near),
+            };
+            let started = Instant::now();
+            first.end_stream();
+            assert_eq!(
+                second.read_to_end(Payload::new(0), 0),
+                (0, End::OfStream),
+                "{engine}"
+            );
+            first.expect_reset();
+            assert!(started.elapsed() >= TIMEOUT - Duration::from_millis(10));
+        }
+        exchange(&open, &open_far, 43, SOME_BYTES, SOME_BYTES);
+        relay.terminate();
+        let outcomes: Vec<_> = log
+            .entries()
+            .iter()
+            .map(|entry| entry["outcome"].clone())
+            .collect();
+        let half_closed = "half-closed for too long";
+        assert_eq!(outcomes, ["end of stream", half_closed, half_closed]);
+        fs::remove_file(&log.path).expect("the log");
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use netlab::Process;
 use rustix::fs::OFlags;
 use rustix::io::ioctl_fionread;
-use rustix::net::getpeername;
+use rustix::net::{getpeername, getsockname, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use splice::{Endpoint, Kind};
 
@@ -398,6 +398,18 @@ impl Relay {
             .map(bytes)
             .sum::<usize>()
             / 2
+    }
+
+    /// Its listening sockets of TCP.
+    pub(crate) fn listening_sockets(&self) -> Vec<OwnedFd> {
+        let mut sockets = self.descriptors_of("socket:");
+        sockets.retain(|socket| {
+            let name = getsockname(socket).ok();
+            sockopt::socket_acceptconn(socket) == Ok(true)
+                && name.is_some_and(|name| SocketAddr::try_from(name).is_ok())
+        });
+        assert!(!sockets.is_empty(), "it listens on none");
+        sockets
     }
 
     /// Waits until it has `count` TCP connections, and returns their sockets.

@@ -177,6 +177,10 @@ fn what_does_not_fit_is_refused_in_one_sentence() {
             &["--engine pipe does not take seqpacket:/x"],
         ),
         (
+            &["seqpacket:/x", "seqpacket:/y", "--keepalive", "off"],
+            &["--keepalive is for TCP"],
+        ),
+        (
             &["seqpacket:/x", "seqpacket:/y", "--max-sessions", "3"],
             &["--max-sessions"],
         ),

@@ -96,6 +96,30 @@ fn wrong_usage_is_one_sentence_and_status_2() {
             &["--idle-timeout", "longer than zero"],
         ),
         (
+            &["--half-close-timeout", "0s"],
+            &["--half-close-timeout", "longer than zero"],
+        ),
+        (
+            &["--keepalive", "30"],
+            &["--keepalive", "write a number and its unit"],
+        ),
+        (
+            &["--keepalive", "1500ms"],
+            &["--keepalive", "whole seconds from 1s to 32767s"],
+        ),
+        (
+            &["--keepalive", "30s,10h"],
+            &["--keepalive", "interval cannot be 36000s"],
+        ),
+        (
+            &["--keepalive", "30s,10s,128"],
+            &["--keepalive", "cannot be 128; use 1 to 127"],
+        ),
+        (
+            &["--user-timeout", "25days"],
+            &["--user-timeout", "up to 2147483647ms"],
+        ),
+        (
             &["--connect-timeout", "0s"],
             &["--connect-timeout", "longer than zero"],
         ),
@@ -245,6 +269,10 @@ fn the_help_describes_every_address_option_and_signal() {
             "--threads",
             "--idle-timeout",
             "5m",
+            "--half-close-timeout",
+            "--keepalive",
+            "30s,10s,3",
+            "--user-timeout",
             "--connect-timeout",
             "[default: 5s]",
             "--max-connections",

@@ -181,6 +181,11 @@ impl KernelEngine for Segment {
         now.checked_sub(flow.idle_for())
     }
 
+    fn has_ended_stream(&self) -> bool {
+        let flow = self.counters.flow().filter(|_| self.has_taken());
+        flow.is_some_and(|flow| (0..2).any(|side| flow.marks(side) & mark::FIN_ACKED != 0))
+    }
+
     fn reset_by(&self) -> Option<Side> {
         let flow = self.counters.flow().filter(|_| self.has_taken())?;
         Side::BOTH

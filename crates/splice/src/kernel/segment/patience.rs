@@ -72,17 +72,21 @@ impl Retries {
     }
 
     /// The patience with a peer of a connection without a socket.
-    pub(super) fn unmeasured(self, keep_alive: KeepAlive) -> Patience {
-        let [awaited, orphaned] = self.waits(UNMEASURED_RTO);
-        Patience {
-            awaited,
-            orphaned,
-            keep_alive: Some(keep_alive),
-        }
+    pub(super) fn unmeasured(
+        self,
+        keep_alive: Option<KeepAlive>,
+        user_timeout: Option<Duration>,
+    ) -> Patience {
+        let timeouts = Timeouts {
+            retransmission: UNMEASURED_RTO,
+            user: user_timeout,
+            keep_alive,
+        };
+        timeouts.patience(self)
     }
 }
 
-/// What a socket that sleeps was set to.
+/// What a socket was set to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     retransmission: Duration,

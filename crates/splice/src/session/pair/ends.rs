@@ -4,8 +4,11 @@
 //! Two   ends[A] ──▶ ends[B] and back        Echo   ends[A] ──▶ ends[A]
 //! ```
 
+use splice_base::error::Result;
+
 use crate::endpoint::Endpoint;
 use crate::flow::{CarrierChoice, Direction};
+use crate::options::Options;
 use crate::outcome::Side;
 
 #[derive(Debug)]
@@ -56,6 +59,20 @@ impl Ends {
 
     pub(crate) fn is_echo(&self) -> bool {
         matches!(self, Self::Echo(_))
+    }
+
+    /// Sets the options of sockets that a pair's options ask for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if a socket does not take one.
+    pub(crate) fn set_options(&self, options: &Options) -> Result<()> {
+        let Options {
+            keepalive,
+            user_timeout,
+            ..
+        } = *options;
+        let mut each = self.each().iter();
+        each.try_for_each(|end| end.set_peer_timeouts(keepalive, user_timeout))
     }
 
     /// The directions between them; an echo has only the first.

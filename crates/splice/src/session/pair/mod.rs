@@ -17,7 +17,7 @@
 //!       byte limit                  the receivers have all, or 10 s are over
 //! any ─────────────▶ parting ─────────────────────────────────────────────────▶ ended
 //!  │                                                                              ▲
-//!  └──both directions have ended, an error, idle, closed, refused by name─────────┘
+//!  └──both directions have ended, an error, a timeout, closed, refused by name────┘
 //! ```
 //!
 //! A kernel engine that was chosen by name is tried from the start. `kernel` and `taken` tell the
@@ -29,6 +29,7 @@ mod aftermath;
 mod choice;
 mod ending;
 pub(crate) mod ends;
+mod half_close;
 pub(crate) mod promotion;
 mod ring;
 mod turn;
@@ -43,6 +44,7 @@ use splice_base::error::Error;
 
 pub(crate) use self::choice::BY_NAME;
 use self::ends::Ends;
+use self::half_close::HalfClose;
 use self::promotion::{Promotion, Trigger};
 use super::status::Status;
 use crate::endpoint::Endpoint;
@@ -86,6 +88,8 @@ pub(crate) struct Pair {
     // What the pair's one deadline may stand for. While the pair parts, it stands for the next
     // look.
     idle_look_at: Option<Instant>,
+    /// With a limit on that: how long the pair has been half-closed.
+    half_close: Option<Box<HalfClose>>,
     kernel_look_at: Option<Instant>,
     status: Arc<Status>,
     on_end: Option<OnEnd>,
@@ -129,6 +133,8 @@ impl Pair {
         }
         let now = Instant::now();
         let idle_timeout = options.limits.idle_timeout;
+        let half_close = options.limits.half_close_timeout;
+        let half_close = half_close.filter(|_| !ends.is_echo()).map(HalfClose::new);
         let pair = Self {
             ends: Some(ends),
             directions,
@@ -149,6 +155,7 @@ impl Pair {
             joined_at: now,
             moved_at: now,
             idle_look_at: idle_timeout.and_then(|idle| now.checked_add(idle)),
+            half_close: half_close.map(Box::new),
             kernel_look_at: None,
             status,
             on_end,
@@ -232,6 +239,9 @@ impl Pair {
         if reason.is_none() && self.directions.iter().all(Direction::has_ended) {
             reason = Some(Reason::EndOfStream);
         }
+        if reason.is_none() {
+            self.note_ended_stream(cx);
+        }
         let reason = reason.or_else(|| self.watch_room(cx));
         if reason.is_none()
             && let Some(promotion) = &self.promotion
@@ -256,10 +266,22 @@ impl Pair {
         self.ends.as_ref().map_or(&[], Ends::each)
     }
 
+    /// When a byte last moved, by user space or in the kernel.
+    fn last_moved_at(&self, now: Instant) -> Instant {
+        let in_kernel = self.kernel.as_ref().and_then(|kernel| kernel.moved_at(now));
+        in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at))
+    }
+
     fn set_deadline(&mut self, cx: &mut Context<'_>) {
         let promotion = self.promotion.as_ref();
         let ask_at = promotion.and_then(|promotion| promotion.ask_at());
-        let wanted = [self.idle_look_at, ask_at, self.kernel_look_at];
+        let half_close_look_at = self.half_close_look_at(cx.now());
+        let wanted = [
+            self.idle_look_at,
+            half_close_look_at,
+            ask_at,
+            self.kernel_look_at,
+        ];
         cx.set_deadline(wanted.into_iter().flatten().min());
     }
 }
@@ -345,12 +367,14 @@ impl Task for Pair {
         if let (Some(timeout), Some(look_at)) = (self.idle_timeout, self.idle_look_at)
             && look_at <= now
         {
-            let in_kernel = self.kernel.as_ref().and_then(|kernel| kernel.moved_at(now));
-            let moved_at = in_kernel.map_or(self.moved_at, |at| at.max(self.moved_at));
+            let moved_at = self.last_moved_at(now);
             if now.saturating_duration_since(moved_at) >= timeout {
                 return self.end(cx, Reason::Idle);
             }
             self.idle_look_at = moved_at.checked_add(timeout);
+        }
+        if self.is_half_closed_for_too_long(now) {
+            return self.end(cx, Reason::HalfClosed);
         }
         let mut step = Step::Wait;
         let promotion = self.promotion.as_ref();

@@ -124,6 +124,7 @@ fn the_manual_has_every_key() {
         "[defaults]\nx_y_z = 1\n",
         "[[listener]]\nx_y_z = 1\n",
         "[[listener]]\nclient_prefix = { x_y_z = 1 }\n",
+        "[[listener]]\nkeepalive = { x_y_z = 1 }\n",
         "[[listener]]\n[[listener.route]]\nx_y_z = 1\n",
         "[[listener]]\n[[listener.route]]\nsocks = { x_y_z = 1 }\n",
         "[backend.a]\nx_y_z = 1\n",
@@ -146,7 +147,7 @@ fn the_manual_has_every_key() {
                 "route" => "`[[listener.route]]`".into(),
                 "backend" => "`[backend.NAME]`".into(),
                 "bypass" => "`[[bypass]]`".into(),
-                "ipv4" | "ipv6" => format!("{key} = "),
+                "ipv4" | "ipv6" | "idle" | "interval" | "probes" => format!("{key} = "),
                 "allow" => "{ allow = ".into(),
                 key => format!("`{key}`"),
             };

@@ -27,6 +27,18 @@ fn what_cannot_be_joined_is_refused_in_one_sentence() {
             &["--bypass-firewall"],
         ),
         (
+            &["udp::0", "udp::1", "--keepalive", "30s"],
+            &["--keepalive is for TCP"],
+        ),
+        (
+            &["udp::0", "udp::1", "--user-timeout", "30s"],
+            &["--user-timeout is for TCP"],
+        ),
+        (
+            &["udp::0", "udp::1", "--half-close-timeout", "30s"],
+            &["--half-close-timeout is for TCP and UNIX streams"],
+        ),
+        (
             &["udp::0", "udp::1", "--max-sessions", "0"],
             &["--max-sessions"],
         ),

@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::thread;
+use std::time::Duration;
 
 use netlab::Scratch;
 use rustix::process::Signal;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset};
+use crate::options::{PeerTimeouts, peer_timeouts, the_systems};
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::server::free_port;
@@ -127,6 +130,95 @@ fn a_removed_server_drains_or_resets_as_configured() {
             expect(&mut client, b"still here");
         }
     }
+}
+
+/// Without keep-alive its times mean nothing.
+fn effective(socket: impl AsFd) -> PeerTimeouts {
+    match peer_timeouts(socket) {
+        (false, _, _, _, user_timeout) => (false, Duration::ZERO, Duration::ZERO, 0, user_timeout),
+        with_keepalive => with_keepalive,
+    }
+}
+
+/// Those of both sockets of the only connection.
+fn only_connection(proxy: &Proxy) -> PeerTimeouts {
+    let sockets = proxy.relay.connected_sockets(2);
+    let [client, server] = [&sockets[0], &sockets[1]].map(effective);
+    assert_eq!(client, server);
+    client
+}
+
+/// Listening sockets keep what they pass on, and clients in a backlog have got that before the reload.
+#[test]
+fn new_connections_get_the_peer_timeouts_of_a_reload() {
+    let site = Site::new();
+    let systems = the_systems();
+    let of = |more: &str| {
+        let limited = format!("engine = \"copy\"\nmax_connections = 1\n{more}[[listener.route]]");
+        let listener = listener("l", "127.0.0.1:0", "b").replace("[[listener.route]]", &limited);
+        "threads = 1\n".to_owned() + &listener + &backend("b", &site, "")
+    };
+    let [thirty, ten] = [30, 10].map(Duration::from_secs);
+    let set =
+        "keepalive = { idle = \"30s\", interval = \"10s\", probes = 3 }\nuser_timeout = \"20s\"\n";
+    let proxy = Proxy::run(&of(""));
+    let address = proxy.address("l");
+    let reload = |more: &str| assert!(proxy.reload(&of(more)).status.success());
+    let mut open = (connect(&address), site.accept());
+    assert_eq!(only_connection(&proxy), systems);
+    for (more, expected) in [
+        (set, (true, thirty, ten, 3, 20_000)),
+        (
+            "keepalive = \"30s\"\n",
+            (true, thirty, systems.2, systems.3, 0),
+        ),
+        ("", systems),
+        (set, (true, thirty, ten, 3, 20_000)),
+        (
+            "keepalive = false\n",
+            (false, Duration::ZERO, Duration::ZERO, 0, 0),
+        ),
+        ("", systems),
+    ] {
+        // It waits in the backlog, with the former values.
+        let waiting = connect(&address);
+        let before = only_connection(&proxy);
+        reload(more);
+        assert_eq!(only_connection(&proxy), before);
+        drop(open);
+        open = (waiting, site.accept());
+        assert_eq!(only_connection(&proxy), expected, "{more}");
+        // Later ones inherit them.
+        for socket in proxy.relay.listening_sockets() {
+            assert_eq!(effective(socket), expected, "{more}");
+        }
+    }
+}
+
+#[test]
+fn new_connections_get_the_half_close_timeout_of_a_reload() {
+    let site = Site::new();
+    let of = |more: &str| {
+        let route = format!("{more}[[listener.route]]");
+        let listener = listener("l", "127.0.0.1:0", "b").replace("[[listener.route]]", &route);
+        listener + &backend("b", &site, "")
+    };
+    let proxy = Proxy::run(&of(""));
+    let address = proxy.address("l");
+    let half_closed = || {
+        let client = connect(&address);
+        client.shutdown(Shutdown::Write).expect("shut down");
+        let mut server = site.accept();
+        assert_eq!(server.read(&mut [0]).expect("the end"), 0);
+        (client, server)
+    };
+    let (mut before, mut its_server) = half_closed();
+    let with_timeout = of("half_close_timeout = \"200ms\"\n");
+    assert!(proxy.reload(&with_timeout).status.success());
+    let (mut client, _server) = half_closed();
+    expect_reset(&mut client);
+    its_server.write_all(b"still here").expect("sent");
+    expect(&mut before, b"still here");
 }
 
 #[test]

@@ -47,6 +47,8 @@ pub enum ForwardEnd {
     Abandoned,
     /// Nothing moved for the idle timeout. Both sides were reset.
     Idle,
+    /// One stream had ended, and nothing moved for the timeout of that. Both sides were reset.
+    HalfClosed,
     /// An end gave no sign of life for long, and none when it was asked. Both sides were reset.
     Silent,
     /// The packet filters of this host would stop it now. Both sides were reset.
@@ -65,6 +67,7 @@ impl fmt::Display for ForwardEnd {
             Self::TimedOut => "the target did not answer in time",
             Self::Abandoned => "the client did not complete its handshake",
             Self::Idle => "idle for too long",
+            Self::HalfClosed => "half-closed for too long",
             Self::Silent => "an end gave no sign of life",
             Self::Filtered => "stopped by packet filters",
             Self::Dropped => "ended by the relay",

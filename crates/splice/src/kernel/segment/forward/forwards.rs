@@ -60,10 +60,8 @@ const ORIGINS_PER_LOOK: usize = 2;
 /// How often to look at addresses, devices and routes: a change is followed within a second.
 const LOOK_AROUND_EVERY: Duration = Duration::from_millis(500);
 
-/// How often in a row peers are asked, and how far apart, as a part of the time before: a socket asks nine times, every
-/// 75 s after two hours (`TCP_KEEPALIVE_PROBES` in net/tcp.h and beside it).
-const PROBES: u32 = 9;
-const PROBED_EVERY: u32 = 96;
+/// Time between two questions, as a part of the time before: a socket asks every 75 s after two hours.
+const ASKED_EVERY: u32 = 96;
 
 /// How long the program goes on without a look. A thread that the machine does not run for so long has lost it.
 const ALIVE_FOR: Duration = Duration::from_secs(3);
@@ -208,7 +206,8 @@ impl Forwards {
             let terms = Terms {
                 connect_timeout: options.connect_timeout,
                 idle_timeout: options.idle_timeout,
-                patience: retries.unmeasured(keep_alive_of(&options)),
+                half_close_timeout: options.half_close_timeout,
+                patience: retries.unmeasured(keep_alive_of(&options), options.user_timeout),
                 end: owner.is_dropped().then_some(ForwardEnd::Dropped),
                 filter,
             };
@@ -251,12 +250,13 @@ impl fmt::Debug for Forwards {
     }
 }
 
-fn keep_alive_of(options: &ForwardOptions) -> KeepAlive {
-    KeepAlive {
-        idle: options.keep_alive,
-        interval: options.keep_alive / PROBED_EVERY,
-        probes: PROBES,
-    }
+fn keep_alive_of(options: &ForwardOptions) -> Option<KeepAlive> {
+    let idle = options.keep_alive;
+    (idle != Duration::MAX).then(|| KeepAlive {
+        idle,
+        interval: options.keep_alive_interval.unwrap_or(idle / ASKED_EVERY),
+        probes: options.keep_alive_probes,
+    })
 }
 
 /// Looks after all connections until nobody forwards any.

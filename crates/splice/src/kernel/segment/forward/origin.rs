@@ -60,6 +60,7 @@ type Filter<'a> = dyn Fn(&SegmentFlow) -> Option<String> + 'a;
 pub(super) struct Terms<'a> {
     pub(super) connect_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
+    pub(super) half_close_timeout: Option<Duration>,
     pub(super) patience: Patience,
     /// Why it is to end at once.
     pub(super) end: Option<ForwardEnd>,
@@ -228,6 +229,10 @@ impl Origin {
                     let idle = terms
                         .idle_timeout
                         .filter(|most| since(&flow.moved_ns) > *most);
+                    // The acknowledgement of an end counts as a byte that moves.
+                    let half_closed = terms
+                        .half_close_timeout
+                        .filter(|most| has_ended_stream(flow) && since(&flow.moved_ns) > *most);
                     let silent = raw.is_some_and(|raw| {
                         self.is_given_up(raw, flow, slot, now_ns, &terms.patience)
                     });
@@ -237,6 +242,7 @@ impl Origin {
                     } else if let Some(why) = terms
                         .end_of(flow)
                         .or_else(|| idle.map(|_| ForwardEnd::Idle))
+                        .or_else(|| half_closed.map(|_| ForwardEnd::HalfClosed))
                         .or_else(|| silent.then_some(ForwardEnd::Silent))
                     {
                         self.cut(flow, slot, why, raw);
@@ -382,6 +388,12 @@ fn end_in_order(flow: &SegmentFlow, now_ns: u64) {
     let _ = flow
         .state
         .compare_exchange(state::SPLICED, state::TIME_WAIT, AcqRel, Relaxed);
+}
+
+/// One of the streams has ended, and its end was acknowledged.
+fn has_ended_stream(flow: &SegmentFlow) -> bool {
+    let mut sides = flow.side.iter();
+    sides.any(|side| side.marks() & mark::FIN_ACKED != 0)
 }
 
 /// Whether the port of a connection that is over can be another's.

@@ -22,9 +22,17 @@ pub struct ForwardOptions {
     pub connect_timeout: Duration,
     /// How long nothing may move. Then both sides are reset. `None`: for ever.
     pub idle_timeout: Option<Duration>,
-    /// After so long without a byte, both ends are asked for a sign of life. One that gives none within a tenth of that
-    /// is taken for gone, and both sides are reset.
+    /// How long nothing may move once one stream has ended. Then both sides are reset. `None`: for ever.
+    pub half_close_timeout: Option<Duration>,
+    /// After so long without a byte, both ends are asked for a sign of life. [`Duration::MAX`]: never.
     pub keep_alive: Duration,
+    /// The time between two of these questions. `None`: a 96th of [`keep_alive`](Self::keep_alive).
+    pub keep_alive_interval: Option<Duration>,
+    /// An end that leaves so many questions in a row unanswered is taken for gone, and both sides are reset.
+    pub keep_alive_probes: u32,
+    /// An end that acknowledges nothing for so long is taken for gone, and both sides are reset. `None`: as sockets do it
+    /// (`tcp_retries2`).
+    pub user_timeout: Option<Duration>,
     /// How many connections may wait for an answer. Clients beyond that get to the listening socket, whose SYN cookies
     /// tell them from a flood.
     pub half_open: u32,
@@ -40,7 +48,11 @@ impl ForwardOptions {
             server,
             connect_timeout: Duration::from_secs(5),
             idle_timeout: None,
+            half_close_timeout: None,
             keep_alive: KEEP_ALIVE,
+            keep_alive_interval: None,
+            keep_alive_probes: KEEP_ALIVE_PROBES,
+            user_timeout: None,
             half_open: 256,
             bypass_firewall: false,
         }
@@ -49,6 +61,9 @@ impl ForwardOptions {
 
 /// When a socket with SO_KEEPALIVE asks (`TCP_KEEPALIVE_TIME` in net/tcp.h).
 const KEEP_ALIVE: Duration = Duration::from_secs(7200);
+
+/// How often it asks (`TCP_KEEPALIVE_PROBES` there).
+const KEEP_ALIVE_PROBES: u32 = 9;
 
 /// What happens to forwarded connections.
 #[derive(Clone, Debug)]
