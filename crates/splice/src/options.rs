@@ -31,12 +31,10 @@ pub struct Options {
     /// stop is reset.
     pub bypass_firewall: bool,
     /// TCP keep-alive of both sockets. UNIX sockets have none and ignore it. By default the sockets
-    /// stay as the caller has set them. `segment` ends the keep-alive of a pair that it has taken:
-    /// its sockets hear nothing of their peers.
+    /// stay as the caller has set them.
     pub keepalive: KeepAlive,
     /// How long bytes that this process has sent may stay unacknowledged, for both sockets
     /// (`TCP_USER_TIMEOUT`). UNIX sockets ignore it. `None`, the default: as the caller has set it.
-    /// The bytes that `segment` moves are sent again and given up by the peers themselves.
     pub user_timeout: Option<UserTimeout>,
 }
 

@@ -281,16 +281,14 @@ pub(crate) struct LifeArgs {
     /// the time between two probes, and their number (30s, or 30s,10s,3), or off. What is left out is the
     /// system's [default: the system's times].
     ///
-    /// Times are whole seconds up to 32767s, probes 1 to 127. It does not apply to UNIX sockets. It ends when
-    /// segment takes a connection, whose peers have only their own keep-alive then.
+    /// Times are whole seconds up to 32767s, probes 1 to 127. It does not apply to UNIX sockets.
     #[arg(long, value_name = "IDLE[,INTERVAL[,PROBES]]|off", value_parser = keepalive)]
     pub(crate) keepalive: Option<KeepAlive>,
 
     /// Time that bytes sent to a peer may stay unacknowledged before TCP gives its connection up
     /// (TCP_USER_TIMEOUT), in milliseconds or more; 0s is as long as the system retransmits [default: 0s].
     ///
-    /// It does not apply to UNIX sockets, nor to connections that segment has taken, whose peers retransmit
-    /// to one another.
+    /// It does not apply to UNIX sockets.
     #[arg(long, value_name = "TIME", value_parser = user_timeout)]
     pub(crate) user_timeout: Option<UserTimeout>,
 
