@@ -302,7 +302,7 @@ int segment_ingress(struct __sk_buff *skb)
 }
 
 /*
- * What the relay's own sockets send in OVERLAP, and what they ask for user space when they sleep. A peer whose stream still goes by the socket is
+ * What the relay's own sockets send in OVERLAP, and their questions when they sleep. A peer whose stream still goes by the socket is
  * promised no more room than before. One whose stream goes past it has moved on: an
  * acknowledgement that is too old makes it discard the segment, payload included, and the window is
  * now the other peer's.
@@ -345,6 +345,9 @@ int segment_egress(struct __sk_buff *skb)
 		return NEXT;
 	flow = bpf_map_lookup_elem(&segment_flows, &place->flow);
 	if (!flow || flow->serial != place->serial)
+		return NEXT;
+	/* User space asks by a raw socket there. */
+	if (is_forwarded(flow))
 		return NEXT;
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];

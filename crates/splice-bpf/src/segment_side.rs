@@ -41,7 +41,7 @@ impl SegmentSide {
         (self.reach.load(Acquire) >> u32::BITS) as u32
     }
 
-    /// Marks the peer; the program takes the mark away.
+    /// Marks the peer.
     pub fn add_mark(&self, added: u32) {
         self.reach.fetch_or(u64::from(added) << u32::BITS, SeqCst);
     }
@@ -129,6 +129,14 @@ impl SegmentSide {
     pub fn waits_for(&self, now_ns: u64) -> Option<Duration> {
         let waiting = self.waiting.load(Relaxed);
         (waiting != 0).then(|| since(waiting, now_ns))
+    }
+
+    /// Nothing that the peer has sent before the end of its stream is missing, as far as is known.
+    pub fn has_come_to_its_end(&self) -> bool {
+        let marks = self.marks();
+        let before_fin = self.fin_end.load(Relaxed).wrapping_sub(1);
+        let is_delivered = !is_behind(self.acked.load(Relaxed) as u32, before_fin);
+        marks & mark::FIN != 0 && (marks & mark::GAP == 0 || is_delivered)
     }
 
     /// The peer was heard at `now_ns`.

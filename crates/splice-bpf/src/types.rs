@@ -840,6 +840,7 @@ pub mod segment_mark {
     pub const CONGESTED: u32 = 32;
     pub const ASKED: u32 = 64;
     pub const DOUBTED: u32 = 128;
+    pub const GAP: u32 = 256;
 }
 
 /// `enum segment_flag`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use splice::{
     EngineChoice, EngineName, Forward, ForwardEnd, ForwardEvent, ForwardOptions, Forwarded,
-    KeepAlive, KeepAliveTimes,
+    KeepAlive,
 };
 use splice_route::Conditions;
 
@@ -149,7 +149,7 @@ fn options(terms: &Terms, listening: &[SocketAddr]) -> Result<ForwardOptions, St
 fn set_keep_alive(options: &mut ForwardOptions, keepalive: KeepAlive) {
     match keepalive {
         KeepAlive::Off => options.keep_alive = Duration::MAX,
-        KeepAlive::On(KeepAliveTimes::SYSTEM) | KeepAlive::Unchanged => {}
+        KeepAlive::Unchanged => {}
         KeepAlive::On(times) => {
             let times = times.with_systems().unwrap_or(times);
             options.keep_alive = times.idle().unwrap_or(options.keep_alive);

@@ -47,9 +47,9 @@ static __always_inline bool is_ack_acceptable(const struct segment *s, const str
 	return !after(s->ack + side->ack_delta, high_seq(other)) && !after(oldest, s->ack);
 }
 
-/* Takes in what an acceptable segment says. */
+/* Takes in what an acceptable segment says that came at @now_ns. */
 static __always_inline void learn(const struct segment *s, struct segment_flow *flow,
-				  struct segment_side *side, struct segment_side *other)
+				  struct segment_side *side, struct segment_side *other, __u64 now_ns)
 {
 	__u32 window = s->window << (side->window_left & 15), end = end_of(s);
 
@@ -58,10 +58,13 @@ static __always_inline void learn(const struct segment *s, struct segment_flow *
 		raise(&side->edge, s->ack + window);
 	if (window > READ_ONCE(side->largest_window))
 		WRITE_ONCE(side->largest_window, window);
-	advance_acked(other, s->ack + side->ack_delta, &flow->moved_ns);
+	advance_acked(other, s->ack + side->ack_delta, &flow->moved_ns, now_ns);
 	/* What has no bytes takes its sender no further, wherever in the window it stands. */
-	if (!is_pure_ack(s))
+	if (!is_pure_ack(s)) {
+		if (after(s->seq, high_seq(side)) && !(marks(side) & SEGMENT_GAP))
+			add_marks(side, SEGMENT_GAP);
 		raise_high_seq(side, end);
+	}
 	/* Else it would lie ahead again once two gigabytes have passed. */
 	if (is_past(side) && after(end, side->promised + SEGMENT_ACK_REACH))
 		raise(&side->promised, other->edge - side->seq_delta);
@@ -82,17 +85,23 @@ static __always_inline void clear_doubt(struct segment_side *side, struct segmen
 		take_marks(other, SEGMENT_DOUBTED);
 }
 
-/*
- * Keeps when the sender was last heard, and since when each of the two waits for an acknowledgement.
- */
+/* Keeps when the sender was last heard, at @now_ns, and since when each of the two waits for an acknowledgement. */
 static __always_inline void keep_time(const struct segment *s, struct segment_side *side,
-				      struct segment_side *other)
+				      struct segment_side *other, __u64 now_ns)
 {
-	__u32 now = ticks_of(bpf_ktime_get_coarse_ns());
+	__u32 now = ticks_of(now_ns);
 
 	WRITE_ONCE(side->heard, now);
-	if (READ_ONCE(other->waiting))
-		WRITE_ONCE(other->waiting, s->ack + side->ack_delta == high_seq(other) ? 0 : now);
+	if (READ_ONCE(other->waiting)) {
+		bool is_all = s->ack + side->ack_delta == high_seq(other);
+
+		WRITE_ONCE(other->waiting, is_all ? 0 : now);
+		/* Another CPU may have had more in hand. */
+		if (is_all && s->ack + side->ack_delta != high_seq(other))
+			WRITE_ONCE(other->waiting, now);
+		if (is_all && (marks(other) & SEGMENT_GAP))
+			take_marks(other, SEGMENT_GAP);
+	}
 	if (!is_pure_ack(s) && !READ_ONCE(side->waiting))
 		WRITE_ONCE(side->waiting, now);
 }
@@ -104,7 +113,10 @@ static __always_inline void keep_time(const struct segment *s, struct segment_si
 static __always_inline void keep_time_of_probe(const struct segment *s, struct segment_side *side,
 					       const struct segment_side *other)
 {
-	if (s->is_verified && s->seq + 1 == high_seq(side) && !after(window_end(side, other), high_seq(side)) &&
+	/* It is told its window in steps. */
+	__u32 step = 1U << (side->own_scale & 15), edge = other->edge - side->seq_delta;
+
+	if (s->is_verified && s->seq + 1 == high_seq(side) && !after(edge, high_seq(side) + step - 1) &&
 	    !READ_ONCE(side->waiting))
 		WRITE_ONCE(side->waiting, ticks_of(bpf_ktime_get_coarse_ns()));
 }
@@ -132,14 +144,16 @@ static __always_inline bool hear(const struct segment *s, struct segment_flow *f
 				 struct segment_side *side, struct segment_side *other)
 {
 	__u32 ack = side->high_ack;
+	__u64 now_ns;
 
 	if ((s->flags & (ACK | RST | SYN)) != ACK || !s->is_verified || !is_in_window(s, side, other) ||
 	    !is_ack_acceptable(s, side, other) || is_stale(s, side))
 		return false;
-	learn(s, flow, side, other);
+	now_ns = bpf_ktime_get_coarse_ns();
+	learn(s, flow, side, other, now_ns);
 	if (s->flags & FIN)
 		learn_end(side, other, end_of(s));
-	keep_time(s, side, other);
+	keep_time(s, side, other, now_ns);
 	if ((marks(side) | marks(other)) & SEGMENT_DOUBTED)
 		clear_doubt(side, other, ack);
 	return true;

@@ -62,7 +62,7 @@ static __always_inline __u32 ticks_of(__u64 now_ns)
  * The other peer has acknowledged up to `ack` (in this side's sequence space). Many CPUs may say so
  * at once; who loses the race says nothing new, or says it again with the next segment.
  */
-static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns)
+static __always_inline void advance_acked(struct segment_side *side, __u32 ack, __u64 *moved_ns, __u64 now_ns)
 {
 	__u64 old = READ_ONCE(side->acked);
 	__u32 step = ack - (__u32)old;
@@ -75,7 +75,7 @@ static __always_inline void advance_acked(struct segment_side *side, __u32 ack, 
 			return;
 		found = __sync_val_compare_and_swap(&side->acked, old, old + step);
 		if (found == old) {
-			*moved_ns = bpf_ktime_get_coarse_ns();
+			*moved_ns = now_ns;
 			return;
 		}
 		old = found;

@@ -72,11 +72,12 @@ static __always_inline void learn_from_reset(const struct segment *s, struct seg
 					     struct segment_side *side, struct segment_side *other)
 {
 	__u32 ack = s->ack + side->ack_delta;
+	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (is_past(side) && s->seq == high_seq(side))
-		advance_acked(side, s->seq, &flow->moved_ns);
+		advance_acked(side, s->seq, &flow->moved_ns, now);
 	if (is_past(other) && (s->flags & ACK) && !after(ack, high_seq(other)))
-		advance_acked(other, ack, &flow->moved_ns);
+		advance_acked(other, ack, &flow->moved_ns, now);
 }
 
 /*

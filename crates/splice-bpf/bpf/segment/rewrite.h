@@ -424,7 +424,8 @@ __noinline int give_to_socket(struct __sk_buff *skb, struct segment *s, struct s
 	}
 	if (is_past(side))
 		put_be32(&b->new[4], socket_end(&change_over->side[place->side & 1]));
-	if (after(s->ack, own_final))
+	/* All that a socket which sleeps has sent is acknowledged, however long ago. */
+	if (load_acquire(&flow->state) == SEGMENT_SPLICED || after(s->ack, own_final))
 		put_be32(&b->new[8], own_final);
 	if (reset)
 		b->new[13] = RST | ACK;

@@ -79,6 +79,7 @@ enum segment_mark {
 	SEGMENT_CONGESTED = 32,	/* a segment was marked on its way from the peer, which has not heard of it */
 	SEGMENT_ASKED = 64,	/* user space has the socket that sleeps ask whether the peer is alive */
 	SEGMENT_DOUBTED = 128,	/* the peer sent a reset that the other peer may have accepted */
+	SEGMENT_GAP = 256,	/* something that the peer has sent before `high_seq` may not have come by */
 };
 
 enum segment_flag {

@@ -105,8 +105,12 @@ __noinline int translate_steady(struct segment *s, struct segment_flow *flow, __
 	}
 	if (s->sack_clip)
 		s->sack_floor += side->ack_delta;
-	if (!(side->flags & SEGMENT_FORWARDED))
+	if (!(side->flags & SEGMENT_FORWARDED)) {
 		seq = within_window(s, seq, other);
+		/* Connection tracking has seen the question, and forgets a connection that does not answer. */
+		if ((marks(side) & SEGMENT_ASKED) && s->is_believed && is_pure_ack(s) && !s->copy)
+			s->copy = COPY_ACK;
+	}
 	if (s->payload)
 		__sync_fetch_and_add(&flow->payload_bytes[from & 1], s->payload);
 	place(s, side, other, seq, ack, window);

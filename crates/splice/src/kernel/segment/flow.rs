@@ -21,7 +21,7 @@ use splice_bpf::sequence::{is_behind, raise};
 use splice_bpf::types::{
     SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple,
 };
-use splice_bpf::types::{segment_mark as mark, segment_state as state};
+use splice_bpf::types::{segment_mark as mark, segment_state as state, segment_tracked as tracked};
 
 /// How long a flow in OVERLAP goes on without its owner, which renews this with every look: an
 /// owner that is alive looks at least every `LONGEST_OVERLAP_PAUSE`.
@@ -366,6 +366,12 @@ impl Flow {
     /// For how long this side's peer has been silent.
     pub(super) fn silence_of(&self, side: usize) -> Silence {
         Silence::of(self.entry(), side, now_ns())
+    }
+
+    /// Which of the connections connection tracking knows. It may not be asked in vain.
+    pub(super) fn is_tracked(&self) -> [bool; 2] {
+        let known = self.datapath.tracked(&self.tuples).unwrap_or_default();
+        known.map(|known| known & tracked::TRACKED != 0)
     }
 
     /// Lets this side's socket, which sleeps, send to its peer.

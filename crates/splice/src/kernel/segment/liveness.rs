@@ -13,9 +13,10 @@
 //!
 //! This file neither reads a clock nor asks the kernel.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use splice_bpf::types::{SegmentFlow, segment_mark as mark};
+use splice_bpf::types::{SegmentFlow, SegmentSide, segment_mark as mark};
 
 /// How long a socket bears the silence of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +42,12 @@ pub(super) struct KeepAlive {
 /// What a peer's silence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Silence {
+    /// Tells it from an earlier one that has lasted as long.
+    pub(super) begun: [u32; 2],
     pub(super) lasts: Duration,
     /// Something was sent to the peer that it has not acknowledged, or it was asked for room.
+    pub(super) is_waited_for: bool,
+    /// That, or nothing but the last acknowledgement can be missing.
     pub(super) is_awaited: bool,
     /// Both streams have ended.
     pub(super) is_orphaned: bool,
@@ -52,14 +57,28 @@ impl Silence {
     /// That of one peer of a flow, at `now_ns`.
     pub(super) fn of(flow: &SegmentFlow, peer: usize, now_ns: u64) -> Self {
         let (side, other) = (&flow.side[peer], &flow.side[1 - peer]);
+        let begun = [&side.heard, &other.waiting].map(|at| at.load(Relaxed));
         let heard = side.silent_for(now_ns);
-        let awaited = other.waits_for(now_ns);
+        // What stands behind a gap may be forged. Whoever has sent it, and what is missing before it, sends that again.
+        let is_made_up = other.marks() & mark::GAP != 0 && other.silent_for(now_ns) >= heard;
+        let awaited = other.waits_for(now_ns).filter(|_| !is_made_up);
         // The last acknowledgement of such a pair has not been seen, or one of the ends was a forged one.
-        let is_orphaned = flow.side.iter().all(|side| side.marks() & mark::FIN != 0);
+        let is_orphaned = flow.side.iter().all(SegmentSide::has_come_to_its_end);
         Self {
+            begun,
             lasts: awaited.map_or(heard, |awaited| awaited.min(heard)),
             is_awaited: awaited.is_some() || is_orphaned,
+            is_waited_for: awaited.is_some(),
             is_orphaned,
+        }
+    }
+
+    /// The same where sockets look after the ends of the streams.
+    pub(super) fn without_ends(self) -> Self {
+        Self {
+            is_awaited: self.is_waited_for,
+            is_orphaned: false,
+            ..self
         }
     }
 }
@@ -80,29 +99,30 @@ pub(super) struct Liveness {
     /// How often it was asked since its silence began, and how long that had lasted at the last time.
     asked: u32,
     asked_at: Duration,
-    /// How long the silence had lasted at the last look.
-    lasted: Duration,
-    was_awaited: bool,
+    /// What was silent at the last look: since when, and whether it was awaited.
+    silence: ([u32; 2], bool),
 }
 
-/// How often a peer is asked whose acknowledgement is awaited: when a half, three quarters and seven eighths of the time
-/// have passed.
+/// How often a peer is asked whose acknowledgement is awaited: when a half, three quarters and all of the time have passed.
 const ASKED_FOR_ACKNOWLEDGEMENT: u32 = 3;
 
-/// The bounds of a retransmission timeout (`TCP_RTO_MIN`, `TCP_RTO_MAX_SEC` in net/tcp.h).
+/// How long it is waited for the answer to the last of these questions, beside a twentieth of the time. The kernel's last
+/// retransmission is as late, and it waits for longer.
+const LAST_ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// The shortest retransmission timeout (`TCP_RTO_MIN` in net/tcp.h).
 const SHORTEST_RTO: Duration = Duration::from_millis(200);
-const LONGEST_RTO: Duration = Duration::from_secs(120);
 
 /// How long TCP retransmits at least, from the first transmission on, if the first retransmission comes after `rto`.
 /// `retries` is a number only by name: so many retransmissions would take as long whose first one came after the shortest
 /// time (`tcp_model_timeout`). The next retransmission after that gives up instead, unless a router has said before that
-/// the peer cannot be reached (RFC 6069).
-pub(super) fn retransmitting(rto: Duration, retries: u32) -> Duration {
-    let mut pause = SHORTEST_RTO;
+/// the peer cannot be reached (RFC 6069). `longest`: between two of them.
+pub(super) fn retransmitting(rto: Duration, retries: u32, longest: Duration) -> Duration {
+    let mut pause = SHORTEST_RTO.min(longest);
     let mut lasts = rto;
     for _ in 0..=retries {
         lasts += pause;
-        pause = (pause * 2).min(LONGEST_RTO);
+        pause = (pause * 2).min(longest);
     }
     lasts
 }
@@ -112,7 +132,12 @@ impl Patience {
     fn asks_at(&self, silence: &Silence, asked: u32) -> Option<Duration> {
         if silence.is_awaited {
             let most = self.awaits(silence);
-            return (asked < ASKED_FOR_ACKNOWLEDGEMENT).then(|| most - most / (2 << asked));
+            return match asked {
+                0 => Some(most / 2),
+                1 => Some(most - most / 4),
+                2 => Some(most),
+                _ => None,
+            };
         }
         let keep_alive = self.keep_alive?;
         (asked < keep_alive.probes).then(|| keep_alive.idle + keep_alive.interval * asked)
@@ -126,11 +151,12 @@ impl Patience {
         }
     }
 
-    /// How long the peer has to answer once it was asked.
-    fn answer_within(&self, silence: &Silence) -> Duration {
+    /// How long the peer has to answer once it was asked so often.
+    fn answer_within(&self, silence: &Silence, asked: u32) -> Duration {
         match self.keep_alive {
             Some(keep_alive) if !silence.is_awaited => keep_alive.interval,
-            _ => self.awaits(silence) / (2 << (ASKED_FOR_ACKNOWLEDGEMENT - 1)),
+            _ if asked < ASKED_FOR_ACKNOWLEDGEMENT => self.awaits(silence) / 4,
+            _ => self.awaits(silence) / 20 + LAST_ANSWER_WITHIN,
         }
     }
 
@@ -149,16 +175,17 @@ impl Patience {
 impl Liveness {
     /// What to do about the peer now.
     pub(super) fn look(&mut self, silence: Silence, patience: &Patience) -> Step {
-        if silence.lasts < self.lasted || silence.is_awaited != self.was_awaited {
-            *self = Self::default();
+        let known = (silence.begun, silence.is_awaited);
+        if self.silence != known {
+            *self = Self {
+                silence: known,
+                ..Self::default()
+            };
         }
-        self.lasted = silence.lasts;
-        self.was_awaited = silence.is_awaited;
-        let answer_within = patience.answer_within(&silence);
         // Who looks late, since the process was stopped, asks late, and waits for the answer all the same.
         let answers_until = match self.asked {
             0 => Duration::ZERO,
-            _ => self.asked_at + answer_within,
+            asked => self.asked_at + patience.answer_within(&silence, asked),
         };
         match patience.asks_at(&silence, self.asked) {
             Some(at) => {
@@ -168,7 +195,7 @@ impl Liveness {
                 }
                 self.asked += 1;
                 self.asked_at = silence.lasts;
-                Step::Ask(answer_within)
+                Step::Ask(patience.answer_within(&silence, self.asked))
             }
             None if self.asked == 0 => Step::Wait(None),
             None if silence.lasts < answers_until => {
@@ -197,6 +224,16 @@ mod tests {
         }),
     };
 
+    fn quiet(lasts: Duration) -> Silence {
+        Silence {
+            begun: [1, 0],
+            lasts,
+            is_waited_for: false,
+            is_awaited: false,
+            is_orphaned: false,
+        }
+    }
+
     /// Looks when it is told to, and says when the peer was asked and when it was given up.
     fn watched(
         patience: &Patience,
@@ -207,9 +244,9 @@ mod tests {
         let (mut asked, mut lasts) = (Vec::new(), Duration::ZERO);
         loop {
             let silence = Silence {
-                lasts,
                 is_awaited,
                 is_orphaned,
+                ..quiet(lasts)
             };
             match liveness.look(silence, patience) {
                 Step::Wait(Some(time)) => lasts += time,
@@ -227,9 +264,9 @@ mod tests {
     fn an_awaited_peer_is_asked_three_times_and_given_up_when_tcp_gives_up() {
         assert_eq!(
             watched(&PATIENCE, true, false),
-            (vec![400, 600, 700], Some(800))
+            (vec![400, 600, 800], Some(840))
         );
-        assert_eq!(watched(&PATIENCE, true, true), (vec![40, 60, 70], Some(80)));
+        assert_eq!(watched(&PATIENCE, true, true), (vec![40, 60, 80], Some(84)));
     }
 
     #[test]
@@ -246,26 +283,39 @@ mod tests {
     #[test]
     fn a_peer_that_answers_is_asked_anew_and_stays() {
         let mut liveness = Liveness::default();
-        for _ in 0..1000 {
-            let mut silence = Silence {
-                lasts: s(7200),
-                is_awaited: false,
-                is_orphaned: false,
-            };
+        for begun in 0..1000 {
+            let mut silence = quiet(s(7200));
+            silence.begun[0] = begun;
             assert_eq!(liveness.look(silence, &PATIENCE), Step::Ask(s(75)));
-            silence.lasts = s(74);
-            assert_eq!(liveness.look(silence, &PATIENCE), Step::Wait(Some(s(7126))));
+            silence.lasts = s(7274);
+            assert_eq!(liveness.look(silence, &PATIENCE), Step::Wait(Some(s(1))));
+        }
+    }
+
+    /// The look after the question comes so late that the new silence has lasted as long as the old one.
+    #[test]
+    fn an_answer_counts_however_late_it_is_seen() {
+        let patience = Patience {
+            keep_alive: Some(KeepAlive {
+                idle: s(1),
+                interval: s(1),
+                probes: 1,
+            }),
+            ..PATIENCE
+        };
+        let mut liveness = Liveness::default();
+        for begun in 0..1000 {
+            let mut silence = quiet(s(2));
+            silence.begun[0] = begun;
+            assert_eq!(liveness.look(silence, &patience), Step::Ask(s(1)));
         }
     }
 
     #[test]
     fn after_a_pause_of_the_process_every_peer_is_asked_first() {
         for is_awaited in [false, true] {
-            let mut silence = Silence {
-                lasts: s(100_000),
-                is_awaited,
-                is_orphaned: false,
-            };
+            let mut silence = quiet(s(100_000));
+            silence.is_awaited = is_awaited;
             let mut liveness = Liveness::default();
             let mut asked = 0;
             while let Step::Ask(time) = liveness.look(silence, &PATIENCE) {
@@ -280,13 +330,8 @@ mod tests {
     #[test]
     fn what_begins_to_be_awaited_has_its_own_time() {
         let mut liveness = Liveness::default();
-        let mut silence = Silence {
-            lasts: s(7200),
-            is_awaited: false,
-            is_orphaned: false,
-        };
+        let mut silence = quiet(s(7200));
         assert_eq!(liveness.look(silence, &PATIENCE), Step::Ask(s(75)));
-        // The silence lasts longer by now than that after which it would be asked.
         silence.is_awaited = true;
         silence.lasts = s(10);
         assert_eq!(liveness.look(silence, &PATIENCE), Step::Wait(Some(s(390))));
@@ -297,11 +342,10 @@ mod tests {
     fn retransmissions_last_as_long_as_the_kernels() {
         let rto = Duration::from_millis(200);
         for (retries, most_ms) in [(0, 400), (1, 800), (3, 3_200), (8, 102_400), (15, 924_800)] {
-            assert_eq!(
-                retransmitting(rto, retries).as_millis(),
-                most_ms,
-                "{retries}"
-            );
+            let lasts = retransmitting(rto, retries, s(120));
+            assert_eq!(lasts.as_millis(), most_ms, "{retries}");
         }
+        // With net.ipv4.tcp_rto_max_ms = 1000.
+        assert_eq!(retransmitting(rto, 8, s(1)).as_millis(), 7_600);
     }
 }

@@ -81,7 +81,7 @@ pub(crate) struct Segment {
     begins_at: Option<Instant>,
     change_over: ChangeOver,
     counters: Arc<FlowCounters>,
-    /// Once both sockets have sent their last acknowledgement.
+    /// Once a peer has been silent, or the sockets sleep.
     peers: Option<Box<Peers>>,
 }
 
@@ -222,19 +222,20 @@ impl KernelEngine for Segment {
     fn closed(&mut self, reason: Reason) -> Option<Box<dyn Aftermath>> {
         let flow = Arc::clone(self.counters.flow()?);
         flow.silence();
+        // After a doubtful reset its receiver may still be there.
+        let is_sure = flow.doubtful_reset().is_none();
+        let is_over = self.end() == Some(reason) && is_sure;
+        if !is_over {
+            flow.stop();
+            if self.has_taken() && reason.is_truncation() {
+                self.reset_both(&flow);
+            }
+        }
+        // The rules of a host may let only what belongs to a known connection pass.
         if self.has_taken() {
             flow.forget();
         }
-        // After a doubtful reset its receiver may still be there.
-        let is_sure = flow.doubtful_reset().is_none();
-        if self.end() == Some(reason) && is_sure {
-            return Some(Box::new(TimeWait::new(flow)));
-        }
-        flow.stop();
-        if self.has_taken() && reason.is_truncation() {
-            self.reset_both(&flow);
-        }
-        None
+        is_over.then(|| Box::new(TimeWait::new(flow)) as Box<dyn Aftermath>)
     }
 
     #[cfg(test)]

@@ -11,13 +11,15 @@ use crate::endpoint::Endpoint;
 use splice_base::socket_option;
 
 /// How often TCP retransmits before it gives a connection up: settings of a network namespace, which may change at any
-/// time. Reading them takes two pread(2).
+/// time. Reading them takes three pread(2).
 #[derive(Debug)]
 pub(super) struct Settings {
     /// `tcp_retries2`
     established: Option<File>,
     /// `tcp_orphan_retries`
     orphaned: Option<File>,
+    /// `tcp_rto_max_ms`
+    longest: Option<File>,
 }
 
 /// What was set; see ip-sysctl.rst.
@@ -25,11 +27,16 @@ pub(super) struct Settings {
 pub(super) struct Retries {
     established: u32,
     orphaned: u32,
+    /// The longest time between two retransmissions.
+    longest: Duration,
 }
 
 /// Where they cannot be read (`TCP_RETR2` in net/tcp.h, `tcp_orphan_retries` in net/ipv4/tcp_timer.c).
 const ESTABLISHED: u32 = 15;
 const ORPHANED: u32 = 8;
+
+/// Before Linux 6.15 nothing else can be set (`TCP_RTO_MAX_SEC` in net/tcp.h).
+const LONGEST_RTO: Duration = Duration::from_secs(120);
 
 /// The retransmission timeout of a connection whose round trip nobody has measured (`TCP_TIMEOUT_INIT` in net/tcp.h).
 const UNMEASURED_RTO: Duration = Duration::from_secs(1);
@@ -41,6 +48,7 @@ impl Settings {
         Self {
             established: open("tcp_retries2"),
             orphaned: open("tcp_orphan_retries"),
+            longest: open("tcp_rto_max_ms"),
         }
     }
 
@@ -50,6 +58,8 @@ impl Settings {
         Retries {
             established: read(self.established.as_ref()).unwrap_or(ESTABLISHED),
             orphaned: orphaned.unwrap_or(ORPHANED),
+            longest: read(self.longest.as_ref())
+                .map_or(LONGEST_RTO, |most| Duration::from_millis(most.into())),
         }
     }
 }
@@ -64,11 +74,9 @@ impl Retries {
     /// How long a connection waits for an acknowledgement whose first retransmission comes after `rto`, and how long it
     /// does as an orphan.
     fn waits(self, rto: Duration) -> [Duration; 2] {
-        let established = retransmitting(rto, self.established);
-        [
-            established,
-            retransmitting(rto, self.orphaned).min(established),
-        ]
+        let lasts = |retries| retransmitting(rto, retries, self.longest);
+        let established = lasts(self.established);
+        [established, lasts(self.orphaned).min(established)]
     }
 
     /// The patience with a peer of a connection without a socket.
@@ -107,42 +115,42 @@ impl Timeouts {
         Self {
             retransmission: socket_option::retransmission_timeout(end).unwrap_or(UNMEASURED_RTO),
             user,
-            keep_alive: keep_alive_of(end, user),
+            keep_alive: keep_alive_of(end),
         }
     }
 
     pub(super) fn patience(&self, retries: Retries) -> Patience {
         let [mut awaited, mut orphaned] = retries.waits(self.retransmission);
+        let mut keep_alive = self.keep_alive;
         if let Some(timeout) = self.user {
             // It is counted from the first retransmission on (`tcp_clamp_rto_to_user_timeout`).
             awaited = self.retransmission + timeout;
             orphaned = orphaned.min(awaited);
+            // The first probe without an answer after that time ends the connection, whatever their number
+            // (`tcp_keepalive_timer`).
+            if let Some(keep_alive) = &mut keep_alive {
+                let left = timeout.saturating_sub(keep_alive.idle).as_secs_f64();
+                let probes = (left / keep_alive.interval.as_secs_f64()).ceil();
+                keep_alive.probes = (probes as u32).max(1);
+            }
         }
         Patience {
             awaited,
             orphaned,
-            keep_alive: self.keep_alive,
+            keep_alive,
         }
     }
 }
 
-fn keep_alive_of(end: &Endpoint, user_timeout: Option<Duration>) -> Option<KeepAlive> {
+fn keep_alive_of(end: &Endpoint) -> Option<KeepAlive> {
     if !sockopt::socket_keepalive(end).unwrap_or(false) {
         return None;
     }
-    let mut keep_alive = KeepAlive {
+    Some(KeepAlive {
         idle: sockopt::tcp_keepidle(end).ok()?,
         interval: sockopt::tcp_keepintvl(end).ok()?,
         probes: sockopt::tcp_keepcnt(end).ok()?,
-    };
-    // With it, the first probe without an answer after that time ends the connection, whatever their number
-    // (`tcp_keepalive_timer`).
-    if let Some(timeout) = user_timeout {
-        let left = timeout.saturating_sub(keep_alive.idle).as_secs_f64();
-        let probes = (left / keep_alive.interval.as_secs_f64()).ceil();
-        keep_alive.probes = (probes as u32).max(1);
-    }
-    Some(keep_alive)
+    })
 }
 
 #[cfg(test)]

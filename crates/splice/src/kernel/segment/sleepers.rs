@@ -7,7 +7,7 @@ use super::change_over::{Asleep, LONGEST_OVERLAP_PAUSE, Progress, SLEEPING_PAUSE
 use super::flow::Flow;
 use super::liveness::{Liveness, Step};
 use super::patience::{Retries, Timeouts};
-use super::sockets::{ask, end_timers, probe, wake};
+use super::sockets::{ask, ask_by_keep_alive, end_timers, probe, wake};
 use crate::endpoint::Endpoint;
 use crate::kernel::tcp_state;
 use crate::outcome::Side;
@@ -16,39 +16,50 @@ use splice_bpf::types::SegmentInspection;
 /// How long a question may take to leave: its device may have to find the neighbour first.
 const QUESTION_WITHIN: Duration = Duration::from_secs(2);
 
+/// A socket that is not established can ask so often in its life: at 127 questions, none of which it knows the answer
+/// to, the kernel gives its peer up (`MAX_TCP_KEEPCNT` in net/tcp.h). Then the peer stays.
+const MOST_QUESTIONS: u32 = 120;
+
 /// A peer whose silence is shorter than this need not be looked at in Overlap.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(500);
 
 /// The peers of a pair that bypasses its sockets.
 #[derive(Debug)]
 pub(super) struct Peers {
-    /// The sockets have sent their last acknowledgement: no timer of theirs runs any more.
+    /// The sockets have sent their last acknowledgement, and send no more unasked.
     pub(super) sleep: bool,
     timeouts: [Timeouts; 2],
     liveness: [Liveness; 2],
-    is_established: [bool; 2],
+    /// How often each socket can still ask its peer.
+    questions_left: [u32; 2],
+    /// Connection tracking knew the connections when they were put to sleep.
+    tracked: [bool; 2],
     /// A reset that was doubtful when it was first looked at: whose, its number, and when that was.
     doubtful_reset: Option<(usize, u32, Instant)>,
 }
 
 impl Peers {
-    fn of(ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
+    fn of(ends: [&Endpoint; 2]) -> Self {
         Self {
             sleep: false,
             timeouts: ends.map(Timeouts::of),
             liveness: Default::default(),
-            is_established: found
-                .socket
-                .each_ref()
-                .map(|socket| socket.state == tcp_state::ESTABLISHED),
+            questions_left: [0; 2],
+            tracked: [false; 2],
             doubtful_reset: None,
         }
     }
 
     /// Those of sockets that have sent their last acknowledgement.
-    fn asleep(ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
-        let mut peers = Self::of(ends, found);
+    fn asleep(flow: &Flow, ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
+        let mut peers = Self::of(ends);
         peers.sleep = true;
+        let sockets = found.socket.each_ref();
+        peers.questions_left = sockets.map(|socket| match socket.state {
+            tcp_state::ESTABLISHED => u32::MAX,
+            _ => MOST_QUESTIONS,
+        });
+        peers.tracked = flow.is_tracked();
         for (end, timeouts) in ends.into_iter().zip(&peers.timeouts) {
             if timeouts.have_timers() {
                 end_timers(end);
@@ -80,13 +91,15 @@ impl Peers {
         &mut self,
         flow: &Flow,
         ends: [&Endpoint; 2],
+        found: &SegmentInspection,
         retries: Retries,
     ) -> Result<Duration, Side> {
         let mut pause = LONGEST_OVERLAP_PAUSE;
         for side in Side::BOTH {
             let at = side.index();
-            let silence = flow.silence_of(at);
-            if !silence.is_awaited || !flow.is_past(side.other().index()) {
+            let silence = flow.silence_of(at).without_ends();
+            let can_ask = found.socket[at].state == tcp_state::ESTABLISHED;
+            if !silence.is_awaited || !flow.is_past(side.other().index()) || !can_ask {
                 continue;
             }
             let patience = self.timeouts[at].patience(retries);
@@ -113,6 +126,13 @@ impl Peers {
         let mut pause = SLEEPING_PAUSE;
         for side in Side::BOTH {
             let at = side.index();
+            if self.questions_left[at] < MOST_QUESTIONS {
+                // Its next question is user space's decision again.
+                end_timers(ends[at]);
+            }
+            if self.questions_left[at] == 0 {
+                continue;
+            }
             let patience = self.timeouts[at].patience(retries);
             let silence = flow.silence_of(at);
             pause = pause.min(patience.looks_every());
@@ -121,13 +141,29 @@ impl Peers {
                 Step::Wait(None) => {}
                 Step::Ask(time) => {
                     flow.begin_question(at);
-                    ask(ends[at], self.is_established[at]);
+                    self.ask(ends[at], at);
                     pause = pause.min(time).min(QUESTION_WITHIN);
                 }
+                // Rules that let only known connections pass have dropped the questions.
+                Step::GiveUp if !silence.is_awaited && self.is_forgotten(flow, at) => {}
                 Step::GiveUp => return Err(side),
             }
         }
         Ok(pause)
+    }
+
+    fn ask(&mut self, end: &Endpoint, at: usize) {
+        if self.questions_left[at] == u32::MAX {
+            ask(end);
+        } else {
+            self.questions_left[at] -= 1;
+            ask_by_keep_alive(end);
+        }
+    }
+
+    /// Connection tracking knew this side's connection, and does not any more.
+    fn is_forgotten(&self, flow: &Flow, at: usize) -> bool {
+        self.tracked[at] && !flow.is_tracked()[at]
     }
 }
 
@@ -144,10 +180,8 @@ impl Segment {
             return Ok(LONGEST_OVERLAP_PAUSE);
         }
         let retries = self.datapath.settings().retries();
-        let peers = self
-            .peers
-            .get_or_insert_with(|| Box::new(Peers::of(ends, found)));
-        peers.look_awake(flow, ends, retries)
+        let peers = self.peers.get_or_insert_with(|| Box::new(Peers::of(ends)));
+        peers.look_awake(flow, ends, found, retries)
     }
 
     pub(super) fn look_at_sleepers(
@@ -170,7 +204,7 @@ impl Segment {
             Asleep::MaySend(left) => Progress::Spliced(left),
             Asleep::Silent => {
                 // Nothing reaches the sockets any more but resets, and nothing leaves them unasked.
-                self.peers = Some(Box::new(Peers::asleep(ends, found)));
+                self.peers = Some(Box::new(Peers::asleep(flow, ends, found)));
                 self.look_at_peers(flow, ends, now)
             }
         }

@@ -27,17 +27,19 @@ pub(super) fn end_timers(end: &Endpoint) {
     let _ = sockopt::set_tcp_user_timeout(end, 0);
 }
 
-/// Has a socket that sleeps ask its peer for a sign of life. The program gives the question the numbers that count now.
-pub(super) fn ask(end: &Endpoint, is_established: bool) {
+/// Has a socket that sleeps, and is established, ask its peer for a sign of life. The program gives the question the
+/// numbers that count now.
+pub(super) fn ask(end: &Endpoint) {
     // As above. The question is one of several.
-    if is_established {
-        let _ = socket_option::repair(end, Repair::OffWithProbe);
-        let _ = socket_option::repair(end, Repair::On);
-        return;
-    }
-    // Leaving repair mode sends nothing here (`tcp_send_window_probe`), but the keep-alive timer does, which is due at
-    // once. It gives up after 127 questions, since the socket never hears of an answer (`MAX_TCP_KEEPCNT`).
-    let _ = sockopt::set_tcp_keepcnt(end, MOST_QUESTIONS);
+    let _ = socket_option::repair(end, Repair::OffWithProbe);
+    let _ = socket_option::repair(end, Repair::On);
+}
+
+/// The same for one that is not established: leaving repair mode sends nothing then (`tcp_send_window_probe`), but the
+/// keep-alive timer does, which is due at once.
+pub(super) fn ask_by_keep_alive(end: &Endpoint) {
+    // As above.
+    let _ = sockopt::set_tcp_keepcnt(end, MOST_PROBES);
     let _ = sockopt::set_tcp_keepintvl(end, LONGEST_INTERVAL);
     let _ = sockopt::set_socket_keepalive(end, true);
     let _ = sockopt::set_tcp_keepidle(end, SHORTEST_IDLE);
@@ -46,7 +48,7 @@ pub(super) fn ask(end: &Endpoint, is_established: bool) {
 /// The bounds of the options of keep-alive (`MAX_TCP_KEEPINTVL`, `MAX_TCP_KEEPCNT` in net/tcp.h).
 const SHORTEST_IDLE: Duration = Duration::from_secs(1);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(32_767);
-const MOST_QUESTIONS: u32 = 127;
+const MOST_PROBES: u32 = 127;
 
 /// Undoes `put_to_sleep`, but does not start the keep-alive timer again.
 pub(super) fn wake(end: &Endpoint) {

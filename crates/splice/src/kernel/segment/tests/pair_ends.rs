@@ -82,7 +82,7 @@ pub(super) struct HalfPast {
     pub(super) server: TcpStream,
     pub(super) handle: Handle,
     /// The hash of what user space moves.
-    in_user_space: u64,
+    pub(super) in_user_space: u64,
     // The pair that had the program loaded, and the splicer of both.
     _others: (Splicer, Joined),
 }
