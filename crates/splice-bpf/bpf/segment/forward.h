@@ -147,8 +147,7 @@ static __always_inline void begin(struct __sk_buff *skb, const struct segment *s
 	}
 	flow->first[0] = next;
 	flow->first[1] = 0;
-	flow->payload_bytes[0] = 0;
-	flow->payload_bytes[1] = 0;
+	__builtin_memset(flow->payload_bytes, 0, sizeof(flow->payload_bytes));
 	flow->moved_ns = now;
 	flow->opened_ns = now;
 	flow->last_ns = now;
