@@ -33,10 +33,32 @@ pub(super) async fn check(
     check: &Check,
     addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
+    let mut socket = open(plan, addresses).await?;
+    talk(check, &mut *socket).await.map_err(words)
+}
+
+/// A connection to the first of `addresses` that can be connected to, on which everything has been sent that
+/// precedes a client's bytes.
+///
+/// # Errors
+/// Why there is none.
+pub(super) async fn open(
+    plan: &BackendPlan,
+    addresses: &[SocketAddress],
+) -> Result<Box<dyn Stream>, Failure> {
     let mut failure = "its name does not resolve".to_owned();
     for address in addresses {
         match connect(plan, address).await {
-            Ok(mut socket) => return talk(plan, check, &mut *socket).await.map_err(words),
+            Ok(mut socket) => {
+                // A server that requires the header would refuse the connection.
+                let header = match plan.send_proxy {
+                    Some(ProxyVersion::V1) => &b"PROXY UNKNOWN\r\n"[..],
+                    Some(ProxyVersion::V2) => &LOCAL_HEADER,
+                    None => &[],
+                };
+                socket.write_all(header).await.map_err(words)?;
+                return Ok(socket);
+            }
             Err(error) => failure = words(error),
         }
     }
@@ -44,7 +66,7 @@ pub(super) async fn check(
 }
 
 /// A stream of either kind.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
@@ -86,13 +108,7 @@ fn words(wrong: impl Into<Wrong>) -> Failure {
     }
 }
 
-async fn talk(plan: &BackendPlan, check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
-    // A server that requires the header would refuse the check.
-    match plan.send_proxy {
-        Some(ProxyVersion::V1) => socket.write_all(b"PROXY UNKNOWN\r\n").await?,
-        Some(ProxyVersion::V2) => socket.write_all(&LOCAL_HEADER).await?,
-        None => {}
-    }
+async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
     match check {
         Check::Tcp => Ok(()),
         Check::Tls { server_name } => tls(socket, server_name.as_deref()).await,

@@ -2,44 +2,102 @@
 //! clock.
 //!
 //! ```text
-//!        `fall` failures in a row
-//! Up ───────────────────────────────▶ Down
-//!  ▲  `rise` passed checks in a row     │
-//!  └────────────────────────────────────┘
-//!        without checks: after PAUSE
+//!             `fall` checks fail in a row
+//! checks:  Passing ───────────────────────▶ Failing
+//!             ▲   `rise` checks pass in a row  │
+//!             └────────────────────────────────┘
+//!
+//!             take_out()            its time is over
+//! traffic: In ──────────▶ Out ──────────────────────────▶ In
+//!                          └──it was refused, and a connection is made or `rise` checks pass──▶ In
 //! ```
 //!
-//! A failure is a check that does not pass, a connection that is refused or not answered, or one that is
-//! reset before its first byte. A connection that is made ends the row, as a passed check does.
+//! A server is up if its checks pass and its traffic has not taken it out. The pieces of evidence differ in
+//! strength, so each has a count of its own, and none clears a stronger one:
+//!
+//! | evidence | counts as | clears |
+//! |---|---|---|
+//! | a check fails | failed check | |
+//! | a check passes | passed check | failed checks, failed connections: it has made one |
+//! | a connection is not made | failed connection | |
+//! | a connection is made | | failed connections |
+//! | a connection is reset before the server's first byte | early reset | |
+//! | the server has sent something | | early resets, if the connection began after them |
 
 use std::time::{Duration, Instant};
 
-/// How long a server without checks is left alone after it has failed: as `fail_timeout` of nginx.
-pub(super) const PAUSE: Duration = Duration::from_secs(10);
+/// How long traffic takes a server out for the first time: as `fail_timeout` of nginx.
+const OUT_FIRST: Duration = Duration::from_secs(10);
 
-/// How many failures in a row take a server without checks out: as `fall` of HAProxy.
+/// The longest time: nothing but clients may be there to notice that a server is back.
+const OUT_MOST: Duration = Duration::from_secs(80);
+
+/// How many failures in a row count for a server without checks: as `fall` of HAProxy.
 pub(super) const FALL: u16 = 3;
 
-/// When a state ends.
+/// How many failures in a row change a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thresholds {
     pub(super) rise: u16,
     pub(super) fall: u16,
-    /// There are checks, which bring a server back.
+    /// There are checks.
     pub(super) has_checks: bool,
 }
 
+#[derive(Clone, Debug)]
+pub(super) struct Health {
+    checks: Checks,
+    traffic: Traffic,
+    /// In a row.
+    failed_connections: u16,
+    /// Since the last connection on which the server has sent something.
+    early_resets: u16,
+    first_early_reset: Option<Instant>,
+    /// When it came back; `None` if it has been up from the start.
+    back_since: Option<Instant>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Health {
-    Up {
-        failures: u16,
-        /// When it came back; `None` if it has been up from the start.
-        since: Option<Instant>,
+enum Checks {
+    Passing { failed: u16 },
+    Failing { passed: u16 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    In {
+        /// The last time that it was out.
+        last: Option<Absence>,
     },
-    Down {
-        passed: u16,
-        since: Instant,
+    Out {
+        absence: Absence,
+        passed_checks: u16,
     },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Absence {
+    cause: Cause,
+    time: Duration,
+    until: Instant,
+}
+
+/// Why traffic takes a server out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Connections to it are not made.
+    Refused,
+    /// It resets connections before its first byte.
+    Resets,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Up,
+    /// Its checks fail.
+    Down,
+    /// Its traffic has taken it out, for so much longer.
+    Out(Duration),
 }
 
 /// A change that is worth a line in the log.
@@ -50,137 +108,355 @@ pub(super) enum Change {
 }
 
 impl Health {
-    pub(super) const NEW: Self = Self::Up {
-        failures: 0,
-        since: None,
+    pub(super) const NEW: Self = Self {
+        checks: Checks::Passing { failed: 0 },
+        traffic: Traffic::In { last: None },
+        failed_connections: 0,
+        early_resets: 0,
+        first_early_reset: None,
+        back_since: None,
     };
 
-    pub(super) fn is_up(&self, thresholds: &Thresholds, now: Instant) -> bool {
-        match self {
-            Self::Up { .. } => true,
-            Self::Down { since, .. } => !thresholds.has_checks && now >= *since + PAUSE,
+    pub(super) fn state(&self, now: Instant) -> State {
+        match (self.checks, self.traffic) {
+            (Checks::Failing { .. }, _) => State::Down,
+            (_, Traffic::Out { absence, .. }) if now < absence.until => {
+                State::Out(absence.until - now)
+            }
+            _ => State::Up,
         }
     }
 
-    pub(super) fn failed(&mut self, thresholds: &Thresholds, now: Instant) -> Option<Change> {
-        match self {
-            Self::Up { failures, .. } => {
-                *failures += 1;
-                if *failures < thresholds.fall {
+    /// There are no checks any more, so nothing would bring it back.
+    pub(super) fn forget_checks(&mut self) {
+        self.checks = Checks::Passing { failed: 0 };
+    }
+
+    pub(super) fn check_failed(&mut self, thresholds: &Thresholds) -> Option<Change> {
+        if let Traffic::Out { passed_checks, .. } = &mut self.traffic {
+            *passed_checks = 0;
+        }
+        match &mut self.checks {
+            Checks::Passing { failed } => {
+                *failed += 1;
+                if *failed < thresholds.fall {
                     return None;
                 }
-                *self = Self::Down {
-                    passed: 0,
-                    since: now,
-                };
+                self.checks = Checks::Failing { passed: 0 };
                 Some(Change::WentDown)
             }
-            Self::Down { passed, since } => {
+            Checks::Failing { passed } => {
                 *passed = 0;
-                // Without checks the pause begins again, since somebody has just tried.
-                *since = now;
                 None
             }
         }
     }
 
-    /// A check has passed, or a connection was made.
-    pub(super) fn passed(&mut self, thresholds: &Thresholds, now: Instant) -> Option<Change> {
-        match self {
-            Self::Up { failures, .. } => {
-                *failures = 0;
-                None
-            }
-            Self::Down { passed, .. } => {
-                *passed += 1;
-                if thresholds.has_checks && *passed < thresholds.rise {
-                    return None;
-                }
-                *self = Self::Up {
-                    failures: 0,
-                    since: Some(now),
-                };
-                Some(Change::CameUp)
+    pub(super) fn check_passed(&mut self, thresholds: &Thresholds, now: Instant) -> Option<Change> {
+        self.settle(now);
+        self.failed_connections = 0;
+        if let Traffic::Out {
+            absence,
+            passed_checks,
+        } = &mut self.traffic
+            && absence.cause == Cause::Refused
+        {
+            *passed_checks += 1;
+            if *passed_checks >= thresholds.rise {
+                return self.come_in(now);
             }
         }
+        match &mut self.checks {
+            Checks::Passing { failed } => {
+                *failed = 0;
+                None
+            }
+            Checks::Failing { passed } => {
+                *passed += 1;
+                if *passed < thresholds.rise {
+                    return None;
+                }
+                self.checks = Checks::Passing { failed: 0 };
+                self.back_since = Some(now);
+                (self.state(now) == State::Up).then_some(Change::CameUp)
+            }
+        }
+    }
+
+    pub(super) fn connected(&mut self, now: Instant) -> Option<Change> {
+        self.settle(now);
+        self.failed_connections = 0;
+        match self.traffic {
+            Traffic::Out { absence, .. } if absence.cause == Cause::Refused => self.come_in(now),
+            _ => None,
+        }
+    }
+
+    /// Returns whether it is to be taken out.
+    pub(super) fn connection_failed(&mut self, thresholds: &Thresholds, now: Instant) -> bool {
+        self.settle(now);
+        self.failed_connections = self.failed_connections.saturating_add(1);
+        self.failed_connections >= thresholds.fall && self.state(now) == State::Up
+    }
+
+    /// The server has sent something on a connection that was made at `began`. Older ones say nothing
+    /// about today's server.
+    pub(super) fn answered(&mut self, began: Instant) {
+        if self.first_early_reset.is_some_and(|first| began >= first) {
+            self.early_resets = 0;
+            self.first_early_reset = None;
+        }
+    }
+
+    /// Returns whether they are so many that it is suspect.
+    pub(super) fn early_reset(&mut self, thresholds: &Thresholds, now: Instant) -> bool {
+        self.settle(now);
+        self.early_resets = self.early_resets.saturating_add(1);
+        self.first_early_reset.get_or_insert(now);
+        self.early_resets >= thresholds.fall && self.state(now) == State::Up
+    }
+
+    /// Traffic takes it out. Returns for how long: twice as long as the last time, if it has not been in
+    /// for as long as it was out.
+    pub(super) fn take_out(
+        &mut self,
+        cause: Cause,
+        thresholds: &Thresholds,
+        now: Instant,
+    ) -> Duration {
+        self.settle(now);
+        let time = match self.traffic {
+            Traffic::In { last: Some(last) } if now < last.until + last.time => {
+                (last.time * 2).min(OUT_MOST)
+            }
+            Traffic::In { .. } => OUT_FIRST,
+            Traffic::Out { absence, .. } => return absence.until.saturating_duration_since(now),
+        };
+        self.traffic = Traffic::Out {
+            absence: Absence {
+                cause,
+                time,
+                until: now + time,
+            },
+            passed_checks: 0,
+        };
+        // The first failure after it has come back is enough.
+        let one_less = thresholds.fall.saturating_sub(1);
+        match cause {
+            Cause::Refused => self.failed_connections = one_less,
+            Cause::Resets => self.early_resets = one_less,
+        }
+        time
     }
 
     /// The share of its weight that a server has within its slow start, in hundredths.
     pub(super) fn share_percent(&self, slow_start: Option<Duration>, now: Instant) -> u32 {
-        let (
-            Self::Up {
-                since: Some(at), ..
-            },
-            Some(time),
-        ) = (self, slow_start)
-        else {
+        let back_since = match self.traffic {
+            Traffic::Out { absence, .. } if now >= absence.until => Some(absence.until),
+            _ => self.back_since,
+        };
+        let (Some(at), Some(time)) = (back_since, slow_start) else {
             return 100;
         };
-        let elapsed = now.saturating_duration_since(*at).as_millis();
+        let elapsed = now.saturating_duration_since(at).as_millis();
         let percent = elapsed * 100 / time.as_millis().max(1);
         (percent as u32).clamp(1, 100)
     }
+
+    /// Its time outside may be over.
+    fn settle(&mut self, now: Instant) {
+        if let Traffic::Out { absence, .. } = self.traffic
+            && now >= absence.until
+        {
+            self.traffic = Traffic::In {
+                last: Some(absence),
+            };
+            self.back_since = Some(absence.until);
+        }
+    }
+
+    /// It comes in before its time.
+    fn come_in(&mut self, now: Instant) -> Option<Change> {
+        if let Traffic::Out { absence, .. } = self.traffic {
+            self.traffic = Traffic::In {
+                last: Some(Absence {
+                    until: now,
+                    ..absence
+                }),
+            };
+            self.back_since = Some(now);
+        }
+        (self.state(now) == State::Up).then_some(Change::CameUp)
+    }
+}
+
+/// Whether traffic may take a server out: of `servers` others `up_others` are up, and `out` are out by
+/// their traffic. It never takes out the last one, nor more than half of all: what clients do must not
+/// take down a service.
+pub(super) fn may_take_out(up_others: usize, out: usize, servers: usize) -> bool {
+    up_others > 0 && out < servers.div_ceil(2)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CHECKED: Thresholds = Thresholds {
+    const LIMITS: Thresholds = Thresholds {
         rise: 2,
         fall: 3,
         has_checks: true,
     };
-    const UNCHECKED: Thresholds = Thresholds {
-        has_checks: false,
-        ..CHECKED
-    };
 
-    #[test]
-    fn failures_in_a_row_take_a_server_out_and_checks_bring_it_back() {
-        let now = Instant::now();
-        let mut health = Health::NEW;
-        assert_eq!(health.failed(&CHECKED, now), None);
-        assert_eq!(health.failed(&CHECKED, now), None);
-        // The row is broken.
-        assert_eq!(health.passed(&CHECKED, now), None);
-        assert_eq!(health.failed(&CHECKED, now), None);
-        assert_eq!(health.failed(&CHECKED, now), None);
-        assert_eq!(health.failed(&CHECKED, now), Some(Change::WentDown));
-        assert!(!health.is_up(&CHECKED, now + 10 * PAUSE));
-        assert_eq!(health.passed(&CHECKED, now), None);
-        assert_eq!(health.failed(&CHECKED, now), None);
-        assert_eq!(health.passed(&CHECKED, now), None);
-        assert_eq!(health.passed(&CHECKED, now), Some(Change::CameUp));
-        assert!(health.is_up(&CHECKED, now));
+    fn is_up(health: &Health, now: Instant) -> bool {
+        health.state(now) == State::Up
     }
 
     #[test]
-    fn without_checks_a_server_is_tried_again_after_a_pause() {
+    fn failed_checks_in_a_row_take_a_server_out_and_passed_ones_bring_it_back() {
         let now = Instant::now();
         let mut health = Health::NEW;
-        for _ in 0..3 {
-            health.failed(&UNCHECKED, now);
+        assert_eq!(health.check_failed(&LIMITS), None);
+        assert_eq!(health.check_failed(&LIMITS), None);
+        // The row is broken.
+        assert_eq!(health.check_passed(&LIMITS, now), None);
+        assert_eq!(health.check_failed(&LIMITS), None);
+        assert_eq!(health.check_failed(&LIMITS), None);
+        assert_eq!(health.check_failed(&LIMITS), Some(Change::WentDown));
+        assert!(!is_up(&health, now + 10 * OUT_MOST));
+        assert_eq!(health.check_passed(&LIMITS, now), None);
+        assert_eq!(health.check_failed(&LIMITS), None);
+        assert_eq!(health.check_passed(&LIMITS, now), None);
+        assert_eq!(health.check_passed(&LIMITS, now), Some(Change::CameUp));
+        assert!(is_up(&health, now));
+    }
+
+    #[test]
+    fn weaker_evidence_clears_no_stronger_one() {
+        let now = Instant::now();
+        let mut health = Health::NEW;
+        for _ in 0..2 {
+            health.check_failed(&LIMITS);
+            health.connected(now);
+            health.answered(now);
         }
-        assert!(!health.is_up(&UNCHECKED, now));
-        assert!(health.is_up(&UNCHECKED, now + PAUSE));
-        // The one that tries has no luck: the next one waits as long.
-        health.failed(&UNCHECKED, now + PAUSE);
-        assert!(!health.is_up(&UNCHECKED, now + PAUSE));
-        assert_eq!(health.passed(&UNCHECKED, now), Some(Change::CameUp));
+        assert_eq!(health.check_failed(&LIMITS), Some(Change::WentDown));
+        // Nor does it bring a server back.
+        assert_eq!(health.connected(now), None);
+        health.answered(now);
+        assert_eq!(health.state(now), State::Down);
+
+        let mut health = Health::NEW;
+        assert!(!health.early_reset(&LIMITS, now));
+        health.connected(now);
+        health.check_passed(&LIMITS, now);
+        assert!(!health.early_reset(&LIMITS, now));
+        health.connected(now);
+        assert!(health.early_reset(&LIMITS, now));
+    }
+
+    #[test]
+    fn what_a_server_sends_clears_early_resets_unless_its_connection_is_older() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(1);
+        let mut health = Health::NEW;
+        health.early_reset(&LIMITS, later);
+        health.early_reset(&LIMITS, later);
+        health.answered(start);
+        assert!(health.early_reset(&LIMITS, later));
+        health.answered(later);
+        assert!(!health.early_reset(&LIMITS, later));
+    }
+
+    #[test]
+    fn a_server_that_refuses_is_out_for_a_while_that_grows() {
+        let mut now = Instant::now();
+        let mut health = Health::NEW;
+        assert!(!health.connection_failed(&LIMITS, now));
+        health.connected(now);
+        for _ in 0..2 {
+            assert!(!health.connection_failed(&LIMITS, now));
+        }
+        assert!(health.connection_failed(&LIMITS, now));
+        for seconds in [10, 20, 40, 80, 80] {
+            let time = health.take_out(Cause::Refused, &LIMITS, now);
+            assert_eq!(time.as_secs(), seconds);
+            assert_eq!(health.state(now), State::Out(time));
+            // It is out already.
+            assert!(!health.connection_failed(&LIMITS, now));
+            now += time;
+            assert!(is_up(&health, now));
+            // The one that tries has no luck.
+            assert!(health.connection_failed(&LIMITS, now));
+        }
+        // It has been in for long enough.
+        now += OUT_MOST;
+        assert_eq!(health.take_out(Cause::Refused, &LIMITS, now), OUT_FIRST);
+    }
+
+    #[test]
+    fn a_connection_or_checks_end_the_absence_of_a_server_that_refused_and_of_no_other() {
+        let now = Instant::now();
+        let mut health = Health::NEW;
+        health.take_out(Cause::Refused, &LIMITS, now);
+        assert_eq!(health.connected(now), Some(Change::CameUp));
+        health.take_out(Cause::Refused, &LIMITS, now);
+        assert_eq!(health.check_passed(&LIMITS, now), None);
+        assert_eq!(health.check_passed(&LIMITS, now), Some(Change::CameUp));
+        assert!(is_up(&health, now));
+
+        health.take_out(Cause::Resets, &LIMITS, now);
+        for _ in 0..5 {
+            assert_eq!(health.connected(now), None);
+            assert_eq!(health.check_passed(&LIMITS, now), None);
+        }
+        assert!(!is_up(&health, now));
+        assert!(is_up(&health, now + OUT_MOST));
+    }
+
+    #[test]
+    fn a_server_whose_checks_fail_is_down_whatever_its_traffic_says() {
+        let now = Instant::now();
+        let mut health = Health::NEW;
+        health.take_out(Cause::Resets, &LIMITS, now);
+        for _ in 0..3 {
+            health.check_failed(&LIMITS);
+        }
+        assert_eq!(health.state(now), State::Down);
+        assert_eq!(health.state(now + OUT_MOST), State::Down);
+        // The checks pass, and it stays out.
+        health.check_passed(&LIMITS, now);
+        assert_eq!(health.check_passed(&LIMITS, now), None);
+        assert_eq!(health.state(now), State::Out(OUT_FIRST));
+    }
+
+    #[test]
+    fn traffic_takes_out_neither_the_last_server_nor_more_than_half() {
+        assert!(!may_take_out(0, 0, 1));
+        assert!(may_take_out(1, 0, 2));
+        assert!(may_take_out(3, 0, 4));
+        assert!(may_take_out(2, 1, 4));
+        assert!(!may_take_out(1, 2, 4));
+        // The other is down.
+        assert!(!may_take_out(0, 0, 2));
     }
 
     #[test]
     fn a_server_that_comes_back_gets_its_share_slowly() {
         let start = Instant::now();
         let slow = Some(Duration::from_secs(10));
-        assert_eq!(Health::NEW.share_percent(slow, start), 100);
-        let back = Health::Up {
-            failures: 0,
-            since: Some(start),
+        let mut health = Health::NEW;
+        assert_eq!(health.share_percent(slow, start), 100);
+        let back = start + health.take_out(Cause::Resets, &LIMITS, start);
+        let after = |health: &Health, seconds| {
+            health.share_percent(slow, back + Duration::from_secs(seconds))
         };
-        let after = |seconds| back.share_percent(slow, start + Duration::from_secs(seconds));
-        assert_eq!([0, 1, 5, 10, 11].map(after), [1, 10, 50, 100, 100]);
-        assert_eq!(back.share_percent(None, start), 100);
+        assert_eq!(
+            [0, 1, 5, 10, 11].map(|it| after(&health, it)),
+            [1, 10, 50, 100, 100]
+        );
+        // The same once it has been noticed.
+        health.connected(back);
+        assert_eq!(after(&health, 5), 50);
+        assert_eq!(health.share_percent(None, back), 100);
     }
 }

@@ -3,8 +3,10 @@
 mod check;
 mod control;
 mod health;
+mod lease;
 mod maglev;
 mod pool;
+mod probe;
 mod queue;
 mod resolution;
 mod server;
@@ -23,6 +25,8 @@ use splice::Waker;
 use splice_route::Arrival;
 
 pub(crate) use self::control::Control;
+use self::health::Cause;
+pub(crate) use self::lease::Lease;
 use self::pool::Pool;
 pub(crate) use self::pool::{PickKey, Tried};
 use self::queue::Queue;
@@ -31,7 +35,6 @@ pub(crate) use self::resolution::Resolution;
 use self::server::Server;
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, OnRemove, ServerAddress, ServerPlan};
-use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
@@ -63,50 +66,6 @@ pub(crate) enum Pick {
     QueueFull,
     /// With the reason.
     NoneLeft(String),
-}
-
-/// One connection at one server, which it counts until it is dropped.
-pub(crate) struct Lease {
-    server: Arc<Server>,
-    backend: Arc<Backend>,
-}
-
-impl Lease {
-    pub(crate) fn addresses(&self) -> Arc<[SocketAddress]> {
-        self.server.target.addresses()
-    }
-
-    /// The server has accepted the connection.
-    pub(crate) fn connected(&self) {
-        self.server.passed(&self.backend.name);
-    }
-
-    /// None of its addresses could be connected to.
-    pub(crate) fn failed(&self, why: &str) {
-        self.server.failed(&self.backend.name, why);
-    }
-
-    pub(crate) fn reset_before_first_byte(&self) {
-        let why = "it resets connections before its first byte";
-        self.server.failed(&self.backend.name, why);
-    }
-
-    /// The connection is not to come back to this server.
-    pub(crate) fn note_in(&self, tried: &mut Tried) {
-        tried.add(&self.server);
-    }
-
-    /// Has the connection closed when the server is cut.
-    pub(crate) fn sit(&self, waker: Waker) -> Seat {
-        self.server.roster.enter(waker)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.server.open.fetch_sub(1, Ordering::Release);
-        self.backend.queue.call_next();
-    }
 }
 
 impl Backend {
@@ -377,7 +336,7 @@ impl Backend {
         let plan = self.plan();
         let now = Instant::now();
         let mut pool = self.pool();
-        let usable = pool.usable(tried, plan.health.is_some(), now);
+        let usable = pool.usable(tried, now);
         if usable.is_empty() {
             return Pick::NoneLeft(pool.why_none());
         }
@@ -390,7 +349,7 @@ impl Backend {
         if free.is_empty() || (ticket.is_none() && !self.queue.is_empty()) {
             let ticket = match ticket {
                 Some(ticket) => {
-                    let all = pool.usable(&Tried::default(), plan.health.is_some(), now);
+                    let all = pool.usable(&Tried::default(), now);
                     ticket.stay(all.iter().any(|index| pool.has_room(*index, most)), waker);
                     ticket
                 }
@@ -416,10 +375,40 @@ impl Backend {
             }
         }
         drop(pool);
-        Pick::Server(Lease {
-            server,
-            backend: Arc::clone(self),
-        })
+        Pick::Server(Lease::new(server, Arc::clone(self)))
+    }
+
+    /// Takes `server` out for a while because of its traffic, unless too few others would be left.
+    fn take_out(self: &Arc<Self>, server: &Arc<Server>, cause: Cause, why: &str) {
+        let now = Instant::now();
+        let time = {
+            // Held, so that two servers do not each count on the other.
+            let pool = self.pool();
+            if !pool.may_take_out(server, now) {
+                return;
+            }
+            server.take_out(cause, now)
+        };
+        tracing::warn!(
+            "backend {}: server {} is taken out for {}: {why}",
+            self.name,
+            server.name(),
+            humantime::format_duration(time)
+        );
+        let (backend, server) = (Arc::downgrade(self), Arc::downgrade(server));
+        self.control.spawn(async move {
+            tokio::time::sleep(time).await;
+            if let (Some(backend), Some(server)) = (backend.upgrade(), server.upgrade())
+                && server.is_up(Instant::now())
+            {
+                backend.queue.call_next();
+            }
+        });
+    }
+
+    /// Whether `server` could be taken out now.
+    fn may_take_out(&self, server: &Arc<Server>) -> bool {
+        self.pool().may_take_out(server, Instant::now())
     }
 
     pub(crate) fn snapshot(&self) -> Value {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::health::{State, may_take_out};
 use super::maglev::Maglev;
 use super::server::Server;
 use crate::plan::{BackendPlan, Balance, HashKey};
@@ -76,9 +77,27 @@ impl Pool {
             .count()
     }
 
-    /// The servers to choose from: those that are up; if there is none, the backups that are. Without
-    /// checks the others are better than nothing.
-    pub(super) fn usable(&self, tried: &Tried, has_checks: bool, now: Instant) -> Vec<usize> {
+    /// Whether traffic may take `server` out.
+    pub(super) fn may_take_out(&self, server: &Arc<Server>, now: Instant) -> bool {
+        let mut is_here = false;
+        let (mut up_others, mut out) = (0, 0);
+        for other in self.servers() {
+            if Arc::ptr_eq(other, server) {
+                is_here = true;
+                continue;
+            }
+            match other.state(now) {
+                State::Up if !other.target.addresses().is_empty() => up_others += 1,
+                State::Out(_) => out += 1,
+                State::Up | State::Down => {}
+            }
+        }
+        is_here && may_take_out(up_others, out, self.entries.len())
+    }
+
+    /// The servers to choose from: those that are up; if there is none, the backups that are. Those that
+    /// their traffic has taken out are better than nothing.
+    pub(super) fn usable(&self, tried: &Tried, now: Instant) -> Vec<usize> {
         let that = |condition: &dyn Fn(&Server) -> bool| -> Vec<usize> {
             let entries = self.entries.iter().enumerate();
             entries
@@ -94,10 +113,10 @@ impl Pool {
             return up;
         }
         let backups = that(&|server| server.is_backup() && server.is_up(now));
-        if !backups.is_empty() || has_checks {
+        if !backups.is_empty() {
             return backups;
         }
-        that(&|_| true)
+        that(&|server| server.state(now) != State::Down)
     }
 
     pub(super) fn has_room(&self, index: usize, most: u32) -> bool {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::health::{Change, FALL, Health, Thresholds};
+use super::health::{Cause, Change, FALL, Health, State, Thresholds};
 use crate::plan::{BackendPlan, HealthPlan};
 use crate::roster::Roster;
 use crate::target::Target;
@@ -22,13 +22,17 @@ pub(crate) struct Server {
     is_backup: AtomicBool,
     pub(super) open: AtomicU32,
     pub(super) total: AtomicU64,
-    pub(super) failures: AtomicU64,
+    failed_checks: AtomicU64,
+    failed_connections: AtomicU64,
+    early_resets: AtomicU64,
     thresholds: Mutex<Thresholds>,
     health: Mutex<Health>,
     pub(super) roster: Arc<Roster>,
     removed: AtomicBool,
     /// A task checks it.
     watched: AtomicBool,
+    /// A task finds out whether what its clients have seen is its fault.
+    probed: AtomicBool,
 }
 
 impl Server {
@@ -48,12 +52,15 @@ impl Server {
             is_backup: AtomicBool::new(is_backup),
             open: AtomicU32::new(0),
             total: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
+            failed_checks: AtomicU64::new(0),
+            failed_connections: AtomicU64::new(0),
+            early_resets: AtomicU64::new(0),
             thresholds: Mutex::new(thresholds(plan.health.as_ref())),
             health: Mutex::new(Health::NEW),
             roster: Arc::default(),
             removed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            probed: AtomicBool::new(false),
         }))
     }
 
@@ -84,8 +91,7 @@ impl Server {
         let thresholds = thresholds(plan.health.as_ref());
         let before = std::mem::replace(&mut *lock(&self.thresholds), thresholds);
         if before.has_checks && !thresholds.has_checks {
-            // Nothing would bring it back.
-            *lock(&self.health) = Health::NEW;
+            lock(&self.health).forget_checks();
         }
     }
 
@@ -98,12 +104,21 @@ impl Server {
         self.watched.swap(watched, Ordering::AcqRel)
     }
 
+    /// As [`set_watched`](Self::set_watched), for probes.
+    pub(super) fn set_probed(&self, probed: bool) -> bool {
+        self.probed.swap(probed, Ordering::AcqRel)
+    }
+
     pub(super) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_up(&self, now: Instant) -> bool {
-        lock(&self.health).is_up(&lock(&self.thresholds), now)
+        self.state(now) == State::Up
+    }
+
+    pub(super) fn state(&self, now: Instant) -> State {
+        lock(&self.health).state(now)
     }
 
     /// Its weight in hundredths, less while it starts slowly.
@@ -112,19 +127,16 @@ impl Server {
     }
 
     /// Returns whether it came up.
-    pub(super) fn passed(&self, backend: &str) -> bool {
-        let change = lock(&self.health).passed(&lock(&self.thresholds), Instant::now());
-        let came_up = change == Some(Change::CameUp);
-        if came_up {
-            tracing::info!("backend {backend}: server {} is up again", self.name);
-        }
-        came_up
+    pub(super) fn check_passed(&self, backend: &str) -> bool {
+        let thresholds = *lock(&self.thresholds);
+        let change = lock(&self.health).check_passed(&thresholds, Instant::now());
+        self.tell(backend, change)
     }
 
-    pub(super) fn failed(&self, backend: &str, why: &str) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn check_failed(&self, backend: &str, why: &str) {
+        self.failed_checks.fetch_add(1, Ordering::Relaxed);
         let thresholds = *lock(&self.thresholds);
-        let change = lock(&self.health).failed(&thresholds, Instant::now());
+        let change = lock(&self.health).check_failed(&thresholds);
         if change == Some(Change::WentDown) {
             tracing::warn!(
                 "backend {backend}: server {} is down: {why}, {} times in a row",
@@ -134,15 +146,71 @@ impl Server {
         }
     }
 
+    /// Returns whether it came up.
+    pub(super) fn connected(&self, backend: &str) -> bool {
+        let change = lock(&self.health).connected(Instant::now());
+        self.tell(backend, change)
+    }
+
+    /// Returns whether it is to be taken out.
+    pub(super) fn connection_failed(&self) -> bool {
+        self.failed_connections.fetch_add(1, Ordering::Relaxed);
+        let thresholds = *lock(&self.thresholds);
+        lock(&self.health).connection_failed(&thresholds, Instant::now())
+    }
+
+    /// It has sent something on a connection that was made at `began`.
+    pub(super) fn answered(&self, began: Instant) {
+        lock(&self.health).answered(began);
+    }
+
+    /// Returns whether it is suspect.
+    pub(super) fn early_reset(&self) -> bool {
+        self.early_resets.fetch_add(1, Ordering::Relaxed);
+        let thresholds = *lock(&self.thresholds);
+        lock(&self.health).early_reset(&thresholds, Instant::now())
+    }
+
+    /// Returns for how long.
+    pub(super) fn take_out(&self, cause: Cause, now: Instant) -> Duration {
+        let thresholds = *lock(&self.thresholds);
+        lock(&self.health).take_out(cause, &thresholds, now)
+    }
+
+    fn tell(&self, backend: &str, change: Option<Change>) -> bool {
+        let came_up = change == Some(Change::CameUp);
+        if came_up {
+            tracing::info!("backend {backend}: server {} is up again", self.name);
+        }
+        came_up
+    }
+
     pub(super) fn snapshot(&self) -> Value {
+        let state = self.state(Instant::now());
+        let (word, out_seconds) = match state {
+            State::Up => ("up", 0),
+            State::Down => ("down", 0),
+            State::Out(left) => ("out", left.as_millis().div_ceil(1000)),
+        };
+        let [checks, connections, resets] = [
+            &self.failed_checks,
+            &self.failed_connections,
+            &self.early_resets,
+        ]
+        .map(|count| count.load(Ordering::Relaxed));
         json!({
             "server": self.name,
-            "up": self.is_up(Instant::now()),
+            "up": state == State::Up,
+            "state": word,
+            "out_seconds": out_seconds,
             "backup": self.is_backup(),
             "weight": self.weight(),
             "connections": self.open(),
             "total": self.total.load(Ordering::Relaxed),
-            "failures": self.failures.load(Ordering::Relaxed),
+            "failures": checks + connections + resets,
+            "failed_checks": checks,
+            "failed_connections": connections,
+            "early_resets": resets,
         })
     }
 }

@@ -54,15 +54,15 @@ async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
     let checked = check(&plan, &health.check, &addresses);
     match tokio::time::timeout(health.timeout, checked).await {
         Ok(Ok(())) => {
-            if server.passed(backend.name()) {
+            if server.check_passed(backend.name()) {
                 backend.queue.call_next();
             }
         }
-        Ok(Err(why)) => server.failed(backend.name(), &why),
+        Ok(Err(why)) => server.check_failed(backend.name(), &why),
         Err(_) => {
             let time = humantime::format_duration(health.timeout);
             let why = format!("a check was not answered within {time}");
-            server.failed(backend.name(), &why);
+            server.check_failed(backend.name(), &why);
         }
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Record {
     /// Bytes of the client that reached the server before the pair.
     passed_on_bytes: u64,
     accepted_at: Instant,
+    /// When the server was reached.
+    connected_at: Instant,
     terms: Arc<Terms>,
     service: Arc<Service>,
     seat: Option<Seat>,
@@ -45,6 +47,7 @@ impl Record {
         terms: Arc<Terms>,
         service: Arc<Service>,
     ) -> Self {
+        let now = Instant::now();
         Self {
             id: service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             client,
@@ -54,7 +57,8 @@ impl Record {
             place: None,
             asked: None,
             passed_on_bytes: 0,
-            accepted_at: Instant::now(),
+            accepted_at: now,
+            connected_at: now,
             terms,
             service,
             seat: None,
@@ -118,6 +122,7 @@ impl Record {
     }
 
     pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
+        self.connected_at = Instant::now();
         self.target = Some(target);
         self.place = place;
     }
@@ -152,11 +157,12 @@ impl Record {
                 cut_short.fetch_add(1, Ordering::Relaxed);
             }
         }
-        if outcome.reason == Reason::Reset(Side::B)
-            && outcome.moved.b_to_a == 0
-            && let Some((lease, _)) = &self.place
-        {
-            lease.reset_before_first_byte();
+        if let Some((lease, _)) = &self.place {
+            match outcome.moved.b_to_a {
+                0 if outcome.reason == Reason::Reset(Side::B) => lease.reset_before_first_byte(),
+                0 => {}
+                _ => lease.answered(self.connected_at),
+            }
         }
         if outcome.reason == Reason::Refused {
             self.warn_of_refusal(&outcome.why_engine);

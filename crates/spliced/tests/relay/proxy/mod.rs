@@ -1,6 +1,7 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
 mod backends;
+mod evidence;
 mod examples;
 mod headers;
 mod health;

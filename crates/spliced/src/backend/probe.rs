@@ -1,0 +1,66 @@
+//! A connection of the relay's own to a server that is suspect: what happens to it is no client's doing.
+//!
+//! ```text
+//! suspect ──▶ connecting ──made──▶ listening ──RESET_WITHIN──▶ the clients may be the reason
+//!                 │                    └──reset──▶ the server is taken out
+//!                 └──not made──▶ the server is taken out
+//! ```
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::time::{sleep, timeout};
+
+use super::Backend;
+use super::check;
+use super::health::Cause;
+use super::server::Server;
+
+/// A server that resets every connection does so at once. One that waits longer may wait for a client that
+/// says something.
+const RESET_WITHIN: Duration = Duration::from_millis(500);
+
+/// The least time between two probes of one server: clients must not be able to have it connected to as
+/// often as they like. As the default of HAProxy's `inter`.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Finds out whether it is the fault of `server`, unless that is being found out, or does not matter since it
+/// could not be taken out.
+pub(super) fn start(backend: &Arc<Backend>, server: &Arc<Server>) {
+    if !backend.may_take_out(server) || server.set_probed(true) {
+        return;
+    }
+    backend
+        .control
+        .spawn(run(Arc::downgrade(backend), Arc::downgrade(server)));
+}
+
+async fn run(backend: Weak<Backend>, server: Weak<Server>) {
+    probe(&backend, &server).await;
+    sleep(EVERY).await;
+    if let Some(server) = server.upgrade() {
+        server.set_probed(false);
+    }
+}
+
+async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
+    let (Some(backend), Some(server)) = (backend.upgrade(), server.upgrade()) else {
+        return;
+    };
+    let plan = backend.plan();
+    let addresses = server.target.addresses();
+    match timeout(plan.connect_timeout, check::open(&plan, &addresses)).await {
+        Ok(Ok(mut socket)) => {
+            let read = socket.read_u8();
+            if let Ok(Err(error)) = timeout(RESET_WITHIN, read).await
+                && error.kind() == std::io::ErrorKind::ConnectionReset
+            {
+                let why = "it resets connections before its first byte, this relay's own too";
+                backend.take_out(&server, Cause::Resets, why);
+            }
+        }
+        Ok(Err(why)) => backend.take_out(&server, Cause::Refused, &why),
+        Err(_) => backend.take_out(&server, Cause::Refused, "it does not answer"),
+    }
+}
