@@ -264,6 +264,12 @@ impl BackendPlan {
         self.mark.is_some() || self.interface.is_some()
     }
 
+    /// Nothing takes out the only server but its checks. SRV records may name several.
+    pub(crate) fn has_one_server(&self) -> bool {
+        let address = |server: &ServerPlan| matches!(server.address, ServerAddress::Address(_));
+        matches!(&self.servers[..], [only] if address(only))
+    }
+
     /// A backend of one server, with every default.
     pub(crate) fn of_one(name: &str, address: Address, connect_timeout: Duration) -> Self {
         Self {

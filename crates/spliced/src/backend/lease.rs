@@ -1,5 +1,6 @@
 //! A connection at a server, and what it says about the server.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use splice::Waker;
 use super::health::Cause;
 use super::pool::Tried;
 use super::server::Server;
-use super::{Backend, probe};
+use super::{Backend, lock, probe};
 use crate::plan::Source;
 use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
@@ -51,15 +52,31 @@ impl Lease {
         }
     }
 
-    /// The connection, made at `began`, has ended, and the server has sent something.
-    pub(crate) fn answered(&self, began: Instant) {
+    /// The connection of `client`, made at `began`, has ended, and the server has sent something.
+    pub(crate) fn answered(&self, client: Option<IpAddr>, began: Instant) {
         self.server.answered(began);
+        if !self.backend.plan().has_one_server() {
+            let mut witnesses = lock(&self.backend.witnesses);
+            witnesses.answered(client, self.server.id(), began, Instant::now());
+        }
     }
 
-    /// The server has reset the connection before its first byte.
-    pub(crate) fn reset_before_first_byte(&self) {
-        if self.server.early_reset() {
-            // What the client has sent may be the reason.
+    /// The server has reset the connection of `client` before its first byte. What the client has sent may
+    /// be the reason.
+    pub(crate) fn reset_before_first_byte(&self, client: Option<IpAddr>) {
+        let is_suspect = self.server.early_reset();
+        if self.backend.plan().has_one_server() {
+            return;
+        }
+        let id = self.server.id();
+        let needed = self.server.complaints_needed();
+        let complaints = lock(&self.backend.witnesses).reset(client, id, needed, Instant::now());
+        if let Some(clients) = complaints {
+            let why = format!(
+                "it resets connections of {clients} clients before its first byte, and others do not"
+            );
+            self.backend.take_out(&self.server, Cause::Resets, &why);
+        } else if is_suspect {
             probe::start(&self.backend, &self.server);
         }
     }

@@ -12,6 +12,7 @@ mod resolution;
 mod server;
 pub(crate) mod srv;
 mod watch;
+mod witnesses;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -33,6 +34,7 @@ use self::queue::Queue;
 pub(crate) use self::queue::Ticket;
 pub(crate) use self::resolution::Resolution;
 use self::server::Server;
+use self::witnesses::Witnesses;
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, OnRemove, ServerAddress, ServerPlan};
 use crate::socket_address::SocketAddress;
@@ -45,6 +47,7 @@ pub(crate) struct Backend {
     outgoing: Outgoing,
     control: Control,
     pool: Mutex<Pool>,
+    witnesses: Mutex<Witnesses>,
     /// The addresses that listeners with routes to this backend are bound to.
     listening: Mutex<Vec<SocketAddress>>,
     /// The names whose SRV records are asked for.
@@ -80,6 +83,7 @@ impl Backend {
             outgoing: Outgoing::default(),
             control: control.clone(),
             pool: Mutex::default(),
+            witnesses: Mutex::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
             queue: Arc::default(),
@@ -389,6 +393,7 @@ impl Backend {
             }
             server.take_out(cause, now)
         };
+        lock(&self.witnesses).forget(server.id());
         tracing::warn!(
             "backend {}: server {} is taken out for {}: {why}",
             self.name,

@@ -13,6 +13,8 @@ use crate::roster::Roster;
 use crate::target::Target;
 
 pub(crate) struct Server {
+    /// Unique in the process.
+    id: u64,
     /// The address as it was typed, or as a SRV record names it.
     name: String,
     /// The SRV name whose records name it; `None` if it has an address of its own.
@@ -44,7 +46,9 @@ impl Server {
         plan: &BackendPlan,
         at_most: Duration,
     ) -> Result<Arc<Self>> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Ok(Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name: address.to_string(),
             srv: srv.map(Into::into),
             target: Target::new(address, at_most)?,
@@ -62,6 +66,10 @@ impl Server {
             watched: AtomicBool::new(false),
             probed: AtomicBool::new(false),
         }))
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(super) fn name(&self) -> &str {
@@ -169,6 +177,11 @@ impl Server {
         self.early_resets.fetch_add(1, Ordering::Relaxed);
         let thresholds = *lock(&self.thresholds);
         lock(&self.health).early_reset(&thresholds, Instant::now())
+    }
+
+    /// How many clients have to complain about it to be believed: one is never enough.
+    pub(super) fn complaints_needed(&self) -> usize {
+        usize::from(lock(&self.thresholds).fall).max(2)
     }
 
     /// Returns for how long.

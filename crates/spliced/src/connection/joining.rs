@@ -7,6 +7,7 @@ use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
 use super::ending::words;
+use super::record::Record;
 use super::{Connection, State};
 use crate::plan::ProxyVersion;
 use crate::service::Counts;
@@ -120,7 +121,7 @@ impl Connection {
                     cx.set_deadline(Some(self.deadline));
                     return Step::Wait;
                 }
-                Err(errno) => return self.fail(&format!("the target failed: {}", words(errno))),
+                Err(errno) => return self.failed_by_server(errno),
             }
         }
         match (*is_preface, self.asks_for_tls) {
@@ -146,8 +147,19 @@ impl Connection {
             Ok((1, _)) => self.fail("the target refuses TLS"),
             Ok(_) => self.fail("the target has closed the connection when asked for TLS"),
             Err(Errno::AGAIN | Errno::INTR) => Step::Wait,
-            Err(errno) => self.fail(&format!("the target failed: {}", words(errno))),
+            Err(errno) => self.failed_by_server(errno),
         }
+    }
+
+    /// The server has ended the connection before it was joined.
+    fn failed_by_server(&mut self, errno: Errno) -> Step {
+        if let Some(place) = self.place()
+            && matches!(errno, Errno::CONNRESET | Errno::PIPE)
+        {
+            let client = self.record.as_ref().and_then(Record::client_ip);
+            place.lease.reset_before_first_byte(client);
+        }
+        self.fail(&format!("the target failed: {}", words(errno)))
     }
 
     pub(super) fn join(&mut self) -> Step {

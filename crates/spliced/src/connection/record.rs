@@ -1,6 +1,6 @@
 //! What the logs say about a connection that has ended.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -74,6 +74,10 @@ impl Record {
     /// The client's proxy has told its address.
     pub(super) fn comes_from(&mut self, client: SocketAddr) {
         self.client = Some(SocketAddress::Inet(client));
+    }
+
+    pub(super) fn client_ip(&self) -> Option<IpAddr> {
+        Some(self.client.as_ref()?.inet()?.ip())
     }
 
     /// Takes a seat in the listener's roster.
@@ -159,9 +163,11 @@ impl Record {
         }
         if let Some((lease, _)) = &self.place {
             match outcome.moved.b_to_a {
-                0 if outcome.reason == Reason::Reset(Side::B) => lease.reset_before_first_byte(),
+                0 if outcome.reason == Reason::Reset(Side::B) => {
+                    lease.reset_before_first_byte(self.client_ip());
+                }
                 0 => {}
-                _ => lease.answered(self.connected_at),
+                _ => lease.answered(self.client_ip(), self.connected_at),
             }
         }
         if outcome.reason == Reason::Refused {

@@ -60,6 +60,10 @@ impl Fickle {
     fn unset(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
         mood(&self.moods).store(false, Ordering::Relaxed);
     }
+
+    fn silent(&self) -> usize {
+        self.moods.silent.load(Ordering::Relaxed)
+    }
 }
 
 impl Moods {
@@ -141,13 +145,20 @@ fn is_up(proxy: &Proxy, index: usize) -> bool {
     server_of(proxy, index)["up"] == true
 }
 
+/// Connections end, and are counted, some time after their clients.
+fn wait_counted(proxy: &Proxy, index: usize, count: &str, least: u64) {
+    until(&format!("{least} {count}"), || {
+        server_of(proxy, index)[count].as_u64() >= Some(least)
+    });
+}
+
 /// Clients connect between any two checks.
 #[test]
 fn failed_checks_take_a_server_out_while_clients_come() {
     let (sick, well) = (Fickle::new(), Fickle::new());
     let proxy = before(
         &[&sick, &well],
-        "health = { http = \"/health\", every = \"100ms\", fall = 3 }",
+        "health = { http = \"/health\", every = \"300ms\", fall = 3 }",
     );
     let address = proxy.address("l");
     sick.set(|it| &it.sick);
@@ -169,7 +180,7 @@ fn failed_checks_take_a_server_out_while_clients_come() {
 /// Each connection is made, and clears nothing of what follows it.
 #[test]
 fn a_server_that_resets_everything_is_taken_out_with_and_without_checks() {
-    for health in ["", "health = { tcp = true, every = \"100ms\" }"] {
+    for health in ["", "health = { tcp = true }"] {
         let (bad, good) = (Fickle::new(), Fickle::new());
         let proxy = before(&[&bad, &good], health);
         let address = proxy.address("l");
@@ -183,4 +194,123 @@ fn a_server_that_resets_everything_is_taken_out_with_and_without_checks() {
         }
         assert!(is_up(&proxy, 1));
     }
+}
+
+/// The server refuses what the client sends, and not the client.
+#[test]
+fn one_client_takes_no_server_out() {
+    for health in ["", "health = { tcp = true }"] {
+        let servers = [Fickle::new(), Fickle::new()];
+        let proxy = before(&[&servers[0], &servers[1]], health);
+        let address = proxy.address("l");
+        for _ in 0..4 {
+            // Each server resets enough in a row to be suspect.
+            for _ in 0..6 {
+                assert!(!is_served(&address, 2, "evil"));
+            }
+            for _ in 0..2 {
+                assert!(is_served(&address, 2, "good"));
+            }
+        }
+        for index in [0, 1] {
+            wait_counted(&proxy, index, "early_resets", 10);
+        }
+        // The relay has found out that the servers do not reset connections by themselves.
+        until("a probe has ended", || {
+            servers.iter().all(|server| server.silent() > 0)
+        });
+        assert!([0, 1].iter().all(|index| is_up(&proxy, *index)), "{health}");
+        assert_eq!(proxy.relay.lines_logged("is taken out"), 0);
+    }
+}
+
+#[test]
+fn no_client_takes_the_last_server_out() {
+    let server = Fickle::new();
+    let proxy = before(&[&server], "health = { tcp = true }");
+    let address = proxy.address("l");
+    for client in 2..20 {
+        assert!(!is_served(&address, client, "evil"));
+    }
+    wait_counted(&proxy, 0, "early_resets", 18);
+    assert!(is_up(&proxy, 0) && is_served(&address, 30, "good"));
+    // Nor do resets that no client causes.
+    server.set(|it| &it.resets_all);
+    for client in 2..20 {
+        assert!(!is_served(&address, client, "good"));
+    }
+    assert!(is_up(&proxy, 0));
+}
+
+#[test]
+fn several_clients_that_others_answer_take_a_server_out() {
+    let (bad, good) = (Fickle::new(), Fickle::new());
+    let proxy = before(&[&bad, &good], "");
+    let address = proxy.address("l");
+    bad.set(|it| &it.resets_bytes);
+    until("it is out", || {
+        for client in 2..5 {
+            is_served(&address, client, "good");
+        }
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    assert!(server_of(&proxy, 0)["out_seconds"].as_u64() > Some(0));
+    proxy
+        .relay
+        .wait_logged("is taken out for 10s: it resets connections of 3 clients");
+    for client in 2..8 {
+        assert!(is_served(&address, client, "good"));
+    }
+    // The last one stays, whatever it does.
+    good.set(|it| &it.resets_bytes);
+    for client in (2..8).chain(2..8) {
+        assert!(!is_served(&address, client, "good"));
+    }
+    wait_counted(&proxy, 1, "early_resets", 12);
+    assert!(is_up(&proxy, 1));
+}
+
+/// Clients that no server answers are as many as they like.
+#[test]
+fn clients_that_nobody_answers_take_no_server_out() {
+    let servers = [Fickle::new(), Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1], &servers[2]], "");
+    let address = proxy.address("l");
+    for client in 2..102 {
+        assert!(!is_served(&address, client, "evil"));
+    }
+    for index in 0..3 {
+        wait_counted(&proxy, index, "early_resets", 33);
+        assert!(is_up(&proxy, index));
+    }
+    assert_eq!(proxy.relay.lines_logged("is taken out"), 0);
+}
+
+#[test]
+fn half_of_the_servers_stay() {
+    let servers: Vec<_> = (0..4).map(|_| Fickle::new()).collect();
+    let all: Vec<_> = servers.iter().collect();
+    let proxy = before(&all, "");
+    let address = proxy.address("l");
+    for server in &servers[..3] {
+        server.set(|it| &it.resets_all);
+    }
+    let states = || -> Vec<_> { (0..4).map(|index| is_up(&proxy, index)).collect() };
+    until("two are out", || {
+        is_served(&address, 2, "good");
+        states().iter().filter(|up| !**up).count() == 2
+    });
+    let before = states();
+    let count = || {
+        let counts = (0..3).map(|index| server_of(&proxy, index)["early_resets"].as_u64());
+        counts.map(|count| count.expect("a count")).sum::<u64>()
+    };
+    // The third one goes on to reset, and stays.
+    let reset = count();
+    until("it has reset more", || {
+        is_served(&address, 2, "good");
+        count() > reset + 10
+    });
+    assert_eq!(states(), before);
+    assert!(is_up(&proxy, 3));
 }
