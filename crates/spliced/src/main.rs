@@ -17,6 +17,7 @@ mod check;
 mod cli;
 mod client_limit;
 mod config;
+mod connect_error;
 mod connection;
 mod connection_limit;
 mod datagram;

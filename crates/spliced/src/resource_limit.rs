@@ -39,6 +39,22 @@ pub(crate) fn limit_met(errno: Errno) -> Option<String> {
         }
         Errno::NFILE => "the system has used up fs.file-max (open files)".into(),
         Errno::NOBUFS | Errno::NOMEM => "the kernel has no memory for another socket".into(),
+        Errno::ADDRNOTAVAIL => {
+            "this host has no free local address and port for it (net.ipv4.ip_local_port_range)"
+                .into()
+        }
         _ => return None,
     })
+}
+
+/// The limit that was met, or the system's text for an error number, without the number.
+pub(crate) fn words(errno: Errno) -> String {
+    if let Some(limit) = limit_met(errno) {
+        return limit;
+    }
+    let text = std::io::Error::from(errno).to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_lowercase()
 }

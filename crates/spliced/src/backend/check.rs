@@ -10,8 +10,10 @@ use splice::Kind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::connect_error::{self, Fault};
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, Check, ProxyVersion};
+use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
 /// The longest head of an HTTP answer that is read, in bytes: as much as most servers accept of a request.
@@ -22,7 +24,13 @@ const HANDSHAKE: u8 = 22;
 const SERVER_HELLO: u8 = 2;
 
 /// Why a check did not pass: part of a sentence.
-pub(super) type Failure = String;
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server is to blame.
+    Server(String),
+    /// This host lacks something, so that nothing is known of the server.
+    Here(String),
+}
 
 /// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time.
 ///
@@ -34,7 +42,7 @@ pub(super) async fn check(
     addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
     let mut socket = open(plan, addresses).await?;
-    talk(check, &mut *socket).await.map_err(words)
+    talk(check, &mut *socket).await.map_err(failure_of)
 }
 
 /// A connection to the first of `addresses` that can be connected to, on which everything has been sent that
@@ -46,7 +54,7 @@ pub(super) async fn open(
     plan: &BackendPlan,
     addresses: &[SocketAddress],
 ) -> Result<Box<dyn Stream>, Failure> {
-    let mut failure = "its name does not resolve".to_owned();
+    let mut failure = None;
     for address in addresses {
         match connect(plan, address).await {
             Ok(mut socket) => {
@@ -56,13 +64,27 @@ pub(super) async fn open(
                     Some(ProxyVersion::V2) => &LOCAL_HEADER,
                     None => &[],
                 };
-                socket.write_all(header).await.map_err(words)?;
+                socket.write_all(header).await.map_err(failure_of)?;
                 return Ok(socket);
             }
-            Err(error) => failure = words(error),
+            Err((errno, fault)) => {
+                // An address that could not be tried may be the good one, and one without a way cannot.
+                let is_worse = match (&failure, fault) {
+                    (None, _) | (_, Fault::Shortage) => true,
+                    (Some((_, known)), Fault::Server) => *known != Fault::Shortage,
+                    (Some(_), Fault::NoWay) => false,
+                };
+                if is_worse {
+                    failure = Some((errno, fault));
+                }
+            }
         }
     }
-    Err(failure)
+    Err(match failure {
+        Some((errno, Fault::Server)) => Failure::Server(words(errno)),
+        Some((errno, Fault::Shortage | Fault::NoWay)) => Failure::Here(words(errno)),
+        None => Failure::Server("its name does not resolve".into()),
+    })
 }
 
 /// A stream of either kind.
@@ -70,21 +92,33 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-async fn connect(plan: &BackendPlan, address: &SocketAddress) -> io::Result<Box<dyn Stream>> {
-    let socket = Outgoing::default().socket(plan, address, None)?;
+async fn connect(
+    plan: &BackendPlan,
+    address: &SocketAddress,
+) -> Result<Box<dyn Stream>, (Errno, Fault)> {
+    // What the runtime cannot register is a shortage, too.
+    let of_runtime = |error: io::Error| (errno_of(&error), Fault::Shortage);
+    let socket = Outgoing::default()
+        .socket(plan, address, None)
+        .map_err(|errno| (errno, connect_error::of_socket(errno)))?;
     match address.connect(&socket) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(errno) => return Err(errno.into()),
+        Err(errno) => return Err((errno, connect_error::of_connect(errno, address))),
     }
     if address.kind() == Kind::Unix {
-        return Ok(Box::new(UnixStream::from_std(socket.into())?));
+        let stream = UnixStream::from_std(socket.into()).map_err(of_runtime)?;
+        return Ok(Box::new(stream));
     }
-    let stream = TcpStream::from_std(socket.into())?;
-    stream.writable().await?;
-    match stream.take_error()? {
-        Some(error) => Err(error),
+    let stream = TcpStream::from_std(socket.into()).map_err(of_runtime)?;
+    stream.writable().await.map_err(of_runtime)?;
+    match stream.take_error().map_err(of_runtime)? {
+        Some(error) => Err((errno_of(&error), Fault::Server)),
         None => Ok(Box::new(stream)),
     }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// What went wrong after the connection was made.
@@ -100,12 +134,15 @@ impl From<io::Error> for Wrong {
     }
 }
 
-fn words(wrong: impl Into<Wrong>) -> Failure {
-    match wrong.into() {
-        Wrong::System(error) => error.to_string().to_lowercase(),
+fn failure_of(wrong: impl Into<Wrong>) -> Failure {
+    Failure::Server(match wrong.into() {
+        Wrong::System(error) => match errno_of(&error) {
+            errno @ (Errno::NOBUFS | Errno::NOMEM) => return Failure::Here(words(errno)),
+            errno => words(errno),
+        },
         Wrong::Words(words) => words.into(),
         Wrong::Status(status) => format!("it answers with HTTP status {status}"),
-    }
+    })
 }
 
 async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {

@@ -52,6 +52,11 @@ impl Lease {
         }
     }
 
+    /// This host lacks something, so that nothing is known of the server.
+    pub(crate) fn could_not_be_tried(&self, why: &str) {
+        self.backend.tell_shortage(&self.server, why);
+    }
+
     /// The connection of `client`, made at `began`, has ended, and the server has sent something.
     pub(crate) fn answered(&self, client: Option<IpAddr>, began: Instant) {
         self.server.answered(began);

@@ -37,6 +37,7 @@ use self::server::Server;
 use self::witnesses::Witnesses;
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, OnRemove, ServerAddress, ServerPlan};
+use crate::rate_limited_warning::RateLimitedWarning;
 use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
@@ -48,6 +49,7 @@ pub(crate) struct Backend {
     control: Control,
     pool: Mutex<Pool>,
     witnesses: Mutex<Witnesses>,
+    shortage: RateLimitedWarning,
     /// The addresses that listeners with routes to this backend are bound to.
     listening: Mutex<Vec<SocketAddress>>,
     /// The names whose SRV records are asked for.
@@ -84,6 +86,7 @@ impl Backend {
             control: control.clone(),
             pool: Mutex::default(),
             witnesses: Mutex::default(),
+            shortage: RateLimitedWarning::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
             queue: Arc::default(),
@@ -408,6 +411,22 @@ impl Backend {
             {
                 backend.queue.call_next();
             }
+        });
+    }
+
+    /// Nothing has been sent to `server`, for want of something on this host.
+    fn tell_shortage(&self, server: &Server, why: &str) {
+        self.shortage.emit(|suppressed| {
+            let more = match suppressed {
+                0 => String::new(),
+                count => format!(" ({count} more like it since the last warning)"),
+            };
+            tracing::warn!(
+                "backend {}: server {} cannot be connected to for now: {why}; this does not count against \
+                 the server{more}",
+                self.name,
+                server.name()
+            );
         });
     }
 

@@ -13,7 +13,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::time::{sleep, timeout};
 
 use super::Backend;
-use super::check;
+use super::check::{self, Failure};
 use super::health::Cause;
 use super::server::Server;
 
@@ -60,7 +60,8 @@ async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
                 backend.take_out(&server, Cause::Resets, why);
             }
         }
-        Ok(Err(why)) => backend.take_out(&server, Cause::Refused, &why),
+        Ok(Err(Failure::Server(why))) => backend.take_out(&server, Cause::Refused, &why),
+        Ok(Err(Failure::Here(why))) => backend.tell_shortage(&server, &why),
         Err(_) => backend.take_out(&server, Cause::Refused, "it does not answer"),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Backend;
-use super::check::check;
+use super::check::{Failure, check};
 use super::server::Server;
 use crate::plan::HealthPlan;
 
@@ -58,7 +58,8 @@ async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
                 backend.queue.call_next();
             }
         }
-        Ok(Err(why)) => server.check_failed(backend.name(), &why),
+        Ok(Err(Failure::Server(why))) => server.check_failed(backend.name(), &why),
+        Ok(Err(Failure::Here(why))) => backend.tell_shortage(server, &why),
         Err(_) => {
             let time = humantime::format_duration(health.timeout);
             let why = format!("a check was not answered within {time}");

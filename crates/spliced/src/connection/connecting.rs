@@ -7,11 +7,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
 
-use super::ending::words;
 use super::record::Record;
 use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
+use crate::connect_error::{self, Fault};
 use crate::plan::Source;
+use crate::resource_limit::words;
 use crate::service::Counts;
 
 impl Connection {
@@ -36,15 +37,13 @@ impl Connection {
                     self.deadline = cx.now() + self.connect_timeout;
                 }
                 let seat = lease.sit(cx.waker());
-                self.attempt = Some(Attempt {
-                    addresses: lease.addresses(),
-                    address: 0,
-                    place: Some(Place {
-                        backend,
-                        lease,
-                        seat,
-                    }),
-                });
+                let addresses = lease.addresses();
+                let place = Place {
+                    backend,
+                    lease,
+                    seat,
+                };
+                self.attempt = Some(Attempt::new(addresses, Some(place)));
                 self.connect(cx)
             }
             Pick::Queued(ticket) => {
@@ -101,7 +100,7 @@ impl Connection {
                     return self.wait_for_room(cx, errno);
                 }
                 Err(errno) => {
-                    self.skip_address(errno);
+                    self.skip_address(errno, connect_error::of_socket(errno));
                     continue;
                 }
             };
@@ -130,28 +129,57 @@ impl Connection {
                 Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
                     return self.wait_for_room(cx, Errno::AGAIN);
                 }
-                Err(errno) => self.skip_address(errno),
+                Err(errno @ (Errno::NOBUFS | Errno::NOMEM)) => {
+                    return self.wait_for_room(cx, errno);
+                }
+                Err(errno) => self.skip_address(errno, connect_error::of_connect(errno, address)),
             }
         }
     }
 
-    pub(super) fn skip_address(&mut self, errno: Errno) {
+    fn skip_address(&mut self, errno: Errno, fault: Fault) {
         self.last_error = Some(errno);
+        self.note(fault);
+        if fault == Fault::Shortage
+            && let Some(place) = self.place()
+        {
+            place.lease.could_not_be_tried(&words(errno));
+        }
         if let Some(attempt) = &mut self.attempt {
             attempt.address += 1;
         }
     }
 
+    pub(super) fn note(&mut self, fault: Fault) {
+        if let Some(attempt) = &mut self.attempt {
+            match fault {
+                Fault::Server => attempt.met_refusal = true,
+                Fault::Shortage => attempt.met_shortage = true,
+                Fault::NoWay => {}
+            }
+        }
+    }
+
+    /// The attempt has failed. That counts against the server, if it says something about it.
+    pub(super) fn blame_server(&self, why: &str) {
+        if let Some(attempt) = &self.attempt
+            && let Some(place) = &attempt.place
+            && attempt.is_servers_fault()
+        {
+            place.lease.failed(why);
+        }
+    }
+
     /// Goes on with another server of the same backend.
     pub(super) fn next_server(&mut self, cx: &mut Context<'_>) -> Step {
+        let why = self.last_error.map_or_else(String::new, words);
+        self.blame_server(&why);
         let Some(attempt) = self.attempt.take() else {
             return Step::Done;
         };
-        let why = self.last_error.map_or_else(String::new, words);
         let Some(place) = attempt.place else {
             return self.fail(&format!("no target: {why}"));
         };
-        place.lease.failed(&why);
         let backend = place.backend;
         drop(place.lease);
         self.choose(cx, backend)
@@ -182,6 +210,13 @@ impl Connection {
 
     pub(super) fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.last_error = Some(errno);
+        self.note(Fault::Shortage);
+        // A full backlog is the server's, and passes.
+        if errno != Errno::AGAIN
+            && let Some(place) = self.place()
+        {
+            place.lease.could_not_be_tried(&words(errno));
+        }
         self.state = State::NoRoom;
         cx.set_deadline(Some(self.deadline.min(cx.now() + NO_ROOM_RETRY)));
         Step::Wait
@@ -203,7 +238,8 @@ impl Connection {
     pub(super) fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.abandon_server();
         self.server_readiness = Readiness::NONE;
-        self.skip_address(errno);
+        // The kernel has tried it: whatever came back, came from there.
+        self.skip_address(errno, Fault::Server);
         self.connect(cx)
     }
 }

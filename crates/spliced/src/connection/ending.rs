@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use rustix::io::Errno;
 use rustix::net::{getpeername, sockopt};
 use splice::{Kind, Step};
 
 use super::Connection;
-use crate::resource_limit::limit_met;
 use crate::service::Counts;
 use crate::socket_address::SocketAddress;
 
@@ -109,16 +107,4 @@ pub(super) fn more(suppressed: u64) -> String {
         0 => String::new(),
         count => format!(" ({count} more like it since the last warning)"),
     }
-}
-
-/// The limit that was met, or the system's text for an error number, without the number.
-pub(super) fn words(errno: Errno) -> String {
-    if let Some(limit) = limit_met(errno) {
-        return limit;
-    }
-    let text = std::io::Error::from(errno).to_string();
-    text.split(" (os error")
-        .next()
-        .unwrap_or_default()
-        .to_lowercase()
 }

@@ -6,10 +6,10 @@ use splice::{Context, Endpoint, Step, pair_task, set_pacing_rate};
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
-use super::ending::words;
 use super::record::Record;
 use super::{Connection, State};
 use crate::plan::ProxyVersion;
+use crate::resource_limit::words;
 use crate::service::Counts;
 
 /// What a PostgreSQL server answers if it does TLS.

@@ -36,12 +36,13 @@ use splice::{Context, Interest, Kind, Readiness, Step, Task};
 use splice_route::proxy_protocol::{Header, HeaderReader};
 use splice_route::{Arrival, Inspection};
 
-use self::ending::words;
 use self::first_bytes::FirstBytes;
 use self::record::Record;
 use self::requested::Asked;
 use crate::backend::{Backend, Lease, Resolution, Ticket, Tried};
+use crate::connect_error::Fault;
 use crate::connection_limit::ConnectionPermit;
+use crate::resource_limit::words;
 use crate::roster::Seat;
 use crate::service::{Counts, Service, Terms};
 use crate::socket_address::SocketAddress;
@@ -115,6 +116,10 @@ struct Attempt {
     addresses: Arc<[SocketAddress]>,
     /// The index of the address.
     address: usize,
+    /// An address could not be tried, or only after a wait, for want of something on this host.
+    met_shortage: bool,
+    /// An address does not take the connection.
+    met_refusal: bool,
 }
 
 /// A place at a server of a backend.
@@ -126,6 +131,21 @@ struct Place {
 }
 
 impl Attempt {
+    fn new(addresses: Arc<[SocketAddress]>, place: Option<Place>) -> Self {
+        Self {
+            place,
+            addresses,
+            address: 0,
+            met_shortage: false,
+            met_refusal: false,
+        }
+    }
+
+    /// Whether its failure says something about the server.
+    fn is_servers_fault(&self) -> bool {
+        self.met_refusal && !self.met_shortage
+    }
+
     fn address(&self) -> Option<&SocketAddress> {
         self.addresses.get(self.address)
     }
@@ -262,8 +282,9 @@ impl Task for Connection {
                 };
                 let hint = self.place().map(|place| self.hint(&place.backend));
                 let why = why + hint.unwrap_or_default();
-                if let Some(place) = self.place() {
-                    place.lease.failed(&why);
+                if matches!(self.state, State::Connecting) {
+                    self.note(Fault::Server);
+                    self.blame_server("it does not answer within the connect timeout");
                 }
                 self.fail(&why)
             }

@@ -161,11 +161,7 @@ impl Connection {
         };
         match asked.allowed(addresses) {
             Ok(addresses) => {
-                self.attempt = Some(Attempt {
-                    place: None,
-                    addresses,
-                    address: 0,
-                });
+                self.attempt = Some(Attempt::new(addresses, None));
                 self.connect(cx)
             }
             Err(why) => {

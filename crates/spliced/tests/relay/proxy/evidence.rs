@@ -40,7 +40,7 @@ impl Fickle {
         Self::on(TcpListener::bind("127.0.0.1:0").expect("it listens"))
     }
 
-    fn on(listener: TcpListener) -> Self {
+    pub(super) fn on(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("its address").to_string();
         let moods = Arc::<Moods>::default();
         let shared = Arc::clone(&moods);
@@ -53,12 +53,21 @@ impl Fickle {
         Self { address, moods }
     }
 
+    /// Its address as a configuration has it.
+    pub(super) fn quoted(&self) -> String {
+        format!("\"{}\"", self.address)
+    }
+
     fn set(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
         mood(&self.moods).store(true, Ordering::Relaxed);
     }
 
     fn unset(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
         mood(&self.moods).store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn asked(&self) -> usize {
+        self.moods.asked.load(Ordering::Relaxed)
     }
 
     fn silent(&self) -> usize {
@@ -102,10 +111,7 @@ fn reset(stream: &TcpStream) {
 
 /// A listener `l` before `servers`.
 pub(super) fn before(servers: &[&Fickle], more: &str) -> Proxy {
-    let addresses: Vec<_> = servers
-        .iter()
-        .map(|server| format!("\"{}\"", server.address))
-        .collect();
+    let addresses: Vec<_> = servers.iter().map(|server| server.quoted()).collect();
     Proxy::run(&configuration(&addresses.join(", "), more))
 }
 
@@ -137,7 +143,7 @@ fn is_served(address: &str, client: u8, text: &str) -> bool {
     answer == b"ok"
 }
 
-fn server_of(proxy: &Proxy, index: usize) -> Value {
+pub(super) fn server_of(proxy: &Proxy, index: usize) -> Value {
     proxy.of("backends", "b")["servers"][index].take()
 }
 

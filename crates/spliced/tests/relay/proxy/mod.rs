@@ -13,6 +13,7 @@ mod reload;
 mod reload_under_load;
 mod requested;
 mod routes;
+mod shortage;
 mod source;
 mod srv;
 

@@ -1,0 +1,156 @@
+//! What this host lacks or forbids does not count against a server, and is told as what it is.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use netlab::{Namespace, Need, available};
+use rustix::net::sockopt;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use serde_json::Value;
+use socket2::{Domain, Socket, Type};
+
+use super::Proxy;
+use super::evidence::{Fickle, before, configuration, server_of};
+use super::routes::connect;
+use crate::patience::{PATIENCE, until};
+
+/// The local ports of the relay's namespace.
+const PORTS: u16 = 20;
+
+fn count(proxy: &Proxy, what: &str) -> Value {
+    server_of(proxy, 0)[what].take()
+}
+
+/// Lets the process have no more descriptors than it has and `spare`.
+fn limit_descriptors(proxy: &Proxy, spare: usize) {
+    let id = proxy.relay.id();
+    let used: Vec<usize> = fs::read_dir(format!("/proc/{id}/fd"))
+        .expect("its descriptors")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    // The kernel compares the limit with numbers, and gives the lowest one that is free.
+    let mut free = (0..).filter(|number| !used.contains(number));
+    // One of them is reserved by the admin thread, which waits in accept(2) (`__sys_accept4_file`).
+    let limit = free.nth(spare + 1).expect("numbers do not end");
+    set_limit(proxy, Some(limit as u64));
+}
+
+/// Sets the soft limit; `None` sets it to the hard one, as the relay does.
+fn set_limit(proxy: &Proxy, limit: Option<u64>) {
+    let pid = Pid::from_raw(proxy.relay.id() as i32);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limits = Rlimit {
+        current: limit.or(maximum),
+        maximum,
+    };
+    prlimit(pid, Resource::Nofile, limits).expect("prlimit");
+}
+
+#[test]
+fn checks_without_descriptors_say_nothing_about_the_server() {
+    let server = Fickle::new();
+    let proxy = before(
+        &[&server],
+        "health = { http = \"/health\", every = \"50ms\", timeout = \"50ms\", fall = 1000 }",
+    );
+    until("it is checked", || server.asked() > 0);
+    // Those that were slow on a busy machine.
+    let failed = || count(&proxy, "failed_checks").as_u64().expect("a count");
+    let failed_before = failed();
+    let told = || proxy.relay.lines_logged("cannot be connected to for now") > 0;
+    until("it is told", || {
+        // Again, since a check that ran meanwhile has left its descriptor to the next one.
+        limit_descriptors(&proxy, 0);
+        told()
+    });
+    let line = proxy.relay.wait_logged("cannot be connected to for now");
+    assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
+    set_limit(&proxy, None);
+    let asked = server.asked();
+    until("it is checked again", || server.asked() > asked + 1);
+    assert!(failed() <= failed_before + 1, "{}", failed());
+    assert_eq!(proxy.relay.lines_logged("is down"), 0);
+}
+
+/// The client takes the last descriptor, and waits for one to its server until it may wait no longer.
+#[test]
+fn connections_without_descriptors_say_nothing_about_the_server() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let list = servers.each_ref().map(Fickle::quoted).join(", ");
+    let configuration = configuration(&list, "connect_timeout = \"200ms\"");
+    // Other engines open files in the background.
+    let configuration = configuration.replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
+    let proxy = Proxy::run(&configuration);
+    let address = proxy.address("l");
+    limit_descriptors(&proxy, 1);
+    let mut client = connect(&address);
+    assert!(client.read(&mut [0]).is_err(), "a reset");
+    let line = proxy.relay.wait_logged("cannot be connected to for now");
+    assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
+    set_limit(&proxy, None);
+    for index in [0, 1] {
+        assert_eq!(server_of(&proxy, index)["failures"], 0);
+    }
+}
+
+/// A client in the namespace, whose port is none of the relay's.
+fn client(namespace: &Namespace, port: u16) -> TcpStream {
+    let connected = namespace.enter(|| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)).into())?;
+        socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, 80)).into())?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        io::Result::Ok(TcpStream::from(socket))
+    });
+    connected.expect("entered").expect("connected")
+}
+
+#[test]
+fn connections_and_checks_without_ports_say_nothing_about_the_server() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("ports").expect("a namespace");
+    let range = format!("40000 {}", 40000 + PORTS - 1);
+    namespace
+        .set_sysctl("net.ipv4.ip_local_port_range", &range)
+        .expect("a few ports");
+    let servers = [90, 91].map(|port| {
+        let listener = namespace.enter(|| TcpListener::bind((Ipv4Addr::LOCALHOST, port)));
+        Fickle::on(listener.expect("entered").expect("it listens"))
+    });
+    let configuration = configuration(
+        "\"127.0.0.1:90\", \"127.0.0.1:91\"",
+        "health = { tcp = true, every = \"300ms\" }",
+    );
+    let configuration = configuration.replace("127.0.0.1:0", "127.0.0.1:80");
+    let proxy = Proxy::run_in(&namespace, &configuration);
+    let mut ports = 20_000..;
+    let mut next = || client(&namespace, ports.next().expect("a port"));
+    // Those that are joined with a server hold all ports.
+    let held: Vec<_> = (0..4 * PORTS).map(|_| next()).collect();
+    let line = proxy.relay.wait_logged("cannot be connected to for now");
+    assert!(line.contains("no free local address and port"), "{line}");
+    // Checks cannot be made, time after time.
+    let told = || proxy.relay.lines_logged("cannot be connected to for now");
+    let before = told();
+    until("it is told again", || told() > before + 2);
+    for index in [0, 1] {
+        assert!(server_of(&proxy, index)["up"] == true);
+        assert_eq!(server_of(&proxy, index)["failed_connections"], 0);
+    }
+    for client in held {
+        sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("SO_LINGER");
+    }
+    until("all are gone", || proxy.status()["connections"] == 0);
+    for _ in 0..PORTS {
+        let mut client = next();
+        client.write_all(b"good").expect("sent");
+        let mut answer = [0; 2];
+        client.read_exact(&mut answer).expect("an answer");
+        sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("SO_LINGER");
+    }
+    drop(servers);
+}
