@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustls::pki_types::ServerName;
@@ -9,15 +10,24 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use splice::Kind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
 
 use crate::connect_error::{self, Fault};
 use crate::outgoing::Outgoing;
-use crate::plan::{BackendPlan, Check, ProxyVersion};
+use crate::plan::{BackendPlan, Check, HealthPlan, ProxyVersion};
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
 /// The longest head of an HTTP answer that is read, in bytes: as much as most servers accept of a request.
 const HEAD_MOST_BYTES: usize = 8 << 10;
+
+/// The most that is read behind what a check looks for: a page that is made for checks is shorter.
+const REST_MOST_BYTES: usize = 1 << 20;
+
+const REST_STEP_BYTES: usize = 4 << 10;
+
+/// How long the rest of an HTTP answer is waited for before the server is told that no request follows.
+const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// A record of a TLS handshake, and in it a ServerHello (RFC 8446, sections 4 and 5.1).
 const HANDSHAKE: u8 = 22;
@@ -32,17 +42,49 @@ pub(super) enum Failure {
     Here(String),
 }
 
-/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time.
+/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time, and
+/// the connection may last as long again.
 ///
 /// # Errors
 /// Why the check does not pass.
 pub(super) async fn check(
     plan: &BackendPlan,
-    check: &Check,
+    health: &HealthPlan,
     addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
     let mut socket = open(plan, addresses).await?;
-    talk(check, &mut *socket).await.map_err(failure_of)
+    let said = talk(&health.check, &mut *socket).await;
+    let first = match health.check {
+        Check::Http { .. } => First::Server,
+        Check::Tcp | Check::Tls { .. } => First::Relay,
+    };
+    // Its end says nothing, so nobody waits for it.
+    drop(tokio::spawn(end(socket, first, health.timeout)));
+    said.map_err(failure_of)
+}
+
+/// Who ends a connection first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum First {
+    Relay,
+    /// It takes an end of stream for a client that does not want the answer.
+    Server,
+}
+
+/// Closes a connection in order. A close with bytes unread, or with more to come, would reset it, and fill
+/// the server's log. A server that does not come to an end is reset in the end.
+pub(super) async fn end(mut socket: Box<dyn Stream>, first: First, within: Duration) {
+    let mut left = REST_MOST_BYTES;
+    let ending = async {
+        if first == First::Server {
+            // One that keeps the connection open for another request learns that there is none.
+            let _ = timeout(REST_WITHIN, read_rest(&mut *socket, &mut left)).await;
+        }
+        socket.shutdown().await?;
+        read_rest(&mut *socket, &mut left).await
+    };
+    // It has been reset already, or it takes too long.
+    let _ = timeout(within, ending).await;
 }
 
 /// A connection to the first of `addresses` that can be connected to, on which everything has been sent that
@@ -85,6 +127,18 @@ pub(super) async fn open(
         Some((errno, Fault::Shortage | Fault::NoWay)) => Failure::Here(words(errno)),
         None => Failure::Server("its name does not resolve".into()),
     })
+}
+
+/// Reads to the end of the stream, or as much as is `left` to read.
+async fn read_rest(socket: &mut dyn Stream, left: &mut usize) -> io::Result<()> {
+    let mut rest = vec![0; REST_STEP_BYTES];
+    while *left > 0 {
+        match socket.read(&mut rest).await? {
+            0 => break,
+            count => *left = left.saturating_sub(count),
+        }
+    }
+    Ok(())
 }
 
 /// A stream of either kind.

@@ -6,6 +6,7 @@
 //!                 └──not made──▶ the server is taken out
 //! ```
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -52,13 +53,14 @@ async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
     let addresses = server.target.addresses();
     match timeout(plan.connect_timeout, check::open(&plan, &addresses)).await {
         Ok(Ok(mut socket)) => {
-            let read = socket.read_u8();
-            if let Ok(Err(error)) = timeout(RESET_WITHIN, read).await
-                && error.kind() == std::io::ErrorKind::ConnectionReset
+            let read = timeout(RESET_WITHIN, socket.read_u8()).await;
+            if let Ok(Err(error)) = read
+                && error.kind() == ErrorKind::ConnectionReset
             {
                 let why = "it resets connections before its first byte, this relay's own too";
                 backend.take_out(&server, Cause::Resets, why);
             }
+            check::end(socket, check::First::Relay, EVERY).await;
         }
         Ok(Err(Failure::Server(why))) => backend.take_out(&server, Cause::Refused, &why),
         Ok(Err(Failure::Here(why))) => backend.tell_shortage(&server, &why),

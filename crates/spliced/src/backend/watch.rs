@@ -51,7 +51,7 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
 async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
     let plan = backend.plan();
     let addresses = server.target.addresses();
-    let checked = check(&plan, &health.check, &addresses);
+    let checked = check(&plan, health, &addresses);
     match tokio::time::timeout(health.timeout, checked).await {
         Ok(Ok(())) => {
             if server.check_passed(backend.name()) {

@@ -1,6 +1,7 @@
 //! Active checks against servers that answer, and servers that do not.
 
 use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +16,14 @@ use crate::relay::output;
 use crate::server::free_port;
 
 fn checked(server: &str, health: &str, more: &str) -> Proxy {
+    checked_every("50ms", server, health, more)
+}
+
+fn checked_every(every: &str, server: &str, health: &str, more: &str) -> Proxy {
     Proxy::run(&format!(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
          [backend.b]\nservers = [\"{server}\"]\n{more}\n\
-         health = {{ {health}, every = \"50ms\", rise = 1, fall = 1 }}\n"
+         health = {{ {health}, every = \"{every}\", rise = 1, fall = 1 }}\n"
     ))
 }
 
@@ -202,4 +207,57 @@ fn a_unix_server_is_checked() {
         .wait_logged("is down: no such file or directory");
     let _server = std::os::unix::net::UnixListener::bind(&path).expect("it listens");
     comes_up(&proxy);
+}
+
+/// How the connection of a check has ended: all has been read, and an end of stream has come.
+fn ends_in_order(check: &mut TcpStream) -> bool {
+    let written = check.shutdown(Shutdown::Write);
+    let mut rest = Vec::new();
+    written.is_ok() && check.read_to_end(&mut rest).is_ok()
+}
+
+#[test]
+fn a_check_reads_to_the_end_and_closes_in_order() {
+    const LONG_BYTES: usize = 100_000;
+    for (health, said) in [
+        (
+            "http = \"/\"",
+            "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",
+        ),
+        (
+            "http = \"/\"",
+            "HTTP/1.1 503 Sick\r\nConnection: close\r\n\r\n",
+        ),
+        ("tcp = true", "220 mail.example.org\r\n"),
+        ("tls = true", "\x16\x03\x03\x02\x01\x02"),
+    ] {
+        let site = Site::new();
+        let _proxy = checked_every("20s", &site.address(), health, "");
+        let mut check = site.accept();
+        let mut request = [0; 2048];
+        if health != "tcp = true" {
+            assert!(check.read(&mut request).expect("a request") > 0);
+        }
+        check.write_all(said.as_bytes()).expect("sent");
+        // What follows comes after the check is decided.
+        for _ in 0..LONG_BYTES / 1000 {
+            check.write_all(&[b'x'; 1000]).expect("sent");
+        }
+        assert!(ends_in_order(&mut check), "{health}");
+    }
+}
+
+#[test]
+fn an_endless_answer_is_read_for_a_while_only() {
+    let site = Site::new();
+    let proxy = checked_every("20s", &site.address(), "http = \"/\"", "");
+    let mut check = site.accept();
+    assert!(check.read(&mut [0; 2048]).expect("a request") > 0);
+    check
+        .write_all(b"HTTP/1.1 200 OK\r\n\r\n")
+        .expect("the head");
+    until("it is read no more", || {
+        check.write_all(&[0; 4096]).is_err()
+    });
+    assert_eq!(proxy.relay.lines_logged("HTTP"), 0);
 }
