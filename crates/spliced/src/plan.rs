@@ -143,6 +143,8 @@ pub(crate) struct BackendPlan {
     /// A server that has come back gets its full share only after this time.
     pub(crate) slow_start: Option<Duration>,
     pub(crate) on_remove: OnRemove,
+    /// The connections of a server whose checks fail are reset.
+    pub(crate) resets_on_down: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +195,8 @@ pub(crate) struct HealthPlan {
 pub(crate) enum Check {
     /// A connection can be made.
     Tcp,
+    /// What the server says after `send` contains `expect`.
+    Exchange { send: Vec<u8>, expect: Vec<u8> },
     /// The server answers a TLS hello that asks for this name.
     Tls { server_name: Option<String> },
     /// `GET path` is answered with this status, or one from 200 to 399.
@@ -293,6 +297,7 @@ impl BackendPlan {
             },
             slow_start: None,
             on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
+            resets_on_down: false,
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::plan::{BackendPlan, Check, HealthPlan, ProxyVersion};
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
-/// The longest head of an HTTP answer that is read, in bytes: as much as most servers accept of a request.
+/// The longest head of an HTTP answer, or other answer, that is read, in bytes: as much as most servers accept of a request.
 const HEAD_MOST_BYTES: usize = 8 << 10;
 
 /// The most that is read behind what a check looks for: a page that is made for checks is shorter.
@@ -56,7 +56,7 @@ pub(super) async fn check(
     let said = talk(&health.check, &mut *socket).await;
     let first = match health.check {
         Check::Http { .. } => First::Server,
-        Check::Tcp | Check::Tls { .. } => First::Relay,
+        Check::Tcp | Check::Exchange { .. } | Check::Tls { .. } => First::Relay,
     };
     // Its end says nothing, so nobody waits for it.
     drop(tokio::spawn(end(socket, first, health.timeout)));
@@ -202,6 +202,7 @@ fn failure_of(wrong: impl Into<Wrong>) -> Failure {
 async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
     match check {
         Check::Tcp => Ok(()),
+        Check::Exchange { send, expect } => exchange(socket, send, expect).await,
         Check::Tls { server_name } => tls(socket, server_name.as_deref()).await,
         Check::Http { path, host, status } => http(socket, path, host.as_deref(), *status).await,
     }
@@ -209,6 +210,22 @@ async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
 
 /// A PROXY header of version 2 for a connection of the proxy itself.
 const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
+async fn exchange(socket: &mut dyn Stream, send: &[u8], expect: &[u8]) -> Result<(), Wrong> {
+    socket.write_all(send).await?;
+    let mut answer = Vec::new();
+    while !answer.windows(expect.len()).any(|part| part == expect) {
+        if answer.len() > HEAD_MOST_BYTES {
+            return Err(Wrong::Words("it does not say what is expected"));
+        }
+        if !read(socket, &mut answer).await? {
+            return Err(Wrong::Words(
+                "it ends the connection before it says what is expected",
+            ));
+        }
+    }
+    Ok(())
+}
 
 async fn tls(socket: &mut dyn Stream, server_name: Option<&str>) -> Result<(), Wrong> {
     let hello = hello(server_name).ok_or(Wrong::Words("no TLS hello can be made for its name"))?;

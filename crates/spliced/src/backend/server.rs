@@ -141,7 +141,8 @@ impl Server {
         self.tell(backend, change)
     }
 
-    pub(super) fn check_failed(&self, backend: &str, why: &str) {
+    /// With `resets`, a server that goes down has its connections reset.
+    pub(super) fn check_failed(&self, backend: &str, why: &str, resets: bool) {
         self.failed_checks.fetch_add(1, Ordering::Relaxed);
         let thresholds = *lock(&self.thresholds);
         let change = lock(&self.health).check_failed(&thresholds);
@@ -151,6 +152,9 @@ impl Server {
                 self.name,
                 thresholds.fall
             );
+            if resets {
+                self.roster.purge();
+            }
         }
     }
 

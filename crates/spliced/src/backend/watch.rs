@@ -58,12 +58,14 @@ async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
                 backend.queue.call_next();
             }
         }
-        Ok(Err(Failure::Server(why))) => server.check_failed(backend.name(), &why),
         Ok(Err(Failure::Here(why))) => backend.tell_shortage(server, &why),
+        Ok(Err(Failure::Server(why))) => {
+            server.check_failed(backend.name(), &why, plan.resets_on_down);
+        }
         Err(_) => {
             let time = humantime::format_duration(health.timeout);
             let why = format!("a check was not answered within {time}");
-            server.check_failed(backend.name(), &why);
+            server.check_failed(backend.name(), &why, plan.resets_on_down);
         }
     }
 }

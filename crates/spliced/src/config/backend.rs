@@ -6,6 +6,7 @@ use std::time::Duration;
 use splice::Address;
 
 use crate::config::listener::on_remove;
+use crate::config::route::bytes;
 use crate::config::value::{Table, Value};
 use crate::plan::{
     BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, OnRemove, ProxyVersion,
@@ -19,6 +20,9 @@ const QUEUE: u32 = 1024;
 const EVERY: Duration = Duration::from_secs(2);
 const RISE: u16 = 2;
 const FALL: u16 = 3;
+
+/// The longest `send` and `expect`, in bytes: a packet has room for it.
+const EXCHANGE_MOST_BYTES: usize = 1024;
 
 /// The longest name of an interface, in bytes (`IFNAMSIZ`, without its zero).
 const INTERFACE_NAME_MAX_BYTES: usize = 15;
@@ -35,6 +39,7 @@ pub(super) struct Settings {
     queue_timeout: Option<Duration>,
     slow_start: Option<Duration>,
     on_remove: OnRemove,
+    resets_on_down: bool,
 }
 
 impl Settings {
@@ -48,6 +53,7 @@ impl Settings {
             queue_timeout: None,
             slow_start: None,
             on_remove: OnRemove::Drain(drain_timeout),
+            resets_on_down: false,
         }
     }
 
@@ -68,6 +74,9 @@ impl Settings {
         table.set_some("queue_timeout", &mut self.queue_timeout, Value::time);
         table.set_some("slow_start", &mut self.slow_start, Value::time);
         on_remove(table, &mut self.on_remove);
+        table.set("on_down", &mut self.resets_on_down, |value| {
+            value.choice(&[("keep", false), ("reset", true)])
+        });
     }
 }
 
@@ -94,6 +103,7 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
         },
         slow_start: settings.slow_start,
         on_remove: settings.on_remove,
+        resets_on_down: settings.resets_on_down,
     };
     let Some(table) = table else {
         return backend;
@@ -108,6 +118,12 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
         servers(&value, &mut backend.servers);
     }
     table.set_some("health", &mut backend.health, health);
+    if backend.resets_on_down && table.get("health").is_none() && table.get("on_down").is_some() {
+        table.notes.mistake(
+            &table.at("on_down"),
+            "on_down needs health, since only checks find a server down; add it, or remove on_down",
+        );
+    }
     table.set("source", &mut backend.source, source);
     if let Source::Addresses(sources) = &backend.source
         && !sources.is_empty()
@@ -258,6 +274,36 @@ fn health(value: &Value<'_>) -> Option<HealthPlan> {
     })
 }
 
+/// `send` and `expect`, if there is either: `Some(None)` is a mistake.
+fn exchange(table: &Table<'_>, is_tcp: bool) -> Option<Option<Check>> {
+    let (send, expect) = (table.get("send"), table.get("expect"));
+    let given = match (&send, &expect) {
+        (None, None) => return None,
+        (Some(_), _) => "send",
+        (None, Some(_)) => "expect",
+    };
+    if !is_tcp {
+        table.notes.mistake(
+            &table.at(given),
+            format!(
+                "{given} needs tcp = true; write it in place of tls or http, or remove {given}"
+            ),
+        );
+        return Some(None);
+    }
+    let read = |value: &Value<'_>| bytes(value, EXCHANGE_MOST_BYTES);
+    let send = send.map_or(Some(Vec::new()), |value| read(&value));
+    let Some(expect) = expect else {
+        table.notes.missing(
+            &table.at("send"),
+            "send needs expect, which is what a good server answers; add it, or remove send",
+        );
+        return Some(None);
+    };
+    let expect = read(&expect);
+    Some(send.and_then(|send| expect.map(|expect| Check::Exchange { send, expect })))
+}
+
 fn check(table: &Table<'_>) -> Option<Check> {
     let (tcp, tls, http) = (table.get("tcp"), table.get("tls"), table.get("http"));
     let host = table.get("host");
@@ -272,8 +318,16 @@ fn check(table: &Table<'_>) -> Option<Check> {
             }
         }
     }
+    let exchange = exchange(table, tls.is_none() && http.is_none());
     match (tcp, tls, http) {
-        (Some(tcp), None, None) => tcp.only_true().map(|_| Check::Tcp),
+        (None, None, None) if exchange.is_some() => exchange?,
+        (Some(tcp), None, None) => {
+            let is_tcp = tcp.only_true();
+            match exchange {
+                Some(exchange) => is_tcp.and(exchange),
+                None => is_tcp.map(|_| Check::Tcp),
+            }
+        }
         (None, Some(tls), None) if tls.is_flag() => {
             tls.only_true().map(|_| Check::Tls { server_name: None })
         }

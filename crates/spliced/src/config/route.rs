@@ -15,6 +15,9 @@ use crate::config::value::{Table, Value, nearest};
 use crate::config::{NO_RATE, is_tcp};
 use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, ServerAddress, Source};
 
+/// The longest `starts_with`: further bytes are part of a message that has a matcher of its own.
+const STARTS_WITH_MOST_BYTES: usize = 64;
+
 /// What routes refer to.
 #[derive(Debug)]
 pub(super) struct Routes<'a> {
@@ -108,7 +111,7 @@ impl Routes<'_> {
             ])
         });
         table.set_some("starts_with", &mut found.starts_with, |value| {
-            value.each(bytes)
+            value.each(|value| bytes(value, STARTS_WITH_MOST_BYTES))
         });
         let asks = [("socks", Protocol::Socks), ("connect", Protocol::Connect)];
         for (key, protocol) in asks {
@@ -285,18 +288,16 @@ fn path(value: &Value<'_>) -> Option<String> {
     ))
 }
 
-/// `text`, or `hex:16 03`.
-fn bytes(value: &Value<'_>) -> Option<Vec<u8>> {
-    /// Further ones are part of a message that has a matcher of its own.
-    const LONGEST: usize = 64;
+/// `text`, or `hex:16 03`, of at most `longest` bytes.
+pub(super) fn bytes(value: &Value<'_>, longest: usize) -> Option<Vec<u8>> {
     let text = value.text()?;
     let bytes = match text.strip_prefix("hex:") {
         None => Some(text.as_bytes().to_vec()),
         Some(digits) => hex(digits).filter(|bytes| !bytes.is_empty()),
     };
     match bytes {
-        Some(bytes) if bytes.len() <= LONGEST => Some(bytes),
-        Some(_) => value.refuse(format!("is too long; write at most {LONGEST} bytes")),
+        Some(bytes) if bytes.len() <= longest => Some(bytes),
+        Some(_) => value.refuse(format!("is too long; write at most {longest} bytes")),
         None => value.refuse(format!(
             "{text:?} cannot be used: write two hexadecimal digits for each byte, such as hex:1603"
         )),

@@ -128,7 +128,10 @@ impl Record {
     pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
         self.target = Some(target);
-        self.place = place;
+        self.place = place.map(|(lease, mut seat)| {
+            seat.join();
+            (lease, seat)
+        });
     }
 
     /// Logs the end of the pair.
@@ -156,6 +159,12 @@ impl Record {
                 why = "its listener was removed".into();
             } else if self.place.as_ref().is_some_and(|(_, seat)| seat.is_cut()) {
                 why = "its server was removed".into();
+            } else if self
+                .place
+                .as_ref()
+                .is_some_and(|(_, seat)| seat.is_purged())
+            {
+                why = "its server went down".into();
             } else {
                 let cut_short = &self.service.process.cut_short;
                 cut_short.fetch_add(1, Ordering::Relaxed);

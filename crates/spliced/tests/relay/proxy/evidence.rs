@@ -14,17 +14,18 @@ use socket2::{Domain, Socket, Type};
 use super::Proxy;
 use crate::patience::{PATIENCE, until};
 
-/// A server whose behaviour the test changes while it runs. It answers `good` with `ok`, and resets whoever
-/// sends anything else, as servers do that close without having read everything.
+/// A server whose behaviour the test changes while it runs. It answers `good` with `ok`, echoes what begins
+/// with `stay`, and resets whoever sends anything else, as servers do that close without having read
+/// everything.
 pub(super) struct Fickle {
     address: String,
     moods: Arc<Moods>,
 }
 
 #[derive(Default)]
-struct Moods {
+pub(super) struct Moods {
     /// Checks for `/health` are answered with status 503.
-    sick: AtomicBool,
+    pub(super) sick: AtomicBool,
     /// It resets every connection soon after it has accepted it, but not before the client is joined.
     resets_all: AtomicBool,
     /// It resets every connection that has sent something.
@@ -58,11 +59,11 @@ impl Fickle {
         format!("\"{}\"", self.address)
     }
 
-    fn set(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
+    pub(super) fn set(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
         mood(&self.moods).store(true, Ordering::Relaxed);
     }
 
-    fn unset(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
+    pub(super) fn unset(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
         mood(&self.moods).store(false, Ordering::Relaxed);
     }
 
@@ -92,6 +93,7 @@ impl Moods {
         let answer = match &bytes[..count] {
             _ if self.resets_bytes.load(Ordering::Relaxed) => return reset(&client),
             b"good" => "ok",
+            first if first.starts_with(b"stay") => return echo(client, first),
             request if request.starts_with(b"GET /health ") => {
                 match self.sick.load(Ordering::Relaxed) {
                     true => "HTTP/1.1 503 Sick\r\nContent-Length: 0\r\n\r\n",
@@ -101,6 +103,14 @@ impl Moods {
             _ => return reset(&client),
         };
         let _ = client.write_all(answer.as_bytes());
+    }
+}
+
+fn echo(mut client: TcpStream, first: &[u8]) {
+    let _ = client.write_all(first);
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = client.read(&mut bytes) {
+        let _ = client.write_all(&bytes[..count]);
     }
 }
 
@@ -147,7 +157,7 @@ pub(super) fn server_of(proxy: &Proxy, index: usize) -> Value {
     proxy.of("backends", "b")["servers"][index].take()
 }
 
-fn is_up(proxy: &Proxy, index: usize) -> bool {
+pub(super) fn is_up(proxy: &Proxy, index: usize) -> bool {
     server_of(proxy, index)["up"] == true
 }
 

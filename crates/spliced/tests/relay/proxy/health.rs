@@ -10,7 +10,7 @@ use std::thread;
 use netlab::{Process, Scratch};
 
 use super::Proxy;
-use super::routes::Site;
+use super::routes::{Site, expect};
 use crate::patience::until;
 use crate::relay::output;
 use crate::server::free_port;
@@ -211,9 +211,9 @@ fn a_unix_server_is_checked() {
 
 /// How the connection of a check has ended: all has been read, and an end of stream has come.
 fn ends_in_order(check: &mut TcpStream) -> bool {
-    let written = check.shutdown(Shutdown::Write);
-    let mut rest = Vec::new();
-    written.is_ok() && check.read_to_end(&mut rest).is_ok()
+    // Done already, or the connection is gone, and then the read says how.
+    let _ = check.shutdown(Shutdown::Write);
+    check.read_to_end(&mut Vec::new()).is_ok()
 }
 
 #[test]
@@ -261,3 +261,48 @@ fn an_endless_answer_is_read_for_a_while_only() {
     });
     assert_eq!(proxy.relay.lines_logged("HTTP"), 0);
 }
+
+#[test]
+fn a_check_sends_and_expects() {
+    for (said, health, why) in [
+        ("220 mail.example.org\r\n", "expect = \"220 \"", None),
+        (
+            "-LOADING\r\n+PONG\r\n",
+            "tcp = true, send = \"PING\\r\\n\", expect = \"hex:2B 50 4F 4E 47\"",
+            None,
+        ),
+        (
+            "-ERR\r\n",
+            "tcp = true, send = \"PING\\r\\n\", expect = \"+PONG\"",
+            Some("is down: it ends the connection before it says what is expected"),
+        ),
+        (
+            LONG,
+            "tcp = true, send = \"PING\\r\\n\", expect = \"+PONG\"",
+            Some("is down: it does not say what is expected"),
+        ),
+    ] {
+        let site = Site::new();
+        let proxy = checked_every("20s", &site.address(), health, "");
+        let mut check = site.accept();
+        if health.contains("send") {
+            expect(&mut check, b"PING\r\n");
+        }
+        check.write_all(said.as_bytes()).expect("sent");
+        if let Some(why) = why {
+            check.shutdown(Shutdown::Write).expect("ended");
+            proxy.relay.wait_logged(why);
+        }
+        assert!(ends_in_order(&mut check), "{health}");
+        assert_eq!(is_up(&proxy), why.is_none());
+    }
+}
+
+/// More than a check searches.
+static LONG: &str = {
+    const BYTES: [u8; 10_000] = [b'x'; 10_000];
+    match std::str::from_utf8(&BYTES) {
+        Ok(text) => text,
+        Err(_) => panic!(),
+    }
+};

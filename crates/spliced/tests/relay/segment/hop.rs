@@ -146,55 +146,60 @@ impl Hop {
 
     /// The states of its connections that have one (`splice_bpf::types::segment_state`).
     pub(crate) fn states(&self) -> Vec<u32> {
-        let flows = self.flows();
+        let flows = flows(&self.relay);
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
         let states = states.map(|state| u32::from_ne_bytes(*state));
         states.filter(|state| ALIVE.contains(state)).collect()
     }
 
-    /// The counters of its BPF program. A slot keeps them until it is reused, which happens after all other
-    /// slots.
+    /// The counters of its BPF program.
     pub(crate) fn translated_bytes(&self) -> u64 {
-        self.flows()
-            .into_iter()
-            .flat_map(|flow| {
-                PAYLOAD_BYTES_AT.map(|at| {
-                    let bytes = flow[at..at + 8].try_into().expect("eight bytes");
-                    u64::from_ne_bytes(bytes)
-                })
+        translated_bytes(&self.relay)
+    }
+}
+
+/// The counters of the BPF program of a relay. A slot keeps them until it is reused, which happens after all
+/// other slots.
+pub(crate) fn translated_bytes(relay: &Relay) -> u64 {
+    flows(relay)
+        .into_iter()
+        .flat_map(|flow| {
+            PAYLOAD_BYTES_AT.map(|at| {
+                let bytes = flow[at..at + 8].try_into().expect("eight bytes");
+                u64::from_ne_bytes(bytes)
             })
-            .sum()
-    }
+        })
+        .sum()
+}
 
-    /// Reads all slots with one system call. Slot by slot it takes so long on a busy machine that the
-    /// connections may have ended meanwhile.
-    fn flows(&self) -> Vec<Vec<u8>> {
-        let Some(map) = self.table() else {
-            return Vec::new();
-        };
-        let all = map.max_entries();
-        let slots = map.lookup_batch(all, MapFlags::ANY, MapFlags::ANY);
-        let flows: Vec<_> = slots.expect("an array").map(|(_, flow)| flow).collect();
-        assert_eq!(flows.len(), all as usize, "the table was not read");
-        flows
-    }
+/// Reads all slots with one system call. Slot by slot it takes so long on a busy machine that the connections
+/// may have ended meanwhile.
+fn flows(relay: &Relay) -> Vec<Vec<u8>> {
+    let Some(map) = table(relay) else {
+        return Vec::new();
+    };
+    let all = map.max_entries();
+    let slots = map.lookup_batch(all, MapFlags::ANY, MapFlags::ANY);
+    let flows: Vec<_> = slots.expect("an array").map(|(_, flow)| flow).collect();
+    assert_eq!(flows.len(), all as usize, "the table was not read");
+    flows
+}
 
-    /// The table of flows: the map of that name among the descriptors of the process. With
-    /// `auto` there is none until a pair has asked for the engine.
-    fn table(&self) -> Option<MapHandle> {
-        let infos = self.relay.descriptor_infos();
-        let ids: Vec<u32> = infos
-            .iter()
-            .filter_map(|info| info.lines().find_map(|line| line.strip_prefix("prog_id:")))
-            .filter_map(|id| id.trim().parse().ok())
-            .collect();
-        let with_maps = ProgInfoQueryOptions::default().include_map_ids(true);
-        ProgInfoIter::with_query_opts(with_maps)
-            .filter(|program| ids.contains(&program.id))
-            .flat_map(|program| program.map_ids)
-            .filter_map(|id| MapHandle::from_map_id(id).ok())
-            .find(|map| map.name() == FLOWS)
-    }
+/// The table of flows: the map of that name among the descriptors of the process. With `auto` there is none
+/// until a pair has asked for the engine.
+fn table(relay: &Relay) -> Option<MapHandle> {
+    let infos = relay.descriptor_infos();
+    let ids: Vec<u32> = infos
+        .iter()
+        .filter_map(|info| info.lines().find_map(|line| line.strip_prefix("prog_id:")))
+        .filter_map(|id| id.trim().parse().ok())
+        .collect();
+    let with_maps = ProgInfoQueryOptions::default().include_map_ids(true);
+    ProgInfoIter::with_query_opts(with_maps)
+        .filter(|program| ids.contains(&program.id))
+        .flat_map(|program| program.map_ids)
+        .filter_map(|id| MapHandle::from_map_id(id).ok())
+        .find(|map| map.name() == FLOWS)
 }
 
 impl Drop for Hop {

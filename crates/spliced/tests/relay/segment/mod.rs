@@ -12,6 +12,7 @@ use crate::patience::until;
 use crate::peer::{Peer, exchange};
 use crate::server::Server;
 use hop::Hop;
+pub(crate) use hop::translated_bytes;
 use witness::Witness;
 
 /// Moves the same number of bytes in both directions at once over a connection, three times. A short
