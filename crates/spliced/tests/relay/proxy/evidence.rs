@@ -1,123 +1,33 @@
-//! What counts for and against a server: the rows of the table in docs/proxy.md.
+//! What counts for and against a server: the rows of the table in docs/proxy.md, in its order.
+//!
+//! | row | test |
+//! |---|---|
+//! | a check passes | `passed_checks_bring_back_a_server_that_refused` |
+//! | a check fails | `failed_checks_take_a_server_out_while_clients_come` |
+//! | a connection is made | `a_connection_clears_failed_connections` |
+//! | a connection is not made | `refused_connections_take_a_server_out_for_a_while` |
+//! | with the client's address | `what_answers_to_clients_lose_is_not_the_servers_fault` |
+//! | a shortage of this host | `shortage::*` |
+//! | the client goes | `a_client_that_goes_says_nothing` |
+//! | the server sends a byte | `what_a_server_sends_clears_early_resets` |
+//! | an early reset | `a_server_that_resets_everything_*`, `one_client_*`, `several_clients_*`, ... |
+//! | an early end in order | `an_end_in_order_says_nothing` |
+//! | a late reset | `a_reset_after_the_first_byte_says_nothing` |
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
-use rustix::net::sockopt;
+use netlab::{Lab, Namespace, Need, available};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
+use super::backends::Place;
+use super::fickle::{Fickle, Moods, reset};
+use super::leaving::slow_listener;
+use super::routes::connect;
 use crate::patience::{PATIENCE, until};
-
-/// A server whose behaviour the test changes while it runs. It answers `good` with `ok`, echoes what begins
-/// with `stay`, and resets whoever sends anything else, as servers do that close without having read
-/// everything.
-pub(super) struct Fickle {
-    address: String,
-    moods: Arc<Moods>,
-}
-
-#[derive(Default)]
-pub(super) struct Moods {
-    /// Checks for `/health` are answered with status 503.
-    pub(super) sick: AtomicBool,
-    /// It resets every connection soon after it has accepted it, but not before the client is joined.
-    resets_all: AtomicBool,
-    /// It resets every connection that has sent something.
-    resets_bytes: AtomicBool,
-    /// How many connections have sent something.
-    asked: AtomicUsize,
-    /// How many connections have ended without having sent anything.
-    silent: AtomicUsize,
-}
-
-impl Fickle {
-    pub(super) fn new() -> Self {
-        Self::on(TcpListener::bind("127.0.0.1:0").expect("it listens"))
-    }
-
-    pub(super) fn on(listener: TcpListener) -> Self {
-        let address = listener.local_addr().expect("its address").to_string();
-        let moods = Arc::<Moods>::default();
-        let shared = Arc::clone(&moods);
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let moods = Arc::clone(&shared);
-                thread::spawn(move || moods.serve(client));
-            }
-        });
-        Self { address, moods }
-    }
-
-    /// Its address as a configuration has it.
-    pub(super) fn quoted(&self) -> String {
-        format!("\"{}\"", self.address)
-    }
-
-    pub(super) fn set(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
-        mood(&self.moods).store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn unset(&self, mood: impl Fn(&Moods) -> &AtomicBool) {
-        mood(&self.moods).store(false, Ordering::Relaxed);
-    }
-
-    pub(super) fn asked(&self) -> usize {
-        self.moods.asked.load(Ordering::Relaxed)
-    }
-
-    fn silent(&self) -> usize {
-        self.moods.silent.load(Ordering::Relaxed)
-    }
-}
-
-impl Moods {
-    fn serve(&self, mut client: TcpStream) {
-        if self.resets_all.load(Ordering::Relaxed) {
-            let soon = Some(Duration::from_millis(20));
-            client.set_read_timeout(soon).expect("a timeout");
-            let _ = client.peek(&mut [0]);
-            return reset(&client);
-        }
-        let mut bytes = [0; 1024];
-        let Ok(count @ 1..) = client.read(&mut bytes) else {
-            self.silent.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let answer = match &bytes[..count] {
-            _ if self.resets_bytes.load(Ordering::Relaxed) => return reset(&client),
-            b"good" => "ok",
-            first if first.starts_with(b"stay") => return echo(client, first),
-            request if request.starts_with(b"GET /health ") => {
-                match self.sick.load(Ordering::Relaxed) {
-                    true => "HTTP/1.1 503 Sick\r\nContent-Length: 0\r\n\r\n",
-                    false => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-                }
-            }
-            _ => return reset(&client),
-        };
-        let _ = client.write_all(answer.as_bytes());
-    }
-}
-
-fn echo(mut client: TcpStream, first: &[u8]) {
-    let _ = client.write_all(first);
-    let mut bytes = [0; 4096];
-    while let Ok(count @ 1..) = client.read(&mut bytes) {
-        let _ = client.write_all(&bytes[..count]);
-    }
-}
-
-/// The close that follows is a reset.
-fn reset(stream: &TcpStream) {
-    sockopt::set_socket_linger(stream, Some(Duration::ZERO)).expect("SO_LINGER");
-}
 
 /// A listener `l` before `servers`.
 pub(super) fn before(servers: &[&Fickle], more: &str) -> Proxy {
@@ -329,4 +239,233 @@ fn half_of_the_servers_stay() {
     });
     assert_eq!(states(), before);
     assert!(is_up(&proxy, 3));
+}
+
+/// Nobody is connected any more, so everything has been counted.
+fn wait_over(proxy: &Proxy) {
+    until("nobody is connected", || proxy.status()["connections"] == 0);
+}
+
+#[test]
+fn an_end_in_order_says_nothing() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1]], "");
+    let address = proxy.address("l");
+    for client in 2..22 {
+        assert!(!is_served(&address, client, "bye"));
+    }
+    wait_over(&proxy);
+    for index in [0, 1] {
+        assert_eq!(server_of(&proxy, index)["total"], 10);
+        assert_eq!(server_of(&proxy, index)["failures"], 0);
+    }
+}
+
+#[test]
+fn a_reset_after_the_first_byte_says_nothing() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1]], "");
+    let address = proxy.address("l");
+    for client in 2..22 {
+        let mut stream = send(&address, client, "half");
+        stream.read_exact(&mut [0; 2]).expect("an answer");
+        stream.write_all(b"x").expect("sent");
+        assert!(stream.read(&mut [0]).is_err(), "a reset");
+    }
+    wait_over(&proxy);
+    for index in [0, 1] {
+        assert_eq!(server_of(&proxy, index)["total"], 10);
+        assert_eq!(server_of(&proxy, index)["failures"], 0);
+    }
+}
+
+#[test]
+fn what_a_server_sends_clears_early_resets() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1]], "");
+    let address = proxy.address("l");
+    for round in 1..6 {
+        // Two at each server, and the third would make it suspect.
+        for _ in 0..4 {
+            assert!(!is_served(&address, 2, "evil"));
+        }
+        wait_over(&proxy);
+        for _ in 0..2 {
+            assert!(is_served(&address, 2, "good"));
+        }
+        wait_over(&proxy);
+        for index in [0, 1] {
+            assert_eq!(server_of(&proxy, index)["early_resets"], 2 * round);
+        }
+    }
+    // No probe has come.
+    assert_eq!(servers.each_ref().map(Fickle::silent), [0, 0]);
+}
+
+#[test]
+fn a_client_that_goes_says_nothing() {
+    // The backlog is full, so the servers answer nobody.
+    let silent = [0, 1].map(|_| slow_listener(0));
+    let addresses = silent.each_ref().map(|listener| {
+        let address = listener.local_addr().expect("its address");
+        address.to_string()
+    });
+    let _in_the_backlogs = addresses.each_ref().map(|address| connect(address));
+    let [first, second] = &addresses;
+    let proxy = Proxy::run(&configuration(
+        &format!("\"{first}\", \"{second}\""),
+        "connect_timeout = \"10m\"",
+    ));
+    let address = proxy.address("l");
+    for count in 1..11 {
+        let client = connect(&address);
+        until("it connects", || {
+            let servers = [0, 1].map(|index| server_of(&proxy, index)["total"].as_u64());
+            servers.iter().flatten().sum::<u64>() == count
+        });
+        reset(&client);
+        drop(client);
+        wait_over(&proxy);
+    }
+    for index in [0, 1] {
+        assert_eq!(server_of(&proxy, index)["failures"], 0);
+    }
+}
+
+#[test]
+fn refused_connections_take_a_server_out_for_a_while() {
+    let (refusing, good) = (Place::new(), Fickle::new());
+    let servers = format!("\"{}\", {}", refusing.address(), good.quoted());
+    let proxy = Proxy::run(&configuration(&servers, ""));
+    let address = proxy.address("l");
+    until("it is out", || {
+        assert!(is_served(&address, 2, "good"));
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    assert_eq!(server_of(&proxy, 0)["failed_connections"], 3);
+    proxy
+        .relay
+        .wait_logged("is taken out for 10s: connection refused");
+    // The last one stays, although it refuses.
+    let refusing = Place::new();
+    let servers = format!("\"{}\"", refusing.address());
+    let proxy = Proxy::run(&configuration(&servers, ""));
+    let address = proxy.address("l");
+    for client in 2..12 {
+        assert!(!is_served(&address, client, "good"));
+    }
+    assert_eq!(server_of(&proxy, 0)["failed_connections"], 10);
+    assert!(is_up(&proxy, 0));
+}
+
+/// The ports of servers that come and go, in a namespace where nobody else takes them.
+const PORTS: [u16; 2] = [90, 91];
+
+/// A namespace, the server there that answers, and a proxy before it and before one that refuses.
+fn beside_one_that_refuses(more: &str) -> (Namespace, Fickle, Proxy) {
+    let namespace = Namespace::new("refuses").expect("a namespace");
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORTS[1]));
+    let listener = namespace.enter(listen).expect("entered");
+    let good = Fickle::on(listener.expect("it listens"));
+    let servers = PORTS.map(|port| format!("\"127.0.0.1:{port}\"")).join(", ");
+    let proxy = Proxy::run_in(&namespace, &configuration(&servers, more));
+    (namespace, good, proxy)
+}
+
+#[test]
+fn a_connection_clears_failed_connections() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let (namespace, _good, proxy) = beside_one_that_refuses("");
+    let address = proxy.address("l");
+    let ask = || {
+        let ask = || is_served(&address, 2, "good");
+        namespace.enter(ask).expect("entered")
+    };
+    let failed = || server_of(&proxy, 0)["failed_connections"].as_u64();
+    let refuse_until = |count| {
+        until("it has refused", || {
+            assert!(ask());
+            failed() == Some(count)
+        });
+    };
+    for round in 1..4 {
+        refuse_until(2 * round);
+        let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORTS[0]));
+        let listener = namespace.enter(listen).expect("entered");
+        let listener = listener.expect("it listens");
+        let serving = thread::spawn(move || {
+            let (client, _) = listener.accept().expect("a connection");
+            // It refuses again before the client asks again.
+            drop(listener);
+            Moods::default().serve(client);
+        });
+        until("it has served one", || {
+            assert!(ask());
+            serving.is_finished()
+        });
+    }
+    assert!(is_up(&proxy, 0));
+    assert_eq!(proxy.relay.lines_logged("is taken out"), 0);
+}
+
+#[test]
+fn passed_checks_bring_back_a_server_that_refused() {
+    if !available(Need::Netns) {
+        return;
+    }
+    // It takes long until the checks themselves find it down.
+    let (namespace, _good, proxy) =
+        beside_one_that_refuses("health = { tcp = true, every = \"300ms\", fall = 1000 }");
+    let address = proxy.address("l");
+    let ask = || is_served(&address, 2, "good");
+    // Thousand failed connections in a row are made of clients only.
+    until("it is out", || {
+        for _ in 0..50 {
+            assert!(namespace.enter(ask).expect("entered"));
+        }
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORTS[0]));
+    let listener = namespace.enter(listen).expect("entered");
+    let _server = Fickle::on(listener.expect("it listens"));
+    let left = || server_of(&proxy, 0)["out_seconds"].as_u64();
+    let before = left();
+    until("it is up", || is_up(&proxy, 0));
+    assert!(before > Some(1), "its time was over anyway");
+    proxy.relay.wait_logged("is up again");
+}
+
+/// The server answers to the client's address, and no rule brings the answers back to the proxy.
+#[test]
+fn what_answers_to_clients_lose_is_not_the_servers_fault() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let servers = PORTS.map(|port| {
+        let listener = lab
+            .server()
+            .enter(|| TcpListener::bind((Lab::SERVER_V4, port)));
+        Fickle::on(listener.expect("entered").expect("it listens"))
+    });
+    let list = servers.each_ref().map(Fickle::quoted).join(", ");
+    let configuration = configuration(&list, "source = \"client\"\nconnect_timeout = \"200ms\"");
+    let listen = format!("{}:0", Lab::RELAY_V4);
+    let proxy = Proxy::run_in(lab.relay(), &configuration.replace("127.0.0.1:0", &listen));
+    let address = proxy.address("l");
+    for _ in 0..5 {
+        let client = lab.client().enter(|| connect(&address));
+        let mut client = client.expect("entered");
+        assert!(client.read(&mut [0]).is_err(), "a reset");
+    }
+    for index in [0, 1] {
+        wait_counted(&proxy, index, "failed_connections", 4);
+    }
+    until("the relay has tried", || {
+        servers.iter().all(|server| server.silent() > 0)
+    });
+    assert!(is_up(&proxy, 0) && is_up(&proxy, 1));
+    assert_eq!(proxy.relay.lines_logged("is taken out"), 0);
 }

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use netlab::{Lab, Need, Scratch, available, until_found};
 
 use super::Proxy;
-use super::evidence::{Fickle, configuration, is_up};
+use super::evidence::{configuration, is_up};
+use super::fickle::Fickle;
 use super::routes::{connect, expect_reset};
 use crate::log::Log;
 use crate::patience::until;

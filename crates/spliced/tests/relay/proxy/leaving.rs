@@ -36,7 +36,7 @@ fn reset(stream: &TcpStream) {
 }
 
 /// A listening socket with a small window, small segments and a short backlog.
-fn slow_listener(backlog: i32) -> TcpListener {
+pub(super) fn slow_listener(backlog: i32) -> TcpListener {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_recv_buffer_size(4096).expect("SO_RCVBUF");
     // The sender's buffer has room for some of the segments that the receiver takes

@@ -3,6 +3,7 @@
 mod backends;
 mod evidence;
 mod examples;
+mod fickle;
 mod going_down;
 mod headers;
 mod health;

@@ -12,7 +12,8 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
-use super::evidence::{Fickle, before, configuration, server_of};
+use super::evidence::{before, configuration, server_of};
+use super::fickle::Fickle;
 use super::routes::connect;
 use crate::patience::{PATIENCE, until};
 
