@@ -12,11 +12,16 @@ use crate::socket_address::SocketAddress;
 pub(crate) enum Fault {
     /// The server, or the network before it, does not take the connection.
     Server,
+    /// The server has taken the connection and reset it at once.
+    Reset,
     /// This host lacks or forbids something. Nothing is known of the server.
     Shortage,
     /// This host has no address that could reach the server's. Other addresses of the server decide.
     NoWay,
 }
+
+/// [`Fault::NoWay`] in words.
+pub(crate) const NO_WAY: &str = "this host has no source address for it: none of its family, or 'source' is not an address of this host";
 
 /// Of an error while the socket was made and bound, before anything could be sent.
 pub(crate) fn of_socket(errno: Errno) -> Fault {
@@ -24,6 +29,15 @@ pub(crate) fn of_socket(errno: Errno) -> Fault {
         // The family is disabled, or no source address is of it, or is this host's.
         Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL => Fault::NoWay,
         _ => Fault::Shortage,
+    }
+}
+
+/// Of what became of a connection that was under way (`SO_ERROR`): whatever came back, came from there.
+pub(crate) fn of_attempt(errno: Errno) -> Fault {
+    match errno {
+        // The answer to a SYN is ECONNREFUSED, so that the connection was made (`tcp_reset`).
+        Errno::CONNRESET | Errno::PIPE => Fault::Reset,
+        _ => Fault::Server,
     }
 }
 
@@ -83,6 +97,8 @@ mod tests {
             assert_eq!(of_connect(errno, &address), Fault::Shortage, "{errno}");
             assert_ne!(of_socket(errno), Fault::Server, "{errno}");
         }
+        assert_eq!(of_attempt(Errno::CONNREFUSED), Fault::Server);
+        assert_eq!(of_attempt(Errno::CONNRESET), Fault::Reset);
         assert_eq!(of_connect(Errno::CONNREFUSED, &address), Fault::Server);
         assert_eq!(of_connect(Errno::NETUNREACH, &address), Fault::Server);
         // Nothing that fails before a packet could leave is the server's fault.

@@ -32,6 +32,14 @@ impl RateLimitedWarning {
     }
 }
 
+/// What a warning says of those before it that were suppressed.
+pub(crate) fn more(suppressed: u64) -> String {
+    match suppressed {
+        0 => String::new(),
+        count => format!(" ({count} more like it since the last warning)"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use slab::Slab;
 use splice::Waker;
@@ -11,14 +12,14 @@ use splice::Waker;
 pub(crate) struct Roster {
     seats: Mutex<Slab<Taken>>,
     cut: AtomicBool,
-    /// How often the joined ones were closed.
+    /// How often the ones of that time were closed.
     purges: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Taken {
     waker: Waker,
-    is_joined: bool,
+    joined_at: Option<Instant>,
 }
 
 /// A place in a [`Roster`], given back on drop.
@@ -26,8 +27,8 @@ struct Taken {
 pub(crate) struct Seat {
     roster: Arc<Roster>,
     index: usize,
-    /// The purges before it was joined.
-    purges_before: Option<u64>,
+    /// The purges before it was taken.
+    purges_before: u64,
 }
 
 impl Roster {
@@ -40,12 +41,12 @@ impl Roster {
         }
         let index = seats.insert(Taken {
             waker,
-            is_joined: false,
+            joined_at: None,
         });
         Seat {
             roster: Arc::clone(self),
             index,
-            purges_before: None,
+            purges_before: self.purges.load(Ordering::Relaxed),
         }
     }
 
@@ -56,12 +57,25 @@ impl Roster {
         seats.iter().for_each(|(_, taken)| taken.waker.close());
     }
 
-    /// Closes the connections that are joined. The others, and those to come, are not affected.
+    /// Closes the connections that have taken a seat, those that are not joined as soon as they are. Those to
+    /// come are not affected.
     pub(crate) fn purge(&self) {
         let seats = self.lock();
         self.purges.fetch_add(1, Ordering::Relaxed);
-        let joined = seats.iter().filter(|(_, taken)| taken.is_joined);
+        let joined = seats.iter().filter(|(_, taken)| taken.joined_at.is_some());
         joined.for_each(|(_, taken)| taken.waker.close());
+    }
+
+    /// How many connections have been joined since `at` or longer.
+    pub(crate) fn held(&self, at: Option<Instant>) -> usize {
+        let seats = self.lock();
+        let is_held = |taken: &Taken| {
+            taken
+                .joined_at
+                .zip(at)
+                .is_some_and(|(joined, at)| joined <= at)
+        };
+        seats.iter().filter(|(_, taken)| is_held(taken)).count()
     }
 
     pub(crate) fn is_cut(&self) -> bool {
@@ -81,18 +95,20 @@ impl Seat {
     }
 
     /// The connection has been joined.
-    pub(crate) fn join(&mut self) {
+    pub(crate) fn join(&self) {
         let mut seats = self.roster.lock();
-        if let Some(taken) = seats.get_mut(self.index) {
-            taken.is_joined = true;
+        let Some(taken) = seats.get_mut(self.index) else {
+            return;
+        };
+        taken.joined_at = Some(Instant::now());
+        if self.roster.purges.load(Ordering::Relaxed) != self.purges_before {
+            taken.waker.close();
         }
-        self.purges_before = Some(self.roster.purges.load(Ordering::Relaxed));
     }
 
     /// Whether a purge has closed this connection.
     pub(crate) fn is_purged(&self) -> bool {
-        let purges = self.roster.purges.load(Ordering::Relaxed);
-        self.purges_before.is_some_and(|before| before < purges)
+        self.roster.purges.load(Ordering::Relaxed) != self.purges_before
     }
 }
 

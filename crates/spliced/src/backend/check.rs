@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustls::pki_types::ServerName;
@@ -12,13 +12,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use crate::connect_error::{self, Fault};
+use crate::connect_error::{self, Fault, NO_WAY};
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, Check, HealthPlan, ProxyVersion};
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
-/// The longest head of an HTTP answer, or other answer, that is read, in bytes: as much as most servers accept of a request.
+/// The longest head of an HTTP answer, or other answer, that is read, in bytes: as much as most servers accept
+/// of a request.
 const HEAD_MOST_BYTES: usize = 8 << 10;
 
 /// The most that is read behind what a check looks for: a page that is made for checks is shorter.
@@ -38,6 +39,8 @@ const SERVER_HELLO: u8 = 2;
 pub(super) enum Failure {
     /// The server is to blame.
     Server(String),
+    /// The server has taken the connection and reset it at once.
+    Reset,
     /// This host lacks something, so that nothing is known of the server.
     Here(String),
 }
@@ -52,7 +55,11 @@ pub(super) async fn check(
     health: &HealthPlan,
     addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
-    let mut socket = open(plan, addresses).await?;
+    let mut socket = match open(plan, addresses, health.timeout).await {
+        // The connection was made, and whether its end comes before the check's is luck.
+        Err(Failure::Reset) if matches!(health.check, Check::Tcp) => return Ok(()),
+        opened => opened?,
+    };
     let said = talk(&health.check, &mut *socket).await;
     let first = match health.check {
         Check::Http { .. } => First::Server,
@@ -88,17 +95,22 @@ pub(super) async fn end(mut socket: Box<dyn Stream>, first: First, within: Durat
 }
 
 /// A connection to the first of `addresses` that can be connected to, on which everything has been sent that
-/// precedes a client's bytes.
+/// precedes a client's bytes. Each has an equal share of the time that is left of `within`.
 ///
 /// # Errors
 /// Why there is none.
 pub(super) async fn open(
     plan: &BackendPlan,
     addresses: &[SocketAddress],
+    within: Duration,
 ) -> Result<Box<dyn Stream>, Failure> {
+    let deadline = Instant::now() + within;
     let mut failure = None;
-    for address in addresses {
-        match connect(plan, address).await {
+    for (index, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let share = left / (addresses.len() - index) as u32;
+        let connected = timeout(share, connect(plan, address)).await;
+        match connected.unwrap_or(Err((Errno::TIMEDOUT, Fault::Server))) {
             Ok(mut socket) => {
                 // A server that requires the header would refuse the connection.
                 let header = match plan.send_proxy {
@@ -106,15 +118,21 @@ pub(super) async fn open(
                     Some(ProxyVersion::V2) => &LOCAL_HEADER,
                     None => &[],
                 };
-                socket.write_all(header).await.map_err(failure_of)?;
-                return Ok(socket);
+                return match socket.write_all(header).await {
+                    Ok(()) => Ok(socket),
+                    Err(error) => match connect_error::of_attempt(errno_of(&error)) {
+                        Fault::Reset => Err(Failure::Reset),
+                        _ => Err(failure_of(error)),
+                    },
+                };
             }
+            Err((_, Fault::Reset)) => return Err(Failure::Reset),
             Err((errno, fault)) => {
                 // An address that could not be tried may be the good one, and one without a way cannot.
                 let is_worse = match (&failure, fault) {
                     (None, _) | (_, Fault::Shortage) => true,
                     (Some((_, known)), Fault::Server) => *known != Fault::Shortage,
-                    (Some(_), Fault::NoWay) => false,
+                    (Some(_), Fault::NoWay | Fault::Reset) => false,
                 };
                 if is_worse {
                     failure = Some((errno, fault));
@@ -123,8 +141,13 @@ pub(super) async fn open(
         }
     }
     Err(match failure {
-        Some((errno, Fault::Server)) => Failure::Server(words(errno)),
-        Some((errno, Fault::Shortage | Fault::NoWay)) => Failure::Here(words(errno)),
+        Some((Errno::TIMEDOUT, _)) => {
+            let time = humantime::format_duration(within);
+            Failure::Server(format!("it does not answer within {time}"))
+        }
+        Some((errno, Fault::Server | Fault::Reset)) => Failure::Server(words(errno)),
+        Some((errno, Fault::Shortage)) => Failure::Here(words(errno)),
+        Some((_, Fault::NoWay)) => Failure::Here(NO_WAY.into()),
         None => Failure::Server("its name does not resolve".into()),
     })
 }
@@ -166,7 +189,10 @@ async fn connect(
     let stream = TcpStream::from_std(socket.into()).map_err(of_runtime)?;
     stream.writable().await.map_err(of_runtime)?;
     match stream.take_error().map_err(of_runtime)? {
-        Some(error) => Err((errno_of(&error), Fault::Server)),
+        Some(error) => {
+            let errno = errno_of(&error);
+            Err((errno, connect_error::of_attempt(errno)))
+        }
         None => Ok(Box::new(stream)),
     }
 }
@@ -214,8 +240,19 @@ const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 async fn exchange(socket: &mut dyn Stream, send: &[u8], expect: &[u8]) -> Result<(), Wrong> {
     socket.write_all(send).await?;
     let mut answer = Vec::new();
-    while !answer.windows(expect.len()).any(|part| part == expect) {
-        if answer.len() > HEAD_MOST_BYTES {
+    let mut searched: usize = 0;
+    loop {
+        let head = &answer[..answer.len().min(HEAD_MOST_BYTES)];
+        // What was expected may have begun in the last bytes that were searched.
+        let from = searched.saturating_sub(expect.len());
+        if head[from..]
+            .windows(expect.len())
+            .any(|part| part == expect)
+        {
+            return Ok(());
+        }
+        searched = head.len();
+        if searched == HEAD_MOST_BYTES {
             return Err(Wrong::Words("it does not say what is expected"));
         }
         if !read(socket, &mut answer).await? {
@@ -224,7 +261,6 @@ async fn exchange(socket: &mut dyn Stream, send: &[u8], expect: &[u8]) -> Result
             ));
         }
     }
-    Ok(())
 }
 
 async fn tls(socket: &mut dyn Stream, server_name: Option<&str>) -> Result<(), Wrong> {
@@ -304,4 +340,48 @@ async fn http(
 /// Adds what has come; returns false at the end of the stream.
 async fn read(socket: &mut dyn Stream, bytes: &mut Vec<u8>) -> Result<bool, Wrong> {
     Ok(socket.read_buf(bytes).await? > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener};
+
+    use socket2::{Domain, Socket, Type};
+    use splice::Address;
+    use tokio::runtime;
+
+    use super::*;
+
+    fn open_at(addresses: &[SocketAddr], within: Duration) -> Result<(), Failure> {
+        let addresses: Vec<_> = addresses.iter().copied().map(SocketAddress::Inet).collect();
+        let address: Address = "127.0.0.1:80".parse().expect("an address");
+        let plan = BackendPlan::of_one("test", address, within);
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let opened = runtime
+            .expect("a runtime")
+            .block_on(open(&plan, &addresses, within));
+        opened.map(drop)
+    }
+
+    /// As clients do: a name may have an address that leads nowhere.
+    #[test]
+    fn a_silent_address_leaves_time_for_the_others() {
+        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        silent.bind(&any.into()).expect("bound");
+        silent.listen(0).expect("it listens");
+        let address = silent.local_addr().expect("its address");
+        let silent_at = address.as_socket().expect("an IP address");
+        // Its backlog is full from now on.
+        let _first = std::net::TcpStream::connect(silent_at).expect("connected");
+        let good = TcpListener::bind(any).expect("it listens");
+        let good_at = good.local_addr().expect("its address");
+
+        assert!(open_at(&[silent_at, good_at], Duration::from_secs(1)).is_ok());
+        let failure = open_at(&[silent_at], Duration::from_millis(50));
+        assert!(
+            matches!(&failure, Err(Failure::Server(why)) if why == "it does not answer within 50ms"),
+            "{failure:?}"
+        );
+    }
 }

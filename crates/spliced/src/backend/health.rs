@@ -46,6 +46,7 @@ pub(super) struct Thresholds {
 
 #[derive(Clone, Debug)]
 pub(super) struct Health {
+    thresholds: Thresholds,
     checks: Checks,
     traffic: Traffic,
     /// In a row.
@@ -108,14 +109,17 @@ pub(super) enum Change {
 }
 
 impl Health {
-    pub(super) const NEW: Self = Self {
-        checks: Checks::Passing { failed: 0 },
-        traffic: Traffic::In { last: None },
-        failed_connections: 0,
-        early_resets: 0,
-        first_early_reset: None,
-        back_since: None,
-    };
+    pub(super) fn new(thresholds: Thresholds) -> Self {
+        Self {
+            thresholds,
+            checks: Checks::Passing { failed: 0 },
+            traffic: Traffic::In { last: None },
+            failed_connections: 0,
+            early_resets: 0,
+            first_early_reset: None,
+            back_since: None,
+        }
+    }
 
     pub(super) fn state(&self, now: Instant) -> State {
         match (self.checks, self.traffic) {
@@ -127,19 +131,30 @@ impl Health {
         }
     }
 
-    /// There are no checks any more, so nothing would bring it back.
-    pub(super) fn forget_checks(&mut self) {
-        self.checks = Checks::Passing { failed: 0 };
+    pub(super) fn thresholds(&self) -> Thresholds {
+        self.thresholds
     }
 
-    pub(super) fn check_failed(&mut self, thresholds: &Thresholds) -> Option<Change> {
+    pub(super) fn set_thresholds(&mut self, thresholds: Thresholds) {
+        if !thresholds.has_checks {
+            // Nothing would bring it back.
+            self.checks = Checks::Passing { failed: 0 };
+        }
+        self.thresholds = thresholds;
+    }
+
+    pub(super) fn check_failed(&mut self) -> Option<Change> {
+        if !self.thresholds.has_checks {
+            // It was under way when they were switched off.
+            return None;
+        }
         if let Traffic::Out { passed_checks, .. } = &mut self.traffic {
             *passed_checks = 0;
         }
         match &mut self.checks {
             Checks::Passing { failed } => {
                 *failed += 1;
-                if *failed < thresholds.fall {
+                if *failed < self.thresholds.fall {
                     return None;
                 }
                 self.checks = Checks::Failing { passed: 0 };
@@ -152,9 +167,21 @@ impl Health {
         }
     }
 
-    pub(super) fn check_passed(&mut self, thresholds: &Thresholds, now: Instant) -> Option<Change> {
+    pub(super) fn check_passed(&mut self, now: Instant) -> Option<Change> {
         self.settle(now);
+        let before = self.state(now);
+        let rise = self.thresholds.rise;
         self.failed_connections = 0;
+        match &mut self.checks {
+            Checks::Passing { failed } => *failed = 0,
+            Checks::Failing { passed } => {
+                *passed += 1;
+                if *passed >= rise {
+                    self.checks = Checks::Passing { failed: 0 };
+                    self.back_since = Some(now);
+                }
+            }
+        }
         if let Traffic::Out {
             absence,
             passed_checks,
@@ -162,41 +189,29 @@ impl Health {
             && absence.cause == Cause::Refused
         {
             *passed_checks += 1;
-            if *passed_checks >= thresholds.rise {
-                return self.come_in(now);
+            if *passed_checks >= rise {
+                self.come_in(now);
             }
         }
-        match &mut self.checks {
-            Checks::Passing { failed } => {
-                *failed = 0;
-                None
-            }
-            Checks::Failing { passed } => {
-                *passed += 1;
-                if *passed < thresholds.rise {
-                    return None;
-                }
-                self.checks = Checks::Passing { failed: 0 };
-                self.back_since = Some(now);
-                (self.state(now) == State::Up).then_some(Change::CameUp)
-            }
-        }
+        self.came_up(before, now)
     }
 
     pub(super) fn connected(&mut self, now: Instant) -> Option<Change> {
         self.settle(now);
+        let before = self.state(now);
         self.failed_connections = 0;
         match self.traffic {
             Traffic::Out { absence, .. } if absence.cause == Cause::Refused => self.come_in(now),
-            _ => None,
+            _ => {}
         }
+        self.came_up(before, now)
     }
 
     /// Returns whether it is to be taken out.
-    pub(super) fn connection_failed(&mut self, thresholds: &Thresholds, now: Instant) -> bool {
+    pub(super) fn connection_failed(&mut self, now: Instant) -> bool {
         self.settle(now);
         self.failed_connections = self.failed_connections.saturating_add(1);
-        self.failed_connections >= thresholds.fall && self.state(now) == State::Up
+        self.failed_connections >= self.thresholds.fall && self.state(now) == State::Up
     }
 
     /// The server has sent something on a connection that was made at `began`. Older ones say nothing
@@ -209,28 +224,25 @@ impl Health {
     }
 
     /// Returns whether they are so many that it is suspect.
-    pub(super) fn early_reset(&mut self, thresholds: &Thresholds, now: Instant) -> bool {
+    pub(super) fn early_reset(&mut self, now: Instant) -> bool {
         self.settle(now);
         self.early_resets = self.early_resets.saturating_add(1);
         self.first_early_reset.get_or_insert(now);
-        self.early_resets >= thresholds.fall && self.state(now) == State::Up
+        self.early_resets >= self.thresholds.fall && self.state(now) == State::Up
     }
 
-    /// Traffic takes it out. Returns for how long: twice as long as the last time, if it has not been in
-    /// for as long as it was out.
-    pub(super) fn take_out(
-        &mut self,
-        cause: Cause,
-        thresholds: &Thresholds,
-        now: Instant,
-    ) -> Duration {
+    /// Traffic takes it out, if it is up. Returns for how long: twice as long as the last time, if it has not
+    /// been in for as long as it was out.
+    pub(super) fn take_out(&mut self, cause: Cause, now: Instant) -> Option<Duration> {
         self.settle(now);
+        if self.state(now) != State::Up {
+            return None;
+        }
         let time = match self.traffic {
             Traffic::In { last: Some(last) } if now < last.until + last.time => {
                 (last.time * 2).min(OUT_MOST)
             }
-            Traffic::In { .. } => OUT_FIRST,
-            Traffic::Out { absence, .. } => return absence.until.saturating_duration_since(now),
+            _ => OUT_FIRST,
         };
         self.traffic = Traffic::Out {
             absence: Absence {
@@ -241,12 +253,15 @@ impl Health {
             passed_checks: 0,
         };
         // The first failure after it has come back is enough.
-        let one_less = thresholds.fall.saturating_sub(1);
+        let one_less = self.thresholds.fall.saturating_sub(1);
         match cause {
             Cause::Refused => self.failed_connections = one_less,
-            Cause::Resets => self.early_resets = one_less,
+            Cause::Resets => {
+                self.early_resets = one_less;
+                self.first_early_reset.get_or_insert(now);
+            }
         }
-        time
+        Some(time)
     }
 
     /// The share of its weight that a server has within its slow start, in hundredths.
@@ -276,7 +291,7 @@ impl Health {
     }
 
     /// It comes in before its time.
-    fn come_in(&mut self, now: Instant) -> Option<Change> {
+    fn come_in(&mut self, now: Instant) {
         if let Traffic::Out { absence, .. } = self.traffic {
             self.traffic = Traffic::In {
                 last: Some(Absence {
@@ -286,15 +301,18 @@ impl Health {
             };
             self.back_since = Some(now);
         }
-        (self.state(now) == State::Up).then_some(Change::CameUp)
+    }
+
+    fn came_up(&self, before: State, now: Instant) -> Option<Change> {
+        (before != State::Up && self.state(now) == State::Up).then_some(Change::CameUp)
     }
 }
 
 /// Whether traffic may take a server out: of `servers` others `up_others` are up, and `out` are out by
 /// their traffic. It never takes out the last one, nor more than half of all: what clients do must not
 /// take down a service.
-pub(super) fn may_take_out(up_others: usize, out: usize, servers: usize) -> bool {
-    up_others > 0 && out < servers.div_ceil(2)
+pub(super) fn leaves_enough(up_others: usize, out: usize, servers: usize) -> bool {
+    up_others > 0 && out < servers / 2
 }
 
 #[cfg(test)]
@@ -314,100 +332,101 @@ mod tests {
     #[test]
     fn failed_checks_in_a_row_take_a_server_out_and_passed_ones_bring_it_back() {
         let now = Instant::now();
-        let mut health = Health::NEW;
-        assert_eq!(health.check_failed(&LIMITS), None);
-        assert_eq!(health.check_failed(&LIMITS), None);
+        let mut health = Health::new(LIMITS);
+        assert_eq!(health.check_failed(), None);
+        assert_eq!(health.check_failed(), None);
         // The row is broken.
-        assert_eq!(health.check_passed(&LIMITS, now), None);
-        assert_eq!(health.check_failed(&LIMITS), None);
-        assert_eq!(health.check_failed(&LIMITS), None);
-        assert_eq!(health.check_failed(&LIMITS), Some(Change::WentDown));
+        assert_eq!(health.check_passed(now), None);
+        assert_eq!(health.check_failed(), None);
+        assert_eq!(health.check_failed(), None);
+        assert_eq!(health.check_failed(), Some(Change::WentDown));
         assert!(!is_up(&health, now + 10 * OUT_MOST));
-        assert_eq!(health.check_passed(&LIMITS, now), None);
-        assert_eq!(health.check_failed(&LIMITS), None);
-        assert_eq!(health.check_passed(&LIMITS, now), None);
-        assert_eq!(health.check_passed(&LIMITS, now), Some(Change::CameUp));
+        assert_eq!(health.check_passed(now), None);
+        assert_eq!(health.check_failed(), None);
+        assert_eq!(health.check_passed(now), None);
+        assert_eq!(health.check_passed(now), Some(Change::CameUp));
         assert!(is_up(&health, now));
     }
 
     #[test]
     fn weaker_evidence_clears_no_stronger_one() {
         let now = Instant::now();
-        let mut health = Health::NEW;
+        let mut health = Health::new(LIMITS);
         for _ in 0..2 {
-            health.check_failed(&LIMITS);
+            health.check_failed();
             health.connected(now);
             health.answered(now);
         }
-        assert_eq!(health.check_failed(&LIMITS), Some(Change::WentDown));
+        assert_eq!(health.check_failed(), Some(Change::WentDown));
         // Nor does it bring a server back.
         assert_eq!(health.connected(now), None);
         health.answered(now);
         assert_eq!(health.state(now), State::Down);
 
-        let mut health = Health::NEW;
-        assert!(!health.early_reset(&LIMITS, now));
+        let mut health = Health::new(LIMITS);
+        assert!(!health.early_reset(now));
         health.connected(now);
-        health.check_passed(&LIMITS, now);
-        assert!(!health.early_reset(&LIMITS, now));
+        health.check_passed(now);
+        assert!(!health.early_reset(now));
         health.connected(now);
-        assert!(health.early_reset(&LIMITS, now));
+        assert!(health.early_reset(now));
     }
 
     #[test]
     fn what_a_server_sends_clears_early_resets_unless_its_connection_is_older() {
         let start = Instant::now();
         let later = start + Duration::from_secs(1);
-        let mut health = Health::NEW;
-        health.early_reset(&LIMITS, later);
-        health.early_reset(&LIMITS, later);
+        let mut health = Health::new(LIMITS);
+        health.early_reset(later);
+        health.early_reset(later);
         health.answered(start);
-        assert!(health.early_reset(&LIMITS, later));
+        assert!(health.early_reset(later));
         health.answered(later);
-        assert!(!health.early_reset(&LIMITS, later));
+        assert!(!health.early_reset(later));
     }
 
     #[test]
     fn a_server_that_refuses_is_out_for_a_while_that_grows() {
         let mut now = Instant::now();
-        let mut health = Health::NEW;
-        assert!(!health.connection_failed(&LIMITS, now));
+        let mut health = Health::new(LIMITS);
+        assert!(!health.connection_failed(now));
         health.connected(now);
         for _ in 0..2 {
-            assert!(!health.connection_failed(&LIMITS, now));
+            assert!(!health.connection_failed(now));
         }
-        assert!(health.connection_failed(&LIMITS, now));
+        assert!(health.connection_failed(now));
         for seconds in [10, 20, 40, 80, 80] {
-            let time = health.take_out(Cause::Refused, &LIMITS, now);
+            let time = health.take_out(Cause::Refused, now).expect("it is up");
             assert_eq!(time.as_secs(), seconds);
             assert_eq!(health.state(now), State::Out(time));
             // It is out already.
-            assert!(!health.connection_failed(&LIMITS, now));
+            assert!(!health.connection_failed(now));
             now += time;
             assert!(is_up(&health, now));
             // The one that tries has no luck.
-            assert!(health.connection_failed(&LIMITS, now));
+            assert!(health.connection_failed(now));
         }
         // It has been in for long enough.
         now += OUT_MOST;
-        assert_eq!(health.take_out(Cause::Refused, &LIMITS, now), OUT_FIRST);
+        assert_eq!(health.take_out(Cause::Refused, now), Some(OUT_FIRST));
+        assert_eq!(health.take_out(Cause::Resets, now), None, "it is out");
     }
 
     #[test]
     fn a_connection_or_checks_end_the_absence_of_a_server_that_refused_and_of_no_other() {
         let now = Instant::now();
-        let mut health = Health::NEW;
-        health.take_out(Cause::Refused, &LIMITS, now);
+        let mut health = Health::new(LIMITS);
+        health.take_out(Cause::Refused, now);
         assert_eq!(health.connected(now), Some(Change::CameUp));
-        health.take_out(Cause::Refused, &LIMITS, now);
-        assert_eq!(health.check_passed(&LIMITS, now), None);
-        assert_eq!(health.check_passed(&LIMITS, now), Some(Change::CameUp));
+        health.take_out(Cause::Refused, now);
+        assert_eq!(health.check_passed(now), None);
+        assert_eq!(health.check_passed(now), Some(Change::CameUp));
         assert!(is_up(&health, now));
 
-        health.take_out(Cause::Resets, &LIMITS, now);
+        health.take_out(Cause::Resets, now);
         for _ in 0..5 {
             assert_eq!(health.connected(now), None);
-            assert_eq!(health.check_passed(&LIMITS, now), None);
+            assert_eq!(health.check_passed(now), None);
         }
         assert!(!is_up(&health, now));
         assert!(is_up(&health, now + OUT_MOST));
@@ -416,37 +435,83 @@ mod tests {
     #[test]
     fn a_server_whose_checks_fail_is_down_whatever_its_traffic_says() {
         let now = Instant::now();
-        let mut health = Health::NEW;
-        health.take_out(Cause::Resets, &LIMITS, now);
+        let mut health = Health::new(LIMITS);
+        health.take_out(Cause::Resets, now);
         for _ in 0..3 {
-            health.check_failed(&LIMITS);
+            health.check_failed();
         }
         assert_eq!(health.state(now), State::Down);
         assert_eq!(health.state(now + OUT_MOST), State::Down);
         // The checks pass, and it stays out.
-        health.check_passed(&LIMITS, now);
-        assert_eq!(health.check_passed(&LIMITS, now), None);
+        health.check_passed(now);
+        assert_eq!(health.check_passed(now), None);
         assert_eq!(health.state(now), State::Out(OUT_FIRST));
     }
 
     #[test]
+    fn passed_checks_count_for_a_server_that_its_traffic_has_taken_out() {
+        let now = Instant::now();
+        // It has failed altogether: its clients notice first, then its checks.
+        let mut health = Health::new(LIMITS);
+        health.take_out(Cause::Refused, now);
+        for _ in 0..3 {
+            health.check_failed();
+        }
+        assert_eq!(health.check_passed(now), None);
+        assert_eq!(health.check_passed(now), Some(Change::CameUp));
+        assert!(is_up(&health, now));
+
+        let mut health = Health::new(Thresholds { rise: 1, ..LIMITS });
+        health.take_out(Cause::Refused, now);
+        health.check_failed();
+        health.check_failed();
+        assert_eq!(health.check_passed(now), Some(Change::CameUp));
+        // The row was broken.
+        assert_eq!(health.check_failed(), None);
+        assert!(is_up(&health, now));
+    }
+
+    #[test]
+    fn a_server_without_checks_is_not_down() {
+        let now = Instant::now();
+        let mut health = Health::new(LIMITS);
+        for _ in 0..3 {
+            health.check_failed();
+        }
+        assert_eq!(health.state(now), State::Down);
+        health.set_thresholds(Thresholds {
+            fall: 1,
+            has_checks: false,
+            ..LIMITS
+        });
+        assert!(is_up(&health, now));
+        // One that was under way.
+        assert_eq!(health.check_failed(), None);
+        assert!(is_up(&health, now));
+    }
+
+    #[test]
     fn traffic_takes_out_neither_the_last_server_nor_more_than_half() {
-        assert!(!may_take_out(0, 0, 1));
-        assert!(may_take_out(1, 0, 2));
-        assert!(may_take_out(3, 0, 4));
-        assert!(may_take_out(2, 1, 4));
-        assert!(!may_take_out(1, 2, 4));
+        assert!(!leaves_enough(0, 0, 1));
+        assert!(leaves_enough(1, 0, 2));
+        assert!(leaves_enough(2, 0, 3));
+        assert!(!leaves_enough(1, 1, 3));
+        assert!(leaves_enough(3, 1, 5));
+        assert!(!leaves_enough(2, 2, 5));
+        assert!(leaves_enough(3, 0, 4));
+        assert!(leaves_enough(2, 1, 4));
+        assert!(!leaves_enough(1, 2, 4));
         // The other is down.
-        assert!(!may_take_out(0, 0, 2));
+        assert!(!leaves_enough(0, 0, 2));
     }
 
     #[test]
     fn a_server_that_comes_back_gets_its_share_slowly() {
         let start = Instant::now();
         let slow = Some(Duration::from_secs(10));
-        let mut health = Health::NEW;
+        let mut health = Health::new(LIMITS);
         assert_eq!(health.share_percent(slow, start), 100);
-        let back = start + health.take_out(Cause::Resets, &LIMITS, start);
+        let back = start + health.take_out(Cause::Resets, start).expect("it is up");
         let after = |health: &Health, seconds| {
             health.share_percent(slow, back + Duration::from_secs(seconds))
         };

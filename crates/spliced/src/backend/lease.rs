@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splice::Waker;
 
@@ -14,6 +14,10 @@ use super::{Backend, lock, probe};
 use crate::plan::Source;
 use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
+
+/// What lasts this long is counted as answered, since nobody reads its bytes: a server that means to reset a
+/// client does so sooner.
+const HELD: Duration = Duration::from_secs(10);
 
 /// One connection at one server, which it counts until it is dropped.
 pub(crate) struct Lease {
@@ -32,6 +36,7 @@ impl Lease {
 
     /// The server has accepted the connection.
     pub(crate) fn connected(&self) {
+        self.server.forget_shortage();
         if self.server.connected(&self.backend.name) {
             self.backend.queue.call_next();
         }
@@ -61,8 +66,8 @@ impl Lease {
     pub(crate) fn answered(&self, client: Option<IpAddr>, began: Instant) {
         self.server.answered(began);
         if !self.backend.plan().has_one_server() {
-            let mut witnesses = lock(&self.backend.witnesses);
-            witnesses.answered(client, self.server.id(), began, Instant::now());
+            let mut reports = lock(&self.backend.client_reports);
+            reports.answered(client, self.server.id(), began, Instant::now());
         }
     }
 
@@ -73,10 +78,17 @@ impl Lease {
         if self.backend.plan().has_one_server() {
             return;
         }
-        let id = self.server.id();
-        let needed = self.server.complaints_needed();
-        let complaints = lock(&self.backend.witnesses).reset(client, id, needed, Instant::now());
-        if let Some(clients) = complaints {
+        let (id, now) = (self.server.id(), Instant::now());
+        let count = {
+            let mut reports = lock(&self.backend.client_reports);
+            reports.reset(client, id, now);
+            reports.of(id, now)
+        };
+        let needed = self.server.clients_needed();
+        if count.is_bad(needed, 0)
+            && count.is_bad(needed, self.server.roster.held(now.checked_sub(HELD)))
+        {
+            let clients = count.reset;
             let why = format!(
                 "it resets connections of {clients} clients before its first byte, and others do not"
             );

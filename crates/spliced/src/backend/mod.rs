@@ -1,6 +1,7 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
 mod check;
+mod client_reports;
 mod control;
 mod health;
 mod lease;
@@ -12,7 +13,6 @@ mod resolution;
 mod server;
 pub(crate) mod srv;
 mod watch;
-mod witnesses;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use splice::Waker;
 use splice_route::Arrival;
 
+use self::client_reports::ClientReports;
 pub(crate) use self::control::Control;
 use self::health::Cause;
 pub(crate) use self::lease::Lease;
@@ -34,10 +35,9 @@ use self::queue::Queue;
 pub(crate) use self::queue::Ticket;
 pub(crate) use self::resolution::Resolution;
 use self::server::Server;
-use self::witnesses::Witnesses;
 use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, OnRemove, ServerAddress, ServerPlan};
-use crate::rate_limited_warning::RateLimitedWarning;
+use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
@@ -48,7 +48,7 @@ pub(crate) struct Backend {
     outgoing: Outgoing,
     control: Control,
     pool: Mutex<Pool>,
-    witnesses: Mutex<Witnesses>,
+    client_reports: Mutex<ClientReports>,
     shortage: RateLimitedWarning,
     /// The addresses that listeners with routes to this backend are bound to.
     listening: Mutex<Vec<SocketAddress>>,
@@ -85,7 +85,7 @@ impl Backend {
             outgoing: Outgoing::default(),
             control: control.clone(),
             pool: Mutex::default(),
-            witnesses: Mutex::default(),
+            client_reports: Mutex::default(),
             shortage: RateLimitedWarning::default(),
             listening: Mutex::default(),
             srv_names: Mutex::default(),
@@ -188,9 +188,14 @@ impl Backend {
             let Some(known) = self.find(&address) else {
                 continue;
             };
-            known.change(server.weight, server.backup, &plan);
+            known.change(server.weight, server.backup);
+        }
+        // Those of SRV names, too.
+        let servers: Vec<_> = self.pool().servers().cloned().collect();
+        for server in &servers {
+            server.change_checks(&plan);
             if plan.health.is_some() {
-                watch::start(self, &known);
+                watch::start(self, server);
             }
         }
         self.remove(|server| is_gone(&plan, server), plan.on_remove);
@@ -216,7 +221,7 @@ impl Backend {
             match self.find(&address.to_string()) {
                 // One with an address of its own keeps what its configuration says.
                 Some(known) if known.srv() == Some(srv) => {
-                    known.change(server.weight, server.backup, &plan);
+                    known.change(server.weight, server.backup);
                 }
                 Some(_) => {}
                 None => {
@@ -239,7 +244,7 @@ impl Backend {
 
     /// Removes the servers that `gone` confirms.
     fn remove(&self, gone: impl Fn(&Server) -> bool, on_remove: OnRemove) {
-        let removed = self.pool().take_out(gone);
+        let removed = self.pool().remove(gone);
         for server in removed {
             server.remove();
             tracing::info!(
@@ -396,13 +401,18 @@ impl Backend {
             }
             server.take_out(cause, now)
         };
-        lock(&self.witnesses).forget(server.id());
+        let Some(time) = time else {
+            return;
+        };
+        lock(&self.client_reports).forget(server.id());
         tracing::warn!(
             "backend {}: server {} is taken out for {}: {why}",
             self.name,
             server.name(),
             humantime::format_duration(time)
         );
+        // Others may be used instead, backups for one.
+        self.queue.call_next();
         let (backend, server) = (Arc::downgrade(self), Arc::downgrade(server));
         self.control.spawn(async move {
             tokio::time::sleep(time).await;
@@ -414,18 +424,19 @@ impl Backend {
         });
     }
 
-    /// Nothing has been sent to `server`, for want of something on this host.
+    /// Nothing has been sent to `server`, for want of something on this host. It is told once, until it changes
+    /// or a connection is made.
     fn tell_shortage(&self, server: &Server, why: &str) {
+        if !server.is_new_shortage(why) {
+            return;
+        }
         self.shortage.emit(|suppressed| {
-            let more = match suppressed {
-                0 => String::new(),
-                count => format!(" ({count} more like it since the last warning)"),
-            };
             tracing::warn!(
                 "backend {}: server {} cannot be connected to for now: {why}; this does not count against \
-                 the server{more}",
+                 the server{}",
                 self.name,
-                server.name()
+                server.name(),
+                more(suppressed)
             );
         });
     }

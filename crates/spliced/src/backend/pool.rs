@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::health::{State, may_take_out};
+use super::health::{State, leaves_enough};
 use super::maglev::Maglev;
 use super::server::Server;
 use crate::plan::{BackendPlan, Balance, HashKey};
@@ -50,8 +50,8 @@ impl Pool {
         self.table = None;
     }
 
-    /// Takes out the servers that `gone` confirms.
-    pub(super) fn take_out(&mut self, gone: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
+    /// Removes the servers that `gone` confirms.
+    pub(super) fn remove(&mut self, gone: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
         self.table = None;
         let gone = self.entries.extract_if(.., |entry| gone(&entry.server));
         gone.map(|entry| entry.server).collect()
@@ -92,7 +92,7 @@ impl Pool {
                 State::Up | State::Down => {}
             }
         }
-        is_here && may_take_out(up_others, out, self.entries.len())
+        is_here && leaves_enough(up_others, out, self.entries.len())
     }
 
     /// The servers to choose from: those that are up; if there is none, the backups that are. Those that

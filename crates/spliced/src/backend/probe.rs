@@ -51,19 +51,18 @@ async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
     };
     let plan = backend.plan();
     let addresses = server.target.addresses();
-    match timeout(plan.connect_timeout, check::open(&plan, &addresses)).await {
-        Ok(Ok(mut socket)) => {
+    let is_reset = match check::open(&plan, &addresses, plan.connect_timeout).await {
+        Ok(mut socket) => {
             let read = timeout(RESET_WITHIN, socket.read_u8()).await;
-            if let Ok(Err(error)) = read
-                && error.kind() == ErrorKind::ConnectionReset
-            {
-                let why = "it resets connections before its first byte, this relay's own too";
-                backend.take_out(&server, Cause::Resets, why);
-            }
             check::end(socket, check::First::Relay, EVERY).await;
+            matches!(read, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionReset)
         }
-        Ok(Err(Failure::Server(why))) => backend.take_out(&server, Cause::Refused, &why),
-        Ok(Err(Failure::Here(why))) => backend.tell_shortage(&server, &why),
-        Err(_) => backend.take_out(&server, Cause::Refused, "it does not answer"),
+        Err(Failure::Reset) => true,
+        Err(Failure::Server(why)) => return backend.take_out(&server, Cause::Refused, &why),
+        Err(Failure::Here(why)) => return backend.tell_shortage(&server, &why),
+    };
+    if is_reset {
+        let why = "it resets connections before its first byte, this relay's own too";
+        backend.take_out(&server, Cause::Resets, why);
     }
 }

@@ -27,8 +27,9 @@ pub(crate) struct Server {
     failed_checks: AtomicU64,
     failed_connections: AtomicU64,
     early_resets: AtomicU64,
-    thresholds: Mutex<Thresholds>,
     health: Mutex<Health>,
+    /// What this host lacked when it could not be connected to at last, until it can.
+    shortage: Mutex<Option<String>>,
     pub(super) roster: Arc<Roster>,
     removed: AtomicBool,
     /// A task checks it.
@@ -59,8 +60,8 @@ impl Server {
             failed_checks: AtomicU64::new(0),
             failed_connections: AtomicU64::new(0),
             early_resets: AtomicU64::new(0),
-            thresholds: Mutex::new(thresholds(plan.health.as_ref())),
-            health: Mutex::new(Health::NEW),
+            health: Mutex::new(Health::new(thresholds(plan.health.as_ref()))),
+            shortage: Mutex::default(),
             roster: Arc::default(),
             removed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
@@ -92,15 +93,15 @@ impl Server {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// A reload has changed the plan.
-    pub(super) fn change(&self, weight: u16, is_backup: bool, plan: &BackendPlan) {
+    /// A reload or a SRV record has changed what is said of it.
+    pub(super) fn change(&self, weight: u16, is_backup: bool) {
         self.weight.store(weight.into(), Ordering::Relaxed);
         self.is_backup.store(is_backup, Ordering::Relaxed);
-        let thresholds = thresholds(plan.health.as_ref());
-        let before = std::mem::replace(&mut *lock(&self.thresholds), thresholds);
-        if before.has_checks && !thresholds.has_checks {
-            lock(&self.health).forget_checks();
-        }
+    }
+
+    /// A reload has changed the plan.
+    pub(super) fn change_checks(&self, plan: &BackendPlan) {
+        lock(&self.health).set_thresholds(thresholds(plan.health.as_ref()));
     }
 
     pub(super) fn remove(&self) {
@@ -136,26 +137,25 @@ impl Server {
 
     /// Returns whether it came up.
     pub(super) fn check_passed(&self, backend: &str) -> bool {
-        let thresholds = *lock(&self.thresholds);
-        let change = lock(&self.health).check_passed(&thresholds, Instant::now());
+        let change = lock(&self.health).check_passed(Instant::now());
         self.tell(backend, change)
     }
 
-    /// With `resets`, a server that goes down has its connections reset.
-    pub(super) fn check_failed(&self, backend: &str, why: &str, resets: bool) {
+    /// Returns whether it went down.
+    pub(super) fn check_failed(&self, backend: &str, why: &str) -> bool {
         self.failed_checks.fetch_add(1, Ordering::Relaxed);
-        let thresholds = *lock(&self.thresholds);
-        let change = lock(&self.health).check_failed(&thresholds);
-        if change == Some(Change::WentDown) {
+        let (change, fall) = {
+            let mut health = lock(&self.health);
+            (health.check_failed(), health.thresholds().fall)
+        };
+        let went_down = change == Some(Change::WentDown);
+        if went_down {
             tracing::warn!(
-                "backend {backend}: server {} is down: {why}, {} times in a row",
-                self.name,
-                thresholds.fall
+                "backend {backend}: server {} is down: {why}, {fall} times in a row",
+                self.name
             );
-            if resets {
-                self.roster.purge();
-            }
         }
+        went_down
     }
 
     /// Returns whether it came up.
@@ -167,8 +167,7 @@ impl Server {
     /// Returns whether it is to be taken out.
     pub(super) fn connection_failed(&self) -> bool {
         self.failed_connections.fetch_add(1, Ordering::Relaxed);
-        let thresholds = *lock(&self.thresholds);
-        lock(&self.health).connection_failed(&thresholds, Instant::now())
+        lock(&self.health).connection_failed(Instant::now())
     }
 
     /// It has sent something on a connection that was made at `began`.
@@ -179,19 +178,32 @@ impl Server {
     /// Returns whether it is suspect.
     pub(super) fn early_reset(&self) -> bool {
         self.early_resets.fetch_add(1, Ordering::Relaxed);
-        let thresholds = *lock(&self.thresholds);
-        lock(&self.health).early_reset(&thresholds, Instant::now())
+        lock(&self.health).early_reset(Instant::now())
     }
 
-    /// How many clients have to complain about it to be believed: one is never enough.
-    pub(super) fn complaints_needed(&self) -> usize {
-        usize::from(lock(&self.thresholds).fall).max(2)
+    /// How many clients it has to reset before they are believed: one is never enough.
+    pub(super) fn clients_needed(&self) -> usize {
+        usize::from(lock(&self.health).thresholds().fall).max(2)
     }
 
-    /// Returns for how long.
-    pub(super) fn take_out(&self, cause: Cause, now: Instant) -> Duration {
-        let thresholds = *lock(&self.thresholds);
-        lock(&self.health).take_out(cause, &thresholds, now)
+    /// Returns for how long, if it was up.
+    pub(super) fn take_out(&self, cause: Cause, now: Instant) -> Option<Duration> {
+        lock(&self.health).take_out(cause, now)
+    }
+
+    /// It can be connected to, as far as this host goes.
+    pub(super) fn forget_shortage(&self) {
+        lock(&self.shortage).take();
+    }
+
+    /// Whether this host has not lacked just that the last time.
+    pub(super) fn is_new_shortage(&self, why: &str) -> bool {
+        let mut told = lock(&self.shortage);
+        let is_new = told.as_deref() != Some(why);
+        if is_new {
+            *told = Some(why.into());
+        }
+        is_new
     }
 
     fn tell(&self, backend: &str, change: Option<Change>) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Backend;
 use super::check::{Failure, check};
 use super::server::Server;
-use crate::plan::HealthPlan;
+use crate::plan::{BackendPlan, HealthPlan};
 
 /// How much an interval varies, in percent: servers of one backend, and many proxies, must not check in
 /// step.
@@ -35,7 +35,7 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
             let plan = backend.plan();
             match &plan.health {
                 Some(health) => {
-                    look(&backend, &server, health).await;
+                    look(&backend, &server, &plan, health).await;
                     jittered(health.every, &mut random)
                 }
                 None => {
@@ -48,25 +48,31 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
     }
 }
 
-async fn look(backend: &Arc<Backend>, server: &Server, health: &HealthPlan) {
-    let plan = backend.plan();
+async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, health: &HealthPlan) {
     let addresses = server.target.addresses();
-    let checked = check(&plan, health, &addresses);
-    match tokio::time::timeout(health.timeout, checked).await {
+    let checked = check(plan, health, &addresses);
+    let why = match tokio::time::timeout(health.timeout, checked).await {
         Ok(Ok(())) => {
+            server.forget_shortage();
             if server.check_passed(backend.name()) {
                 backend.queue.call_next();
             }
+            return;
         }
-        Ok(Err(Failure::Here(why))) => backend.tell_shortage(server, &why),
-        Ok(Err(Failure::Server(why))) => {
-            server.check_failed(backend.name(), &why, plan.resets_on_down);
-        }
+        Ok(Err(Failure::Here(why))) => return backend.tell_shortage(server, &why),
+        Ok(Err(Failure::Server(why))) => why,
+        Ok(Err(Failure::Reset)) => "it resets the connection".into(),
         Err(_) => {
             let time = humantime::format_duration(health.timeout);
-            let why = format!("a check was not answered within {time}");
-            server.check_failed(backend.name(), &why, plan.resets_on_down);
+            format!("a check was not answered within {time}")
         }
+    };
+    if server.check_failed(backend.name(), &why) {
+        if plan.resets_on_down {
+            server.roster.purge();
+        }
+        // Others may be used instead, backups for one.
+        backend.queue.call_next();
     }
 }
 

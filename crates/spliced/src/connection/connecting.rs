@@ -10,7 +10,7 @@ use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
 use super::record::Record;
 use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
-use crate::connect_error::{self, Fault};
+use crate::connect_error::{self, Fault, NO_WAY};
 use crate::plan::Source;
 use crate::resource_limit::words;
 use crate::service::Counts;
@@ -139,41 +139,59 @@ impl Connection {
 
     fn skip_address(&mut self, errno: Errno, fault: Fault) {
         self.last_error = Some(errno);
-        self.note(fault);
-        if fault == Fault::Shortage
-            && let Some(place) = self.place()
-        {
-            place.lease.could_not_be_tried(&words(errno));
+        self.note(errno, fault);
+        if fault == Fault::Reset {
+            if let Some(place) = self.place() {
+                place.lease.connected();
+            }
+            self.report_reset();
         }
         if let Some(attempt) = &mut self.attempt {
             attempt.address += 1;
         }
     }
 
-    pub(super) fn note(&mut self, fault: Fault) {
+    pub(super) fn note(&mut self, errno: Errno, fault: Fault) {
         if let Some(attempt) = &mut self.attempt {
             match fault {
                 Fault::Server => attempt.met_refusal = true,
-                Fault::Shortage => attempt.met_shortage = true,
-                Fault::NoWay => {}
+                Fault::Shortage => attempt.shortage = Some(errno),
+                Fault::NoWay | Fault::Reset => {}
             }
         }
     }
 
     /// The attempt has failed. That counts against the server, if it says something about it.
-    pub(super) fn blame_server(&self, why: &str) {
-        if let Some(attempt) = &self.attempt
+    pub(super) fn blame(&self, why: &str) {
+        let Some(attempt) = &self.attempt else {
+            return;
+        };
+        let Some(place) = &attempt.place else {
+            return;
+        };
+        match attempt.shortage {
+            Some(errno) => place.lease.could_not_be_tried(&words(errno)),
+            None if attempt.met_refusal => place.lease.failed(why),
+            None if attempt.was_reset => {}
+            None => place.lease.could_not_be_tried(NO_WAY),
+        }
+    }
+
+    /// The server has reset the connection before its first byte.
+    pub(super) fn report_reset(&mut self) {
+        let client = self.record.as_ref().and_then(Record::client_ip);
+        if let Some(attempt) = &mut self.attempt
             && let Some(place) = &attempt.place
-            && attempt.is_servers_fault()
         {
-            place.lease.failed(why);
+            attempt.was_reset = true;
+            place.lease.reset_before_first_byte(client);
         }
     }
 
     /// Goes on with another server of the same backend.
     pub(super) fn next_server(&mut self, cx: &mut Context<'_>) -> Step {
         let why = self.last_error.map_or_else(String::new, words);
-        self.blame_server(&why);
+        self.blame(&why);
         let Some(attempt) = self.attempt.take() else {
             return Step::Done;
         };
@@ -210,12 +228,12 @@ impl Connection {
 
     pub(super) fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.last_error = Some(errno);
-        self.note(Fault::Shortage);
-        // A full backlog is the server's, and passes.
-        if errno != Errno::AGAIN
-            && let Some(place) = self.place()
-        {
-            place.lease.could_not_be_tried(&words(errno));
+        // A full backlog is the server's, and may pass.
+        if errno != Errno::AGAIN {
+            self.note(errno, Fault::Shortage);
+            if let Some(place) = self.place() {
+                place.lease.could_not_be_tried(&words(errno));
+            }
         }
         self.state = State::NoRoom;
         cx.set_deadline(Some(self.deadline.min(cx.now() + NO_ROOM_RETRY)));
@@ -238,8 +256,7 @@ impl Connection {
     pub(super) fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.abandon_server();
         self.server_readiness = Readiness::NONE;
-        // The kernel has tried it: whatever came back, came from there.
-        self.skip_address(errno, Fault::Server);
+        self.skip_address(errno, connect_error::of_attempt(errno));
         self.connect(cx)
     }
 }

@@ -8,10 +8,10 @@ use splice::{Context, Step};
 use splice_route::proxy_protocol::HeaderReader;
 use splice_route::{Decision, Inspection, Progress, Waiting};
 
-use super::ending::more;
 use super::first_bytes::Came;
 use super::{Connection, State};
 use crate::client_limit::Excess;
+use crate::rate_limited_warning::more;
 use crate::resource_limit::words;
 use crate::service::{Counts, Destination};
 use crate::socket_address::SocketAddress;

@@ -6,6 +6,7 @@ use rustix::net::{getpeername, sockopt};
 use splice::{Kind, Step};
 
 use super::Connection;
+use crate::rate_limited_warning::more;
 use crate::service::Counts;
 use crate::socket_address::SocketAddress;
 
@@ -99,12 +100,5 @@ impl Connection {
             record.write(None, &format!("reset by client {when}"));
         }
         Step::Done
-    }
-}
-
-pub(super) fn more(suppressed: u64) -> String {
-    match suppressed {
-        0 => String::new(),
-        count => format!(" ({count} more like it since the last warning)"),
     }
 }

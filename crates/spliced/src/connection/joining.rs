@@ -142,7 +142,11 @@ impl Connection {
             return Step::Wait;
         };
         let mut answer = [0];
-        match recv(server, &mut answer, RecvFlags::empty()) {
+        let received = recv(server, &mut answer, RecvFlags::empty());
+        if let (Ok((1, _)), Some(record)) = (&received, &mut self.record) {
+            record.answered();
+        }
+        match received {
             Ok((1, _)) if answer == *TLS_ACCEPTED => self.send_payload(cx),
             Ok((1, _)) => self.fail("the target refuses TLS"),
             Ok(_) => self.fail("the target has closed the connection when asked for TLS"),
@@ -153,11 +157,9 @@ impl Connection {
 
     /// The server has ended the connection before it was joined.
     fn failed_by_server(&mut self, errno: Errno) -> Step {
-        if let Some(place) = self.place()
-            && matches!(errno, Errno::CONNRESET | Errno::PIPE)
-        {
-            let client = self.record.as_ref().and_then(Record::client_ip);
-            place.lease.reset_before_first_byte(client);
+        let has_answer = self.record.as_ref().is_some_and(Record::has_answer);
+        if matches!(errno, Errno::CONNRESET | Errno::PIPE) && !has_answer {
+            self.report_reset();
         }
         self.fail(&format!("the target failed: {}", words(errno)))
     }

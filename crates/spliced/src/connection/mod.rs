@@ -117,9 +117,11 @@ struct Attempt {
     /// The index of the address.
     address: usize,
     /// An address could not be tried, or only after a wait, for want of something on this host.
-    met_shortage: bool,
+    shortage: Option<Errno>,
     /// An address does not take the connection.
     met_refusal: bool,
+    /// One has taken it, and reset it.
+    was_reset: bool,
 }
 
 /// A place at a server of a backend.
@@ -136,14 +138,10 @@ impl Attempt {
             place,
             addresses,
             address: 0,
-            met_shortage: false,
+            shortage: None,
             met_refusal: false,
+            was_reset: false,
         }
-    }
-
-    /// Whether its failure says something about the server.
-    fn is_servers_fault(&self) -> bool {
-        self.met_refusal && !self.met_shortage
     }
 
     fn address(&self) -> Option<&SocketAddress> {
@@ -282,9 +280,16 @@ impl Task for Connection {
                 };
                 let hint = self.place().map(|place| self.hint(&place.backend));
                 let why = why + hint.unwrap_or_default();
-                if matches!(self.state, State::Connecting) {
-                    self.note(Fault::Server);
-                    self.blame_server("it does not answer within the connect timeout");
+                match (&self.state, self.last_error) {
+                    (State::Connecting, _) => {
+                        self.note(Errno::TIMEDOUT, Fault::Server);
+                        self.blame("it does not answer within the connect timeout");
+                    }
+                    (_, Some(Errno::AGAIN)) => {
+                        self.note(Errno::TIMEDOUT, Fault::Server);
+                        self.blame("its backlog stays full for the connect timeout");
+                    }
+                    _ => {}
                 }
                 self.fail(&why)
             }

@@ -11,6 +11,7 @@ use crate::access_log::Entry;
 use crate::backend::{Backend, Lease};
 use crate::client_limit::ClientPermit;
 use crate::connection_limit::ConnectionPermit;
+use crate::rate_limited_warning::more;
 use crate::roster::Seat;
 use crate::service::{Service, Terms};
 use crate::socket_address::SocketAddress;
@@ -28,6 +29,8 @@ pub(super) struct Record {
     place: Option<(Lease, Seat)>,
     /// The destination that the client has asked for: hostile text, but a name or an address.
     asked: Option<String>,
+    /// The server has sent something before the pair.
+    has_answer: bool,
     /// Bytes of the client that reached the server before the pair.
     passed_on_bytes: u64,
     accepted_at: Instant,
@@ -56,6 +59,7 @@ impl Record {
             target: None,
             place: None,
             asked: None,
+            has_answer: false,
             passed_on_bytes: 0,
             accepted_at: now,
             connected_at: now,
@@ -125,10 +129,18 @@ impl Record {
         self.passed_on_bytes += bytes;
     }
 
+    pub(super) fn answered(&mut self) {
+        self.has_answer = true;
+    }
+
+    pub(super) fn has_answer(&self) -> bool {
+        self.has_answer
+    }
+
     pub(super) fn connected_to(&mut self, target: SocketAddress, place: Option<(Lease, Seat)>) {
         self.connected_at = Instant::now();
         self.target = Some(target);
-        self.place = place.map(|(lease, mut seat)| {
+        self.place = place.map(|(lease, seat)| {
             seat.join();
             (lease, seat)
         });
@@ -171,12 +183,10 @@ impl Record {
             }
         }
         if let Some((lease, _)) = &self.place {
-            match outcome.moved.b_to_a {
-                0 if outcome.reason == Reason::Reset(Side::B) => {
-                    lease.reset_before_first_byte(self.client_ip());
-                }
-                0 => {}
-                _ => lease.answered(self.client_ip(), self.connected_at),
+            if self.has_answer || outcome.moved.b_to_a > 0 {
+                lease.answered(self.client_ip(), self.connected_at);
+            } else if outcome.reason == Reason::Reset(Side::B) {
+                lease.reset_before_first_byte(self.client_ip());
             }
         }
         if outcome.reason == Reason::Refused {
@@ -194,10 +204,7 @@ impl Record {
                 client.unwrap_or_default(),
                 self.wanted(),
                 self.terms.options.engine,
-                match suppressed {
-                    0 => String::new(),
-                    count => format!(" ({count} more like it since the last warning)"),
-                }
+                more(suppressed)
             );
         });
     }

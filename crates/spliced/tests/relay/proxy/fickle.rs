@@ -23,8 +23,12 @@ pub(super) struct Moods {
     pub(super) sick: AtomicBool,
     /// It resets every connection soon after it has accepted it, but not before the client is joined.
     pub(super) resets_all: AtomicBool,
+    /// It resets every connection as soon as it has accepted it.
+    pub(super) resets_at_once: AtomicBool,
     /// It resets every connection that has sent something.
     pub(super) resets_bytes: AtomicBool,
+    /// How many connections it has accepted.
+    accepted: AtomicUsize,
     /// How many connections have sent something.
     asked: AtomicUsize,
     /// How many connections have ended without having sent anything.
@@ -62,6 +66,10 @@ impl Fickle {
         mood(&self.moods).store(false, Ordering::Relaxed);
     }
 
+    pub(super) fn accepted(&self) -> usize {
+        self.moods.accepted.load(Ordering::Relaxed)
+    }
+
     pub(super) fn asked(&self) -> usize {
         self.moods.asked.load(Ordering::Relaxed)
     }
@@ -73,6 +81,10 @@ impl Fickle {
 
 impl Moods {
     pub(super) fn serve(&self, mut client: TcpStream) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        if self.resets_at_once.load(Ordering::Relaxed) {
+            return reset(&client);
+        }
         if self.resets_all.load(Ordering::Relaxed) {
             let soon = Some(Duration::from_millis(20));
             client.set_read_timeout(soon).expect("a timeout");

@@ -37,7 +37,7 @@ impl Stage {
         let server = Fickle::on(listener.expect("entered").expect("it listens"));
         let configuration = configuration(
             &server.quoted(),
-            &format!("{on_down}\nhealth = {{ http = \"/health\", every = \"300ms\" }}"),
+            &format!("{on_down}\nhealth = {{ http = \"/health\", every = \"500ms\" }}"),
         );
         let listener = format!(
             "name = \"l\"\nengine = \"{engine}\"\naccess_log = \"{}\"",

@@ -54,7 +54,7 @@ fn checks_without_descriptors_say_nothing_about_the_server() {
     let server = Fickle::new();
     let proxy = before(
         &[&server],
-        "health = { http = \"/health\", every = \"50ms\", timeout = \"50ms\", fall = 1000 }",
+        "health = { http = \"/health\", every = \"300ms\", fall = 1000 }",
     );
     until("it is checked", || server.asked() > 0);
     // Those that were slow on a busy machine.
@@ -93,6 +93,33 @@ fn connections_without_descriptors_say_nothing_about_the_server() {
     set_limit(&proxy, None);
     for index in [0, 1] {
         assert_eq!(server_of(&proxy, index)["failures"], 0);
+    }
+}
+
+/// The address is for documentation (RFC 5737).
+#[test]
+fn a_source_that_is_not_this_hosts_says_nothing_about_the_server() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(
+        &[&servers[0], &servers[1]],
+        "source = \"192.0.2.77\"\nhealth = { tcp = true, every = \"50ms\" }",
+    );
+    let mut client = connect(&proxy.address("l"));
+    assert!(client.read(&mut [0]).is_err(), "a reset");
+    let line = proxy.relay.wait_logged("cannot be connected to for now");
+    assert!(
+        line.contains("'source' is not an address of this host"),
+        "{line}"
+    );
+    // Once for each server, however often it is tried.
+    for _ in 0..20 {
+        let mut client = connect(&proxy.address("l"));
+        assert!(client.read(&mut [0]).is_err(), "a reset");
+    }
+    assert!(proxy.relay.lines_logged("cannot be connected to for now") <= 2);
+    for index in [0, 1] {
+        assert_eq!(server_of(&proxy, index)["failures"], 0);
+        assert_eq!(server_of(&proxy, index)["up"], true);
     }
 }
 
