@@ -117,3 +117,64 @@ impl Drop for Seat {
         self.roster.lock().try_remove(self.index);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use splice::{Context, EventLoop, Readiness, Step, Task};
+
+    use super::*;
+
+    struct Connection;
+
+    impl Task for Connection {
+        fn start(&mut self, _: &mut Context<'_>) -> Step {
+            Step::Wait
+        }
+
+        fn ready(&mut self, _: &mut Context<'_>, _: u8, _: Readiness) -> Step {
+            Step::Wait
+        }
+    }
+
+    fn tasks_left(event_loop: &mut EventLoop) -> usize {
+        for _ in 0..3 {
+            event_loop.turn(Some(Duration::ZERO)).expect("a turn");
+        }
+        event_loop.tasks()
+    }
+
+    #[test]
+    fn a_purge_closes_those_of_its_time_and_the_unjoined_as_soon_as_they_are() {
+        let mut event_loop = EventLoop::new().expect("a loop");
+        let roster = Arc::<Roster>::default();
+        let mut enter = || {
+            let waker = event_loop.spawn(Box::new(Connection));
+            roster.enter(waker)
+        };
+        let (joined, connecting) = (enter(), enter());
+        joined.join();
+        roster.purge();
+        let later = enter();
+        assert!(joined.is_purged() && !later.is_purged());
+        assert_eq!(tasks_left(&mut event_loop), 2);
+        connecting.join();
+        later.join();
+        assert_eq!(tasks_left(&mut event_loop), 1);
+        assert!(connecting.is_purged() && !later.is_purged());
+    }
+
+    #[test]
+    fn those_are_held_that_were_joined_by_then() {
+        let mut event_loop = EventLoop::new().expect("a loop");
+        let roster = Arc::<Roster>::default();
+        let seats = [0; 3].map(|_| roster.enter(event_loop.spawn(Box::new(Connection))));
+        seats[0].join();
+        seats[1].join();
+        let now = Instant::now();
+        assert_eq!(roster.held(Some(now)), 2);
+        assert_eq!(roster.held(now.checked_sub(Duration::from_secs(1))), 0);
+        assert_eq!(roster.held(None), 0);
+    }
+}

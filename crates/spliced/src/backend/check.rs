@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use splice::Kind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::connect_error::{self, Fault, NO_WAY};
 use crate::outgoing::Outgoing;
@@ -27,8 +27,15 @@ const REST_MOST_BYTES: usize = 1 << 20;
 
 const REST_STEP_BYTES: usize = 4 << 10;
 
+/// The least time for the end of a connection: a check that need not wait long for a status must not reset a
+/// server that takes longer to send a page.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
 /// How long the rest of an HTTP answer is waited for before the server is told that no request follows.
 const REST_WITHIN: Duration = Duration::from_secs(1);
+
+/// The pause before a UNIX server whose accept queue is full is tried again (`unix_stream_connect`).
+const FULL_RETRY: Duration = Duration::from_millis(10);
 
 /// A record of a TLS handshake, and in it a ServerHello (RFC 8446, sections 4 and 5.1).
 const HANDSHAKE: u8 = 22;
@@ -45,8 +52,8 @@ pub(super) enum Failure {
     Here(String),
 }
 
-/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time, and
-/// the connection may last as long again.
+/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time; the
+/// connection may last as long again, or [`END_WITHIN`].
 ///
 /// # Errors
 /// Why the check does not pass.
@@ -66,7 +73,11 @@ pub(super) async fn check(
         Check::Tcp | Check::Exchange { .. } | Check::Tls { .. } => First::Relay,
     };
     // Its end says nothing, so nobody waits for it.
-    drop(tokio::spawn(end(socket, first, health.timeout)));
+    drop(tokio::spawn(end(
+        socket,
+        first,
+        health.timeout.max(END_WITHIN),
+    )));
     said.map_err(failure_of)
 }
 
@@ -178,9 +189,13 @@ async fn connect(
     let socket = Outgoing::default()
         .socket(plan, address, None)
         .map_err(|errno| (errno, connect_error::of_socket(errno)))?;
-    match address.connect(&socket) {
-        Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(errno) => return Err((errno, connect_error::of_connect(errno, address))),
+    loop {
+        match address.connect(&socket) {
+            Ok(()) | Err(Errno::INPROGRESS) => break,
+            // The server's accept queue is full. The kernel does not tell when it is no more.
+            Err(Errno::AGAIN) if address.kind() == Kind::Unix => sleep(FULL_RETRY).await,
+            Err(errno) => return Err((errno, connect_error::of_connect(errno, address))),
+        }
     }
     if address.kind() == Kind::Unix {
         let stream = UnixStream::from_std(socket.into()).map_err(of_runtime)?;
@@ -315,20 +330,32 @@ async fn http(
     loop {
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut response = httparse::Response::new(&mut headers);
-        // The status line is enough.
         let parsed = response.parse(&answer);
-        if let Some(status) = response.code {
-            let is_good = match expected {
-                Some(expected) => status == expected,
-                None => (200..400).contains(&status),
-            };
-            return if is_good {
-                Ok(())
-            } else {
-                Err(Wrong::Status(status))
-            };
+        let status = match parsed {
+            // The status line is enough.
+            Ok(_) | Err(httparse::Error::TooManyHeaders) => response.code,
+            Err(_) => return Err(Wrong::Words("it does not answer in HTTP/1")),
+        };
+        match (status, parsed) {
+            // Another answer follows it (RFC 9110, 15.2).
+            (Some(100..200), Ok(httparse::Status::Complete(length))) => {
+                answer.drain(..length);
+                continue;
+            }
+            (None | Some(100..200), _) => {}
+            (Some(status), _) => {
+                let is_good = match expected {
+                    Some(expected) => status == expected,
+                    None => (200..400).contains(&status),
+                };
+                return if is_good {
+                    Ok(())
+                } else {
+                    Err(Wrong::Status(status))
+                };
+            }
         }
-        if parsed.is_err() || answer.len() > HEAD_MOST_BYTES {
+        if answer.len() > HEAD_MOST_BYTES {
             return Err(Wrong::Words("it does not answer in HTTP/1"));
         }
         if !read(socket, &mut answer).await? {

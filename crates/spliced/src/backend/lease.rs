@@ -9,7 +9,7 @@ use splice::Waker;
 
 use super::health::Cause;
 use super::pool::Tried;
-use super::server::Server;
+use super::server::{Server, in_a_row};
 use super::{Backend, lock, probe};
 use crate::plan::Source;
 use crate::roster::Seat;
@@ -17,7 +17,7 @@ use crate::socket_address::SocketAddress;
 
 /// What lasts this long is counted as answered, since nobody reads its bytes: a server that means to reset a
 /// client does so sooner.
-const HELD: Duration = Duration::from_secs(10);
+const HELD: Duration = Duration::from_secs(1);
 
 /// One connection at one server, which it counts until it is dropped.
 pub(crate) struct Lease {
@@ -51,7 +51,7 @@ impl Lease {
             // The answers to this client's address may be what is missing.
             Source::Client => probe::start(&self.backend, &self.server),
             Source::Host | Source::Addresses(_) => {
-                let why = format!("{why}, several times in a row");
+                let why = format!("{why}{}", in_a_row(self.server.fall()));
                 self.backend.take_out(&self.server, Cause::Refused, &why);
             }
         }
@@ -84,7 +84,8 @@ impl Lease {
             reports.reset(client, id, now);
             reports.of(id, now)
         };
-        let needed = self.server.clients_needed();
+        // One client is never enough.
+        let needed = usize::from(self.server.fall()).max(2);
         if count.is_bad(needed, 0)
             && count.is_bad(needed, self.server.roster.held(now.checked_sub(HELD)))
         {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::health::{Cause, Change, FALL, Health, State, Thresholds};
 use crate::plan::{BackendPlan, HealthPlan};
@@ -32,6 +33,7 @@ pub(crate) struct Server {
     shortage: Mutex<Option<String>>,
     pub(super) roster: Arc<Roster>,
     removed: AtomicBool,
+    checks_changed: Arc<Notify>,
     /// A task checks it.
     watched: AtomicBool,
     /// A task finds out whether what its clients have seen is its fault.
@@ -64,6 +66,7 @@ impl Server {
             shortage: Mutex::default(),
             roster: Arc::default(),
             removed: AtomicBool::new(false),
+            checks_changed: Arc::default(),
             watched: AtomicBool::new(false),
             probed: AtomicBool::new(false),
         }))
@@ -102,6 +105,12 @@ impl Server {
     /// A reload has changed the plan.
     pub(super) fn change_checks(&self, plan: &BackendPlan) {
         lock(&self.health).set_thresholds(thresholds(plan.health.as_ref()));
+        self.checks_changed.notify_one();
+    }
+
+    /// Notified of a change of its checks.
+    pub(super) fn checks_changed(&self) -> Arc<Notify> {
+        Arc::clone(&self.checks_changed)
     }
 
     pub(super) fn remove(&self) {
@@ -150,8 +159,9 @@ impl Server {
         };
         let went_down = change == Some(Change::WentDown);
         if went_down {
+            let row = in_a_row(fall);
             tracing::warn!(
-                "backend {backend}: server {} is down: {why}, {fall} times in a row",
+                "backend {backend}: server {} is down: {why}{row}",
                 self.name
             );
         }
@@ -181,9 +191,9 @@ impl Server {
         lock(&self.health).early_reset(Instant::now())
     }
 
-    /// How many clients it has to reset before they are believed: one is never enough.
-    pub(super) fn clients_needed(&self) -> usize {
-        usize::from(lock(&self.health).thresholds().fall).max(2)
+    /// How many failures in a row count.
+    pub(super) fn fall(&self) -> u16 {
+        lock(&self.health).thresholds().fall
     }
 
     /// Returns for how long, if it was up.
@@ -241,6 +251,14 @@ impl Server {
             "failed_connections": connections,
             "early_resets": resets,
         })
+    }
+}
+
+/// How often something has happened, in words.
+pub(super) fn in_a_row(count: u16) -> String {
+    match count {
+        1 => String::new(),
+        count => format!(", {count} times in a row"),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::Backend;
 use super::check::{Failure, check};
 use super::server::Server;
@@ -25,7 +27,7 @@ pub(super) fn start(backend: &Arc<Backend>, server: &Arc<Server>) {
 async fn run(backend: Weak<Backend>, server: Weak<Server>) {
     let mut random = server.as_ptr() as usize as u32 | 1;
     loop {
-        let pause = {
+        let (pause, changed) = {
             let (Some(backend), Some(server)) = (backend.upgrade(), server.upgrade()) else {
                 return;
             };
@@ -33,25 +35,26 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
                 return;
             }
             let plan = backend.plan();
-            match &plan.health {
-                Some(health) => {
-                    look(&backend, &server, &plan, health).await;
-                    jittered(health.every, &mut random)
+            let Some(health) = &plan.health else {
+                server.set_watched(false);
+                if backend.plan().health.is_some() && !server.set_watched(true) {
+                    // A reload that has just come relies on this task.
+                    continue;
                 }
-                None => {
-                    server.set_watched(false);
-                    return;
-                }
-            }
+                return;
+            };
+            look(&backend, &server, &plan, health).await;
+            (jittered(health.every, &mut random), server.checks_changed())
         };
-        tokio::time::sleep(pause).await;
+        // Another plan may ask for a check sooner.
+        let _ = timeout(pause, changed.notified()).await;
     }
 }
 
 async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, health: &HealthPlan) {
     let addresses = server.target.addresses();
     let checked = check(plan, health, &addresses);
-    let why = match tokio::time::timeout(health.timeout, checked).await {
+    let why = match timeout(health.timeout, checked).await {
         Ok(Ok(())) => {
             server.forget_shortage();
             if server.check_passed(backend.name()) {

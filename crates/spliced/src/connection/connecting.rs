@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
 
 use super::record::Record;
-use super::{Attempt, Connection, NO_ROOM_RETRY, Place, SERVER, State};
+use super::{Attempt, BACKLOG_FULL, Connection, NO_ROOM_RETRY, Place, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
 use crate::connect_error::{self, Fault, NO_WAY};
 use crate::plan::Source;
@@ -60,12 +61,11 @@ impl Connection {
                 Counts::add(&self.service.counts.queue_full);
                 self.give_up("its servers are busy and their queue is full")
             }
-            Pick::NoneLeft(why) => match self.fallback.take() {
+            Pick::NoneLeft(why_none) => match self.fallback.take() {
                 Some(fallback) => self.choose(cx, fallback),
                 None => {
-                    let why = self
-                        .last_error
-                        .map_or(why, |errno| words(errno) + self.hint(&backend));
+                    let why = self.last_words();
+                    let why = why.map_or(why_none, |why| why + self.hint(&backend));
                     self.fail(&format!("no target: {why}"))
                 }
             },
@@ -148,6 +148,7 @@ impl Connection {
         }
         if let Some(attempt) = &mut self.attempt {
             attempt.address += 1;
+            attempt.full_until = None;
         }
     }
 
@@ -159,6 +160,14 @@ impl Connection {
                 Fault::NoWay | Fault::Reset => {}
             }
         }
+    }
+
+    /// What the last attempt has met.
+    fn last_words(&self) -> Option<String> {
+        self.last_error.map(|errno| match errno {
+            Errno::AGAIN => BACKLOG_FULL.into(),
+            errno => words(errno),
+        })
     }
 
     /// The attempt has failed. That counts against the server, if it says something about it.
@@ -190,7 +199,7 @@ impl Connection {
 
     /// Goes on with another server of the same backend.
     pub(super) fn next_server(&mut self, cx: &mut Context<'_>) -> Step {
-        let why = self.last_error.map_or_else(String::new, words);
+        let why = self.last_words().unwrap_or_default();
         self.blame(&why);
         let Some(attempt) = self.attempt.take() else {
             return Step::Done;
@@ -226,10 +235,15 @@ impl Connection {
         }
     }
 
-    pub(super) fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+    fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.last_error = Some(errno);
-        // A full backlog is the server's, and may pass.
-        if errno != Errno::AGAIN {
+        let share = self.share_of_attempt(cx);
+        if let Some(attempt) = &mut self.attempt
+            && errno == Errno::AGAIN
+        {
+            // A full accept queue is the server's, and may pass.
+            attempt.full_until.get_or_insert_with(|| cx.now() + share);
+        } else {
             self.note(errno, Fault::Shortage);
             if let Some(place) = self.place() {
                 place.lease.could_not_be_tried(&words(errno));
@@ -240,9 +254,22 @@ impl Connection {
         Step::Wait
     }
 
-    /// Gives each address an equal share of the time that is left, so that an address which does not
-    /// answer leaves time for the others.
-    pub(super) fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
+    /// After a while without room.
+    pub(super) fn try_again(&mut self, cx: &mut Context<'_>) -> Step {
+        let full_until = self.attempt.as_ref().and_then(|attempt| attempt.full_until);
+        if full_until.is_some_and(|until| cx.now() >= until) {
+            self.skip_address(Errno::AGAIN, Fault::Server);
+        }
+        self.connect(cx)
+    }
+
+    fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
+        cx.set_deadline(Some(cx.now() + self.share_of_attempt(cx)));
+    }
+
+    /// Each address has an equal share of the time that is left, so that an address which does not answer
+    /// leaves time for the others.
+    fn share_of_attempt(&self, cx: &Context<'_>) -> Duration {
         let left = self.deadline.saturating_duration_since(cx.now());
         let others = self
             .place()
@@ -250,7 +277,7 @@ impl Connection {
         let addresses = self.attempt.as_ref().map_or(1, |attempt| {
             attempt.addresses.len() - attempt.address + others
         });
-        cx.set_deadline(Some(cx.now() + left / addresses.max(1) as u32));
+        left / addresses.max(1) as u32
     }
 
     pub(super) fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {

@@ -158,7 +158,8 @@ impl Connection {
     /// The server has ended the connection before it was joined.
     fn failed_by_server(&mut self, errno: Errno) -> Step {
         let has_answer = self.record.as_ref().is_some_and(Record::has_answer);
-        if matches!(errno, Errno::CONNRESET | Errno::PIPE) && !has_answer {
+        // EPIPE: it has ended its stream before, in order (`tcp_reset`).
+        if errno == Errno::CONNRESET && !has_answer {
             self.report_reset();
         }
         self.fail(&format!("the target failed: {}", words(errno)))

@@ -50,6 +50,9 @@ use crate::socket_address::SocketAddress;
 const CLIENT: u8 = 0;
 const SERVER: u8 = 1;
 
+/// What `EAGAIN` of a UNIX socket means, in words.
+const BACKLOG_FULL: &str = "its backlog stays full";
+
 /// The pause before the same address is tried again, after the backlog of a UNIX socket was full or
 /// descriptors or memory were used up. The kernel signals nothing when there is room again
 /// (`unix_stream_connect`).
@@ -118,6 +121,8 @@ struct Attempt {
     address: usize,
     /// An address could not be tried, or only after a wait, for want of something on this host.
     shortage: Option<Errno>,
+    /// Until when the accept queue of the current address may be full (`EAGAIN` of a UNIX socket).
+    full_until: Option<Instant>,
     /// An address does not take the connection.
     met_refusal: bool,
     /// One has taken it, and reset it.
@@ -139,6 +144,7 @@ impl Attempt {
             addresses,
             address: 0,
             shortage: None,
+            full_until: None,
             met_refusal: false,
             was_reset: false,
         }
@@ -286,14 +292,14 @@ impl Task for Connection {
                         self.blame("it does not answer within the connect timeout");
                     }
                     (_, Some(Errno::AGAIN)) => {
-                        self.note(Errno::TIMEDOUT, Fault::Server);
-                        self.blame("its backlog stays full for the connect timeout");
+                        self.note(Errno::AGAIN, Fault::Server);
+                        self.blame(BACKLOG_FULL);
                     }
                     _ => {}
                 }
                 self.fail(&why)
             }
-            State::NoRoom => self.connect(cx),
+            State::NoRoom => self.try_again(cx),
             State::Connecting => self.try_next(cx, Errno::TIMEDOUT),
         }
     }

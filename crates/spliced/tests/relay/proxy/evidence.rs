@@ -5,7 +5,7 @@
 //! | a check passes | `passed_checks_bring_back_a_server_that_refused` |
 //! | a check fails | `failed_checks_take_a_server_out_while_clients_come` |
 //! | a connection is made | `a_connection_clears_failed_connections` |
-//! | a connection is not made | `refused_connections_*`, `a_unix_server_that_accepts_nobody_*` |
+//! | a connection is not made | `refused_connections_*`, `a_unix_server_that_accepts_nobody_is_out` |
 //! | with the client's address | `what_answers_to_clients_lose_is_not_the_servers_fault` |
 //! | a shortage of this host | `shortage::*` |
 //! | the client goes | `a_client_that_goes_says_nothing` |
@@ -460,27 +460,36 @@ fn passed_checks_bring_back_a_server_that_refused() {
     proxy.relay.wait_logged("is up again");
 }
 
-/// Its accept queue is full, which passes at a healthy server.
+/// Its accept queue is full, which passes at a healthy server. Its clients go to another one in time.
 #[test]
-fn a_unix_server_that_accepts_nobody_is_taken_out() {
-    let directory = Scratch::new("unix").expect("a directory");
-    let path = directory.path().join("server");
-    let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
-    let address = SockAddr::unix(&path).expect("a path");
-    listener.bind(&address).expect("bound");
-    listener.listen(0).expect("it listens");
-    let _in_the_queue = UnixStream::connect(&path).expect("connected");
-    let good = Fickle::new();
-    let servers = format!("\"unix:{}\", {}", path.display(), good.quoted());
-    let proxy = Proxy::run(&configuration(&servers, "connect_timeout = \"200ms\""));
-    let address = proxy.address("l");
-    until("it is out", || {
-        is_served(&address, 2, "good");
-        server_of(&proxy, 0)["state"] == "out"
-    });
-    proxy.relay.wait_logged("its backlog stays full");
-    assert_eq!(proxy.relay.lines_logged("does not count against"), 0);
-    assert!(is_served(&address, 2, "good"));
+fn a_unix_server_that_accepts_nobody_is_out() {
+    for (health, state, why) in [
+        ("", "out", "its backlog stays full"),
+        (
+            "health = { tcp = true, every = \"300ms\" }",
+            "down",
+            "does not answer within 300ms",
+        ),
+    ] {
+        let directory = Scratch::new("unix").expect("a directory");
+        let path = directory.path().join("server");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+        let address = SockAddr::unix(&path).expect("a path");
+        listener.bind(&address).expect("bound");
+        listener.listen(0).expect("it listens");
+        let _in_the_queue = UnixStream::connect(&path).expect("connected");
+        let good = Fickle::new();
+        let servers = format!("\"unix:{}\", {}", path.display(), good.quoted());
+        let more = format!("connect_timeout = \"2s\"\n{health}");
+        let proxy = Proxy::run(&configuration(&servers, &more));
+        let address = proxy.address("l");
+        until("it is out", || {
+            assert!(is_served(&address, 2, "good"));
+            server_of(&proxy, 0)["state"] == state
+        });
+        proxy.relay.wait_logged(why);
+        assert_eq!(proxy.relay.lines_logged("does not count against"), 0);
+    }
 }
 
 /// A connection that waits in the queue takes what is left.

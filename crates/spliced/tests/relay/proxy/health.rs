@@ -20,11 +20,15 @@ fn checked(server: &str, health: &str, more: &str) -> Proxy {
 }
 
 fn checked_every(every: &str, server: &str, health: &str, more: &str) -> Proxy {
-    Proxy::run(&format!(
+    Proxy::run(&configuration(every, server, health, more))
+}
+
+fn configuration(every: &str, server: &str, health: &str, more: &str) -> String {
+    format!(
         "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
          [backend.b]\nservers = [\"{server}\"]\n{more}\n\
          health = {{ {health}, every = \"{every}\", rise = 1, fall = 1 }}\n"
-    ))
+    )
 }
 
 fn is_up(proxy: &Proxy) -> bool {
@@ -86,6 +90,16 @@ fn an_http_check_asks_for_the_status() {
             Some("HTTP status 200"),
         ),
         (
+            "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+            CHECK.to_owned(),
+            None,
+        ),
+        (
+            "HTTP/1.1 2000 OK\r\n\r\n",
+            CHECK.to_owned(),
+            Some("does not answer in HTTP/1"),
+        ),
+        (
             "SSH-2.0-x\r\n",
             CHECK.to_owned(),
             Some("does not answer in HTTP/1"),
@@ -115,6 +129,25 @@ fn an_http_check_asks_for_the_status() {
             }
         }
     }
+}
+
+#[test]
+fn a_reload_changes_the_interval_at_once() {
+    let site = Site::new();
+    let address = site.address();
+    let proxy = checked_every("1h", &address, "tcp = true", "");
+    drop(site.accept());
+    let reloaded = proxy.reload(&configuration("50ms", &address, "tcp = true", ""));
+    assert!(reloaded.status.success());
+    drop(site.accept());
+    drop(site.accept());
+    // The same for checks that come back.
+    let without = configuration("1h", &address, "tcp = true", "").replace("health", "# health");
+    assert!(proxy.reload(&without).status.success());
+    let again = configuration("50ms", &address, "tcp = true", "");
+    assert!(proxy.reload(&again).status.success());
+    drop(site.accept());
+    drop(site.accept());
 }
 
 #[test]
@@ -298,9 +331,14 @@ fn a_check_sends_and_expects() {
     }
 }
 
-/// More than a check searches.
+/// What is expected, behind more than a check searches.
 static LONG: &str = {
-    const BYTES: [u8; 10_000] = [b'x'; 10_000];
+    const BYTES: [u8; 8193 + 4] = {
+        let mut bytes = [b'x'; 8193 + 4];
+        let (_, end) = bytes.split_at_mut(8193 - 1);
+        end.copy_from_slice(b"+PONG");
+        bytes
+    };
     match std::str::from_utf8(&BYTES) {
         Ok(text) => text,
         Err(_) => panic!(),
