@@ -1,6 +1,7 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
 mod backends;
+mod early_resets;
 mod evidence;
 mod examples;
 mod fickle;
