@@ -133,12 +133,10 @@ int segment_ingress(struct __sk_buff *skb)
 	struct segment_flow *flow;
 	__u32 state, copy, mark = skb->mark, hop;
 	bool by_lo = skb->ifindex != LOOPBACK, ok, forwarded;
-	int begun;
+	int begun, verdict;
 
 	if (!parse(skb, &s)) {
-		if (!forwards())
-			return NEXT;
-		if (is_lost(skb))
+		if (forwards() && is_lost(skb))
 			return refuse(true, SEGMENT_FORWARD_LOST);
 		return pass_error(skb);
 	}
@@ -212,12 +210,6 @@ int segment_ingress(struct __sk_buff *skb)
 	/* A receiver without the key discards it (tcp_inbound_hash). */
 	if (s.is_signed)
 		s.is_verified = false;
-	if (forwarded && is_long(skb)) {
-		int verdict = refuse_size(skb, &s, flow->side[at.side & 1].out_device);
-
-		if (verdict != NEXT)
-			return verdict;
-	}
 
 	if (mark == COPY_PAST) {
 		if (!keep_ack(skb, &s)) {
@@ -283,6 +275,11 @@ int segment_ingress(struct __sk_buff *skb)
 	if (s.spends_hop && s.hops <= 1) {
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
+	}
+	if (is_long(skb)) {
+		verdict = refuse_size(skb, &s, s.out_device);
+		if (verdict != NEXT)
+			return verdict;
 	}
 	/* A priority is for this link. */
 	ok = !skb->vlan_present || !bpf_skb_vlan_pop(skb);

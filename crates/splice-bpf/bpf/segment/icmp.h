@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP errors about forwarded connections (RFC 792, RFC 4443). Routers send them to the relay, which has no socket
- * that they could be for. They go on to the peer that has sent the segment, and quote it as that peer has sent it.
+ * ICMP errors about segments that were translated (RFC 792, RFC 4443). Routers send them to the relay, which has no
+ * socket that has sent these. They go on to the peer that has sent the segment, and quote it as that peer has sent it.
  * Their source becomes the relay's address that this peer talks to: a path need not let the router's address through,
  * and the peer has nothing to do with the server's.
  *
@@ -90,16 +90,27 @@ _Static_assert(sizeof(struct icmp_made_v6) <= sizeof(struct scratch), "the stack
 struct icmp_error {
 	/* as the answer to the quoted segment would carry it; then the segment, as its sender has sent it */
 	struct segment_tuple segment;
-	__u32 seq;
+	__u32 seq;		/* of the quoted segment; then as its sender has sent it */
 	__u32 out_device;
 	__u32 refuses;		/* the server cannot be reached */
 };
 
 enum icmp_way {
-	ICMP_UP,	/* none of a forwarded connection */
+	ICMP_UP,	/* of no segment that was translated */
 	ICMP_ON,	/* to the sender of the segment */
 	ICMP_NOWHERE,	/* of no segment that is on its way: a forgery, or late */
 };
+
+/*
+ * Whether a segment of a pair went by the sockets, in OVERLAP.
+ * @slot, @from: index of its flow, and the side of its sender. @seq: its number, as its sender has sent it.
+ */
+static __always_inline bool is_before_border(__u32 slot, __u32 from, __u32 seq)
+{
+	struct segment_change_over *change_over = change_over_of(slot);
+
+	return !change_over || after(change_over->side[from & 1].border, seq);
+}
 
 /*
  * Where an error belongs. A forger has to know what is on its way (RFC 5927, 4.1).
@@ -111,20 +122,32 @@ __noinline int judge_error(struct icmp_error *e)
 	struct segment_flow *flow;
 	struct segment_side *sender, *other;
 	__u32 state, oldest;
+	bool is_known;
 
 	if (!e)
 		return ICMP_UP;
 	if (!find(&e->segment, &at))
 		return ICMP_UP;
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
-	if (!flow || flow->serial != at.serial || !is_forwarded(flow))
+	if (!flow || flow->serial != at.serial)
 		return ICMP_UP;
 	sender = &flow->side[!(at.side & 1)];
 	other = &flow->side[at.side & 1];
 	state = load_acquire(&flow->state);
+	e->seq -= sender->seq_delta;
+	is_known = marks(sender) & SEGMENT_NOTED;
+	if (!is_forwarded(flow)) {
+		/* The relay's own socket has sent it, or may have. */
+		if (!is_past(sender) ||
+		    (state == SEGMENT_OVERLAP && is_before_border(at.flow, !(at.side & 1), e->seq)))
+			return ICMP_UP;
+		if (state == SEGMENT_OVERLAP)
+			state = SEGMENT_SPLICED;
+		is_known = true;
+	}
 	/* A SYN counts as acknowledged from the beginning. */
 	oldest = (__u32)READ_ONCE(sender->acked) - (state == SEGMENT_OPENING);
-	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !(marks(sender) & SEGMENT_NOTED) ||
+	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !is_known ||
 	    after(oldest, e->seq) || after(e->seq, high_seq(sender)))
 		return ICMP_NOWHERE;
 	/* The client hears of it. Should it try again nevertheless, its SYN opens the connection anew. */
@@ -182,6 +205,8 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	p->tcp.source = e.segment.source_port;
 	p->tcp.destination = e.segment.destination_port;
 	sum = csum_change(sum, word, *(__u32 *)&p->tcp);
+	sum = csum_change(sum, p->tcp.seq, bpf_htonl(e.seq));
+	p->tcp.seq = bpf_htonl(e.seq);
 	p->icmp.check = csum_fold(csum_change(sum, 0, (__u16)~p->icmp.check));
 	word = ((__u32 *)&p->ip)[2] & bpf_htonl(0xffff0000);
 	p->ip.ttl--;
@@ -198,7 +223,7 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	return bpf_redirect_neigh(e.out_device, NULL, 0, 0);
 }
 
-/* Both addresses of an IPv6 header; the ports of TCP follow them at once. */
+/* Both addresses of an IPv6 header; the ports and the number of TCP follow them at once. */
 #define ADDRESSES (2 * sizeof(struct in6_addr))
 
 static __always_inline bool is_same(const struct in6_addr *a, const struct in6_addr *b)
@@ -235,14 +260,15 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 		return DROP;
 	}
 	/* Over the pseudo-header as well. */
-	before = SUM_OF(&p->ip.saddr, ADDRESSES, SUM_OF(&p->quoted.saddr, ADDRESSES + sizeof(__be32), 0));
+	before = SUM_OF(&p->ip.saddr, ADDRESSES, SUM_OF(&p->quoted.saddr, ADDRESSES + sizeof(p->tcp), 0));
 	__builtin_memcpy(&p->ip.saddr, e.segment.destination, 16);
 	__builtin_memcpy(&p->ip.daddr, e.segment.source, 16);
 	__builtin_memcpy(&p->quoted.saddr, e.segment.source, 16);
 	__builtin_memcpy(&p->quoted.daddr, e.segment.destination, 16);
 	p->tcp.source = e.segment.source_port;
 	p->tcp.destination = e.segment.destination_port;
-	now = SUM_OF(&p->ip.saddr, ADDRESSES, SUM_OF(&p->quoted.saddr, ADDRESSES + sizeof(__be32), 0));
+	p->tcp.seq = bpf_htonl(e.seq);
+	now = SUM_OF(&p->ip.saddr, ADDRESSES, SUM_OF(&p->quoted.saddr, ADDRESSES + sizeof(p->tcp), 0));
 	p->icmp.check = csum_fold(csum_change((__u16)~p->icmp.check, before, now));
 	p->ip.hop_limit--;
 	if (bpf_skb_store_bytes(skb, ETH_HLEN, p, sizeof(*p), BPF_F_RECOMPUTE_CSUM)) {
@@ -256,12 +282,20 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 /* The same for either. */
 static __always_inline int pass_error(struct __sk_buff *skb)
 {
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
 	if (skb->vlan_present || skb->pkt_type != PACKET_HOST)
 		return NEXT;
-	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return pass_error_v4(skb);
-	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return pass_error_v6(skb);
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = data + ETH_HLEN;
+
+		return (void *)(ip + 1) <= end && ip->protocol == IPPROTO_ICMP ? pass_error_v4(skb) : NEXT;
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = data + ETH_HLEN;
+
+		return (void *)(ip + 1) <= end && ip->nexthdr == IPPROTO_ICMPV6 ? pass_error_v6(skb) : NEXT;
+	}
 	return NEXT;
 }
 
