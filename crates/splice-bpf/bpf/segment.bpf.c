@@ -277,7 +277,7 @@ int segment_ingress(struct __sk_buff *skb)
 		return DROP;
 	}
 	if (is_long(skb)) {
-		verdict = refuse_size(skb, &s, s.out_device);
+		verdict = refuse_size(skb, &s, at.flow, at.side, s.out_device);
 		if (verdict != NEXT)
 			return verdict;
 	}

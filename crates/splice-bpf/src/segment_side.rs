@@ -202,6 +202,7 @@ impl SegmentChangeOverSide {
             &self.room_end,
             &self.seen_device,
             &self.seen_hops,
+            &self.errors_until,
         ] {
             word.store(0, Relaxed);
         }

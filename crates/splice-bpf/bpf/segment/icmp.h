@@ -15,10 +15,13 @@
 #include "segment/forward.h"
 
 #define ICMP_UNREACHABLE 3
+#define ICMP_PROTOCOL_CODE 2
+#define ICMP_PORT_CODE 3
 #define ICMP_TOO_BIG_CODE 4
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETER_PROBLEM 12
 #define ICMPV6_UNREACHABLE 1
+#define ICMPV6_PORT_CODE 4
 #define ICMPV6_TOO_BIG 2
 #define ICMPV6_PARAMETER_PROBLEM 4
 
@@ -27,6 +30,15 @@
 
 /* The TTL of what this host sends (IPDEFTTL) */
 #define OWN_HOPS 64
+
+/*
+ * A peer gets so many errors at once, and one more in each interval, so that nobody floods it by way of the relay. The
+ * kernel bounds errors in the same way (`icmp_global_allow`, `inet_peer_xrlim_allow`), but not those of path MTUs: here
+ * they count as well, since a single one of them has the sender repeat all that was too long. One interval is shorter
+ * than a retransmission timer (TCP_RTO_MIN), so none waits for another error than the first.
+ */
+#define ERRORS_AT_ONCE 16
+#define ERROR_INTERVAL_TICKS 16
 
 struct icmp_header {
 	__u8 type;
@@ -93,12 +105,13 @@ struct icmp_error {
 	__u32 seq;		/* of the quoted segment; then as its sender has sent it */
 	__u32 out_device;
 	__u32 refuses;		/* the server cannot be reached */
+	__u32 is_hard;		/* RFC 1122, 4.2.3.9: ends a connection */
 };
 
 enum icmp_way {
 	ICMP_UP,	/* of no segment that was translated */
 	ICMP_ON,	/* to the sender of the segment */
-	ICMP_NOWHERE,	/* of no segment that is on its way: a forgery, or late */
+	ICMP_NOWHERE,	/* of no segment that is on its way: a forgery, or late. Or one too many, or too hard */
 };
 
 /*
@@ -110,6 +123,30 @@ static __always_inline bool is_before_border(__u32 slot, __u32 from, __u32 seq)
 	struct segment_change_over *change_over = change_over_of(slot);
 
 	return !change_over || after(change_over->side[from & 1].border, seq);
+}
+
+/*
+ * Whether a peer may get an error more; then it counts. Two CPUs may count one instead of two.
+ * @slot, @to: index of its flow, and its side.
+ */
+static __always_inline bool may_tell(__u32 slot, __u32 to)
+{
+	const __u32 most = ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS;
+	struct segment_change_over *change_over = change_over_of(slot);
+	__u32 now = ticks_of(bpf_ktime_get_ns()), ahead;
+	__u32 *until;
+
+	if (!change_over)
+		return false;
+	until = &change_over->side[to & 1].errors_until;
+	ahead = READ_ONCE(*until) - now;
+	/* It is over, or of a former flow. */
+	if (ahead > most)
+		ahead = 0;
+	if (ahead > most - ERROR_INTERVAL_TICKS)
+		return false;
+	WRITE_ONCE(*until, now + ahead + ERROR_INTERVAL_TICKS);
+	return true;
 }
 
 /*
@@ -145,10 +182,13 @@ __noinline int judge_error(struct icmp_error *e)
 			state = SEGMENT_SPLICED;
 		is_known = true;
 	}
+	/* Not one that is open (RFC 5927, 5.2). The relay's socket would not take it for an end; the peer might. */
+	if (state != SEGMENT_OPENING && e->is_hard)
+		return ICMP_NOWHERE;
 	/* A SYN counts as acknowledged from the beginning. */
 	oldest = (__u32)READ_ONCE(sender->acked) - (state == SEGMENT_OPENING);
 	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !is_known ||
-	    after(oldest, e->seq) || after(e->seq, high_seq(sender)))
+	    after(oldest, e->seq) || after(e->seq, high_seq(sender)) || !may_tell(at.flow, !(at.side & 1)))
 		return ICMP_NOWHERE;
 	/* The client hears of it. Should it try again nevertheless, its SYN opens the connection anew. */
 	if (state == SEGMENT_OPENING && e->refuses && (at.side & 1)) {
@@ -183,6 +223,7 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	e.segment.destination_port = p->tcp.source;
 	e.seq = bpf_ntohl(p->tcp.seq);
 	e.refuses = p->icmp.type == ICMP_UNREACHABLE && p->icmp.code != ICMP_TOO_BIG_CODE;
+	e.is_hard = e.refuses && (p->icmp.code == ICMP_PROTOCOL_CODE || p->icmp.code == ICMP_PORT_CODE);
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
@@ -252,6 +293,7 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 	e.segment.destination_port = p->tcp.source;
 	e.seq = bpf_ntohl(p->tcp.seq);
 	e.refuses = p->icmp.type == ICMPV6_UNREACHABLE;
+	e.is_hard = e.refuses && p->icmp.code == ICMPV6_PORT_CODE;
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
@@ -364,9 +406,10 @@ static __always_inline bool is_long(const struct __sk_buff *skb)
 
 /*
  * Sends a segment that is too long for a device back, as the error that quotes it.
- * @s: the segment, not translated yet. @device: the device. The verdict; NEXT if it is not too long.
+ * @s: the segment, not written yet. @slot, @from: index of its flow, and the side of its sender. @device: the device.
+ * The verdict; NEXT if it is not too long.
  */
-__noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 device)
+__noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot, __u32 from, __u32 device)
 {
 	struct scratch *b = scratch();
 	__u32 headers, made, mtu = 0;
@@ -375,7 +418,7 @@ __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 devic
 	if (bpf_check_mtu(skb, device, &mtu, 0, BPF_MTU_CHK_SEGS) <= 0)
 		return NEXT;
 	/* One that has an option in between is dropped only: its sender repeats it in shorter ones. */
-	if (!s || !b || s->jumbo)
+	if (!s || !b || s->jumbo || !may_tell(slot, from))
 		return DROP;
 	__builtin_memset(b, 0, sizeof(*b));
 	headers = s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);

@@ -221,7 +221,7 @@ struct segment_released {
 	__u32 serial[SEGMENT_RELEASED_MOST];
 };
 
-/* What is known of one peer from WATCH to the end of OVERLAP. */
+/* What is known of one peer from WATCH to the end of OVERLAP, and how many ICMP errors it may get. */
 struct segment_change_over_side {
 	/* user space writes it before OVERLAP */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
@@ -233,10 +233,11 @@ struct segment_change_over_side {
 	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
 	__u32 seen_device;
 	__u32 seen_hops;	/* TTL of the last segment that was noted */
-	__u32 reserved;
+	/* not of the change-over: ICMP errors are as rare, and take no room in segment_side */
+	__u32 errors_until;	/* how far the ICMP errors that this peer got have used up its share; in ticks */
 };
 
-/* The change-over of the flow with the same index; a flow that is spliced does not touch it. */
+/* The change-over of the flow with the same index; no segment of a flow that is spliced touches it. */
 struct segment_change_over {
 	struct segment_change_over_side side[2];
 };

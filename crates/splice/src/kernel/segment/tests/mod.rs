@@ -17,6 +17,8 @@ mod forged_segments;
 mod frame;
 mod full_table;
 pub(super) mod halt;
+mod icmp_errors;
+mod icmp_frame;
 mod lifetime;
 mod lossy_path;
 mod memory_barriers;

@@ -1,0 +1,489 @@
+//! ICMP errors about what a spliced pair has sent: those about a segment that is on its way go to its sender.
+
+use std::ops::Range;
+
+use super::frame::{Frame, take_frames};
+use super::icmp_frame::{ETHERNET_BYTES, IcmpError, Read, header_bytes, read};
+use super::*;
+use splice_bpf::clock::now_ns;
+use splice_bpf::types::{
+    SegmentFlow, segment_mark as mark, segment_reason as reason, segment_state as state,
+};
+
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
+
+const ACK: u8 = 16;
+
+const UDP: u8 = 17;
+
+/// What is said to be on its way, in bytes.
+const WINDOW: u32 = 100_000;
+/// `ERRORS_AT_ONCE` and `ERROR_INTERVAL_TICKS` in `bpf/segment/icmp.h`.
+const ERRORS_AT_ONCE: usize = 16;
+const ERROR_INTERVAL_TICKS: usize = 16;
+/// Bytes of a segment that is too long.
+const LONG: usize = 1400;
+const SMALL_MTU: u32 = 1300;
+
+/// ICMP type and code of errors that go on, for IPv4 and IPv6.
+const SOFT: [&[(u8, u8)]; 2] = [
+    &[(3, 0), (3, 1), (3, 4), (3, 13), (11, 0), (12, 0)],
+    &[(1, 0), (1, 3), (2, 0), (3, 0), (4, 1)],
+];
+/// The same of those that would end a connection.
+const HARD: [&[(u8, u8)]; 2] = [&[(3, 2), (3, 3)], &[(1, 4)]];
+
+/// A spliced pair with bytes on their way in both directions, which nobody has sent.
+struct Scene {
+    lab: Lab,
+    _splicer: Splicer,
+    joined: Joined,
+    datapath: Arc<Datapath>,
+    devices: Vec<u32>,
+    is_v4: bool,
+}
+
+impl Scene {
+    fn both() -> [Self; 2] {
+        [
+            Self::new(Connected::across, true),
+            Self::new(Connected::across_v6, false),
+        ]
+    }
+
+    fn new(connect: fn(&Lab) -> Connected, is_v4: bool) -> Self {
+        let lab = Lab::new().expect("a lab");
+        take_frames(&lab);
+        let splicer = splicer_in(lab.relay());
+        let joined = spliced(&lab, &splicer, connect(&lab));
+        let scene = Self {
+            datapath: datapath_in(&lab),
+            devices: devices(lab.relay()),
+            lab,
+            _splicer: splicer,
+            joined,
+            is_v4,
+        };
+        for side in &scene.flow().side {
+            side.raise_high_seq(side.high_seq().wrapping_add(WINDOW));
+        }
+        scene
+    }
+
+    fn flow(&self) -> &SegmentFlow {
+        self.datapath.flow(0)
+    }
+
+    /// A peer and the relay's address that it talks to.
+    fn ends(&self, side: usize) -> [SocketAddr; 2] {
+        let stream = [&self.joined.0, &self.joined.1][side];
+        [stream.local_addr(), stream.peer_addr()].map(|end| end.expect("an end"))
+    }
+
+    /// What of `side`'s peer is on its way, in its own sequence space.
+    fn on_its_way(&self, side: usize) -> Range<u32> {
+        let near = &self.flow().side[side];
+        near.acked.load(Relaxed) as u32..near.high_seq()
+    }
+
+    /// An error about what `side`'s peer has sent with number `seq`.
+    fn error(&self, side: usize, kind: (u8, u8), seq: u32) -> IcmpError {
+        let [peer, relay] = self.ends(1 - side);
+        let delta = self.flow().side[side].seq_delta.load(Relaxed);
+        IcmpError {
+            mtu: SMALL_MTU as u16,
+            ..IcmpError::about([relay, peer], kind, seq.wrapping_add(delta))
+        }
+    }
+
+    /// Shows the program a frame that has come from the side of `from`'s peer.
+    fn feed(&self, from: usize, frame: &[u8]) -> (i32, Vec<u8>) {
+        let device = self.devices[from];
+        let relay = self.lab.relay();
+        let fed = relay.enter(|| self.datapath.feed_through(device, frame));
+        fed.expect("entered").expect("run")
+    }
+
+    fn verdict(&self, side: usize, error: &IcmpError) -> i32 {
+        self.feed(1 - side, &error.bytes()).0
+    }
+
+    /// Nobody has got an error yet.
+    fn forget_errors(&self) {
+        for side in &self.datapath.change_over(0).side {
+            side.errors_until.store(0, Relaxed);
+        }
+    }
+
+    /// `side`'s peer got its share just now, or, with some ticks more, at no time that could be.
+    fn use_up_errors(&self, side: usize, more_ticks: u32) {
+        let ticks = (ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS) as u32;
+        let until = (now_ns() >> 20) as u32;
+        let until = until.wrapping_add(ticks).wrapping_add(more_ticks);
+        let side = &self.datapath.change_over(0).side[side];
+        side.errors_until.store(until, Relaxed);
+    }
+
+    /// What the sender gets to read.
+    fn expected(&self, side: usize, error: &IcmpError, seq: u32) -> Read {
+        let [peer, relay] = self.ends(side);
+        Read {
+            outer: [relay.ip(), peer.ip()],
+            kind: error.kind,
+            mtu: error.mtu,
+            quoted: [peer, relay],
+            seq,
+        }
+    }
+
+    fn counted(&self, reason: u32) -> u64 {
+        self.datapath.own_counts()[reason as usize]
+    }
+}
+
+#[test]
+fn an_error_goes_to_the_sender_of_what_it_is_about() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let before = scene.counted(reason::ICMP_PASSED);
+        let mut passed = 0;
+        for side in 0..2 {
+            let Range { start, end } = scene.on_its_way(side);
+            for kind in SOFT[usize::from(!scene.is_v4)] {
+                for seq in [start, start.wrapping_add(WINDOW / 2), end] {
+                    scene.forget_errors();
+                    let error = scene.error(side, *kind, seq);
+                    let (verdict, became) = scene.feed(1 - side, &error.bytes());
+                    assert_eq!(verdict, REDIRECT, "{error:?}");
+                    let expected = scene.expected(side, &error, seq);
+                    assert_eq!(read(&became, scene.is_v4), expected);
+                    passed += 1;
+                }
+            }
+        }
+        assert_eq!(scene.counted(reason::ICMP_PASSED), before + passed);
+    }
+}
+
+#[test]
+fn an_error_about_what_is_not_on_its_way_goes_nowhere() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        for side in 0..2 {
+            let Range { start, end } = scene.on_its_way(side);
+            for beside in [1, 2, 1 << 16, 1 << 30] {
+                for seq in [start.wrapping_sub(beside), end.wrapping_add(beside)] {
+                    for kind in SOFT[usize::from(!scene.is_v4)] {
+                        let error = scene.error(side, *kind, seq);
+                        assert_eq!(scene.verdict(side, &error), DROP, "{error:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Linux does not, but a peer might take such an error for the end (RFC 1122, 4.2.3.9).
+#[test]
+fn an_error_that_would_end_the_connection_goes_nowhere() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        for side in 0..2 {
+            for kind in HARD[usize::from(!scene.is_v4)] {
+                let error = scene.error(side, *kind, scene.on_its_way(side).start);
+                assert_eq!(scene.verdict(side, &error), DROP, "{error:?}");
+            }
+        }
+    }
+}
+
+/// The stack judges what is not about a translated segment, and what is cut short.
+#[test]
+fn what_is_no_error_about_the_pair_is_left_to_the_stack() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let kind = SOFT[usize::from(!scene.is_v4)][2];
+        for side in 0..2 {
+            let right = scene.error(side, kind, scene.on_its_way(side).start);
+            let [from, to] = right.quoted;
+            let next = |end: SocketAddr| SocketAddr::new(end.ip(), end.port() ^ 1);
+            let mut wrong = vec![
+                IcmpError {
+                    quoted: [next(from), to],
+                    ..right.clone()
+                },
+                IcmpError {
+                    quoted: [from, next(to)],
+                    ..right.clone()
+                },
+                IcmpError {
+                    quoted: [to, from],
+                    to: from.ip(),
+                    ..right.clone()
+                },
+                IcmpError {
+                    protocol: UDP,
+                    ..right.clone()
+                },
+                IcmpError {
+                    to: to.ip(),
+                    ..right.clone()
+                },
+                IcmpError {
+                    // An echo, and its answer
+                    kind: if scene.is_v4 { (8, 0) } else { (128, 0) },
+                    ..right.clone()
+                },
+                IcmpError {
+                    kind: if scene.is_v4 { (0, 0) } else { (129, 0) },
+                    ..right.clone()
+                },
+            ];
+            // A redirect would be for a router, and a fragment's first 8 bytes are none of TCP's.
+            if scene.is_v4 {
+                wrong.push(IcmpError {
+                    kind: (5, 1),
+                    ..right.clone()
+                });
+                for fragment_offsets in [[1, 0], [0, 1], [0, 0x2000]] {
+                    wrong.push(IcmpError {
+                        fragment_offsets,
+                        ..right.clone()
+                    });
+                }
+            }
+            for error in wrong {
+                assert_eq!(scene.verdict(side, &error), NEXT, "{error:?}");
+            }
+            let whole = right.bytes();
+            for length in ETHERNET_BYTES + header_bytes(from.ip())..whole.len() {
+                let (verdict, became) = scene.feed(1 - side, &whole[..length]);
+                assert_eq!(verdict, NEXT, "{length}");
+                assert_eq!(became, whole[..length]);
+            }
+            assert_eq!(scene.verdict(side, &right), REDIRECT, "{right:?}");
+        }
+    }
+}
+
+/// A path has no more hops than a packet may take, whether the relay counts as one or not.
+#[test]
+fn an_error_spends_a_hop() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let kind = SOFT[usize::from(!scene.is_v4)][0];
+        let right = scene.error(0, kind, scene.on_its_way(0).start);
+        for (hops, expected) in [(0, DROP), (1, DROP), (2, REDIRECT), (255, REDIRECT)] {
+            let error = IcmpError {
+                hops,
+                ..right.clone()
+            };
+            assert_eq!(scene.verdict(0, &error), expected, "{hops}");
+        }
+    }
+}
+
+/// Whoever knows what is on its way cannot flood a peer by way of the relay. The other peer has a share of its own.
+#[test]
+fn a_peer_gets_few_errors_at_once() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let kind = SOFT[usize::from(!scene.is_v4)][2];
+        let errors = [0, 1].map(|side| {
+            let start = scene.on_its_way(side).start;
+            scene.error(side, kind, start).bytes()
+        });
+        let passed = |side: usize| scene.feed(1 - side, &errors[side]).0 == REDIRECT;
+        scene.forget_errors();
+        for _ in 0..ERRORS_AT_ONCE {
+            assert!(passed(0));
+        }
+        netlab::until("none is left", || {
+            scene.use_up_errors(0, 0);
+            !passed(0)
+        });
+        assert!(passed(1));
+        netlab::until("an interval has passed", || passed(0));
+        // What a former connection has left behind does not last.
+        for stale in [1 << 20, 1 << 31, u32::MAX - (1 << 20)] {
+            scene.use_up_errors(0, stale);
+            assert!(passed(0), "{stale}");
+        }
+    }
+}
+
+/// What the relay's socket has sent before the border is the socket's affair.
+#[test]
+fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let kind = SOFT[usize::from(!scene.is_v4)][2];
+        let flow = scene.flow();
+        let deadline = now_ns() + 4 * PATIENCE.as_nanos() as u64;
+        flow.deadline_ns.store(deadline, Relaxed);
+        for side in 0..2 {
+            let Range { start, end } = scene.on_its_way(side);
+            let border = start.wrapping_add(WINDOW / 2);
+            let change_over = &scene.datapath.change_over(0).side[side];
+            change_over.border.store(border, Relaxed);
+            flow.state.store(state::OVERLAP, Relaxed);
+            let verdict_at = |seq| scene.verdict(side, &scene.error(side, kind, seq));
+            for before in [start, border.wrapping_sub(1)] {
+                assert_eq!(verdict_at(before), NEXT);
+            }
+            for behind in [border, end] {
+                assert_eq!(verdict_at(behind), REDIRECT);
+            }
+            assert_eq!(verdict_at(end.wrapping_add(1)), DROP);
+            // All of the stream goes by the socket.
+            flow.side[side].take_mark(mark::PAST);
+            for seq in [start, border, end, end.wrapping_add(1)] {
+                assert_eq!(verdict_at(seq), NEXT);
+            }
+            flow.side[side].add_marks(mark::PAST);
+            flow.state.store(state::WATCH, Relaxed);
+            flow.side[side].take_mark(mark::PAST);
+            assert_eq!(verdict_at(end), NEXT);
+            flow.side[side].add_marks(mark::PAST);
+            flow.state.store(state::SPLICED, Relaxed);
+        }
+    }
+}
+
+/// Errors about anything: none changes the pair, and those that go on are about what is on its way.
+#[test]
+fn random_errors_harm_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let mut random = Random::seeded(seed());
+    for scene in Scene::both() {
+        let mut counted = [0; 2];
+        for round in 0..rounds(1) * 10_000 {
+            let side = round % 2;
+            let Range { start, end } = scene.on_its_way(side);
+            let little = random.below(3) as u32;
+            let seq = match random.below(4) {
+                0 => random.next() as u32,
+                1 => start.wrapping_sub(1).wrapping_add(little),
+                2 => end.wrapping_sub(1).wrapping_add(little),
+                _ => start.wrapping_add(random.below(WINDOW.into()) as u32),
+            };
+            let kind = (random.below(16) as u8, random.below(16) as u8);
+            let mut error = scene.error(side, kind, seq);
+            error.mtu = random.next() as u16;
+            let mut bytes = error.bytes();
+            let is_mangled = random.below(4) == 0;
+            if is_mangled {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] = random.next() as u8;
+                bytes.truncate(bytes.len() - random.below(3) as usize);
+            }
+            scene.forget_errors();
+            let (verdict, became) = scene.feed(1 - side, &bytes);
+            if is_mangled {
+                assert!([NEXT, DROP, REDIRECT].contains(&verdict));
+                continue;
+            }
+            let version = usize::from(!scene.is_v4);
+            let is_error = match scene.is_v4 {
+                true => matches!(kind.0, 3 | 11 | 12),
+                false => matches!(kind.0, 1..=4),
+            };
+            let is_known = seq.wrapping_sub(start) <= end.wrapping_sub(start);
+            let expected = match (is_error, is_known && !HARD[version].contains(&kind)) {
+                (false, _) => NEXT,
+                (true, false) => DROP,
+                (true, true) => REDIRECT,
+            };
+            assert_eq!(verdict, expected, "{error:?}");
+            counted[usize::from(is_known)] += 1;
+            if verdict == REDIRECT {
+                let expected = scene.expected(side, &error, seq);
+                assert_eq!(read(&became, scene.is_v4), expected);
+            }
+        }
+        assert!(counted.iter().all(|count| *count > 500), "{counted:?}");
+        assert_eq!(scene.flow().state.load(Relaxed), state::SPLICED);
+        assert!(scene.joined.2.outcome().is_none());
+        for _ in 0..100 {
+            ping(&scene.joined.0, &scene.joined.1);
+        }
+    }
+}
+
+/// What is too long for the device beyond comes back to its sender as an error with the device's MTU.
+#[test]
+fn a_segment_that_is_too_long_comes_back_as_an_error() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        for (side, device) in [(0, Lab::TO_SERVER), (1, Lab::TO_CLIENT)] {
+            let [peer, relay] = scene.ends(side);
+            let near = &scene.flow().side[side];
+            let seq = near.acked.load(Relaxed) as u32;
+            let mut frame = Frame::new([peer, relay], [seq, near.high_ack.load(Relaxed)], ACK);
+            let recent = near.recent_timestamp.load(Relaxed);
+            frame.timestamps = (recent != 0).then_some([recent, 0]);
+            frame.payload = vec![0x5a; LONG];
+            let long = frame.bytes();
+            assert_eq!(scene.feed(side, &long).0, REDIRECT);
+            let before = scene.counted(reason::TOO_BIG);
+            let set_mtu = |mtu: u32| {
+                let change = format!("link set {device} mtu {mtu}");
+                run(scene.lab.relay(), "ip", &change);
+            };
+            set_mtu(SMALL_MTU);
+            let (verdict, became) = scene.feed(side, &long);
+            assert_eq!(verdict, REDIRECT);
+            let kind = if scene.is_v4 { (3, 4) } else { (2, 0) };
+            let told = Read {
+                outer: [relay.ip(), peer.ip()],
+                kind,
+                mtu: SMALL_MTU as u16,
+                quoted: [peer, relay],
+                seq,
+            };
+            assert_eq!(read(&became, scene.is_v4), told);
+            assert_eq!(scene.counted(reason::TOO_BIG), before + 1);
+            // A longer header than IP's and TCP's has no room either, and one that fits has.
+            let room = SMALL_MTU as usize + ETHERNET_BYTES;
+            for (bytes, fits) in [(room, true), (room + 1, false)] {
+                frame.payload.truncate(LONG);
+                let excess = long.len() - bytes;
+                frame.payload.truncate(LONG - excess);
+                let (verdict, became) = scene.feed(side, &frame.bytes());
+                assert_eq!(verdict, REDIRECT);
+                assert_eq!(became.len() == bytes, fits, "{bytes}");
+                frame.payload.resize(LONG, 0x5a);
+            }
+            scene.forget_errors();
+            let made = (0..3 * ERRORS_AT_ONCE).filter(|_| scene.feed(side, &long).0 == REDIRECT);
+            let made = made.count();
+            assert!(made >= ERRORS_AT_ONCE, "{made}");
+            netlab::until("none is left", || {
+                scene.use_up_errors(side, 0);
+                scene.feed(side, &long).0 == DROP
+            });
+            set_mtu(1500);
+            scene.forget_errors();
+        }
+    }
+}
