@@ -1,10 +1,11 @@
 //! Who sends forged segments: a raw socket beside an end of the connection.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use netlab::Namespace;
 use socket2::{Domain, Socket, Type};
 
+use super::icmp::IcmpError;
 use super::segment::Segment;
 use super::stage::Family;
 
@@ -29,10 +30,17 @@ impl Forger {
     }
 
     pub(super) fn send(&self, segment: &Segment) {
+        self.send_packet(segment.to.ip(), &segment.packet());
+    }
+
+    pub(super) fn send_error(&self, error: &IcmpError) {
+        self.send_packet(error.segment.from.ip(), &error.packet());
+    }
+
+    fn send_packet(&self, to: IpAddr, packet: &[u8]) {
         // A raw socket has no ports, and IPv6 refuses any but 0.
-        let to = SocketAddr::new(segment.to.ip(), 0);
-        let packet = segment.packet();
-        let sent = self.socket.send_to(&packet, &to.into()).expect("sent");
+        let to = SocketAddr::new(to, 0);
+        let sent = self.socket.send_to(packet, &to.into()).expect("sent");
         assert_eq!(sent, packet.len());
     }
 }

@@ -54,6 +54,8 @@ mod forger;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
+mod icmp;
+mod icmp_forgery;
 mod path_mtu;
 mod patience;
 mod reset;

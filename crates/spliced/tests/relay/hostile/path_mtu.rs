@@ -1,16 +1,22 @@
-//! Links that let less through than before: by ICMP each sender learns of it, as the relay's sockets would.
+//! Links that let less through than before: by ICMP each sender learns of it, as the relay's sockets would. Where ICMP
+//! is filtered, it finds out by itself.
 
+use std::net::SocketAddr;
 use std::thread;
 
 use netlab::{Lab, Namespace};
 
-use super::connection::Side;
+use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
-use super::stage::{IN_ORDER, Stage};
-use crate::peer::exchange;
+use super::stage::{Family, IN_ORDER, Stage};
+use crate::patience::until;
+use crate::peer::{Peer, exchange};
+use crate::relay::BINARY;
+use crate::segment::hop::Hop;
 
 /// Above the least that IPv6 allows (1280).
 const SMALL_MTU: u32 = 1300;
+const SMALLER_MTU: u32 = 1290;
 
 const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
@@ -18,28 +24,29 @@ const BYTES: u64 = 2 << 20;
 /// Both ends of a cable: a veth drops what is longer than its own MTU when it comes in (`is_skb_forwardable`).
 fn narrow(ends: [(&Namespace, &str); 2]) {
     for (namespace, device) in ends {
-        ip(namespace, &format!("link set {device} mtu {SMALL_MTU}"));
+        set_mtu(namespace, device, SMALL_MTU);
     }
 }
 
+fn set_mtu(namespace: &Namespace, device: &str, mtu: u32) {
+    ip(namespace, &format!("link set {device} mtu {mtu}"));
+}
+
+fn move_some(connection: &Connection, bytes: u64) {
+    exchange(&connection.client, &connection.server, 5, bytes, bytes);
+}
+
 /// One connection is idle when the path becomes narrower, and the others are full of bytes.
-fn goes_on(stage: &Stage, ends: [(&Namespace, &str); 2]) {
+fn goes_on(stage: &Stage, narrow: impl FnOnce()) {
     let connections = stage.connect(CONNECTIONS);
-    let move_some = |at: usize, bytes| {
-        let connection = &connections[at];
-        exchange(
-            &connection.client,
-            &connection.server,
-            at as u64,
-            bytes,
-            bytes,
-        );
-    };
+    let (idle, full) = connections.split_first().expect("several");
     thread::scope(|scope| {
-        let full = (1..CONNECTIONS).map(|at| scope.spawn(move || move_some(at, 8 * BYTES)));
+        let full = full
+            .iter()
+            .map(|connection| scope.spawn(|| move_some(connection, 8 * BYTES)));
         let full: Vec<_> = full.collect();
-        narrow(ends);
-        move_some(0, BYTES);
+        narrow();
+        move_some(idle, BYTES);
         for full in full {
             full.join().expect("it goes on");
         }
@@ -47,30 +54,144 @@ fn goes_on(stage: &Stage, ends: [(&Namespace, &str); 2]) {
     stage.expect_ended(connections.len(), IN_ORDER);
 }
 
-fn beyond(stage: &Stage, side: Side) {
+/// The cable between the router on this side and the host behind it.
+fn cable_beyond(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
     let (router, host) = match side {
         Side::Client => (stage.lab().client(), stage.client()),
         Side::Server => (stage.lab().server(), stage.server()),
     };
-    goes_on(stage, [(router, Hops::OUTWARD), (host, Hops::INWARD)]);
+    [(router, Hops::OUTWARD), (host, Hops::INWARD)]
+}
+
+/// The cable between the relay and what stands on this side.
+fn cable_of_the_relay(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
+    let lab = stage.lab();
+    match side {
+        Side::Client => [(lab.relay(), Lab::TO_CLIENT), (lab.client(), Lab::TO_RELAY)],
+        Side::Server => [(lab.relay(), Lab::TO_SERVER), (lab.server(), Lab::TO_RELAY)],
+    }
 }
 
 fn a_router_towards_the_server_lowers_its_mtu(stage: &Stage) {
-    beyond(stage, Side::Server);
+    goes_on(stage, || narrow(cable_beyond(stage, Side::Server)));
 }
 
 fn a_router_towards_the_client_lowers_its_mtu(stage: &Stage) {
-    beyond(stage, Side::Client);
+    goes_on(stage, || narrow(cable_beyond(stage, Side::Client)));
 }
 
-fn the_relays_device_gets_a_lower_mtu(stage: &Stage) {
+fn the_relays_device_towards_the_server_gets_a_lower_mtu(stage: &Stage) {
+    goes_on(stage, || narrow(cable_of_the_relay(stage, Side::Server)));
+}
+
+fn the_relays_device_towards_the_client_gets_a_lower_mtu(stage: &Stage) {
+    goes_on(stage, || narrow(cable_of_the_relay(stage, Side::Client)));
+}
+
+/// Each peer learns of one MTU after the other.
+fn several_links_lower_their_mtu(stage: &Stage) {
+    goes_on(stage, || {
+        for side in Side::BOTH {
+            narrow(cable_of_the_relay(stage, side));
+            for (namespace, device) in cable_beyond(stage, side) {
+                set_mtu(namespace, device, SMALLER_MTU);
+            }
+        }
+    });
+}
+
+/// Nobody knows of it when a connection changes over: the handshakes were short, and the two hosts announce what their
+/// own devices take.
+fn a_path_is_narrow_from_the_beginning(stage: &Stage) {
+    for side in Side::BOTH {
+        let [router, _] = cable_beyond(stage, side);
+        set_mtu(router.0, router.1, SMALL_MTU);
+    }
+    goes_on(stage, || {});
+}
+
+/// A link drops what is too long and tells nobody: a veth of which the receiving end has the smaller MTU. Every sender
+/// tries smaller segments in the end (`tcp_mtu_probing`).
+fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
     let lab = stage.lab();
-    goes_on(
-        stage,
-        [(lab.relay(), Lab::TO_SERVER), (lab.server(), Lab::TO_RELAY)],
-    );
+    for namespace in [lab.relay(), stage.client(), stage.server()] {
+        let probing = namespace.set_sysctl("net.ipv4.tcp_mtu_probing", "1");
+        probing.expect("set");
+    }
+    let [(relay, device), router] = cable_of_the_relay(stage, side);
+    // It would let super-packets through.
+    let off = relay
+        .command("ethtool")
+        .args(["-K", device, "tso", "off", "gso", "off"])
+        .status();
+    assert!(off.expect("ethtool runs").success());
+    goes_on(stage, || set_mtu(router.0, router.1, SMALL_MTU));
+}
+
+fn a_link_towards_the_server_loses_what_is_too_long(stage: &Stage) {
+    a_link_loses_what_is_too_long(stage, Side::Server);
+}
+
+fn a_link_towards_the_client_loses_what_is_too_long(stage: &Stage) {
+    a_link_loses_what_is_too_long(stage, Side::Client);
+}
+
+/// client - relay - another relay - router - server: an error goes back through both.
+fn with_a_relay_in_front(stage: &Stage, narrow: impl FnOnce()) {
+    let near = stage.lab().client();
+    let listen = match stage.family() {
+        Family::V4 => SocketAddr::new(Hops::NEAR_ROUTER_V4.into(), 0),
+        Family::V6 => SocketAddr::new(Hops::NEAR_ROUTER_V6.into(), 0),
+    };
+    let mut command = near.command(BINARY);
+    command.args(["relay", &listen.to_string(), stage.hop().address()]);
+    command.args(["--engine", stage.engine()]);
+    let front = Hop::spawn(&mut command);
+    let client = stage.client().enter(|| Peer::connect(front.address()));
+    let connection = Connection {
+        client: client.expect("entered"),
+        server: stage.target().accept(),
+    };
+    if stage.splices() {
+        until("both pairs are spliced", || {
+            front.are_spliced(1) && stage.hop().are_spliced(1)
+        });
+    } else {
+        connection.moves_a_byte(Side::Client);
+    }
+    narrow();
+    move_some(&connection, BYTES);
+    until("both pairs have ended", || {
+        front.connections() == 1 && stage.hop().connections() == 1
+    });
+}
+
+fn a_router_behind_two_relays_lowers_its_mtu(stage: &Stage) {
+    with_a_relay_in_front(stage, || narrow(cable_beyond(stage, Side::Server)));
+}
+
+fn the_device_of_a_relay_behind_another_gets_a_lower_mtu(stage: &Stage) {
+    with_a_relay_in_front(stage, || narrow(cable_of_the_relay(stage, Side::Server)));
+}
+
+fn the_device_of_a_relay_before_another_gets_a_lower_mtu(stage: &Stage) {
+    with_a_relay_in_front(stage, || narrow(cable_beyond(stage, Side::Client)));
 }
 
 with_each_engine!(a_router_towards_the_server_lowers_its_mtu, routed);
 with_each_engine!(a_router_towards_the_client_lowers_its_mtu, routed);
-with_each_engine!(the_relays_device_gets_a_lower_mtu);
+with_each_engine!(the_relays_device_towards_the_server_gets_a_lower_mtu);
+with_each_engine!(the_relays_device_towards_the_client_gets_a_lower_mtu);
+with_each_engine!(several_links_lower_their_mtu, routed);
+with_each_engine!(a_path_is_narrow_from_the_beginning, routed);
+with_each_engine!(a_link_towards_the_server_loses_what_is_too_long, routed);
+with_each_engine!(a_link_towards_the_client_loses_what_is_too_long, routed);
+with_each_engine!(a_router_behind_two_relays_lowers_its_mtu, routed);
+with_each_engine!(
+    the_device_of_a_relay_behind_another_gets_a_lower_mtu,
+    routed
+);
+with_each_engine!(
+    the_device_of_a_relay_before_another_gets_a_lower_mtu,
+    routed
+);

@@ -127,7 +127,7 @@ impl Segment {
 }
 
 /// RFC 1071.
-fn checksum(bytes: &[u8]) -> u16 {
+pub(super) fn checksum(bytes: &[u8]) -> u16 {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let words = pairs.iter().map(|pair| u16::from_be_bytes(*pair));
     let mut sum: u32 = words.map(u32::from).sum();

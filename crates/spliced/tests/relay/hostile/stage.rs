@@ -31,8 +31,8 @@ pub(super) struct Stage {
     hops: Option<Hops>,
     server: Server,
     hop: Hop,
-    /// Whether the engine translates segments.
-    splices: bool,
+    engine: String,
+    family: Family,
     at_client: Forger,
     at_server: Forger,
 }
@@ -90,7 +90,8 @@ impl Stage {
         command.args(["--engine", engine]);
         Self {
             hop: Hop::spawn(&mut command),
-            splices: engine != "copy",
+            engine: engine.to_owned(),
+            family,
             at_client: Forger::in_namespace(client_side, family),
             at_server: Forger::in_namespace(server_side, family),
             lab,
@@ -115,6 +116,27 @@ impl Stage {
         hops.map_or_else(|| self.lab.server(), |hops| &hops.far)
     }
 
+    pub(super) fn hop(&self) -> &Hop {
+        &self.hop
+    }
+
+    pub(super) fn target(&self) -> &Server {
+        &self.server
+    }
+
+    pub(super) fn family(&self) -> Family {
+        self.family
+    }
+
+    pub(super) fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Whether the engine translates segments.
+    pub(super) fn splices(&self) -> bool {
+        self.engine != "copy"
+    }
+
     pub(super) fn forger(&self, side: Side) -> &Forger {
         match side {
             Side::Client => &self.at_client,
@@ -131,7 +153,7 @@ impl Stage {
             server: self.server.accept(),
         });
         let connections: Vec<_> = connections.collect();
-        if self.splices {
+        if self.splices() {
             until("the connections are spliced", || {
                 self.hop.are_spliced(count)
             });

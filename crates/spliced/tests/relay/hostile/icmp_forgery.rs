@@ -1,0 +1,84 @@
+//! Forged ICMP errors: a connection survives them as it does with `copy`, also those whose sender knows what is on its
+//! way (RFC 5927).
+
+use super::crowd::Crowd;
+use super::forger::Forger;
+use super::icmp::IcmpError;
+use super::segment::Segment;
+use super::stage::{IN_ORDER, Stage};
+use crate::peer::exchange;
+use crate::random::Random;
+
+const BYTES: u64 = 1 << 20;
+const ERRORS: usize = 2000;
+
+/// Types that are an error, of either version of IP.
+const KINDS: [&[u8]; 2] = [&[3, 4, 5, 11, 12], &[1, 2, 3, 4]];
+
+/// Path MTUs below what IP allows (68, 1280), and above what the connection uses.
+const SILLY_MTUS: [u16; 6] = [0, 1, 68, 552, 1279, u16::MAX];
+
+/// What the relay may have sent last to the end that `next` is of.
+fn answer_to(next: Segment) -> Segment {
+    Segment {
+        from: next.to,
+        to: next.from,
+        seq: next.ack,
+        ack: next.seq,
+        ..next
+    }
+}
+
+fn survives(stage: &Stage, attack: impl Fn(&Forger, Segment)) {
+    let crowd = Crowd::on(stage, &[()]);
+    crowd.attack(|(), forger, next| attack(forger, answer_to(next)));
+    crowd.check(|_, connection| {
+        connection.stays_quiet();
+        exchange(&connection.client, &connection.server, 44, BYTES, BYTES);
+    });
+    crowd.close(IN_ORDER);
+}
+
+fn errors_that_know_the_next_number_end_nothing(stage: &Stage) {
+    survives(stage, |forger, segment| {
+        // First, since the relay passes on only so many.
+        for mtu in SILLY_MTUS {
+            forger.send_error(&IcmpError::too_big(segment.clone(), mtu));
+        }
+        let kinds = KINDS[usize::from(segment.from.is_ipv6())];
+        for kind in kinds {
+            for code in 0..16 {
+                forger.send_error(&IcmpError {
+                    kind: *kind,
+                    code,
+                    ..IcmpError::too_big(segment.clone(), 0)
+                });
+            }
+        }
+    });
+}
+
+fn errors_about_anything_end_nothing(stage: &Stage) {
+    survives(stage, |forger, segment| {
+        let mut random = Random::of_run(45);
+        for _ in 0..ERRORS {
+            let mut segment = segment.clone();
+            match random.below(4) {
+                0 => segment.from.set_port(random.next() as u16),
+                1 => segment.to.set_port(random.next() as u16),
+                2 => segment.seq = random.next() as u32,
+                _ => {}
+            }
+            forger.send_error(&IcmpError {
+                kind: random.next() as u8 % 16,
+                code: random.next() as u8 % 16,
+                mtu: random.next() as u16,
+                quoted_bytes: random.below(80) as usize,
+                segment,
+            });
+        }
+    });
+}
+
+with_each_engine!(errors_that_know_the_next_number_end_nothing);
+with_each_engine!(errors_about_anything_end_nothing);
