@@ -57,6 +57,7 @@ mod hops;
 mod icmp;
 mod icmp_forgery;
 mod path_mtu;
+mod path_mtu_time;
 mod patience;
 mod reset;
 mod segment;

@@ -22,13 +22,13 @@ const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
 
 /// Both ends of a cable: a veth drops what is longer than its own MTU when it comes in (`is_skb_forwardable`).
-fn narrow(ends: [(&Namespace, &str); 2]) {
+pub(super) fn narrow(ends: [(&Namespace, &str); 2]) {
     for (namespace, device) in ends {
         set_mtu(namespace, device, SMALL_MTU);
     }
 }
 
-fn set_mtu(namespace: &Namespace, device: &str, mtu: u32) {
+pub(super) fn set_mtu(namespace: &Namespace, device: &str, mtu: u32) {
     ip(namespace, &format!("link set {device} mtu {mtu}"));
 }
 
@@ -55,7 +55,7 @@ fn goes_on(stage: &Stage, narrow: impl FnOnce()) {
 }
 
 /// The cable between the router on this side and the host behind it.
-fn cable_beyond(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
+pub(super) fn cable_beyond(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
     let (router, host) = match side {
         Side::Client => (stage.lab().client(), stage.client()),
         Side::Server => (stage.lab().server(), stage.server()),
@@ -64,7 +64,7 @@ fn cable_beyond(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
 }
 
 /// The cable between the relay and what stands on this side.
-fn cable_of_the_relay(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
+pub(super) fn cable_of_the_relay(stage: &Stage, side: Side) -> [(&Namespace, &str); 2] {
     let lab = stage.lab();
     match side {
         Side::Client => [(lab.relay(), Lab::TO_CLIENT), (lab.client(), Lab::TO_RELAY)],
@@ -178,6 +178,26 @@ fn the_device_of_a_relay_before_another_gets_a_lower_mtu(stage: &Stage) {
     with_a_relay_in_front(stage, || narrow(cable_beyond(stage, Side::Client)));
 }
 
+/// The error comes in on lo, from an address of this host to another. The client's segments are super-packets of lo.
+fn a_client_on_the_relays_host_hears_of_it(stage: &Stage) {
+    // Only by name is it told to send segments that the path takes.
+    let is_spliced = stage.engine() == "segment";
+    let connect = || Peer::connect(stage.hop().address());
+    let client = stage.lab().relay().enter(connect).expect("entered");
+    let connection = Connection {
+        client,
+        server: stage.target().accept(),
+    };
+    connection.moves_a_byte(Side::Client);
+    if is_spliced {
+        until("it is spliced", || stage.hop().are_spliced(1));
+    }
+    narrow(cable_beyond(stage, Side::Server));
+    move_some(&connection, BYTES);
+    stage.expect_ended(1, IN_ORDER);
+}
+
+with_each_engine!(a_client_on_the_relays_host_hears_of_it, routed);
 with_each_engine!(a_router_towards_the_server_lowers_its_mtu, routed);
 with_each_engine!(a_router_towards_the_client_lowers_its_mtu, routed);
 with_each_engine!(the_relays_device_towards_the_server_gets_a_lower_mtu);
