@@ -202,7 +202,6 @@ impl SegmentChangeOverSide {
             &self.room_end,
             &self.seen_device,
             &self.seen_hops,
-            &self.errors_until,
         ] {
             word.store(0, Relaxed);
         }

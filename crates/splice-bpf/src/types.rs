@@ -678,7 +678,7 @@ pub struct SegmentChangeOverSide {
     pub room_end: AtomicU32,
     pub seen_device: AtomicU32,
     pub seen_hops: AtomicU32,
-    pub errors_until: AtomicU32,
+    pub _reserved: AtomicU32,
 }
 
 const _: () = assert!(size_of::<SegmentChangeOverSide>() == 32);
@@ -697,6 +697,18 @@ const _: () = assert!(size_of::<SegmentChangeOver>() == 64);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for SegmentChangeOver {}
+
+/// `struct segment_errors`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SegmentErrors {
+    pub until: [AtomicU32; 2],
+}
+
+const _: () = assert!(size_of::<SegmentErrors>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for SegmentErrors {}
 
 /// `struct segment_gate`.
 #[derive(Debug, Default)]

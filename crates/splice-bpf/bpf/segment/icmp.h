@@ -132,13 +132,13 @@ static __always_inline bool is_before_border(__u32 slot, __u32 from, __u32 seq)
 static __always_inline bool may_tell(__u32 slot, __u32 to)
 {
 	const __u32 most = ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS;
-	struct segment_change_over *change_over = change_over_of(slot);
+	struct segment_errors *errors = bpf_map_lookup_elem(&segment_errors, &slot);
 	__u32 now = ticks_of(bpf_ktime_get_ns()), ahead;
 	__u32 *until;
 
-	if (!change_over)
+	if (!errors)
 		return false;
-	until = &change_over->side[to & 1].errors_until;
+	until = &errors->until[to & 1];
 	ahead = READ_ONCE(*until) - now;
 	/* It is over, or of a former flow. */
 	if (ahead > most)

@@ -43,6 +43,15 @@ struct {
 	__type(value, struct segment_change_over);
 } segment_change_overs SEC(".maps");
 
+/* At the index of its flow, also of a forwarded one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FLOWS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct segment_errors);
+} segment_errors SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -221,7 +221,7 @@ struct segment_released {
 	__u32 serial[SEGMENT_RELEASED_MOST];
 };
 
-/* What is known of one peer from WATCH to the end of OVERLAP, and how many ICMP errors it may get. */
+/* What is known of one peer from WATCH to the end of OVERLAP. */
 struct segment_change_over_side {
 	/* user space writes it before OVERLAP */
 	__u32 clock;		/* TSval of the socket that the other peer talks to, at time 0 */
@@ -233,11 +233,10 @@ struct segment_change_over_side {
 	__u32 room_end;		/* end of the window that it announces now: want of memory may take it back */
 	__u32 seen_device;
 	__u32 seen_hops;	/* TTL of the last segment that was noted */
-	/* not of the change-over: ICMP errors are as rare, and take no room in segment_side */
-	__u32 errors_until;	/* how far the ICMP errors that this peer got have used up its share; in ticks */
+	__u32 reserved;
 };
 
-/* The change-over of the flow with the same index; no segment of a flow that is spliced touches it. */
+/* The change-over of the flow with the same index; a flow that is spliced does not touch it. */
 struct segment_change_over {
 	struct segment_change_over_side side[2];
 };
@@ -246,6 +245,11 @@ _Static_assert(sizeof(struct segment_change_over) == 64, "a change-over is one c
 
 /* How far `promised` and `first_ack` may fall behind, in bytes: a window is no larger (RFC 7323). */
 #define SEGMENT_ACK_REACH (1U << 30)
+
+/* Of the flow with the same index: ICMP errors are rare, and take no room in it. */
+struct segment_errors {
+	__u32 until[2];		/* how far the errors that each peer got have used up its share; in ticks */
+};
 
 /* Shared by all flows. */
 struct segment_gate {

@@ -22,6 +22,8 @@ use super::patience::Settings;
 use crate::firewall::Firewall;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
+#[cfg(test)]
+use splice_bpf::types::SegmentErrors;
 use splice_bpf::types::{
     SegmentChangeOver, SegmentEnd, SegmentFlow, SegmentGate, SegmentInspection, SegmentListener,
     SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
@@ -63,6 +65,8 @@ pub(crate) struct Datapath {
     flows: SharedArray<SegmentFlow>,
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
+    #[cfg(test)]
+    errors: SharedArray<SegmentErrors>,
     gate: SharedArray<SegmentGate>,
     listeners: Map,
     routes: Map,
@@ -153,6 +157,7 @@ impl Datapath {
         let slots = PAIRS + forward_slots;
         let object = load("segment", objects::SEGMENT, |opened| {
             opened.resize("segment_flows", slots)?;
+            opened.resize("segment_errors", slots)?;
             opened.resize("segment_tuples", PAIRS + slots)?;
             opened.resize("segment_free", slots)
         })?;
@@ -162,6 +167,8 @@ impl Datapath {
             ingress: object.program("segment_ingress")?,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
+            #[cfg(test)]
+            errors: object.map("segment_errors")?.share_values()?,
             gate: object.map("segment_gates")?.share_values()?,
             listeners: object.map("segment_listeners")?,
             routes: object.map("segment_routes")?,
@@ -405,6 +412,12 @@ impl Datapath {
     /// How many flows have sockets that may still send.
     pub(super) fn awake(&self) -> &AtomicU32 {
         &self.gate.at(0).awake
+    }
+
+    /// The ICMP errors that the peers of a flow got.
+    #[cfg(test)]
+    pub(super) fn errors(&self, slot: u32) -> &SegmentErrors {
+        self.errors.at(slot as usize)
     }
 
     pub(super) fn change_over(&self, slot: u32) -> &SegmentChangeOver {

@@ -17,6 +17,8 @@ use crate::segment::hop::Hop;
 /// Above the least that IPv6 allows (1280).
 const SMALL_MTU: u32 = 1300;
 const SMALLER_MTU: u32 = 1290;
+/// What fits an Ethernet, by IPv4 and by IPv6.
+const ANNOUNCED_BYTES: [(&str, u32); 2] = [("-4", 1460), ("-6", 1440)];
 
 const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
@@ -72,6 +74,21 @@ pub(super) fn cable_of_the_relay(stage: &Stage, side: Side) -> [(&Namespace, &st
     }
 }
 
+/// The cables of both hosts are narrow, but the hosts announce as much as before.
+fn narrow_unannounced(stage: &Stage) {
+    for side in Side::BOTH {
+        let cable = cable_beyond(stage, side);
+        narrow(cable);
+        let [_, (host, _)] = cable;
+        for (version, announced) in ANNOUNCED_BYTES {
+            let route = ip(host, &format!("{version} route show default"));
+            let route = route.lines().next().expect("one").trim();
+            let change = format!("{version} route change {route} advmss {announced}");
+            ip(host, &change);
+        }
+    }
+}
+
 fn a_router_towards_the_server_lowers_its_mtu(stage: &Stage) {
     goes_on(stage, || narrow(cable_beyond(stage, Side::Server)));
 }
@@ -100,14 +117,27 @@ fn several_links_lower_their_mtu(stage: &Stage) {
     });
 }
 
-/// Nobody knows of it when a connection changes over: the handshakes were short, and the two hosts announce what their
-/// own devices take.
+/// Nobody knows of it when a connection changes over: its handshakes were short.
 fn a_path_is_narrow_from_the_beginning(stage: &Stage) {
-    for side in Side::BOTH {
-        let [router, _] = cable_beyond(stage, side);
-        set_mtu(router.0, router.1, SMALL_MTU);
-    }
+    narrow_unannounced(stage);
     goes_on(stage, || {});
+}
+
+/// Streams begin at once: the relay's sockets learn of the path before or while the pair changes over, or its peers do
+/// afterwards.
+fn a_path_is_narrow_for_streams_that_begin_at_once(stage: &Stage) {
+    narrow_unannounced(stage);
+    for _ in 0..CONNECTIONS {
+        let client = stage
+            .client()
+            .enter(|| Peer::connect(stage.hop().address()));
+        let connection = Connection {
+            client: client.expect("entered"),
+            server: stage.target().accept(),
+        };
+        move_some(&connection, 8 * BYTES);
+    }
+    stage.expect_ended(CONNECTIONS, IN_ORDER);
 }
 
 /// A link drops what is too long and tells nobody: a veth of which the receiving end has the smaller MTU. Every sender
@@ -204,6 +234,7 @@ with_each_engine!(the_relays_device_towards_the_server_gets_a_lower_mtu);
 with_each_engine!(the_relays_device_towards_the_client_gets_a_lower_mtu);
 with_each_engine!(several_links_lower_their_mtu, routed);
 with_each_engine!(a_path_is_narrow_from_the_beginning, routed);
+with_each_engine!(a_path_is_narrow_for_streams_that_begin_at_once, routed);
 with_each_engine!(a_link_towards_the_server_loses_what_is_too_long, routed);
 with_each_engine!(a_link_towards_the_client_loses_what_is_too_long, routed);
 with_each_engine!(a_router_behind_two_relays_lowers_its_mtu, routed);

@@ -112,8 +112,8 @@ impl Scene {
 
     /// Nobody has got an error yet.
     fn forget_errors(&self) {
-        for side in &self.datapath.change_over(0).side {
-            side.errors_until.store(0, Relaxed);
+        for until in &self.datapath.errors(0).until {
+            until.store(0, Relaxed);
         }
     }
 
@@ -122,8 +122,7 @@ impl Scene {
         let ticks = (ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS) as u32;
         let until = (now_ns() >> 20) as u32;
         let until = until.wrapping_add(ticks).wrapping_add(more_ticks);
-        let side = &self.datapath.change_over(0).side[side];
-        side.errors_until.store(until, Relaxed);
+        self.datapath.errors(0).until[side].store(until, Relaxed);
     }
 
     /// What the sender gets to read.
