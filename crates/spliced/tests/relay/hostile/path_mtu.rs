@@ -234,7 +234,33 @@ with_each_engine!(the_relays_device_towards_the_server_gets_a_lower_mtu);
 with_each_engine!(the_relays_device_towards_the_client_gets_a_lower_mtu);
 with_each_engine!(several_links_lower_their_mtu, routed);
 with_each_engine!(a_path_is_narrow_from_the_beginning, routed);
-with_each_engine!(a_path_is_narrow_for_streams_that_begin_at_once, routed);
+
+/// Not by name: that refuses a pair whose socket has learned of a smaller path MTU, and resets it.
+mod a_path_is_narrow_for_streams_that_begin_at_once {
+    use super::super::stage::{Family, Stage};
+    use super::a_path_is_narrow_for_streams_that_begin_at_once as case;
+
+    #[test]
+    fn copy_v4() {
+        Stage::routed("copy", Family::V4, case);
+    }
+
+    #[test]
+    fn copy_v6() {
+        Stage::routed("copy", Family::V6, case);
+    }
+
+    #[test]
+    fn auto_v4() {
+        Stage::routed("auto", Family::V4, case);
+    }
+
+    #[test]
+    fn auto_v6() {
+        Stage::routed("auto", Family::V6, case);
+    }
+}
+
 with_each_engine!(a_link_towards_the_server_loses_what_is_too_long, routed);
 with_each_engine!(a_link_towards_the_client_loses_what_is_too_long, routed);
 with_each_engine!(a_router_behind_two_relays_lowers_its_mtu, routed);
