@@ -276,6 +276,7 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_HOPS_EXCEEDED);
 		return DROP;
 	}
+	/* What was learned from it is as if the device had lost it. */
 	if (is_long(skb)) {
 		verdict = refuse_size(skb, &s, at.flow, at.side, s.out_device);
 		if (verdict != NEXT)

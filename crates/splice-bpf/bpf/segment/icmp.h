@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * ICMP errors about segments that were translated (RFC 792, RFC 4443). Routers send them to the relay, which has no
- * socket that has sent these. They go on to the peer that has sent the segment, and quote it as that peer has sent it.
- * Their source becomes the relay's address that this peer talks to: a path need not let the router's address through,
+ * socket that has sent these. They go on to the peer that has sent the segment, with the addresses, ports and number
+ * that it knows; what is quoted beyond that stays as it is, and so does a wrong checksum. Their source becomes the relay's address that this peer talks to: a path need not let the router's address through,
  * and the peer has nothing to do with the server's.
  *
  * What is too long for the relay's own device gets such an error from here: bpf_redirect_neigh sends without a look at
@@ -13,17 +13,28 @@
 
 #include "lib/checksum.h"
 #include "segment/forward.h"
+#include "segment/overlap.h"
 
 #define ICMP_UNREACHABLE 3
-#define ICMP_PROTOCOL_CODE 2
-#define ICMP_PORT_CODE 3
 #define ICMP_TOO_BIG_CODE 4
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETER_PROBLEM 12
 #define ICMPV6_UNREACHABLE 1
-#define ICMPV6_PORT_CODE 4
 #define ICMPV6_TOO_BIG 2
 #define ICMPV6_PARAMETER_PROBLEM 4
+
+/*
+ * Errors that say that nothing will ever get through, by their code, one bit each: those that icmp_err_convert and
+ * tab_unreach (net/ipv4/icmp.c, net/ipv6/icmp.c) call fatal. A parameter problem is one, too.
+ */
+#define ICMP_FATAL_CODES 0xe7ccU
+#define ICMPV6_FATAL_CODES 0x72U
+
+/*
+ * A server uses a path MTU for all its connections to the relay, so one client's path must not make it smaller than
+ * any link of IPv6 (RFC 8200, 5).
+ */
+#define LEAST_SERVER_MTU 1280
 
 /* No sender goes below this path MTU (`ip_rt_min_pmtu`), so shorter segments need not be compared with one. */
 #define LEAST_PATH_MTU 552
@@ -32,8 +43,8 @@
 #define OWN_HOPS 64
 
 /*
- * A peer gets so many errors at once, and one more in each interval, so that nobody floods it by way of the relay. The
- * kernel bounds errors in the same way (`icmp_global_allow`, `inet_peer_xrlim_allow`), but not those of path MTUs: here
+ * For each connection a peer gets so many errors at once, and one more in each interval, so that nobody floods it by way
+ * of the relay. The kernel bounds errors in the same way (`icmp_global_allow`, `inet_peer_xrlim_allow`), but not those of path MTUs: here
  * they count as well, since a single one of them has the sender repeat all that was too long. One interval is shorter
  * than a retransmission timer (TCP_RTO_MIN), so none waits for another error than the first.
  */
@@ -104,8 +115,11 @@ struct icmp_error {
 	struct segment_tuple segment;
 	__u32 seq;		/* of the quoted segment; then as its sender has sent it */
 	__u32 out_device;
-	__u32 refuses;		/* the server cannot be reached */
-	__u32 is_hard;		/* RFC 1122, 4.2.3.9: ends a connection */
+	__u32 hops;		/* that it may still take */
+	__u32 mtu;		/* where the segment was too big */
+	__u8 too_big;
+	__u8 refuses;		/* the server cannot be reached */
+	__u8 is_fatal;		/* a peer may take it for the end (RFC 1122, 4.2.3.9) */
 };
 
 enum icmp_way {
@@ -115,14 +129,22 @@ enum icmp_way {
 };
 
 /*
- * Whether a segment of a pair went by the sockets, in OVERLAP.
- * @slot, @from: index of its flow, and the side of its sender. @seq: its number, as its sender has sent it.
+ * Whether a segment of a pair has been translated, or may have been: then its sender is meant, and else the relay's
+ * socket, also that of a later connection.
+ * @flow, @slot: its flow, and the flow's index. @from: the side of its sender. @seq: its number, as its sender has
+ * sent it.
  */
-static __always_inline bool is_before_border(__u32 slot, __u32 from, __u32 seq)
+static __always_inline bool was_translated(const struct segment_flow *flow, __u32 slot, __u32 from, __u32 seq)
 {
-	struct segment_change_over *change_over = change_over_of(slot);
+	__u32 state = load_acquire(&flow->state);
+	struct segment_change_over *change_over;
 
-	return !change_over || after(change_over->side[from & 1].border, seq);
+	if (state == SEGMENT_SPLICED)
+		return true;
+	if (state != SEGMENT_OVERLAP || bpf_ktime_get_ns() > flow->deadline_ns || !is_past(&flow->side[from & 1]))
+		return false;
+	change_over = change_over_of(slot);
+	return change_over && !after(socket_end(&change_over->side[from & 1]), seq);
 }
 
 /*
@@ -158,8 +180,8 @@ __noinline int judge_error(struct icmp_error *e)
 	struct segment_place at = {};
 	struct segment_flow *flow;
 	struct segment_side *sender, *other;
-	__u32 state, oldest;
-	bool is_known;
+	__u32 state, oldest, from, seq;
+	bool is_known = true;
 
 	if (!e)
 		return ICMP_UP;
@@ -168,27 +190,21 @@ __noinline int judge_error(struct icmp_error *e)
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
 	if (!flow || flow->serial != at.serial)
 		return ICMP_UP;
-	sender = &flow->side[!(at.side & 1)];
+	from = !(at.side & 1);
+	sender = &flow->side[from & 1];
 	other = &flow->side[at.side & 1];
 	state = load_acquire(&flow->state);
-	e->seq -= sender->seq_delta;
-	is_known = marks(sender) & SEGMENT_NOTED;
-	if (!is_forwarded(flow)) {
-		/* The relay's own socket has sent it, or may have. */
-		if (!is_past(sender) ||
-		    (state == SEGMENT_OVERLAP && is_before_border(at.flow, !(at.side & 1), e->seq)))
-			return ICMP_UP;
-		if (state == SEGMENT_OVERLAP)
-			state = SEGMENT_SPLICED;
-		is_known = true;
-	}
-	/* Not one that is open (RFC 5927, 5.2). The relay's socket would not take it for an end; the peer might. */
-	if (state != SEGMENT_OPENING && e->is_hard)
+	seq = e->seq - sender->seq_delta;
+	if (is_forwarded(flow))
+		is_known = (state == SEGMENT_OPENING || state == SEGMENT_SPLICED) && (marks(sender) & SEGMENT_NOTED);
+	else if (!was_translated(flow, at.flow, from, seq))
+		return ICMP_UP;
+	/* None that may end a connection which is open (RFC 5927, 5.2): the relay's socket would keep it. */
+	if ((e->is_fatal && state != SEGMENT_OPENING) || (e->too_big && from && e->mtu < LEAST_SERVER_MTU))
 		return ICMP_NOWHERE;
 	/* A SYN counts as acknowledged from the beginning. */
 	oldest = (__u32)READ_ONCE(sender->acked) - (state == SEGMENT_OPENING);
-	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !is_known ||
-	    after(oldest, e->seq) || after(e->seq, high_seq(sender)) || !may_tell(at.flow, !(at.side & 1)))
+	if (!is_known || after(oldest, seq) || after(seq, high_seq(sender)) || e->hops <= 1 || !may_tell(at.flow, from))
 		return ICMP_NOWHERE;
 	/* The client hears of it. Should it try again nevertheless, its SYN opens the connection anew. */
 	if (state == SEGMENT_OPENING && e->refuses && (at.side & 1)) {
@@ -196,6 +212,7 @@ __noinline int judge_error(struct icmp_error *e)
 		prolong(flow, 0);
 		leave_opening(flow, SEGMENT_TIME_WAIT);
 	}
+	e->seq = seq;
 	reverse(&other->out, &e->segment);
 	e->out_device = other->out_device;
 	return ICMP_ON;
@@ -222,12 +239,16 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	e.segment.source_port = p->tcp.destination;
 	e.segment.destination_port = p->tcp.source;
 	e.seq = bpf_ntohl(p->tcp.seq);
-	e.refuses = p->icmp.type == ICMP_UNREACHABLE && p->icmp.code != ICMP_TOO_BIG_CODE;
-	e.is_hard = e.refuses && (p->icmp.code == ICMP_PROTOCOL_CODE || p->icmp.code == ICMP_PORT_CODE);
+	e.hops = p->ip.ttl;
+	e.too_big = p->icmp.type == ICMP_UNREACHABLE && p->icmp.code == ICMP_TOO_BIG_CODE;
+	e.mtu = bpf_ntohl(p->icmp.rest) & 0xffff;
+	e.refuses = p->icmp.type == ICMP_UNREACHABLE && !e.too_big;
+	e.is_fatal = p->icmp.type == ICMP_PARAMETER_PROBLEM ||
+		     (e.refuses && (ICMP_FATAL_CODES >> (p->icmp.code & 15) & 1));
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
-	if (way == ICMP_NOWHERE || p->ip.ttl <= 1) {
+	if (way == ICMP_NOWHERE) {
 		count(SEGMENT_ICMP_REFUSED);
 		return DROP;
 	}
@@ -256,7 +277,9 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	p->ip.saddr = e.segment.destination[3];
 	p->ip.daddr = e.segment.source[3];
 	p->ip.check = csum_fold(csum_change(sum, 0, (__u16)~p->ip.check));
-	if (bpf_skb_store_bytes(skb, ETH_HLEN, p, sizeof(*p), BPF_F_RECOMPUTE_CSUM)) {
+	/* A priority is for this link. */
+	if (bpf_skb_store_bytes(skb, ETH_HLEN, p, sizeof(*p), BPF_F_RECOMPUTE_CSUM) ||
+	    (skb->vlan_present && bpf_skb_vlan_pop(skb))) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
@@ -292,12 +315,16 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 	e.segment.source_port = p->tcp.destination;
 	e.segment.destination_port = p->tcp.source;
 	e.seq = bpf_ntohl(p->tcp.seq);
+	e.hops = p->ip.hop_limit;
+	e.too_big = p->icmp.type == ICMPV6_TOO_BIG;
+	e.mtu = bpf_ntohl(p->icmp.rest);
 	e.refuses = p->icmp.type == ICMPV6_UNREACHABLE;
-	e.is_hard = e.refuses && p->icmp.code == ICMPV6_PORT_CODE;
+	e.is_fatal = p->icmp.type == ICMPV6_PARAMETER_PROBLEM ||
+		     (e.refuses && (ICMPV6_FATAL_CODES >> (p->icmp.code & 15) & 1));
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
-	if (way == ICMP_NOWHERE || p->ip.hop_limit <= 1) {
+	if (way == ICMP_NOWHERE) {
 		count(SEGMENT_ICMP_REFUSED);
 		return DROP;
 	}
@@ -313,7 +340,9 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 	now = SUM_OF(&p->ip.saddr, ADDRESSES, SUM_OF(&p->quoted.saddr, ADDRESSES + sizeof(p->tcp), 0));
 	p->icmp.check = csum_fold(csum_change((__u16)~p->icmp.check, before, now));
 	p->ip.hop_limit--;
-	if (bpf_skb_store_bytes(skb, ETH_HLEN, p, sizeof(*p), BPF_F_RECOMPUTE_CSUM)) {
+	/* A priority is for this link. */
+	if (bpf_skb_store_bytes(skb, ETH_HLEN, p, sizeof(*p), BPF_F_RECOMPUTE_CSUM) ||
+	    (skb->vlan_present && bpf_skb_vlan_pop(skb))) {
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
@@ -326,7 +355,7 @@ static __always_inline int pass_error(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
-	if (skb->vlan_present || skb->pkt_type != PACKET_HOST)
+	if (is_in_vlan(skb) || skb->pkt_type != PACKET_HOST)
 		return NEXT;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = data + ETH_HLEN;
@@ -417,8 +446,12 @@ __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot,
 
 	if (bpf_check_mtu(skb, device, &mtu, 0, BPF_MTU_CHK_SEGS) <= 0)
 		return NEXT;
-	/* One that has an option in between is dropped only: its sender repeats it in shorter ones. */
-	if (!s || !b || s->jumbo || !may_tell(slot, from))
+	count(SEGMENT_TOO_BIG);
+	/*
+	 * Who forges one uses up nothing. One that has an option in between is dropped only: its sender repeats it in
+	 * shorter ones.
+	 */
+	if (!s || !b || !s->is_believed || s->jumbo || !may_tell(slot, from))
 		return DROP;
 	__builtin_memset(b, 0, sizeof(*b));
 	headers = s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
@@ -433,7 +466,6 @@ __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot,
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	}
-	count(SEGMENT_TOO_BIG);
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 

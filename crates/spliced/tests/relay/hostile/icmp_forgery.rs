@@ -1,8 +1,11 @@
 //! Forged ICMP errors: a connection survives them as it does with `copy`, also those whose sender knows what is on its
 //! way (RFC 5927).
 
+use std::fmt::Debug;
+
+use splice_bpf::types::segment_reason as reason;
+
 use super::crowd::Crowd;
-use super::forger::Forger;
 use super::icmp::IcmpError;
 use super::segment::Segment;
 use super::stage::{IN_ORDER, Stage};
@@ -29,9 +32,7 @@ fn answer_to(next: Segment) -> Segment {
     }
 }
 
-fn survives(stage: &Stage, attack: impl Fn(&Forger, Segment)) {
-    let crowd = Crowd::on(stage, &[()]);
-    crowd.attack(|(), forger, next| attack(forger, answer_to(next)));
+fn survive<K: Copy + Debug + Sync>(crowd: Crowd<'_, K>) {
     crowd.check(|_, connection| {
         connection.stays_quiet();
         exchange(&connection.client, &connection.server, 44, BYTES, BYTES);
@@ -39,27 +40,38 @@ fn survives(stage: &Stage, attack: impl Fn(&Forger, Segment)) {
     crowd.close(IN_ORDER);
 }
 
+/// Each kind has a connection of its own, since the relay passes on only so many errors about one.
 fn errors_that_know_the_next_number_end_nothing(stage: &Stage) {
-    survives(stage, |forger, segment| {
-        // First, since the relay passes on only so many.
-        for mtu in SILLY_MTUS {
-            forger.send_error(&IcmpError::too_big(segment.clone(), mtu));
-        }
+    let kinds: Vec<_> = (0..KINDS[0].len().max(KINDS[1].len())).map(Some).collect();
+    let crowd = Crowd::on(stage, &[&kinds[..], &[None]].concat());
+    crowd.attack(|kind, forger, next| {
+        let segment = answer_to(next);
         let kinds = KINDS[usize::from(segment.from.is_ipv6())];
-        for kind in kinds {
-            for code in 0..16 {
-                forger.send_error(&IcmpError {
-                    kind: *kind,
-                    code,
-                    ..IcmpError::too_big(segment.clone(), 0)
-                });
+        let Some(kind) = kind else {
+            for mtu in SILLY_MTUS {
+                forger.send_error(&IcmpError::too_big(segment.clone(), mtu));
             }
+            return;
+        };
+        for code in (0..16).filter(|_| kind < kinds.len()) {
+            forger.send_error(&IcmpError {
+                kind: kinds[kind],
+                code,
+                ..IcmpError::too_big(segment.clone(), 0)
+            });
         }
     });
+    survive(crowd);
+    if stage.splices() {
+        assert!(stage.hop().counted(reason::ICMP_PASSED) > 0);
+        assert!(stage.hop().counted(reason::ICMP_REFUSED) > 0);
+    }
 }
 
 fn errors_about_anything_end_nothing(stage: &Stage) {
-    survives(stage, |forger, segment| {
+    let crowd = Crowd::on(stage, &[()]);
+    crowd.attack(|(), forger, next| {
+        let segment = answer_to(next);
         let mut random = Random::of_run(45);
         for _ in 0..ERRORS {
             let mut segment = segment.clone();
@@ -78,6 +90,10 @@ fn errors_about_anything_end_nothing(stage: &Stage) {
             });
         }
     });
+    survive(crowd);
+    if stage.splices() {
+        assert!(stage.hop().counted(reason::ICMP_REFUSED) > 0);
+    }
 }
 
 with_each_engine!(errors_that_know_the_next_number_end_nothing);

@@ -4,7 +4,8 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use netlab::{Lab, Namespace};
+use netlab::{Lab, Namespace, present};
+use splice_bpf::types::segment_reason as reason;
 
 use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
@@ -19,6 +20,11 @@ const SMALL_MTU: u32 = 1300;
 const SMALLER_MTU: u32 = 1290;
 /// What fits an Ethernet, by IPv4 and by IPv6.
 const ANNOUNCED_BYTES: [(&str, u32); 2] = [("-4", 1460), ("-6", 1440)];
+
+/// What a program counts.
+const TOLD_BY_A_ROUTER: &[u32] = &[reason::ICMP_PASSED];
+const TOLD_BY_THE_RELAY: &[u32] = &[reason::TOO_BIG];
+const TOLD_BY_BOTH: &[u32] = &[reason::ICMP_PASSED, reason::TOO_BIG];
 
 const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
@@ -38,8 +44,9 @@ fn move_some(connection: &Connection, bytes: u64) {
     exchange(&connection.client, &connection.server, 5, bytes, bytes);
 }
 
-/// One connection is idle when the path becomes narrower, and the others are full of bytes.
-fn goes_on(stage: &Stage, narrow: impl FnOnce()) {
+/// One connection is idle when the path becomes narrower, and the others are full of bytes. They stay spliced, and the
+/// program has counted these reasons.
+fn goes_on(stage: &Stage, reasons: &[u32], narrow: impl FnOnce()) {
     let connections = stage.connect(CONNECTIONS);
     let (idle, full) = connections.split_first().expect("several");
     thread::scope(|scope| {
@@ -54,6 +61,12 @@ fn goes_on(stage: &Stage, narrow: impl FnOnce()) {
         }
     });
     stage.expect_ended(connections.len(), IN_ORDER);
+    if stage.splices() {
+        stage.hop().expect_translated(connections.len());
+        for reason in reasons {
+            assert!(stage.hop().counted(*reason) > 0, "{reason}");
+        }
+    }
 }
 
 /// The cable between the router on this side and the host behind it.
@@ -74,59 +87,71 @@ pub(super) fn cable_of_the_relay(stage: &Stage, side: Side) -> [(&Namespace, &st
     }
 }
 
-/// The cables of both hosts are narrow, but the hosts announce as much as before.
-fn narrow_unannounced(stage: &Stage) {
-    for side in Side::BOTH {
-        let cable = cable_beyond(stage, side);
-        narrow(cable);
-        let [_, (host, _)] = cable;
-        for (version, announced) in ANNOUNCED_BYTES {
-            let route = ip(host, &format!("{version} route show default"));
-            let route = route.lines().next().expect("one").trim();
-            let change = format!("{version} route change {route} advmss {announced}");
-            ip(host, &change);
-        }
+/// The cable of a host is narrow, but the host announces as much as before. It sends no more than that itself.
+fn narrow_unannounced(stage: &Stage, side: Side) {
+    let cable = cable_beyond(stage, side);
+    narrow(cable);
+    let [_, (host, _)] = cable;
+    for (version, announced) in ANNOUNCED_BYTES {
+        let route = ip(host, &format!("{version} route show default"));
+        let route = route.lines().next().expect("one").trim();
+        let change = format!("{version} route change {route} advmss {announced}");
+        ip(host, &change);
     }
 }
 
 fn a_router_towards_the_server_lowers_its_mtu(stage: &Stage) {
-    goes_on(stage, || narrow(cable_beyond(stage, Side::Server)));
+    goes_on(stage, TOLD_BY_A_ROUTER, || {
+        narrow(cable_beyond(stage, Side::Server))
+    });
 }
 
 fn a_router_towards_the_client_lowers_its_mtu(stage: &Stage) {
-    goes_on(stage, || narrow(cable_beyond(stage, Side::Client)));
+    goes_on(stage, TOLD_BY_A_ROUTER, || {
+        narrow(cable_beyond(stage, Side::Client))
+    });
 }
 
 fn the_relays_device_towards_the_server_gets_a_lower_mtu(stage: &Stage) {
-    goes_on(stage, || narrow(cable_of_the_relay(stage, Side::Server)));
+    goes_on(stage, TOLD_BY_THE_RELAY, || {
+        narrow(cable_of_the_relay(stage, Side::Server))
+    });
 }
 
 fn the_relays_device_towards_the_client_gets_a_lower_mtu(stage: &Stage) {
-    goes_on(stage, || narrow(cable_of_the_relay(stage, Side::Client)));
+    goes_on(stage, TOLD_BY_THE_RELAY, || {
+        narrow(cable_of_the_relay(stage, Side::Client))
+    });
 }
 
-/// Each peer learns of one MTU after the other.
-fn several_links_lower_their_mtu(stage: &Stage) {
-    goes_on(stage, || {
-        for side in Side::BOTH {
-            narrow(cable_of_the_relay(stage, side));
-            for (namespace, device) in cable_beyond(stage, side) {
-                set_mtu(namespace, device, SMALLER_MTU);
-            }
+/// A peer learns of one MTU after the other.
+fn several_links_lower_their_mtu(stage: &Stage, side: Side) {
+    goes_on(stage, TOLD_BY_BOTH, || {
+        narrow(cable_of_the_relay(stage, side));
+        for (namespace, device) in cable_beyond(stage, side) {
+            set_mtu(namespace, device, SMALLER_MTU);
         }
     });
 }
 
+fn several_links_towards_the_server_lower_their_mtu(stage: &Stage) {
+    several_links_lower_their_mtu(stage, Side::Server);
+}
+
+fn several_links_towards_the_client_lower_their_mtu(stage: &Stage) {
+    several_links_lower_their_mtu(stage, Side::Client);
+}
+
 /// Nobody knows of it when a connection changes over: its handshakes were short.
 fn a_path_is_narrow_from_the_beginning(stage: &Stage) {
-    narrow_unannounced(stage);
-    goes_on(stage, || {});
+    narrow_unannounced(stage, Side::Server);
+    goes_on(stage, TOLD_BY_A_ROUTER, || {});
 }
 
 /// Streams begin at once: the relay's sockets learn of the path before or while the pair changes over, or its peers do
 /// afterwards.
 fn a_path_is_narrow_for_streams_that_begin_at_once(stage: &Stage) {
-    narrow_unannounced(stage);
+    narrow_unannounced(stage, Side::Server);
     for _ in 0..CONNECTIONS {
         let client = stage
             .client()
@@ -143,6 +168,11 @@ fn a_path_is_narrow_for_streams_that_begin_at_once(stage: &Stage) {
 /// A link drops what is too long and tells nobody: a veth of which the receiving end has the smaller MTU. Every sender
 /// tries smaller segments in the end (`tcp_mtu_probing`).
 fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
+    let missing = netlab::program("ethtool").is_none();
+    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
+    if !present("ethtool", missing) {
+        return;
+    }
     let lab = stage.lab();
     for namespace in [lab.relay(), stage.client(), stage.server()] {
         let probing = namespace.set_sysctl("net.ipv4.tcp_mtu_probing", "1");
@@ -155,7 +185,7 @@ fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
         .args(["-K", device, "tso", "off", "gso", "off"])
         .status();
     assert!(off.expect("ethtool runs").success());
-    goes_on(stage, || set_mtu(router.0, router.1, SMALL_MTU));
+    goes_on(stage, &[], || set_mtu(router.0, router.1, SMALL_MTU));
 }
 
 fn a_link_towards_the_server_loses_what_is_too_long(stage: &Stage) {
@@ -232,7 +262,8 @@ with_each_engine!(a_router_towards_the_server_lowers_its_mtu, routed);
 with_each_engine!(a_router_towards_the_client_lowers_its_mtu, routed);
 with_each_engine!(the_relays_device_towards_the_server_gets_a_lower_mtu);
 with_each_engine!(the_relays_device_towards_the_client_gets_a_lower_mtu);
-with_each_engine!(several_links_lower_their_mtu, routed);
+with_each_engine!(several_links_towards_the_server_lower_their_mtu, routed);
+with_each_engine!(several_links_towards_the_client_lower_their_mtu, routed);
 with_each_engine!(a_path_is_narrow_from_the_beginning, routed);
 
 /// Not by name: that refuses a pair whose socket has learned of a smaller path MTU, and resets it.

@@ -29,6 +29,8 @@ const _: () = assert!(offset_of!(SegmentFlow, state) == 0);
 
 /// The table of flows.
 const FLOWS: &str = "segment_flows";
+/// Its counters, by the reason.
+const COUNTS: &str = "segment_counts";
 
 /// The offsets of the translated bytes of both sides of a flow.
 const PAYLOAD_BYTES_AT: [usize; 2] = {
@@ -156,6 +158,16 @@ impl Hop {
     pub(crate) fn translated_bytes(&self) -> u64 {
         translated_bytes(&self.relay)
     }
+
+    /// How often its program has counted a reason (`splice_bpf::types::segment_reason`).
+    pub(crate) fn counted(&self, reason: u32) -> u64 {
+        let counts = map_named(&self.relay, COUNTS).expect("the program is loaded");
+        let of_cpus = counts.lookup_percpu(&reason.to_ne_bytes(), MapFlags::ANY);
+        let of_cpus = of_cpus.expect("an array").expect("a reason");
+        let count =
+            |bytes: &Vec<u8>| u64::from_ne_bytes(bytes.as_slice().try_into().expect("eight bytes"));
+        of_cpus.iter().map(count).sum()
+    }
 }
 
 /// The counters of the BPF program of a relay. A slot keeps them until it is reused, which happens after all
@@ -175,7 +187,7 @@ pub(crate) fn translated_bytes(relay: &Relay) -> u64 {
 /// Reads all slots with one system call. Slot by slot it takes so long on a busy machine that the connections
 /// may have ended meanwhile.
 fn flows(relay: &Relay) -> Vec<Vec<u8>> {
-    let Some(map) = table(relay) else {
+    let Some(map) = map_named(relay, FLOWS) else {
         return Vec::new();
     };
     let all = map.max_entries();
@@ -185,9 +197,9 @@ fn flows(relay: &Relay) -> Vec<Vec<u8>> {
     flows
 }
 
-/// The table of flows: the map of that name among the descriptors of the process. With `auto` there is none
+/// The map of that name among those of the programs that the process has descriptors of. With `auto` there is none
 /// until a pair has asked for the engine.
-fn table(relay: &Relay) -> Option<MapHandle> {
+fn map_named(relay: &Relay, name: &str) -> Option<MapHandle> {
     let infos = relay.descriptor_infos();
     let ids: Vec<u32> = infos
         .iter()
@@ -199,7 +211,7 @@ fn table(relay: &Relay) -> Option<MapHandle> {
         .filter(|program| ids.contains(&program.id))
         .flat_map(|program| program.map_ids)
         .filter_map(|id| MapHandle::from_map_id(id).ok())
-        .find(|map| map.name() == FLOWS)
+        .find(|map| map.name() == name)
 }
 
 impl Drop for Hop {

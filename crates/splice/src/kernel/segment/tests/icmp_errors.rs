@@ -29,11 +29,30 @@ const SMALL_MTU: u32 = 1300;
 
 /// ICMP type and code of errors that go on, for IPv4 and IPv6.
 const SOFT: [&[(u8, u8)]; 2] = [
-    &[(3, 0), (3, 1), (3, 4), (3, 13), (11, 0), (12, 0)],
-    &[(1, 0), (1, 3), (2, 0), (3, 0), (4, 1)],
+    &[(3, 0), (3, 1), (3, 4), (3, 5), (3, 11), (3, 12), (11, 0)],
+    &[(1, 0), (1, 3), (2, 0), (1, 2), (3, 0)],
 ];
-/// The same of those that would end a connection.
-const HARD: [&[(u8, u8)]; 2] = [&[(3, 2), (3, 3)], &[(1, 4)]];
+/// The same of those that may end a connection.
+const FATAL: [&[(u8, u8)]; 2] = [
+    &[
+        (3, 2),
+        (3, 3),
+        (3, 6),
+        (3, 7),
+        (3, 8),
+        (3, 9),
+        (3, 10),
+        (3, 13),
+        (3, 14),
+        (3, 15),
+        (12, 0),
+    ],
+    &[(1, 1), (1, 4), (1, 5), (1, 6), (4, 0), (4, 1)],
+];
+/// Says that a segment was too big.
+const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
+/// `LEAST_SERVER_MTU` in `bpf/segment/icmp.h`.
+const LEAST_SERVER_MTU: u16 = 1280;
 
 /// A spliced pair with bytes on their way in both directions, which nobody has sent.
 struct Scene {
@@ -196,7 +215,7 @@ fn an_error_that_would_end_the_connection_goes_nowhere() {
     }
     for scene in Scene::both() {
         for side in 0..2 {
-            for kind in HARD[usize::from(!scene.is_v4)] {
+            for kind in FATAL[usize::from(!scene.is_v4)] {
                 let error = scene.error(side, *kind, scene.on_its_way(side).start);
                 assert_eq!(scene.verdict(side, &error), DROP, "{error:?}");
             }
@@ -308,9 +327,13 @@ fn a_peer_gets_few_errors_at_once() {
         });
         let passed = |side: usize| scene.feed(1 - side, &errors[side]).0 == REDIRECT;
         scene.forget_errors();
+        let began = (now_ns() >> 20) as u32;
         for _ in 0..ERRORS_AT_ONCE {
             assert!(passed(0));
         }
+        let until = scene.datapath.errors(0).until[0].load(Relaxed);
+        let share = (ERRORS_AT_ONCE * ERROR_INTERVAL_TICKS) as u32;
+        assert!(until.wrapping_sub(began) >= share, "{until} - {began}");
         netlab::until("none is left", || {
             scene.use_up_errors(0, 0);
             !passed(0)
@@ -322,6 +345,77 @@ fn a_peer_gets_few_errors_at_once() {
             scene.use_up_errors(0, stale);
             assert!(passed(0), "{stale}");
         }
+    }
+}
+
+/// A server uses a path MTU for all its connections to the relay.
+#[test]
+fn no_client_makes_a_servers_segments_tiny() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        for (side, mtu, expected) in [
+            (0, 552, REDIRECT),
+            (0, 0, REDIRECT),
+            (1, 0, DROP),
+            (1, 552, DROP),
+            (1, LEAST_SERVER_MTU - 1, DROP),
+            (1, LEAST_SERVER_MTU, REDIRECT),
+        ] {
+            let kind = TOO_BIG[usize::from(!scene.is_v4)];
+            let error = IcmpError {
+                mtu,
+                ..scene.error(side, kind, scene.on_its_way(side).start)
+            };
+            assert_eq!(scene.verdict(side, &error), expected, "{side} {mtu}");
+        }
+    }
+}
+
+/// Routers quote as much as they can (RFC 1812, 4.3.2.3).
+#[test]
+fn an_error_may_quote_more() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        for quoted_more in [1, 12, 501] {
+            let kind = TOO_BIG[usize::from(!scene.is_v4)];
+            let seq = scene.on_its_way(0).start;
+            let error = IcmpError {
+                quoted_more,
+                ..scene.error(0, kind, seq)
+            };
+            let bytes = error.bytes();
+            let (verdict, became) = scene.feed(1, &bytes);
+            assert_eq!(verdict, REDIRECT);
+            assert_eq!(read(&became, scene.is_v4), scene.expected(0, &error, seq));
+            assert_eq!(became.len(), bytes.len());
+            let rest = bytes.len() - quoted_more..;
+            assert_eq!(became[rest.clone()], bytes[rest]);
+        }
+    }
+}
+
+/// A later connection may have the same addresses and ports.
+#[test]
+fn an_error_about_a_flow_that_is_over_goes_to_the_stack() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::both() {
+        let kind = TOO_BIG[usize::from(!scene.is_v4)];
+        let flow = scene.flow();
+        let error = scene.error(0, kind, scene.on_its_way(0).start);
+        for over in [state::FREE, state::TIME_WAIT, state::OVERLAP] {
+            // Its owner has been silent for too long.
+            flow.deadline_ns.store(1, Relaxed);
+            flow.state.store(over, Relaxed);
+            assert_eq!(scene.verdict(0, &error), NEXT, "{over}");
+        }
+        flow.state.store(state::SPLICED, Relaxed);
+        assert_eq!(scene.verdict(0, &error), REDIRECT);
     }
 }
 
@@ -341,6 +435,7 @@ fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
             let border = start.wrapping_add(WINDOW / 2);
             let change_over = &scene.datapath.change_over(0).side[side];
             change_over.border.store(border, Relaxed);
+            change_over.cut.store(start, Relaxed);
             flow.state.store(state::OVERLAP, Relaxed);
             let verdict_at = |seq| scene.verdict(side, &scene.error(side, kind, seq));
             for before in [start, border.wrapping_sub(1)] {
@@ -350,6 +445,10 @@ fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
                 assert_eq!(verdict_at(behind), REDIRECT);
             }
             assert_eq!(verdict_at(end.wrapping_add(1)), DROP);
+            // The socket was woken, and has acknowledged more.
+            change_over.cut.store(end, Relaxed);
+            assert_eq!(verdict_at(border), NEXT);
+            assert_eq!(verdict_at(end), REDIRECT);
             // All of the stream goes by the socket.
             flow.side[side].take_mark(mark::PAST);
             for seq in [start, border, end, end.wrapping_add(1)] {
@@ -385,6 +484,7 @@ fn random_errors_harm_nothing() {
                 _ => start.wrapping_add(random.below(WINDOW.into()) as u32),
             };
             let kind = (random.below(16) as u8, random.below(16) as u8);
+            let version = usize::from(!scene.is_v4);
             let mut error = scene.error(side, kind, seq);
             error.mtu = random.next() as u16;
             let mut bytes = error.bytes();
@@ -400,13 +500,20 @@ fn random_errors_harm_nothing() {
                 assert!([NEXT, DROP, REDIRECT].contains(&verdict));
                 continue;
             }
-            let version = usize::from(!scene.is_v4);
             let is_error = match scene.is_v4 {
                 true => matches!(kind.0, 3 | 11 | 12),
                 false => matches!(kind.0, 1..=4),
             };
             let is_known = seq.wrapping_sub(start) <= end.wrapping_sub(start);
-            let expected = match (is_error, is_known && !HARD[version].contains(&kind)) {
+            // Parameter problems have more codes.
+            let is_fatal = FATAL[version].contains(&kind) || kind.0 == [12, 4][version];
+            let is_too_big = if scene.is_v4 {
+                kind == (3, 4)
+            } else {
+                kind.0 == 2
+            };
+            let is_too_small = is_too_big && side == 1 && error.mtu < LEAST_SERVER_MTU;
+            let expected = match (is_error, is_known && !is_fatal && !is_too_small) {
                 (false, _) => NEXT,
                 (true, false) => DROP,
                 (true, true) => REDIRECT,
@@ -473,7 +580,15 @@ fn a_segment_that_is_too_long_comes_back_as_an_error() {
                 assert_eq!(became.len() == bytes, fits, "{bytes}");
                 frame.payload.resize(LONG, 0x5a);
             }
+            // Whoever does not know the place of what is on its way uses up no share.
             scene.forget_errors();
+            let mut forged = Frame::new([peer, relay], [seq.wrapping_sub(1 << 30), 0], ACK);
+            forged.payload = vec![0x5a; LONG];
+            let forged = forged.bytes();
+            for _ in 0..2 * ERRORS_AT_ONCE {
+                assert_eq!(scene.feed(side, &forged).0, DROP);
+            }
+            assert_eq!(scene.datapath.errors(0).until[side].load(Relaxed), 0);
             let made = (0..3 * ERRORS_AT_ONCE).filter(|_| scene.feed(side, &long).0 == REDIRECT);
             let made = made.count();
             assert!(made >= ERRORS_AT_ONCE, "{made}");

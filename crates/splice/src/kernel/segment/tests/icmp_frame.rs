@@ -30,6 +30,8 @@ pub(super) struct IcmpError {
     /// Of the quoted IPv4 header, and of the outer one.
     pub(super) fragment_offsets: [u16; 2],
     pub(super) hops: u8,
+    /// Bytes that are quoted beyond the least.
+    pub(super) quoted_more: usize,
     /// Otherwise to the relay's address.
     pub(super) to: IpAddr,
 }
@@ -95,6 +97,7 @@ impl IcmpError {
             protocol: TCP,
             fragment_offsets: [0; 2],
             hops: 64,
+            quoted_more: 0,
             to: quoted[0].ip(),
         }
     }
@@ -113,6 +116,7 @@ impl IcmpError {
         message.extend(from.port().to_be_bytes());
         message.extend(to.port().to_be_bytes());
         message.extend(self.seq.to_be_bytes());
+        message.extend((0..self.quoted_more).map(|at| at as u8));
         let sum = !icmp_sum([router, self.to], &message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         let is_v4 = from.is_ipv4();
