@@ -9,6 +9,7 @@ pub mod error;
 pub mod keep_alive;
 pub mod obstacle;
 pub mod release;
+pub mod repair;
 pub mod socket_name;
 pub mod socket_option;
 pub mod user_timeout;

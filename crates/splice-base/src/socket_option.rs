@@ -5,13 +5,11 @@
 )]
 
 use std::fs;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 use crate::error::ResultExt as _;
 
@@ -259,85 +257,10 @@ pub fn set_epoll_busy_poll(epoll: BorrowedFd<'_>, time: Duration) -> crate::Resu
     }
 }
 
-/// The values of `TCP_REPAIR`, from `linux/tcp.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repair {
-    /// Repair mode: the socket sends nothing, not even when it is closed.
-    On = 1,
-    /// Normal mode. The socket sends a window probe to its peer (`tcp_send_window_probe`).
-    OffWithProbe = 0,
-    /// Normal mode, without a packet.
-    Off = -1,
-}
-
-/// Sets `TCP_REPAIR`. Leaving repair mode clears `SO_REUSEADDR` (`tcp_setsockopt`).
-pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
-    set(
-        fd.as_fd(),
-        libc::IPPROTO_TCP,
-        libc::TCP_REPAIR,
-        &(state as i32),
-    )
-}
-
-/// The queues of a connection (`TCP_REPAIR_QUEUE`), from `linux/tcp.h`.
-#[cfg(feature = "test")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RepairQueue {
-    /// What it receives.
-    Receive = 1,
-    /// What it sends.
-    Send = 2,
-}
-
-/// The number of the next byte of a queue (`TCP_QUEUE_SEQ`). The socket must be in repair mode.
-#[cfg(feature = "test")]
-pub fn queue_sequence(fd: impl AsFd, queue: RepairQueue) -> Result<u32, Errno> {
-    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
-    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))?;
-    let mut number = [0];
-    get(fd, tcp, libc::TCP_QUEUE_SEQ, &mut number)?;
-    Ok(number[0].cast_unsigned())
-}
-
-/// Sets it for a connection that is to be made. The socket must be in repair mode.
-#[cfg(feature = "test")]
-pub fn set_queue_sequence(fd: impl AsFd, queue: RepairQueue, number: u32) -> Result<(), Errno> {
-    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
-    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))?;
-    set(fd, tcp, libc::TCP_QUEUE_SEQ, &number)
-}
-
 /// Sets `SO_ZEROCOPY`.
 #[cfg(feature = "test")]
 pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32)
-}
-
-/// What a socket would send as its timestamp now (`TCP_TIMESTAMP`).
-#[cfg(feature = "test")]
-pub fn timestamp(fd: impl AsFd) -> Result<u32, Errno> {
-    let mut now = [0];
-    get(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
-    Ok(now[0].cast_unsigned())
-}
-
-/// Advances a socket's timestamp clock to `timestamp`, unless it is already ahead. The socket must be
-/// in repair mode.
-pub fn advance_timestamps(
-    fd: impl AsFd,
-    timestamp: u32,
-    in_microseconds: bool,
-) -> Result<(), Errno> {
-    let fd = fd.as_fd();
-    let mut now = [0];
-    get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
-    if (now[0] as u32).wrapping_sub(timestamp).cast_signed() > 0 {
-        return Ok(());
-    }
-    // The lowest bit selects the clock's unit (`do_tcp_setsockopt`, 6.7 on).
-    let ahead = (timestamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
-    set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
 }
 
 /// Attaches a BPF program that filters what the socket receives (`SO_ATTACH_BPF`).
@@ -402,29 +325,6 @@ pub fn fixed_buffers(fd: impl AsFd) -> rustix::io::Result<i32> {
     Ok(fixed[0])
 }
 
-/// Resets a connection that has no socket any more: makes a socket at the given place in the
-/// sequence space and closes it with a reset. `seq` is what the peer expects next.
-pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
-    const RECEIVE_QUEUE: i32 = 1;
-    const SEND_QUEUE: i32 = 2;
-    let family = if local.is_ipv4() {
-        AddressFamily::INET
-    } else {
-        AddressFamily::INET6
-    };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    repair(&socket, Repair::On)?;
-    bind(&socket, &local)?;
-    for (queue, number) in [(SEND_QUEUE, seq), (RECEIVE_QUEUE, ack)] {
-        let fd = socket.as_fd();
-        set(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, &queue)?;
-        set(fd, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, &number)?;
-    }
-    connect(&socket, &peer)?;
-    repair(&socket, Repair::Off)?;
-    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
-}
-
 /// How many unsent bytes stop a TCP socket from taking more, in bytes; 0 if the socket has no such
 /// bound of its own (`TCP_NOTSENT_LOWAT`).
 pub fn unsent_low_mark(fd: impl AsFd) -> rustix::io::Result<u32> {
@@ -454,7 +354,7 @@ pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()>
 }
 
 /// Reads an option whose value consists of integers.
-fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
+pub(crate) fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;
     // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
     let result = unsafe {
@@ -473,7 +373,7 @@ fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<
     }
 }
 
-fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
+pub(crate) fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> Result<(), Errno> {
     // SAFETY: `value` outlives the call and its size is given with it. The options set here take
     // integers.
     let result = unsafe {

@@ -21,6 +21,7 @@
 #include "segment/forward.h"
 #include "segment/icmp.h"
 #include "segment/rewrite.h"
+#include "segment/untranslatable.h"
 #include "segment/asked.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -136,9 +137,8 @@ int segment_ingress(struct __sk_buff *skb)
 	int begun, verdict;
 
 	if (!parse(skb, &s)) {
-		if (forwards() && is_lost(skb))
-			return refuse(true, SEGMENT_FORWARD_LOST);
-		return pass_error(skb);
+		verdict = give_back(skb);
+		return verdict == NEXT ? pass_error(skb) : verdict;
 	}
 	/* Every segment of the host is looked up: without forwarding, that is one look-up, and no call. */
 	if (!find_by_tuple(&s.tuple, &at) && !(forwards() && find(&s.tuple, &at))) {
@@ -204,6 +204,10 @@ int segment_ingress(struct __sk_buff *skb)
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
 		return NEXT;
+	}
+	if (state == SEGMENT_HELD) {
+		count(SEGMENT_HELD_BACK);
+		return DROP;
 	}
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return refuse(forwarded, SEGMENT_MALFORMED);

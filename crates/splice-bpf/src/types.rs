@@ -839,6 +839,7 @@ pub mod segment_state {
     pub const TIME_WAIT: u32 = 4;
     pub const CLAIMED: u32 = 5;
     pub const OPENING: u32 = 6;
+    pub const HELD: u32 = 7;
 }
 
 /// `enum segment_mark`.
@@ -853,6 +854,8 @@ pub mod segment_mark {
     pub const ASKED: u32 = 64;
     pub const DOUBTED: u32 = 128;
     pub const GAP: u32 = 256;
+    pub const FRAGMENTED: u32 = 512;
+    pub const OPTIONED: u32 = 1024;
 }
 
 /// `enum segment_flag`.
@@ -1093,8 +1096,9 @@ pub mod segment_reason {
     pub const TOO_BIG: u32 = 23;
     pub const DAMAGED: u32 = 24;
     pub const UNACCEPTABLE: u32 = 25;
-    pub const REASONS: u32 = 26;
-    pub const NAMES: [&str; 26] = [
+    pub const HELD_BACK: u32 = 26;
+    pub const REASONS: u32 = 27;
+    pub const NAMES: [&str; 27] = [
         "translated",
         "own_copies",
         "by_socket",
@@ -1121,6 +1125,7 @@ pub mod segment_reason {
         "too_big",
         "damaged",
         "unacceptable",
+        "held_back",
     ];
 }
 

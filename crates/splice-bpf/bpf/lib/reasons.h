@@ -31,6 +31,7 @@ enum segment_reason {
 	SEGMENT_TOO_BIG,	/* not sent on: longer than the device beyond takes; its sender is told */
 	SEGMENT_DAMAGED,	/* translated, though its checksum is wrong: nothing is learned from it */
 	SEGMENT_UNACCEPTABLE,	/* translated, though its receiver will not take it: the same */
+	SEGMENT_HELD_BACK,	/* dropped: the relay's sockets take the connection up again at this moment */
 	SEGMENT_REASONS,
 };
 

@@ -52,6 +52,12 @@ struct {
 	__type(value, struct segment_errors);
 } segment_errors SEC(".maps");
 
+/* Slots of flows that need user space. Where it is full, user space looks later. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} segment_calls SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

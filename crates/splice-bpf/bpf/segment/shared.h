@@ -36,12 +36,13 @@ struct segment_place {
  * A pair of sockets:
  *
  * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
- *                       ▲           │
- *                       └───────────┘
+ *                       ▲           │ │
+ *                       └───────────┘ └──▶ HELD ──▶ FREE
  *
  * User space makes all transitions but SPLICED to TIME_WAIT, which the program makes when it sees
- * the end, and TIME_WAIT to FREE, which a SYN on the tuple makes, too. It goes back to OVERLAP when
- * a segment has reached a socket that was taken to be done.
+ * the end, TIME_WAIT to FREE, which a SYN on the tuple makes, too, and SPLICED to HELD, which the program
+ * makes when it sees what it cannot translate. User space goes back to OVERLAP when a segment has reached a
+ * socket that was taken to be done. In HELD it has the sockets take their connections up again.
  *
  * A forwarded connection, which never had sockets (segment/forward.h):
  *
@@ -68,6 +69,7 @@ enum segment_state {
 	SEGMENT_TIME_WAIT,		/* over; late segments and retransmissions are still translated */
 	SEGMENT_CLAIMED,	/* a SYN has just got the slot, and fills it in */
 	SEGMENT_OPENING,	/* a SYN was translated; the client has not acknowledged an answer */
+	SEGMENT_HELD,		/* nothing passes: the sockets are about to take their connections up again */
 };
 
 enum segment_mark {
@@ -80,6 +82,8 @@ enum segment_mark {
 	SEGMENT_ASKED = 64,	/* user space has the socket that sleeps ask whether the peer is alive */
 	SEGMENT_DOUBTED = 128,	/* the peer sent a reset that the other peer may have accepted */
 	SEGMENT_GAP = 256,	/* something that the peer has sent before `high_seq` may not have come by */
+	SEGMENT_FRAGMENTED = 512,	/* the peer's segments come in fragments */
+	SEGMENT_OPTIONED = 1024,	/* they come with IP options, or with extension headers of IPv6 */
 };
 
 enum segment_flag {
@@ -142,7 +146,7 @@ struct segment_side {
 struct segment_flow {
 	__u32 state;
 	__u32 serial;
-	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP, HELD and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
 	/* of a forwarded connection */

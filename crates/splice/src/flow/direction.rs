@@ -180,6 +180,15 @@ impl Direction {
         self.destination_ready |= readiness.is_writable();
     }
 
+    /// The kernel has moved so many bytes since, and with `has_ended` the end of the stream.
+    pub(crate) fn was_moved(&mut self, bytes: u64, has_ended: bool) {
+        self.taken_bytes += bytes;
+        self.given_bytes += bytes;
+        if has_ended {
+            self.state = State::Ended;
+        }
+    }
+
     /// Whether there is a mark.
     pub(crate) fn is_held(&self) -> bool {
         self.mark_bytes != u64::MAX

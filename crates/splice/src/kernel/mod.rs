@@ -15,6 +15,7 @@
 //!                  ├─ Holds(next) ──▶ watch the sockets as `next` says ──────┘
 //!                  ├─ Declined(why) ─▶ user space goes on alone; `why` is shown
 //!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
+//!                  ├─ Returned(..) ──▶ user space goes on alone, where the kernel has got to
 //!                  └─ Ends(reason), Filtered(why) ──▶ release(), both sockets are closed
 //! ```
 //!
@@ -148,6 +149,16 @@ impl Next {
     }
 }
 
+/// What the kernel has done for a pair that an engine gives back, by the direction.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    /// What was delivered to the direction's target.
+    pub(crate) moved_bytes: [u64; 2],
+    /// The stream has ended, and its end was passed on.
+    pub(crate) has_ended: [bool; 2],
+    pub(crate) why: Cow<'static, str>,
+}
+
 /// The result of an engine's turn.
 #[derive(Debug)]
 pub(crate) enum Turn {
@@ -159,6 +170,8 @@ pub(crate) enum Turn {
     /// The engine does not take pairs of this kind. It has left nothing behind. A pair that asked for it by
     /// name ends.
     Refused(Cow<'static, str>),
+    /// The engine gives back a pair that it has taken, for good. It has left nothing behind: no direction has a mark.
+    Returned(Returned),
     /// The pair is over.
     Ends(Reason),
     /// The pair is over, because this host's packet filters would stop its segments.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use netlab::{Lab, Namespace, Need, PATIENCE, available, pin_thread, until, until_found};
 use socket2::{Domain, SockRef, Socket, Type};
 use splice::{ForwardEnd, Side};
-use splice_base::socket_option::{Repair, repair};
+use splice_base::repair::{Repair, repair};
 
 use crate::forgery::{Forged, Forger, SYN, Watch};
 use crate::hops::ip;

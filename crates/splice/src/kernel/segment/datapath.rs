@@ -17,7 +17,9 @@ use rustix::io::Errno;
 use self::attachment::{AttachState, Attachment};
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
+use super::calls::Calls;
 use super::flow_slots::{FlowSlots, Offer};
+use super::grace::Grace;
 use super::patience::Settings;
 use crate::firewall::Firewall;
 use splice_base::error::{Error, ErrorKind, Result};
@@ -74,6 +76,8 @@ pub(crate) struct Datapath {
     devices: Map,
     free: SharedArray<AtomicU64>,
     release: Program,
+    calls: Arc<Calls>,
+    grace: Arc<Grace>,
     table: Mutex<Table>,
     settings: Settings,
     /// Locked while the program is being attached to a device.
@@ -176,6 +180,8 @@ impl Datapath {
             devices: object.map("segment_devices")?,
             free: object.map("segment_free")?.share_values()?,
             release: object.program("segment_release")?,
+            calls: Arc::new(Calls::of(object.map("segment_calls")?)?),
+            grace: Arc::default(),
             inspect: object.program("segment_inspect")?,
             forget: object.program("segment_forget")?,
             tracked: object.program("segment_tracked")?,
@@ -245,6 +251,15 @@ impl Datapath {
     /// For how long connections of this network namespace retransmit.
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Whom the program calls.
+    pub(super) fn calls(&self) -> &Arc<Calls> {
+        &self.calls
+    }
+
+    pub(super) fn grace(&self) -> &Arc<Grace> {
+        &self.grace
     }
 
     /// The filter of sockets that sleep.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ TimeWait ──▶ Free
-//!                       ▲           │
-//!                       └───────────┘
+//!                       ▲           │ │
+//!                       └───────────┘ └──▶ Held ──▶ Free
 //! ```
 //!
 //! The states and who changes them are in `bpf/segment/shared.h`.
@@ -11,11 +11,13 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, fence};
 use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::datapath::Datapath;
 use super::liveness::Silence;
 use super::translation::Translation;
+use crate::outcome::Side;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{is_behind, raise};
 use splice_bpf::types::{
@@ -33,6 +35,21 @@ pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
 /// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
+
+/// Where a connection stands that its socket is to take up again; numbers as its peer counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// The next byte to the peer.
+    pub(super) send_next: u32,
+    /// The next one from it.
+    pub(super) receive_next: u32,
+    /// What the peer has room for, and the most that it ever had, in bytes.
+    pub(super) window: u32,
+    pub(super) largest_window: u32,
+    /// The latest timestamp that the peer has got; 0: none is known.
+    pub(super) timestamp: u32,
+    pub(super) in_microseconds: bool,
+}
 
 /// A flow and its slot. Dropping it ends the translation at once.
 #[derive(Debug)]
@@ -100,6 +117,11 @@ impl Flow {
                 .map_err(|errno| format!("the table of connections takes no more: {errno}"))?;
         }
         Ok(flow)
+    }
+
+    /// Has the program wake the pair when it holds the flow.
+    pub(super) fn call(&self, waker: Waker) {
+        self.datapath.calls().listen(self.slot, self.serial, waker);
     }
 
     /// What the segments of side 0's and side 1's peer carry.
@@ -218,8 +240,7 @@ impl Flow {
             let latest = side.latest_timestamp.load(Relaxed);
             if stood != 0 {
                 // Retransmissions carry timestamps of the running clock, too, but the program notes none.
-                let is_newer = latest != 0 && is_behind(stood, latest);
-                let newest = if is_newer { latest } else { stood };
+                let newest = newest(stood, latest);
                 let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
                 let floor = newest.wrapping_add(ahead);
                 // 0 would make the program choose one.
@@ -227,9 +248,11 @@ impl Flow {
             }
         }
         // If the program has ended the flow meanwhile, it stays ended.
-        let _ = entry
-            .state
-            .compare_exchange(state::SPLICED, state::OVERLAP, SeqCst, Relaxed);
+        for from in [state::SPLICED, state::HELD] {
+            let _ = entry
+                .state
+                .compare_exchange(from, state::OVERLAP, SeqCst, Relaxed);
+        }
         // This thread may have been off the CPU for longer than that.
         for side in &entry.side {
             let latest = side.latest_timestamp.load(SeqCst);
@@ -298,6 +321,48 @@ impl Flow {
             side.raise_recent_timestamp(socket.recent_timestamp, now_ns());
         }
         entry.state.store(state::SPLICED, Release);
+    }
+
+    /// Has the program hold back every segment, unless the flow has ended.
+    pub(super) fn hold(&self) {
+        self.renew();
+        let state = &self.entry().state;
+        let _ = state.compare_exchange(state::SPLICED, state::HELD, SeqCst, Relaxed);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.entry().state.load(Acquire) == state::HELD
+    }
+
+    /// Whose segments the program cannot translate, and why.
+    pub(super) fn untranslatable(&self) -> Option<(Side, &'static str)> {
+        let why = |side: Side| match self.marks(side.index()) {
+            marks if marks & mark::FRAGMENTED != 0 => Some((side, "come in fragments")),
+            marks if marks & mark::OPTIONED != 0 => Some((side, "have IP options")),
+            _ => None,
+        };
+        Side::BOTH.into_iter().find_map(why)
+    }
+
+    /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.
+    pub(super) fn has_ended(&self, side: usize) -> bool {
+        self.marks(side) & mark::FIN_ACKED != 0
+    }
+
+    /// Where this side's connection stands, by what both peers have acknowledged. What they have sent beyond that they
+    /// will send again.
+    pub(super) fn standing(&self, side: usize) -> Standing {
+        let [near, far] = [self.side(side), self.side(1 - side)];
+        let high_ack = near.high_ack.load(Relaxed);
+        Standing {
+            // The socket has to send its end of stream once more.
+            send_next: high_ack.wrapping_sub(self.has_ended(1 - side).into()),
+            receive_next: near.acked.load(Relaxed) as u32,
+            window: near.edge.load(Relaxed).wrapping_sub(high_ack),
+            largest_window: near.largest_window.load(Relaxed),
+            timestamp: newest(far.timestamp_floor.load(Relaxed), far.latest_timestamp.load(Relaxed)),
+            in_microseconds: far.ticks_in_microseconds(),
+        }
     }
 
     /// The flow has ended, but the program translates late segments for a while.
@@ -436,10 +501,17 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.silence();
+        self.datapath.calls().hang_up(self.slot, self.serial);
         let offered_at = self.offered_at.get().copied();
         self.datapath
             .give_back_slot(self.slot, self.serial, &self.tuples, offered_at);
     }
+}
+
+/// Of two timestamps, where 0 is none.
+fn newest(stood: u32, latest: u32) -> u32 {
+    let is_newer = latest != 0 && (stood == 0 || is_behind(stood, latest));
+    if is_newer { latest } else { stood }
 }
 
 /// How often a timestamp clock ticks in `time`.

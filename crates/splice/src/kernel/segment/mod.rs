@@ -19,6 +19,7 @@
 //! than that window; the other peer would drop what lies beyond it, so those bytes go through the sockets.
 
 mod admission;
+mod calls;
 mod change_over;
 mod counters;
 pub(crate) mod datapath;
@@ -26,6 +27,8 @@ pub(crate) mod eligibility;
 pub(crate) mod flow;
 mod flow_slots;
 pub(crate) mod forward;
+mod give_back;
+mod grace;
 mod liveness;
 pub(crate) mod pace;
 mod patience;
@@ -59,9 +62,10 @@ use change_over::{ChangeOver, Phase};
 use counters::FlowCounters;
 use datapath::Datapath;
 use flow::Flow;
+use grace::Wait;
 use sleepers::Peers;
 use sockets::addresses_of;
-use splice_base::socket_option;
+use splice_base::repair;
 use splice_bpf::types::segment_mark as mark;
 use time_wait::TimeWait;
 
@@ -83,6 +87,8 @@ pub(crate) struct Segment {
     counters: Arc<FlowCounters>,
     /// Once a peer has been silent, or the sockets sleep.
     peers: Option<Box<Peers>>,
+    /// The program holds the pair, and may still run as if it did not.
+    wait: Option<Wait>,
 }
 
 impl Segment {
@@ -99,6 +105,7 @@ impl Segment {
             change_over: ChangeOver::new(bypasses_firewall),
             counters: Arc::default(),
             peers: None,
+            wait: None,
         }
     }
 
@@ -135,7 +142,7 @@ impl Segment {
             let (local, peer) = addresses_of(tuple);
             // Should it fail, the peer's next segment finds no socket, and the kernel answers it with a
             // reset.
-            let _ = socket_option::reset(local, peer, seq, ack);
+            let _ = repair::reset(local, peer, seq, ack);
         }
     }
 }
@@ -159,8 +166,10 @@ impl KernelEngine for Segment {
 
     fn turn(&mut self, pair: &mut PairView<'_>) -> Turn {
         let turn = self.step(pair);
-        if matches!(turn, Turn::Declined(_) | Turn::Refused(_))
-            && self.change_over.phase() != Phase::New
+        if matches!(
+            turn,
+            Turn::Declined(_) | Turn::Refused(_) | Turn::Returned(_)
+        ) && self.change_over.phase() != Phase::New
         {
             pair.ends.into_iter().for_each(Endpoint::end_on_close);
         }
@@ -172,8 +181,8 @@ impl KernelEngine for Segment {
     }
 
     fn notifier(&self) -> Option<Arc<dyn Notifier>> {
-        // The program wakes the pair through its own socket, by a reset that it makes of the last segment.
-        None
+        // Of the end of a pair the program tells through its own socket, by a reset that it makes of the last segment.
+        Some(Arc::clone(self.datapath.calls()) as Arc<dyn Notifier>)
     }
 
     fn moved_at(&self, now: Instant) -> Option<Instant> {

@@ -119,6 +119,20 @@ impl Timeouts {
         }
     }
 
+    /// Sets a socket so again, whose timers were ended.
+    pub(super) fn restore(&self, end: &Endpoint) {
+        // They have been set before.
+        if let Some(user) = self.user {
+            let _ = sockopt::set_tcp_user_timeout(end, user.as_millis() as u32);
+        }
+        if let Some(keep_alive) = self.keep_alive {
+            let _ = sockopt::set_tcp_keepidle(end, keep_alive.idle);
+            let _ = sockopt::set_tcp_keepintvl(end, keep_alive.interval);
+            let _ = sockopt::set_tcp_keepcnt(end, keep_alive.probes);
+            let _ = sockopt::set_socket_keepalive(end, true);
+        }
+    }
+
     pub(super) fn patience(&self, retries: Retries) -> Patience {
         let [mut awaited, mut orphaned] = retries.waits(self.retransmission);
         let mut keep_alive = self.keep_alive;

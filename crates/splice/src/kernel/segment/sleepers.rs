@@ -50,6 +50,13 @@ impl Peers {
         }
     }
 
+    /// Sets a socket as it was before it slept.
+    pub(super) fn restore(&self, end: &Endpoint, at: usize) {
+        if self.sleep {
+            self.timeouts[at].restore(end);
+        }
+    }
+
     /// Those of sockets that have sent their last acknowledgement.
     fn asleep(flow: &Flow, ends: [&Endpoint; 2], found: &SegmentInspection) -> Self {
         let mut peers = Self::of(ends);

@@ -7,7 +7,8 @@ use rustix::net::{connect_unspec, getpeername, getsockname, sockopt};
 
 use super::datapath::Datapath;
 use crate::endpoint::Endpoint;
-use splice_base::socket_option::{self, Repair};
+use splice_base::repair::{self, Repair};
+use splice_base::socket_option;
 use splice_bpf::types::SegmentTuple;
 
 /// Has the socket neither answer nor send from now on, nor send a FIN when it is closed.
@@ -15,7 +16,7 @@ pub(super) fn put_to_sleep(end: &Endpoint, datapath: &Datapath) {
     // Neither call can fail on a socket in use by a process with these capabilities. Should one fail, no
     // segment reaches the socket as long as the program is attached.
     let _ = socket_option::attach_filter(end, datapath.asleep());
-    let _ = socket_option::repair(end, Repair::On);
+    let _ = repair::repair(end, Repair::On);
 }
 
 /// Stops the keep-alive timer, which fires in repair mode, too, and what it reads besides. No other timer runs on a
@@ -31,8 +32,8 @@ pub(super) fn end_timers(end: &Endpoint) {
 /// numbers that count now.
 pub(super) fn ask(end: &Endpoint) {
     // As above. The question is one of several.
-    let _ = socket_option::repair(end, Repair::OffWithProbe);
-    let _ = socket_option::repair(end, Repair::On);
+    let _ = repair::repair(end, Repair::OffWithProbe);
+    let _ = repair::repair(end, Repair::On);
 }
 
 /// The same for one that is not established: leaving repair mode sends nothing then (`tcp_send_window_probe`), but the
@@ -57,12 +58,19 @@ pub(super) fn wake(end: &Endpoint) {
     leave_repair(end, Repair::Off);
 }
 
+/// Has a socket go on that has taken up its connection: it asks its peer where it stands.
+pub(super) fn go_on(end: &Endpoint) {
+    // As above.
+    let _ = socket_option::detach_filter(end);
+    leave_repair(end, Repair::OffWithProbe);
+}
+
 /// Advances the socket's timestamps to the last one that its peer saw in Overlap. The peer would drop
 /// segments with an earlier timestamp.
 pub(super) fn advance_timestamps(end: &Endpoint, timestamp: u32, in_microseconds: bool) {
     // Should it fail, the socket retransmits until its clock has reached that timestamp.
-    let _ = socket_option::repair(end, Repair::On);
-    let _ = socket_option::advance_timestamps(end, timestamp, in_microseconds);
+    let _ = repair::repair(end, Repair::On);
+    let _ = repair::advance_timestamps(end, timestamp, in_microseconds);
     leave_repair(end, Repair::Off);
 }
 
@@ -76,12 +84,12 @@ pub(super) fn disconnect(end: &Endpoint) {
 /// Sends a window probe, which the peer answers with its acknowledgement and its window.
 pub(super) fn probe(end: &Endpoint) {
     // Should it fail, the program waits for what the peer sends unasked.
-    let _ = socket_option::repair(end, Repair::On);
+    let _ = repair::repair(end, Repair::On);
     leave_repair(end, Repair::OffWithProbe);
 }
 
 fn leave_repair(end: &Endpoint, how: Repair) {
-    let _ = socket_option::repair(end, how);
+    let _ = repair::repair(end, how);
     let _ = sockopt::set_socket_reuseaddr(end, true);
 }
 

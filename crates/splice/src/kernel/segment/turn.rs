@@ -40,6 +40,9 @@ impl Segment {
         if let Some(turn) = self.is_revoked(self.change_over.has_taken()) {
             return turn;
         }
+        if let Some(flow) = self.held() {
+            return self.give_back(&flow, pair);
+        }
         let progress = self.look(pair.ends, streams, pair.now);
         self.end_in_overlap(pair.ends, streams);
         for direction in pair.directions.iter_mut() {
@@ -68,6 +71,12 @@ impl Segment {
             Some(reason) => Turn::Ends(reason),
             None => Turn::Holds(next),
         }
+    }
+
+    /// The flow, where the program holds it.
+    fn held(&self) -> Option<Arc<Flow>> {
+        let flow = self.counters.flow().filter(|flow| flow.is_held())?;
+        (self.change_over.phase() == Phase::Spliced).then(|| Arc::clone(flow))
     }
 
     /// Has the program watch the pair.
@@ -125,6 +134,7 @@ impl Segment {
         let scales = [0, 1].map(|side: usize| found.socket[side].peer_scale);
         let flow = Flow::watch(Arc::clone(&self.datapath), tuples, devices, scales)
             .map_err(|why| Obstacle::Refused(why.into()))?;
+        flow.call(waker());
         self.counters.set_flow(flow);
         // Should this process die, the peers must not take a FIN for the end of the stream.
         ends.into_iter().for_each(Endpoint::reset_on_close);
@@ -292,6 +302,9 @@ impl Segment {
         for end in ends {
             put_to_sleep(end, &self.datapath);
             reached("asleep");
+        }
+        if flow.untranslatable().is_some() {
+            flow.hold();
         }
         progress
     }

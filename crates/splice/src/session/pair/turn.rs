@@ -1,11 +1,13 @@
 //! A pair's turns with a kernel engine.
 
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use super::promotion::{Candidate, Proposal, Trigger};
 use super::{Pair, errno_of};
 use crate::endpoint::redirected_receive_bytes;
-use crate::kernel::{DirectionView as _, Next, PairView, Turn, Watch};
+use crate::flow::Direction;
+use crate::kernel::{DirectionView as _, Next, PairView, Returned, Turn, Watch};
 use crate::name::EngineChoice;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Step};
@@ -71,6 +73,11 @@ impl Pair {
                     ..Next::watching(Watch::Stream)
                 }
             }
+            Turn::Returned(returned) => {
+                self.take_back(returned);
+                self.note_ended_stream(cx);
+                Next::PUMP
+            }
             Turn::Ends(reason) => return self.end(cx, reason),
             Turn::Filtered(why) => {
                 self.filtered = Some(Box::new(why));
@@ -89,6 +96,23 @@ impl Pair {
         } else {
             Step::Wait
         }
+    }
+
+    /// Goes on alone, where the kernel has got to.
+    fn take_back(&mut self, returned: Returned) {
+        let streams = returned.moved_bytes.into_iter().zip(returned.has_ended);
+        for (direction, (bytes, has_ended)) in self.directions.iter_mut().zip(streams) {
+            direction.was_moved(bytes, has_ended);
+        }
+        let given = self.directions.each_ref().map(Direction::given_bytes);
+        self.status.meter.settle(given);
+        self.moved_at = self.last_moved_at(Instant::now());
+        self.kernel = None;
+        self.taken = false;
+        self.is_notified = false;
+        self.promotion = None;
+        self.declined = Some(Box::new(returned.why));
+        self.status.set_engine(self.engine());
     }
 
     pub(super) fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {

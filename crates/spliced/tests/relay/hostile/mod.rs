@@ -54,6 +54,7 @@ mod forger;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
+mod fragments;
 mod icmp;
 mod icmp_forgery;
 mod path_mtu;

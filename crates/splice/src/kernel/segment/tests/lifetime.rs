@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 
 use super::bypass::{calls_of, expect_translated};
-use splice_base::socket_option::{self, Repair};
+use splice_base::repair::{self, Repair};
+use splice_base::socket_option;
 use splice_bpf::clock::{self, now_ns};
 use splice_bpf::types::segment_state as state;
 
@@ -174,7 +175,7 @@ fn what_reaches_a_sleeping_socket_is_delivered() {
     let datapath = datapath_in(&lab);
     let from_client = &datapath.flow(0).side[0];
     let probe_of = |stream: &TcpStream| {
-        let repair = |state| socket_option::repair(stream, state).expect("TCP_REPAIR");
+        let repair = |state| repair::repair(stream, state).expect("TCP_REPAIR");
         repair(Repair::On);
         repair(Repair::OffWithProbe);
     };

@@ -1,0 +1,186 @@
+//! A TCP socket in repair mode (`TCP_REPAIR`): it sends nothing, and its connection can be taken up at any place.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, socket_with, sockopt,
+};
+
+use crate::socket_option::{get, set};
+
+/// Of `struct tcp_repair_opt` in `linux/tcp.h`: the kinds of RFC 9293 and RFC 7323.
+const MSS: u32 = 2;
+const WINDOW_SCALE: u32 = 3;
+const SACK_PERMITTED: u32 = 4;
+const TIMESTAMPS: u32 = 8;
+
+/// The values of `TCP_REPAIR`, from `linux/tcp.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Repair mode: the socket sends nothing, not even when it is closed.
+    On = 1,
+    /// Normal mode. The socket sends a window probe to its peer (`tcp_send_window_probe`).
+    OffWithProbe = 0,
+    /// Normal mode, without a packet.
+    Off = -1,
+}
+
+/// Sets `TCP_REPAIR`. Leaving repair mode clears `SO_REUSEADDR` (`tcp_setsockopt`).
+pub fn repair(fd: impl AsFd, state: Repair) -> Result<(), Errno> {
+    set(
+        fd.as_fd(),
+        libc::IPPROTO_TCP,
+        libc::TCP_REPAIR,
+        &(state as i32),
+    )
+}
+
+/// The queues of a connection (`TCP_REPAIR_QUEUE`), from `linux/tcp.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepairQueue {
+    /// None: what is written is sent.
+    None = 0,
+    /// What it receives.
+    Receive = 1,
+    /// What it sends.
+    Send = 2,
+}
+
+/// The number of the next byte of a queue (`TCP_QUEUE_SEQ`). The socket must be in repair mode.
+#[cfg(feature = "test")]
+pub fn queue_sequence(fd: impl AsFd, queue: RepairQueue) -> Result<u32, Errno> {
+    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
+    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))?;
+    let mut number = [0];
+    get(fd, tcp, libc::TCP_QUEUE_SEQ, &mut number)?;
+    Ok(number[0].cast_unsigned())
+}
+
+/// Sets it for a connection that is to be made. The socket must be in repair mode.
+pub fn set_queue_sequence(fd: impl AsFd, queue: RepairQueue, number: u32) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    set_queue(fd, queue)?;
+    set(fd, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, &number)
+}
+
+fn set_queue(fd: impl AsFd, queue: RepairQueue) -> Result<(), Errno> {
+    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
+    set(fd, tcp, libc::TCP_REPAIR_QUEUE, &(queue as i32))
+}
+
+/// What a socket would send as its timestamp now (`TCP_TIMESTAMP`).
+#[cfg(feature = "test")]
+pub fn timestamp(fd: impl AsFd) -> Result<u32, Errno> {
+    let mut now = [0];
+    get(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
+    Ok(now[0].cast_unsigned())
+}
+
+/// Advances a socket's timestamp clock to `timestamp`, unless it is already ahead. The socket must be
+/// in repair mode.
+pub fn advance_timestamps(
+    fd: impl AsFd,
+    timestamp: u32,
+    in_microseconds: bool,
+) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    let mut now = [0];
+    get(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &mut now)?;
+    if (now[0] as u32).wrapping_sub(timestamp).cast_signed() > 0 {
+        return Ok(());
+    }
+    // The lowest bit selects the clock's unit (`do_tcp_setsockopt`, 6.7 on).
+    let ahead = (timestamp.wrapping_add(2) & !1) | u32::from(in_microseconds);
+    set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ahead)
+}
+
+/// Where a connection stands, for a socket that is to take it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The socket's address, with its scope.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+    /// The number of the next byte to the peer, which has acknowledged all before it.
+    pub send_next: u32,
+    /// The number of the next byte from the peer, which knows that all before it was received.
+    pub receive_next: u32,
+    /// The MSS that the peer has announced, in bytes.
+    pub peer_mss: u16,
+    /// The window scale of the peer, and the one that it was told.
+    pub scales: [u8; 2],
+    /// Both ends understand selective acknowledgements.
+    pub sack: bool,
+    /// Both ends send timestamps.
+    pub timestamps: bool,
+    /// The window that the peer has announced last, and the largest one, in bytes.
+    pub windows: [u32; 2],
+}
+
+/// Has a socket leave its connection without a word, and take up the one that stands there, with the same descriptor
+/// and the same options. It stays in repair mode. What its queues held is gone, and ECN is off.
+///
+/// # Errors
+/// Those of the system calls: `EADDRINUSE` if another socket has taken the connection up, `EADDRNOTAVAIL` if the address
+/// is gone, `EPERM` without CAP_NET_ADMIN in the user namespace of the network namespace. Then the socket has no
+/// connection.
+pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
+    let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
+    repair(fd, Repair::On)?;
+    connect_unspec(fd)?;
+    match bind(fd, &standing.local) {
+        // A socket that was bound by name still is (`SOCK_BINDPORT_LOCK`).
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(errno) => return Err(errno),
+    }
+    set_queue_sequence(fd, RepairQueue::Send, standing.send_next)?;
+    set_queue_sequence(fd, RepairQueue::Receive, standing.receive_next)?;
+    connect(fd, &standing.peer)?;
+    let [peer_scale, own_scale] = standing.scales.map(u32::from);
+    for (kind, value, is_used) in [
+        (MSS, standing.peer_mss.into(), true),
+        (
+            WINDOW_SCALE,
+            peer_scale | own_scale << 16,
+            standing.scales != [0, 0],
+        ),
+        (SACK_PERMITTED, 0, standing.sack),
+        (TIMESTAMPS, 0, standing.timestamps),
+    ] {
+        if is_used {
+            set(fd, tcp, libc::TCP_REPAIR_OPTIONS, &[kind, value])?;
+        }
+    }
+    // `struct tcp_repair_window`: what the socket announces stays as the kernel has chosen it.
+    let mut window = [0; 5];
+    get(fd, tcp, libc::TCP_REPAIR_WINDOW, &mut window)?;
+    let [last, largest] = standing.windows;
+    // Whatever the peer announces next counts (`tcp_may_update_window`).
+    window[0] = standing.receive_next.wrapping_sub(1).cast_signed();
+    window[1] = last.cast_signed();
+    window[2] = largest.max(last).cast_signed();
+    set(fd, tcp, libc::TCP_REPAIR_WINDOW, &window)?;
+    set_queue(fd, RepairQueue::None)
+}
+
+/// Resets a connection that has no socket any more: makes a socket at the given place in the
+/// sequence space and closes it with a reset. `seq` is what the peer expects next.
+pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
+    let family = if local.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    repair(&socket, Repair::On)?;
+    bind(&socket, &local)?;
+    set_queue_sequence(&socket, RepairQueue::Send, seq)?;
+    set_queue_sequence(&socket, RepairQueue::Receive, ack)?;
+    connect(&socket, &peer)?;
+    repair(&socket, Repair::Off)?;
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
+}
+

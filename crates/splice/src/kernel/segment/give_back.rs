@@ -1,0 +1,112 @@
+//! The way back: both sockets of a spliced pair take their connections up again, where these stand now, and user space
+//! moves the bytes.
+//!
+//! ```text
+//! Spliced ──▶ Held: no segment passes ──▶ no program runs that has not seen this ──▶ both sockets stand where ──▶ over
+//!    ▲          │                                                                    their peers are
+//!    │          ▼ a late segment has reached a socket, which has to deliver it
+//!    └────── Overlap
+//! ```
+//!
+//! What was under way is lost, and its sender sends it again: the socket claims to have received what the other peer has
+//! acknowledged, and no more.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{getpeername, getsockname};
+
+use super::Segment;
+use super::change_over::Asleep;
+use super::flow::Flow;
+use super::sockets::{self, wake};
+use crate::endpoint::Endpoint;
+use crate::kernel::{KernelCounters as _, Next, PairView, Returned, Turn};
+use crate::outcome::{Reason, Side};
+use splice_base::repair;
+use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
+
+/// How soon to look again for the end of a wait, should its call get lost.
+const LOOKS_EVERY: Duration = Duration::from_millis(200);
+
+impl Segment {
+    /// Takes the next step of a pair that the program holds.
+    pub(super) fn give_back(&mut self, flow: &Flow, pair: &mut PairView<'_>) -> Turn {
+        flow.renew();
+        let wait = self
+            .wait
+            .get_or_insert_with(|| self.datapath.grace().ask((pair.waker)()));
+        if !wait.is_over() {
+            return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY));
+        }
+        self.wait = None;
+        let found = match self.datapath.inspect(flow.tuples()) {
+            Ok(found) if self.change_over.finds_both(&found) => found,
+            // It was reset, of which the pair hears by its own event.
+            Ok(_) | Err(_) => return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY)),
+        };
+        let sleepers = self.change_over.look_at_sleepers(&found, false, pair.now);
+        if sleepers == Asleep::Late {
+            pair.ends.into_iter().for_each(wake);
+            flow.overlap_again();
+            self.change_over.overlap_again();
+            return Turn::Holds(Next::PUMP);
+        }
+        for side in Side::BOTH {
+            if let Err(errno) = take_up(pair.ends[side.index()], flow, &found, side) {
+                let errno = errno.raw_os_error();
+                return Turn::Ends(Reason::Failed { side, errno });
+            }
+        }
+        let has_ended = [0, 1].map(|side| flow.has_ended(side));
+        let moved_bytes = self.counters.moved_bytes();
+        let why = match flow.untranslatable() {
+            Some((side, how)) => format!("segment: {side:?}'s segments {how}"),
+            None => "segment: the pair was given back".into(),
+        };
+        flow.stop();
+        for side in Side::BOTH {
+            let end = pair.ends[side.index()];
+            sockets::go_on(end);
+            if let Some(peers) = &self.peers {
+                peers.restore(end, side.index());
+            }
+            if has_ended[side.other().index()] {
+                // It fails only if the peer has reset the connection, of which the pair hears by its own event.
+                let _ = end.end_stream();
+            }
+        }
+        for direction in pair.directions.iter_mut() {
+            direction.hold_at(u64::MAX);
+        }
+        Turn::Returned(Returned {
+            moved_bytes,
+            has_ended,
+            why: why.into(),
+        })
+    }
+}
+
+/// Has this side's socket take its connection up again. It stays in repair mode, and is silent.
+fn take_up(end: &Endpoint, flow: &Flow, found: &SegmentInspection, side: Side) -> Result<(), Errno> {
+    let socket: &SegmentSocket = &found.socket[side.index()];
+    let stands = flow.standing(side.index());
+    let timestamps = socket.flags & has::TIMESTAMPS != 0;
+    let standing = repair::Standing {
+        local: SocketAddr::try_from(getsockname(end)?)?,
+        peer: SocketAddr::try_from(getpeername(end)?.ok_or(Errno::NOTCONN)?)?,
+        send_next: stands.send_next,
+        receive_next: stands.receive_next,
+        peer_mss: socket.peer_mss.try_into().unwrap_or(u16::MAX),
+        scales: [socket.peer_scale, socket.own_scale],
+        sack: socket.flags & has::SACK != 0,
+        timestamps,
+        windows: [stands.window, stands.largest_window],
+    };
+    repair::take_up(end, &standing)?;
+    if timestamps && stands.timestamp != 0 {
+        repair::advance_timestamps(end, stands.timestamp, stands.in_microseconds)?;
+    }
+    Ok(())
+}
