@@ -17,6 +17,9 @@ const WINDOW_SCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
+/// That `TCP_MAXSEG` takes, in bytes (`MAX_TCP_WINDOW` in net/tcp.h).
+const LARGEST_MSS: i32 = 32_767;
+
 /// The values of `TCP_REPAIR`, from `linux/tcp.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
@@ -138,6 +141,9 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     }
     set_queue_sequence(fd, RepairQueue::Send, standing.send_next)?;
     set_queue_sequence(fd, RepairQueue::Receive, standing.receive_next)?;
+    // The size of segments follows from it only here (`tcp_connect_init`); the option for repair does not change that.
+    let most = i32::from(standing.peer_mss).min(LARGEST_MSS);
+    set(fd, tcp, libc::TCP_MAXSEG, &most)?;
     connect(fd, &standing.peer)?;
     let [peer_scale, own_scale] = standing.scales.map(u32::from);
     for (kind, value, is_used) in [
@@ -164,6 +170,13 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     window[2] = largest.max(last).cast_signed();
     set(fd, tcp, libc::TCP_REPAIR_WINDOW, &window)?;
     set_queue(fd, RepairQueue::None)
+}
+
+/// Has a socket whose peer has ended its stream already, as the socket has not heard, wait for that end no longer than
+/// this once it is closed (`TCP_LINGER2`).
+pub fn expect_no_end(fd: impl AsFd, wait: Duration) -> Result<(), Errno> {
+    let seconds = i32::try_from(wait.as_secs()).unwrap_or(i32::MAX);
+    set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_LINGER2, &seconds)
 }
 
 /// Resets a connection that has no socket any more: makes a socket at the given place in the

@@ -197,6 +197,12 @@ int segment_ingress(struct __sk_buff *skb)
 		state = SEGMENT_OPENING;
 		count(SEGMENT_FORWARD_REOPENED);
 	}
+	if (state == SEGMENT_RETURNED) {
+		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, &s, &at))
+			return NEXT;
+		count(SEGMENT_UNWRITABLE);
+		return DROP;
+	}
 	if (state != SEGMENT_SPLICED && bpf_ktime_get_ns() > flow->deadline_ns)
 		return refuse(state == SEGMENT_OPENING, SEGMENT_EXPIRED);
 	if (state == SEGMENT_TIME_WAIT && (s.flags & SYN) && s.is_verified && !forwarded) {
@@ -354,6 +360,12 @@ int segment_egress(struct __sk_buff *skb)
 	side = &flow->side[place->side & 1];
 	other = &flow->side[!(place->side & 1)];
 	state = load_acquire(&flow->state);
+	if (state == SEGMENT_RETURNED) {
+		change_over = change_over_of(place->flow);
+		if (change_over)
+			raise(&change_over->side[place->side & 1].sent, end_of(&s));
+		return NEXT;
+	}
 	asks = state == SEGMENT_SPLICED && !(s.flags & RST);
 	if (asks && !(marks(side) & SEGMENT_ASKED)) {
 		count(SEGMENT_SILENCED);

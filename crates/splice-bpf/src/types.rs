@@ -840,6 +840,7 @@ pub mod segment_state {
     pub const CLAIMED: u32 = 5;
     pub const OPENING: u32 = 6;
     pub const HELD: u32 = 7;
+    pub const RETURNED: u32 = 8;
 }
 
 /// `enum segment_mark`.

@@ -37,12 +37,13 @@ struct segment_place {
  *
  * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
  *                       ▲           │ │
- *                       └───────────┘ └──▶ HELD ──▶ FREE
+ *                       └───────────┘ └──▶ HELD ──▶ RETURNED ──▶ FREE
  *
  * User space makes all transitions but SPLICED to TIME_WAIT, which the program makes when it sees
  * the end, TIME_WAIT to FREE, which a SYN on the tuple makes, too, and SPLICED to HELD, which the program
  * makes when it sees what it cannot translate. User space goes back to OVERLAP when a segment has reached a
- * socket that was taken to be done. In HELD it has the sockets take their connections up again.
+ * socket that was taken to be done. In HELD it has the sockets take their connections up again. In RETURNED
+ * their peers may have got more than the sockets have sent, which is sent once more: until then.
  *
  * A forwarded connection, which never had sockets (segment/forward.h):
  *
@@ -70,6 +71,7 @@ enum segment_state {
 	SEGMENT_CLAIMED,	/* a SYN has just got the slot, and fills it in */
 	SEGMENT_OPENING,	/* a SYN was translated; the client has not acknowledged an answer */
 	SEGMENT_HELD,		/* nothing passes: the sockets are about to take their connections up again */
+	SEGMENT_RETURNED,	/* all goes by the sockets, which are not told of more than they have sent */
 };
 
 enum segment_mark {

@@ -157,6 +157,8 @@ pub(crate) struct Returned {
     /// The stream has ended, and its end was passed on.
     pub(crate) has_ended: [bool; 2],
     pub(crate) why: Cow<'static, str>,
+    /// What remains in the kernel for a while.
+    pub(crate) left: Box<dyn Aftermath>,
 }
 
 /// The result of an engine's turn.
@@ -238,8 +240,8 @@ pub(crate) trait KernelEngine: Send + fmt::Debug {
     }
 }
 
-/// What remains of a pair in the kernel once both of its sockets are closed.
-pub(crate) trait Aftermath: Send {
+/// What remains of a pair in the kernel once both of its sockets are closed, or its engine has given it back.
+pub(crate) trait Aftermath: Send + fmt::Debug {
     /// Returns when to look again, or `None` once nothing remains.
     fn look(&mut self, now: Instant) -> Option<Instant>;
 }

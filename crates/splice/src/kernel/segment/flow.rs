@@ -3,7 +3,7 @@
 //! ```text
 //! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ TimeWait ──▶ Free
 //!                       ▲           │ │
-//!                       └───────────┘ └──▶ Held ──▶ Free
+//!                       └───────────┘ └──▶ Held ──▶ Returned ──▶ Free
 //! ```
 //!
 //! The states and who changes them are in `bpf/segment/shared.h`.
@@ -365,6 +365,24 @@ impl Flow {
         }
     }
 
+    /// The sockets have taken their connections up again, and send.
+    pub(super) fn return_to_sockets(&self) {
+        for (side, socket) in self.change_over().iter().enumerate() {
+            socket.sent.store(self.standing(side).send_next, Relaxed);
+        }
+        self.wake();
+        self.entry().state.store(state::RETURNED, SeqCst);
+    }
+
+    /// Both sockets have sent all that their peers can have got past them.
+    pub(super) fn has_caught_up(&self) -> bool {
+        (0..2).all(|side| {
+            let far = self.side(1 - side);
+            let got = far.high_seq().wrapping_add(far.seq_delta.load(Relaxed));
+            !is_behind(self.change_over()[side].sent.load(Relaxed), got)
+        })
+    }
+
     /// The flow has ended, but the program translates late segments for a while.
     pub(super) fn begin_time_wait(&self) {
         let now = now_ns();
@@ -426,6 +444,12 @@ impl Flow {
     pub(super) fn doubtful_reset(&self) -> Option<(usize, u32)> {
         let side = (0..2).find(|side| self.marks(*side) & mark::DOUBTED != 0)?;
         Some((side, self.side(side).doubted_seq.load(Relaxed)))
+    }
+
+    /// One of the sockets is there, or another one of the same connection.
+    pub(super) fn has_sockets(&self) -> bool {
+        let found = self.datapath.inspect(&self.tuples);
+        found.is_ok_and(|found| found.socket.iter().any(|socket| socket.cookie != 0))
     }
 
     /// For how long this side's peer has been silent.

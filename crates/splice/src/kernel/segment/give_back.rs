@@ -2,17 +2,20 @@
 //! moves the bytes.
 //!
 //! ```text
-//! Spliced ──▶ Held: no segment passes ──▶ no program runs that has not seen this ──▶ both sockets stand where ──▶ over
-//!    ▲          │                                                                    their peers are
+//!              no program runs that     both sockets stand where      they have sent what
+//!              has not seen this        their peers are               was under way once more
+//! Spliced ──▶ Held ───────────────────────────────────────▶ Returned ───────────────────────▶ over
+//!    ▲          │
 //!    │          ▼ a late segment has reached a socket, which has to deliver it
 //!    └────── Overlap
 //! ```
 //!
-//! What was under way is lost, and its sender sends it again: the socket claims to have received what the other peer has
-//! acknowledged, and no more.
+//! A socket claims to have received what the other peer has acknowledged, and to have sent what its own has: nobody here
+//! has the bytes between. Their sender sends them again.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname};
@@ -22,7 +25,7 @@ use super::change_over::Asleep;
 use super::flow::Flow;
 use super::sockets::{self, wake};
 use crate::endpoint::Endpoint;
-use crate::kernel::{KernelCounters as _, Next, PairView, Returned, Turn};
+use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
 use splice_base::repair;
 use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
@@ -30,9 +33,17 @@ use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as
 /// How soon to look again for the end of a wait, should its call get lost.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
 
+/// How long a socket waits for an end of stream that its peer has sent past it: as long as a flow that is over translates
+/// retransmissions.
+const FIN_WAIT: Duration = Duration::from_secs(3);
+
+/// Between two looks at sockets that catch up: each pause is twice the one before.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(8);
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
 impl Segment {
     /// Takes the next step of a pair that the program holds.
-    pub(super) fn give_back(&mut self, flow: &Flow, pair: &mut PairView<'_>) -> Turn {
+    pub(super) fn give_back(&mut self, flow: &Arc<Flow>, pair: &mut PairView<'_>) -> Turn {
         flow.renew();
         let wait = self
             .wait
@@ -65,12 +76,16 @@ impl Segment {
             Some((side, how)) => format!("segment: {side:?}'s segments {how}"),
             None => "segment: the pair was given back".into(),
         };
-        flow.stop();
+        flow.return_to_sockets();
         for side in Side::BOTH {
             let end = pair.ends[side.index()];
             sockets::go_on(end);
             if let Some(peers) = &self.peers {
                 peers.restore(end, side.index());
+            }
+            if has_ended[side.index()] {
+                // It cannot fail.
+                let _ = repair::expect_no_end(end, FIN_WAIT);
             }
             if has_ended[side.other().index()] {
                 // It fails only if the peer has reset the connection, of which the pair hears by its own event.
@@ -84,7 +99,30 @@ impl Segment {
             moved_bytes,
             has_ended,
             why: why.into(),
+            left: Box::new(CatchUp {
+                flow: Arc::clone(flow),
+                pause: SHORTEST_PAUSE,
+            }),
         })
+    }
+}
+
+/// Keeps a flow until both sockets have caught up with their peers, or are gone.
+#[derive(Debug)]
+struct CatchUp {
+    flow: Arc<Flow>,
+    pause: Duration,
+}
+
+impl Aftermath for CatchUp {
+    fn look(&mut self, now: Instant) -> Option<Instant> {
+        if self.flow.has_caught_up() || !self.flow.has_sockets() {
+            self.flow.stop();
+            return None;
+        }
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        Some(now + pause)
     }
 }
 

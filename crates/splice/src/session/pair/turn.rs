@@ -3,11 +3,12 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use super::aftermath::AftermathTask;
 use super::promotion::{Candidate, Proposal, Trigger};
 use super::{Pair, errno_of};
 use crate::endpoint::redirected_receive_bytes;
 use crate::flow::Direction;
-use crate::kernel::{DirectionView as _, Next, PairView, Returned, Turn, Watch};
+use crate::kernel::{Aftermath, DirectionView as _, Next, PairView, Returned, Turn, Watch};
 use crate::name::EngineChoice;
 use crate::outcome::{Reason, Side};
 use crate::reactor::{Context, Interest, Step};
@@ -74,7 +75,7 @@ impl Pair {
                 }
             }
             Turn::Returned(returned) => {
-                self.take_back(returned);
+                cx.spawn(Box::new(AftermathTask(self.take_back(returned))));
                 self.note_ended_stream(cx);
                 Next::PUMP
             }
@@ -99,7 +100,7 @@ impl Pair {
     }
 
     /// Goes on alone, where the kernel has got to.
-    fn take_back(&mut self, returned: Returned) {
+    fn take_back(&mut self, returned: Returned) -> Box<dyn Aftermath> {
         let streams = returned.moved_bytes.into_iter().zip(returned.has_ended);
         for (direction, (bytes, has_ended)) in self.directions.iter_mut().zip(streams) {
             direction.was_moved(bytes, has_ended);
@@ -113,6 +114,7 @@ impl Pair {
         self.promotion = None;
         self.declined = Some(Box::new(returned.why));
         self.status.set_engine(self.engine());
+        returned.left
     }
 
     pub(super) fn rewatch(&mut self, cx: &mut Context<'_>, watch: Watch) -> Option<Reason> {
