@@ -8,6 +8,11 @@ pub fn is_behind(mark: u32, to: u32) -> bool {
     to.wrapping_sub(mark).cast_signed() > 0
 }
 
+/// Whichever of two numbers is behind neither.
+pub fn later(one: u32, other: u32) -> u32 {
+    if is_behind(one, other) { other } else { one }
+}
+
 /// Moves a mark forward, never back. The BPF program raises the same words (`raise` in
 /// `bpf/segment/overlap.h`).
 pub fn raise(mark: &AtomicU32, to: u32) {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
     NlasIterator,
 };
 use rustix::io::Errno;
@@ -20,6 +20,8 @@ const SUBSYSTEM: u16 = 10 << 8;
 const NOTIFICATIONS: u32 = 1 << (7 - 1);
 /// `NFNL_SUBSYS_CTNETLINK` and `IPCTNL_MSG_CT_GET`.
 const GET_TRACKED: u16 = 1 << 8 | 1;
+/// The same and `IPCTNL_MSG_CT_NEW`.
+const CHANGE_TRACKED: u16 = 1 << 8;
 /// The groups of changes of devices and of traffic control (`RTNLGRP_LINK`, `RTNLGRP_TC`), as bits.
 const DEVICES: u32 = 1 | 1 << (4 - 1);
 /// `NFNETLINK_V0`.
@@ -128,6 +130,15 @@ impl Socket {
         take: impl FnMut(&Message<'_>),
     ) -> Result<(), DumpError> {
         self.ask_netfilter(GET_TRACKED, family, 0, attributes, take)
+    }
+
+    /// Changes one entry of connection tracking, if it is there.
+    pub(crate) fn change_tracked(
+        &mut self,
+        family: u8,
+        attributes: &[u8],
+    ) -> Result<(), DumpError> {
+        self.ask_netfilter(CHANGE_TRACKED, family, NLM_F_ACK, attributes, |_| ())
     }
 
     fn ask_netfilter(

@@ -1,19 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * ICMP errors about segments that were translated (RFC 792, RFC 4443). Routers send them to the relay, which has no
- * socket that has sent these. They go on to the peer that has sent the segment, with the addresses, ports and number
- * that it knows; what is quoted beyond that stays as it is, and so does a wrong checksum. Their source becomes the relay's address that this peer talks to: a path need not let the router's address through,
- * and the peer has nothing to do with the server's.
+ * socket that has sent these.
  *
- * What is too long for the relay's own device gets such an error from here: bpf_redirect_neigh sends without a look at
- * the MTU.
+ * Whose segments are too long for the other peer's path goes back to the sockets, each of which then sends by its own
+ * path: told of it, a peer would send shorter segments to the relay on all its connections. No other error of a pair
+ * matters to its peers.
+ *
+ * Errors about a forwarded connection go on to the peer that has sent the segment, with the addresses, ports and number
+ * that it knows; what is quoted beyond that stays as it is, and so does a wrong checksum. Their source becomes the
+ * relay's address that this peer talks to: a path need not let the router's address through, and the peer has nothing
+ * to do with the server's.
+ *
+ * The same holds for what is too long for the relay's own device, about which such an error is made here:
+ * bpf_redirect_neigh sends without a look at the MTU.
  */
 #ifndef SEGMENT_ICMP_H
 #define SEGMENT_ICMP_H
 
 #include "lib/checksum.h"
-#include "segment/forward.h"
 #include "segment/overlap.h"
+#include "segment/untranslatable.h"
 
 #define ICMP_UNREACHABLE 3
 #define ICMP_TOO_BIG_CODE 4
@@ -36,8 +43,8 @@
  */
 #define LEAST_SERVER_MTU 1280
 
-/* No sender goes below this path MTU (`ip_rt_min_pmtu`), so shorter segments need not be compared with one. */
-#define LEAST_PATH_MTU 552
+/* No device takes less (RFC 791, 3.2), so shorter segments need not be compared with its MTU. */
+#define LEAST_MTU 68
 
 /* The TTL of what this host sends (IPDEFTTL) */
 #define OWN_HOPS 64
@@ -116,7 +123,8 @@ struct icmp_error {
 	__u32 seq;		/* of the quoted segment; then as its sender has sent it */
 	__u32 out_device;
 	__u32 hops;		/* that it may still take */
-	__u32 mtu;		/* where the segment was too big */
+	__u32 length;		/* of the quoted packet, in bytes */
+	__u32 mtu;		/* where it was too big */
 	__u8 too_big;
 	__u8 refuses;		/* the server cannot be reached */
 	__u8 is_fatal;		/* a peer may take it for the end (RFC 1122, 4.2.3.9) */
@@ -125,6 +133,7 @@ struct icmp_error {
 enum icmp_way {
 	ICMP_UP,	/* of no segment that was translated */
 	ICMP_ON,	/* to the sender of the segment */
+	ICMP_HELD,	/* of a pair that goes back to its sockets */
 	ICMP_NOWHERE,	/* of no segment that is on its way: a forgery, or late. Or one too many, or too hard */
 };
 
@@ -181,7 +190,7 @@ __noinline int judge_error(struct icmp_error *e)
 	struct segment_flow *flow;
 	struct segment_side *sender, *other;
 	__u32 state, oldest, from, seq;
-	bool is_known = true;
+	bool is_known;
 
 	if (!e)
 		return ICMP_UP;
@@ -195,16 +204,22 @@ __noinline int judge_error(struct icmp_error *e)
 	other = &flow->side[at.side & 1];
 	state = load_acquire(&flow->state);
 	seq = e->seq - sender->seq_delta;
-	if (is_forwarded(flow))
-		is_known = (state == SEGMENT_OPENING || state == SEGMENT_SPLICED) && (marks(sender) & SEGMENT_NOTED);
-	else if (!was_translated(flow, at.flow, from, seq))
-		return ICMP_UP;
-	/* None that may end a connection which is open (RFC 5927, 5.2): the relay's socket would keep it. */
-	if ((e->is_fatal && state != SEGMENT_OPENING) || (e->too_big && from && e->mtu < LEAST_SERVER_MTU))
-		return ICMP_NOWHERE;
 	/* A SYN counts as acknowledged from the beginning. */
 	oldest = (__u32)READ_ONCE(sender->acked) - (state == SEGMENT_OPENING);
-	if (!is_known || after(oldest, seq) || after(seq, high_seq(sender)) || e->hops <= 1 || !may_tell(at.flow, from))
+	is_known = !after(oldest, seq) && !after(seq, high_seq(sender)) && (!e->too_big || e->mtu < e->length);
+	if (!is_forwarded(flow)) {
+		if (!was_translated(flow, at.flow, from, seq))
+			return ICMP_UP;
+		if (!is_known || !e->too_big)
+			return ICMP_NOWHERE;
+		hold(flow, at.flow, sender, SEGMENT_NARROW);
+		return ICMP_HELD;
+	}
+	/* None that may end a connection which is open (RFC 5927, 5.2). */
+	if ((e->is_fatal && state != SEGMENT_OPENING) || (e->too_big && from && e->mtu < LEAST_SERVER_MTU))
+		return ICMP_NOWHERE;
+	if ((state != SEGMENT_OPENING && state != SEGMENT_SPLICED) || !(marks(sender) & SEGMENT_NOTED) || !is_known ||
+	    e->hops <= 1 || !may_tell(at.flow, from))
 		return ICMP_NOWHERE;
 	/* The client hears of it. Should it try again nevertheless, its SYN opens the connection anew. */
 	if (state == SEGMENT_OPENING && e->refuses && (at.side & 1)) {
@@ -242,14 +257,15 @@ __noinline int pass_error_v4(struct __sk_buff *skb)
 	e.hops = p->ip.ttl;
 	e.too_big = p->icmp.type == ICMP_UNREACHABLE && p->icmp.code == ICMP_TOO_BIG_CODE;
 	e.mtu = bpf_ntohl(p->icmp.rest) & 0xffff;
+	e.length = bpf_ntohs(p->quoted.tot_len);
 	e.refuses = p->icmp.type == ICMP_UNREACHABLE && !e.too_big;
 	e.is_fatal = p->icmp.type == ICMP_PARAMETER_PROBLEM ||
 		     (e.refuses && (ICMP_FATAL_CODES >> (p->icmp.code & 15) & 1));
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
-	if (way == ICMP_NOWHERE) {
-		count(SEGMENT_ICMP_REFUSED);
+	if (way != ICMP_ON) {
+		count(way == ICMP_HELD ? SEGMENT_HELD_BACK : SEGMENT_ICMP_REFUSED);
 		return DROP;
 	}
 	/*
@@ -318,14 +334,15 @@ __noinline int pass_error_v6(struct __sk_buff *skb)
 	e.hops = p->ip.hop_limit;
 	e.too_big = p->icmp.type == ICMPV6_TOO_BIG;
 	e.mtu = bpf_ntohl(p->icmp.rest);
+	e.length = sizeof(p->quoted) + bpf_ntohs(p->quoted.payload_len);
 	e.refuses = p->icmp.type == ICMPV6_UNREACHABLE;
 	e.is_fatal = p->icmp.type == ICMPV6_PARAMETER_PROBLEM ||
 		     (e.refuses && (ICMPV6_FATAL_CODES >> (p->icmp.code & 15) & 1));
 	way = judge_error(&e);
 	if (way == ICMP_UP)
 		return NEXT;
-	if (way == ICMP_NOWHERE) {
-		count(SEGMENT_ICMP_REFUSED);
+	if (way != ICMP_ON) {
+		count(way == ICMP_HELD ? SEGMENT_HELD_BACK : SEGMENT_ICMP_REFUSED);
 		return DROP;
 	}
 	/* Over the pseudo-header as well. */
@@ -430,16 +447,18 @@ static __always_inline __u32 make_error_v6(struct __sk_buff *skb, struct icmp_ma
 /* Whether a segment may be too long for a device: only then refuse_size() has to be asked. */
 static __always_inline bool is_long(const struct __sk_buff *skb)
 {
-	return skb->len > ETH_HLEN + LEAST_PATH_MTU;
+	return skb->len > ETH_HLEN + LEAST_MTU;
 }
 
 /*
- * Sends a segment that is too long for a device back, as the error that quotes it.
+ * Drops a segment that is too long for a device. A pair goes back to its sockets; of a forwarded connection it becomes
+ * the error that quotes it, and goes back to its sender.
  * @s: the segment, not written yet. @slot, @from: index of its flow, and the side of its sender. @device: the device.
  * The verdict; NEXT if it is not too long.
  */
 __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot, __u32 from, __u32 device)
 {
+	struct segment_flow *flow = bpf_map_lookup_elem(&segment_flows, &slot);
 	struct scratch *b = scratch();
 	__u32 headers, made, mtu = 0;
 	bool ok;
@@ -447,11 +466,15 @@ __noinline int refuse_size(struct __sk_buff *skb, struct segment *s, __u32 slot,
 	if (bpf_check_mtu(skb, device, &mtu, 0, BPF_MTU_CHK_SEGS) <= 0)
 		return NEXT;
 	count(SEGMENT_TOO_BIG);
-	/*
-	 * Who forges one uses up nothing. One that has an option in between is dropped only: its sender repeats it in
-	 * shorter ones.
-	 */
-	if (!s || !b || !s->is_believed || s->jumbo || !may_tell(slot, from))
+	/* Who forges one changes nothing. */
+	if (!s || !b || !flow || !s->is_believed)
+		return DROP;
+	if (!is_forwarded(flow)) {
+		hold(flow, slot, &flow->side[from & 1], SEGMENT_NARROW);
+		return DROP;
+	}
+	/* One that has an option in between is dropped only: its sender repeats it in shorter ones. */
+	if (s->jumbo || !may_tell(slot, from))
 		return DROP;
 	__builtin_memset(b, 0, sizeof(*b));
 	headers = s->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);

@@ -86,6 +86,7 @@ enum segment_mark {
 	SEGMENT_GAP = 256,	/* something that the peer has sent before `high_seq` may not have come by */
 	SEGMENT_FRAGMENTED = 512,	/* the peer's segments come in fragments */
 	SEGMENT_OPTIONED = 1024,	/* they come with IP options, or with extension headers of IPv6 */
+	SEGMENT_NARROW = 2048,	/* they are too long for the path to the other peer */
 };
 
 enum segment_flag {

@@ -32,9 +32,16 @@ struct first_words {
 	__be16 window;
 };
 
-/* Gives a pair back to its sockets, unless it is over. */
-static __always_inline void hold(struct segment_flow *flow, __u32 slot)
+/*
+ * Gives a pair back to its sockets, unless it is over. In OVERLAP these may not be empty yet: user space does it as soon
+ * as they are.
+ * @side: of the peer whose segments are not translated. @why: the mark.
+ */
+static __always_inline void hold(struct segment_flow *flow, __u32 slot, struct segment_side *side, __u32 why)
 {
+	add_marks(side, why);
+	if (load_acquire(&flow->state) != SEGMENT_SPLICED)
+		return;
 	flow->deadline_ns = bpf_ktime_get_ns() + HELD_NS;
 	if (__sync_val_compare_and_swap(&flow->state, SEGMENT_SPLICED, SEGMENT_HELD) == SEGMENT_SPLICED)
 		bpf_ringbuf_output(&segment_calls, &slot, sizeof(slot), BPF_RB_FORCE_WAKEUP);
@@ -126,12 +133,8 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 	other = &flow->side[!(at.side & 1)];
 	if ((state != SEGMENT_SPLICED && state != SEGMENT_OVERLAP) || !has_to_go_back(&s, side, other))
 		return UNTRANSLATABLE_UP;
-	add_marks(side, mark);
-	/* The sockets may not be empty yet: user space holds the pair as soon as they are. */
-	if (state == SEGMENT_OVERLAP)
-		return UNTRANSLATABLE_UP;
-	hold(flow, at.flow);
-	return UNTRANSLATABLE_HELD;
+	hold(flow, at.flow, side, mark);
+	return state == SEGMENT_SPLICED ? UNTRANSLATABLE_HELD : UNTRANSLATABLE_UP;
 }
 
 /* Most of what parse() does not take is not of TCP at all. */

@@ -19,7 +19,7 @@ use super::liveness::Silence;
 use super::translation::Translation;
 use crate::outcome::Side;
 use splice_bpf::clock::now_ns;
-use splice_bpf::sequence::{is_behind, raise};
+use splice_bpf::sequence::{self, is_behind, raise};
 use splice_bpf::types::{
     SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple,
 };
@@ -35,21 +35,6 @@ pub(super) const TIME_WAIT: Duration = Duration::from_millis(3200);
 /// How far the timestamp clock is ahead of all timestamps when it is stopped again: half of what the program
 /// accepts as late (`FLOOR_REACH_NS` in `bpf/segment/timestamp.h`), since it goes on sending timestamps meanwhile.
 const STANDS_AHEAD: Duration = Duration::from_millis(500);
-
-/// Where a connection stands that its socket is to take up again; numbers as its peer counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// The next byte to the peer.
-    pub(super) send_next: u32,
-    /// The next one from it.
-    pub(super) receive_next: u32,
-    /// What the peer has room for, and the most that it ever had, in bytes.
-    pub(super) window: u32,
-    pub(super) largest_window: u32,
-    /// The latest timestamp that the peer has got; 0: none is known.
-    pub(super) timestamp: u32,
-    pub(super) in_microseconds: bool,
-}
 
 /// A flow and its slot. Dropping it ends the translation at once.
 #[derive(Debug)]
@@ -129,7 +114,7 @@ impl Flow {
         &self.tuples
     }
 
-    fn entry(&self) -> &SegmentFlow {
+    pub(super) fn entry(&self) -> &SegmentFlow {
         self.datapath.flow(self.slot)
     }
 
@@ -236,15 +221,10 @@ impl Flow {
         self.renew();
         let entry = self.entry();
         for side in &entry.side {
-            let stood = side.timestamp_floor.load(Relaxed);
-            let latest = side.latest_timestamp.load(Relaxed);
-            if stood != 0 {
-                // Retransmissions carry timestamps of the running clock, too, but the program notes none.
-                let newest = newest(stood, latest);
-                let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
-                let floor = newest.wrapping_add(ahead);
-                // 0 would make the program choose one.
-                side.timestamp_floor.store(floor.max(1), Relaxed);
+            // 0 would make the program choose one.
+            if side.timestamp_floor.load(Relaxed) != 0 {
+                let ahead = timestamp_ahead(side);
+                side.timestamp_floor.store(ahead, Relaxed);
             }
         }
         // If the program has ended the flow meanwhile, it stays ended.
@@ -270,7 +250,7 @@ impl Flow {
         (timestamp != 0).then(|| (timestamp, from.ticks_in_microseconds()))
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if !self.awake.swap(true, Relaxed) {
             self.datapath.awake().fetch_add(1, Relaxed);
         }
@@ -339,6 +319,9 @@ impl Flow {
         let why = |side: Side| match self.marks(side.index()) {
             marks if marks & mark::FRAGMENTED != 0 => Some((side, "come in fragments")),
             marks if marks & mark::OPTIONED != 0 => Some((side, "have IP options")),
+            marks if marks & mark::NARROW != 0 => {
+                Some((side, "are too long for the path to the other peer"))
+            }
             _ => None,
         };
         Side::BOTH.into_iter().find_map(why)
@@ -347,40 +330,6 @@ impl Flow {
     /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.
     pub(super) fn has_ended(&self, side: usize) -> bool {
         self.marks(side) & mark::FIN_ACKED != 0
-    }
-
-    /// Where this side's connection stands, by what both peers have acknowledged. What they have sent beyond that they
-    /// will send again.
-    pub(super) fn standing(&self, side: usize) -> Standing {
-        let [near, far] = [self.side(side), self.side(1 - side)];
-        let high_ack = near.high_ack.load(Relaxed);
-        Standing {
-            // The socket has to send its end of stream once more.
-            send_next: high_ack.wrapping_sub(self.has_ended(1 - side).into()),
-            receive_next: near.acked.load(Relaxed) as u32,
-            window: near.edge.load(Relaxed).wrapping_sub(high_ack),
-            largest_window: near.largest_window.load(Relaxed),
-            timestamp: newest(far.timestamp_floor.load(Relaxed), far.latest_timestamp.load(Relaxed)),
-            in_microseconds: far.ticks_in_microseconds(),
-        }
-    }
-
-    /// The sockets have taken their connections up again, and send.
-    pub(super) fn return_to_sockets(&self) {
-        for (side, socket) in self.change_over().iter().enumerate() {
-            socket.sent.store(self.standing(side).send_next, Relaxed);
-        }
-        self.wake();
-        self.entry().state.store(state::RETURNED, SeqCst);
-    }
-
-    /// Both sockets have sent all that their peers can have got past them.
-    pub(super) fn has_caught_up(&self) -> bool {
-        (0..2).all(|side| {
-            let far = self.side(1 - side);
-            let got = far.high_seq().wrapping_add(far.seq_delta.load(Relaxed));
-            !is_behind(self.change_over()[side].sent.load(Relaxed), got)
-        })
     }
 
     /// The flow has ended, but the program translates late segments for a while.
@@ -532,10 +481,18 @@ impl Drop for Flow {
     }
 }
 
-/// Of two timestamps, where 0 is none.
-fn newest(stood: u32, latest: u32) -> u32 {
-    let is_newer = latest != 0 && (stood == 0 || is_behind(stood, latest));
-    if is_newer { latest } else { stood }
+/// A timestamp that no translated one of this side's peer has reached; 0 where none is known. Retransmissions carry
+/// those of the running clock, too, but the program notes none.
+pub(super) fn timestamp_ahead(side: &SegmentSide) -> u32 {
+    let stood = side.timestamp_floor.load(Relaxed);
+    let latest = side.latest_timestamp.load(Relaxed);
+    let newest = match (stood, latest) {
+        (0, 0) => return 0,
+        (0, one) | (one, 0) => one,
+        (one, other) => sequence::later(one, other),
+    };
+    let ahead = ticks(STANDS_AHEAD, side.ticks_in_microseconds());
+    newest.wrapping_add(ahead).max(1)
 }
 
 /// How often a timestamp clock ticks in `time`.

@@ -23,12 +23,13 @@ use rustix::net::{getpeername, getsockname};
 use super::Segment;
 use super::change_over::Asleep;
 use super::flow::Flow;
-use super::sockets::{self, wake};
+use super::sockets::{self, addresses_of, wake};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
 use splice_base::repair;
 use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
+use splice_firewall::Tracking;
 
 /// How soon to look again for the end of a wait, should its call get lost.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
@@ -76,6 +77,7 @@ impl Segment {
             Some((side, how)) => format!("segment: {side:?}'s segments {how}"),
             None => "segment: the pair was given back".into(),
         };
+        let_pass(flow);
         flow.return_to_sockets();
         for side in Side::BOTH {
             let end = pair.ends[side.index()];
@@ -107,6 +109,18 @@ impl Segment {
     }
 }
 
+/// Connection tracking has seen nothing of what went past the sockets, and would call what comes now invalid.
+fn let_pass(flow: &Flow) {
+    let Ok(mut tracking) = Tracking::new() else {
+        return;
+    };
+    for tuple in flow.tuples() {
+        let (local, peer) = addresses_of(tuple);
+        // Without the module nf_conntrack_netlink nobody can tell it.
+        let _ = tracking.be_liberal(peer, local);
+    }
+}
+
 /// Keeps a flow until both sockets have caught up with their peers, or are gone.
 #[derive(Debug)]
 struct CatchUp {
@@ -127,7 +141,12 @@ impl Aftermath for CatchUp {
 }
 
 /// Has this side's socket take its connection up again. It stays in repair mode, and is silent.
-fn take_up(end: &Endpoint, flow: &Flow, found: &SegmentInspection, side: Side) -> Result<(), Errno> {
+fn take_up(
+    end: &Endpoint,
+    flow: &Flow,
+    found: &SegmentInspection,
+    side: Side,
+) -> Result<(), Errno> {
     let socket: &SegmentSocket = &found.socket[side.index()];
     let stands = flow.standing(side.index());
     let timestamps = socket.flags & has::TIMESTAMPS != 0;

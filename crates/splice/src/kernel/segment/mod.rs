@@ -36,6 +36,7 @@ mod patience;
 mod sample;
 mod sleepers;
 mod sockets;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod time_wait;

@@ -1,13 +1,14 @@
-//! ICMP errors about what a spliced pair has sent: those about a segment that is on its way go to its sender.
+//! ICMP errors about segments that were translated: of a forwarded connection, those about a segment that is on its way
+//! go to its sender. A pair goes back to its sockets for one that says that its segments are too long.
 
 use std::ops::Range;
 
 use super::frame::{Frame, take_frames};
-use super::icmp_frame::{ETHERNET_BYTES, IcmpError, Read, header_bytes, read};
+use super::icmp_frame::{ETHERNET_BYTES, IcmpError, Read, SEGMENT_BYTES, header_bytes, read};
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
-    SegmentFlow, segment_mark as mark, segment_reason as reason, segment_state as state,
+    SegmentFlow, segment_flag as flag, segment_mark as mark, segment_reason as reason, segment_state as state,
 };
 
 const NEXT: i32 = -1;
@@ -54,7 +55,7 @@ const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
 /// `LEAST_SERVER_MTU` in `bpf/segment/icmp.h`.
 const LEAST_SERVER_MTU: u16 = 1280;
 
-/// A spliced pair with bytes on their way in both directions, which nobody has sent.
+/// A connection with bytes on their way in both directions, which nobody has sent.
 struct Scene {
     lab: Lab,
     _splicer: Splicer,
@@ -65,11 +66,23 @@ struct Scene {
 }
 
 impl Scene {
-    fn both() -> [Self; 2] {
+    /// Spliced pairs, over IPv4 and IPv6.
+    fn pairs() -> [Self; 2] {
         [
             Self::new(Connected::across, true),
             Self::new(Connected::across_v6, false),
         ]
+    }
+
+    /// The same, which look to the program as if they had been forwarded from the SYN on.
+    fn both() -> [Self; 2] {
+        let scenes = Self::pairs();
+        for scene in &scenes {
+            for side in &scene.flow().side {
+                side.flags.fetch_or(flag::FORWARDED, Relaxed);
+            }
+        }
+        scenes
     }
 
     fn new(connect: fn(&Lab) -> Connected, is_v4: bool) -> Self {
@@ -123,6 +136,12 @@ impl Scene {
         let relay = self.lab.relay();
         let fed = relay.enter(|| self.datapath.feed_through(device, frame));
         fed.expect("entered").expect("run")
+    }
+
+    /// The length of the packet that an error quotes.
+    fn quoted_bytes(&self) -> u32 {
+        let [peer, _] = self.ends(0);
+        (header_bytes(peer.ip()) + SEGMENT_BYTES) as u32
     }
 
     fn verdict(&self, side: usize, error: &IcmpError) -> i32 {
@@ -404,7 +423,7 @@ fn an_error_about_a_flow_that_is_over_goes_to_the_stack() {
     if !available(Need::Root) {
         return;
     }
-    for scene in Scene::both() {
+    for scene in Scene::pairs() {
         let kind = TOO_BIG[usize::from(!scene.is_v4)];
         let flow = scene.flow();
         let error = scene.error(0, kind, scene.on_its_way(0).start);
@@ -415,7 +434,55 @@ fn an_error_about_a_flow_that_is_over_goes_to_the_stack() {
             assert_eq!(scene.verdict(0, &error), NEXT, "{over}");
         }
         flow.state.store(state::SPLICED, Relaxed);
-        assert_eq!(scene.verdict(0, &error), REDIRECT);
+        assert_eq!(scene.verdict(0, &error), DROP);
+        assert_eq!(flow.state.load(Relaxed), state::HELD);
+    }
+}
+
+/// Each socket then sends what its own path takes.
+#[test]
+fn a_pair_goes_back_for_a_segment_that_was_too_big() {
+    if !available(Need::Root) {
+        return;
+    }
+    for side in 0..2 {
+        for scene in Scene::pairs() {
+            let version = usize::from(!scene.is_v4);
+            let flow = scene.flow();
+            let Range { start, end } = scene.on_its_way(side);
+            let others = SOFT[version].iter().chain(FATAL[version]);
+            for kind in others.filter(|kind| **kind != TOO_BIG[version]) {
+                assert_eq!(scene.verdict(side, &scene.error(side, *kind, start)), DROP);
+            }
+            let right = scene.error(side, TOO_BIG[version], start);
+            // It was not.
+            for mtu in [1500, u16::MAX] {
+                let wrong = IcmpError {
+                    mtu,
+                    ..right.clone()
+                };
+                assert_eq!(scene.verdict(side, &wrong), DROP);
+            }
+            for seq in [start.wrapping_sub(1), end.wrapping_add(1)] {
+                let wrong = scene.error(side, TOO_BIG[version], seq);
+                assert_eq!(scene.verdict(side, &wrong), DROP);
+            }
+            assert_eq!(flow.state.load(Relaxed), state::SPLICED);
+            // Nobody has sent what is said to be on its way.
+            let near = &flow.side[side];
+            let acked = near.acked.load(Relaxed) as u32;
+            let marks = u64::from(mark::NOTED | mark::PAST);
+            near.reach
+                .store(marks << u32::BITS | u64::from(acked), Relaxed);
+            assert_eq!(scene.verdict(side, &scene.error(side, TOO_BIG[version], acked)), DROP);
+            let (client, server, handle) = &scene.joined;
+            netlab::until("user space has it", || handle.engine().0 == EngineName::Copy);
+            let why = handle.engine().1;
+            assert!(why.contains("are too long for the path"), "{why}");
+            ping(client, server);
+            exchange(client, server, 1 << 20, seed());
+            ended(handle);
+        }
     }
 }
 
@@ -425,7 +492,7 @@ fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
     if !available(Need::Root) {
         return;
     }
-    for scene in Scene::both() {
+    for scene in Scene::pairs() {
         let kind = SOFT[usize::from(!scene.is_v4)][2];
         let flow = scene.flow();
         let deadline = now_ns() + 4 * PATIENCE.as_nanos() as u64;
@@ -441,14 +508,21 @@ fn during_the_change_over_an_error_goes_to_whoever_has_sent_the_segment() {
             for before in [start, border.wrapping_sub(1)] {
                 assert_eq!(verdict_at(before), NEXT);
             }
-            for behind in [border, end] {
-                assert_eq!(verdict_at(behind), REDIRECT);
-            }
             assert_eq!(verdict_at(end.wrapping_add(1)), DROP);
+            let is_narrow = || flow.side[side].marks() & mark::NARROW != 0;
+            assert!(!is_narrow());
+            for behind in [border, end] {
+                assert_eq!(verdict_at(behind), DROP);
+                assert!(is_narrow());
+                flow.side[side].take_mark(mark::NARROW);
+            }
             // The socket was woken, and has acknowledged more.
             change_over.cut.store(end, Relaxed);
             assert_eq!(verdict_at(border), NEXT);
-            assert_eq!(verdict_at(end), REDIRECT);
+            assert!(!is_narrow());
+            assert_eq!(verdict_at(end), DROP);
+            assert!(is_narrow());
+            assert_eq!(flow.state.load(Relaxed), state::OVERLAP);
             // All of the stream goes by the socket.
             flow.side[side].take_mark(mark::PAST);
             for seq in [start, border, end, end.wrapping_add(1)] {
@@ -513,7 +587,9 @@ fn random_errors_harm_nothing() {
                 kind.0 == 2
             };
             let is_too_small = is_too_big && side == 1 && error.mtu < LEAST_SERVER_MTU;
-            let expected = match (is_error, is_known && !is_fatal && !is_too_small) {
+            let was_no_bigger = is_too_big && u32::from(error.mtu) >= scene.quoted_bytes();
+            let is_plausible = !is_fatal && !is_too_small && !was_no_bigger;
+            let expected = match (is_error, is_known && is_plausible) {
                 (false, _) => NEXT,
                 (true, false) => DROP,
                 (true, true) => REDIRECT,
@@ -599,5 +675,26 @@ fn a_segment_that_is_too_long_comes_back_as_an_error() {
             set_mtu(1500);
             scene.forget_errors();
         }
+    }
+}
+
+/// The relay's device has got a smaller MTU.
+#[test]
+fn a_pair_goes_back_for_a_segment_that_is_too_long() {
+    if !available(Need::Root) {
+        return;
+    }
+    for scene in Scene::pairs() {
+        let (client, server, handle) = &scene.joined;
+        ping(client, server);
+        let set_mtu = format!("link set {} mtu {SMALL_MTU}", Lab::TO_SERVER);
+        run(scene.lab.relay(), "ip", &set_mtu);
+        let far = format!("link set {} mtu {SMALL_MTU}", Lab::TO_RELAY);
+        run(scene.lab.server(), "ip", &far);
+        exchange(client, server, 1 << 20, seed());
+        let outcome = ended(handle);
+        assert_eq!(outcome.engine, EngineName::Copy);
+        let why = outcome.why_engine;
+        assert!(why.contains("A's segments are too long for the path"), "{why}");
     }
 }

@@ -11,7 +11,7 @@ const ICMP_BYTES: usize = 8;
 /// Of the quoted TCP header, the least that a router quotes (RFC 792).
 const QUOTED_TCP_BYTES: usize = 8;
 /// Of the segment that is quoted.
-const SEGMENT_BYTES: usize = 1400;
+pub(super) const SEGMENT_BYTES: usize = 1400;
 
 const ACK: u8 = 16;
 const TCP: u8 = 6;

@@ -16,6 +16,7 @@ mod device;
 mod forged_segments;
 mod frame;
 mod full_table;
+mod give_back;
 pub(super) mod halt;
 mod icmp_errors;
 mod icmp_frame;

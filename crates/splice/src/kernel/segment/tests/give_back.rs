@@ -1,0 +1,321 @@
+//! Pairs that go back to their sockets, since their segments come in a form that is not translated.
+
+use super::frame::{Frame, take_frames};
+use super::*;
+use splice_bpf::types::{SegmentFlow, segment_mark as mark, segment_state as state};
+
+const DROP: i32 = 2;
+const NEXT: i32 = -1;
+
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+const ETHERNET_BYTES: usize = 14;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const TCP: u8 = 6;
+const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// What the program does not translate.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Fragment,
+    Options,
+}
+
+impl Form {
+    const BOTH: [Self; 2] = [Self::Fragment, Self::Options];
+
+    /// The frame of a segment in this form.
+    fn of(self, frame: &Frame) -> Vec<u8> {
+        let mut bytes = frame.bytes();
+        let ip = ETHERNET_BYTES;
+        match (self, frame.from.is_ipv4()) {
+            // More of them follow.
+            (Self::Fragment, true) => bytes[ip + 6] |= 0x20,
+            (Self::Options, true) => {
+                bytes[ip] += 1;
+                let length = u16::from_be_bytes([bytes[ip + 2], bytes[ip + 3]]) + 4;
+                bytes[ip + 2..ip + 4].copy_from_slice(&length.to_be_bytes());
+                let at = ip + IPV4_BYTES;
+                bytes.splice(at..at, [1; 4]);
+            }
+            (form, false) => {
+                let (next, header) = match form {
+                    Self::Fragment => (FRAGMENT, [TCP, 0, 0, 1, 0, 0, 0, 7]),
+                    // One of padding
+                    Self::Options => (DESTINATION_OPTIONS, [TCP, 0, 1, 4, 0, 0, 0, 0]),
+                };
+                let length = u16::from_be_bytes([bytes[ip + 4], bytes[ip + 5]]) + 8;
+                bytes[ip + 4..ip + 6].copy_from_slice(&length.to_be_bytes());
+                bytes[ip + 6] = next;
+                let at = ip + IPV6_BYTES;
+                bytes.splice(at..at, header);
+            }
+        }
+        bytes
+    }
+}
+
+struct Scene {
+    lab: Lab,
+    splicer: Splicer,
+    datapath: Arc<Datapath>,
+    devices: Vec<u32>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let lab = Lab::new().expect("a lab");
+        take_frames(&lab);
+        let splicer = splicer_in(lab.relay());
+        Self {
+            datapath: datapath_in(&lab),
+            devices: devices(lab.relay()),
+            lab,
+            splicer,
+        }
+    }
+
+    fn splice(&self, is_v4: bool) -> Joined {
+        let connected = match is_v4 {
+            true => Connected::across(&self.lab),
+            false => Connected::across_v6(&self.lab),
+        };
+        let joined = spliced(&self.lab, &self.splicer, connected);
+        netlab::until("it is spliced", || self.flow_of(&joined).is_some());
+        joined
+    }
+
+    /// The flow of a pair, while it is spliced.
+    fn flow_of(&self, joined: &Joined) -> Option<&SegmentFlow> {
+        let port = joined.0.local_addr().expect("an address").port();
+        let mut flows = (0..).map(|slot| self.datapath.flow(slot)).take(64);
+        flows.find(|flow| {
+            let [.., ports] = flow.side[1].out.each_ref().map(|word| word.load(Relaxed));
+            let [_, _, high, low] = ports.to_ne_bytes();
+            u16::from_be_bytes([high, low]) == port && flow.state.load(Relaxed) == state::SPLICED
+        })
+    }
+
+    /// What `side`'s peer would send next, while the pair is spliced.
+    fn next(&self, joined: &Joined, side: usize) -> Option<Frame> {
+        let stream = [&joined.0, &joined.1][side];
+        let ends = [stream.local_addr(), stream.peer_addr()].map(|end| end.expect("an end"));
+        let near = &self.flow_of(joined)?.side[side];
+        let numbers = [near.high_seq(), near.high_ack.load(Relaxed)];
+        Some(Frame::new(ends, numbers, ACK))
+    }
+
+    /// Shows the program a frame from the side of `from`'s peer; its verdict.
+    fn feed(&self, from: usize, frame: &[u8]) -> i32 {
+        let device = self.devices[from];
+        let fed = self
+            .lab
+            .relay()
+            .enter(|| self.datapath.feed_on(device, frame));
+        fed.expect("entered").expect("run")
+    }
+
+    /// Has a pair go back for what `side`'s peer seems to have sent.
+    fn send_back(&self, joined: &Joined, side: usize, form: Form) {
+        let frame = form.of(&self.next(joined, side).expect("it is spliced"));
+        assert_eq!(self.feed(side, &frame), DROP, "{form:?} of {side}");
+    }
+}
+
+fn wait_for_return((_, _, handle): &Joined) {
+    netlab::until("user space has it", || {
+        assert!(handle.outcome().is_none(), "{handle:?}");
+        handle.engine().0 == EngineName::Copy
+    });
+}
+
+/// Whatever the form, the version of IP and the side, both streams go on, and the counters are exact.
+#[test]
+fn a_pair_goes_back_and_goes_on() {
+    if !available(Need::Root) {
+        return;
+    }
+    const BYTES: usize = 1 << 20;
+    let scene = Scene::new();
+    for is_v4 in [true, false] {
+        for form in Form::BOTH {
+            for side in 0..2 {
+                let joined = scene.splice(is_v4);
+                let (client, server, handle) = &joined;
+                ping(client, server);
+                scene.send_back(&joined, side, form);
+                wait_for_return(&joined);
+                let why = handle.engine().1.into_owned();
+                let named = match form {
+                    Form::Fragment => "come in fragments",
+                    Form::Options => "have IP options",
+                };
+                let expected = format!("segment: {:?}'s segments {named}", Side::BOTH[side]);
+                assert_eq!(why, expected);
+                assert_eq!(handle.counters().total(), 20);
+                ping(server, client);
+                exchange(client, server, BYTES, seed());
+                let outcome = ended(handle);
+                assert_eq!(moved(&outcome), [15 + BYTES as u64; 2]);
+            }
+        }
+    }
+    netlab::until("nothing is left of them", || scene.datapath.entries() == 0);
+}
+
+/// A stream that has ended stays ended, and the other one goes on to its end.
+#[test]
+fn a_half_closed_pair_goes_back() {
+    if !available(Need::Root) {
+        return;
+    }
+    const BYTES: usize = 1 << 20;
+    let scene = Scene::new();
+    for is_v4 in [true, false] {
+        for (ended_side, from) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let joined = scene.splice(is_v4);
+            let (client, server, handle) = &joined;
+            let (first, second) = match ended_side {
+                0 => (client, server),
+                _ => (server, client),
+            };
+            first.shutdown(Shutdown::Write).expect("shutdown");
+            assert_eq!({ second }.read(&mut [0; 8]).expect("the end"), 0);
+            netlab::until("the end is acknowledged", || {
+                let flow = scene.flow_of(&joined).expect("it is spliced");
+                flow.side[ended_side].marks() & mark::FIN_ACKED != 0
+            });
+            scene.send_back(&joined, from, Form::Fragment);
+            wait_for_return(&joined);
+            one_way(second, first, BYTES, seed());
+            assert_eq!(ended(handle).moved.total(), 10 + BYTES as u64);
+        }
+    }
+    netlab::until("nothing is left of them", || scene.datapath.entries() == 0);
+}
+
+/// In full flow, at any moment: no byte is lost, and none comes twice.
+#[test]
+fn full_streams_go_back() {
+    if !available(Need::Root) {
+        return;
+    }
+    const BYTES: usize = 4 << 20;
+    let scene = Scene::new();
+    let mut random = Random::seeded(seed());
+    for round in 0..rounds(20) {
+        let joined = scene.splice(round % 2 == 0);
+        let (client, server, handle) = &joined;
+        let (side, form) = (round / 2 % 2, Form::BOTH[round / 4 % 2]);
+        let place = random.below(BYTES as u64);
+        thread::scope(|scope| {
+            let sent_back = scope.spawn(|| {
+                netlab::until("it has got there", || handle.counters().total() >= place);
+                let began = Instant::now();
+                // What is on its way may leave the made-up one behind.
+                while let Some(frame) = scene.next(&joined, side) {
+                    assert!(began.elapsed() < PATIENCE, "it does not go back");
+                    scene.feed(side, &form.of(&frame));
+                }
+            });
+            exchange(client, server, BYTES, round as u64);
+            sent_back.join().expect("no panic");
+        });
+        let outcome = ended(handle);
+        assert_eq!(moved(&outcome), [5 + BYTES as u64; 2], "{round}");
+    }
+    netlab::until("nothing is left of them", || scene.datapath.entries() == 0);
+}
+
+/// Who does not know the place of both streams sends no pair back.
+#[test]
+fn forged_ones_change_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    for is_v4 in [true, false] {
+        let joined = scene.splice(is_v4);
+        for side in 0..2 {
+            let right = scene.next(&joined, side).expect("it is spliced");
+            let mut wrong = Vec::new();
+            for beside in [1 << 20, 1 << 30, 1 << 31] {
+                for (seq, ack) in [(beside, 0), (0, beside)] {
+                    for sign in [1, u32::MAX] {
+                        let mut frame = right.clone();
+                        frame.seq = frame.seq.wrapping_add(sign.wrapping_mul(seq));
+                        frame.ack = frame.ack.wrapping_add(sign.wrapping_mul(ack));
+                        wrong.push(frame);
+                    }
+                }
+            }
+            for flags in [0, RST, RST | ACK, SYN, SYN | ACK] {
+                wrong.push(Frame {
+                    flags,
+                    ..right.clone()
+                });
+            }
+            for frame in wrong {
+                for form in Form::BOTH {
+                    assert_eq!(scene.feed(side, &form.of(&frame)), NEXT, "{frame:?}");
+                }
+            }
+        }
+        assert!(scene.flow_of(&joined).is_some(), "it is still spliced");
+        ping(&joined.0, &joined.1);
+    }
+}
+
+/// Whoever resets the connection at that moment resets the other one.
+#[test]
+fn a_reset_meanwhile_is_passed_on() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    for side in 0..2 {
+        let joined = scene.splice(true);
+        scene.send_back(&joined, 1 - side, Form::Fragment);
+        let (client, server, handle) = joined;
+        let (first, mut second) = match side {
+            0 => (client, server),
+            _ => (server, client),
+        };
+        socket2::SockRef::from(&first)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+        drop(first);
+        let error = second.read(&mut [0; 8]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+        assert_eq!(outcome.reason, Reason::Reset(Side::BOTH[side]));
+    }
+}
+
+/// All at once, and none is left behind.
+#[test]
+fn many_pairs_go_back() {
+    if !available(Need::Root) {
+        return;
+    }
+    const PAIRS: usize = 40;
+    let scene = Scene::new();
+    let pairs: Vec<_> = (0..PAIRS).map(|_| scene.splice(true)).collect();
+    for joined in &pairs {
+        scene.send_back(joined, 0, Form::Fragment);
+    }
+    for joined in &pairs {
+        wait_for_return(joined);
+        ping(&joined.0, &joined.1);
+    }
+    netlab::until("the program has nothing left of them", || {
+        scene.datapath.entries() == 0
+    });
+    for joined in &pairs {
+        ping(&joined.1, &joined.0);
+    }
+}
