@@ -121,6 +121,8 @@ pub struct Standing {
     pub timestamps: bool,
     /// The window that the peer has announced last, and the largest one, in bytes.
     pub windows: [u32; 2],
+    /// The window that the peer was told of, in bytes.
+    pub room: u32,
 }
 
 /// Has a socket leave its connection without a word, and take up the one that stands there, with the same descriptor
@@ -160,7 +162,7 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
             set(fd, tcp, libc::TCP_REPAIR_OPTIONS, &[kind, value])?;
         }
     }
-    // `struct tcp_repair_window`: what the socket announces stays as the kernel has chosen it.
+    // `struct tcp_repair_window`
     let mut window = [0; 5];
     get(fd, tcp, libc::TCP_REPAIR_WINDOW, &mut window)?;
     let [last, largest] = standing.windows;
@@ -168,6 +170,9 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     window[0] = standing.receive_next.wrapping_sub(1).cast_signed();
     window[1] = last.cast_signed();
     window[2] = largest.max(last).cast_signed();
+    // It never shrinks (`tcp_select_window`).
+    let most = u32::from(u16::MAX) << own_scale;
+    window[3] = window[3].max(standing.room.min(most).cast_signed());
     set(fd, tcp, libc::TCP_REPAIR_WINDOW, &window)?;
     set_queue(fd, RepairQueue::None)
 }
@@ -196,4 +201,3 @@ pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<
     repair(&socket, Repair::Off)?;
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
 }
-

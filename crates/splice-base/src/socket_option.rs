@@ -354,7 +354,12 @@ pub fn set_receive_low_mark(fd: impl AsFd, bytes: i32) -> rustix::io::Result<()>
 }
 
 /// Reads an option whose value consists of integers.
-pub(crate) fn get(fd: BorrowedFd<'_>, level: i32, name: i32, values: &mut [i32]) -> Result<(), Errno> {
+pub(crate) fn get(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    values: &mut [i32],
+) -> Result<(), Errno> {
     let mut length = size_of_val(values) as libc::socklen_t;
     // SAFETY: `values` and `length` outlive the call, and `length` is the size of `values`.
     let result = unsafe {

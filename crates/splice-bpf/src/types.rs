@@ -857,6 +857,7 @@ pub mod segment_mark {
     pub const GAP: u32 = 256;
     pub const FRAGMENTED: u32 = 512;
     pub const OPTIONED: u32 = 1024;
+    pub const NARROW: u32 = 2048;
 }
 
 /// `enum segment_flag`.

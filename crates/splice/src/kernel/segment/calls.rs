@@ -34,14 +34,19 @@ impl Calls {
     /// Unless another flow has the slot by now.
     pub(super) fn hang_up(&self, slot: u32, serial: u32) {
         let mut listeners = self.listeners();
-        if listeners.get(&slot).is_some_and(|(known, _)| *known == serial) {
+        if listeners
+            .get(&slot)
+            .is_some_and(|(known, _)| *known == serial)
+        {
             listeners.remove(&slot);
         }
     }
 
     fn listeners(&self) -> MutexGuard<'_, HashMap<u32, (u32, Waker)>> {
         // Every change is complete before anything can panic.
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

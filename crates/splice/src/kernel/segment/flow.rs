@@ -19,7 +19,7 @@ use super::liveness::Silence;
 use super::translation::Translation;
 use crate::outcome::Side;
 use splice_bpf::clock::now_ns;
-use splice_bpf::sequence::{self, is_behind, raise};
+use splice_bpf::sequence::{self, raise};
 use splice_bpf::types::{
     SegmentChangeOverSide, SegmentFlow, SegmentInspection, SegmentPlace, SegmentSide, SegmentTuple,
 };

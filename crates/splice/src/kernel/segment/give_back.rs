@@ -160,6 +160,7 @@ fn take_up(
         sack: socket.flags & has::SACK != 0,
         timestamps,
         windows: [stands.window, stands.largest_window],
+        room: stands.room,
     };
     repair::take_up(end, &standing)?;
     if timestamps && stands.timestamp != 0 {

@@ -16,6 +16,9 @@ pub(super) struct Standing {
     /// What the peer has room for, and the most that it ever had, in bytes.
     pub(super) window: u32,
     pub(super) largest_window: u32,
+    /// What the peer was told that there is room for, in bytes. It may have sent all of that already, and a socket that
+    /// has announced less discards whatever comes from behind its window, acknowledgements as well.
+    pub(super) room: u32,
     /// One that no timestamp which the peer has got has reached; 0: none is known.
     pub(super) timestamp: u32,
     pub(super) in_microseconds: bool,
@@ -27,16 +30,28 @@ impl Flow {
     pub(super) fn standing(&self, side: usize) -> Standing {
         let [near, far] = [self.side(side), self.side(1 - side)];
         let high_ack = near.high_ack.load(Relaxed);
+        // What the program has not heard was acknowledged by the sockets.
+        let receive_next = sequence::later(
+            near.acked.load(Relaxed) as u32,
+            self.change_over()[side].cut.load(Relaxed),
+        );
+        let promised = sequence::later(
+            near.promised.load(Relaxed),
+            far.edge
+                .load(Relaxed)
+                .wrapping_sub(near.seq_delta.load(Relaxed)),
+        );
         Standing {
             // The socket has to send its end of stream once more.
             send_next: high_ack.wrapping_sub(self.has_ended(1 - side).into()),
-            // What the program has not heard was acknowledged by the sockets.
-            receive_next: sequence::later(
-                near.acked.load(Relaxed) as u32,
-                self.change_over()[side].cut.load(Relaxed),
-            ),
+            receive_next,
             window: near.edge.load(Relaxed).wrapping_sub(high_ack),
             largest_window: near.largest_window.load(Relaxed),
+            room: promised
+                .wrapping_sub(receive_next)
+                .cast_signed()
+                .max(0)
+                .cast_unsigned(),
             timestamp: timestamp_ahead(far),
             in_microseconds: far.ticks_in_microseconds(),
         }

@@ -51,10 +51,10 @@ mod connection;
 mod crowd;
 mod damage;
 mod forger;
+mod fragments;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
-mod fragments;
 mod icmp;
 mod icmp_forgery;
 mod path_mtu;

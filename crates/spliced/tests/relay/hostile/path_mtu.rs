@@ -98,27 +98,19 @@ fn narrow_unannounced(stage: &Stage, side: Side) {
 }
 
 fn a_router_towards_the_server_lowers_its_mtu(stage: &Stage) {
-    goes_back(stage, || {
-        narrow(cable_beyond(stage, Side::Server))
-    });
+    goes_back(stage, || narrow(cable_beyond(stage, Side::Server)));
 }
 
 fn a_router_towards_the_client_lowers_its_mtu(stage: &Stage) {
-    goes_back(stage, || {
-        narrow(cable_beyond(stage, Side::Client))
-    });
+    goes_back(stage, || narrow(cable_beyond(stage, Side::Client)));
 }
 
 fn the_relays_device_towards_the_server_gets_a_lower_mtu(stage: &Stage) {
-    goes_back(stage, || {
-        narrow(cable_of_the_relay(stage, Side::Server))
-    });
+    goes_back(stage, || narrow(cable_of_the_relay(stage, Side::Server)));
 }
 
 fn the_relays_device_towards_the_client_gets_a_lower_mtu(stage: &Stage) {
-    goes_back(stage, || {
-        narrow(cable_of_the_relay(stage, Side::Client))
-    });
+    goes_back(stage, || narrow(cable_of_the_relay(stage, Side::Client)));
 }
 
 /// A peer learns of one MTU after the other.

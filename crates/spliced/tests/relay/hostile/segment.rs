@@ -2,9 +2,7 @@
 
 use std::net::SocketAddr;
 
-use splice_base::repair::{
-    Repair, RepairQueue, queue_sequence, repair, timestamp as timestamp_of,
-};
+use splice_base::repair::{Repair, RepairQueue, queue_sequence, repair, timestamp as timestamp_of};
 
 use crate::peer::Peer;
 

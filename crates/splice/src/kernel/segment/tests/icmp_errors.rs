@@ -8,7 +8,8 @@ use super::icmp_frame::{ETHERNET_BYTES, IcmpError, Read, SEGMENT_BYTES, header_b
 use super::*;
 use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
-    SegmentFlow, segment_flag as flag, segment_mark as mark, segment_reason as reason, segment_state as state,
+    SegmentFlow, segment_flag as flag, segment_mark as mark, segment_reason as reason,
+    segment_state as state,
 };
 
 const NEXT: i32 = -1;
@@ -80,6 +81,7 @@ impl Scene {
         for scene in &scenes {
             for side in &scene.flow().side {
                 side.flags.fetch_or(flag::FORWARDED, Relaxed);
+                side.add_marks(mark::NOTED);
             }
         }
         scenes
@@ -474,9 +476,14 @@ fn a_pair_goes_back_for_a_segment_that_was_too_big() {
             let marks = u64::from(mark::NOTED | mark::PAST);
             near.reach
                 .store(marks << u32::BITS | u64::from(acked), Relaxed);
-            assert_eq!(scene.verdict(side, &scene.error(side, TOO_BIG[version], acked)), DROP);
+            assert_eq!(
+                scene.verdict(side, &scene.error(side, TOO_BIG[version], acked)),
+                DROP
+            );
             let (client, server, handle) = &scene.joined;
-            netlab::until("user space has it", || handle.engine().0 == EngineName::Copy);
+            netlab::until("user space has it", || {
+                handle.engine().0 == EngineName::Copy
+            });
             let why = handle.engine().1;
             assert!(why.contains("are too long for the path"), "{why}");
             ping(client, server);
@@ -695,6 +702,9 @@ fn a_pair_goes_back_for_a_segment_that_is_too_long() {
         let outcome = ended(handle);
         assert_eq!(outcome.engine, EngineName::Copy);
         let why = outcome.why_engine;
-        assert!(why.contains("A's segments are too long for the path"), "{why}");
+        assert!(
+            why.contains("A's segments are too long for the path"),
+            "{why}"
+        );
     }
 }
