@@ -263,6 +263,14 @@ pub fn set_zero_copy(fd: impl AsFd) -> rustix::io::Result<()> {
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32)
 }
 
+/// Has every packet of a socket carry options of IPv4 that say nothing (`IP_OPTIONS`).
+#[cfg(feature = "test")]
+pub fn send_ip_options(fd: impl AsFd) -> rustix::io::Result<()> {
+    // "No operation" (RFC 791, 3.1)
+    let options = [1u8; 4];
+    set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_OPTIONS, &options)
+}
+
 /// Attaches a BPF program that filters what the socket receives (`SO_ATTACH_BPF`).
 pub fn attach_filter(fd: impl AsFd, program: impl AsFd) -> rustix::io::Result<()> {
     let program = program.as_fd().as_raw_fd();

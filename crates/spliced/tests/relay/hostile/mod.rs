@@ -51,7 +51,6 @@ mod connection;
 mod crowd;
 mod damage;
 mod forger;
-mod fragments;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
 mod hops;
@@ -65,4 +64,5 @@ mod segment;
 mod spray;
 mod stage;
 mod timestamp;
+mod untranslated;
 mod vanish;

@@ -2,6 +2,8 @@
 //! Where ICMP is filtered, each sender finds out by itself.
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 
 use netlab::{Lab, Namespace, present};
@@ -10,7 +12,8 @@ use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
 use super::stage::{Family, IN_ORDER, Stage};
 use crate::patience::until;
-use crate::peer::{Peer, exchange};
+use crate::payload::Payload;
+use crate::peer::{End, Peer, exchange};
 use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 
@@ -20,8 +23,10 @@ const SMALLER_MTU: u32 = 1290;
 /// What fits an Ethernet, by IPv4 and by IPv6.
 const ANNOUNCED_BYTES: [(&str, u32); 2] = [("-4", 1460), ("-6", 1440)];
 
-const CONNECTIONS: usize = 3;
+pub(super) const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
+/// Should nothing ever change.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// Both ends of a cable: a veth drops what is longer than its own MTU when it comes in (`is_skb_forwardable`).
 pub(super) fn narrow(ends: [(&Namespace, &str); 2]) {
@@ -34,14 +39,14 @@ pub(super) fn set_mtu(namespace: &Namespace, device: &str, mtu: u32) {
     ip(namespace, &format!("link set {device} mtu {mtu}"));
 }
 
-fn move_some(connection: &Connection, bytes: u64) {
+pub(super) fn move_some(connection: &Connection, bytes: u64) {
     exchange(&connection.client, &connection.server, 5, bytes, bytes);
 }
 
 /// One connection is idle when the path becomes narrower, and the others are full of bytes. Those that are spliced go
 /// back to their sockets.
 fn goes_back(stage: &Stage, narrow: impl FnOnce()) {
-    goes_on(stage, narrow);
+    goes_on(stage, |_| narrow());
     for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
         let why = entry["why_engine"].as_str().expect("a reason");
         assert!(why.contains("are too long for the path"), "{entry}");
@@ -49,21 +54,45 @@ fn goes_back(stage: &Stage, narrow: impl FnOnce()) {
 }
 
 /// The same, whatever moves them.
-fn goes_on(stage: &Stage, narrow: impl FnOnce()) {
+pub(super) fn goes_on(stage: &Stage, change: impl FnOnce(&[Connection])) {
     let connections = stage.connect(CONNECTIONS);
     let (idle, full) = connections.split_first().expect("several");
+    let has_changed = AtomicBool::new(false);
     thread::scope(|scope| {
-        let full = full
-            .iter()
-            .map(|connection| scope.spawn(|| move_some(connection, 8 * BYTES)));
-        let full: Vec<_> = full.collect();
-        narrow();
-        move_some(idle, BYTES);
-        for full in full {
-            full.join().expect("it goes on");
+        for connection in full {
+            scope.spawn(|| move_beyond(connection, &has_changed));
         }
+        change(&connections);
+        has_changed.store(true, Release);
+        move_some(idle, BYTES);
     });
     stage.expect_ended(connections.len(), IN_ORDER);
+}
+
+/// Both streams are full until something has changed, and for a while after that.
+fn move_beyond(Connection { client, server }: &Connection, has_changed: &AtomicBool) {
+    thread::scope(|scope| {
+        for (from, to, payload) in [
+            (client, server, Payload::new(5)),
+            (server, client, Payload::new(6)),
+        ] {
+            let sent = scope.spawn(move || {
+                let mut sent = 0;
+                let mut is_last = false;
+                while !is_last && sent < MOST_BYTES {
+                    is_last = has_changed.load(Acquire);
+                    from.send(payload, sent, BYTES);
+                    sent += BYTES;
+                }
+                from.end_stream();
+                sent
+            });
+            scope.spawn(move || {
+                let received = to.read_to_end(payload, 0);
+                assert_eq!(received, (sent.join().expect("it goes on"), End::OfStream));
+            });
+        }
+    });
 }
 
 /// The cable between the router on this side and the host behind it.
@@ -174,7 +203,7 @@ fn a_link_loses_what_is_too_long(stage: &Stage, side: Side) {
         .args(["-K", device, "tso", "off", "gso", "off"])
         .status();
     assert!(off.expect("ethtool runs").success());
-    goes_on(stage, || set_mtu(router.0, router.1, SMALL_MTU));
+    goes_on(stage, |_| set_mtu(router.0, router.1, SMALL_MTU));
     if stage.splices() {
         stage.hop().expect_translated(CONNECTIONS);
     }

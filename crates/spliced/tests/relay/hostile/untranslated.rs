@@ -1,0 +1,108 @@
+//! Segments in fragments or with IP options, which the relay's sockets understand and the program does not.
+
+use std::thread;
+
+use netlab::Lab;
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
+use splice_base::socket_option::send_ip_options;
+
+use super::connection::Side;
+use super::hops::ip;
+use super::path_mtu::{CONNECTIONS, goes_on, move_some};
+use super::stage::{Family, IN_ORDER, Stage};
+
+/// A router fragments what is longer and goes without "don't fragment".
+const SMALL_MTU: u32 = 1300;
+
+const BYTES: u64 = 8 << 20;
+
+/// Those that are spliced have gone back to their sockets.
+fn expect_return(stage: &Stage, why: &str) {
+    for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
+        let found = entry["why_engine"].as_str().expect("a reason");
+        assert!(found.contains(why), "{entry}");
+    }
+}
+
+fn a_router_fragments(stage: &Stage, side: Side) {
+    let router = match side {
+        Side::Client => stage.lab().client(),
+        Side::Server => stage.lab().server(),
+    };
+    let device = Lab::TO_RELAY;
+    goes_on(stage, |connections| {
+        for connection in connections {
+            let peer = connection.end(side);
+            sockopt::set_ip_mtu_discover(peer, Ipv4PathMtuDiscovery::DONT).expect("it is set");
+        }
+        for route in ip(router, &format!("-4 route show dev {device}")).lines() {
+            let route = route.trim();
+            let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
+            ip(router, &change);
+        }
+    });
+    expect_return(stage, "come in fragments");
+}
+
+/// From some moment on. The segments that are on their way at that moment are too long, so there are none.
+fn a_peer_sends_options(stage: &Stage, side: Side) {
+    let connections = stage.connect(CONNECTIONS);
+    for connection in &connections {
+        connection.moves_data();
+        let peer = connection.end(side);
+        send_ip_options(peer).expect("they are set");
+    }
+    thread::scope(|scope| {
+        for connection in &connections {
+            scope.spawn(|| move_some(connection, BYTES));
+        }
+    });
+    stage.expect_ended(connections.len(), IN_ORDER);
+    expect_return(stage, "have IP options");
+}
+
+/// Nobody fragments IPv6 underway, and Linux sends no full segments behind its extension headers.
+macro_rules! with_each_engine_over_v4 {
+    ($case:ident) => {
+        mod $case {
+            use super::{Family, Side, Stage};
+
+            #[test]
+            fn client_copy() {
+                with("copy", Side::Client);
+            }
+
+            #[test]
+            fn client_auto() {
+                with("auto", Side::Client);
+            }
+
+            #[test]
+            fn client_segment() {
+                with("segment", Side::Client);
+            }
+
+            #[test]
+            fn server_copy() {
+                with("copy", Side::Server);
+            }
+
+            #[test]
+            fn server_auto() {
+                with("auto", Side::Server);
+            }
+
+            #[test]
+            fn server_segment() {
+                with("segment", Side::Server);
+            }
+
+            fn with(engine: &str, side: Side) {
+                Stage::routed(engine, Family::V4, |stage| super::$case(stage, side));
+            }
+        }
+    };
+}
+
+with_each_engine_over_v4!(a_router_fragments);
+with_each_engine_over_v4!(a_peer_sends_options);
