@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use super::datapath::Datapath;
 use super::liveness::Silence;
 use super::translation::Translation;
-use crate::outcome::Side;
 use splice_bpf::clock::now_ns;
 use splice_bpf::sequence::{self, raise};
 use splice_bpf::types::{
@@ -301,35 +300,6 @@ impl Flow {
             side.raise_recent_timestamp(socket.recent_timestamp, now_ns());
         }
         entry.state.store(state::SPLICED, Release);
-    }
-
-    /// Has the program hold back every segment, unless the flow has ended.
-    pub(super) fn hold(&self) {
-        self.renew();
-        let state = &self.entry().state;
-        let _ = state.compare_exchange(state::SPLICED, state::HELD, SeqCst, Relaxed);
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        self.entry().state.load(Acquire) == state::HELD
-    }
-
-    /// Whose segments the program cannot translate, and why.
-    pub(super) fn untranslatable(&self) -> Option<(Side, &'static str)> {
-        let why = |side: Side| match self.marks(side.index()) {
-            marks if marks & mark::FRAGMENTED != 0 => Some((side, "come in fragments")),
-            marks if marks & mark::OPTIONED != 0 => Some((side, "have IP options")),
-            marks if marks & mark::NARROW != 0 => {
-                Some((side, "are too long for the path to the other peer"))
-            }
-            _ => None,
-        };
-        Side::BOTH.into_iter().find_map(why)
-    }
-
-    /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.
-    pub(super) fn has_ended(&self, side: usize) -> bool {
-        self.marks(side) & mark::FIN_ACKED != 0
     }
 
     /// The flow has ended, but the program translates late segments for a while.

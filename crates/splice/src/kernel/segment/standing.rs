@@ -1,10 +1,12 @@
-//! Where the connections of a flow stand that its sockets take up again, and whether these have caught up.
+//! A flow on its way back: why, where its connections stand that the sockets take up again, and whether these have
+//! caught up.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::flow::{Flow, timestamp_ahead};
+use crate::outcome::Side;
 use splice_bpf::sequence::{self, is_behind};
-use splice_bpf::types::segment_state as state;
+use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
 /// Where a connection stands that its socket is to take up again; numbers as its peer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,35 @@ pub(super) struct Standing {
 }
 
 impl Flow {
+    /// Has the program hold back every segment, unless the flow has ended.
+    pub(super) fn hold(&self) {
+        self.renew();
+        let state = &self.entry().state;
+        let _ = state.compare_exchange(state::SPLICED, state::HELD, SeqCst, Relaxed);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.entry().state.load(Acquire) == state::HELD
+    }
+
+    /// Whose segments the program cannot translate, and why.
+    pub(super) fn untranslatable(&self) -> Option<(Side, &'static str)> {
+        let why = |side: Side| match self.marks(side.index()) {
+            marks if marks & mark::FRAGMENTED != 0 => Some((side, "come in fragments")),
+            marks if marks & mark::OPTIONED != 0 => Some((side, "have IP options")),
+            marks if marks & mark::NARROW != 0 => {
+                Some((side, "are too long for the path to the other peer"))
+            }
+            _ => None,
+        };
+        Side::BOTH.into_iter().find_map(why)
+    }
+
+    /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.
+    pub(super) fn has_ended(&self, side: usize) -> bool {
+        self.marks(side) & mark::FIN_ACKED != 0
+    }
+
     /// Where this side's connection stands, by what both peers have acknowledged. What they have sent beyond that they
     /// will send again.
     pub(super) fn standing(&self, side: usize) -> Standing {
