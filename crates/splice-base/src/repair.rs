@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, socket_with, sockopt,
+    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, getsockname,
+    socket_with, sockopt,
 };
 
 use crate::socket_option::{get, set};
@@ -17,7 +18,8 @@ const WINDOW_SCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
-/// That `TCP_MAXSEG` takes, in bytes (`MAX_TCP_WINDOW` in net/tcp.h).
+/// That `TCP_MAXSEG` takes, in bytes (`TCP_MIN_MSS` and `MAX_TCP_WINDOW` in net/tcp.h).
+const SMALLEST_MSS: i32 = 88;
 const LARGEST_MSS: i32 = 32_767;
 
 /// The values of `TCP_REPAIR`, from `linux/tcp.h`.
@@ -130,7 +132,7 @@ pub struct Standing {
 ///
 /// # Errors
 /// Those of the system calls: `EADDRINUSE` if another socket has taken the connection up, `EADDRNOTAVAIL` if the address
-/// is gone, `EPERM` without CAP_NET_ADMIN in the user namespace of the network namespace. Then the socket has no
+/// is gone, `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE, `EPERM` without CAP_NET_ADMIN in the user namespace of the network namespace. Then the socket has no
 /// connection.
 pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
@@ -144,17 +146,18 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     set_queue_sequence(fd, RepairQueue::Send, standing.send_next)?;
     set_queue_sequence(fd, RepairQueue::Receive, standing.receive_next)?;
     // The size of segments follows from it only here (`tcp_connect_init`); the option for repair does not change that.
-    let most = i32::from(standing.peer_mss).min(LARGEST_MSS);
+    let most = i32::from(standing.peer_mss).clamp(SMALLEST_MSS, LARGEST_MSS);
     set(fd, tcp, libc::TCP_MAXSEG, &most)?;
     connect(fd, &standing.peer)?;
+    // Bound by name to any address, it has the one that the route has now.
+    if SocketAddr::try_from(getsockname(fd)?)? != standing.local {
+        return Err(Errno::ADDRNOTAVAIL);
+    }
     let [peer_scale, own_scale] = standing.scales.map(u32::from);
     for (kind, value, is_used) in [
         (MSS, standing.peer_mss.into(), true),
-        (
-            WINDOW_SCALE,
-            peer_scale | own_scale << 16,
-            standing.scales != [0, 0],
-        ),
+        // Without it the socket would scale as its host does.
+        (WINDOW_SCALE, peer_scale | own_scale << 16, true),
         (SACK_PERMITTED, 0, standing.sack),
         (TIMESTAMPS, 0, standing.timestamps),
     ] {

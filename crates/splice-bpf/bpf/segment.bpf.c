@@ -158,6 +158,15 @@ int segment_ingress(struct __sk_buff *skb)
 	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
+	if (state == SEGMENT_HELD && bpf_ktime_get_ns() <= flow->deadline_ns) {
+		count(SEGMENT_HELD_BACK);
+		return DROP;
+	}
+	/* It is for a socket that has taken its connection up since. */
+	if (skb->mark != mark && state == SEGMENT_RETURNED) {
+		count(SEGMENT_HELD_BACK);
+		return DROP;
+	}
 	if (mark == COPY_ACK || mark == COPY_RST)
 		return give_to_socket(skb, &s, flow, &at, mark == COPY_RST);
 	if (state == SEGMENT_FREE || state == SEGMENT_CLAIMED) {
@@ -198,7 +207,7 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_FORWARD_REOPENED);
 	}
 	if (state == SEGMENT_RETURNED) {
-		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, &s, &at))
+		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, tcp_offset(&s), s.ack, &at))
 			return NEXT;
 		count(SEGMENT_UNWRITABLE);
 		return DROP;
@@ -210,10 +219,6 @@ int segment_ingress(struct __sk_buff *skb)
 		note_handshake(skb, &s);
 		count(SEGMENT_REUSED);
 		return NEXT;
-	}
-	if (state == SEGMENT_HELD) {
-		count(SEGMENT_HELD_BACK);
-		return DROP;
 	}
 	if (!s.plain_timestamp && !find_options(skb, &s))
 		return refuse(forwarded, SEGMENT_MALFORMED);

@@ -26,9 +26,9 @@ enum segment_reason {
 	SEGMENT_FORWARD_TAKEN,	/* left to the socket: the port is in use by a socket of the host */
 	SEGMENT_FORWARD_LATE,	/* left to the socket: nobody looks after forwarded connections now */
 	SEGMENT_FORWARD_LOST,	/* dropped: of a forwarded connection, and the stack would reset it */
-	SEGMENT_ICMP_PASSED,	/* passed on: an ICMP error about a translated segment */
+	SEGMENT_ICMP_PASSED,	/* passed on: an ICMP error about a segment of a forwarded connection */
 	SEGMENT_ICMP_REFUSED,	/* dropped: the same, but no such segment is on its way, or there are too many */
-	SEGMENT_TOO_BIG,	/* not sent on: longer than the device beyond takes; its sender is told */
+	SEGMENT_TOO_BIG,	/* not sent on: longer than the device beyond takes */
 	SEGMENT_DAMAGED,	/* translated, though its checksum is wrong: nothing is learned from it */
 	SEGMENT_UNACCEPTABLE,	/* translated, though its receiver will not take it: the same */
 	SEGMENT_HELD_BACK,	/* dropped: the relay's sockets take the connection up again at this moment */

@@ -52,10 +52,10 @@ struct {
 	__type(value, struct segment_errors);
 } segment_errors SEC(".maps");
 
-/* Slots of flows that need user space. Where it is full, user space looks later. */
+/* Slots of flows that need user space. One calls once each time it is held: there is room for all at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 16 * FLOWS);	/* bytes: a slot with its header (BPF_RINGBUF_HDR_SZ) */
 } segment_calls SEC(".maps");
 
 struct {

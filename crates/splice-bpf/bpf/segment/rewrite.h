@@ -243,13 +243,15 @@ __noinline int rewrite_ipv6(struct __sk_buff *skb, struct segment *s)
 	return s && rewrite(skb, s, true);
 }
 
-/* Has a segment acknowledge no more than @limit. False when it fails. */
-static __always_inline bool lower_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
+/*
+ * Has a segment acknowledge no more than @limit.
+ * @at: where the header of TCP is. @ack: what it acknowledges. False when it fails.
+ */
+static __always_inline bool lower_ack(struct __sk_buff *skb, __u32 at, __u32 ack, __u32 limit)
 {
-	const __u32 at = tcp_offset(s);
-	__be32 old = bpf_htonl(s->ack), new = bpf_htonl(limit);
+	__be32 old = bpf_htonl(ack), new = bpf_htonl(limit);
 
-	if (!after(s->ack, limit))
+	if (!after(ack, limit))
 		return true;
 	return !bpf_skb_store_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &new, sizeof(new), 0) &&
 	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
@@ -266,20 +268,21 @@ static __always_inline bool limit_ack(struct __sk_buff *skb, const struct segmen
 	struct segment_change_over *change_over = change_over_of(place->flow);
 
 	return change_over &&
-	       lower_ack(skb, s, socket_end(&change_over->side[other]) + flow->side[other].seq_delta);
+	       lower_ack(skb, tcp_offset(s), s->ack,
+			 socket_end(&change_over->side[other]) + flow->side[other].seq_delta);
 }
 
 /*
  * A socket that has taken its connection up again may be behind its peer: it would discard what acknowledges more than
  * it has sent, with all its payload.
- * @s: the segment. @place: where it belongs. False when it fails.
+ * @at, @ack: as above. @place: where it belongs. False when it fails.
  */
-static __always_inline bool limit_ack_of_returned(struct __sk_buff *skb, const struct segment *s,
+static __always_inline bool limit_ack_of_returned(struct __sk_buff *skb, __u32 at, __u32 ack,
 						  const struct segment_place *place)
 {
 	struct segment_change_over *change_over = change_over_of(place->flow);
 
-	return change_over && lower_ack(skb, s, READ_ONCE(change_over->side[place->side & 1].sent));
+	return change_over && lower_ack(skb, at, ack, READ_ONCE(change_over->side[place->side & 1].sent));
 }
 
 /*

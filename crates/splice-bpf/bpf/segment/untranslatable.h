@@ -8,6 +8,7 @@
 #define SEGMENT_UNTRANSLATABLE_H
 
 #include "segment/forward.h"
+#include "segment/rewrite.h"
 
 /* IPv6 headers that can stand before that of TCP (linux/in6.h has them for programs of user space only). */
 #define IPPROTO_DESTINATION 60
@@ -19,6 +20,7 @@ enum untranslatable {
 	UNTRANSLATABLE_UP,	/* of no flow, or nothing that its receiver would take */
 	UNTRANSLATABLE_LOST,	/* of a forwarded connection: the stack would answer with a reset */
 	UNTRANSLATABLE_HELD,	/* of a pair that goes back to its sockets */
+	UNTRANSLATABLE_FAILED,	/* of a pair that has gone back: it could not be written */
 };
 
 /* What stands first in the header of TCP; a first fragment of less than that is none of TCP's (RFC 1858). */
@@ -127,6 +129,12 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 		return UNTRANSLATABLE_HELD;
 	s.seq = bpf_ntohl(tcp.seq);
 	s.ack = bpf_ntohl(tcp.ack);
+	/* The checksum covers all fragments, and changes by difference. */
+	if (state == SEGMENT_RETURNED)
+		return (tcp.flags & (ACK | RST)) != ACK ||
+				       limit_ack_of_returned(skb, ETH_HLEN + offset, s.ack, &at) ?
+			       UNTRANSLATABLE_UP :
+			       UNTRANSLATABLE_FAILED;
 	s.window = bpf_ntohs(tcp.window);
 	s.flags = tcp.flags;
 	side = &flow->side[at.side & 1];
@@ -166,6 +174,9 @@ static __always_inline int give_back(struct __sk_buff *skb)
 		return DROP;
 	case UNTRANSLATABLE_HELD:
 		count(SEGMENT_HELD_BACK);
+		return DROP;
+	case UNTRANSLATABLE_FAILED:
+		count(SEGMENT_UNWRITABLE);
 		return DROP;
 	default:
 		return NEXT;

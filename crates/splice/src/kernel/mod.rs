@@ -172,7 +172,7 @@ pub(crate) enum Turn {
     /// The engine does not take pairs of this kind. It has left nothing behind. A pair that asked for it by
     /// name ends.
     Refused(Cow<'static, str>),
-    /// The engine gives back a pair that it has taken, for good. It has left nothing behind: no direction has a mark.
+    /// The engine gives back a pair that it has taken, for good. No direction has a mark.
     Returned(Returned),
     /// The pair is over.
     Ends(Reason),

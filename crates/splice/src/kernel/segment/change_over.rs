@@ -169,7 +169,7 @@ impl ChangeOver {
         self.phase
     }
 
-    /// Bytes may bypass the sockets: there is no way back.
+    /// Bytes may bypass the sockets.
     pub(super) fn has_taken(&self) -> bool {
         matches!(self.phase, Phase::Overlap | Phase::Spliced)
     }
@@ -236,7 +236,7 @@ impl ChangeOver {
     }
 
     /// Looks again later, or gives up when the last probe has had no answer. Once bytes may bypass the
-    /// sockets there is no way back.
+    /// sockets it is too late for that.
     pub(super) fn later_or(&mut self, now: Instant, why: impl Into<Cow<'static, str>>) -> Progress {
         let is_unanswered = |at| now.duration_since(at) > SEEN_WITHIN;
         if self.probes_left == 0 && self.probed_at.is_some_and(is_unanswered) && !self.has_taken() {

@@ -368,7 +368,7 @@ impl Flow {
     /// One of the sockets is there, or another one of the same connection.
     pub(super) fn has_sockets(&self) -> bool {
         let found = self.datapath.inspect(&self.tuples);
-        found.is_ok_and(|found| found.socket.iter().any(|socket| socket.cookie != 0))
+        !found.is_ok_and(|found| found.socket.iter().all(|socket| socket.cookie == 0))
     }
 
     /// For how long this side's peer has been silent.

@@ -61,6 +61,7 @@ impl Segment {
         let sleepers = self.change_over.look_at_sleepers(&found, false, pair.now);
         if sleepers == Asleep::Late {
             pair.ends.into_iter().for_each(wake);
+            self.restore_timers(pair.ends);
             flow.overlap_again();
             self.change_over.overlap_again();
             return Turn::Holds(Next::PUMP);
@@ -82,9 +83,6 @@ impl Segment {
         for side in Side::BOTH {
             let end = pair.ends[side.index()];
             sockets::go_on(end);
-            if let Some(peers) = &self.peers {
-                peers.restore(end, side.index());
-            }
             if has_ended[side.index()] {
                 // It cannot fail.
                 let _ = repair::expect_no_end(end, FIN_WAIT);
@@ -94,6 +92,7 @@ impl Segment {
                 let _ = end.end_stream();
             }
         }
+        self.restore_timers(pair.ends);
         for direction in pair.directions.iter_mut() {
             direction.hold_at(u64::MAX);
         }
@@ -107,14 +106,30 @@ impl Segment {
             }),
         })
     }
+
+    /// Sets the sockets as they were before they slept.
+    fn restore_timers(&mut self, ends: [&Endpoint; 2]) {
+        if let Some(peers) = self.peers.take() {
+            peers.restore(ends);
+        }
+    }
 }
 
 /// Connection tracking has seen nothing of what went past the sockets, and would call what comes now invalid.
 fn let_pass(flow: &Flow) {
+    let is_tracked = flow.is_tracked();
+    if is_tracked == [false; 2] {
+        return;
+    }
     let Ok(mut tracking) = Tracking::new() else {
         return;
     };
-    for tuple in flow.tuples() {
+    for (tuple, _) in flow
+        .tuples()
+        .iter()
+        .zip(is_tracked)
+        .filter(|(_, known)| *known)
+    {
         let (local, peer) = addresses_of(tuple);
         // Without the module nf_conntrack_netlink nobody can tell it.
         let _ = tracking.be_liberal(peer, local);

@@ -129,8 +129,9 @@ impl Timeouts {
             let _ = sockopt::set_tcp_keepidle(end, keep_alive.idle);
             let _ = sockopt::set_tcp_keepintvl(end, keep_alive.interval);
             let _ = sockopt::set_tcp_keepcnt(end, keep_alive.probes);
-            let _ = sockopt::set_socket_keepalive(end, true);
         }
+        // It may have been asked by a keep-alive that nobody had set.
+        let _ = sockopt::set_socket_keepalive(end, self.keep_alive.is_some());
     }
 
     pub(super) fn patience(&self, retries: Retries) -> Patience {

@@ -50,10 +50,12 @@ impl Peers {
         }
     }
 
-    /// Sets a socket as it was before it slept.
-    pub(super) fn restore(&self, end: &Endpoint, at: usize) {
+    /// Sets the sockets as they were before they slept.
+    pub(super) fn restore(&self, ends: [&Endpoint; 2]) {
         if self.sleep {
-            self.timeouts[at].restore(end);
+            for (end, timeouts) in ends.into_iter().zip(&self.timeouts) {
+                timeouts.restore(end);
+            }
         }
     }
 

@@ -61,16 +61,16 @@ impl Flow {
     pub(super) fn standing(&self, side: usize) -> Standing {
         let [near, far] = [self.side(side), self.side(1 - side)];
         let high_ack = near.high_ack.load(Relaxed);
-        // What the program has not heard was acknowledged by the sockets.
+        // By the same mark as the other socket's `send_next`. What the program has not heard was acknowledged by the
+        // sockets.
+        let delta = near.seq_delta.load(Relaxed);
         let receive_next = sequence::later(
-            near.acked.load(Relaxed) as u32,
+            far.high_ack.load(Relaxed).wrapping_sub(delta),
             self.change_over()[side].cut.load(Relaxed),
         );
         let promised = sequence::later(
             near.promised.load(Relaxed),
-            far.edge
-                .load(Relaxed)
-                .wrapping_sub(near.seq_delta.load(Relaxed)),
+            far.edge.load(Relaxed).wrapping_sub(delta),
         );
         Standing {
             // The socket has to send its end of stream once more.

@@ -10,6 +10,7 @@ use super::connection::Side;
 use super::hops::ip;
 use super::path_mtu::{CONNECTIONS, goes_on, move_some};
 use super::stage::{Family, IN_ORDER, Stage};
+use crate::payload::Payload;
 
 /// A router fragments what is longer and goes without "don't fragment".
 const SMALL_MTU: u32 = 1300;
@@ -61,6 +62,35 @@ fn a_peer_sends_options(stage: &Stage, side: Side) {
     expect_return(stage, "have IP options");
 }
 
+/// In the middle of a stream that goes there: each of its acknowledgements has options, and tells of more than the relay's
+/// socket has sent.
+fn a_receiver_sends_options(stage: &Stage, side: Side) {
+    let connections = stage.connect(1);
+    let [connection] = &connections[..] else {
+        unreachable!("one was asked for");
+    };
+    let [receiver, sender] = [side, side.other()].map(|side| connection.end(side));
+    let payload = Payload::new(7);
+    thread::scope(|scope| {
+        scope.spawn(|| sender.send(payload, 0, 8 * BYTES));
+        receiver.expect(payload, 0, BYTES);
+        send_ip_options(receiver).expect("they are set");
+        receiver.expect(payload, BYTES, 7 * BYTES);
+    });
+    connection.ends_in_order();
+    stage.expect_ended(connections.len(), IN_ORDER);
+    expect_return(stage, "have IP options");
+}
+
+/// Its windows count as they are.
+fn a_peer_without_scaling_sends_options(stage: &Stage, side: Side) {
+    for host in [stage.client(), stage.server()] {
+        let set = host.set_sysctl("net.ipv4.tcp_window_scaling", "0");
+        set.expect("set");
+    }
+    a_peer_sends_options(stage, side);
+}
+
 /// Nobody fragments IPv6 underway, and Linux sends no full segments behind its extension headers.
 macro_rules! with_each_engine_over_v4 {
     ($case:ident) => {
@@ -106,3 +136,5 @@ macro_rules! with_each_engine_over_v4 {
 
 with_each_engine_over_v4!(a_router_fragments);
 with_each_engine_over_v4!(a_peer_sends_options);
+with_each_engine_over_v4!(a_receiver_sends_options);
+with_each_engine_over_v4!(a_peer_without_scaling_sends_options);

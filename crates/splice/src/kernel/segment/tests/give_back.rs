@@ -296,6 +296,27 @@ fn a_reset_meanwhile_is_passed_on() {
     }
 }
 
+/// The second socket cannot take its connection up, as its address is gone: the first one's peer hears of it.
+#[test]
+fn what_cannot_be_taken_up_is_reset() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    let joined = scene.splice(true);
+    let flush = format!("-4 addr flush dev {}", Lab::TO_SERVER);
+    run(scene.lab.relay(), "ip", &flush);
+    scene.send_back(&joined, 0, Form::Fragment);
+    let (mut client, _server, handle) = joined;
+    let error = client.read(&mut [0; 8]).expect_err("a reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+    let errno = rustix::io::Errno::ADDRNOTAVAIL.raw_os_error();
+    let side = Side::B;
+    assert_eq!(outcome.reason, Reason::Failed { side, errno });
+    netlab::until("nothing is left of it", || scene.datapath.entries() == 0);
+}
+
 /// All at once, and none is left behind.
 #[test]
 fn many_pairs_go_back() {
