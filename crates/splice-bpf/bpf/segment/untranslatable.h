@@ -13,6 +13,9 @@
 /* IPv6 headers that can stand before that of TCP (linux/in6.h has them for programs of user space only). */
 #define IPPROTO_DESTINATION 60
 
+/* One of each kind, of options for the destination two (RFC 8200, 4.1). */
+#define MOST_HEADERS 5
+
 /* How long user space may take until HELD counts as FREE: as its OWNER_SILENT. */
 #define HELD_NS (10ULL * 1000 * 1000 * 1000)
 
@@ -50,14 +53,23 @@ static __always_inline void hold(struct segment_flow *flow, __u32 slot, struct s
 }
 
 /*
- * Whether a pair that is spliced has to go back for a segment: a forged one changes nothing. Its checksum cannot be
- * verified before it is whole.
+ * Whether a pair that is spliced has to go back for a segment: for one that its receiver takes, or answers, as a
+ * keep-alive, a window probe or what it has got before. Who forges one has to know the numbers of both streams, or that
+ * of a reset. Its checksum cannot be verified before it is whole.
  */
 static __always_inline bool has_to_go_back(const struct segment *s, const struct segment_side *side,
 					   const struct segment_side *other)
 {
-	return (s->flags & (ACK | RST | SYN)) == ACK && is_in_window(s, side, other) &&
-	       is_ack_acceptable(s, side, other);
+	__u32 next = other->high_ack - side->seq_delta;
+
+	if (s->flags & SYN)
+		return false;
+	/* RFC 5961, 3.2. The peer that has sent it answers the socket in the same way. */
+	if (s->flags & RST)
+		return s->seq == next || s->seq == high_seq(side);
+	if (!(s->flags & ACK) || !is_ack_acceptable(s, side, other))
+		return false;
+	return is_in_window(s, side, other) || (!after(s->seq, next) && next - s->seq <= other->largest_window);
 }
 
 /* What becomes of a packet that parse() does not take. enum untranslatable. */
@@ -91,23 +103,27 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 			__u8 length;
 			__be16 fragment;
 		} more;
+		__u32 next, i;
 
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
 			return UNTRANSLATABLE_UP;
 		offset = sizeof(ip);
-		if (ip.nexthdr != IPPROTO_TCP) {
-			if ((ip.nexthdr != IPPROTO_HOPOPTS && ip.nexthdr != IPPROTO_ROUTING &&
-			     ip.nexthdr != IPPROTO_FRAGMENT && ip.nexthdr != IPPROTO_DESTINATION) ||
-			    bpf_skb_load_bytes(skb, ETH_HLEN + offset, &more, sizeof(more)) ||
-			    more.next != IPPROTO_TCP)
+		next = ip.nexthdr;
+		for (i = 0; i < MOST_HEADERS && next != IPPROTO_TCP; i++) {
+			if ((next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_FRAGMENT &&
+			     next != IPPROTO_DESTINATION) ||
+			    bpf_skb_load_bytes(skb, ETH_HLEN + offset, &more, sizeof(more)))
 				return UNTRANSLATABLE_UP;
-			if (ip.nexthdr == IPPROTO_FRAGMENT) {
+			if (next == IPPROTO_FRAGMENT) {
 				if (more.fragment & bpf_htons(0xfff8))
 					return UNTRANSLATABLE_UP;
 				mark = SEGMENT_FRAGMENTED;
 			}
-			offset += ip.nexthdr == IPPROTO_FRAGMENT ? 8 : (more.length + 1) * 8;
+			offset += next == IPPROTO_FRAGMENT ? 8 : (more.length + 1) * 8;
+			next = more.next;
 		}
+		if (next != IPPROTO_TCP)
+			return UNTRANSLATABLE_UP;
 		__builtin_memcpy(s.tuple.source, &ip.saddr, 16);
 		__builtin_memcpy(s.tuple.destination, &ip.daddr, 16);
 	} else {

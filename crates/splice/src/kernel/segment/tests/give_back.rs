@@ -16,6 +16,7 @@ const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const TCP: u8 = 6;
 const FRAGMENT: u8 = 44;
+const HOP_BY_HOP: u8 = 0;
 const DESTINATION_OPTIONS: u8 = 60;
 
 /// What the program does not translate.
@@ -23,10 +24,12 @@ const DESTINATION_OPTIONS: u8 = 60;
 enum Form {
     Fragment,
     Options,
+    /// In several headers of IPv6.
+    MoreOptions,
 }
 
 impl Form {
-    const BOTH: [Self; 2] = [Self::Fragment, Self::Options];
+    const ALL: [Self; 3] = [Self::Fragment, Self::Options, Self::MoreOptions];
 
     /// The frame of a segment in this form.
     fn of(self, frame: &Frame) -> Vec<u8> {
@@ -35,7 +38,7 @@ impl Form {
         match (self, frame.from.is_ipv4()) {
             // More of them follow.
             (Self::Fragment, true) => bytes[ip + 6] |= 0x20,
-            (Self::Options, true) => {
+            (Self::Options | Self::MoreOptions, true) => {
                 bytes[ip] += 1;
                 let length = u16::from_be_bytes([bytes[ip + 2], bytes[ip + 3]]) + 4;
                 bytes[ip + 2..ip + 4].copy_from_slice(&length.to_be_bytes());
@@ -43,16 +46,22 @@ impl Form {
                 bytes.splice(at..at, [1; 4]);
             }
             (form, false) => {
-                let (next, header) = match form {
-                    Self::Fragment => (FRAGMENT, [TCP, 0, 0, 1, 0, 0, 0, 7]),
-                    // One of padding
-                    Self::Options => (DESTINATION_OPTIONS, [TCP, 0, 1, 4, 0, 0, 0, 0]),
+                // Of padding alone
+                let options = |next| [next, 0, 1, 4, 0, 0, 0, 0];
+                let (next, headers) = match form {
+                    Self::Fragment => (FRAGMENT, vec![[TCP, 0, 0, 1, 0, 0, 0, 7]]),
+                    Self::Options => (DESTINATION_OPTIONS, vec![options(TCP)]),
+                    Self::MoreOptions => {
+                        (HOP_BY_HOP, vec![options(DESTINATION_OPTIONS), options(TCP)])
+                    }
                 };
-                let length = u16::from_be_bytes([bytes[ip + 4], bytes[ip + 5]]) + 8;
+                let headers = headers.concat();
+                let length =
+                    u16::from_be_bytes([bytes[ip + 4], bytes[ip + 5]]) + headers.len() as u16;
                 bytes[ip + 4..ip + 6].copy_from_slice(&length.to_be_bytes());
                 bytes[ip + 6] = next;
                 let at = ip + IPV6_BYTES;
-                bytes.splice(at..at, header);
+                bytes.splice(at..at, headers);
             }
         }
         bytes
@@ -142,7 +151,7 @@ fn a_pair_goes_back_and_goes_on() {
     const BYTES: usize = 1 << 20;
     let scene = Scene::new();
     for is_v4 in [true, false] {
-        for form in Form::BOTH {
+        for form in Form::ALL {
             for side in 0..2 {
                 let joined = scene.splice(is_v4);
                 let (client, server, handle) = &joined;
@@ -152,7 +161,7 @@ fn a_pair_goes_back_and_goes_on() {
                 let why = handle.engine().1.into_owned();
                 let named = match form {
                     Form::Fragment => "come in fragments",
-                    Form::Options => "have IP options",
+                    Form::Options | Form::MoreOptions => "have IP options",
                 };
                 let expected = format!("segment: {:?}'s segments {named}", Side::BOTH[side]);
                 assert_eq!(why, expected);
@@ -210,7 +219,7 @@ fn full_streams_go_back() {
     for round in 0..rounds(20) {
         let joined = scene.splice(round % 2 == 0);
         let (client, server, handle) = &joined;
-        let (side, form) = (round / 2 % 2, Form::BOTH[round / 4 % 2]);
+        let (side, form) = (round / 2 % 2, Form::ALL[round / 4 % 3]);
         let place = random.below(BYTES as u64);
         thread::scope(|scope| {
             let sent_back = scope.spawn(|| {
@@ -249,24 +258,58 @@ fn forged_ones_change_nothing() {
                         let mut frame = right.clone();
                         frame.seq = frame.seq.wrapping_add(sign.wrapping_mul(seq));
                         frame.ack = frame.ack.wrapping_add(sign.wrapping_mul(ack));
-                        wrong.push(frame);
+                        wrong.push(frame.clone());
+                        if seq != 0 {
+                            frame.flags = RST;
+                            wrong.push(frame);
+                        }
                     }
                 }
             }
-            for flags in [0, RST, RST | ACK, SYN, SYN | ACK] {
+            for flags in [0, SYN, SYN | ACK, SYN | RST] {
                 wrong.push(Frame {
                     flags,
                     ..right.clone()
                 });
             }
             for frame in wrong {
-                for form in Form::BOTH {
+                for form in Form::ALL {
                     assert_eq!(scene.feed(side, &form.of(&frame)), NEXT, "{frame:?}");
                 }
             }
         }
         assert!(scene.flow_of(&joined).is_some(), "it is still spliced");
         ping(&joined.0, &joined.1);
+    }
+}
+
+/// What its receiver does not take but answers, or what ends the connection, sends a pair back as well.
+#[test]
+fn a_pair_goes_back_for_what_is_answered() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    let reset = |frame: &mut Frame| frame.flags = RST;
+    let keep_alive = |frame: &mut Frame| frame.seq = frame.seq.wrapping_sub(1);
+    let known = |frame: &mut Frame| {
+        frame.seq = frame.seq.wrapping_sub(4);
+        frame.payload = vec![0; 4];
+    };
+    let changes: [fn(&mut Frame); 3] = [reset, keep_alive, known];
+    for is_v4 in [true, false] {
+        for form in Form::ALL {
+            for change in changes {
+                let joined = scene.splice(is_v4);
+                let (client, server, _) = &joined;
+                ping(client, server);
+                let mut frame = scene.next(&joined, 0).expect("it is spliced");
+                change(&mut frame);
+                assert_eq!(scene.feed(0, &form.of(&frame)), DROP, "{frame:?}");
+                wait_for_return(&joined);
+                ping(server, client);
+            }
+        }
     }
 }
 
