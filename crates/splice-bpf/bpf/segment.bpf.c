@@ -367,8 +367,19 @@ int segment_egress(struct __sk_buff *skb)
 	state = load_acquire(&flow->state);
 	if (state == SEGMENT_RETURNED) {
 		change_over = change_over_of(place->flow);
-		if (change_over)
-			raise(&change_over->side[place->side & 1].sent, end_of(&s));
+		if (!change_over)
+			return NEXT;
+		socket = &change_over->side[place->side & 1];
+		seq = high_seq(other) + other->seq_delta;
+		/* A peer that is past a reset drops it, and answers one that it has not reached (RFC 5961, 3.2). */
+		if ((s.flags & RST) && after(seq, s.seq)) {
+			if (!write_number(skb, tcp_offset(&s), offsetof(struct tcphdr, seq), s.seq, seq)) {
+				count(SEGMENT_UNWRITABLE);
+				return DROP;
+			}
+			s.seq = seq;
+		}
+		raise(&socket->sent, end_of(&s));
 		return NEXT;
 	}
 	asks = state == SEGMENT_SPLICED && !(s.flags & RST);

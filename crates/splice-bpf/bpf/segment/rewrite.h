@@ -243,18 +243,22 @@ __noinline int rewrite_ipv6(struct __sk_buff *skb, struct segment *s)
 	return s && rewrite(skb, s, true);
 }
 
+/* Writes one of the numbers of TCP, at @field of its header at @at. False when it fails. */
+static __always_inline bool write_number(struct __sk_buff *skb, __u32 at, __u32 field, __u32 from, __u32 to)
+{
+	__be32 old = bpf_htonl(from), new = bpf_htonl(to);
+
+	return !bpf_skb_store_bytes(skb, at + field, &new, sizeof(new), 0) &&
+	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
+}
+
 /*
  * Has a segment acknowledge no more than @limit.
  * @at: where the header of TCP is. @ack: what it acknowledges. False when it fails.
  */
 static __always_inline bool lower_ack(struct __sk_buff *skb, __u32 at, __u32 ack, __u32 limit)
 {
-	__be32 old = bpf_htonl(ack), new = bpf_htonl(limit);
-
-	if (!after(ack, limit))
-		return true;
-	return !bpf_skb_store_bytes(skb, at + offsetof(struct tcphdr, ack_seq), &new, sizeof(new), 0) &&
-	       !bpf_l4_csum_replace(skb, at + offsetof(struct tcphdr, check), old, new, sizeof(new));
+	return !after(ack, limit) || write_number(skb, at, offsetof(struct tcphdr, ack_seq), ack, limit);
 }
 
 /*

@@ -339,6 +339,41 @@ fn a_reset_meanwhile_is_passed_on() {
     }
 }
 
+/// The relay's socket, which has heard no acknowledgement of it, is behind its peer.
+#[test]
+fn a_reset_reaches_a_peer_that_is_ahead() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    let scene = Scene::new();
+    let net = scene.lab.client();
+    run(net, "nft", "add table inet t");
+    let chain = "add chain inet t c { type filter hook output priority 0 ; }";
+    run(net, "nft", chain);
+    for is_v4 in [true, false] {
+        let (mut client, mut server, handle) = scene.splice(is_v4);
+        ping(&client, &server);
+        run(
+            net,
+            "nft",
+            "add rule inet t c tcp flags & (rst | ack) == ack drop",
+        );
+        server.write_all(b"ahead").expect("write");
+        client.read_exact(&mut [0; 5]).expect("read");
+        let joined = (client, server, handle);
+        scene.send_back(&joined, 1, Form::Fragment);
+        wait_for_return(&joined);
+        (client, server, _) = joined;
+        run(net, "nft", "flush chain inet t c");
+        socket2::SockRef::from(&server)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+        drop(server);
+        let error = client.read(&mut [0; 8]).expect_err("a reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+}
+
 /// The second socket cannot take its connection up, as its address is gone: the first one's peer hears of it.
 #[test]
 fn what_cannot_be_taken_up_is_reset() {
