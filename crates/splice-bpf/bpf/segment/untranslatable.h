@@ -75,11 +75,13 @@ static __always_inline bool has_to_go_back(const struct segment *s, const struct
 /* What becomes of a packet that parse() does not take. enum untranslatable. */
 __noinline int judge_untranslatable(struct __sk_buff *skb)
 {
-	struct segment s = {};
+	struct segment_tuple tuple = {};
 	struct segment_place at = {};
 	struct segment_flow *flow;
 	struct segment_side *side, *other;
 	struct first_words tcp;
+	/* Never as a whole in memory: the stack is short of room on Linux 6.1. */
+	struct segment s = {};
 	__u32 offset, mark = SEGMENT_OPTIONED, state;
 
 	if (is_in_vlan(skb) || skb->pkt_type != PACKET_HOST)
@@ -93,9 +95,9 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 		offset = ip.ihl * 4;
 		if (ip.frag_off & bpf_htons(0x2000))
 			mark = SEGMENT_FRAGMENTED;
-		s.tuple.source[2] = s.tuple.destination[2] = bpf_htonl(0xffff);
-		s.tuple.source[3] = ip.saddr;
-		s.tuple.destination[3] = ip.daddr;
+		tuple.source[2] = tuple.destination[2] = bpf_htonl(0xffff);
+		tuple.source[3] = ip.saddr;
+		tuple.destination[3] = ip.daddr;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 		struct {
@@ -124,16 +126,16 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 		}
 		if (next != IPPROTO_TCP)
 			return UNTRANSLATABLE_UP;
-		__builtin_memcpy(s.tuple.source, &ip.saddr, 16);
-		__builtin_memcpy(s.tuple.destination, &ip.daddr, 16);
+		__builtin_memcpy(tuple.source, &ip.saddr, 16);
+		__builtin_memcpy(tuple.destination, &ip.daddr, 16);
 	} else {
 		return UNTRANSLATABLE_UP;
 	}
 	if (bpf_skb_load_bytes(skb, ETH_HLEN + offset, &tcp, sizeof(tcp)))
 		return UNTRANSLATABLE_UP;
-	s.tuple.source_port = tcp.source;
-	s.tuple.destination_port = tcp.destination;
-	if (!find(&s.tuple, &at))
+	tuple.source_port = tcp.source;
+	tuple.destination_port = tcp.destination;
+	if (!find(&tuple, &at))
 		return UNTRANSLATABLE_UP;
 	flow = bpf_map_lookup_elem(&segment_flows, &at.flow);
 	if (!flow || flow->serial != at.serial)
