@@ -158,12 +158,8 @@ int segment_ingress(struct __sk_buff *skb)
 	state = load_acquire(&flow->state);
 	if (mark == COPY_ACK || mark == COPY_RST || mark == COPY_PAST)
 		skb->mark = 0;
-	if (state == SEGMENT_HELD && bpf_ktime_get_ns() <= flow->deadline_ns) {
-		count(SEGMENT_HELD_BACK);
-		return DROP;
-	}
-	/* It is for a socket that has taken its connection up since. */
-	if (skb->mark != mark && state == SEGMENT_RETURNED) {
+	/* A copy is for a socket that has taken its connection up since. */
+	if (state == SEGMENT_HELD || (mark && !skb->mark && state == SEGMENT_RETURNED)) {
 		count(SEGMENT_HELD_BACK);
 		return DROP;
 	}
@@ -207,7 +203,7 @@ int segment_ingress(struct __sk_buff *skb)
 		count(SEGMENT_FORWARD_REOPENED);
 	}
 	if (state == SEGMENT_RETURNED) {
-		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, tcp_offset(&s), s.ack, &at))
+		if ((s.flags & (ACK | RST)) != ACK || limit_ack_of_returned(skb, tcp_offset(&s), s.ack, at.flow, at.side))
 			return NEXT;
 		count(SEGMENT_UNWRITABLE);
 		return DROP;

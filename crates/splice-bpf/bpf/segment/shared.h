@@ -149,7 +149,7 @@ struct segment_side {
 struct segment_flow {
 	__u32 state;
 	__u32 serial;
-	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP, HELD and TIME_WAIT count as FREE afterwards */
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC: OVERLAP and TIME_WAIT count as FREE afterwards */
 	__u64 moved_ns;		/* when a byte was last acknowledged */
 	__u64 last_ns;		/* when the last segment came in TIME_WAIT */
 	/* of a forwarded connection */

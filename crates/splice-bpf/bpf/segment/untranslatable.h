@@ -16,9 +16,6 @@
 /* One of each kind, of options for the destination two (RFC 8200, 4.1). */
 #define MOST_HEADERS 5
 
-/* How long user space may take until HELD counts as FREE: as its OWNER_SILENT. */
-#define HELD_NS (10ULL * 1000 * 1000 * 1000)
-
 enum untranslatable {
 	UNTRANSLATABLE_UP,	/* of no flow, or nothing that its receiver would take */
 	UNTRANSLATABLE_LOST,	/* of a forwarded connection: the stack would answer with a reset */
@@ -47,7 +44,6 @@ static __always_inline void hold(struct segment_flow *flow, __u32 slot, struct s
 	add_marks(side, why);
 	if (load_acquire(&flow->state) != SEGMENT_SPLICED)
 		return;
-	flow->deadline_ns = bpf_ktime_get_ns() + HELD_NS;
 	if (__sync_val_compare_and_swap(&flow->state, SEGMENT_SPLICED, SEGMENT_HELD) == SEGMENT_SPLICED)
 		bpf_ringbuf_output(&segment_calls, &slot, sizeof(slot), BPF_RB_FORCE_WAKEUP);
 }
@@ -150,7 +146,7 @@ __noinline int judge_untranslatable(struct __sk_buff *skb)
 	/* The checksum covers all fragments, and changes by difference. */
 	if (state == SEGMENT_RETURNED)
 		return (tcp.flags & (ACK | RST)) != ACK ||
-				       limit_ack_of_returned(skb, ETH_HLEN + offset, s.ack, &at) ?
+				       limit_ack_of_returned(skb, ETH_HLEN + offset, s.ack, at.flow, at.side) ?
 			       UNTRANSLATABLE_UP :
 			       UNTRANSLATABLE_FAILED;
 	s.window = bpf_ntohs(tcp.window);
