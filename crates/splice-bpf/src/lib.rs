@@ -25,6 +25,8 @@ mod segment_side;
 pub mod sequence;
 mod shared_memory;
 mod socket_map;
+#[cfg(test)]
+mod stack;
 pub mod statistics;
 pub mod tracing;
 #[allow(

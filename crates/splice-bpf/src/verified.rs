@@ -5,9 +5,10 @@ use std::os::fd::AsFd as _;
 
 use splice_base::error::{Error, Result};
 
-use crate::load::load;
+use crate::load::{Object, load};
 use crate::objects;
 use crate::program::Program;
+use crate::stack;
 use crate::tracing::{kernel_types, leave_out_missing};
 use crate::types::{RedirectionsSetting, trace_point};
 
@@ -92,48 +93,55 @@ fn is_forbidden(error: &Error) -> bool {
         .is_some_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
+/// An object as the verifier has passed it. `None`: this kernel has no place for it.
+fn verified(name: &'static str, bytes: &[u8]) -> Result<Option<Object>> {
+    if name == "bypass" && kernel() < (6, 3) {
+        println!("{name:12} needs the tracepoint sock_recv_length of Linux 6.3");
+        return Ok(None);
+    }
+    let kernel_types = kernel_types()?;
+    let loaded = load(name, bytes, |opened| {
+        for mut map in opened.0.maps_mut() {
+            if map.max_entries() == 0 && map.map_type() != libbpf_rs::MapType::SkStorage {
+                map.set_max_entries(ENTRIES).expect("sized");
+            }
+        }
+        // The helpers of one type of map reject the other.
+        if name == "redirections" {
+            let setting = RedirectionsSetting {
+                is_hash: 1,
+                ..RedirectionsSetting::default()
+            };
+            opened.set_constant(".rodata.setting", &setting)?;
+        }
+        if name == "trace" {
+            opened.aim("trace_entered", TRACED)?;
+            opened.aim("trace_left", TRACED)?;
+        }
+        if name == "trace_stacks" {
+            leave_out_missing(opened, &kernel_types)?;
+        }
+        Ok(())
+    });
+    match loaded {
+        // A kernel may forbid programs at its functions; `spliced trace` then uses tracepoints.
+        Err(error) if name == "trace" && is_forbidden(&error) => {
+            println!("{name:12} is not allowed here: {error}");
+            Ok(None)
+        }
+        loaded => loaded.map(Some),
+    }
+}
+
 #[test]
 fn the_verifier_goes_through_few_instructions() -> Result<()> {
     if !netlab::available(netlab::Need::Root) {
         return Ok(());
     }
-    let kernel_types = kernel_types()?;
     let mut beyond = Vec::new();
     for (name, bytes) in OBJECTS {
-        if name == "bypass" && kernel() < (6, 3) {
-            println!("{name:12} needs the tracepoint sock_recv_length of Linux 6.3");
+        let Some(object) = verified(name, bytes)? else {
             continue;
-        }
-        let loaded = load(name, bytes, |opened| {
-            for mut map in opened.0.maps_mut() {
-                if map.max_entries() == 0 && map.map_type() != libbpf_rs::MapType::SkStorage {
-                    map.set_max_entries(ENTRIES).expect("sized");
-                }
-            }
-            // The helpers of one type of map reject the other.
-            if name == "redirections" {
-                let setting = RedirectionsSetting {
-                    is_hash: 1,
-                    ..RedirectionsSetting::default()
-                };
-                opened.set_constant(".rodata.setting", &setting)?;
-            }
-            if name == "trace" {
-                opened.aim("trace_entered", TRACED)?;
-                opened.aim("trace_left", TRACED)?;
-            }
-            if name == "trace_stacks" {
-                leave_out_missing(opened, &kernel_types)?;
-            }
-            Ok(())
-        });
-        let object = match loaded {
-            // A kernel may forbid programs at its functions; `spliced trace` then uses tracepoints.
-            Err(error) if name == "trace" && is_forbidden(&error) => {
-                println!("{name:12} is not allowed here: {error}");
-                continue;
-            }
-            loaded => loaded?,
         };
         for of in object.0.progs_mut().filter(|of| of.autoload()) {
             let fd = of.as_fd().try_clone_to_owned().expect("a descriptor");
@@ -157,5 +165,24 @@ fn the_verifier_goes_through_few_instructions() -> Result<()> {
         }
     }
     assert!(beyond.is_empty(), "{beyond:?}");
+    Ok(())
+}
+
+#[test]
+fn the_programs_fit_the_stack_of_the_oldest_kernel() -> Result<()> {
+    if !netlab::available(netlab::Need::Root) {
+        return Ok(());
+    }
+    for (name, bytes) in OBJECTS {
+        let Some(object) = verified(name, bytes)? else {
+            continue;
+        };
+        for of in object.0.progs().filter(|of| of.autoload()) {
+            let title = of.name().to_str().expect("ASCII");
+            let bytes = stack::deepest(of.insns());
+            println!("{name:12} {title:17} {bytes:7}");
+            assert!(bytes <= stack::MOST_BYTES, "{title}: {bytes} bytes");
+        }
+    }
     Ok(())
 }

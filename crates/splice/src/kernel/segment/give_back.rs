@@ -45,7 +45,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 impl Segment {
     /// Takes the next step of a pair that the program holds.
     pub(super) fn give_back(&mut self, flow: &Arc<Flow>, pair: &mut PairView<'_>) -> Turn {
-        flow.renew();
         let wait = self
             .wait
             .get_or_insert_with(|| self.datapath.grace().ask((pair.waker)()));

@@ -29,7 +29,6 @@ pub(super) struct Standing {
 impl Flow {
     /// Has the program hold back every segment, unless the flow has ended.
     pub(super) fn hold(&self) {
-        self.renew();
         let state = &self.entry().state;
         let _ = state.compare_exchange(state::SPLICED, state::HELD, SeqCst, Relaxed);
     }
