@@ -199,7 +199,9 @@ impl Forged {
 
 /// A router says that a segment from `from` to `to` was too long.
 pub(crate) fn too_big(from: SocketAddr, to: SocketAddr, seq: u32, mtu: u16) -> Vec<u8> {
-    let quoted = Forged::new(ACK, [seq, 0]).packet(from, to);
+    let mut quoted = Forged::new(ACK, [seq, 0]).packet(from, to);
+    // Else it would have been short enough.
+    quoted[2..4].copy_from_slice(&(mtu + 1).to_be_bytes());
     let mut message = vec![3, 4, 0, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
     message.extend(quoted);
@@ -209,7 +211,7 @@ pub(crate) fn too_big(from: SocketAddr, to: SocketAddr, seq: u32, mtu: u16) -> V
     ip(1, [to, from], (&[], 0), &message)
 }
 
-/// A packet. The kernel writes its length and checksum (raw(7)); those of a quoted one nobody looks at.
+/// A packet. The kernel writes its length and checksum (raw(7)), but not those of a quoted one.
 fn ip(
     protocol: u8,
     [from, to]: [SocketAddrV4; 2],
