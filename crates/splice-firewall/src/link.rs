@@ -152,7 +152,7 @@ impl Links {
         let mut number = None;
         // `struct rtgenmsg`, padded.
         let header = [0; 4];
-        let take = |of: Attributes<'_>| number = of.native_u32(NAMESPACE_NUMBER);
+        let take = |_: &[u8], of: Attributes<'_>| number = of.native_u32(NAMESPACE_NUMBER);
         let answer = self
             .0
             .get_route(message::GET_NAMESPACE, &header, &asked, take);

@@ -175,17 +175,17 @@ impl Socket {
         })
     }
 
-    /// Requests one object of rtnetlink.
+    /// Requests one object of rtnetlink, and calls `take` with its header and attributes.
     pub(crate) fn get_route(
         &mut self,
         kind: u16,
         header: &[u8],
         attributes: &[u8],
-        mut take: impl FnMut(Attributes<'_>),
+        mut take: impl FnMut(&[u8], Attributes<'_>),
     ) -> Result<(), DumpError> {
         self.ask(kind, 0, &[header, attributes], |payload| {
-            if let Some((_, attributes)) = payload.split_at_checked(header.len()) {
-                take(Attributes(attributes));
+            if let Some((header, attributes)) = payload.split_at_checked(header.len()) {
+                take(header, Attributes(attributes));
             }
         })
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::netlink::{DumpError, Socket, attribute};
+use crate::netlink::{Attributes, DumpError, Socket, attribute};
 
 /// How packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,13 @@ mod rta {
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
 }
 
+/// `RTN_*` (linux/rtnetlink.h).
+mod rtn {
+    pub(super) const LOCAL: u8 = 2;
+    /// Of a router's subnets (RFC 4291, 2.6.1), and delivered as well.
+    pub(super) const ANYCAST: u8 = 4;
+}
+
 /// `IFA_ADDRESS`, `IFA_LOCAL` (linux/if_addr.h). A point-to-point address has its own end in the latter.
 const ADDRESS: u16 = 1;
 const LOCAL: u16 = 2;
@@ -62,35 +69,56 @@ impl Routes {
     /// # Errors
     /// If netlink fails.
     pub fn to(&mut self, address: IpAddr) -> io::Result<Option<Route>> {
+        let mut route = None;
+        let is_routed = self.look_up(address, |_, found| {
+            let device = found.native_u32(rta::OUT_DEVICE);
+            let source = found.bytes(rta::PREFERRED_SOURCE).and_then(address_of);
+            let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
+            let next_hop = match found.bytes(rta::VIA) {
+                None => Some(gateway.unwrap_or(address)),
+                Some(_) => None,
+            };
+            let encapsulates = found.bytes(rta::ENCAPSULATION_TYPE).is_some();
+            route = device.zip(source).map(|(device, source)| Route {
+                device,
+                source,
+                next_hop,
+                encapsulates,
+            });
+        })?;
+        Ok(route.filter(|_| is_routed))
+    }
+
+    /// Whether packets to an address stay on this host: it is one of its addresses, or of a range that is
+    /// routed here (`ip route add local`).
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
+        let mut kind = None;
+        let is_routed = self.look_up(address, |header, _| kind = header.get(7).copied())?;
+        Ok(is_routed && matches!(kind, Some(rtn::LOCAL | rtn::ANYCAST)))
+    }
+
+    /// Calls `take` with the header and the attributes of the route to an address. `false` if there is none.
+    fn look_up(
+        &mut self,
+        address: IpAddr,
+        take: impl FnMut(&[u8], Attributes<'_>),
+    ) -> io::Result<bool> {
         let octets = octets(address);
         // `struct rtmsg`: the family, and how many bits of the destination count.
         let mut header = [0; 12];
         header[0] = family(address);
         header[1] = 8 * octets.len() as u8;
         let request = attribute(rta::DESTINATION, &octets);
-        let mut route = None;
-        let asked = self
+        match self
             .0
-            .get_route(message::GET_ROUTE, &header, &request, |found| {
-                let device = found.native_u32(rta::OUT_DEVICE);
-                let source = found.bytes(rta::PREFERRED_SOURCE).and_then(address_of);
-                let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
-                let next_hop = match found.bytes(rta::VIA) {
-                    None => Some(gateway.unwrap_or(address)),
-                    Some(_) => None,
-                };
-                let encapsulates = found.bytes(rta::ENCAPSULATION_TYPE).is_some();
-                route = device.zip(source).map(|(device, source)| Route {
-                    device,
-                    source,
-                    next_hop,
-                    encapsulates,
-                });
-            });
-        match asked {
-            Ok(()) => Ok(route),
+            .get_route(message::GET_ROUTE, &header, &request, take)
+        {
+            Ok(()) => Ok(true),
             // ENETUNREACH, EHOSTUNREACH, and what `ip route add unreachable` and its like say.
-            Err(DumpError::System(error)) if is_no_route(&error) => Ok(None),
+            Err(DumpError::System(error)) if is_no_route(&error) => Ok(false),
             Err(error) => Err(system(error)),
         }
     }
@@ -174,6 +202,13 @@ mod tests {
             encapsulates: false,
         };
         assert_eq!(routes.to(loopback)?, Some(expected));
+        assert!(routes.is_local(loopback)?);
+        assert!(routes.is_local(IpAddr::V6(Ipv6Addr::LOCALHOST))?);
+        // For documentation (RFC 5737, RFC 3849).
+        for address in ["203.0.113.1", "2001:db8::1"] {
+            let address = address.parse().map_err(io::Error::other)?;
+            assert!(!routes.is_local(address)?, "{address}");
+        }
         Ok(())
     }
 }

@@ -40,6 +40,8 @@ pub enum Denied {
     NoRule,
     /// It is an address of this host, and no rule is about it alone.
     Own(IpAddr),
+    /// It may be an address of this host, and no rule is about it alone.
+    MaybeOwn(IpAddr),
     /// It is not public, and no rule is about its range or a part of that.
     NotPublic {
         /// The address, or the IPv4 address within it.
@@ -61,6 +63,10 @@ impl fmt::Display for Denied {
                     "{address} is an address of this host, and no rule allows just that"
                 )
             }
+            Self::MaybeOwn(address) => write!(
+                f,
+                "whether {address} is an address of this host cannot be found out, and no rule allows just that"
+            ),
             Self::NotPublic {
                 address,
                 kind,
@@ -87,19 +93,17 @@ impl std::error::Error for Denied {}
 ///
 /// Names say nothing about where a connection goes, because whoever asks for one may also be the one that
 /// makes it resolve. So an address that is not public has to be named by its prefix. `is_own` tells the
-/// addresses of this host; each has to be named alone, except for those of loopback.
+/// addresses of this host, `None` if it cannot; each has to be named alone, except for those of loopback.
 pub fn permits(
     rules: &[DestinationRule],
     asked: &Destination,
     resolved: IpAddr,
-    is_own: impl Fn(IpAddr) -> bool,
+    is_own: impl Fn(IpAddr) -> Option<bool>,
 ) -> Result<(), Denied> {
     let rules = || rules.iter().filter(|rule| rule.is_for_port(asked.port));
     let mut public = true;
     for address in reached(resolved) {
-        let range = if is_own(address) && !address.is_loopback() {
-            Some((Prefix::of(address, u8::MAX), Denied::Own(address)))
-        } else {
+        let not_public = || {
             special(address).map(|special| {
                 let denied = Denied::NotPublic {
                     address,
@@ -108,6 +112,13 @@ pub fn permits(
                 };
                 (special.prefix, denied)
             })
+        };
+        let alone = Prefix::of(address, u8::MAX);
+        let range = match is_own(address) {
+            _ if address.is_loopback() => not_public(),
+            Some(false) => not_public(),
+            Some(true) => Some((alone, Denied::Own(address))),
+            None => Some((alone, Denied::MaybeOwn(address))),
         };
         if let Some((range, denied)) = range {
             let names = |prefix: &Prefix| prefix.contains(address) && range.covers(prefix);

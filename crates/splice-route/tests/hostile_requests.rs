@@ -223,7 +223,7 @@ proptest! {
             };
             prop_assert_eq!(header.length_bytes(), written.len());
             // A sender on this host may claim anything but groups and unspecified addresses.
-            if let Ok(endpoints) = header.endpoints(None, |_| false) {
+            if let Ok(endpoints) = header.endpoints(None, |_| Some(false)) {
                 prop_assert_eq!(endpoints, Some(expected));
             }
         }
@@ -262,7 +262,7 @@ proptest! {
         let rules = ["public:*", "0.0.0.0/0:*", "[::]/0:*"].map(|it| it.parse().expect(it));
         let ip = address.ip();
         let asked = Destination { host: Host::Address(ip), port: 1 };
-        if permits(&rules, &asked, ip, |_| false).is_ok() {
+        if permits(&rules, &asked, ip, |_| Some(false)).is_ok() {
             let canonical = ip.to_canonical();
             prop_assert!(!canonical.is_loopback() && !canonical.is_multicast());
             prop_assert!(!canonical.is_unspecified());

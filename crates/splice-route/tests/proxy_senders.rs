@@ -52,7 +52,7 @@ fn senders_are_understood() {
         let (header, rest) = read(name);
         assert_eq!(rest, b"hello\n", "{name}");
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let endpoints = header.endpoints(Some(here), |_| false).expect(name);
+        let endpoints = header.endpoints(Some(here), |_| Some(false)).expect(name);
         let endpoints = endpoints.expect(name);
         assert_eq!(endpoints.source.ip().to_string(), clients, "{name}");
         assert_eq!(endpoints.destination.to_string(), destination, "{name}");
@@ -70,7 +70,7 @@ fn senders_without_a_client_are_understood() {
     ] {
         let (header, rest) = read(name);
         assert_eq!(rest, expected, "{name}");
-        assert_eq!(header.endpoints(None, |_| false), Ok(None), "{name}");
+        assert_eq!(header.endpoints(None, |_| Some(false)), Ok(None), "{name}");
     }
     assert!(read("haproxy-v1-check").1.is_empty());
     assert!(read("curl-v1").1.starts_with(b"GET / HTTP/1.1\r\n"));

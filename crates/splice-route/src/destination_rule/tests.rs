@@ -214,7 +214,7 @@ fn the_resolved_address_decides() {
     ] {
         let parsed: Vec<_> = rules.split_whitespace().map(rule).collect();
         let own = ["93.184.216.99", "2606:4700::99", "127.0.0.1"];
-        let is_own = |address: IpAddr| own.contains(&&*address.to_string());
+        let is_own = |address: IpAddr| Some(own.contains(&&*address.to_string()));
         let address = resolved.parse().expect(resolved);
         let permitted = permits(&parsed, &asked(destination), address, is_own);
         let case = format!("{rules} {destination} {resolved}: {permitted:?}");
@@ -286,7 +286,8 @@ fn special_addresses_are_not_public() {
             port: 80,
         };
         for asked in [by_address, asked("example.org:80")] {
-            let Err(Denied::NotPublic { kind, .. }) = permits(&rules, &asked, resolved, |_| false)
+            let Err(Denied::NotPublic { kind, .. }) =
+                permits(&rules, &asked, resolved, |_| Some(false))
             else {
                 panic!("{address} is public");
             };
@@ -315,8 +316,25 @@ fn special_addresses_are_not_public() {
         "3ffe::1",
     ] {
         let resolved = address.parse().expect(address);
-        let permitted = permits(&rules, &asked("example.org:80"), resolved, |_| false);
+        let permitted = permits(&rules, &asked("example.org:80"), resolved, |_| Some(false));
         assert_eq!(permitted, Ok(()), "{address}");
+    }
+}
+
+#[test]
+fn an_address_that_may_be_this_hosts_is_refused_as_if_it_were() {
+    for (rules, address, allowed) in [
+        ("public:*", "1.1.1.1", false),
+        ("1.1.1.0/24:*", "1.1.1.1", false),
+        ("1.1.1.1:*", "1.1.1.1", true),
+        ("10.0.0.0/8:*", "10.0.0.1", false),
+        ("public:*", "64:ff9b::1.1.1.1", false),
+        ("127.0.0.0/8:*", "127.0.0.1", true),
+    ] {
+        let rules = [rule(rules)];
+        let resolved = address.parse().expect(address);
+        let permitted = permits(&rules, &asked("a:80"), resolved, |_| None);
+        assert_eq!(permitted.is_ok(), allowed, "{address}: {permitted:?}");
     }
 }
 
@@ -324,7 +342,7 @@ fn special_addresses_are_not_public() {
 fn denials_say_why() {
     let denied = |address: &str| {
         let resolved = address.parse().expect(address);
-        let own = |it: IpAddr| it.to_string() == "1.1.1.1";
+        let own = |it: IpAddr| Some(it.to_string() == "1.1.1.1");
         permits(&[rule("2.2.2.2:80")], &asked("a:80"), resolved, own).map_err(|it| it.to_string())
     };
     for (address, why) in [
@@ -352,7 +370,7 @@ proptest! {
         let plain = Ipv4Addr::from(bits);
         let [a, b, c, d] = plain.octets();
         let is_public = |address: IpAddr| {
-            permits(&[rule("public:*")], &asked("a.example.org:80"), address, |_| false).is_ok()
+            permits(&[rule("public:*")], &asked("a.example.org:80"), address, |_| Some(false)).is_ok()
         };
         let nat64 = Ipv6Addr::from(0x64_ff9b << 96 | u128::from(bits));
         let six_to_four = Ipv6Addr::from([0x20, 2, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);

@@ -9,25 +9,28 @@ const UNSPECIFIED: Fault = Fault("the PROXY header names an unspecified address"
 const MULTICAST: Fault = Fault("the PROXY header names a multicast or broadcast address");
 const LOOPBACK: Fault = Fault("the PROXY header names a loopback address");
 const OWN: Fault = Fault("the PROXY header names an address of this host as the client");
+const MAYBE_OWN: Fault = Fault(
+    "whether the PROXY header names an address of this host as the client cannot be found out",
+);
 
 impl Header {
     /// Both ends of the client's connection, if the header may be believed. `None`: use those of the
     /// connection itself.
     ///
     /// `sender` is the peer of the connection, `None` for a UNIX socket. `is_own` tells the addresses of
-    /// this host, which only senders on this host may claim for a client: servers often trust clients that
-    /// come from the host itself.
+    /// this host, `None` if it cannot; only senders on this host may claim one for a client, since servers
+    /// often trust clients that come from the host itself.
     pub fn endpoints(
         &self,
         sender: Option<IpAddr>,
-        is_own: impl Fn(IpAddr) -> bool,
+        is_own: impl Fn(IpAddr) -> Option<bool>,
     ) -> Result<Option<Endpoints>, Fault> {
         let Some(endpoints) = self.endpoints else {
             return Ok(None);
         };
         let sent_here = sender.is_none_or(|sender| {
             let sender = sender.to_canonical();
-            sender.is_loopback() || is_own(sender)
+            sender.is_loopback() || is_own(sender) == Some(true)
         });
         let source = endpoints.source.ip();
         for address in [source, endpoints.destination.ip()] {
@@ -41,8 +44,11 @@ impl Header {
                 return Err(LOOPBACK);
             }
         }
-        if is_own(source) && !sent_here {
-            return Err(OWN);
+        match is_own(source) {
+            _ if sent_here => {}
+            Some(false) => {}
+            Some(true) => return Err(OWN),
+            None => return Err(MAYBE_OWN),
         }
         Ok(Some(endpoints))
     }

@@ -325,13 +325,27 @@ fn only_senders_on_this_host_claim_its_addresses() {
         let line = format!("PROXY {family} {source} {destination} 1 2\r\n");
         let header = complete(line.as_bytes());
         let sender = sender.map(|sender| sender.parse().expect(sender));
-        let is_own = |ip: std::net::IpAddr| ip.to_string() == "198.51.100.7";
+        let is_own = |ip: std::net::IpAddr| Some(ip.to_string() == "198.51.100.7");
         let endpoints = header.endpoints(sender, is_own);
         assert_eq!(
             endpoints.is_ok(),
             accepted,
             "{sender:?} {line} {endpoints:?}"
         );
+    }
+}
+
+#[test]
+fn what_may_be_an_address_of_this_host_is_no_client() {
+    let header = complete(b"PROXY TCP4 192.0.2.1 198.51.100.2 1 2\r\n");
+    for (sender, accepted) in [
+        (Some("203.0.113.9"), false),
+        (Some("127.0.0.1"), true),
+        (None, true),
+    ] {
+        let sender = sender.map(|sender| sender.parse().expect(sender));
+        let endpoints = header.endpoints(sender, |_| None);
+        assert_eq!(endpoints.is_ok(), accepted, "{sender:?} {endpoints:?}");
     }
 }
 

@@ -82,6 +82,11 @@ impl Connection {
             let Some(address) = attempt.address() else {
                 return self.next_server(cx);
             };
+            if let (Some(asked), Some(inet)) = (&self.asked, address.inet())
+                && let Err(why) = asked.permits(inet.ip())
+            {
+                return self.deny(&why);
+            }
             let made = match &attempt.place {
                 Some(place) => place.backend.socket(address, &self.arrival),
                 None => address.socket(),

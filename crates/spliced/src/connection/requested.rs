@@ -8,9 +8,10 @@
 //! ```
 //!
 //! The rules are held against the addresses that a name resolves to, and the connection goes to one of
-//! those that were allowed: the name is not resolved again.
+//! those that were allowed: the name is not resolved again. Just before it connects to one, the rules are held
+//! against that again, since time may have passed.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -40,21 +41,29 @@ pub(super) struct Asked {
 impl Asked {
     /// Those of `addresses` that the rules allow, or why none is.
     fn allowed(&self, addresses: &[SocketAddr]) -> Result<Arc<[SocketAddress]>, String> {
-        let Some(destination) = &self.destination else {
-            return Err("it asks for nothing".into());
-        };
         let mut denied = "it has no address".to_owned();
         let mut allowed = Vec::new();
         for address in addresses {
-            match permits(&self.rules, destination, address.ip(), is_own) {
+            match self.permits(address.ip()) {
                 Ok(()) => allowed.push(SocketAddress::Inet(*address)),
-                Err(why) => denied = why.to_string(),
+                Err(why) => denied = why,
             }
         }
         match allowed.is_empty() {
             true => Err(denied),
             false => Ok(allowed.into()),
         }
+    }
+
+    /// Whether the rules allow an address now: it may have come to this host since the last time.
+    ///
+    /// # Errors
+    /// Why they do not.
+    pub(super) fn permits(&self, address: IpAddr) -> Result<(), String> {
+        let Some(destination) = &self.destination else {
+            return Err("it asks for nothing".into());
+        };
+        permits(&self.rules, destination, address, is_own).map_err(|why| why.to_string())
     }
 }
 
@@ -164,12 +173,17 @@ impl Connection {
                 self.attempt = Some(Attempt::new(addresses, None));
                 self.connect(cx)
             }
-            Err(why) => {
-                Counts::add(&self.service.counts.denied);
-                let reply = asked.handshake.refused(Failure::NotAllowed);
-                self.turn_down(&reply, &format!("not allowed: {why}"))
-            }
+            Err(why) => self.deny(&why),
         }
+    }
+
+    pub(super) fn deny(&mut self, why: &str) -> Step {
+        let Some(asked) = &self.asked else {
+            return Step::Done;
+        };
+        Counts::add(&self.service.counts.denied);
+        let reply = asked.handshake.refused(Failure::NotAllowed);
+        self.turn_down(&reply, &format!("not allowed: {why}"))
     }
 
     /// Tells the client that its destination has been reached.

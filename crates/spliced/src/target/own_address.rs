@@ -1,11 +1,15 @@
 //! Whether an address to connect to is the relay itself, which would relay to itself without end.
 
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
 
+use splice_firewall::Routes;
+
+use crate::rate_limited_warning::{RateLimitedWarning, more};
 use crate::socket_address::SocketAddress;
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
@@ -43,45 +47,53 @@ fn destination(target: &SocketAddr) -> SocketAddr {
     (ip, target.port()).into()
 }
 
+/// A target of which it is not known whether it is this host counts as that: a loop would never end.
 fn covers(own: &SocketAddr, target: SocketAddr) -> bool {
+    let is_local = || is_own(target.ip()) != Some(false);
     match own.ip() {
         // Such a listener is dual-stack.
-        IpAddr::V6(ip) if ip.is_unspecified() => is_local(target),
-        IpAddr::V4(ip) if ip.is_unspecified() => target.is_ipv4() && is_local(target),
+        IpAddr::V6(ip) if ip.is_unspecified() => is_local(),
+        IpAddr::V4(ip) if ip.is_unspecified() => target.is_ipv4() && is_local(),
         ip => ip.to_canonical() == target.ip(),
     }
 }
 
-/// Whether `ip` is an address of this host.
-pub(crate) fn is_own(ip: IpAddr) -> bool {
-    // Any port does: nothing is sent.
-    is_local((ip, 9).into())
+/// Whether connections to `ip` stay on this host, by its routes: it is an address of this host, or of a range
+/// that is routed here (`ip route add local`). Sends nothing. `None` if that cannot be found out, which a guard
+/// must take for the worse; the log has the reason.
+pub(crate) fn is_own(ip: IpAddr) -> Option<bool> {
+    static WARNING: RateLimitedWarning = RateLimitedWarning::new();
+    let ip = ip.to_canonical();
+    if ip.is_loopback() {
+        return Some(true);
+    }
+    match ask(ip) {
+        Ok(is_local) => Some(is_local),
+        Err(error) => {
+            WARNING.emit(|suppressed| {
+                tracing::warn!(
+                    "whether {ip} is an address of this host cannot be found out, so it is refused: its routes \
+                     cannot be read by netlink(7): {error}{}",
+                    more(suppressed)
+                );
+            });
+            None
+        }
+    }
 }
 
-/// Whether `target` is an address of this network namespace. Sends nothing.
-fn is_local(target: SocketAddr) -> bool {
-    target.ip().is_loopback() || is_own_source(target) || can_bind(target)
-}
-
-/// The kernel sends to a local address from that same address.
-fn is_own_source(target: SocketAddr) -> bool {
-    let any: IpAddr = match target {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+fn ask(ip: IpAddr) -> io::Result<bool> {
+    /// Kept, so that the answer does not depend on a free descriptor. One that has failed is replaced: it may
+    /// have an answer that nobody waits for.
+    static ROUTES: Mutex<Option<Routes>> = Mutex::new(None);
+    let mut kept = ROUTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut routes = match kept.take() {
+        Some(routes) => routes,
+        None => Routes::new()?,
     };
-    let source = UdpSocket::bind((any, 0))
-        .and_then(|socket| socket.connect(target).map(|()| socket))
-        .and_then(|socket| socket.local_addr());
-    source.is_ok_and(|source| source.ip() == target.ip())
-}
-
-/// A range that is routed here (`ip route add local`) has another source address, but can be bound. With
-/// `ip_nonlocal_bind` every address can be bound, so the test proves nothing.
-fn can_bind(mut target: SocketAddr) -> bool {
-    let family = if target.is_ipv4() { "ipv4" } else { "ipv6" };
-    let binds_all = fs::read_to_string(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
-    target.set_port(0);
-    binds_all.is_ok_and(|value| value.trim() == "0") && UdpSocket::bind(target).is_ok()
+    let is_local = routes.is_local(ip)?;
+    *kept = Some(routes);
+    Ok(is_local)
 }
 
 /// Two paths may name the same socket file.

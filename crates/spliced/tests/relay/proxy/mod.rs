@@ -6,6 +6,7 @@ mod evidence;
 mod examples;
 mod fickle;
 mod going_down;
+mod guards;
 mod headers;
 mod health;
 mod hostile;

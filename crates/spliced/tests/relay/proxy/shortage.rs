@@ -25,7 +25,7 @@ fn count(proxy: &Proxy, what: &str) -> Value {
 }
 
 /// Lets the process have no more descriptors than it has and `spare`.
-fn limit_descriptors(proxy: &Proxy, spare: usize) {
+pub(super) fn limit_descriptors(proxy: &Proxy, spare: usize) {
     let id = proxy.relay.id();
     let used: Vec<usize> = fs::read_dir(format!("/proc/{id}/fd"))
         .expect("its descriptors")
@@ -39,7 +39,7 @@ fn limit_descriptors(proxy: &Proxy, spare: usize) {
 }
 
 /// Sets the soft limit; `None` sets it to the hard one, as the relay does.
-fn set_limit(proxy: &Proxy, limit: Option<u64>) {
+pub(super) fn set_limit(proxy: &Proxy, limit: Option<u64>) {
     let pid = Pid::from_raw(proxy.relay.id() as i32);
     let maximum = getrlimit(Resource::Nofile).maximum;
     let limits = Rlimit {

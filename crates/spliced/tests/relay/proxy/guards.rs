@@ -1,0 +1,198 @@
+//! A check that cannot be made is a refusal.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use netlab::{Lab, Namespace, Need, available};
+
+use super::Proxy;
+use super::routes::connect;
+use super::shortage::{limit_descriptors, set_limit};
+use crate::patience::until;
+use crate::relay::output;
+
+/// Public, and of the namespace of the relay alone.
+const OWN: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
+
+/// Succeeded, and forbidden by the rules (RFC 1928, 6).
+const GRANTED: u8 = 0;
+const NOT_ALLOWED: u8 = 2;
+
+/// A SOCKS proxy in a namespace whose own address listens on a port.
+struct Stage {
+    namespace: Namespace,
+    proxy: Proxy,
+    listener: TcpListener,
+}
+
+impl Stage {
+    fn new(allow: &str) -> Self {
+        let namespace = Namespace::new("guards").expect("a namespace");
+        let stage = Self::in_namespace(namespace, allow);
+        stage.add(OWN);
+        stage
+    }
+
+    fn in_namespace(namespace: Namespace, allow: &str) -> Self {
+        let listener = namespace.enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 90)));
+        // Other engines open files in the background.
+        let proxy = Proxy::run_in(
+            &namespace,
+            &format!(
+                "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
+                 [[listener.route]]\nsocks = {{ allow = [\"{allow}\"] }}"
+            ),
+        );
+        Self {
+            namespace,
+            proxy,
+            listener: listener.expect("entered").expect("it listens"),
+        }
+    }
+
+    fn add(&self, address: Ipv4Addr) {
+        self.ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"]);
+    }
+
+    fn ip(&self, words: &[&str]) {
+        let mut ip = self.namespace.command("ip");
+        assert!(output(ip.args(words)).status.success(), "{words:?}");
+    }
+
+    /// Whether bytes lie in the receive queue of a socket: what the relay reads, it acts on at once.
+    fn has_unread_bytes(&self) -> bool {
+        let sockets = format!("/proc/{}/net/tcp", self.proxy.relay.id());
+        let sockets = fs::read_to_string(sockets).expect("sockets");
+        sockets.lines().skip(1).any(|line| {
+            let mut words = line.split_whitespace().skip(3);
+            let (state, queues) = (words.next(), words.next());
+            // TCP_ESTABLISHED. An end of stream that nobody has read counts as a byte, too.
+            state == Some("01") && queues.is_some_and(|queues| !queues.ends_with(":00000000"))
+        })
+    }
+
+    /// A client that has chosen no authentication.
+    fn client(&self) -> TcpStream {
+        let address = self.proxy.address("l");
+        let client = self.namespace.enter(|| connect(&address));
+        let mut client = client.expect("entered");
+        client.write_all(b"\x05\x01\x00").expect("sent");
+        client.read_exact(&mut [0; 2]).expect("a method");
+        client
+    }
+}
+
+/// The answer to a request for `address`.
+fn ask(client: &mut TcpStream, address: Ipv4Addr) -> u8 {
+    request(client, address);
+    reply(client)
+}
+
+fn request(client: &mut TcpStream, address: Ipv4Addr) {
+    let mut request = b"\x05\x01\x00\x01".to_vec();
+    request.extend(address.octets());
+    request.extend(90_u16.to_be_bytes());
+    client.write_all(&request).expect("sent");
+}
+
+fn reply(client: &mut TcpStream) -> u8 {
+    let mut reply = [0; 10];
+    client.read_exact(&mut reply).expect("a reply");
+    reply[1]
+}
+
+#[test]
+fn without_descriptors_nobody_reaches_an_address_that_may_be_this_hosts() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let stage = Stage::new("public:*");
+    let mut clients = [stage.client(), stage.client()];
+    limit_descriptors(&stage.proxy, 0);
+    assert_eq!(ask(&mut clients[0], OWN), NOT_ALLOWED);
+    stage
+        .proxy
+        .relay
+        .wait_logged("whether 8.8.8.8 is an address of this host cannot be found out");
+    set_limit(&stage.proxy, None);
+    assert_eq!(ask(&mut clients[1], OWN), NOT_ALLOWED);
+    stage.listener.set_nonblocking(true).expect("set");
+    assert!(stage.listener.accept().is_err(), "nobody has come");
+}
+
+/// The address may come to this host while the connection waits for a descriptor.
+#[test]
+fn an_address_is_looked_at_again_after_a_wait() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("guards").expect("a namespace");
+    let stage = Stage::in_namespace(namespace, "public:*");
+    let mut clients = [stage.client(), stage.client()];
+    // From now on the relay can look at routes without another descriptor.
+    assert_ne!(ask(&mut clients[0], OWN), NOT_ALLOWED);
+    until("the first is gone", || {
+        stage.proxy.status()["connections"] == 1
+    });
+    limit_descriptors(&stage.proxy, 0);
+    request(&mut clients[1], OWN);
+    until("the request has been read", || !stage.has_unread_bytes());
+    stage.add(OWN);
+    set_limit(&stage.proxy, None);
+    assert_eq!(reply(&mut clients[1]), NOT_ALLOWED);
+}
+
+#[test]
+fn an_own_address_that_a_rule_names_alone_is_reached() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let stage = Stage::new("8.8.8.8:90");
+    let mut client = stage.client();
+    assert_eq!(ask(&mut client, OWN), GRANTED);
+    stage.listener.accept().expect("it has come");
+    // The same for a range that is routed here, whose addresses no device has.
+    let stage = Stage::new("public:*");
+    let routed = Ipv4Addr::new(9, 9, 9, 9);
+    stage.ip(&["route", "add", "local", "9.9.9.0/24", "dev", "lo"]);
+    assert_eq!(ask(&mut stage.client(), routed), NOT_ALLOWED);
+    stage
+        .namespace
+        .set_sysctl("net.ipv4.ip_nonlocal_bind", "1")
+        .expect("a sysctl");
+    assert_eq!(ask(&mut stage.client(), routed), NOT_ALLOWED);
+}
+
+/// A trusted sender on another host names an address of this one as its client.
+#[test]
+fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let proxy = Proxy::run_in(
+        lab.relay(),
+        &format!(
+            "[[listener]]\nname = \"l\"\naddress = \"{0}:0\"\nengine = \"copy\"\n\
+             proxy_protocol = \"require\"\ntrusted = [\"{1}\"]\n\
+             [[listener.route]]\nbackend = \"b\"\n[backend.b]\nservers = [\"127.0.0.1:9\"]",
+            Lab::RELAY_V4,
+            Lab::CLIENT_V4,
+        ),
+    );
+    let address = proxy.address("l");
+    let mut clients = [0; 2].map(|_| lab.client().enter(|| connect(&address)).expect("entered"));
+    until("both are accepted", || proxy.status()["connections"] == 2);
+    limit_descriptors(&proxy, 0);
+    let header = format!("PROXY TCP4 {0} {0} 1 2\r\n", Lab::RELAY_V4);
+    for (client, why) in clients.iter_mut().zip([
+        "is an address of this host cannot be found out",
+        "names an address of this host as the client",
+    ]) {
+        client.write_all(header.as_bytes()).expect("sent");
+        assert!(client.read(&mut [0]).is_err(), "a reset");
+        proxy.relay.wait_logged(why);
+        set_limit(&proxy, None);
+    }
+}
