@@ -158,7 +158,7 @@ impl SocketAddress {
     }
 }
 
-fn is_localhost(host: &str) -> bool {
+pub(crate) fn is_localhost(host: &str) -> bool {
     let name = host.strip_suffix('.').unwrap_or(host);
     name.eq_ignore_ascii_case("localhost")
 }

@@ -6,35 +6,24 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
-/// How many names are resolved at once. Each takes a thread, since getaddrinfo(3) blocks.
+use super::client_names::ClientNames;
+
+/// How many names of SRV records are resolved at once. Each takes a thread, since getaddrinfo(3) blocks.
 const RESOLVERS: usize = 16;
-
-/// How many of them may be names that clients ask for: slow names of hostile clients must not keep the
-/// proxy from its own servers.
-const RESOLVERS_FOR_CLIENTS: usize = 8;
 
 /// Runs tasks on the control thread, which starts with the first one and ends when the last clone is
 /// dropped.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Control {
     running: Arc<Mutex<Option<Running>>>,
-    for_clients: Arc<Semaphore>,
+    names: Arc<ClientNames>,
 }
 
 struct Running {
     runtime: Handle,
     _end: oneshot::Sender<()>,
-}
-
-impl Default for Control {
-    fn default() -> Self {
-        Self {
-            running: Arc::default(),
-            for_clients: Arc::new(Semaphore::new(RESOLVERS_FOR_CLIENTS)),
-        }
-    }
 }
 
 impl Control {
@@ -55,9 +44,8 @@ impl Control {
         }
     }
 
-    /// The right to resolve a name for a client, one for each thread that does.
-    pub(super) fn for_clients(&self) -> &Arc<Semaphore> {
-        &self.for_clients
+    pub(super) fn names(&self) -> Arc<ClientNames> {
+        Arc::clone(&self.names)
     }
 }
 

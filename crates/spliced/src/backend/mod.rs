@@ -1,6 +1,7 @@
 //! A group of servers: which one a connection goes to, and which are usable.
 
 mod check;
+mod client_names;
 mod client_reports;
 mod control;
 mod health;

@@ -140,7 +140,9 @@ impl Connection {
             Host::Name(name) => {
                 let control = &self.service.process.control;
                 let waker = cx.waker();
-                let resolution = Resolution::start(control, name, port, move || waker.wake());
+                let client = self.arrival.client.map(|address| address.ip());
+                let resolution =
+                    Resolution::start(control, client, name, port, move || waker.wake());
                 cx.set_deadline(Some(self.deadline));
                 self.state = State::Resolving(resolution);
                 Step::Wait

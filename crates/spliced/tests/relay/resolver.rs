@@ -26,7 +26,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// a half minutes, long after a test does.
 const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
 
-/// A name server that answers every name with one address, until it falls silent.
+/// Names that begin with this have no answer.
+pub(crate) const SLOW: &str = "slow";
+
+/// Where the first label of a question begins: behind the header and its length (RFC 1035, 4.1).
+const LABEL_AT: usize = 13;
+
+/// A name server that answers every other name with one address, until it falls silent.
 pub(crate) struct NameServer {
     asked: Arc<AtomicUsize>,
     silent: Arc<AtomicBool>,
@@ -56,7 +62,8 @@ impl NameServer {
                     };
                     // Counted first, since the test may read the counter as soon as the answer arrives.
                     asked.fetch_add(1, Ordering::Relaxed);
-                    if !silent.load(Ordering::Relaxed) {
+                    let is_slow = question[LABEL_AT..].starts_with(SLOW.as_bytes());
+                    if !is_slow && !silent.load(Ordering::Relaxed) {
                         let answer = answer(&question[..length], address.load(Ordering::Relaxed));
                         socket.send_to(&answer, from).expect("an answer");
                     }

@@ -18,6 +18,7 @@ mod reload_under_load;
 mod requested;
 mod routes;
 mod shortage;
+mod slow_names;
 mod source;
 mod srv;
 
