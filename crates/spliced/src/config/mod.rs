@@ -12,9 +12,9 @@ mod notes;
 mod prefix_file;
 mod prefix_watch;
 mod route;
+mod text_file;
 mod value;
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
+
+/// The longest configuration: far more servers than are allowed.
+const MOST_MIB: u64 = 16;
 
 /// What a configuration says.
 #[derive(Debug)]
@@ -51,7 +54,7 @@ pub(crate) fn read(path: &Path) -> Result<Plan, Mistakes> {
 
 /// Reads the configuration `path`.
 pub(crate) fn examine(path: &Path) -> Examined {
-    match fs::read_to_string(path) {
+    match text_file::read(path, MOST_MIB) {
         Ok(text) => examine_text(path, &text),
         Err(error) => Examined {
             plan: Err(Mistakes(vec![Note {

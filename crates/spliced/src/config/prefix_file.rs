@@ -2,14 +2,18 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
-use std::{fs, io};
 
 use splice_route::Prefix;
 
 use crate::config::notes::Note;
+use crate::config::text_file;
 use crate::config::value::Value;
+
+/// The longest file: more prefixes than the Internet has routes.
+const MOST_MIB: u64 = 64;
 
 /// The prefixes of a file, which change with it.
 pub(crate) type Shared = Arc<RwLock<Vec<Prefix>>>;
@@ -57,7 +61,7 @@ pub(super) enum Unreadable {
 
 /// Reads the prefixes of a file.
 pub(super) fn read(path: &Path) -> Result<Vec<Prefix>, Unreadable> {
-    let text = fs::read_to_string(path).map_err(Unreadable::File)?;
+    let text = text_file::read(path, MOST_MIB).map_err(Unreadable::File)?;
     let (mut prefixes, mut mistakes) = (Vec::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
         let entry = line.split('#').next().unwrap_or_default();
