@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use splice::firewall::{Connection, End, Family, Verdict, judge};
+use splice::firewall::{Connection, End, Family, PacketFilters, Verdict};
 
 use crate::socket_address::SocketAddress;
 
 /// Connections that the packet filters keep out of `segment`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeptBack {
     /// Clients or a target, as in "connections with the target".
     pub(crate) whom: &'static str,
@@ -16,24 +16,39 @@ pub(crate) struct KeptBack {
     pub(crate) why: String,
 }
 
-/// What the packet filters keep out of `segment`. Reading the rules takes some milliseconds.
-pub(crate) fn kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) -> Vec<KeptBack> {
+/// The packet filters as they are now. Reading them takes some milliseconds. Without a right to, `segment`
+/// cannot be used, which is reported elsewhere.
+pub(crate) fn read() -> Option<PacketFilters> {
+    PacketFilters::read()
+        .inspect_err(|error| tracing::debug!("{error}"))
+        .ok()
+}
+
+/// What the packet filters keep out of `segment`.
+pub(crate) fn kept_back(
+    filters: &PacketFilters,
+    listening: &[SocketAddress],
+    targets: &[SocketAddress],
+) -> Vec<KeptBack> {
     let clients = listening.iter().filter_map(inet).map(of_clients);
     let servers = targets.iter().filter_map(inet).map(of_server);
     clients
         .flatten()
         .chain(servers)
-        .filter_map(|connection| of(&connection))
+        .filter_map(|connection| of(filters, &connection))
         .collect()
 }
 
 /// Logs why the packet filters keep some or all connections out of `segment`.
 pub(crate) fn log_what_is_kept_back(listening: &[SocketAddress], targets: &[SocketAddress]) {
+    let Some(filters) = read() else {
+        return;
+    };
     for KeptBack {
         whom,
         certainly,
         why,
-    } in kept_back(listening, targets)
+    } in kept_back(&filters, listening, targets)
     {
         if certainly {
             tracing::warn!(
@@ -97,21 +112,16 @@ fn of_server(target: SocketAddr) -> Connection {
     }
 }
 
-fn of(connection: &Connection) -> Option<KeptBack> {
+fn of(filters: &PacketFilters, connection: &Connection) -> Option<KeptBack> {
     let whom = match (connection.accepted, connection.family) {
         (true, Family::Ipv4) => "clients over IPv4",
         (true, Family::Ipv6) => "clients over IPv6",
         (false, _) => "the target",
     };
-    let (certainly, why) = match judge(connection) {
-        Ok(Verdict::Accepts) => return None,
-        Ok(Verdict::Stops(why)) => (true, why),
-        Ok(Verdict::Unknown(why)) => (false, why),
-        Err(error) => {
-            // The engine cannot be used then, which is reported elsewhere.
-            tracing::debug!("{error}");
-            return None;
-        }
+    let (certainly, why) = match filters.judge(connection) {
+        Verdict::Accepts => return None,
+        Verdict::Stops(why) => (true, why),
+        Verdict::Unknown(why) => (false, why),
     };
     Some(KeptBack {
         whom,

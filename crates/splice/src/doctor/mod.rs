@@ -242,15 +242,16 @@ fn pipes_are_short() -> Option<Obstacle> {
 /// known.
 fn filters_are_in_the_way() -> Option<Obstacle> {
     let families = [firewall::Family::Ipv4, firewall::Family::Ipv6];
-    let found = families.into_iter().find_map(|family| {
-        let verdict = firewall::judge(&firewall::Connection::any(family));
-        match verdict {
-            Ok(firewall::Verdict::Accepts) => None,
-            Ok(firewall::Verdict::Stops(why)) => Some(format!("all connections: {why}")),
-            Ok(firewall::Verdict::Unknown(why)) => Some(format!("some connections: {why}")),
-            Err(error) => Some(format!("all connections: {error}")),
-        }
-    });
+    let found = match firewall::PacketFilters::read() {
+        Ok(filters) => families.into_iter().find_map(|family| {
+            match filters.judge(&firewall::Connection::any(family)) {
+                firewall::Verdict::Accepts => None,
+                firewall::Verdict::Stops(why) => Some(format!("all connections: {why}")),
+                firewall::Verdict::Unknown(why) => Some(format!("some connections: {why}")),
+            }
+        }),
+        Err(error) => Some(format!("all connections: {error}")),
+    };
     Some(Obstacle {
         reason: format!("the packet filters of this host keep it from {}", found?),
         remedy: "none needed if that is intended: such connections use copy and pipe, through the \

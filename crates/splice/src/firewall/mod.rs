@@ -1,6 +1,6 @@
 //! The packet filters of this host, applied to connections that an engine moves past them.
 //!
-//! [`judge()`] says what they would do with connections of which little is known, for messages to
+//! [`PacketFilters`] says what they would do with connections of which little is known, for messages to
 //! the user. Every pair is judged by itself, with all that is known of it, unless
 //! [`Options::bypass_firewall`](crate::Options::bypass_firewall) is set.
 //!
@@ -36,27 +36,43 @@ use rustix::event::{EventfdFlags, eventfd};
 use slab::Slab;
 use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
-use splice_firewall::{Device, Filters, Hook, HookCounts, Reader};
+use splice_firewall::{Device, Filters, Hook, HookCounts, Reader, Registry};
 
 pub(crate) use self::hooks::Hooks;
 use self::snapshot::{Snapshot, namespace_socket};
 
-/// What the packet filters of this thread's network namespace would do now with the segments of a
-/// connection.
-///
-/// Filters on a device count if the connection's device is known.
-///
-/// # Errors
-/// [`ErrorKind::BpfRefused`] if the rules or the kernel's hooks cannot be read, for example without
-/// a capability.
-pub fn judge(connection: &Connection) -> Result<Verdict> {
-    let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
-    let filters = Filters::read().map_err(|error| refused(error.to_string()))?;
-    // Protocol hooks belong to the namespace, whatever the device.
-    let registry = Hooks::load()?.list(LOOPBACK)?;
-    match filters.account_for(&registry, connection.family, &Hook::OWN, "lo") {
-        Ok(()) => Ok(filters.judge(connection)),
-        Err(why) => Ok(Verdict::Unknown(Reason { place: None, why })),
+/// The packet filters of a network namespace, as they were when they were read.
+#[derive(Debug)]
+pub struct PacketFilters {
+    filters: Filters,
+    hooks: Registry,
+}
+
+impl PacketFilters {
+    /// Reads the filters of this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] if the rules or the kernel's hooks cannot be read, for example without
+    /// a capability.
+    pub fn read() -> Result<Self> {
+        let refused = |why: String| Error::new(ErrorKind::BpfRefused, why);
+        Ok(Self {
+            filters: Filters::read().map_err(|error| refused(error.to_string()))?,
+            // Protocol hooks belong to the namespace, whatever the device.
+            hooks: Hooks::load()?.list(LOOPBACK)?,
+        })
+    }
+
+    /// What they would do with the segments of a connection. Filters on a device count if the connection's
+    /// device is known.
+    pub fn judge(&self, connection: &Connection) -> Verdict {
+        let accounted = self
+            .filters
+            .account_for(&self.hooks, connection.family, &Hook::OWN, "lo");
+        match accounted {
+            Ok(()) => self.filters.judge(connection),
+            Err(why) => Verdict::Unknown(Reason { place: None, why }),
+        }
     }
 }
 

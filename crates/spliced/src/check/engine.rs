@@ -1,13 +1,13 @@
 //! Which engines the connections of a listener get here, and why not the others.
 
 use std::fmt::Write as _;
-use std::slice;
 
 use splice::{EngineChoice, EngineName, Kind};
 
 use crate::check::Found;
+use crate::check::host::Host;
 use crate::check::names::Resolved;
-use crate::firewall::{self, KeptBack};
+use crate::firewall::KeptBack;
 use crate::forwarding::needs_sockets;
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
 use crate::socket_address::SocketAddress;
@@ -16,8 +16,17 @@ use crate::target::leads_to;
 /// Columns of the name of an engine.
 const NAME_WIDTH: usize = 8;
 
+/// How many servers of a backend are named as exceptions: a screen has some 50 lines. The others are counted.
+const SERVERS_NAMED: usize = 20;
+
 /// Adds what `listener` does to `found`.
-pub(super) fn report(listener: &ListenerPlan, plan: &Plan, resolved: &Resolved, found: &mut Found) {
+pub(super) fn report(
+    listener: &ListenerPlan,
+    plan: &Plan,
+    resolved: &Resolved,
+    host: &Host,
+    found: &mut Found,
+) {
     let _ = writeln!(
         found.report,
         "listener {} on {}, engine {}",
@@ -42,10 +51,11 @@ pub(super) fn report(listener: &ListenerPlan, plan: &Plan, resolved: &Resolved, 
             }
         }
     }
-    for engine in EngineName::ALL {
+    for (engine, probed) in host.engines() {
+        let engine = *engine;
         let words = match listener.engine {
             EngineChoice::Only(only) if only != engine => not_chosen(engine, only),
-            chosen => match engine.probe() {
+            chosen => match probed {
                 Err(error) => {
                     if chosen != EngineChoice::Auto {
                         found
@@ -67,7 +77,7 @@ pub(super) fn report(listener: &ListenerPlan, plan: &Plan, resolved: &Resolved, 
             let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", "");
         }
         if engine == EngineName::Segment && is_tried {
-            for (whom, why) in exceptions(listener, &listening, plan, resolved) {
+            for (whom, why) in exceptions(listener, &listening, plan, resolved, host) {
                 let _ = writeln!(found.report, "  {:NAME_WIDTH$} but not {whom}: {why}", "");
             }
         }
@@ -107,6 +117,7 @@ fn exceptions(
     listening: &[SocketAddress],
     plan: &Plan,
     resolved: &Resolved,
+    host: &Host,
 ) -> Vec<(String, String)> {
     let any = |why: &str| vec![("at all".to_owned(), why.to_owned())];
     if listening.iter().any(|address| address.kind() == Kind::Unix) {
@@ -117,14 +128,11 @@ fn exceptions(
             "the listener has a rate, which its sockets keep, and segments do not pass them",
         );
     }
-    let filtered =
-        |listening: &[SocketAddress], servers: &[SocketAddress]| match listener.bypass_firewall {
-            true => Vec::new(),
-            false => firewall::kept_back(listening, servers),
-        };
     let mut found = Vec::new();
-    for kept in filtered(listening, &[]) {
-        found.push((format!("from {}", kept.whom), by_filters(&kept)));
+    if !listener.bypass_firewall {
+        for kept in host.clients_kept_back(listening) {
+            found.push((format!("from {}", kept.whom), by_filters(&kept)));
+        }
     }
     for backend in backends(listener, plan) {
         let to = format!("to backend {}", backend.name);
@@ -132,18 +140,27 @@ fn exceptions(
             found.push((to, why.to_owned()));
             continue;
         }
-        for server in &backend.servers {
-            // What does not resolve is reported with its backend.
-            for address in resolved.of(&server.address).unwrap_or_default() {
-                let to = format!("{to}, server {address}");
-                if let Some(why) = of_server(address, listening) {
-                    found.push((to, why));
-                    continue;
-                }
-                for kept in filtered(&[], slice::from_ref(address)) {
-                    found.push((to.clone(), by_filters(&kept)));
-                }
-            }
+        let servers = backend.servers.iter();
+        // What does not resolve is reported with its backend.
+        let addresses = servers.flat_map(|server| resolved.of(&server.address).unwrap_or_default());
+        let mut of_servers = addresses.flat_map(|address| {
+            let whys = match of_server(address, listening) {
+                Some(why) => vec![why],
+                None if listener.bypass_firewall => Vec::new(),
+                None => host
+                    .server_kept_back(address)
+                    .iter()
+                    .map(by_filters)
+                    .collect(),
+            };
+            whys.into_iter().map(move |why| (address, why))
+        });
+        for (address, why) in of_servers.by_ref().take(SERVERS_NAMED) {
+            found.push((format!("{to}, server {address}"), why));
+        }
+        let more = of_servers.count();
+        if more > 0 {
+            found.push((to, format!("{more} more servers, for reasons like these")));
         }
     }
     found

@@ -1,6 +1,7 @@
 //! `spliced check`: every mistake of a configuration, and what it comes to on this host.
 
 mod engine;
+mod host;
 mod names;
 mod source;
 
@@ -9,6 +10,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context, Error, Result};
 
+use crate::check::host::Host;
 use crate::check::names::Resolved;
 use crate::cli::CheckArgs;
 use crate::config::{self, Examined};
@@ -94,8 +96,9 @@ struct Found {
 impl Found {
     fn of(plan: &Plan, resolved: &Resolved) -> Self {
         let mut found = Self::default();
+        let host = Host::default();
         for listener in &plan.listeners {
-            engine::report(listener, plan, resolved, &mut found);
+            engine::report(listener, plan, resolved, &host, &mut found);
         }
         for backend in &plan.backends {
             found.backend(backend, resolved);

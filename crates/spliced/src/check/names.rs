@@ -1,8 +1,9 @@
-//! The addresses of the servers, all asked for at once.
+//! The addresses of the servers. Names are asked for side by side.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,16 @@ use crate::socket_address::SocketAddress;
 /// (resolv.conf(5), `timeout`).
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What servers and listeners resolve to.
+/// How many names are asked for at once. Each has a thread and up to two sockets, and a process may have 1024
+/// descriptors at least.
+const RESOLVERS: usize = 256;
+
+/// The addresses, or why there are none.
+type Answer = Result<Vec<SocketAddress>, String>;
+
+/// What servers resolve to.
 #[derive(Debug)]
-pub(super) struct Resolved(HashMap<ServerAddress, Result<Vec<SocketAddress>, String>>);
+pub(super) struct Resolved(HashMap<ServerAddress, Answer>);
 
 impl Resolved {
     pub(super) fn of(&self, address: &ServerAddress) -> Result<&[SocketAddress], &str> {
@@ -32,34 +40,50 @@ impl Resolved {
 
 /// Resolves every name of `plan`.
 pub(super) fn resolve(plan: &Plan) -> Resolved {
-    let (sender, answers) = mpsc::channel();
     let servers = plan.backends.iter().flat_map(|backend| &backend.servers);
-    // Each once, in a fixed order.
-    let wanted: BTreeMap<String, ServerAddress> = servers
-        .map(|server| (format!("{:?}", server.address), server.address.clone()))
-        .collect();
-    let mut left = wanted.len();
-    for address in wanted.into_values() {
-        let sender = sender.clone();
-        let ask = move || {
-            let answer = ask(&address).map_err(|error| format!("{error:#}"));
-            // Nobody listens after the deadline.
-            let _ = sender.send((address, answer));
-        };
+    let addresses: HashSet<_> = servers.map(|server| &server.address).collect();
+    let (names, plain): (Vec<_>, Vec<_>) = addresses.into_iter().cloned().partition(is_name);
+    let mut found: HashMap<_, _> = plain.into_iter().map(answered).collect();
+    found.extend(resolve_names(names));
+    Resolved(found)
+}
+
+fn is_name(address: &ServerAddress) -> bool {
+    match address {
+        ServerAddress::Address(address) => SocketAddress::needs_resolver(address),
+        ServerAddress::Srv(_) => true,
+    }
+}
+
+/// Those of `names` that have an answer in time.
+fn resolve_names(names: Vec<ServerAddress>) -> Vec<(ServerAddress, Answer)> {
+    let (sender, answers) = mpsc::channel();
+    let mut left = names.len();
+    let names = Arc::new(Mutex::new(names));
+    for _ in 0..left.min(RESOLVERS) {
+        let (names, sender) = (Arc::clone(&names), sender.clone());
+        let next = move || names.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // Nobody listens after the deadline.
+        let ask = move || while next().is_some_and(|name| sender.send(answered(name)).is_ok()) {};
         // A thread that cannot be started gives no answer.
         let _ = thread::Builder::new().name("resolve".into()).spawn(ask);
     }
     drop(sender);
     let deadline = Instant::now() + PATIENCE;
-    let mut found = HashMap::new();
+    let mut found = Vec::new();
     while left > 0 {
         match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((address, answer)) => drop(found.insert(address, answer)),
+            Ok(answer) => found.push(answer),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
         }
         left -= 1;
     }
-    Resolved(found)
+    found
+}
+
+fn answered(address: ServerAddress) -> (ServerAddress, Answer) {
+    let answer = ask(&address).map_err(|error| format!("{error:#}"));
+    (address, answer)
 }
 
 fn ask(address: &ServerAddress) -> Result<Vec<SocketAddress>> {
