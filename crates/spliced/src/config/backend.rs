@@ -1,5 +1,6 @@
 //! A `[backend.NAME]` and what `[defaults]` says for all of them.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -160,11 +161,12 @@ fn balance(table: &Table<'_>, place: &mut Balance) {
 }
 
 fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {
+    let mut addresses = HashSet::new();
     for value in value.list().unwrap_or_default() {
         let Some(server) = server(&value) else {
             continue;
         };
-        if servers.iter().any(|other| other.address == server.address) {
+        if !addresses.insert(server.address.clone()) {
             value.refuse::<()>("has this server twice; write it once, with a weight");
         }
         servers.push(server);

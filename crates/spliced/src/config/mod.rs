@@ -29,8 +29,18 @@ use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
 
-/// The longest configuration: far more servers than are allowed.
-const MOST_MIB: u64 = 16;
+/// The longest configuration: it has room for all routes and servers, with 100 bytes each and as much for comments.
+const MOST_MIB: u64 = 4;
+
+/// The most listeners: each has a socket, and a process may have 1024 descriptors where nobody has allowed more
+/// (`INR_OPEN_CUR` of linux/resource.h).
+const MOST_LISTENERS: usize = 1000;
+
+/// The most routes of all listeners. A client is held against one after the other.
+const MOST_ROUTES: usize = 10_000;
+
+/// The most servers of all backends: so each has a slot in the table of consistent hashing, which has 16381.
+const MOST_SERVERS: usize = 10_000;
 
 /// What a configuration says.
 #[derive(Debug)]
@@ -72,17 +82,14 @@ pub(crate) fn examine(path: &Path) -> Examined {
 
 fn examine_text(path: &Path, text: &str) -> Examined {
     let (tree, errors) = DeTable::parse_recoverable(text);
-    let syntax = errors
-        .iter()
-        .map(|error| {
-            let end = text.len()..text.len();
-            let sentence = error.message().trim().replace('\n', "; ");
-            (
-                error.span().unwrap_or(end),
-                format!("this is not TOML: {sentence}"),
-            )
-        })
-        .collect();
+    let syntax = errors.iter().map(|error| {
+        let end = text.len()..text.len();
+        let sentence = error.message().trim().replace('\n', "; ");
+        (
+            error.span().unwrap_or(end),
+            format!("this is not TOML: {sentence}"),
+        )
+    });
     let notes = Notes::new(path, text, syntax);
     let plan = plan(Table::new(
         tree.get_ref(),
@@ -121,12 +128,23 @@ fn plan(table: Table<'_>) -> Plan {
     let routes = Routes {
         backends: &backends,
         used: Default::default(),
+        count: Default::default(),
         files: Default::default(),
     };
     let tables = match table.get("listener") {
         Some(value) => value.sections("listener", "a listener"),
         None => Some(Vec::new()),
     };
+    let tables = tables.filter(|tables| {
+        let fits = tables.len() <= MOST_LISTENERS;
+        if !fits {
+            notes.mistake(
+                &tables[MOST_LISTENERS].at,
+                too_many(MOST_LISTENERS, "listeners"),
+            );
+        }
+        fits
+    });
     let bypasses = bypass::read_all(&table);
     if tables.as_ref().is_some_and(Vec::is_empty) && bypasses.is_empty() {
         notes.missing(
@@ -181,6 +199,7 @@ fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<(BackendPlan
         return Vec::new();
     };
     let mut backends = Vec::new();
+    let mut servers = 0;
     for (name, at, value) in all.all() {
         if !listener::is_name(name) {
             let names = listener::NAMES;
@@ -189,12 +208,26 @@ fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<(BackendPlan
                 .mistake(&at, format!("the name {name:?} cannot be used: {names}"));
         }
         let section = value.section(&format!("backend.{name}"), "a backend");
-        backends.push((backend::read(section.as_ref(), name, defaults), at));
+        let backend = backend::read(section.as_ref(), name, defaults);
+        let fitted = servers <= MOST_SERVERS;
+        servers += backend.servers.len();
+        if fitted && servers > MOST_SERVERS {
+            let sentence = too_many(MOST_SERVERS, "servers");
+            table.notes.mistake(&at, sentence);
+        }
+        backends.push((backend, at));
         if let Some(table) = section {
             table.finish();
         }
     }
     backends
+}
+
+/// What is said where the first of those stands that are too many.
+fn too_many(most: usize, what: &str) -> String {
+    format!(
+        "a configuration has at most {most} {what}, and here are more; divide them among several relays"
+    )
 }
 
 /// Notes that `listener` has the name or the address of an earlier one.

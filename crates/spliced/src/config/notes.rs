@@ -52,11 +52,17 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
+/// How many mistakes, and how many warnings, are noted: more than a person corrects at once. A file of some other
+/// kind has one in each line.
+const MOST: usize = 100;
+
 /// Collects notes while a file is read.
 #[derive(Debug)]
 pub(super) struct Notes<'t> {
     path: &'t Path,
     text: &'t str,
+    /// Where its lines begin.
+    lines: Vec<usize>,
     /// Those of syntax, in front of which others may be their consequence.
     syntax: Vec<Note>,
     mistakes: RefCell<Vec<Note>>,
@@ -65,18 +71,27 @@ pub(super) struct Notes<'t> {
 
 impl<'t> Notes<'t> {
     /// Notes about `text`, which has these mistakes of syntax.
-    pub(super) fn new(path: &'t Path, text: &'t str, syntax: Vec<(Range<usize>, String)>) -> Self {
+    pub(super) fn new(
+        path: &'t Path,
+        text: &'t str,
+        syntax: impl Iterator<Item = (Range<usize>, String)>,
+    ) -> Self {
+        let ends = text.match_indices('\n');
         let mut notes = Self {
             path,
             text,
+            lines: std::iter::once(0)
+                .chain(ends.map(|(at, _)| at + 1))
+                .collect(),
             syntax: Vec::new(),
             mistakes: RefCell::default(),
             warnings: RefCell::default(),
         };
-        let syntax = syntax.into_iter();
-        notes.syntax = syntax
-            .map(|(at, sentence)| notes.note(&at, sentence))
-            .collect();
+        let mut noted = Vec::new();
+        for (at, sentence) in syntax.take(MOST + 1) {
+            notes.push(&mut noted, &at, sentence);
+        }
+        notes.syntax = noted;
         notes
     }
 
@@ -91,7 +106,7 @@ impl<'t> Notes<'t> {
     }
 
     pub(super) fn mistake(&self, at: &Range<usize>, sentence: impl Into<String>) {
-        self.mistakes.borrow_mut().push(self.note(at, sentence));
+        self.push(&mut self.mistakes.borrow_mut(), at, sentence);
     }
 
     /// A mistake that is one only if the file has no mistakes of syntax.
@@ -102,16 +117,30 @@ impl<'t> Notes<'t> {
     }
 
     pub(super) fn warn(&self, at: &Range<usize>, sentence: impl Into<String>) {
-        self.warnings.borrow_mut().push(self.note(at, sentence));
+        self.push(&mut self.warnings.borrow_mut(), at, sentence);
     }
 
     /// A mistake in another file.
     pub(super) fn mistake_elsewhere(&self, note: Note) {
-        self.mistakes.borrow_mut().push(note);
+        let mut mistakes = self.mistakes.borrow_mut();
+        if mistakes.len() < MOST {
+            mistakes.push(note);
+        }
     }
 
     pub(super) fn line(&self, at: &Range<usize>) -> usize {
         self.position(at.start).0
+    }
+
+    fn push(&self, notes: &mut Vec<Note>, at: &Range<usize>, sentence: impl Into<String>) {
+        match notes.len() {
+            ..MOST => notes.push(self.note(at, sentence)),
+            MOST => notes.push(self.note(
+                at,
+                format!("there may be more like the {MOST} before; correct those first"),
+            )),
+            _ => {}
+        }
     }
 
     fn note(&self, at: &Range<usize>, sentence: impl Into<String>) -> Note {
@@ -125,10 +154,11 @@ impl<'t> Notes<'t> {
     }
 
     fn position(&self, offset: usize) -> (usize, usize) {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let start_of_line = before.rfind('\n').map_or(0, |at| at + 1);
-        let line = before.matches('\n').count() + 1;
-        (line, before[start_of_line..].chars().count() + 1)
+        let line = self.lines.partition_point(|start| *start <= offset);
+        let before = self.lines[line - 1]..offset.min(self.text.len());
+        // A place in the middle of a character counts as its line.
+        let before = self.text.get(before).unwrap_or_default();
+        (line, before.chars().count() + 1)
     }
 
     /// The mistakes and the warnings.

@@ -1,6 +1,6 @@
 //! A `[[listener.route]]`: its conditions and what to do then.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use splice::{EngineChoice, EngineName};
@@ -12,7 +12,7 @@ use crate::config::conflict;
 use crate::config::coverage::covers;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
-use crate::config::{NO_RATE, is_tcp};
+use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, too_many};
 use crate::plan::{Action, BackendPlan, ListenerPlan, RoutePlan, ServerAddress, Source};
 
 /// The longest `starts_with`: further bytes are part of a message that has a matcher of its own.
@@ -24,12 +24,25 @@ pub(super) struct Routes<'a> {
     pub(super) backends: &'a [BackendPlan],
     /// The names of the backends that a route leads to.
     pub(super) used: RefCell<BTreeSet<String>>,
+    /// How many there are so far.
+    pub(super) count: Cell<usize>,
     pub(super) files: PrefixFiles,
 }
 
 impl Routes<'_> {
     /// Reads the routes of `listener`.
     pub(super) fn read(&self, tables: Vec<Table<'_>>, listener: &ListenerPlan) -> Vec<RoutePlan> {
+        let before = self.count.get();
+        self.count.set(before + tables.len());
+        if self.count.get() > MOST_ROUTES {
+            if let Some(table) = tables.get(MOST_ROUTES.saturating_sub(before))
+                && before <= MOST_ROUTES
+            {
+                let sentence = too_many(MOST_ROUTES, "routes");
+                table.notes.mistake(&table.at, sentence);
+            }
+            return Vec::new();
+        }
         // Each with its line.
         let mut earlier: Vec<(usize, Conditions)> = Vec::new();
         let mut routes = Vec::new();

@@ -2,6 +2,7 @@
 //!
 //! `broken/` and `doubtful/` have a file of the messages beside each configuration.
 
+mod bounds;
 mod here;
 mod prefixes;
 

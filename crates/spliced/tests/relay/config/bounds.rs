@@ -1,0 +1,142 @@
+//! What is too much for a configuration, each with its sentence.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Stdio;
+
+use netlab::{Process, Scratch};
+
+use crate::patience::PATIENCE;
+use crate::relay::{command, output};
+
+const LISTENER: &str = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:80\"\n";
+const ROUTE: &str = "[[listener.route]]\nbackend = \"b\"\n";
+const BACKEND: &str = "[backend.b]\nservers = \"10.0.0.1:80\"\n";
+
+/// The status of the check of `text` and the lines of its messages, which may be more than fits into a pipe.
+fn checked(text: &str) -> (Option<i32>, Vec<String>) {
+    let scratch = Scratch::new("bounds").expect("a directory");
+    scratch.write("c.toml", text).expect("written");
+    let messages = scratch.path().join("messages");
+    let mut check = command(&["check", "--config", "c.toml"]);
+    check
+        .current_dir(scratch.path())
+        .stdout(Stdio::null())
+        .stderr(File::create(&messages).expect("a file"));
+    let mut process = Process::spawn(&mut check).expect("it starts");
+    let status = process
+        .wait_at_most(PATIENCE)
+        .expect("it can be waited for");
+    let said = fs::read_to_string(messages).expect("text");
+    (
+        status.expect("it ends").code(),
+        said.lines().map(str::to_owned).collect(),
+    )
+}
+
+/// Backends with `count` servers together.
+fn servers(count: usize) -> String {
+    let mut text = format!("{LISTENER}{ROUTE}");
+    for (backend, from) in [("b", 0), ("c", count / 2)] {
+        let to = if backend == "b" { count / 2 } else { count };
+        let servers: Vec<_> = (from..to)
+            .map(|number| format!("\"10.0.{}.{}:80\"", number / 250, number % 250))
+            .collect();
+        let servers = servers.join(", ");
+        let _ = writeln!(text, "[backend.{backend}]\nservers = [{servers}]");
+    }
+    text.replace(
+        ROUTE,
+        "[[listener.route]]\nbackend = \"b\"\nfallback = \"c\"\n",
+    )
+}
+
+/// Each would take tens of milliseconds if the packet filters were read for it.
+#[test]
+fn ten_thousand_servers_are_checked() {
+    assert_eq!(checked(&servers(10_000)), (Some(0), Vec::new()));
+}
+
+#[test]
+fn what_is_too_many_is_refused_where_it_begins() {
+    let listeners: String = (0..1001)
+        .map(|number| {
+            let port = 1000 + number;
+            format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\n{ROUTE}")
+        })
+        .collect();
+    let routes: String = (0..10_001)
+        .map(|number| format!("[[listener.route]]\nsni = \"{number}.test\"\nbackend = \"b\"\n"))
+        .collect();
+    for (text, place, what) in [
+        (servers(10_001), "9:10", "10000 servers"),
+        (format!("{listeners}{BACKEND}"), "4001:1", "1000 listeners"),
+        (
+            format!("{LISTENER}{routes}{BACKEND}"),
+            "30004:1",
+            "10000 routes",
+        ),
+    ] {
+        let (status, said) = checked(&text);
+        let sentence = format!(
+            "c.toml:{place}: a configuration has at most {what}, and here are more; divide them among several relays"
+        );
+        assert_eq!(said.first(), Some(&sentence));
+        assert_eq!(status, Some(2), "{said:?}");
+        assert_eq!(said.len(), 2, "{said:?}");
+    }
+}
+
+/// As of a file of some other kind.
+#[test]
+fn a_mistake_in_every_line_is_told_a_hundred_times() {
+    let values: String = (0..300_000).map(|key| format!("k{key} = 1\n")).collect();
+    for text in ["= =\n".repeat(500_000), values] {
+        let (status, said) = checked(&text);
+        assert_eq!(status, Some(2));
+        assert_eq!(said.len(), 102, "{:?}", said.first());
+        let last = "there may be more like the 100 before; correct those first";
+        assert!(said[100].ends_with(last), "{}", said[100]);
+    }
+}
+
+#[test]
+fn what_is_no_file_or_too_long_is_refused() {
+    let scratch = Scratch::new("bounds").expect("a directory");
+    let made = Process::command("mkfifo")
+        .arg(scratch.path().join("fifo"))
+        .status();
+    assert!(made.expect("mkfifo").success());
+    scratch
+        .write("long", &"#".repeat((4 << 20) + 1))
+        .expect("written");
+    for (path, why) in [
+        ("fifo", "it is not a regular file"),
+        (".", "it is not a regular file"),
+        ("/dev/zero", "it is not a regular file"),
+        ("long", "it has more than 4 MiB"),
+    ] {
+        for verb in ["check", "run"] {
+            let mut command = command(&[verb, "--config", path]);
+            let output = output(command.current_dir(scratch.path()));
+            let said = String::from_utf8_lossy(&output.stderr);
+            let sentence = format!("the configuration cannot be read ({why}); correct");
+            assert!(said.contains(&sentence), "{said}");
+            assert_eq!(output.status.code(), Some(2), "{said}");
+        }
+    }
+}
+
+/// A file of prefixes has the same bounds.
+#[test]
+fn a_file_of_prefixes_that_is_no_file_is_refused() {
+    for path in [Path::new("/dev/zero"), Path::new("/")] {
+        let path = path.display();
+        let (status, said) = checked(&format!(
+            "{LISTENER}[[listener.route]]\nclient = \"file:{path}\"\nbackend = \"b\"\n{BACKEND}"
+        ));
+        assert_eq!(status, Some(2));
+        assert!(said[0].contains("it is not a regular file"), "{said:?}");
+    }
+}
