@@ -2,10 +2,12 @@
 //! configuration.
 //!
 //! A client connects, writes one request, a word and a newline, and reads one line of JSON:
-//! `{"ok": ...}` or `{"error": "..."}`. The socket lies in a directory that only its owner may enter.
+//! `{"ok": ...}` or `{"error": "..."}`. The socket lies in a directory that only its owner may enter. Since somebody
+//! may have opened that, the process also looks at who asks: root and its own user.
 
+use std::fmt::Display;
 use std::fs::{self, DirBuilder};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,6 +16,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
@@ -74,11 +78,7 @@ impl AdminSocket {
                 .create(directory)
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
-        if UnixStream::connect(&path).is_ok() {
-            bail!("another process runs {}", configuration.display());
-        }
-        // Left behind by a process that was killed.
-        let _ = fs::remove_file(&path);
+        remove_stale(&path, configuration)?;
         let listener = UnixListener::bind(&path)
             .with_context(|| format!("cannot listen on {}", path.display()))?;
         thread::Builder::new()
@@ -100,13 +100,53 @@ impl Drop for AdminSocket {
     }
 }
 
+/// Removes the socket of a process that was killed.
+///
+/// # Errors
+/// If a process listens on it, or may do so.
+fn remove_stale(path: &Path, configuration: &Path) -> Result<()> {
+    let configuration = configuration.display();
+    match UnixStream::connect(path).map_err(|error| (error.kind(), error)) {
+        Err((ErrorKind::NotFound, _)) => Ok(()),
+        // Nobody listens (`unix_find_bsd`).
+        Err((ErrorKind::ConnectionRefused, _)) => fs::remove_file(path)
+            .with_context(|| format!("cannot remove {}, which nobody uses", path.display())),
+        Ok(_) => bail!("another process runs {configuration}"),
+        Err((_, error)) => bail!(
+            "whether another process runs {configuration} cannot be found out ({}: {error}); remove that file if \
+             none does",
+            path.display()
+        ),
+    }
+}
+
+/// Whether a process may ask this one, which runs as `user`.
+///
+/// # Errors
+/// If it is neither root's nor the same user's, or that is not known.
+fn admit(peer: Result<u32, impl Display>, user: u32) -> Result<()> {
+    let remedy = "ask as that user or as root";
+    match peer {
+        Ok(peer) if peer == 0 || peer == user => Ok(()),
+        Ok(peer) => bail!("user {peer} may not ask the process of user {user}; {remedy}"),
+        Err(error) => bail!(
+            "which user asks the process of user {user} cannot be found out ({error}), so it does not answer; {remedy}"
+        ),
+    }
+}
+
 fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(REQUEST_MOST_BYTES)).read_line(&mut line)?;
-    let answer = match Request::of_word(line.trim()) {
-        Some(request) => {
+    let peer = getsockopt(&client, PeerCredentials).map(|peer| peer.uid());
+    let answer = match (
+        admit(peer, geteuid().as_raw()),
+        Request::of_word(line.trim()),
+    ) {
+        (Err(error), _) => Err(error),
+        (Ok(()), Some(request)) => {
             let (sender, answer) = mpsc::channel();
             ask(Question {
                 request,
@@ -116,7 +156,7 @@ fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
                 .recv()
                 .unwrap_or_else(|_| Err(anyhow!("the process is ending")))
         }
-        None => Err(anyhow!("the request is not 'reload' or 'status'")),
+        (Ok(()), None) => Err(anyhow!("the request is not 'reload' or 'status'")),
     };
     let answer = match answer {
         Ok(value) => json!({ "ok": value }),
@@ -163,4 +203,99 @@ fn path_for(configuration: &Path) -> Result<PathBuf> {
     };
     let name = xxh3_64(canonical.as_os_str().as_encoded_bytes());
     Ok(directory.join(format!("{name:016x}.sock")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use netlab::{Need, Scratch, available};
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    /// Owns nothing, by convention.
+    const NOBODY: u32 = 65534;
+
+    #[test]
+    fn who_is_neither_root_nor_the_same_user_gets_no_answer() {
+        assert!(admit(Ok::<_, &str>(0), 1000).is_ok());
+        assert!(admit(Ok::<_, &str>(1000), 1000).is_ok());
+        for (peer, why) in [
+            (
+                Ok(1001),
+                "user 1001 may not ask the process of user 1000; ask as",
+            ),
+            (
+                Err("broken"),
+                "cannot be found out (broken), so it does not answer; ask as",
+            ),
+        ] {
+            let error = admit(peer, 1000).expect_err("refused");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    /// Where everybody can reach the socket.
+    #[test]
+    fn another_user_gets_no_answer_from_an_open_socket() {
+        if !available(Need::Root) {
+            return;
+        }
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        for path in [scratch.path(), &path] {
+            fs::set_permissions(path, Permissions::from_mode(0o777)).expect("set");
+        }
+        let asked = AtomicUsize::new(0);
+        let answer = |user: Option<u32>| {
+            thread::scope(|scope| {
+                let client = scope.spawn(|| {
+                    if let Some(user) = user {
+                        let user = Uid::from_raw(user);
+                        // Of this thread alone.
+                        set_thread_res_uid(user, user, user).expect("another user");
+                    }
+                    let mut client = UnixStream::connect(&path).expect("connected");
+                    writeln!(client, "reload").expect("sent");
+                    let mut answer = String::new();
+                    client.read_to_string(&mut answer).expect("an answer");
+                    answer
+                });
+                let (process, _) = listener.accept().expect("a client");
+                let ask = |question: Question| {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    let _ = question.answer.send(Ok(json!("done")));
+                };
+                serve(process, &ask).expect("served");
+                client.join().expect("no panic")
+            })
+        };
+        assert!(answer(Some(NOBODY)).contains("user 65534 may not ask the process of user 0"));
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+        assert_eq!(answer(None), "{\"ok\":\"done\"}\n");
+    }
+
+    #[test]
+    fn only_a_socket_that_nobody_uses_is_removed() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        let remove = || remove_stale(&path, Path::new("c.toml")).map_err(|error| error.to_string());
+        assert_eq!(remove(), Ok(()));
+        let listener = UnixListener::bind(&path).expect("bound");
+        assert_eq!(remove(), Err("another process runs c.toml".into()));
+        drop(listener);
+        assert_eq!(remove(), Ok(()));
+        assert!(!path.exists());
+        // connect(2) says EPROTOTYPE, which is no answer.
+        let _datagrams = UnixDatagram::bind(&path).expect("bound");
+        let error = remove().expect_err("not known");
+        assert!(error.contains("cannot be found out"), "{error}");
+        assert!(path.exists());
+    }
 }

@@ -10,7 +10,8 @@ use tokio::sync::oneshot;
 
 use super::client_names::ClientNames;
 
-/// How many names of SRV records are resolved at once. Each takes a thread, since getaddrinfo(3) blocks.
+/// How many names in SRV records are resolved at once. Each takes a thread, since getaddrinfo(3) blocks. Names that
+/// clients ask for take none (`client_names.rs`).
 const RESOLVERS: usize = 16;
 
 /// Runs tasks on the control thread, which starts with the first one and ends when the last clone is

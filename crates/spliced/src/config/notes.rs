@@ -100,6 +100,11 @@ impl<'t> Notes<'t> {
         self.syntax.len() + self.mistakes.borrow().len()
     }
 
+    /// Whether a further mistake would not be told.
+    pub(super) fn has_enough(&self) -> bool {
+        self.mistakes.borrow().len() > MOST
+    }
+
     /// The file that is read.
     pub(super) fn path(&self) -> &'t Path {
         self.path

@@ -109,6 +109,9 @@ impl<'a> Table<'a> {
             if asked.contains(&name) {
                 continue;
             }
+            if self.notes.has_enough() {
+                break;
+            }
             let remedy = match nearest(name, asked.iter().copied()) {
                 Some(near) => format!("write {near}"),
                 None => format!("it takes {}", listed(&asked)),
@@ -367,8 +370,11 @@ fn size(text: &str) -> Option<u64> {
 /// The name that is most like `text`, if one can be meant.
 pub(super) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     // One letter in three may be wrong, and one in a short word.
-    let most = (text.chars().count() / 3).max(1);
+    let length = text.chars().count();
+    let most = (length / 3).max(1);
     names
+        // The distance is at least that, and takes time and memory for each pair of letters.
+        .filter(|name| name.chars().count().abs_diff(length) <= most)
         .map(|name| (strsim::damerau_levenshtein(text, name), name))
         .filter(|(distance, _)| *distance <= most)
         .min()

@@ -14,9 +14,17 @@ use crate::socket_address::SocketAddress;
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
 pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
+    reaches(target, listening, is_own)
+}
+
+fn reaches(
+    target: &SocketAddress,
+    listening: &[SocketAddress],
+    is_own: impl Fn(IpAddr) -> Option<bool>,
+) -> bool {
     listening.iter().any(|address| match (target, address) {
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => {
-            target.port() == own.port() && covers(own, destination(target))
+            target.port() == own.port() && covers(own, destination(target), &is_own)
         }
         (SocketAddress::Unix(_), SocketAddress::Unix(_)) => {
             target == address || is_same_file(target, address)
@@ -48,7 +56,7 @@ fn destination(target: &SocketAddr) -> SocketAddr {
 }
 
 /// A target of which it is not known whether it is this host counts as that: a loop would never end.
-fn covers(own: &SocketAddr, target: SocketAddr) -> bool {
+fn covers(own: &SocketAddr, target: SocketAddr, is_own: impl Fn(IpAddr) -> Option<bool>) -> bool {
     let is_local = || is_own(target.ip()) != Some(false);
     match own.ip() {
         // Such a listener is dual-stack.
@@ -96,7 +104,7 @@ fn ask(ip: IpAddr) -> io::Result<bool> {
     Ok(is_local)
 }
 
-/// Two paths may name the same socket file.
+/// Two paths may name the same socket file. A path that cannot be looked at cannot be connected to, either.
 fn is_same_file(target: &SocketAddress, own: &SocketAddress) -> bool {
     let identity = |address: &SocketAddress| {
         let SocketAddress::Unix(unix) = address else {
@@ -142,5 +150,18 @@ mod tests {
                 "{target} to {own}"
             );
         }
+    }
+
+    #[test]
+    fn a_target_of_which_it_is_not_known_may_be_the_relay() {
+        let reaches = |target, own, answer| reaches(&inet(target), &[inet(own)], |_| answer);
+        for own in ["0.0.0.0:80", "[::]:80"] {
+            for (answer, leads) in [(None, true), (Some(true), true), (Some(false), false)] {
+                assert_eq!(reaches("203.0.113.1:80", own, answer), leads, "{own}");
+            }
+        }
+        // These need no answer.
+        assert!(!reaches("203.0.113.1:81", "0.0.0.0:80", None));
+        assert!(!reaches("203.0.113.1:80", "203.0.113.2:80", None));
     }
 }
