@@ -30,6 +30,7 @@ mod doctor;
 mod echo;
 mod firewall;
 mod flow;
+mod forbidden_call;
 mod from_syn;
 mod hostile;
 mod listening;

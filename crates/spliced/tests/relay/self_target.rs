@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 
 use netlab::{Namespace, Need, Process, Scratch, available};
 
+use crate::forbidden_call::ForbiddenCall;
 use crate::peer::Peer;
 use crate::relay::{BINARY, Relay, output};
 use crate::resolver::{NAME, relay_between, with_name_server};
@@ -60,6 +61,29 @@ fn a_target_that_is_the_relay_is_refused_under_each_of_its_addresses() {
             assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
         }
     }
+}
+
+/// Another host's address, as far as the relay could know.
+#[test]
+fn a_target_that_may_be_the_relay_is_refused() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("itself").expect("a namespace");
+    let Some(mut command) = ForbiddenCall::NETLINK.spliced(namespace.command("perl")) else {
+        return;
+    };
+    let target = format!("203.0.113.7:{PORT}");
+    command.args(["relay", &format!(":{PORT}"), &target, "--engine", "copy"]);
+    let output = output(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    for part in [
+        "whether 203.0.113.7 is an address of this host cannot be found out, so it is refused",
+        "this relay itself",
+    ] {
+        assert!(said.contains(part), "no {part:?} in {said:?}");
+    }
+    assert_eq!(output.status.code(), Some(2), "{said}");
 }
 
 #[test]

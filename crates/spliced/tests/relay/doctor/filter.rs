@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
-use netlab::{Need, Process, available, present, program};
+use netlab::{Need, Process, available};
 use rustix::io::Errno;
 
 use super::{refusal, report, verdict};
-use crate::relay::BINARY;
+use crate::forbidden_call::{BPF, ForbiddenCall, IO_SETUP, IO_URING_SETUP, SPLICE};
 
 /// The doctor with a filter that makes this system call fail with this error.
 fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
@@ -15,38 +15,10 @@ fn doctor_without(call: u32, errno: Errno) -> Option<Command> {
 
 /// The program with a filter that makes this system call fail with this error.
 fn without(call: u32, errno: Errno, arguments: &[&str]) -> Option<Command> {
-    // `prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)` with four instructions: load the number of the
-    // call; compare; return the error; allow (linux/seccomp.h, linux/filter.h).
-    const SCRIPT: &str = r#"
-        my ($prctl, $call, $errno) = splice(@ARGV, 0, 3);
-        my @filter = (0x20,0,0,0, 0x15,0,1,$call, 0x06,0,0,0x50000|$errno, 0x06,0,0,0x7fff0000);
-        my $filter = pack("SCCL" x 4, @filter);
-        syscall($prctl+0, 22, 2, pack("Sx6P", 4, $filter)) == 0 or die "prctl: $!";
-        exec(@ARGV) or die "exec: $!";
-    "#;
-    let perl = program("perl").map_or_else(|| Some("no perl".into()), |_| None);
-    if !available(Need::Root) || !present("perl", perl) {
-        return None;
-    }
-    let [prctl, call] = [PRCTL, call].map(|number| number.to_string());
-    let errno = errno.raw_os_error().to_string();
-    let mut command = Process::command("perl");
-    command
-        .args(["-e", SCRIPT, &prctl, &call, &errno, BINARY])
-        .args(arguments)
-        .env_remove("SPLICED_LOG");
+    let mut command = ForbiddenCall::any(call, errno).spliced(Process::command("perl"))?;
+    command.args(arguments);
     Some(command)
 }
-
-/// The numbers of system calls: `asm/unistd_64.h` of x86-64, and the table of all newer architectures
-/// (`asm-generic/unistd.h`).
-const IS_X86: bool = cfg!(target_arch = "x86_64");
-const PRCTL: u32 = if IS_X86 { 157 } else { 167 };
-const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
-/// The same number on every architecture.
-const IO_URING_SETUP: u32 = 425;
-const BPF: u32 = if IS_X86 { 321 } else { 280 };
-const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
 
 #[test]
 fn a_filter_that_forbids_bpf_is_named() {

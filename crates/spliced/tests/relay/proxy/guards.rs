@@ -4,13 +4,15 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
-use netlab::{Lab, Namespace, Need, available};
+use netlab::{Lab, Namespace, Need, Process, Scratch, available};
 
 use super::Proxy;
 use super::routes::connect;
 use super::shortage::{limit_descriptors, set_limit};
+use crate::forbidden_call::ForbiddenCall;
 use crate::patience::until;
-use crate::relay::output;
+use crate::relay::{Relay, output};
+use crate::usage::failure;
 
 /// Public, and of the namespace of the relay alone.
 const OWN: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
@@ -194,5 +196,47 @@ fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
         assert!(client.read(&mut [0]).is_err(), "a reset");
         proxy.relay.wait_logged(why);
         set_limit(&proxy, None);
+    }
+}
+
+/// As a filter of a service manager has it (`RestrictAddressFamilies=`).
+#[test]
+fn without_netlink_nobody_reaches_an_address_that_may_be_this_hosts() {
+    let Some(mut command) = ForbiddenCall::NETLINK.spliced(Process::command("perl")) else {
+        return;
+    };
+    let proxy = Proxy::start(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
+         [[listener.route]]\nsocks = { allow = [\"public:*\", \"127.0.0.1:90\"] }",
+        &mut command,
+    );
+    let ask = |address| {
+        let mut client = connect(&proxy.address("l"));
+        client.write_all(b"\x05\x01\x00").expect("sent");
+        client.read_exact(&mut [0; 2]).expect("a method");
+        ask(&mut client, address)
+    };
+    assert_eq!(ask(OWN), NOT_ALLOWED);
+    // What a rule names alone needs no answer.
+    assert_ne!(ask(Ipv4Addr::LOCALHOST), NOT_ALLOWED);
+}
+
+#[test]
+fn whoever_is_not_known_gets_no_answer() {
+    let Some(mut command) = ForbiddenCall::PEER_CREDENTIALS.spliced(Process::command("perl"))
+    else {
+        return;
+    };
+    let scratch = Scratch::new("guards").expect("a directory");
+    let text = "[[listener]]\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
+                [[listener.route]]\nbackend = \"b\"\n[backend.b]\nservers = \"127.0.0.1:9\"\n";
+    let path = scratch.write("c.toml", text).expect("written");
+    let path = path.to_str().expect("a path");
+    command.args(["run", "--config", path]);
+    let _relay = Relay::spawn(&mut command);
+    for verb in ["status", "reload"] {
+        let said = failure(&mut crate::relay::command(&[verb, "--config", path]), 1);
+        let why = "which user asks the process of user 0 cannot be found out";
+        assert!(said.contains(why), "{said}");
     }
 }

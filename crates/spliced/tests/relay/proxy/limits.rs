@@ -5,13 +5,20 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use netlab::Process;
+
 use super::Proxy;
 use super::routes::{Site, connect, expect};
+use crate::forbidden_call::ForbiddenCall;
 use crate::patience::until;
 use crate::peer::Peer;
 
 fn limited(limits: &str, site: &Site) -> Proxy {
-    Proxy::run(&format!(
+    Proxy::run(&configuration(limits, site))
+}
+
+fn configuration(limits: &str, site: &Site) -> String {
+    format!(
         r#"
 [[listener]]
 name = "all"
@@ -23,7 +30,7 @@ backend = "b"
 servers = ["{}"]
 "#,
         site.address()
-    ))
+    )
 }
 
 #[test]
@@ -107,4 +114,15 @@ fn every_engine_of_sockets_keeps_to_a_rate() {
             assert!(took >= least, "{engine}: {took:?}");
         }
     }
+}
+
+#[test]
+fn a_connection_whose_rate_cannot_be_kept_is_reset() {
+    let Some(mut command) = ForbiddenCall::PACING_RATE.spliced(Process::command("perl")) else {
+        return;
+    };
+    let site = Site::new();
+    let proxy = Proxy::start(&configuration("rate = \"1MB\"", &site), &mut command);
+    Peer::is_reset_by(&proxy.address("all"));
+    proxy.relay.wait_logged("its rate cannot be kept");
 }
