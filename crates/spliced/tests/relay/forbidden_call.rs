@@ -20,8 +20,9 @@ const SOCKET: u32 = if IS_X86 { 41 } else { 198 };
 const SETSOCKOPT: u32 = if IS_X86 { 54 } else { 208 };
 const GETSOCKOPT: u32 = if IS_X86 { 55 } else { 209 };
 
-/// `AF_NETLINK` (linux/socket.h), and options of sockets (asm-generic/socket.h).
+/// linux/socket.h and linux/netlink.h, and options of sockets (asm-generic/socket.h).
 const AF_NETLINK: u32 = 16;
+const NETLINK_NETFILTER: u32 = 12;
 const SO_PEERCRED: u32 = 17;
 const SO_MAX_PACING_RATE: u32 = 47;
 
@@ -36,6 +37,7 @@ pub(crate) struct ForbiddenCall {
 
 impl ForbiddenCall {
     pub(crate) const NETLINK: Self = Self::with(SOCKET, 0, AF_NETLINK);
+    pub(crate) const NETFILTER: Self = Self::with(SOCKET, 2, NETLINK_NETFILTER);
     pub(crate) const PEER_CREDENTIALS: Self = Self::with(GETSOCKOPT, 2, SO_PEERCRED);
     pub(crate) const PACING_RATE: Self = Self::with(SETSOCKOPT, 2, SO_MAX_PACING_RATE);
 

@@ -1,9 +1,12 @@
-//! The packet filters of a relay that has the documented capabilities and is not root.
+//! The packet filters of a relay that has the documented capabilities and is not root, or may not watch them.
 
-use netlab::{Lab, Scratch};
+use std::process::Command;
+
+use netlab::{Lab, Namespace, Scratch};
 
 use super::host::{CLIENT_PORT, Host, IPV4, can_filter, iptables, load};
 use crate::doctor::{NOBODY, for_anybody};
+use crate::forbidden_call::ForbiddenCall;
 
 /// A relay as user `nobody` on a prepared host.
 fn host(scratch: &Scratch, prepare: impl FnOnce(&Lab)) -> Host {
@@ -65,6 +68,30 @@ fn unlistable_tables_of_iptables_legacy_prevent_splicing() {
     host.is_reset(CLIENT_PORT);
     let why = host.logged(CLIENT_PORT, "why_engine");
     for part in ["iptables-legacy", "filter", "Permission denied"] {
+        assert!(why.contains(part), "no {part:?} in {why:?}");
+    }
+}
+
+#[test]
+fn rules_that_cannot_be_watched_prevent_splicing() {
+    if !can_filter() {
+        return;
+    }
+    let Some(spliced) = ForbiddenCall::NETFILTER.spliced(Command::new("perl")) else {
+        return;
+    };
+    let forbidden = |namespace: &Namespace| {
+        let mut command = namespace.command("perl");
+        command.args(spliced.get_args()).env_remove("SPLICED_LOG");
+        command
+    };
+    let host = Host::by(IPV4, |_| {}, forbidden, &["--engine", "segment"]);
+    host.is_reset(CLIENT_PORT);
+    let why = host.logged(CLIENT_PORT, "why_engine");
+    for part in [
+        "cannot subscribe to changes of the nftables rules",
+        "not permitted",
+    ] {
         assert!(why.contains(part), "no {part:?} in {why:?}");
     }
 }
