@@ -266,8 +266,11 @@ proptest! {
             let canonical = ip.to_canonical();
             prop_assert!(!canonical.is_loopback() && !canonical.is_multicast());
             prop_assert!(!canonical.is_unspecified());
-            let own = permits(&rules, &asked, ip, |it| it == canonical);
-            prop_assert!(own.is_err() || matches!(ip, std::net::IpAddr::V6(_)));
+            for answer in [Some(true), None] {
+                let is_own = |it| if it == canonical { answer } else { Some(false) };
+                let own = permits(&rules, &asked, ip, is_own);
+                prop_assert!(own.is_err() || matches!(ip, std::net::IpAddr::V6(_)));
+            }
         }
     }
 }
