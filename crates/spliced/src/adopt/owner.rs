@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
 
 /// The fifth byte of an ELF file, which says how wide addresses are, for 64 bits (`ELFCLASS64`).
 const ELF_64_BIT: u8 = 2;
@@ -87,11 +88,11 @@ impl Owner {
                 });
             }
         }
-        if let Ok(links) = self.links()
-            && links
-                .iter()
-                .any(|(_, link)| link == "anon_inode:[io_uring]")
-        {
+        let links = self.links().with_context(|| {
+            format!("what {name} has open cannot be found out; run spliced as the same user, or with CAP_SYS_PTRACE")
+        })?;
+        let is_ring = |(_, link): &(u32, String)| link == "anon_inode:[io_uring]";
+        if links.iter().any(is_ring) {
             bail!("{name} uses io_uring, which may have requests on the socket itself");
         }
         Ok(())
@@ -122,13 +123,16 @@ impl Owner {
     /// Refuses a socket that has a second descriptor, here or in another process: its owner might go on reading there.
     ///
     /// # Errors
-    /// Where the socket is open, too.
+    /// Where the socket is open, too, or that this cannot be found out.
     pub(super) fn refuse_shared(self, number: u32, inode: u64) -> Result<()> {
         for other in processes()? {
-            // A process that has ended, or that nobody else may look at.
-            let Ok(links) = other.links() else {
-                continue;
-            };
+            let links = if_visible(other.links()).with_context(|| {
+                format!(
+                    "whether {} has the socket {number} of {}, too, cannot be found out; raise the limits",
+                    other.name(),
+                    self.name()
+                )
+            })?;
             for (open_as, link) in links {
                 let is_named = other == self && open_as == number;
                 if !is_named && socket_inode(&link) == Some(inode) && other.0 != std::process::id()
@@ -227,6 +231,17 @@ impl Owner {
     }
 }
 
+/// Nothing of a process that has ended, or that this user may not look at.
+///
+/// # Errors
+/// Those that say nothing about the process.
+fn if_visible(links: io::Result<Vec<(u32, String)>>) -> io::Result<Vec<(u32, String)>> {
+    match links.as_ref().map_err(Errno::from_io_error) {
+        Err(Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM)) => Ok(Vec::new()),
+        _ => links,
+    }
+}
+
 /// What an epoll instance watches: a line of its fdinfo (`ep_show_fdinfo`).
 #[derive(Debug, PartialEq, Eq)]
 struct Watched {
@@ -272,6 +287,17 @@ fn socket_inode(link: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_could_not_be_looked_at_for_want_of_descriptors_may_share_the_socket() {
+        let looked = |errno: Errno| if_visible(Err(errno.into())).map(|links| links.len());
+        for errno in [Errno::NOENT, Errno::SRCH, Errno::ACCESS, Errno::PERM] {
+            assert_eq!(looked(errno).ok(), Some(0), "{errno}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
+            assert!(looked(errno).is_err(), "{errno}");
+        }
+    }
 
     #[test]
     fn a_line_of_an_epoll_instance_is_read() {

@@ -1,5 +1,6 @@
 //! Whether the packet filters of this host let a pair bypass them.
 
+use rustix::io::Errno;
 use splice_firewall::{Connection, Device, End, Family};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,11 +43,7 @@ impl Segment {
         }
         let [a, b] = [0, 1].map(|side: usize| connections[side].clone());
         let ask_tracking = |connections: &mut [Connection; 2]| {
-            let known = self.datapath.tracked(tuples).unwrap_or_default();
-            for (connection, known) in connections.iter_mut().zip(known) {
-                connection.tracked = known & tracked::TRACKED != 0;
-                connection.accepted = known & tracked::TRACKED_OPENED_HERE == 0;
-            }
+            learn_tracking(connections, self.datapath.tracked(tuples));
         };
         let firewall = Arc::clone(firewall);
         let mut doubted_at = self.doubted_at;
@@ -87,6 +84,15 @@ impl Segment {
 const REMEDY: &str =
     "change that, or bypass them knowingly (--bypass-firewall, Options::bypass_firewall)";
 
+/// What connection tracking knows of connections. Without an answer they stay as they have been judged, which was
+/// not admitted.
+fn learn_tracking(connections: &mut [Connection; 2], known: Result<[u32; 2], Errno>) {
+    for (connection, known) in connections.iter_mut().zip(known.into_iter().flatten()) {
+        connection.tracked = known & tracked::TRACKED != 0;
+        connection.accepted = known & tracked::TRACKED_OPENED_HERE == 0;
+    }
+}
+
 fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection {
     let end = |address: SocketAddr| End {
         address: Some(address.ip()),
@@ -104,5 +110,23 @@ fn connection(local: SocketAddr, peer: SocketAddr, device: Device) -> Connection
         accepted: false,
         tracked: false,
         opening: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_stay_as_they_were_judged_if_tracking_gives_no_answer() {
+        let judged = Connection::any(Family::Ipv4);
+        let both = || [judged.clone(), judged.clone()];
+        let mut connections = both();
+        learn_tracking(&mut connections, Err(Errno::NOMEM));
+        assert_eq!(connections, both());
+        let opened_here = tracked::TRACKED | tracked::TRACKED_OPENED_HERE;
+        learn_tracking(&mut connections, Ok([opened_here, 0]));
+        let learnt = connections.map(|it| (it.tracked, it.accepted));
+        assert_eq!(learnt, [(true, false), (false, true)]);
     }
 }
