@@ -44,13 +44,14 @@ impl Header {
                 return Err(LOOPBACK);
             }
         }
-        match is_own(source) {
-            _ if sent_here => {}
-            Some(false) => {}
-            Some(true) => return Err(OWN),
-            None => return Err(MAYBE_OWN),
+        if sent_here {
+            return Ok(Some(endpoints));
         }
-        Ok(Some(endpoints))
+        match is_own(source) {
+            Some(false) => Ok(Some(endpoints)),
+            Some(true) => Err(OWN),
+            None => Err(MAYBE_OWN),
+        }
     }
 }
 

@@ -350,6 +350,19 @@ fn what_may_be_an_address_of_this_host_is_no_client() {
 }
 
 #[test]
+fn a_sender_on_this_host_costs_no_question_about_its_client() {
+    let header = complete(b"PROXY TCP4 192.0.2.1 198.51.100.2 1 2\r\n");
+    for sender in [Some("127.0.0.1"), Some("198.51.100.7"), None] {
+        let sender: Option<std::net::IpAddr> = sender.map(|sender| sender.parse().expect(sender));
+        let is_own = |ip| {
+            assert_eq!(Some(ip), sender);
+            Some(true)
+        };
+        assert!(header.endpoints(sender, is_own).is_ok());
+    }
+}
+
+#[test]
 fn written_headers_are_read() {
     let received = complete(&version2(
         0x21,
