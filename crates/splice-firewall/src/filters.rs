@@ -58,6 +58,7 @@ impl From<DumpError> for ReadError {
         Self(match error {
             DumpError::Changed => io::Error::other("they change faster than they can be read"),
             DumpError::System(error) => error,
+            DumpError::Answer(errno) => errno.into(),
         })
     }
 }
@@ -292,13 +293,15 @@ impl Filters {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
     fn an_error_names_the_capability_only_if_it_is_missing() {
         let said = |error| ReadError::from(error).to_string();
-        let forbidden = io::Error::from(io::ErrorKind::PermissionDenied);
-        assert!(said(DumpError::System(forbidden)).ends_with("this needs CAP_NET_ADMIN"));
+        let forbidden = DumpError::Answer(Errno::PERM);
+        assert!(said(forbidden).ends_with("this needs CAP_NET_ADMIN"));
         assert_eq!(
             said(DumpError::Changed),
             "cannot read the rules of nftables: they change faster than they can be read"

@@ -225,5 +225,6 @@ fn system(error: DumpError) -> io::Error {
     match error {
         DumpError::Changed => io::Error::other("the devices change faster than they can be read"),
         DumpError::System(error) => error,
+        DumpError::Answer(errno) => errno.into(),
     }
 }

@@ -53,7 +53,10 @@ pub(crate) struct Socket {
 pub(crate) enum DumpError {
     /// The rules changed during the dump: try again.
     Changed,
+    /// The request or its answer did not get through.
     System(io::Error),
+    /// What the kernel answers: it says something about what was asked.
+    Answer(Errno),
 }
 
 impl From<Errno> for DumpError {
@@ -61,6 +64,16 @@ impl From<Errno> for DumpError {
         match errno {
             Errno::INTR => Self::Changed,
             errno => Self::System(errno.into()),
+        }
+    }
+}
+
+impl DumpError {
+    /// The error in a message of the kernel.
+    fn answer(errno: i32) -> Self {
+        match Errno::from_raw_os_error(-errno) {
+            Errno::INTR => Self::Changed,
+            errno => Self::Answer(errno),
         }
     }
 }
@@ -231,14 +244,14 @@ impl Socket {
                     // A dump that ended early reports the error here.
                     NLMSG_DONE => match i32_at(payload, 0) {
                         Some(errno) if errno < 0 => {
-                            return Err(Errno::from_raw_os_error(-errno).into());
+                            return Err(DumpError::answer(errno));
                         }
                         _ => return Ok(()),
                     },
                     NLMSG_ERROR => {
                         return match i32_at(payload, 0) {
                             Some(0) => Ok(()),
-                            Some(errno) => Err(Errno::from_raw_os_error(-errno).into()),
+                            Some(errno) => Err(DumpError::answer(errno)),
                             None => Err(DumpError::System(io::ErrorKind::InvalidData.into())),
                         };
                     }
@@ -263,6 +276,18 @@ impl Socket {
                 Err(Errno::AGAIN) => return Ok(any),
                 Err(errno) => return Err(errno.into()),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Socket {
+    /// A socket whose requests go to `fd` in place of the kernel.
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            buffer: vec![0; BUFFER_BYTES],
+            sequence: 0,
         }
     }
 }

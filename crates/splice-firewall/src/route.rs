@@ -3,6 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use rustix::io::Errno;
+
 use crate::netlink::{Attributes, DumpError, Socket, attribute};
 
 /// How packets to an address leave.
@@ -44,6 +46,9 @@ mod rtn {
     /// Of a router's subnets (RFC 4291, 2.6.1), and delivered as well.
     pub(super) const ANYCAST: u8 = 4;
 }
+
+/// Where `struct rtmsg` has `rtm_type`.
+const KIND_AT: usize = 7;
 
 /// `IFA_ADDRESS`, `IFA_LOCAL` (linux/if_addr.h). A point-to-point address has its own end in the latter.
 const ADDRESS: u16 = 1;
@@ -95,16 +100,19 @@ impl Routes {
     /// # Errors
     /// If netlink fails.
     pub fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
-        let mut kind = None;
-        let is_routed = self.look_up(address, |header, _| kind = header.get(7).copied())?;
-        Ok(is_routed && matches!(kind, Some(rtn::LOCAL | rtn::ANYCAST)))
+        let mut is_local = false;
+        let is_routed = self.look_up(address, |header, _| {
+            is_local = matches!(header.get(KIND_AT), Some(&(rtn::LOCAL | rtn::ANYCAST)));
+        })?;
+        Ok(is_routed && is_local)
     }
 
-    /// Calls `take` with the header and the attributes of the route to an address. `false` if there is none.
+    /// Calls `take` with the header and the attributes of the route to an address. `false` if the kernel says that
+    /// there is none. Everything else that is not a route is an error, since guards ask.
     fn look_up(
         &mut self,
         address: IpAddr,
-        take: impl FnMut(&[u8], Attributes<'_>),
+        mut take: impl FnMut(&[u8], Attributes<'_>),
     ) -> io::Result<bool> {
         let octets = octets(address);
         // `struct rtmsg`: the family, and how many bits of the destination count.
@@ -112,13 +120,20 @@ impl Routes {
         header[0] = family(address);
         header[1] = 8 * octets.len() as u8;
         let request = attribute(rta::DESTINATION, &octets);
-        match self
-            .0
-            .get_route(message::GET_ROUTE, &header, &request, take)
-        {
-            Ok(()) => Ok(true),
-            // ENETUNREACH, EHOSTUNREACH, and what `ip route add unreachable` and its like say.
-            Err(DumpError::System(error)) if is_no_route(&error) => Ok(false),
+        let mut is_routed = false;
+        let asked = (self.0).get_route(
+            message::GET_ROUTE,
+            &header,
+            &request,
+            |header, attributes| {
+                is_routed = true;
+                take(header, attributes);
+            },
+        );
+        match asked {
+            Ok(()) if is_routed => Ok(true),
+            Ok(()) => Err(io::Error::other("the answer has no route")),
+            Err(DumpError::Answer(errno)) if is_no_route(errno) => Ok(false),
             Err(error) => Err(system(error)),
         }
     }
@@ -152,16 +167,16 @@ fn system(error: DumpError) -> io::Error {
     match error {
         DumpError::Changed => io::Error::other("the addresses change faster than they can be read"),
         DumpError::System(error) => error,
+        DumpError::Answer(errno) => errno.into(),
     }
 }
 
-fn is_no_route(error: &io::Error) -> bool {
+/// Without a route, and by those that `ip route add` makes as `unreachable`, `prohibit` and `blackhole` (`fib_props`,
+/// `ip6_rt_type_to_error`).
+fn is_no_route(errno: Errno) -> bool {
     matches!(
-        error.kind(),
-        io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput
+        errno,
+        Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL
     )
 }
 
@@ -188,7 +203,65 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use netlink_packet_core::{NLMSG_ERROR, NetlinkBuffer};
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
     use super::*;
+
+    /// `RTM_NEWROUTE`.
+    const NEW_ROUTE: u16 = 24;
+
+    /// A kernel that answers the next request with a message.
+    fn answering(kind: u16, payload: &[u8]) -> (Routes, OwnedFd) {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a pair");
+        let mut message = vec![0; 16];
+        {
+            let mut header = NetlinkBuffer::new(&mut message);
+            header.set_length((16 + payload.len()) as u32);
+            header.set_message_type(kind);
+            header.set_sequence_number(1);
+        }
+        message.extend(payload);
+        send(&theirs, &message, SendFlags::empty()).expect("sent");
+        (Routes(Socket::of(ours)), theirs)
+    }
+
+    #[test]
+    fn only_the_kernel_says_that_there_is_no_route() {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let is_local = |kind, payload: &[u8]| {
+            let (mut routes, _kernel) = answering(kind, payload);
+            routes.is_local(address).ok()
+        };
+        for errno in [
+            Errno::NETUNREACH,
+            Errno::HOSTUNREACH,
+            Errno::ACCESS,
+            Errno::INVAL,
+        ] {
+            let payload = (-errno.raw_os_error()).to_ne_bytes();
+            assert_eq!(is_local(NLMSG_ERROR, &payload), Some(false), "{errno}");
+        }
+        for errno in [Errno::PERM, Errno::NOBUFS, Errno::NOMEM] {
+            let payload = (-errno.raw_os_error()).to_ne_bytes();
+            assert_eq!(is_local(NLMSG_ERROR, &payload), None, "{errno}");
+        }
+        // An acknowledgement, and what is too short for a route.
+        assert_eq!(is_local(NLMSG_ERROR, &[0; 4]), None);
+        assert_eq!(is_local(NEW_ROUTE, &[0; 8]), None);
+        let mut route = [0; 12];
+        assert_eq!(is_local(NEW_ROUTE, &route), Some(false));
+        route[KIND_AT] = rtn::LOCAL;
+        assert_eq!(is_local(NEW_ROUTE, &route), Some(true));
+    }
 
     #[test]
     fn the_loopback_address_is_found_and_leads_to_lo() -> io::Result<()> {

@@ -63,13 +63,8 @@ impl Tracking {
         });
         match asked {
             Ok(()) => Ok(is_established),
-            Err(DumpError::System(error))
-                if [Errno::NOENT, Errno::INVAL, Errno::OPNOTSUPP]
-                    .iter()
-                    .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
-            {
-                Ok(false)
-            }
+            Err(DumpError::Answer(Errno::NOENT | Errno::INVAL | Errno::OPNOTSUPP)) => Ok(false),
+            Err(DumpError::Answer(errno)) => Err(errno.into()),
             Err(DumpError::System(error)) => Err(error),
             Err(DumpError::Changed) => Ok(false),
         }

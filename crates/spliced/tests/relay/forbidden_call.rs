@@ -16,6 +16,10 @@ pub(crate) const SPLICE: u32 = if IS_X86 { 275 } else { 76 };
 pub(crate) const IO_URING_SETUP: u32 = 425;
 pub(crate) const BPF: u32 = if IS_X86 { 321 } else { 280 };
 pub(crate) const IO_SETUP: u32 = if IS_X86 { 206 } else { 0 };
+pub(crate) const GETDENTS64: u32 = if IS_X86 { 217 } else { 61 };
+/// As the standard library makes it: readlink(2), or readlinkat(2) where there is no other.
+pub(crate) const READLINK: u32 = if IS_X86 { 89 } else { 78 };
+const SENDTO: u32 = if IS_X86 { 44 } else { 206 };
 const SOCKET: u32 = if IS_X86 { 41 } else { 198 };
 const SETSOCKOPT: u32 = if IS_X86 { 54 } else { 208 };
 const GETSOCKOPT: u32 = if IS_X86 { 55 } else { 209 };
@@ -25,6 +29,9 @@ const AF_NETLINK: u32 = 16;
 const NETLINK_NETFILTER: u32 = 12;
 const SO_PEERCRED: u32 = 17;
 const SO_MAX_PACING_RATE: u32 = 47;
+
+/// The bytes of a question for the route to an IPv4 address: two headers and an attribute (linux/rtnetlink.h).
+const ROUTE_QUESTION_BYTES: u32 = 16 + 12 + 8;
 
 /// What fails.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +45,7 @@ pub(crate) struct ForbiddenCall {
 impl ForbiddenCall {
     pub(crate) const NETLINK: Self = Self::with(SOCKET, 0, AF_NETLINK);
     pub(crate) const NETFILTER: Self = Self::with(SOCKET, 2, NETLINK_NETFILTER);
+    pub(crate) const ROUTE_QUESTION: Self = Self::with(SENDTO, 2, ROUTE_QUESTION_BYTES);
     pub(crate) const PEER_CREDENTIALS: Self = Self::with(GETSOCKOPT, 2, SO_PEERCRED);
     pub(crate) const PACING_RATE: Self = Self::with(SETSOCKOPT, 2, SO_MAX_PACING_RATE);
 

@@ -202,7 +202,17 @@ fn without_descriptors_no_header_names_an_address_that_may_be_this_hosts() {
 /// As a filter of a service manager has it (`RestrictAddressFamilies=`).
 #[test]
 fn without_netlink_nobody_reaches_an_address_that_may_be_this_hosts() {
-    let Some(mut command) = ForbiddenCall::NETLINK.spliced(Process::command("perl")) else {
+    nobody_reaches_an_address_that_may_be_this_hosts(ForbiddenCall::NETLINK);
+}
+
+/// As a security module does it, with an error that means something else in an answer.
+#[test]
+fn a_question_for_a_route_that_is_not_sent_is_no_answer() {
+    nobody_reaches_an_address_that_may_be_this_hosts(ForbiddenCall::ROUTE_QUESTION);
+}
+
+fn nobody_reaches_an_address_that_may_be_this_hosts(forbidden: ForbiddenCall) {
+    let Some(mut command) = forbidden.spliced(Process::command("perl")) else {
         return;
     };
     let proxy = Proxy::start(
