@@ -113,7 +113,10 @@ impl Frozen {
             .with_context(|| format!("{} has ended", owner.name()))?
         {
             let id = Pid::from_raw(id);
-            if self.threads.iter().any(|thread| thread.id == id) || owner.is_zombie(id.as_raw()) {
+            let has_ended = owner
+                .has_ended(id.as_raw())
+                .with_context(|| format!("cannot look at a thread of {}", owner.name()))?;
+            if has_ended || self.threads.iter().any(|thread| thread.id == id) {
                 continue;
             }
             match ptrace::seize(id, ptrace::Options::empty()) {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
@@ -188,21 +189,22 @@ impl Owner {
     /// # Errors
     /// If it has ended.
     pub(super) fn threads(self) -> io::Result<Vec<i32>> {
-        let entries = fs::read_dir(self.path("task"))?;
-        Ok(entries
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .collect())
+        numbers(self.path("task"))
     }
 
-    /// Whether a thread has ended without having gone yet.
-    pub(super) fn is_zombie(self, thread: i32) -> bool {
-        let stat = self
-            .read(&format!("task/{thread}/stat"))
-            .unwrap_or_default();
+    /// Whether a thread has ended, although it may not have gone yet.
+    ///
+    /// # Errors
+    /// If that cannot be found out.
+    pub(super) fn has_ended(self, thread: i32) -> io::Result<bool> {
+        let stat = match self.read(&format!("task/{thread}/stat")) {
+            Err(error) if is_gone(&error) => return Ok(true),
+            stat => stat?,
+        };
         let state = stat
             .rsplit_once(") ")
             .and_then(|(_, rest)| rest.chars().next());
-        matches!(state, Some('Z' | 'X') | None)
+        Ok(matches!(state, Some('Z' | 'X') | None))
     }
 
     pub(super) fn path(self, name: &str) -> PathBuf {
@@ -215,20 +217,42 @@ impl Owner {
         Ok(text)
     }
 
-    /// What each descriptor is, by its number.
+    /// What each descriptor is, by its number. Those that are closed meanwhile may be missing.
+    ///
+    /// # Errors
+    /// If one of them cannot be looked at: it may be the one that matters.
     fn links(self) -> io::Result<Vec<(u32, String)>> {
-        let entries = fs::read_dir(self.path("fd"))?;
-        Ok(entries
-            .filter_map(|entry| {
-                let entry = entry.ok()?;
-                let link = fs::read_link(entry.path()).ok()?;
-                Some((
-                    entry.file_name().to_str()?.parse().ok()?,
-                    link.to_str()?.to_owned(),
-                ))
-            })
-            .collect())
+        let mut links = Vec::new();
+        for number in numbers(self.path("fd"))? {
+            match fs::read_link(self.path(&format!("fd/{number}"))) {
+                Ok(link) => links.push((number, link.to_string_lossy().into_owned())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(links)
     }
+}
+
+/// The entries of a directory whose names are numbers.
+fn numbers<N: FromStr>(path: impl AsRef<Path>) -> io::Result<Vec<N>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(path)? {
+        numbers.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok()),
+        );
+    }
+    Ok(numbers)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::SRCH)
+    )
 }
 
 /// Nothing of a process that has ended, or that this user may not look at.
@@ -271,10 +295,8 @@ impl Watched {
 }
 
 fn processes() -> Result<Vec<Owner>> {
-    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
-    Ok(entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Owner))
-        .collect())
+    let processes = numbers("/proc").context("cannot read /proc")?;
+    Ok(processes.into_iter().map(Owner).collect())
 }
 
 fn socket_inode(link: &str) -> Option<u64> {

@@ -10,11 +10,13 @@ use netlab::{Need, Process, Scratch, available};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use rustix::io::Errno;
 use rustix::process::Signal;
 use splice::sockmap::{self, SockMap};
 
 use super::{Owner, adopting, both_ways};
 use crate::doctor::{NOBODY, for_anybody};
+use crate::forbidden_call::{ForbiddenCall, GETDENTS64, READLINK};
 use crate::patience::until;
 use crate::peer::Peer;
 use crate::programs::installed;
@@ -121,6 +123,28 @@ fn a_socket_with_tls_in_the_kernel() {
     let mut come = [0; 9];
     (&far).read_exact(&mut come).expect("read");
     assert_eq!(&come, b"as before");
+}
+
+/// Of the owner, or of what it has open.
+#[test]
+fn what_cannot_be_looked_at() {
+    let Some(owner) = Owner::socat() else {
+        return;
+    };
+    for call in [GETDENTS64, READLINK] {
+        let forbidden = ForbiddenCall::any(call, Errno::NOMEM);
+        let Some(mut adopt) = forbidden.spliced(Process::command("perl")) else {
+            return;
+        };
+        let pid = owner.process.id().to_string();
+        adopt.args(["adopt", "--pid", &pid]);
+        for number in owner.numbers() {
+            adopt.args(["--fd", &number.to_string()]);
+        }
+        let sentence = failure(&mut adopt, REFUSED);
+        says(&sentence, &["has open cannot be found out"]);
+    }
+    is_untouched(&owner);
 }
 
 #[test]
