@@ -13,7 +13,7 @@ use rustix::net::{
 use splice::{Address, Kind};
 
 /// The address of a socket. What the user wrote is an [`Address`], which may stand for several.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SocketAddress {
     Inet(SocketAddr),
     Unix(SocketAddrUnix),

@@ -1,29 +1,25 @@
 //! Which engines the connections of a listener get here, and why not the others.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use splice::{EngineChoice, EngineName, Kind};
 
 use crate::check::Found;
+use crate::check::backends::{Backends, Clients, OfBackend, by_filters};
 use crate::check::host::Host;
-use crate::check::names::Resolved;
-use crate::firewall::KeptBack;
 use crate::forwarding::needs_sockets;
-use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
+use crate::plan::ListenerPlan;
 use crate::socket_address::SocketAddress;
-use crate::target::leads_to;
+use crate::target::{Meeting, leads_to};
 
 /// Columns of the name of an engine.
 const NAME_WIDTH: usize = 8;
 
-/// How many servers of a backend are named as exceptions: a screen has some 50 lines. The others are counted.
-const SERVERS_NAMED: usize = 20;
-
 /// Adds what `listener` does to `found`.
 pub(super) fn report(
     listener: &ListenerPlan,
-    plan: &Plan,
-    resolved: &Resolved,
+    backends: &Backends<'_>,
     host: &Host,
     found: &mut Found,
 ) {
@@ -38,24 +34,21 @@ pub(super) fn report(
             .push(format!("listener {:?}: {error:#}", listener.name));
         Vec::new()
     });
-    for backend in backends(listener, plan) {
-        let servers = backend.servers.iter();
-        let addresses = servers.filter_map(|server| resolved.of(&server.address).ok());
-        for server in addresses.flatten() {
-            if leads_to(server, &listening) {
-                found.obstacles.push(format!(
-                    "listener {:?}: server {server} of backend {:?} is the listener itself; choose another \
-                     server",
-                    listener.name, backend.name
-                ));
-            }
+    let backends = backends.of(listener);
+    let meetings: HashSet<_> = listening.iter().map(Meeting::of).collect();
+    for backend in &backends {
+        let servers = meetings.iter().flat_map(|at| backend.servers_at(at));
+        for server in servers.filter(|server| leads_to(server, &listening)) {
+            found.obstacles.push(format!(
+                "listener {:?}: server {server} of backend {:?} is the listener itself; choose another server",
+                listener.name, backend.plan.name
+            ));
         }
     }
-    for (engine, probed) in host.engines() {
-        let engine = *engine;
+    for engine in EngineName::ALL {
         let words = match listener.engine {
             EngineChoice::Only(only) if only != engine => not_chosen(engine, only),
-            chosen => match probed {
+            chosen => match host.probe(engine) {
                 Err(error) => {
                     if chosen != EngineChoice::Auto {
                         found
@@ -70,14 +63,15 @@ pub(super) fn report(
         let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", engine.as_str());
         let is_tried = words.starts_with("used");
         if engine == EngineName::Segment && is_tried && listener.from_syn {
-            let words = match needs_sockets(listener, &backends(listener, plan)) {
+            let plans: Vec<_> = backends.iter().map(|backend| backend.plan).collect();
+            let words = match needs_sockets(listener, &plans) {
                 None => "from the SYN on, where routes and packet filters allow it".into(),
                 Some(why) => format!("but not from the SYN on: {why}"),
             };
             let _ = writeln!(found.report, "  {:NAME_WIDTH$} {words}", "");
         }
         if engine == EngineName::Segment && is_tried {
-            for (whom, why) in exceptions(listener, &listening, plan, resolved, host) {
+            for (whom, why) in exceptions(listener, &listening, &backends, host) {
                 let _ = writeln!(found.report, "  {:NAME_WIDTH$} but not {whom}: {why}", "");
             }
         }
@@ -115,8 +109,7 @@ fn not_chosen(engine: EngineName, chosen: EngineName) -> String {
 fn exceptions(
     listener: &ListenerPlan,
     listening: &[SocketAddress],
-    plan: &Plan,
-    resolved: &Resolved,
+    backends: &[&OfBackend<'_>],
     host: &Host,
 ) -> Vec<(String, String)> {
     let any = |why: &str| vec![("at all".to_owned(), why.to_owned())];
@@ -134,84 +127,9 @@ fn exceptions(
             found.push((format!("from {}", kept.whom), by_filters(&kept)));
         }
     }
-    for backend in backends(listener, plan) {
-        let to = format!("to backend {}", backend.name);
-        if let Some(why) = of_backend(backend) {
-            found.push((to, why.to_owned()));
-            continue;
-        }
-        let servers = backend.servers.iter();
-        // What does not resolve is reported with its backend.
-        let addresses = servers.flat_map(|server| resolved.of(&server.address).unwrap_or_default());
-        let mut of_servers = addresses.flat_map(|address| {
-            let whys = match of_server(address, listening) {
-                Some(why) => vec![why],
-                None if listener.bypass_firewall => Vec::new(),
-                None => host
-                    .server_kept_back(address)
-                    .iter()
-                    .map(by_filters)
-                    .collect(),
-            };
-            whys.into_iter().map(move |why| (address, why))
-        });
-        for (address, why) in of_servers.by_ref().take(SERVERS_NAMED) {
-            found.push((format!("{to}, server {address}"), why));
-        }
-        let more = of_servers.count();
-        if more > 0 {
-            found.push((to, format!("{more} more servers, for reasons like these")));
-        }
+    let clients = Clients::of(listener, listening);
+    for backend in backends {
+        found.extend_from_slice(&backend.exceptions(clients, host));
     }
     found
-}
-
-fn by_filters(kept: &KeptBack) -> String {
-    let why = &kept.why;
-    match kept.certainly {
-        true => format!(
-            "the packet filters would stop the segments: {why}; bypass_firewall = true overrides this"
-        ),
-        false => format!("perhaps, because of the packet filters: {why}"),
-    }
-}
-
-/// The backends that a route of the listener leads to, each once.
-fn backends<'p>(listener: &ListenerPlan, plan: &'p Plan) -> Vec<&'p BackendPlan> {
-    let leads_to = |backend: &&BackendPlan| {
-        let is = |name: &String| *name == backend.name;
-        listener.routes.iter().any(|route| match &route.action {
-            Action::Backend { name, fallback } => is(name) || fallback.as_ref().is_some_and(is),
-            _ => false,
-        })
-    };
-    plan.backends
-        .iter()
-        .map(|backend| &**backend)
-        .filter(leads_to)
-        .collect()
-}
-
-/// Why `segment` does not take connections to `backend`.
-fn of_backend(backend: &BackendPlan) -> Option<&'static str> {
-    if backend.mark.is_some() {
-        return Some("it has a mark, which segments that the kernel translates do not carry");
-    }
-    if backend.interface.is_some() {
-        return Some("it has an interface, which translated segments are not bound to");
-    }
-    None
-}
-
-fn of_server(server: &SocketAddress, listening: &[SocketAddress]) -> Option<String> {
-    if server.kind() == Kind::Unix {
-        return Some("it is a UNIX socket".into());
-    }
-    let fits = |own: &SocketAddress| own.is_dual_stack() || own.is_ipv4() == server.is_ipv4();
-    let [theirs, ours] = match server.is_ipv4() {
-        true => ["IPv4", "IPv6"],
-        false => ["IPv6", "IPv4"],
-    };
-    (!listening.is_empty() && !listening.iter().any(fits))
-        .then(|| format!("clients come over {ours} and the server is reached over {theirs}"))
 }

@@ -1,6 +1,6 @@
 //! What of this host each listener and server is held against: its engines and its packet filters, read once.
 
-use std::cell::{LazyCell, RefCell};
+use std::cell::{LazyCell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::slice;
@@ -13,8 +13,8 @@ use crate::socket_address::SocketAddress;
 
 #[derive(Debug)]
 pub(super) struct Host {
-    /// To try one may take tens of milliseconds.
-    engines: LazyCell<Vec<(EngineName, splice::Result<()>)>>,
+    /// In the order of [`EngineName::ALL`], each tried when it is asked for: that may take tens of milliseconds.
+    engines: [OnceCell<splice::Result<()>>; EngineName::ALL.len()],
     /// `None` if they cannot be read.
     filters: LazyCell<Option<PacketFilters>>,
     /// Many listeners may have the same servers.
@@ -24,11 +24,7 @@ pub(super) struct Host {
 impl Default for Host {
     fn default() -> Self {
         Self {
-            engines: LazyCell::new(|| {
-                EngineName::ALL
-                    .map(|engine| (engine, engine.probe()))
-                    .into()
-            }),
+            engines: Default::default(),
             filters: LazyCell::new(firewall::read),
             of_servers: RefCell::default(),
         }
@@ -36,9 +32,13 @@ impl Default for Host {
 }
 
 impl Host {
-    /// Every engine, and why it cannot be used if it cannot.
-    pub(super) fn engines(&self) -> &[(EngineName, splice::Result<()>)] {
-        &self.engines
+    /// Whether an engine can be used, or why not.
+    pub(super) fn probe(&self, engine: EngineName) -> &splice::Result<()> {
+        let mut all = EngineName::ALL.into_iter().zip(&self.engines);
+        let (_, found) = all
+            .find(|(name, _)| *name == engine)
+            .expect("ALL has every engine");
+        found.get_or_init(|| engine.probe())
     }
 
     /// What the packet filters keep out of `segment` of the clients of a listener.
@@ -57,5 +57,15 @@ impl Host {
         let mut known = self.of_servers.borrow_mut();
         let judge = || firewall::kept_back(filters, &[], slice::from_ref(server));
         known.entry(*address).or_insert_with(judge).clone()
+    }
+}
+
+#[cfg(test)]
+impl Host {
+    /// The engines that have been tried.
+    pub(super) fn probed(&self) -> Vec<EngineName> {
+        let all = EngineName::ALL.into_iter().zip(&self.engines);
+        all.filter_map(|(name, found)| found.get().map(|_| name))
+            .collect()
     }
 }

@@ -1,5 +1,6 @@
 //! `spliced check`: every mistake of a configuration, and what it comes to on this host.
 
+mod backends;
 mod engine;
 mod host;
 mod names;
@@ -10,6 +11,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context, Error, Result};
 
+use crate::check::backends::Backends;
 use crate::check::host::Host;
 use crate::check::names::Resolved;
 use crate::cli::CheckArgs;
@@ -97,8 +99,9 @@ impl Found {
     fn of(plan: &Plan, resolved: &Resolved) -> Self {
         let mut found = Self::default();
         let host = Host::default();
+        let backends = Backends::new(plan, resolved);
         for listener in &plan.listeners {
-            engine::report(listener, plan, resolved, &host, &mut found);
+            engine::report(listener, &backends, &host, &mut found);
         }
         for backend in &plan.backends {
             found.backend(backend, resolved);
@@ -133,5 +136,27 @@ impl Found {
         }
         source::report(backend, resolved, self);
         self.report.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlab::Scratch;
+    use splice::EngineName;
+
+    use super::*;
+
+    #[test]
+    fn only_engines_that_a_listener_may_use_are_tried() {
+        let scratch = Scratch::new("check").expect("a directory");
+        let text = "[[listener]]\naddress = \"127.0.0.1:80\"\nengine = \"copy\"\n\
+                    [[listener.route]]\nbackend = \"b\"\n[backend.b]\nservers = \"127.0.0.1:81\"\n";
+        let path = scratch.write("c.toml", text).expect("written");
+        let plan = config::examine(&path).plan.expect("a plan");
+        let resolved = names::resolve(&plan);
+        let (host, mut found) = (Host::default(), Found::default());
+        let backends = Backends::new(&plan, &resolved);
+        engine::report(&plan.listeners[0], &backends, &host, &mut found);
+        assert_eq!(host.probed(), [EngineName::Copy]);
     }
 }

@@ -21,8 +21,8 @@ use anyhow::{Context as _, Result};
 use splice::Address;
 
 pub(crate) use self::own_address::is_own;
-pub(crate) use self::own_address::leads_to;
 use self::own_address::may_lead_to;
+pub(crate) use self::own_address::{Meeting, leads_to};
 use crate::socket_address::SocketAddress;
 
 /// How long an answer of the resolver is fresh: a busy relay asks seldom, and still follows a target

@@ -1,5 +1,6 @@
 //! Whether an address to connect to is the relay itself, which would relay to itself without end.
 
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -104,17 +105,39 @@ fn ask(ip: IpAddr) -> io::Result<bool> {
     Ok(is_local)
 }
 
+/// What a target and a listener have in common if the one leads to the other, so that many of both need not be
+/// compared with one another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Meeting {
+    Port(u16),
+    /// The device and the inode.
+    File(u64, u64),
+    Name(SocketAddress),
+}
+
+impl Meeting {
+    pub(crate) fn of(address: &SocketAddress) -> Self {
+        match (address, identity(address)) {
+            (SocketAddress::Inet(address), _) => Self::Port(address.port()),
+            (SocketAddress::Unix(_), Some((device, inode))) => Self::File(device, inode),
+            (SocketAddress::Unix(_), None) => Self::Name(address.clone()),
+        }
+    }
+}
+
 /// Two paths may name the same socket file. A path that cannot be looked at cannot be connected to, either.
 fn is_same_file(target: &SocketAddress, own: &SocketAddress) -> bool {
-    let identity = |address: &SocketAddress| {
-        let SocketAddress::Unix(unix) = address else {
-            return None;
-        };
-        let path = Path::new(std::ffi::OsStr::from_bytes(unix.path_bytes()?));
-        let metadata = fs::metadata(path).ok()?;
-        Some((metadata.dev(), metadata.ino()))
-    };
     identity(target).is_some_and(|file| identity(own) == Some(file))
+}
+
+/// The device and the inode of a socket file.
+fn identity(address: &SocketAddress) -> Option<(u64, u64)> {
+    let SocketAddress::Unix(unix) = address else {
+        return None;
+    };
+    let path = Path::new(OsStr::from_bytes(unix.path_bytes()?));
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 #[cfg(test)]
