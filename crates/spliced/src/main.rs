@@ -26,6 +26,7 @@ mod diagnostics;
 mod doctor;
 mod echo;
 mod exit_status;
+mod file_stamp;
 mod firewall;
 mod forwarding;
 mod kinds;

@@ -5,15 +5,22 @@ use std::path::{Path, PathBuf};
 use splice::bypass::{DEFAULT_PINS, Options, Rule};
 
 use crate::bypass::check_group;
+use crate::config::at_most;
 use crate::config::value::{Table, Value};
 
-/// All of them. Each has pins of its own.
-pub(super) fn read_all(table: &Table<'_>) -> Vec<Options> {
-    let tables = table
-        .get("bypass")
-        .and_then(|value| value.sections("bypass", "a bypass"));
+/// The most bypasses: each has a thread, and descriptors of programs and maps, of which a process may have 1024 in all
+/// where nobody has allowed more (`INR_OPEN_CUR` of linux/resource.h).
+const MOST_BYPASSES: usize = 100;
+
+/// All of them, each with pins of its own. `None` if they are not even read.
+pub(super) fn read_all(table: &Table<'_>) -> Option<Vec<Options>> {
+    let tables = match table.get("bypass") {
+        Some(value) => value.sections("bypass", "a bypass")?,
+        None => Vec::new(),
+    };
+    let tables = at_most(tables, MOST_BYPASSES, "bypasses")?;
     let mut all = Vec::<Options>::new();
-    for table in tables.unwrap_or_default() {
+    for table in tables {
         let options = read(&table);
         if all.iter().any(|other| other.pins == options.pins) {
             let pins = options.pins.display();
@@ -27,7 +34,7 @@ pub(super) fn read_all(table: &Table<'_>) -> Vec<Options> {
         all.push(options);
         table.finish();
     }
-    all
+    Some(all)
 }
 
 fn read(table: &Table<'_>) -> Options {

@@ -135,18 +135,9 @@ fn plan(table: Table<'_>) -> Plan {
         Some(value) => value.sections("listener", "a listener"),
         None => Some(Vec::new()),
     };
-    let tables = tables.filter(|tables| {
-        let fits = tables.len() <= MOST_LISTENERS;
-        if !fits {
-            notes.mistake(
-                &tables[MOST_LISTENERS].at,
-                too_many(MOST_LISTENERS, "listeners"),
-            );
-        }
-        fits
-    });
+    let tables = tables.and_then(|tables| at_most(tables, MOST_LISTENERS, "listeners"));
     let bypasses = bypass::read_all(&table);
-    if tables.as_ref().is_some_and(Vec::is_empty) && bypasses.is_empty() {
+    if tables.as_ref().is_some_and(Vec::is_empty) && bypasses.as_ref().is_some_and(Vec::is_empty) {
         notes.missing(
             &(0..0),
             "there is no listener and no bypass; add a [[listener]]",
@@ -188,7 +179,7 @@ fn plan(table: Table<'_>) -> Plan {
             .map(|(_, listener)| Arc::new(listener))
             .collect(),
         backends: backends.into_iter().map(Arc::new).collect(),
-        bypasses,
+        bypasses: bypasses.unwrap_or_default(),
     }
 }
 
@@ -221,6 +212,15 @@ fn backends(table: &Table<'_>, defaults: &backend::Settings) -> Vec<(BackendPlan
         }
     }
     backends
+}
+
+/// Those of `tables` that are read: none if they are too many.
+fn at_most<'a>(tables: Vec<Table<'a>>, most: usize, what: &str) -> Option<Vec<Table<'a>>> {
+    let Some(first) = tables.get(most) else {
+        return Some(tables);
+    };
+    first.notes.mistake(&first.at, too_many(most, what));
+    None
 }
 
 /// What is said where the first of those stands that are too many.

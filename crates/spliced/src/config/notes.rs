@@ -52,9 +52,12 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
-/// How many mistakes, and how many warnings, are noted: more than a person corrects at once. A file of some other
+/// How many mistakes, and how many warnings, are told: more than a person corrects at once. A file of some other
 /// kind has one in each line.
 const MOST: usize = 100;
+
+/// How many are noted: the last one stands where the first of those is that are not told.
+pub(super) const MOST_NOTED: usize = MOST + 1;
 
 /// Collects notes while a file is read.
 #[derive(Debug)]
@@ -88,8 +91,8 @@ impl<'t> Notes<'t> {
             warnings: RefCell::default(),
         };
         let mut noted = Vec::new();
-        for (at, sentence) in syntax.take(MOST + 1) {
-            notes.push(&mut noted, &at, sentence);
+        for (at, sentence) in syntax.take(MOST_NOTED) {
+            push(&mut noted, notes.note(&at, sentence));
         }
         notes.syntax = noted;
         notes
@@ -102,7 +105,7 @@ impl<'t> Notes<'t> {
 
     /// Whether a further mistake would not be told.
     pub(super) fn has_enough(&self) -> bool {
-        self.mistakes.borrow().len() > MOST
+        self.mistakes.borrow().len() >= MOST_NOTED
     }
 
     /// The file that is read.
@@ -111,7 +114,7 @@ impl<'t> Notes<'t> {
     }
 
     pub(super) fn mistake(&self, at: &Range<usize>, sentence: impl Into<String>) {
-        self.push(&mut self.mistakes.borrow_mut(), at, sentence);
+        push(&mut self.mistakes.borrow_mut(), self.note(at, sentence));
     }
 
     /// A mistake that is one only if the file has no mistakes of syntax.
@@ -122,30 +125,16 @@ impl<'t> Notes<'t> {
     }
 
     pub(super) fn warn(&self, at: &Range<usize>, sentence: impl Into<String>) {
-        self.push(&mut self.warnings.borrow_mut(), at, sentence);
+        push(&mut self.warnings.borrow_mut(), self.note(at, sentence));
     }
 
     /// A mistake in another file.
     pub(super) fn mistake_elsewhere(&self, note: Note) {
-        let mut mistakes = self.mistakes.borrow_mut();
-        if mistakes.len() < MOST {
-            mistakes.push(note);
-        }
+        push(&mut self.mistakes.borrow_mut(), note);
     }
 
     pub(super) fn line(&self, at: &Range<usize>) -> usize {
         self.position(at.start).0
-    }
-
-    fn push(&self, notes: &mut Vec<Note>, at: &Range<usize>, sentence: impl Into<String>) {
-        match notes.len() {
-            ..MOST => notes.push(self.note(at, sentence)),
-            MOST => notes.push(self.note(
-                at,
-                format!("there may be more like the {MOST} before; correct those first"),
-            )),
-            _ => {}
-        }
     }
 
     fn note(&self, at: &Range<usize>, sentence: impl Into<String>) -> Note {
@@ -170,7 +159,9 @@ impl<'t> Notes<'t> {
     pub(super) fn finish(self) -> (Vec<Note>, Vec<Note>) {
         let mut mistakes = self.mistakes.into_inner();
         // What has been made of a broken line is no mistake of its own.
-        mistakes.retain(|note| !self.syntax.iter().any(|broken| broken.line == note.line));
+        let is_of_broken =
+            |note: &Note, broken: &Note| (&broken.path, broken.line) == (&note.path, note.line);
+        mistakes.retain(|note| !self.syntax.iter().any(|broken| is_of_broken(note, broken)));
         mistakes.extend(self.syntax);
         let in_order = |mut notes: Vec<Note>| {
             notes.sort();
@@ -178,5 +169,14 @@ impl<'t> Notes<'t> {
             notes
         };
         (in_order(mistakes), in_order(self.warnings.into_inner()))
+    }
+}
+
+fn push(notes: &mut Vec<Note>, mut note: Note) {
+    if notes.len() == MOST {
+        note.sentence = format!("there may be more like the {MOST} before; correct those first");
+    }
+    if notes.len() < MOST_NOTED {
+        notes.push(note);
     }
 }

@@ -5,23 +5,19 @@
 //! has changed is read; a file that cannot be read is reported once, and its last good prefixes apply.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::config::prefix_file::{Shared, Unreadable, read};
+use crate::file_stamp::FileStamp;
 use crate::plan::Plan;
 
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// A file that was changed within this time may be changed again without another time stamp: file systems
-/// count in jiffies, and some in seconds.
-const COARSEST_STAMP: Duration = Duration::from_secs(2);
 
 /// The thread that looks at the files of a plan.
 #[derive(Debug, Default)]
@@ -64,39 +60,9 @@ struct Watched {
     path: PathBuf,
     prefixes: Shared,
     /// The state of the file that was read last; `None` if it may have changed since.
-    seen: Option<Stamp>,
+    seen: Option<FileStamp>,
     /// What was last reported to be wrong with the file.
     complaint: Option<String>,
-}
-
-/// What changes with a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    file: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    fn of(metadata: &Metadata) -> Self {
-        Self {
-            file: (metadata.dev(), metadata.ino()),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-
-    /// Whether a later change is sure to have another stamp.
-    fn is_settled(&self) -> bool {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let changed = u64::try_from(self.changed.0).map(Duration::from_secs);
-        match (now, changed) {
-            (Ok(now), Ok(changed)) => now > changed + COARSEST_STAMP,
-            _ => false,
-        }
-    }
 }
 
 impl Watched {
@@ -114,14 +80,19 @@ impl Watched {
         // Before reading: a change in between has another stamp next time.
         let stamp = fs::metadata(&self.path)
             .ok()
-            .map(|metadata| Stamp::of(&metadata));
+            .map(|metadata| FileStamp::of(&metadata));
         if stamp.is_some() && stamp == self.seen {
             return;
         }
-        self.seen = stamp.filter(Stamp::is_settled);
+        self.seen = stamp.filter(FileStamp::is_settled);
         let found = match read(&self.path) {
             Ok(found) => found,
-            Err(why) => return self.complain(&why),
+            Err(why) => {
+                if why.may_pass() {
+                    self.seen = None;
+                }
+                return self.complain(&why);
+            }
         };
         let is_new = {
             let mut prefixes = self
@@ -143,10 +114,10 @@ impl Watched {
     fn complain(&mut self, why: &Unreadable) {
         let why = match why {
             Unreadable::File(error) => format!("{} cannot be read: {error}", shown(&self.path)),
-            Unreadable::Lines(mistakes) => match mistakes.as_slice() {
-                [] => return,
-                [only] => only.to_string(),
-                [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+            Unreadable::Lines { first, count } => match (first.first(), count - 1) {
+                (None, _) => return,
+                (Some(only), 0) => only.to_string(),
+                (Some(first), more) => format!("{first} (and {more} more)"),
             },
         };
         if self.complaint.as_ref() != Some(&why) {
@@ -162,12 +133,54 @@ fn shown(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
     use std::sync::{Arc, RwLock};
+    use std::thread;
 
-    use netlab::Scratch;
+    use netlab::{Need, Scratch, available, until};
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
 
-    use super::Watched;
+    use super::{FileStamp, Watched};
+
+    /// Owns nothing, by convention.
+    const NOBODY: u32 = 65534;
+
+    /// A file that this process may read again with no change of its stamp stands for one that could not be read for
+    /// want of descriptors.
+    #[test]
+    fn a_file_that_could_not_be_read_once_is_read_again() {
+        if !available(Need::Root) {
+            return;
+        }
+        let scratch = Scratch::new("prefixes").expect("a directory");
+        let path = scratch.write("list", "10.0.0.0/8\n").expect("written");
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).expect("set");
+        };
+        set(scratch.path(), 0o711);
+        set(&path, 0o600);
+        until("the stamp is settled", || {
+            FileStamp::of(&fs::metadata(&path).expect("there")).is_settled()
+        });
+        let prefixes = Arc::new(RwLock::default());
+        let name = path.to_str().expect("a path").to_owned();
+        let mut watched = Watched::new((name, Arc::clone(&prefixes)));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let nobody = Uid::from_raw(NOBODY);
+                // Of this thread alone.
+                set_thread_res_uid(nobody, nobody, nobody).expect("another user");
+                watched.look();
+            });
+        });
+        assert!(watched.complaint.is_some());
+        watched.look();
+        assert_eq!(watched.complaint, None);
+        assert_eq!(prefixes.read().expect("no panic").len(), 1);
+    }
 
     #[test]
     fn the_last_good_prefixes_stay() {

@@ -1,7 +1,7 @@
 //! A file that somebody has written for this program: read in a bounded time, whatever its path leads to.
 
-use std::fs::File;
-use std::io::{self, Error, Read};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Error, ErrorKind, Read};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, open};
@@ -11,24 +11,41 @@ use rustix::fs::{Mode, OFlags, open};
 /// # Errors
 /// If it cannot be read, is not UTF-8, not a regular file, or longer.
 pub(super) fn read(path: &Path, most: u64) -> io::Result<String> {
-    // A FIFO waits for a writer otherwise.
+    // To open a device may already do something, as with a tape or a watchdog.
+    suits(&fs::metadata(path)?, most)?;
+    // In case another file is there by now: a FIFO waits for a writer otherwise.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
+    suits(&file.metadata()?, most)?;
+    let mut text = String::new();
+    file.take((most << 20) + 1).read_to_string(&mut text)?;
+    bounded(text.len() as u64, most)?;
+    Ok(text)
+}
+
+/// Whether an error of [`read`] says what the file is; others may pass.
+pub(super) fn is_about_file(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Other | ErrorKind::InvalidData)
+}
+
+fn suits(file: &Metadata, most: u64) -> io::Result<()> {
+    if !file.is_file() {
         // A device may have no end, and a FIFO nothing for the next reload.
         return Err(Error::other("it is not a regular file"));
     }
-    let mut text = String::new();
-    file.take((most << 20) + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > most << 20 {
-        return Err(Error::other(format!("it has more than {most} MiB")));
+    bounded(file.len(), most)
+}
+
+fn bounded(bytes: u64, most: u64) -> io::Result<()> {
+    match bytes <= most << 20 {
+        true => Ok(()),
+        false => Err(Error::other(format!("it has more than {most} MiB"))),
     }
-    Ok(text)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::os::unix::net::UnixListener;
 
     use netlab::Scratch;
     use rustix::fs::{CWD, FileType, mknodat};
@@ -41,9 +58,13 @@ mod tests {
         let fifo = scratch.path().join("fifo");
         let mode = Mode::RUSR | Mode::WUSR;
         mknodat(CWD, &fifo, FileType::Fifo, mode, 0).expect("a FIFO");
-        for path in [scratch.path(), &fifo, Path::new("/dev/zero")] {
+        // A socket stands for what is not to be opened at all: that would fail.
+        let socket = scratch.path().join("socket");
+        let _listener = UnixListener::bind(&socket).expect("bound");
+        for path in [scratch.path(), &fifo, &socket, Path::new("/dev/zero")] {
             let error = read(path, 1).expect_err("no text");
             assert_eq!(error.to_string(), "it is not a regular file", "{path:?}");
+            assert!(is_about_file(&error));
         }
         let long = scratch.path().join("long");
         let file = File::create(&long).expect("a file");
@@ -53,6 +74,8 @@ mod tests {
         file.set_len(1 << 20).expect("shorter");
         assert_eq!(read(&long, 1).map(|text| text.len()).ok(), Some(1 << 20));
         fs::write(&long, [0xff]).expect("written");
-        assert!(read(&long, 1).is_err(), "not UTF-8");
+        assert!(is_about_file(&read(&long, 1).expect_err("not UTF-8")));
+        fs::remove_file(&long).expect("removed");
+        assert!(!is_about_file(&read(&long, 1).expect_err("not there")));
     }
 }

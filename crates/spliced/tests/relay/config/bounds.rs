@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use netlab::{Process, Scratch};
 
@@ -12,7 +13,11 @@ use crate::relay::{command, output};
 
 const LISTENER: &str = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:80\"\n";
 const ROUTE: &str = "[[listener.route]]\nbackend = \"b\"\n";
+const TO_BOTH: &str = "[[listener.route]]\nbackend = \"b\"\nfallback = \"c\"\n";
 const BACKEND: &str = "[backend.b]\nservers = \"10.0.0.1:80\"\n";
+
+/// As long as somebody waits who has mistyped something. It is a test build that takes it.
+const CHECKED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The status of the check of `text` and the lines of its messages, which may be more than fits into a pipe.
 fn checked(text: &str) -> (Option<i32>, Vec<String>) {
@@ -46,38 +51,69 @@ fn servers(count: usize) -> String {
         let servers = servers.join(", ");
         let _ = writeln!(text, "[backend.{backend}]\nservers = [{servers}]");
     }
-    text.replace(
-        ROUTE,
-        "[[listener.route]]\nbackend = \"b\"\nfallback = \"c\"\n",
-    )
+    text.replace(ROUTE, TO_BOTH)
 }
 
-/// Each would take tens of milliseconds if the packet filters were read for it.
+fn listeners(count: usize) -> String {
+    let listener = |number| {
+        let port = 1000 + number;
+        format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\n{ROUTE}")
+    };
+    (0..count).map(listener).collect()
+}
+
+fn routes(count: usize) -> String {
+    let route = |number| format!("[[listener.route]]\nsni = \"{number}.test\"\nbackend = \"b\"\n");
+    (0..count).map(route).collect()
+}
+
+fn bypasses(count: usize) -> String {
+    let bypass = |number| {
+        format!(
+            "[[bypass]]\nall = true\ncgroups = \"/sys/fs/cgroup\"\npins = \"/sys/fs/bpf/{number}\"\n"
+        )
+    };
+    (0..count).map(bypass).collect()
+}
+
+/// Each server would take tens of milliseconds if the packet filters were read for it.
 #[test]
-fn ten_thousand_servers_are_checked() {
-    assert_eq!(checked(&servers(10_000)), (Some(0), Vec::new()));
+fn as_much_as_is_allowed_is_checked_in_time() {
+    // All of it in one configuration: each listener leads to each server.
+    let servers = servers(10_000);
+    let backends = &servers[servers.find("[backend").expect("a backend")..];
+    let routes_left = routes(10_000 - 1000).replace(
+        "[[listener.route]]",
+        "[[listener.route]]\nprotocol = \"tls\"",
+    );
+    let everything = [&listeners(999), LISTENER, &routes_left, ROUTE, backends].concat();
+    for text in [servers.clone(), everything.replace(ROUTE, TO_BOTH)] {
+        let begun = Instant::now();
+        assert_eq!(checked(&text), (Some(0), Vec::new()));
+        assert!(begun.elapsed() < CHECKED_WITHIN, "{:?}", begun.elapsed());
+    }
 }
 
 #[test]
 fn what_is_too_many_is_refused_where_it_begins() {
-    let listeners: String = (0..1001)
-        .map(|number| {
-            let port = 1000 + number;
-            format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\n{ROUTE}")
-        })
-        .collect();
-    let routes: String = (0..10_001)
-        .map(|number| format!("[[listener.route]]\nsni = \"{number}.test\"\nbackend = \"b\"\n"))
-        .collect();
     for (text, place, what) in [
         (servers(10_001), "9:10", "10000 servers"),
-        (format!("{listeners}{BACKEND}"), "4001:1", "1000 listeners"),
+        (servers(200_000), "7:10", "10000 servers"),
         (
-            format!("{LISTENER}{routes}{BACKEND}"),
+            format!("{}{BACKEND}", listeners(1001)),
+            "4001:1",
+            "1000 listeners",
+        ),
+        (
+            format!("{LISTENER}{}{BACKEND}", routes(10_001)),
             "30004:1",
             "10000 routes",
         ),
+        (bypasses(101), "401:1", "100 bypasses"),
+        // More than these would be compared with one another.
+        (bypasses(40_000), "401:1", "100 bypasses"),
     ] {
+        let begun = Instant::now();
         let (status, said) = checked(&text);
         let sentence = format!(
             "c.toml:{place}: a configuration has at most {what}, and here are more; divide them among several relays"
@@ -85,7 +121,22 @@ fn what_is_too_many_is_refused_where_it_begins() {
         assert_eq!(said.first(), Some(&sentence));
         assert_eq!(status, Some(2), "{said:?}");
         assert_eq!(said.len(), 2, "{said:?}");
+        assert!(
+            begun.elapsed() < CHECKED_WITHIN,
+            "{what}: {:?}",
+            begun.elapsed()
+        );
     }
+}
+
+/// Whatever is wrong with their control groups here.
+#[test]
+fn as_many_bypasses_as_are_allowed_are_read() {
+    let (_, said) = checked(&bypasses(100));
+    assert!(
+        said.iter().all(|line| !line.contains("at most")),
+        "{said:?}"
+    );
 }
 
 /// As of a file of some other kind.
@@ -129,6 +180,26 @@ fn what_is_no_file_or_too_long_is_refused() {
 }
 
 /// A file of prefixes has the same bounds.
+#[test]
+fn a_mistake_in_every_line_of_a_file_of_prefixes_is_told_a_hundred_times() {
+    let scratch = Scratch::new("bounds").expect("a directory");
+    let list = scratch
+        .write("list", &"x\n".repeat(500_000))
+        .expect("written");
+    let list = list.display();
+    let route = format!("[[listener.route]]\nclient = \"file:{list}\"\nbackend = \"b\"\n");
+    // Each of them would read it again.
+    let text = format!("{LISTENER}{}{BACKEND}", route.repeat(1000));
+    let begun = Instant::now();
+    let (status, said) = checked(&text);
+    assert!(begun.elapsed() < CHECKED_WITHIN, "{:?}", begun.elapsed());
+    assert_eq!(status, Some(2));
+    assert_eq!(said.len(), 102, "{:?}", said.first());
+    assert!(said[99].ends_with("list:100:1: prefix \"x\" cannot be used: it is not an address; write 10.0.0.0/8 or 2001:db8::/32"));
+    let last = format!("{list}:101:1: there may be more like the 100 before; correct those first");
+    assert_eq!(said[100], last);
+}
+
 #[test]
 fn a_file_of_prefixes_that_is_no_file_is_refused() {
     for path in [Path::new("/dev/zero"), Path::new("/")] {
