@@ -13,12 +13,6 @@ pub(crate) struct RateLimitedWarning {
 }
 
 impl RateLimitedWarning {
-    pub(crate) const fn new() -> Self {
-        Self {
-            state: Mutex::new((None, 0)),
-        }
-    }
-
     /// Calls `log` with the number of warnings suppressed since the last one, unless that was less
     /// than a second ago.
     pub(crate) fn emit(&self, log: impl FnOnce(u64)) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step};
+use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step, set_pacing_rate};
 
 use super::record::Record;
 use super::{Attempt, BACKLOG_FULL, Connection, NO_ROOM_RETRY, Place, SERVER, State};
@@ -85,7 +85,11 @@ impl Connection {
             if let (Some(asked), Some(inet)) = (&self.asked, address.inet())
                 && let Err(why) = asked.permits(inet.ip())
             {
-                return self.deny(&why);
+                // Another one of the name may still be allowed.
+                match self.next_address() {
+                    true => continue,
+                    false => return self.deny(&why),
+                }
             }
             let made = match &attempt.place {
                 Some(place) => place.backend.socket(address, &self.arrival),
@@ -109,6 +113,9 @@ impl Connection {
                     continue;
                 }
             };
+            if let Err(error) = self.pace(&socket, address.kind()) {
+                return self.fail_to_pace(&error);
+            }
             if self.terms.translates_segments() {
                 self.fit_segments(address.kind(), &socket);
             }
@@ -151,10 +158,37 @@ impl Connection {
             }
             self.report_reset();
         }
-        if let Some(attempt) = &mut self.attempt {
-            attempt.address += 1;
-            attempt.full_until = None;
+        self.next_address();
+    }
+
+    /// Whether one is left.
+    fn next_address(&mut self) -> bool {
+        let Some(attempt) = &mut self.attempt else {
+            return false;
+        };
+        attempt.address += 1;
+        attempt.full_until = None;
+        attempt.address().is_some()
+    }
+
+    /// Has a socket keep to the rate of the listener. UNIX sockets do not, as `spliced check` says.
+    pub(super) fn pace(&self, socket: &OwnedFd, kind: Kind) -> splice::Result<()> {
+        match self.terms.plan.rate {
+            Some(rate) if kind != Kind::Unix => set_pacing_rate(socket, rate),
+            _ => Ok(()),
         }
+    }
+
+    /// Ends before anything is said that would have to be kept.
+    pub(super) fn fail_to_pace(&mut self, error: &splice::Error) -> Step {
+        self.last_error = error.errno();
+        self.fail(&match error.errno() {
+            Some(Errno::OPNOTSUPP) => {
+                "its rate cannot be kept, since Multipath TCP has none; use TCP, or remove rate"
+                    .into()
+            }
+            _ => format!("its rate cannot be kept: {error}; allow that call, or remove rate"),
+        })
     }
 
     pub(super) fn note(&mut self, errno: Errno, fault: Fault) {

@@ -67,11 +67,14 @@ impl Connection {
     pub(super) fn warn(&self, why: &str) {
         if let Some(record) = &self.record {
             self.service.warnings.target_unreachable.emit(|suppressed| {
+                let to = match record.wanted() {
+                    wanted if wanted.is_empty() => wanted,
+                    wanted => format!(" to {wanted}"),
+                };
                 tracing::warn!(
-                    "connection {}{} to {} was reset: {why}{}",
+                    "connection {}{}{to} was reset: {why}{}",
                     record.id(),
                     self.client_name(),
-                    record.wanted(),
                     more(suppressed)
                 );
             });

@@ -2,16 +2,15 @@
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use splice::{Context, Endpoint, Kind, Step, pair_task, set_pacing_rate};
+use splice::{Context, Endpoint, Step, pair_task};
 use splice_route::proxy_protocol::{OutTlvs, header_v1, header_v2};
 use splice_route::{Fault, POSTGRES_SSL_REQUEST};
 
 use super::record::Record;
-use super::{Attempt, Connection, State};
+use super::{Connection, State};
 use crate::plan::ProxyVersion;
 use crate::resource_limit::words;
 use crate::service::Counts;
-use crate::socket_address::SocketAddress;
 
 /// What a PostgreSQL server answers if it does TLS.
 const TLS_ACCEPTED: &[u8; 1] = b"S";
@@ -166,30 +165,7 @@ impl Connection {
         self.fail(&format!("the target failed: {}", words(errno)))
     }
 
-    /// Has both sockets keep to the rate of the listener. UNIX sockets do not, as `spliced check` says.
-    fn pace(&self) -> splice::Result<()> {
-        let Some(rate) = self.terms.plan.rate else {
-            return Ok(());
-        };
-        let address = self.attempt.as_ref().and_then(Attempt::address);
-        let server_kind = address.map_or(Kind::Unix, SocketAddress::kind);
-        let client = (&self.client, self.client_kind);
-        for (socket, kind) in [client, (&self.server, server_kind)] {
-            if let Some(socket) = socket
-                && kind != Kind::Unix
-            {
-                set_pacing_rate(socket, rate)?;
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn join(&mut self) -> Step {
-        if let Err(error) = self.pace() {
-            let why = format!("its rate cannot be kept: {error}; allow that call, or remove rate");
-            self.warn(&why);
-            return self.reset(&why);
-        }
         let (Some(client), Some(server), Some(mut record), Some(attempt)) = (
             self.client.take(),
             self.server.take(),

@@ -217,6 +217,9 @@ impl Task for Connection {
             record.sit(self.service.connections.enter(cx.waker()));
         }
         Counts::add(&self.service.counts.accepted);
+        if let Err(error) = self.pace(client, self.client_kind) {
+            return self.fail_to_pace(&error);
+        }
         if self.terms.plan.require_proxy_from.is_some() {
             return self.expect_header(cx);
         }

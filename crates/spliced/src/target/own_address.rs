@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::{fs, io};
 
 use splice_firewall::Routes;
@@ -71,7 +71,7 @@ fn covers(own: &SocketAddr, target: SocketAddr, is_own: impl Fn(IpAddr) -> Optio
 /// that is routed here (`ip route add local`). Sends nothing. `None` if that cannot be found out, which a guard
 /// must take for the worse; the log has the reason.
 pub(crate) fn is_own(ip: IpAddr) -> Option<bool> {
-    static WARNING: RateLimitedWarning = RateLimitedWarning::new();
+    static WARNING: LazyLock<RateLimitedWarning> = LazyLock::new(RateLimitedWarning::default);
     let ip = ip.to_canonical();
     if ip.is_loopback() {
         return Some(true);

@@ -57,6 +57,11 @@ impl ForbiddenCall {
         }
     }
 
+    /// The same with another error.
+    pub(crate) const fn failing_with(self, errno: Errno) -> Self {
+        Self { errno, ..self }
+    }
+
     const fn with(number: u32, argument: u32, value: u32) -> Self {
         Self {
             number,

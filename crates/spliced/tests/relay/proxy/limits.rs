@@ -2,15 +2,17 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netlab::Process;
+use netlab::{Process, Scratch};
+use rustix::io::Errno;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect};
 use crate::forbidden_call::ForbiddenCall;
-use crate::patience::until;
+use crate::patience::{PATIENCE, until};
 use crate::peer::Peer;
 
 fn limited(limits: &str, site: &Site) -> Proxy {
@@ -117,12 +119,63 @@ fn every_engine_of_sockets_keeps_to_a_rate() {
 }
 
 #[test]
-fn a_connection_whose_rate_cannot_be_kept_is_reset() {
+fn a_connection_whose_rate_cannot_be_kept_is_reset_and_counted() {
+    let forbidden = ForbiddenCall::PACING_RATE;
+    for (forbidden, why) in [
+        (
+            forbidden,
+            "its rate cannot be kept: cannot set SO_MAX_PACING_RATE",
+        ),
+        // As of a socket with Multipath TCP.
+        (
+            forbidden.failing_with(Errno::OPNOTSUPP),
+            "Multipath TCP has none; use TCP",
+        ),
+    ] {
+        let Some(mut command) = forbidden.spliced(Process::command("perl")) else {
+            return;
+        };
+        let site = Site::new();
+        let proxy = Proxy::start(&configuration("rate = \"1MB\"", &site), &mut command);
+        Peer::is_reset_by(&proxy.address("all"));
+        proxy.relay.wait_logged(why);
+        assert_eq!(proxy.count("all", "without_server"), 1);
+        assert!(!site.is_called(), "nothing is said to the server");
+    }
+}
+
+/// The socket of this client has no rate, and that of its server does not take one.
+#[test]
+fn nobody_is_granted_what_has_no_rate() {
     let Some(mut command) = ForbiddenCall::PACING_RATE.spliced(Process::command("perl")) else {
         return;
     };
     let site = Site::new();
-    let proxy = Proxy::start(&configuration("rate = \"1MB\"", &site), &mut command);
-    Peer::is_reset_by(&proxy.address("all"));
-    proxy.relay.wait_logged("its rate cannot be kept");
+    let scratch = Scratch::new("limits").expect("a directory");
+    let path = scratch.path().join("socks");
+    let proxy = Proxy::start(
+        &format!(
+            "[[listener]]\nname = \"all\"\naddress = \"unix:{}\"\nrate = \"1MB\"\n\
+             [[listener.route]]\nsocks = {{ allow = [\"127.0.0.0/8:*\"] }}",
+            path.display()
+        ),
+        &mut command,
+    );
+    let mut client = UnixStream::connect(&path).expect("connected");
+    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let port = site
+        .address()
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse::<u16>().ok());
+    let mut request = b"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01".to_vec();
+    request.extend(port.expect("a port").to_be_bytes());
+    client.write_all(&request).expect("sent");
+    let mut answer = Vec::new();
+    client
+        .read_to_end(&mut answer)
+        .expect("an answer and the end");
+    // A method, and a general failure (RFC 1928, 6).
+    assert_eq!(answer[..4], *b"\x05\x00\x05\x01");
+    assert_eq!(proxy.count("all", "without_server"), 1);
+    assert!(!site.is_called());
 }

@@ -21,6 +21,12 @@ impl Site {
         self.0.local_addr().expect("its address").to_string()
     }
 
+    /// Whether somebody has connected.
+    pub(super) fn is_called(&self) -> bool {
+        self.0.set_nonblocking(true).expect("non-blocking");
+        self.0.accept().is_ok()
+    }
+
     /// The next connection.
     pub(super) fn accept(&self) -> TcpStream {
         let mut accepted = None;
