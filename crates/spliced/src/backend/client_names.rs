@@ -2,55 +2,70 @@
 //!
 //! getaddrinfo(3) blocks a thread that nothing can call back. So a few names whose servers are silent would keep
 //! all others waiting, whatever becomes of the clients that asked for them. Here a question is a task, which ends
-//! with its client; and what /etc/hosts has waits for nobody.
+//! with its client; and what /etc/hosts has, or an answer that still holds, waits for nobody.
 
 use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hickory_resolver::config::ResolveHosts;
+use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, TokioResolver};
 use splice_route::Prefix;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::lock;
+use super::turns::Turns;
+use crate::file_stamp::FileStamp;
 use crate::socket_address::is_localhost;
 
 /// How many questions to name servers wait for an answer at once. Each has up to four sockets: two families, two
 /// servers.
 const QUESTIONS: usize = 256;
 
-/// How many of them one client may have, so that others have theirs.
-const QUESTIONS_PER_CLIENT: usize = 32;
+/// The bits of an IPv6 address that make one client: no site has a larger network (RFC 6177), and one with a smaller
+/// one shares with its neighbours.
+const IPV6_CLIENT_BITS: u8 = 48;
 
-/// The bits of an IPv6 address that make one client: a customer has that network (RFC 6177).
-const IPV6_CLIENT_BITS: u8 = 64;
+/// How long a file is taken for what it was before it is looked at again.
+const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
 
-/// How long /etc/hosts and /etc/resolv.conf are taken for what they were.
-const KEPT: Duration = Duration::from_secs(5);
+/// How many answers are kept. With names of 255 bytes they take some MiB.
+const MOST_ANSWERS: usize = 8192;
+
+const HOSTS: &str = "/etc/hosts";
+const SERVERS: &str = "/etc/resolv.conf";
 
 pub(super) struct ClientNames {
-    sources: Mutex<Option<Arc<Sources>>>,
-    questions: Arc<Semaphore>,
-    /// The shares of the clients that have questions.
-    shares: Mutex<HashMap<Option<Prefix>, Weak<Semaphore>>>,
+    hosts: Followed<Hosts>,
+    servers: Followed<Servers>,
+    turns: Turns<Option<Prefix>>,
 }
 
-/// As /etc/hosts and /etc/resolv.conf were.
-struct Sources {
-    read_at: Instant,
-    hosts: Hosts,
-    /// Or why there is none.
-    servers: Result<TokioResolver, String>,
+/// The name servers of /etc/resolv.conf.
+struct Servers {
+    resolver: TokioResolver,
+    answers: Mutex<HashMap<String, Kept>>,
+}
+
+/// The addresses of a name, or why there are none.
+type Answer = Result<Vec<IpAddr>, String>;
+
+struct Kept {
+    answer: Answer,
+    until: Instant,
 }
 
 impl Default for ClientNames {
     fn default() -> Self {
         Self {
-            sources: Mutex::default(),
-            questions: Arc::new(Semaphore::new(QUESTIONS)),
-            shares: Mutex::default(),
+            hosts: Followed::default(),
+            servers: Followed::default(),
+            turns: Turns::new(QUESTIONS),
         }
     }
 }
@@ -60,90 +75,241 @@ impl ClientNames {
     ///
     /// # Errors
     /// Why there is none, in words.
-    pub(super) async fn addresses(
-        &self,
-        client: Option<IpAddr>,
-        name: &str,
-    ) -> Result<Vec<IpAddr>, String> {
+    pub(super) async fn addresses(&self, client: Option<IpAddr>, name: &str) -> Answer {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let sources = self.sources();
-        let found = sources.of_hosts(name)?;
+        let hosts = self.hosts.get(HOSTS, || read_hosts(HOSTS))?;
+        let found = of_hosts(&hosts, name)?;
         if !found.is_empty() {
             return Ok(found);
         }
-        let servers = sources.servers.as_ref().map_err(Clone::clone)?;
-        let _permits = self.permits(client).await;
-        match servers.lookup_ip(name).await {
-            Ok(found) => Ok(found.iter().collect()),
-            Err(error) if error.is_no_records_found() => Err("it has no address".into()),
-            Err(error) => Err(error.to_string()),
+        let servers = self.servers.get(SERVERS, Servers::read)?;
+        if let Some(answer) = servers.kept(name) {
+            return answer;
         }
-    }
-
-    fn sources(&self) -> Arc<Sources> {
-        let mut kept = lock(&self.sources);
-        match &*kept {
-            Some(sources) if sources.read_at.elapsed() < KEPT => Arc::clone(sources),
-            _ => Arc::clone(kept.insert(Arc::new(Sources::read()))),
+        let _turn = self.turns.take(client.map(network)).await;
+        // Another client may have asked for it meanwhile.
+        match servers.kept(name) {
+            Some(answer) => answer,
+            None => servers.ask(name).await,
         }
-    }
-
-    /// First one of the client's, so that no client has more of all.
-    async fn permits(&self, client: Option<IpAddr>) -> [Option<OwnedSemaphorePermit>; 2] {
-        let share = self.share(client);
-        // They are never closed.
-        let of_client = share.acquire_owned().await.ok();
-        let of_all = Arc::clone(&self.questions).acquire_owned().await.ok();
-        [of_client, of_all]
-    }
-
-    fn share(&self, client: Option<IpAddr>) -> Arc<Semaphore> {
-        let client = client.map(|address| match address.to_canonical() {
-            ip @ IpAddr::V4(_) => Prefix::of(ip, u8::MAX),
-            ip @ IpAddr::V6(_) => Prefix::of(ip, IPV6_CLIENT_BITS),
-        });
-        let mut shares = lock(&self.shares);
-        if let Some(share) = shares.get(&client).and_then(Weak::upgrade) {
-            return share;
-        }
-        // As many are left as there are questions, at most.
-        if shares.len() > 2 * QUESTIONS {
-            shares.retain(|_, share| share.strong_count() > 0);
-        }
-        let share = Arc::new(Semaphore::new(QUESTIONS_PER_CLIENT));
-        shares.insert(client, Arc::downgrade(&share));
-        share
     }
 }
 
-impl Sources {
-    fn read() -> Self {
-        let servers = TokioResolver::builder_tokio().and_then(|mut builder| {
-            builder.options_mut().max_active_requests = QUESTIONS;
+/// What makes a client: many addresses may be one's.
+fn network(client: IpAddr) -> Prefix {
+    match client.to_canonical() {
+        ip @ IpAddr::V4(_) => Prefix::of(ip, u8::MAX),
+        ip @ IpAddr::V6(_) => Prefix::of(ip, IPV6_CLIENT_BITS),
+    }
+}
+
+/// What a file says, read again when the file has changed.
+struct Followed<T>(Mutex<Option<Known<T>>>);
+
+struct Known<T> {
+    value: Arc<T>,
+    /// `None` if it may have changed since it was read.
+    stamp: Option<FileStamp>,
+    looked_at: Instant,
+}
+
+impl<T> Default for Followed<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T> Followed<T> {
+    /// What `read` makes of the file at `path`. A failure is not kept.
+    fn get(&self, path: &str, read: impl FnOnce() -> Result<T, String>) -> Result<Arc<T>, String> {
+        self.get_at(Instant::now(), path, read)
+    }
+
+    fn get_at(
+        &self,
+        now: Instant,
+        path: &str,
+        read: impl FnOnce() -> Result<T, String>,
+    ) -> Result<Arc<T>, String> {
+        let mut known = lock(&self.0);
+        if let Some(known) = &*known
+            && now.saturating_duration_since(known.looked_at) < LOOKED_AT_EVERY
+        {
+            return Ok(Arc::clone(&known.value));
+        }
+        // Before reading: a change in between has another stamp next time.
+        let metadata = fs::metadata(path).ok();
+        let stamp = metadata.map(|metadata| FileStamp::of(&metadata));
+        if let Some(known) = &mut *known
+            && stamp.is_some()
+            && known.stamp == stamp
+        {
+            known.looked_at = now;
+            return Ok(Arc::clone(&known.value));
+        }
+        let value = Arc::new(read()?);
+        *known = Some(Known {
+            value: Arc::clone(&value),
+            stamp: stamp.filter(FileStamp::is_settled),
+            looked_at: now,
+        });
+        Ok(value)
+    }
+}
+
+/// Most hosts have no names of their own in it, and some have no such file. One that cannot be read may have the name,
+/// and may be there to keep clients from the address that DNS has.
+fn read_hosts(path: &str) -> Result<Hosts, String> {
+    let mut hosts = Hosts::default();
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(hosts),
+        text => text.map_err(|error| format!("{path} cannot be read: {error}"))?,
+    };
+    // Comments may be in any encoding.
+    let text = String::from_utf8_lossy(&text);
+    let read = hosts.read_hosts_conf(text.as_bytes());
+    read.map_err(|error| format!("{path} cannot be used: {error}"))?;
+    Ok(hosts)
+}
+
+fn of_hosts(hosts: &Hosts, name: &str) -> Answer {
+    let name = Name::from_ascii(name).map_err(|error| error.to_string())?;
+    let found = [RecordType::A, RecordType::AAAA].map(|kind| {
+        let query = Query::query(name.clone(), kind);
+        hosts.lookup_static_host(&query)
+    });
+    let records = found.iter().flatten().flat_map(|found| found.answers());
+    Ok(records.filter_map(|record| record.data.ip_addr()).collect())
+}
+
+impl Servers {
+    fn read() -> Result<Self, String> {
+        let resolver = TokioResolver::builder_tokio().and_then(|mut builder| {
+            let options = builder.options_mut();
+            options.max_active_requests = QUESTIONS;
+            // They have been looked at.
+            options.use_hosts_file = ResolveHosts::Never;
             builder.build()
         });
-        Self {
-            read_at: Instant::now(),
-            // Most hosts have none of their own in it.
-            hosts: Hosts::from_system().unwrap_or_default(),
-            servers: servers.map_err(|error| format!("/etc/resolv.conf cannot be used: {error}")),
-        }
+        Ok(Self {
+            resolver: resolver.map_err(|error| format!("{SERVERS} cannot be used: {error}"))?,
+            answers: Mutex::default(),
+        })
     }
 
-    fn of_hosts(&self, name: &str) -> Result<Vec<IpAddr>, String> {
-        let name = Name::from_ascii(name).map_err(|error| error.to_string())?;
-        let found = [RecordType::A, RecordType::AAAA].map(|kind| {
-            let query = Query::query(name.clone(), kind);
-            self.hosts.lookup_static_host(&query)
-        });
-        let records = found.iter().flatten().flat_map(|found| found.answers());
-        Ok(records.filter_map(|record| record.data.ip_addr()).collect())
+    /// The last answer, if it still holds. The resolver keeps answers as well, but does not tell those that it has
+    /// from those for which it has to ask.
+    fn kept(&self, name: &str) -> Option<Answer> {
+        let answers = lock(&self.answers);
+        let kept = answers.get(&name.to_ascii_lowercase())?;
+        (kept.until > Instant::now()).then(|| kept.answer.clone())
+    }
+
+    async fn ask(&self, name: &str) -> Answer {
+        let now = Instant::now();
+        let (answer, until) = match self.resolver.lookup_ip(name).await {
+            Ok(found) => (Ok(found.iter().collect()), found.valid_until()),
+            Err(NetError::Dns(DnsError::NoRecordsFound(none))) => {
+                let ttl = none.negative_ttl.map_or(0, u64::from);
+                let why = "it has no address".to_owned();
+                (Err(why), now + Duration::from_secs(ttl))
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        self.keep(
+            name,
+            Kept {
+                answer: answer.clone(),
+                until,
+            },
+        );
+        answer
+    }
+
+    fn keep(&self, name: &str, kept: Kept) {
+        let now = Instant::now();
+        if kept.until <= now {
+            return;
+        }
+        let mut answers = lock(&self.answers);
+        if answers.len() >= MOST_ANSWERS {
+            answers.retain(|_, kept| kept.until > now);
+        }
+        if answers.len() >= MOST_ANSWERS {
+            // They will be asked for again.
+            answers.clear();
+        }
+        answers.insert(name.to_ascii_lowercase(), kept);
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic cannot leave either half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use netlab::{Scratch, until};
+
+    use super::*;
+
+    #[test]
+    fn an_ipv6_client_is_a_site() {
+        let of = |text: &str| network(text.parse().expect(text));
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:ff00::2"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:1:1::1"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+
+    #[test]
+    fn only_a_file_of_hosts_that_is_not_there_has_none() {
+        let scratch = Scratch::new("hosts").expect("a directory");
+        let name = |path: &str, name| of_hosts(&read_hosts(path)?, name);
+        let directory = scratch.path().to_str().expect("a path");
+        assert_eq!(name(&format!("{directory}/none"), "a"), Ok(Vec::new()));
+        // Root may read any file, but no directory.
+        let why = name(directory, "a").expect_err("not known");
+        assert!(why.contains("cannot be read"), "{why}");
+        let path = scratch.path().join("hosts");
+        fs::write(&path, b"192.0.2.1 a # caf\xe9\n").expect("written");
+        let path = path.to_str().expect("a path");
+        let address = IpAddr::from([192, 0, 2, 1]);
+        assert_eq!(name(path, "A"), Ok(vec![address]));
+    }
+
+    #[test]
+    fn a_file_is_read_when_it_has_changed_and_after_a_failure() {
+        let scratch = Scratch::new("followed").expect("a directory");
+        let path = scratch.write("file", "1").expect("written");
+        let name = path.to_str().expect("a path");
+        until("its stamp is settled", || {
+            FileStamp::of(&fs::metadata(&path).expect("there")).is_settled()
+        });
+        let (followed, reads) = (Followed::<String>::default(), Cell::new(0));
+        let mut now = Instant::now();
+        let mut get = |read: &dyn Fn() -> Result<String, String>| {
+            now += LOOKED_AT_EVERY;
+            let counted = || {
+                reads.set(reads.get() + 1);
+                read()
+            };
+            followed
+                .get_at(now, name, counted)
+                .map(|value| value.to_string())
+        };
+        let read = || fs::read_to_string(name).map_err(|error| error.to_string());
+        assert_eq!(get(&|| Err("no".into())), Err("no".into()));
+        for _ in 0..3 {
+            assert_eq!(get(&read), Ok("1".into()));
+        }
+        assert_eq!(reads.get(), 2);
+        fs::write(&path, "2").expect("written");
+        assert_eq!(get(&read), Ok("2".into()));
+        // The same stamp may be another file for a while.
+        fs::write(&path, "3").expect("written");
+        assert_eq!(get(&read), Ok("3".into()));
+        fs::remove_file(&path).expect("removed");
+        assert!(get(&read).is_err());
+    }
 }

@@ -13,6 +13,7 @@ mod queue;
 mod resolution;
 mod server;
 pub(crate) mod srv;
+mod turns;
 mod watch;
 
 use std::os::fd::OwnedFd;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hickory_resolver::TokioResolver;
+use hickory_resolver::config::ResolveHosts;
 use hickory_resolver::proto::rr::RData;
 use splice::Address;
 
@@ -85,7 +86,11 @@ impl Backend {
 /// The servers that the records name, and until when the answer holds.
 pub(crate) async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String> {
     let resolver = TokioResolver::builder_tokio()
-        .and_then(|builder| builder.build())
+        .and_then(|mut builder| {
+            // They have no such records.
+            builder.options_mut().use_hosts_file = ResolveHosts::Never;
+            builder.build()
+        })
         .map_err(|error| error.to_string())?;
     let answer = resolver
         .srv_lookup(name)

@@ -1,9 +1,10 @@
 //! Name resolution with a name server that does not always answer.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -24,10 +25,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The maximum of glibc (`RES_MAXRETRANS`, `RES_MAXRETRY` in `resolv.h`): the resolver gives up after two and
 /// a half minutes, long after a test does.
-const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
+pub(crate) const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n";
 
 /// Names that begin with this have no answer.
 pub(crate) const SLOW: &str = "slow";
+
+/// Answers about names that begin with this hold for an hour; others for a second.
+pub(crate) const KEPT: &str = "kept";
 
 /// Where the first label of a question begins: behind the header and its length (RFC 1035, 4.1).
 const LABEL_AT: usize = 13;
@@ -35,6 +39,8 @@ const LABEL_AT: usize = 13;
 /// A name server that answers every other name with one address, until it falls silent.
 pub(crate) struct NameServer {
     asked: Arc<AtomicUsize>,
+    /// The first labels of those that have no answer.
+    slow: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     silent: Arc<AtomicBool>,
     /// An IPv4 address; 0 for none.
     address: Arc<AtomicU32>,
@@ -49,10 +55,12 @@ impl NameServer {
             .set_read_timeout(Some(LOOK_EVERY))
             .expect("a timeout");
         let asked = Arc::new(AtomicUsize::new(0));
+        let slow = Arc::new(Mutex::new(BTreeSet::new()));
         let address = Arc::new(AtomicU32::new(Ipv4Addr::LOCALHOST.to_bits()));
         let [silent, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let thread = thread::spawn({
             let (asked, silent, ended) = (asked.clone(), silent.clone(), ended.clone());
+            let slow = slow.clone();
             let address = address.clone();
             move || {
                 let mut question = [0; 512];
@@ -62,7 +70,11 @@ impl NameServer {
                     };
                     // Counted first, since the test may read the counter as soon as the answer arrives.
                     asked.fetch_add(1, Ordering::Relaxed);
-                    let is_slow = question[LABEL_AT..].starts_with(SLOW.as_bytes());
+                    let label = &question[LABEL_AT..][..usize::from(question[LABEL_AT - 1])];
+                    let is_slow = label.starts_with(SLOW.as_bytes());
+                    if is_slow {
+                        slow.lock().expect("no panic").insert(label.to_vec());
+                    }
                     if !is_slow && !silent.load(Ordering::Relaxed) {
                         let answer = answer(&question[..length], address.load(Ordering::Relaxed));
                         socket.send_to(&answer, from).expect("an answer");
@@ -72,6 +84,7 @@ impl NameServer {
         });
         Self {
             asked,
+            slow,
             silent,
             address,
             ended,
@@ -87,6 +100,11 @@ impl NameServer {
     pub(crate) fn answer_with(&self, address: Option<Ipv4Addr>) {
         let bits = address.map_or(0, Ipv4Addr::to_bits);
         self.address.store(bits, Ordering::Relaxed);
+    }
+
+    /// How many different ones it has been asked for.
+    pub(crate) fn slow_names(&self) -> usize {
+        self.slow.lock().expect("no panic").len()
     }
 
     pub(crate) fn asked(&self) -> usize {
@@ -122,8 +140,12 @@ fn answer(question: &[u8], address: u32) -> Vec<u8> {
     answer.extend([0x81, code, 0, 1, 0, u8::from(has_record), 0, 0, 0, 0]);
     answer.extend(&question[HEADER_BYTES..type_at + 4]);
     if has_record {
-        // A pointer to the question's name; type A, class IN, a TTL of one second, four bytes.
-        answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
+        let is_kept = question[LABEL_AT..].starts_with(KEPT.as_bytes());
+        let seconds: u32 = if is_kept { 3600 } else { 1 };
+        // A pointer to the question's name; type A, class IN, the time to live, four bytes.
+        answer.extend([0xc0, HEADER_BYTES as u8, 0, 1, 0, 1]);
+        answer.extend(seconds.to_be_bytes());
+        answer.extend([0, 4]);
         answer.extend(address.to_be_bytes());
     }
     answer

@@ -3,15 +3,18 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
 
 use netlab::{Lab, Namespace, Need, Process, Scratch, available};
 
 use super::Proxy;
 use super::routes::connect;
 use super::shortage::{limit_descriptors, set_limit};
+use super::slow_names::with_names;
 use crate::forbidden_call::ForbiddenCall;
 use crate::patience::until;
-use crate::relay::{Relay, output};
+use crate::relay::{BINARY, Relay, output};
 use crate::usage::failure;
 
 /// Public, and of the namespace of the relay alone.
@@ -37,14 +40,21 @@ impl Stage {
     }
 
     fn in_namespace(namespace: Namespace, allow: &str) -> Self {
+        let mut command = namespace.command(BINARY);
+        command.env_remove("SPLICED_LOG");
+        Self::run(namespace, &format!("\"{allow}\""), &mut command)
+    }
+
+    /// By a command in the namespace.
+    fn run(namespace: Namespace, allow: &str, command: &mut Command) -> Self {
         let listener = namespace.enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 90)));
         // Other engines open files in the background.
-        let proxy = Proxy::run_in(
-            &namespace,
+        let proxy = Proxy::start(
             &format!(
                 "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
-                 [[listener.route]]\nsocks = {{ allow = [\"{allow}\"] }}"
+                 [[listener.route]]\nsocks = {{ allow = [{allow}] }}"
             ),
+            command,
         );
         Self {
             namespace,
@@ -60,18 +70,6 @@ impl Stage {
     fn ip(&self, words: &[&str]) {
         let mut ip = self.namespace.command("ip");
         assert!(output(ip.args(words)).status.success(), "{words:?}");
-    }
-
-    /// Whether bytes lie in the receive queue of a socket: what the relay reads, it acts on at once.
-    fn has_unread_bytes(&self) -> bool {
-        let sockets = format!("/proc/{}/net/tcp", self.proxy.relay.id());
-        let sockets = fs::read_to_string(sockets).expect("sockets");
-        sockets.lines().skip(1).any(|line| {
-            let mut words = line.split_whitespace().skip(3);
-            let (state, queues) = (words.next(), words.next());
-            // TCP_ESTABLISHED. An end of stream that nobody has read counts as a byte, too.
-            state == Some("01") && queues.is_some_and(|queues| !queues.ends_with(":00000000"))
-        })
     }
 
     /// A client that has chosen no authentication.
@@ -139,10 +137,52 @@ fn an_address_is_looked_at_again_after_a_wait() {
     });
     limit_descriptors(&stage.proxy, 0);
     request(&mut clients[1], OWN);
-    until("the request has been read", || !stage.has_unread_bytes());
+    until("the request has been read", || {
+        !stage.proxy.has_unread_bytes()
+    });
     stage.add(OWN);
     set_limit(&stage.proxy, None);
     assert_eq!(reply(&mut clients[1]), NOT_ALLOWED);
+}
+
+/// One address of a name may come to this host while the connection waits; the other is allowed as before.
+#[test]
+fn an_address_that_is_denied_after_a_wait_is_passed_over() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("guards").expect("a namespace");
+    let scratch = Scratch::new("guards").expect("a directory");
+    let mut command = with_names(
+        namespace.command("unshare"),
+        &scratch,
+        &format!("{OWN} both\n127.0.0.1 both\n"),
+    );
+    let stage = Stage::run(namespace, "\"public:*\", \"127.0.0.1:90\"", &mut command);
+    let hosts = fs::metadata(scratch.path().join("hosts")).expect("there");
+    until("its stamp is settled, so it is not read again", || {
+        let age = hosts.modified().ok().and_then(|at| at.elapsed().ok());
+        age.is_some_and(|age| age > Duration::from_secs(4))
+    });
+    let request = |client: &mut TcpStream| {
+        let request = [b"\x05\x01\x00\x03\x04both", &90_u16.to_be_bytes()[..]].concat();
+        client.write_all(&request).expect("sent");
+    };
+    let mut clients = [stage.client(), stage.client()];
+    // From now on the relay can look at names and routes without another descriptor.
+    request(&mut clients[0]);
+    assert_eq!(reply(&mut clients[0]), GRANTED);
+    stage.listener.accept().expect("it has come");
+    limit_descriptors(&stage.proxy, 0);
+    request(&mut clients[1]);
+    until("the request has been read", || {
+        !stage.proxy.has_unread_bytes()
+    });
+    stage.add(OWN);
+    set_limit(&stage.proxy, None);
+    assert_eq!(reply(&mut clients[1]), GRANTED);
+    let (_, from) = stage.listener.accept().expect("it has come");
+    assert!(from.ip().is_loopback(), "{from}");
 }
 
 #[test]

@@ -107,6 +107,18 @@ impl Proxy {
         listener["counts"][count].as_u64().expect("a count")
     }
 
+    /// Whether bytes lie in the receive queue of a socket of its namespace: what the relay reads, it acts on at once.
+    pub(crate) fn has_unread_bytes(&self) -> bool {
+        let sockets = format!("/proc/{}/net/tcp", self.relay.id());
+        let sockets = fs::read_to_string(sockets).expect("sockets");
+        sockets.lines().skip(1).any(|line| {
+            let mut words = line.split_whitespace().skip(3);
+            let (state, queues) = (words.next(), words.next());
+            // TCP_ESTABLISHED. An end of stream that nobody has read counts as a byte, too.
+            state == Some("01") && queues.is_some_and(|queues| !queues.ends_with(":00000000"))
+        })
+    }
+
     /// Changes the file, and has it read.
     pub(crate) fn reload(&self, configuration: &str) -> Output {
         fs::write(&self.configuration, configuration).expect("written");

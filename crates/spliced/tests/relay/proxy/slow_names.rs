@@ -1,18 +1,38 @@
-//! Names that clients ask for and that no server answers: others do not wait for them.
+//! Names that clients ask for and that no server answers: others do not wait for them. Each question lasts longer than
+//! a test has patience.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
 
-use netlab::{Process, Scratch};
+use netlab::{Process, Scratch, until_at_rest};
+use rustix::net::sockopt;
 use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
 use crate::patience::{PATIENCE, until};
 use crate::relay::BINARY;
-use crate::resolver::{NAME, NameServer, SLOW, with_name_server};
+use crate::resolver::{KEPT, NAME, NameServer, SETTINGS, SLOW, with_name_server};
 
-/// More than one client may have at once, and than all may.
+/// More names than all clients may ask for at once.
 const CROWD: usize = 300;
+
+/// How long a name server is not asked when all that wait are known to wait.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// `spliced` for a command that runs it, with these files for names.
+pub(super) fn with_names(mut unshare: Command, scratch: &Scratch, hosts: &str) -> Command {
+    let settings = scratch.write("resolv.conf", SETTINGS);
+    let hosts = scratch.write("hosts", hosts);
+    let script = r#"mount --bind "$0" /etc/resolv.conf && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
+    unshare
+        .args(["--mount", "sh", "-c", script])
+        .args([settings.expect("a file"), hosts.expect("a file")])
+        .arg(BINARY)
+        .env_remove("SPLICED_LOG");
+    unshare
+}
 
 struct Stage<'a> {
     proxy: Proxy,
@@ -23,15 +43,8 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(names: &'a NameServer, scratch: &Scratch) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
-        let settings = scratch.write("resolv.conf", "nameserver 127.0.0.1\n");
-        let hosts = scratch.write("hosts", "127.0.0.1 in-hosts\n");
-        let script = r#"mount --bind "$0" /etc/resolv.conf && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
-        let mut command = Process::command("unshare");
-        command
-            .args(["--mount", "sh", "-c", script])
-            .args([settings.expect("a file"), hosts.expect("a file")])
-            .arg(BINARY)
-            .env_remove("SPLICED_LOG");
+        let unshare = Process::command("unshare");
+        let mut command = with_names(unshare, scratch, "127.0.0.1 in-hosts\n");
         let configuration = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\nengine = \"copy\"\n\
                              connect_timeout = \"10m\"\n[[listener.route]]\n\
                              socks = { allow = [\"127.0.0.0/8:*\"] }";
@@ -51,7 +64,9 @@ impl<'a> Stage<'a> {
         socket.connect(&to.into()).expect("connected");
         let mut stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        let mut request = b"\x05\x01\x00\x05\x01\x00\x03".to_vec();
+        stream.write_all(b"\x05\x01\x00").expect("sent");
+        stream.read_exact(&mut [0; 2]).expect("a method");
+        let mut request = b"\x05\x01\x00\x03".to_vec();
         request.push(name.len() as u8);
         request.extend(name.as_bytes());
         let port = self.listener.local_addr().expect("its address").port();
@@ -62,36 +77,62 @@ impl<'a> Stage<'a> {
 
     /// The client is connected with the listener.
     fn is_served(&self, mut client: TcpStream) {
-        let mut reply = [0; 12];
+        let mut reply = [0; 10];
         client.read_exact(&mut reply).expect("a reply");
-        assert_eq!(reply[..4], *b"\x05\x00\x05\x00", "granted");
+        assert_eq!(reply[..2], *b"\x05\x00", "granted");
         self.listener.accept().expect("it has come");
     }
 
-    fn crowd(&self, clients: impl Iterator<Item = u8>) -> Vec<TcpStream> {
-        let before = self.names.asked();
+    /// Clients that each ask for a name without an answer. Returns how many of them are being looked up, while the
+    /// others wait.
+    fn crowd(&self, clients: impl Iterator<Item = u8>) -> (Vec<TcpStream>, usize) {
         let crowd = clients.enumerate().map(|(number, client)| {
             // Each another name, so that no cache has it.
             self.ask(client, &format!("{SLOW}{number}.test"))
         });
-        let crowd = crowd.collect();
-        until("they wait", || self.names.asked() > before + 32);
-        crowd
+        let crowd: Vec<_> = crowd.collect();
+        until("all have been read", || !self.proxy.has_unread_bytes());
+        until("the name server is asked", || self.names.slow_names() > 0);
+        let asked_for = until_at_rest(QUIET, || self.names.slow_names());
+        assert!(asked_for < crowd.len(), "nobody waits");
+        assert_eq!(self.proxy.status()["connections"], crowd.len());
+        (crowd, asked_for)
     }
 }
 
 #[test]
-fn one_clients_slow_names_stop_no_other_client_and_no_name_in_hosts() {
+fn one_clients_slow_names_stop_no_other_client_and_no_name_that_is_known() {
     with_name_server(|names, scratch| {
         let stage = Stage::new(names, scratch);
-        let _waiting = stage.crowd((0..CROWD).map(|_| 2));
+        let kept = format!("{KEPT}.test");
+        stage.is_served(stage.ask(2, &kept));
+        until("it is over", || stage.proxy.status()["connections"] == 0);
+        let (_waiting, asked_for) = stage.crowd((0..CROWD).map(|_| 2));
         // Even the same client gets what need not be asked for.
         for client in [2, 3] {
-            for name in ["in-hosts", "localhost"] {
+            for name in ["in-hosts", "localhost", &kept] {
                 stage.is_served(stage.ask(client, name));
             }
         }
         stage.is_served(stage.ask(3, NAME));
+        assert_eq!(
+            names.slow_names(),
+            asked_for,
+            "the first clients go on waiting"
+        );
+    });
+}
+
+/// As many as shared all questions when each client had a fixed share.
+#[test]
+fn eight_clients_slow_names_stop_no_ninth_client() {
+    with_name_server(|names, scratch| {
+        let stage = Stage::new(names, scratch);
+        let eight = (0..CROWD).map(|number| 10 + (number % 8) as u8);
+        let (_waiting, _) = stage.crowd(eight);
+        for client in 2..10 {
+            stage.is_served(stage.ask(client, NAME));
+        }
     });
 }
 
@@ -103,9 +144,11 @@ fn a_question_ends_with_its_client() {
         stage.is_served(stage.ask(2, NAME));
         until("it is over", || stage.proxy.status()["connections"] == 0);
         let before = stage.proxy.relay.descriptors();
-        let clients = (0..CROWD).map(|number| number as u8);
-        let waiting = stage.crowd(clients.map(|client| client.clamp(4, 250)));
-        drop(waiting);
+        let (waiting, _) = stage.crowd((0..CROWD).map(|number| (number % 200) as u8 + 4));
+        for client in waiting {
+            // One that only ends its stream may still wait for its answer.
+            sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("set");
+        }
         stage.proxy.relay.wait_descriptors(before);
         stage.is_served(stage.ask(2, NAME));
     });
