@@ -7,23 +7,32 @@
 
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How long a client of the socket may take to write its request, or to read its answer.
+use crate::listener::SocketFile;
+
+/// How long a client of the socket may take to write its request, or to read its answer, and another process to start.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a start looks whether it is alone.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The longest request is a word.
 const REQUEST_MOST_BYTES: u64 = 64;
@@ -59,7 +68,9 @@ pub(crate) struct Question {
 
 /// The socket of a running process; its file is removed on drop.
 #[derive(Debug)]
-pub(crate) struct AdminSocket(PathBuf);
+pub(crate) struct AdminSocket {
+    _file: SocketFile,
+}
 
 impl AdminSocket {
     /// Listens for those who ask for the process that runs `configuration`.
@@ -70,17 +81,15 @@ impl AdminSocket {
         configuration: &Path,
         ask: impl Fn(Question) + Send + 'static,
     ) -> Result<Self> {
-        let path = path_for(configuration)?;
-        if let Some(directory) = path.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(directory)
-                .with_context(|| format!("cannot make {}", directory.display()))?;
-        }
-        remove_stale(&path, configuration)?;
-        let listener = UnixListener::bind(&path)
-            .with_context(|| format!("cannot listen on {}", path.display()))?;
+        let directory = directory();
+        let path = directory.join(name_for(configuration)?);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let listener = listen(&directory, &path, configuration)?;
+        let file = SocketFile::of(&path)?;
         thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
@@ -90,13 +99,39 @@ impl AdminSocket {
                 }
             })
             .context("cannot start the thread of the admin socket")?;
-        Ok(Self(path))
+        Ok(Self { _file: file })
     }
 }
 
-impl Drop for AdminSocket {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+/// Takes the place of a process that was killed.
+///
+/// # Errors
+/// If a process listens on `path`, or may do so.
+fn listen(directory: &Path, path: &Path, configuration: &Path) -> Result<UnixListener> {
+    // Otherwise one start could remove the socket that another one has just made, or has not yet listened on.
+    let _alone = alone_in(directory)?;
+    remove_stale(path, configuration)?;
+    UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))
+}
+
+/// Waits until no other start of this user looks for its socket. That ends when the result is dropped.
+fn alone_in(directory: &Path) -> Result<OwnedFd> {
+    let told = directory.display();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let lock =
+        open(directory, flags, Mode::empty()).with_context(|| format!("cannot open {told}"))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => bail!(
+                "another process that starts has kept {told} locked for {} s; end it",
+                PATIENCE.as_secs()
+            ),
+            Err(errno) => return Err(errno).with_context(|| format!("cannot lock {told}")),
+        }
     }
 }
 
@@ -106,18 +141,27 @@ impl Drop for AdminSocket {
 /// If a process listens on it, or may do so.
 fn remove_stale(path: &Path, configuration: &Path) -> Result<()> {
     let configuration = configuration.display();
-    match UnixStream::connect(path).map_err(|error| (error.kind(), error)) {
-        Err((ErrorKind::NotFound, _)) => Ok(()),
+    match probe(path) {
+        Err(Errno::NOENT) => Ok(()),
         // Nobody listens (`unix_find_bsd`).
-        Err((ErrorKind::ConnectionRefused, _)) => fs::remove_file(path)
+        Err(Errno::CONNREFUSED) => fs::remove_file(path)
             .with_context(|| format!("cannot remove {}, which nobody uses", path.display())),
-        Ok(_) => bail!("another process runs {configuration}"),
-        Err((_, error)) => bail!(
-            "whether another process runs {configuration} cannot be found out ({}: {error}); remove that file if \
-             none does",
-            path.display()
+        // The second: its backlog is full.
+        Ok(()) | Err(Errno::AGAIN) => bail!("another process runs {configuration}"),
+        Err(errno) => bail!(
+            "whether another process runs {configuration} cannot be found out ({}: {}); remove that file if none \
+             does",
+            path.display(),
+            io::Error::from(errno)
         ),
     }
+}
+
+/// Connects without waiting for a process that does not accept.
+fn probe(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 /// Whether a process may ask this one, which runs as `user`.
@@ -170,7 +214,7 @@ fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
 /// # Errors
 /// What the process answers, or that there is none.
 pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
-    let path = path_for(configuration)?;
+    let path = directory().join(name_for(configuration)?);
     let mut process = UnixStream::connect(&path).map_err(|error| {
         anyhow!(
             "no process of this user runs {}: {error} ({}); start it with 'spliced run --config', or \
@@ -191,18 +235,21 @@ pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
     }
 }
 
+/// Where the sockets of this user are.
+fn directory() -> PathBuf {
+    let user = geteuid();
+    match user.is_root() {
+        true => PathBuf::from("/run/spliced"),
+        false => PathBuf::from(format!("/run/user/{}/spliced", user.as_raw())),
+    }
+}
+
 /// The same for everybody who names the same file, whatever the way to it.
-fn path_for(configuration: &Path) -> Result<PathBuf> {
+fn name_for(configuration: &Path) -> Result<String> {
     let canonical = fs::canonicalize(configuration)
         .with_context(|| format!("cannot find {}", configuration.display()))?;
-    let user = geteuid();
-    let directory = if user.is_root() {
-        PathBuf::from("/run/spliced")
-    } else {
-        PathBuf::from(format!("/run/user/{}/spliced", user.as_raw()))
-    };
     let name = xxh3_64(canonical.as_os_str().as_encoded_bytes());
-    Ok(directory.join(format!("{name:016x}.sock")))
+    Ok(format!("{name:016x}.sock"))
 }
 
 #[cfg(test)]
@@ -210,9 +257,11 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixDatagram;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use netlab::{Need, Scratch, available};
+    use rustix::net::bind;
     use rustix::process::Uid;
     use rustix::thread::set_thread_res_uid;
 
@@ -279,6 +328,48 @@ mod tests {
         assert!(answer(Some(NOBODY)).contains("user 65534 may not ask the process of user 0"));
         assert_eq!(asked.load(Ordering::Relaxed), 0);
         assert_eq!(answer(None), "{\"ok\":\"done\"}\n");
+    }
+
+    #[test]
+    fn of_many_starts_at_once_one_gets_the_socket() {
+        const STARTS: usize = 4;
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        for round in 0..200 {
+            // What a killed process has left.
+            drop(UnixListener::bind(&path).expect("bound"));
+            let barrier = Barrier::new(STARTS);
+            let start = || {
+                barrier.wait();
+                listen(scratch.path(), &path, Path::new("c.toml"))
+            };
+            let started: Vec<_> = thread::scope(|scope| {
+                let threads = [(); STARTS].map(|()| scope.spawn(start));
+                threads
+                    .map(|thread| thread.join().expect("no panic"))
+                    .into()
+            });
+            let alive: Vec<_> = started.into_iter().filter_map(Result::ok).collect();
+            assert_eq!(alive.len(), 1, "round {round}");
+            assert_eq!(probe(&path), Ok(()), "round {round}");
+            fs::remove_file(&path).expect("removed");
+        }
+    }
+
+    #[test]
+    fn a_process_that_does_not_accept_is_not_waited_for() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        let address = SocketAddrUnix::new(&path).expect("a path");
+        let flags = SocketFlags::CLOEXEC;
+        let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let busy = busy.expect("a socket");
+        bind(&busy, &address).expect("bound");
+        rustix::net::listen(&busy, 0).expect("it listens");
+        let _waiting = UnixStream::connect(&path).expect("in the backlog");
+        let error = remove_stale(&path, Path::new("c.toml")).expect_err("it runs");
+        assert_eq!(error.to_string(), "another process runs c.toml");
+        assert!(path.exists());
     }
 
     #[test]
