@@ -34,8 +34,13 @@ const IPV6_CLIENT_BITS: u8 = 48;
 /// How long a file is taken for what it was before it is looked at again.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
 
-/// How many answers are kept. With names of 255 bytes they take some MiB.
+/// How many answers are kept, and of how many addresses each: together they take some 10 MiB, whatever a client has in
+/// a zone of its own.
 const MOST_ANSWERS: usize = 8192;
+const MOST_ADDRESSES: usize = 64;
+
+/// However long an answer says that it holds: a mistake in a zone is to end on its own.
+const MOST_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 const HOSTS: &str = "/etc/hosts";
 const SERVERS: &str = "/etc/resolv.conf";
@@ -49,8 +54,13 @@ pub(super) struct ClientNames {
 /// The name servers of /etc/resolv.conf.
 struct Servers {
     resolver: TokioResolver,
-    answers: Mutex<HashMap<String, Kept>>,
+    answers: Answers,
 }
+
+/// Those that still hold. The resolver could keep answers, too, but does not tell those that it has from those for which
+/// it has to ask; and it counts them, however long they are.
+#[derive(Default)]
+struct Answers(Mutex<HashMap<String, Kept>>);
 
 /// The addresses of a name, or why there are none.
 type Answer = Result<Vec<IpAddr>, String>;
@@ -85,12 +95,12 @@ impl ClientNames {
             return Ok(found);
         }
         let servers = self.servers.get(SERVERS, Servers::read)?;
-        if let Some(answer) = servers.kept(name) {
+        if let Some(answer) = servers.answers.get(name) {
             return answer;
         }
         let _turn = self.turns.take(client.map(network)).await;
         // Another client may have asked for it meanwhile.
-        match servers.kept(name) {
+        match servers.answers.get(name) {
             Some(answer) => answer,
             None => servers.ask(name).await,
         }
@@ -189,22 +199,15 @@ impl Servers {
         let resolver = TokioResolver::builder_tokio().and_then(|mut builder| {
             let options = builder.options_mut();
             options.max_active_requests = QUESTIONS;
-            // They have been looked at.
+            // Both are here.
             options.use_hosts_file = ResolveHosts::Never;
+            options.cache_size = 0;
             builder.build()
         });
         Ok(Self {
             resolver: resolver.map_err(|error| format!("{SERVERS} cannot be used: {error}"))?,
-            answers: Mutex::default(),
+            answers: Answers::default(),
         })
-    }
-
-    /// The last answer, if it still holds. The resolver keeps answers as well, but does not tell those that it has
-    /// from those for which it has to ask.
-    fn kept(&self, name: &str) -> Option<Answer> {
-        let answers = lock(&self.answers);
-        let kept = answers.get(&name.to_ascii_lowercase())?;
-        (kept.until > Instant::now()).then(|| kept.answer.clone())
     }
 
     async fn ask(&self, name: &str) -> Answer {
@@ -218,22 +221,31 @@ impl Servers {
             }
             Err(error) => return Err(error.to_string()),
         };
-        self.keep(
+        self.answers.keep(
             name,
             Kept {
                 answer: answer.clone(),
-                until,
+                until: until.min(now + MOST_KEPT),
             },
         );
         answer
     }
+}
+
+impl Answers {
+    fn get(&self, name: &str) -> Option<Answer> {
+        let answers = lock(&self.0);
+        let kept = answers.get(&name.to_ascii_lowercase())?;
+        (kept.until > Instant::now()).then(|| kept.answer.clone())
+    }
 
     fn keep(&self, name: &str, kept: Kept) {
         let now = Instant::now();
-        if kept.until <= now {
+        let count = kept.answer.as_ref().map_or(0, Vec::len);
+        if kept.until <= now || count > MOST_ADDRESSES {
             return;
         }
-        let mut answers = lock(&self.answers);
+        let mut answers = lock(&self.0);
         if answers.len() >= MOST_ANSWERS {
             answers.retain(|_, kept| kept.until > now);
         }
@@ -260,6 +272,26 @@ mod tests {
         assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:1:1::1"));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+
+    #[test]
+    fn answers_are_kept_for_their_time_and_bounded() {
+        let answers = Answers::default();
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let keep = |name: &str, count, seconds| {
+            let until = Instant::now() + Duration::from_secs(seconds);
+            let answer = Ok(vec![address; count]);
+            answers.keep(name, Kept { answer, until });
+        };
+        keep("a.test", 1, 3600);
+        assert_eq!(answers.get("A.Test"), Some(Ok(vec![address])));
+        keep("b.test", 1, 0);
+        keep("c.test", MOST_ADDRESSES + 1, 3600);
+        assert_eq!((answers.get("b.test"), answers.get("c.test")), (None, None));
+        for number in 0..2 * MOST_ANSWERS {
+            keep(&format!("{number}.test"), 1, 3600);
+            assert!(lock(&answers.0).len() <= MOST_ANSWERS);
+        }
     }
 
     #[test]
