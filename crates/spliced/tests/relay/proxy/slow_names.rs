@@ -1,6 +1,7 @@
 //! Names that clients ask for and that no server answers: others do not wait for them. Each question lasts longer than
 //! a test has patience.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -21,14 +22,22 @@ const CROWD: usize = 300;
 /// How long a name server is not asked when all that wait are known to wait.
 const QUIET: Duration = Duration::from_millis(300);
 
+/// A file of this age is not read again unless its time stamp changes, so that answers are kept.
+const SETTLED: Duration = Duration::from_secs(4);
+
 /// `spliced` for a command that runs it, with these files for names.
 pub(super) fn with_names(mut unshare: Command, scratch: &Scratch, hosts: &str) -> Command {
-    let settings = scratch.write("resolv.conf", SETTINGS);
     let hosts = scratch.write("hosts", hosts);
+    let settings = scratch.write("resolv.conf", SETTINGS).expect("a file");
+    let written = fs::metadata(&settings).and_then(|file| file.modified());
+    let written = written.expect("a time");
+    until("the files are settled", || {
+        written.elapsed().is_ok_and(|age| age > SETTLED)
+    });
     let script = r#"mount --bind "$0" /etc/resolv.conf && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
     unshare
         .args(["--mount", "sh", "-c", script])
-        .args([settings.expect("a file"), hosts.expect("a file")])
+        .args([settings, hosts.expect("a file")])
         .arg(BINARY)
         .env_remove("SPLICED_LOG");
     unshare
