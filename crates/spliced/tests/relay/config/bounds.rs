@@ -4,38 +4,43 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use netlab::{Process, Scratch};
 
 use crate::patience::PATIENCE;
-use crate::relay::{command, output};
+use crate::relay::{BINARY, command, output};
 
 const LISTENER: &str = "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:80\"\n";
 const ROUTE: &str = "[[listener.route]]\nbackend = \"b\"\n";
 const TO_BOTH: &str = "[[listener.route]]\nbackend = \"b\"\nfallback = \"c\"\n";
 const BACKEND: &str = "[backend.b]\nservers = \"10.0.0.1:80\"\n";
 
-/// As long as somebody waits who has mistyped something. It is a test build that takes it.
-const CHECKED_WITHIN: Duration = Duration::from_secs(10);
+/// What a check may take of a CPU: as long as somebody waits who has mistyped something. It is a test build that takes
+/// it.
+const CPU_SECONDS: u32 = 10;
+
+/// How long that takes on a busy machine.
+const LONGEST: Duration = PATIENCE.saturating_mul(5);
 
 /// The status of the check of `text` and the lines of its messages, which may be more than fits into a pipe.
 fn checked(text: &str) -> (Option<i32>, Vec<String>) {
     let scratch = Scratch::new("bounds").expect("a directory");
     scratch.write("c.toml", text).expect("written");
     let messages = scratch.path().join("messages");
-    let mut check = command(&["check", "--config", "c.toml"]);
+    let script = format!("ulimit -t {CPU_SECONDS} && exec \"$@\"");
+    let mut check = Process::command("sh");
     check
+        .args(["-c", &script, "sh", BINARY, "check", "--config", "c.toml"])
+        .env_remove("SPLICED_LOG")
         .current_dir(scratch.path())
         .stdout(Stdio::null())
         .stderr(File::create(&messages).expect("a file"));
     let mut process = Process::spawn(&mut check).expect("it starts");
-    let status = process
-        .wait_at_most(PATIENCE)
-        .expect("it can be waited for");
+    let status = process.wait_at_most(LONGEST).expect("it can be waited for");
     let said = fs::read_to_string(messages).expect("text");
     (
-        status.expect("it ends").code(),
+        status.expect("it ends in time").code(),
         said.lines().map(str::to_owned).collect(),
     )
 }
@@ -88,9 +93,7 @@ fn as_much_as_is_allowed_is_checked_in_time() {
     );
     let everything = [&listeners(999), LISTENER, &routes_left, ROUTE, backends].concat();
     for text in [servers.clone(), everything.replace(ROUTE, TO_BOTH)] {
-        let begun = Instant::now();
         assert_eq!(checked(&text), (Some(0), Vec::new()));
-        assert!(begun.elapsed() < CHECKED_WITHIN, "{:?}", begun.elapsed());
     }
 }
 
@@ -113,7 +116,6 @@ fn what_is_too_many_is_refused_where_it_begins() {
         // More than these would be compared with one another.
         (bypasses(40_000), "401:1", "100 bypasses"),
     ] {
-        let begun = Instant::now();
         let (status, said) = checked(&text);
         let sentence = format!(
             "c.toml:{place}: a configuration has at most {what}, and here are more; divide them among several relays"
@@ -121,11 +123,6 @@ fn what_is_too_many_is_refused_where_it_begins() {
         assert_eq!(said.first(), Some(&sentence));
         assert_eq!(status, Some(2), "{said:?}");
         assert_eq!(said.len(), 2, "{said:?}");
-        assert!(
-            begun.elapsed() < CHECKED_WITHIN,
-            "{what}: {:?}",
-            begun.elapsed()
-        );
     }
 }
 
@@ -190,9 +187,7 @@ fn a_mistake_in_every_line_of_a_file_of_prefixes_is_told_a_hundred_times() {
     let route = format!("[[listener.route]]\nclient = \"file:{list}\"\nbackend = \"b\"\n");
     // Each of them would read it again.
     let text = format!("{LISTENER}{}{BACKEND}", route.repeat(1000));
-    let begun = Instant::now();
     let (status, said) = checked(&text);
-    assert!(begun.elapsed() < CHECKED_WITHIN, "{:?}", begun.elapsed());
     assert_eq!(status, Some(2));
     assert_eq!(said.len(), 102, "{:?}", said.first());
     assert!(said[99].ends_with("list:100:1: prefix \"x\" cannot be used: it is not an address; write 10.0.0.0/8 or 2001:db8::/32"));
