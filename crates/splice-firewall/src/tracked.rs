@@ -85,12 +85,8 @@ impl Tracking {
         let of_tcp = attribute(cta::STATE_OF_TCP | NESTED, &of_tcp);
         let state = attribute(cta::PROTOCOL_STATE | NESTED, &of_tcp);
         match self.0.change_tracked(family, &[tuple, state].concat()) {
-            Ok(()) | Err(DumpError::Changed) => Ok(()),
-            Err(DumpError::System(error))
-                if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) =>
-            {
-                Ok(())
-            }
+            Ok(()) | Err(DumpError::Changed | DumpError::Answer(Errno::NOENT)) => Ok(()),
+            Err(DumpError::Answer(errno)) => Err(errno.into()),
             Err(DumpError::System(error)) => Err(error),
         }
     }
