@@ -1,11 +1,12 @@
 //! Where packets to an address leave, and which addresses this host has.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
 
 use crate::netlink::{Attributes, DumpError, Socket, attribute};
+use crate::segment::TCP;
 
 /// How packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +34,15 @@ mod message {
 /// `RTA_*` (linux/rtnetlink.h).
 mod rta {
     pub(super) const DESTINATION: u16 = 1;
+    pub(super) const SOURCE: u16 = 2;
     pub(super) const OUT_DEVICE: u16 = 4;
     pub(super) const GATEWAY: u16 = 5;
     pub(super) const PREFERRED_SOURCE: u16 = 7;
     pub(super) const VIA: u16 = 18;
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
+    pub(super) const IP_PROTOCOL: u16 = 27;
+    pub(super) const SOURCE_PORT: u16 = 28;
+    pub(super) const DESTINATION_PORT: u16 = 29;
 }
 
 /// `RTN_*` (linux/rtnetlink.h).
@@ -75,7 +80,7 @@ impl Routes {
     /// If netlink fails.
     pub fn to(&mut self, address: IpAddr) -> io::Result<Option<Route>> {
         let mut route = None;
-        let is_routed = self.look_up(address, |_, found| {
+        let is_routed = self.look_up(address, None, &[], |_, found| {
             let device = found.native_u32(rta::OUT_DEVICE);
             let source = found.bytes(rta::PREFERRED_SOURCE).and_then(address_of);
             let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
@@ -94,14 +99,23 @@ impl Routes {
         Ok(route.filter(|_| is_routed))
     }
 
-    /// Whether packets to an address stay on this host: it is one of its addresses, or of a range that is
-    /// routed here (`ip route add local`).
+    /// Whether the segments of a TCP connection to an address stay on this host: it is one of its addresses, or of a
+    /// range that is routed here (`ip route add local`). Rules may tell by ports and sources (`ip rule add ipproto tcp
+    /// dport ...`). `from` is the other end once the connection is made.
     ///
     /// # Errors
-    /// If netlink fails.
-    pub fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
+    /// If netlink fails, or the host does not have the address `from` any more.
+    pub fn is_local(&mut self, to: SocketAddr, from: Option<SocketAddr>) -> io::Result<bool> {
+        let mut connection = vec![
+            attribute(rta::IP_PROTOCOL, &[TCP]),
+            attribute(rta::DESTINATION_PORT, &to.port().to_be_bytes()),
+        ];
+        if let Some(from) = from {
+            connection.push(attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()));
+        }
         let mut is_local = false;
-        let is_routed = self.look_up(address, |header, _| {
+        let source = from.map(|from| from.ip());
+        let is_routed = self.look_up(to.ip(), source, &connection, |header, _| {
             is_local = matches!(header.get(KIND_AT), Some(&(rtn::LOCAL | rtn::ANYCAST)));
         })?;
         Ok(is_routed && is_local)
@@ -112,14 +126,22 @@ impl Routes {
     fn look_up(
         &mut self,
         address: IpAddr,
+        source: Option<IpAddr>,
+        further: &[Vec<u8>],
         mut take: impl FnMut(&[u8], Attributes<'_>),
     ) -> io::Result<bool> {
+        let octets_of_source = source.map(octets).unwrap_or_default();
         let octets = octets(address);
-        // `struct rtmsg`: the family, and how many bits of the destination count.
+        // `struct rtmsg`: the family, and how many bits of the destination and of the source count.
         let mut header = [0; 12];
         header[0] = family(address);
         header[1] = 8 * octets.len() as u8;
-        let request = attribute(rta::DESTINATION, &octets);
+        header[2] = 8 * octets_of_source.len() as u8;
+        let mut request = attribute(rta::DESTINATION, &octets);
+        if source.is_some() {
+            request.extend(attribute(rta::SOURCE, &octets_of_source));
+        }
+        request.extend(further.concat());
         let mut is_routed = false;
         let asked = (self.0).get_route(
             message::GET_ROUTE,
@@ -133,6 +155,8 @@ impl Routes {
         match asked {
             Ok(()) if is_routed => Ok(true),
             Ok(()) => Err(io::Error::other("the answer has no route")),
+            // Also said of a source that this host does not have (`ip_route_output_key_hash_rcu`).
+            Err(DumpError::Answer(Errno::INVAL)) if source.is_some() => Err(Errno::INVAL.into()),
             Err(DumpError::Answer(errno)) if is_no_route(errno) => Ok(false),
             Err(error) => Err(system(error)),
         }
@@ -236,11 +260,12 @@ mod tests {
 
     #[test]
     fn only_the_kernel_says_that_there_is_no_route() {
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let is_local = |kind, payload: &[u8]| {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 80));
+        let is_local_from = |from, kind, payload: &[u8]| {
             let (mut routes, _kernel) = answering(kind, payload);
-            routes.is_local(address).ok()
+            routes.is_local(address, from).ok()
         };
+        let is_local = |kind, payload: &[u8]| is_local_from(None, kind, payload);
         for errno in [
             Errno::NETUNREACH,
             Errno::HOSTUNREACH,
@@ -254,6 +279,9 @@ mod tests {
             let payload = (-errno.raw_os_error()).to_ne_bytes();
             assert_eq!(is_local(NLMSG_ERROR, &payload), None, "{errno}");
         }
+        let no_such_source = (-Errno::INVAL.raw_os_error()).to_ne_bytes();
+        let from = Some(address);
+        assert_eq!(is_local_from(from, NLMSG_ERROR, &no_such_source), None);
         // An acknowledgement, and what is too short for a route.
         assert_eq!(is_local(NLMSG_ERROR, &[0; 4]), None);
         assert_eq!(is_local(NEW_ROUTE, &[0; 8]), None);
@@ -275,12 +303,15 @@ mod tests {
             encapsulates: false,
         };
         assert_eq!(routes.to(loopback)?, Some(expected));
-        assert!(routes.is_local(loopback)?);
-        assert!(routes.is_local(IpAddr::V6(Ipv6Addr::LOCALHOST))?);
+        for loopback in [loopback, IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            for from in [None, Some((loopback, 81).into())] {
+                assert!(routes.is_local((loopback, 80).into(), from)?);
+            }
+        }
         // For documentation (RFC 5737, RFC 3849).
-        for address in ["203.0.113.1", "2001:db8::1"] {
+        for address in ["203.0.113.1:80", "[2001:db8::1]:80"] {
             let address = address.parse().map_err(io::Error::other)?;
-            assert!(!routes.is_local(address)?, "{address}");
+            assert!(!routes.is_local(address, None)?, "{address}");
         }
         Ok(())
     }

@@ -48,7 +48,7 @@ impl Readiness {
     }
 
     /// EOF follows the bytes that have arrived.
-    pub(crate) fn is_hung_up(self) -> bool {
+    pub fn is_hung_up(self) -> bool {
         self.0.intersects(EventFlags::RDHUP | EventFlags::HUP)
     }
 

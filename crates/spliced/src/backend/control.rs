@@ -28,7 +28,7 @@ struct Running {
 }
 
 impl Control {
-    /// Runs `task`. Without a thread for it, a warning says so.
+    /// Runs `task`. Without a thread for it, the task is dropped, and the log says so.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_none() {

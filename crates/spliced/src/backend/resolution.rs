@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::Control;
 
@@ -43,6 +43,12 @@ impl Resolution {
 
     /// The answer, once it is there.
     pub(crate) fn take(&mut self) -> Option<Answer> {
-        self.0.try_recv().ok()
+        match self.0.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Closed) => Some(Err(
+                "the thread that asks for names cannot be started; raise the limits".into(),
+            )),
+        }
     }
 }

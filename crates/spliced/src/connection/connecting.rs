@@ -83,7 +83,7 @@ impl Connection {
                 return self.next_server(cx);
             };
             if let (Some(asked), Some(inet)) = (&self.asked, address.inet())
-                && let Err(why) = asked.permits(inet.ip())
+                && let Err(why) = asked.permits(inet, None)
             {
                 // Another one of the name may still be allowed.
                 match self.next_address() {
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Whether one is left.
-    fn next_address(&mut self) -> bool {
+    pub(super) fn next_address(&mut self) -> bool {
         let Some(attempt) = &mut self.attempt else {
             return false;
         };

@@ -61,6 +61,8 @@ impl Connection {
                 },
             };
             let sender = self.arrival.client.map(|sender| sender.ip());
+            // Of a client only its packets come here: nothing connects to its port.
+            let is_own = |ip| is_own(SocketAddr::new(ip, 0), None);
             match header.endpoints(sender, is_own) {
                 Ok(Some(endpoints)) => {
                     self.arrival.client = Some(endpoints.source);

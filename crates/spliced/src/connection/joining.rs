@@ -28,6 +28,9 @@ impl Connection {
         if itself {
             return self.try_next(cx, Errno::CONNREFUSED);
         }
+        if let Err(why) = self.is_still_permitted() {
+            return self.pass_over(cx, &why);
+        }
         if let Some(place) = self.place() {
             place.lease.connected();
         }

@@ -238,6 +238,7 @@ impl Task for Connection {
             return match self.state {
                 State::ReadingHeader(_) => self.read_header(cx),
                 State::Negotiating => self.negotiate(cx),
+                State::Resolving(_) if readiness.is_hung_up() => self.gone_while_resolving(),
                 _ => self.decide(cx, false),
             };
         }

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! The rules are held against the addresses that a name resolves to, and the connection goes to one of
-//! those that were allowed: the name is not resolved again. Just before it connects to one, the rules are held
-//! against that again, since time may have passed.
+//! those that were allowed: the name is not resolved again. Before it connects to one, and once more when the
+//! connection is made, the rules are held against that again: time has passed, and the address may have come to this host.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, getsockname, recv, shutdown};
-use splice::{Context, Step};
+use splice::{Context, Readiness, Step};
 use splice_route::{
     Destination, DestinationRule, Failure, Handshake, Host, Protocol, handshake, permits,
 };
@@ -44,7 +44,7 @@ impl Asked {
         let mut denied = "it has no address".to_owned();
         let mut allowed = Vec::new();
         for address in addresses {
-            match self.permits(address.ip()) {
+            match self.permits(*address, None) {
                 Ok(()) => allowed.push(SocketAddress::Inet(*address)),
                 Err(why) => denied = why,
             }
@@ -55,15 +55,16 @@ impl Asked {
         }
     }
 
-    /// Whether the rules allow an address now: it may have come to this host since the last time.
+    /// Whether the rules allow a connection to an address now. `from` is its other end once it is made.
     ///
     /// # Errors
     /// Why they do not.
-    pub(super) fn permits(&self, address: IpAddr) -> Result<(), String> {
+    pub(super) fn permits(&self, to: SocketAddr, from: Option<SocketAddr>) -> Result<(), String> {
         let Some(destination) = &self.destination else {
             return Err("it asks for nothing".into());
         };
-        permits(&self.rules, destination, address, is_own).map_err(|why| why.to_string())
+        let is_own = |address| is_own(SocketAddr::new(address, to.port()), from);
+        permits(&self.rules, destination, to.ip(), is_own).map_err(|why| why.to_string())
     }
 }
 
@@ -145,9 +146,23 @@ impl Connection {
                     Resolution::start(control, client, name, port, move || waker.wake());
                 cx.set_deadline(Some(self.deadline));
                 self.state = State::Resolving(resolution);
-                Step::Wait
+                if self.client_readiness.is_hung_up() {
+                    return self.gone_while_resolving();
+                }
+                // Without a thread for it there is an answer at once.
+                self.resolved(cx)
             }
         }
+    }
+
+    /// The client has ended its stream. Most have closed their socket, which looks the same, and a question that nobody
+    /// waits for is in the way of others.
+    pub(super) fn gone_while_resolving(&mut self) -> Step {
+        let Some(asked) = &self.asked else {
+            return Step::Done;
+        };
+        let reply = asked.handshake.refused(Failure::Other);
+        self.answer_and_close(&reply, "ended by the client before its name was resolved")
     }
 
     /// The name has been resolved.
@@ -188,6 +203,30 @@ impl Connection {
         self.turn_down(&reply, &format!("not allowed: {why}"))
     }
 
+    /// Why the rules forbid the connection that has been made.
+    ///
+    /// # Errors
+    /// That they do.
+    pub(super) fn is_still_permitted(&self) -> Result<(), String> {
+        let address = self.attempt.as_ref().and_then(Attempt::address);
+        let to = address.and_then(SocketAddress::inet);
+        let (Some(asked), Some(server), Some(to)) = (&self.asked, &self.server, to) else {
+            return Ok(());
+        };
+        let from = SocketAddress::from_kernel(getsockname(server).ok());
+        asked.permits(to, from.and_then(|address| address.inet()))
+    }
+
+    /// Goes on with the next address of the name, which may still be allowed.
+    pub(super) fn pass_over(&mut self, cx: &mut Context<'_>, why: &str) -> Step {
+        self.abandon_server();
+        self.server_readiness = Readiness::NONE;
+        match self.next_address() {
+            true => self.connect(cx),
+            false => self.deny(why),
+        }
+    }
+
     /// Tells the client that its destination has been reached.
     ///
     /// # Errors
@@ -218,10 +257,14 @@ impl Connection {
         true
     }
 
-    /// Answers with `reply` and closes. The client is to read the answer, so it gets no reset.
     fn turn_down(&mut self, reply: &[u8], why: &str) -> Step {
         self.warn(why);
         self.abandon_server();
+        self.answer_and_close(reply, why)
+    }
+
+    /// The client is to read the answer, so it gets no reset.
+    fn answer_and_close(&mut self, reply: &[u8], why: &str) -> Step {
         let answered = self.reply(reply);
         if let Some(client) = self.client.take()
             && answered.is_ok()

@@ -13,6 +13,7 @@ use crate::backend::{Backend, Change};
 use crate::plan::{Action, ListenerPlan, Plan, RoutePlan, ServerAddress};
 use crate::service::{Destination, Route, Terms};
 use crate::socket_address::SocketAddress;
+use crate::target::follow_routes;
 
 /// The backends of a plan by their names, and how those change that are there already.
 pub(super) type PlannedBackends = BTreeMap<String, (Arc<Backend>, Option<Change>)>;
@@ -79,6 +80,10 @@ pub(super) fn terms(
         Action::Echo => Destination::Client,
         Action::Reset => Destination::Reset,
     };
+    let asks = |route: &RoutePlan| matches!(route.action, Action::Requested(_));
+    if plan.require_proxy_from.is_some() || plan.routes.iter().any(asks) {
+        follow_routes();
+    }
     let route = |route: &RoutePlan| Route {
         conditions: route.conditions.clone(),
         destination: destination(&route.action),

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use splice::Address;
 
-pub(crate) use self::own_address::is_own;
 use self::own_address::may_lead_to;
 pub(crate) use self::own_address::{Meeting, leads_to};
+pub(crate) use self::own_address::{follow_routes, is_own};
 use crate::socket_address::SocketAddress;
 
 /// How long an answer of the resolver is fresh: a busy relay asks seldom, and still follows a target

@@ -15,13 +15,13 @@ use crate::socket_address::SocketAddress;
 
 /// Whether a connection to `target` reaches a listener on one of `listening`.
 pub(crate) fn leads_to(target: &SocketAddress, listening: &[SocketAddress]) -> bool {
-    reaches(target, listening, is_own)
+    reaches(target, listening, |target| is_own(target, None))
 }
 
 fn reaches(
     target: &SocketAddress,
     listening: &[SocketAddress],
-    is_own: impl Fn(IpAddr) -> Option<bool>,
+    is_own: impl Fn(SocketAddr) -> Option<bool>,
 ) -> bool {
     listening.iter().any(|address| match (target, address) {
         (SocketAddress::Inet(target), SocketAddress::Inet(own)) => {
@@ -57,8 +57,12 @@ fn destination(target: &SocketAddr) -> SocketAddr {
 }
 
 /// A target of which it is not known whether it is this host counts as that: a loop would never end.
-fn covers(own: &SocketAddr, target: SocketAddr, is_own: impl Fn(IpAddr) -> Option<bool>) -> bool {
-    let is_local = || is_own(target.ip()) != Some(false);
+fn covers(
+    own: &SocketAddr,
+    target: SocketAddr,
+    is_own: impl Fn(SocketAddr) -> Option<bool>,
+) -> bool {
+    let is_local = || is_own(target) != Some(false);
     match own.ip() {
         // Such a listener is dual-stack.
         IpAddr::V6(ip) if ip.is_unspecified() => is_local(),
@@ -67,16 +71,19 @@ fn covers(own: &SocketAddr, target: SocketAddr, is_own: impl Fn(IpAddr) -> Optio
     }
 }
 
-/// Whether connections to `ip` stay on this host, by its routes: it is an address of this host, or of a range
-/// that is routed here (`ip route add local`). Sends nothing. `None` if that cannot be found out, which a guard
-/// must take for the worse; the log has the reason.
-pub(crate) fn is_own(ip: IpAddr) -> Option<bool> {
+/// Whether a connection to `to` stays on this host, by its routes: it is an address of this host, or of a range
+/// that is routed here (`ip route add local`). `from` is its other end once it is made. Sends nothing. `None` if that
+/// cannot be found out, which a guard must take for the worse; the log has the reason.
+pub(crate) fn is_own(to: SocketAddr, from: Option<SocketAddr>) -> Option<bool> {
     static WARNING: LazyLock<RateLimitedWarning> = LazyLock::new(RateLimitedWarning::default);
-    let ip = ip.to_canonical();
+    let ip = to.ip().to_canonical();
     if ip.is_loopback() {
         return Some(true);
     }
-    match ask(ip) {
+    let from = from.map(|from| SocketAddr::new(from.ip().to_canonical(), from.port()));
+    // An address that another one stands for may be of the other family.
+    let from = from.filter(|from| from.is_ipv4() == ip.is_ipv4());
+    match ask(|routes| routes.is_local((ip, to.port()).into(), from)) {
         Ok(is_local) => Some(is_local),
         Err(error) => {
             WARNING.emit(|suppressed| {
@@ -91,7 +98,14 @@ pub(crate) fn is_own(ip: IpAddr) -> Option<bool> {
     }
 }
 
-fn ask(ip: IpAddr) -> io::Result<bool> {
+/// Has the answers of [`is_own`] not depend on a descriptor that is free when a client asks.
+pub(crate) fn follow_routes() {
+    if let Err(error) = ask(|_| Ok(false)) {
+        tracing::warn!("routes cannot be read by netlink(7): {error}");
+    }
+}
+
+fn ask(question: impl FnOnce(&mut Routes) -> io::Result<bool>) -> io::Result<bool> {
     /// Kept, so that the answer does not depend on a free descriptor. One that has failed is replaced: it may
     /// have an answer that nobody waits for.
     static ROUTES: Mutex<Option<Routes>> = Mutex::new(None);
@@ -100,7 +114,7 @@ fn ask(ip: IpAddr) -> io::Result<bool> {
         Some(routes) => routes,
         None => Routes::new()?,
     };
-    let is_local = routes.is_local(ip)?;
+    let is_local = question(&mut routes)?;
     *kept = Some(routes);
     Ok(is_local)
 }

@@ -30,8 +30,9 @@ const NETLINK_NETFILTER: u32 = 12;
 const SO_PEERCRED: u32 = 17;
 const SO_MAX_PACING_RATE: u32 = 47;
 
-/// The bytes of a question for the route to an IPv4 address: two headers and an attribute (linux/rtnetlink.h).
-const ROUTE_QUESTION_BYTES: u32 = 16 + 12 + 8;
+/// The bytes of a question for the route to an IPv4 address: two headers, and attributes with the address, the protocol
+/// and the port (linux/rtnetlink.h).
+const ROUTE_QUESTION_BYTES: u32 = 16 + 12 + 8 + 8 + 8;
 
 /// What fails.
 #[derive(Clone, Copy, Debug)]

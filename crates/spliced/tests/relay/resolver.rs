@@ -30,6 +30,9 @@ pub(crate) const SETTINGS: &str = "nameserver 127.0.0.1\noptions timeout:30 atte
 /// Names that begin with this have no answer.
 pub(crate) const SLOW: &str = "slow";
 
+/// Answers about names that begin with this come behind one to another question.
+pub(crate) const FORGED: &str = "forged";
+
 /// Answers about names that begin with this hold for an hour; others for a second.
 pub(crate) const KEPT: &str = "kept";
 
@@ -77,6 +80,10 @@ impl NameServer {
                     }
                     if !is_slow && !silent.load(Ordering::Relaxed) {
                         let answer = answer(&question[..length], address.load(Ordering::Relaxed));
+                        if label.starts_with(FORGED.as_bytes()) {
+                            let forged = [&[!answer[0]], &answer[1..]].concat();
+                            socket.send_to(&forged, from).expect("an answer");
+                        }
                         socket.send_to(&answer, from).expect("an answer");
                     }
                 }

@@ -18,9 +18,12 @@ use crate::usage::failure;
 const PORT: u16 = 7000;
 
 fn with_address(namespace: &Namespace, address: &str) {
+    ip(namespace, &format!("address add {address} dev lo"));
+}
+
+fn ip(namespace: &Namespace, words: &str) {
     let mut command = namespace.command("ip");
-    command.args(["address", "add", address, "dev", "lo"]);
-    let output = output(&mut command);
+    let output = output(command.args(words.split(' ')));
     assert!(output.status.success(), "{output:?}");
 }
 
@@ -33,6 +36,15 @@ fn a_target_that_is_the_relay_is_refused_under_each_of_its_addresses() {
     with_address(&namespace, "10.9.8.7/32");
     with_address(&namespace, "fd00::7/128");
     with_address(&namespace, "fe80::7/64");
+    // A range whose TCP is routed here.
+    ip(
+        &namespace,
+        "-6 route add local 2a00:9::/64 dev lo table 100",
+    );
+    ip(
+        &namespace,
+        &format!("-6 rule add ipproto tcp dport {PORT} lookup 100"),
+    );
     for (listen, target) in [
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.1", "0.0.0.0"),
@@ -46,6 +58,7 @@ fn a_target_that_is_the_relay_is_refused_under_each_of_its_addresses() {
         ("", "[::1]"),
         ("", "10.9.8.7"),
         ("", "[fd00::7]"),
+        ("", "[2a00:9::9]"),
         ("", "[fe80::7%lo]"),
         ("0.0.0.0", "10.9.8.7"),
         ("[::]", "10.9.8.7"),
