@@ -41,7 +41,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Level {
     Off,
     Error,

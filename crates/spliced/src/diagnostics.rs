@@ -6,7 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::Level;
 use crate::log_file::LogFile;
@@ -42,6 +45,11 @@ impl Diagnostics {
             .with_target(false)
             // It would write to stderr directly, and block on its reader.
             .log_internal_errors(false)
+            .finish()
+            .with(filter_fn(move |metadata| {
+                // It warns of each wrong packet, and whoever may send some could fill the log.
+                level >= Level::Debug || !metadata.target().starts_with("hickory")
+            }))
             .init();
         Ok(diagnostics)
     }

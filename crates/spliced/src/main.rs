@@ -50,6 +50,7 @@ mod service;
 mod signal;
 mod socket_address;
 mod target;
+mod text_file;
 mod time_text;
 mod trace;
 mod trace_arguments;

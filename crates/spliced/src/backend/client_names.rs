@@ -6,20 +6,17 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hickory_resolver::config::ResolveHosts;
+use hickory_resolver::TokioResolver;
 use hickory_resolver::net::{DnsError, NetError};
-use hickory_resolver::proto::op::Query;
-use hickory_resolver::proto::rr::{Name, RecordType};
-use hickory_resolver::{Hosts, TokioResolver};
 use splice_route::Prefix;
 
-use super::lock;
+use super::hosts::Hosts;
 use super::turns::Turns;
+use super::{lock, resolver};
 use crate::file_stamp::FileStamp;
 use crate::socket_address::is_localhost;
 
@@ -43,7 +40,6 @@ const MOST_ADDRESSES: usize = 64;
 const MOST_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 const HOSTS: &str = "/etc/hosts";
-const SERVERS: &str = "/etc/resolv.conf";
 
 pub(super) struct ClientNames {
     hosts: Followed<Hosts>,
@@ -89,12 +85,12 @@ impl ClientNames {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let hosts = self.hosts.get(HOSTS, || read_hosts(HOSTS))?;
-        let found = of_hosts(&hosts, name)?;
+        let hosts = self.hosts.get(HOSTS, || Hosts::read(HOSTS))?;
+        let found = hosts.addresses(name);
         if !found.is_empty() {
-            return Ok(found);
+            return Ok(found.into());
         }
-        let servers = self.servers.get(SERVERS, Servers::read)?;
+        let servers = self.servers.get(resolver::PATH, Servers::read)?;
         if let Some(answer) = servers.answers.get(name) {
             return answer;
         }
@@ -169,43 +165,14 @@ impl<T> Followed<T> {
     }
 }
 
-/// Most hosts have no names of their own in it, and some have no such file. One that cannot be read may have the name,
-/// and may be there to keep clients from the address that DNS has.
-fn read_hosts(path: &str) -> Result<Hosts, String> {
-    let mut hosts = Hosts::default();
-    let text = match fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(hosts),
-        text => text.map_err(|error| format!("{path} cannot be read: {error}"))?,
-    };
-    // Comments may be in any encoding.
-    let text = String::from_utf8_lossy(&text);
-    let read = hosts.read_hosts_conf(text.as_bytes());
-    read.map_err(|error| format!("{path} cannot be used: {error}"))?;
-    Ok(hosts)
-}
-
-fn of_hosts(hosts: &Hosts, name: &str) -> Answer {
-    let name = Name::from_ascii(name).map_err(|error| error.to_string())?;
-    let found = [RecordType::A, RecordType::AAAA].map(|kind| {
-        let query = Query::query(name.clone(), kind);
-        hosts.lookup_static_host(&query)
-    });
-    let records = found.iter().flatten().flat_map(|found| found.answers());
-    Ok(records.filter_map(|record| record.data.ip_addr()).collect())
-}
-
 impl Servers {
     fn read() -> Result<Self, String> {
-        let resolver = TokioResolver::builder_tokio().and_then(|mut builder| {
-            let options = builder.options_mut();
-            options.max_active_requests = QUESTIONS;
-            // Both are here.
-            options.use_hosts_file = ResolveHosts::Never;
-            options.cache_size = 0;
-            builder.build()
-        });
         Ok(Self {
-            resolver: resolver.map_err(|error| format!("{SERVERS} cannot be used: {error}"))?,
+            resolver: resolver::new(|options| {
+                options.max_active_requests = QUESTIONS;
+                // They are here.
+                options.cache_size = 0;
+            })?,
             answers: Answers::default(),
         })
     }
@@ -292,22 +259,6 @@ mod tests {
             keep(&format!("{number}.test"), 1, 3600);
             assert!(lock(&answers.0).len() <= MOST_ANSWERS);
         }
-    }
-
-    #[test]
-    fn only_a_file_of_hosts_that_is_not_there_has_none() {
-        let scratch = Scratch::new("hosts").expect("a directory");
-        let name = |path: &str, name| of_hosts(&read_hosts(path)?, name);
-        let directory = scratch.path().to_str().expect("a path");
-        assert_eq!(name(&format!("{directory}/none"), "a"), Ok(Vec::new()));
-        // Root may read any file, but no directory.
-        let why = name(directory, "a").expect_err("not known");
-        assert!(why.contains("cannot be read"), "{why}");
-        let path = scratch.path().join("hosts");
-        fs::write(&path, b"192.0.2.1 a # caf\xe9\n").expect("written");
-        let path = path.to_str().expect("a path");
-        let address = IpAddr::from([192, 0, 2, 1]);
-        assert_eq!(name(path, "A"), Ok(vec![address]));
     }
 
     #[test]

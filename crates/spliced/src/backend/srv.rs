@@ -3,12 +3,10 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::ResolveHosts;
 use hickory_resolver::proto::rr::RData;
 use splice::Address;
 
-use super::{Backend, lock};
+use super::{Backend, lock, resolver};
 use crate::plan::{ServerAddress, ServerPlan};
 
 /// An answer is kept at least so long, however short its time to live: a busy name server is not asked more
@@ -85,13 +83,7 @@ impl Backend {
 
 /// The servers that the records name, and until when the answer holds.
 pub(crate) async fn ask(name: &str) -> Result<(Vec<ServerPlan>, Instant), String> {
-    let resolver = TokioResolver::builder_tokio()
-        .and_then(|mut builder| {
-            // They have no such records.
-            builder.options_mut().use_hosts_file = ResolveHosts::Never;
-            builder.build()
-        })
-        .map_err(|error| error.to_string())?;
+    let resolver = resolver::new(|_| ())?;
     let answer = resolver
         .srv_lookup(name)
         .await

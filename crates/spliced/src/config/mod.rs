@@ -12,7 +12,6 @@ mod notes;
 mod prefix_file;
 mod prefix_watch;
 mod route;
-mod text_file;
 mod value;
 
 use std::ops::Range;
@@ -28,6 +27,7 @@ pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
+use crate::text_file;
 
 /// The longest configuration: it has room for all routes and servers, with 100 bytes each and as much for comments.
 const MOST_MIB: u64 = 4;

@@ -9,8 +9,8 @@ use std::sync::{Arc, RwLock};
 use splice_route::Prefix;
 
 use crate::config::notes::{MOST_NOTED, Note};
-use crate::config::text_file;
 use crate::config::value::Value;
+use crate::text_file;
 
 /// The longest file: more prefixes than the Internet has routes.
 const MOST_MIB: u64 = 64;

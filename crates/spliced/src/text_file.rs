@@ -10,21 +10,30 @@ use rustix::fs::{Mode, OFlags, open};
 ///
 /// # Errors
 /// If it cannot be read, is not UTF-8, not a regular file, or longer.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<String> {
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<String> {
+    let text = String::from_utf8(read_bytes(path, most)?);
+    text.map_err(|_| Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// Reads up to `most` MiB, in any encoding.
+///
+/// # Errors
+/// If it cannot be read, is not a regular file, or longer.
+pub(crate) fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     // To open a device may already do something, as with a tape or a watchdog.
     suits(&fs::metadata(path)?, most)?;
     // In case another file is there by now: a FIFO waits for a writer otherwise.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
     suits(&file.metadata()?, most)?;
-    let mut text = String::new();
-    file.take((most << 20) + 1).read_to_string(&mut text)?;
-    bounded(text.len() as u64, most)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    file.take((most << 20) + 1).read_to_end(&mut bytes)?;
+    bounded(bytes.len() as u64, most)?;
+    Ok(bytes)
 }
 
 /// Whether an error of [`read`] says what the file is; others may pass.
-pub(super) fn is_about_file(error: &Error) -> bool {
+pub(crate) fn is_about_file(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Other | ErrorKind::InvalidData)
 }
 
