@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use splice::Address;
 
-use crate::config::listener::on_remove;
+use crate::config::removal::Removal;
 use crate::config::route::bytes;
 use crate::config::value::{Table, Value};
 use crate::plan::{
-    BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, OnRemove, ProxyVersion,
-    QueuePlan, ServerAddress, ServerPlan, Source,
+    BackendPlan, Balance, CONNECT_TIMEOUT, Check, HashKey, HealthPlan, ProxyVersion, QueuePlan,
+    ServerAddress, ServerPlan, Source,
 };
 
 /// The most connections that wait for a server, unless the configuration says otherwise.
@@ -31,7 +31,9 @@ const INTERFACE_NAME_MAX_BYTES: usize = 15;
 /// What a backend and `[defaults]` take.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
+    /// Whose key is that of `hash`.
     balance: Balance,
+    hash: HashKey,
     connect_timeout: Duration,
     send_proxy: Option<ProxyVersion>,
     max_connections_per_server: Option<u32>,
@@ -39,7 +41,7 @@ pub(super) struct Settings {
     /// `None`: as long as connecting may take.
     queue_timeout: Option<Duration>,
     slow_start: Option<Duration>,
-    on_remove: OnRemove,
+    removal: Removal,
     resets_on_down: bool,
 }
 
@@ -47,19 +49,29 @@ impl Settings {
     pub(super) fn new(drain_timeout: Duration) -> Self {
         Self {
             balance: Balance::RoundRobin,
+            hash: HashKey::Client,
             connect_timeout: CONNECT_TIMEOUT,
             send_proxy: None,
             max_connections_per_server: None,
             queue: QUEUE,
             queue_timeout: None,
             slow_start: None,
-            on_remove: OnRemove::Drain(drain_timeout),
+            removal: Removal::new(drain_timeout),
             resets_on_down: false,
         }
     }
 
     pub(super) fn read(&mut self, table: &Table<'_>) {
-        balance(table, &mut self.balance);
+        table.set("hash", &mut self.hash, |value| {
+            value.choice(&[("client", HashKey::Client), ("sni", HashKey::ServerName)])
+        });
+        table.set("balance", &mut self.balance, |value| {
+            value.choice(&[
+                ("round-robin", Balance::RoundRobin),
+                ("least-connections", Balance::LeastConnections),
+                ("consistent", Balance::Consistent(HashKey::Client)),
+            ])
+        });
         table.set("connect_timeout", &mut self.connect_timeout, Value::time);
         table.set_some("send_proxy", &mut self.send_proxy, |value| {
             value.choice(&[("v1", ProxyVersion::V1), ("v2", ProxyVersion::V2)])
@@ -74,10 +86,28 @@ impl Settings {
         });
         table.set_some("queue_timeout", &mut self.queue_timeout, Value::time);
         table.set_some("slow_start", &mut self.slow_start, Value::time);
-        on_remove(table, &mut self.on_remove);
+        self.removal.read(table);
         table.set("on_down", &mut self.resets_on_down, |value| {
             value.choice(&[("keep", false), ("reset", true)])
         });
+    }
+
+    /// Notes what has no meaning for a backend. Of `[defaults]` it is for those that it has a meaning for.
+    fn check(&self, table: &Table<'_>) {
+        self.removal.check(table);
+        if table.get("hash").is_some() && !matches!(self.balance, Balance::Consistent(_)) {
+            table.notes.mistake(
+                &table.at("hash"),
+                "hash needs balance = \"consistent\"; add it, or remove hash",
+            );
+        }
+    }
+
+    fn balance(&self) -> Balance {
+        match self.balance {
+            Balance::Consistent(_) => Balance::Consistent(self.hash),
+            other @ (Balance::RoundRobin | Balance::LeastConnections) => other,
+        }
     }
 }
 
@@ -86,10 +116,11 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     let mut settings = defaults.clone();
     if let Some(table) = table {
         settings.read(table);
+        settings.check(table);
     }
     let mut backend = BackendPlan {
         name: name.into(),
-        balance: settings.balance,
+        balance: settings.balance(),
         servers: Vec::new(),
         health: None,
         connect_timeout: settings.connect_timeout,
@@ -103,7 +134,7 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
             wait: settings.queue_timeout.unwrap_or(settings.connect_timeout),
         },
         slow_start: settings.slow_start,
-        on_remove: settings.on_remove,
+        on_remove: settings.removal.plan(),
         resets_on_down: settings.resets_on_down,
     };
     let Some(table) = table else {
@@ -136,28 +167,6 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     });
     table.set_some("interface", &mut backend.interface, interface);
     backend
-}
-
-fn balance(table: &Table<'_>, place: &mut Balance) {
-    let hash = table.get("hash");
-    let key = hash.as_ref().and_then(|value| {
-        value.choice(&[("client", HashKey::Client), ("sni", HashKey::ServerName)])
-    });
-    table.set("balance", place, |value| {
-        value.choice(&[
-            ("round-robin", Balance::RoundRobin),
-            ("least-connections", Balance::LeastConnections),
-            ("consistent", Balance::Consistent(HashKey::Client)),
-        ])
-    });
-    match (&mut *place, key) {
-        (Balance::Consistent(place), Some(key)) => *place = key,
-        (_, Some(_)) => table.notes.mistake(
-            &table.at("hash"),
-            "hash needs balance = \"consistent\"; add it, or remove hash",
-        ),
-        (_, None) => {}
-    }
 }
 
 fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {

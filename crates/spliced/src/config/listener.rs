@@ -1,16 +1,17 @@
 //! A `[[listener]]` and what `[defaults]` says for all of them.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use splice::{Address, EngineChoice, KeepAlive, KeepAliveTimes, UserTimeout};
 use splice_route::Prefix;
 
+use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::peer_timeouts::PeerTimeouts;
 use crate::plan::{
-    CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, FIRST_BYTES_LIMIT, ListenerPlan, OnRemove,
+    CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, DRAIN_TIMEOUT, FIRST_BYTES_LIMIT, ListenerPlan,
+    OnRemove,
 };
 
 /// The largest limit of a first message. Every waiting client may send as much.
@@ -21,7 +22,7 @@ const LARGEST_FIRST_BYTES: u64 = 1 << 20;
 const RATES: std::ops::RangeInclusive<u64> = 1_500..=1_000_000_000_000;
 
 /// A listener that says nothing.
-pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
+pub(super) fn silent() -> ListenerPlan {
     ListenerPlan {
         busy_poll: None,
         name: String::new(),
@@ -44,15 +45,16 @@ pub(super) fn silent(drain_timeout: Duration) -> ListenerPlan {
         rate: None,
         access_log: None,
         require_proxy_from: None,
-        on_remove: OnRemove::Drain(drain_timeout),
+        on_remove: OnRemove::Drain(DRAIN_TIMEOUT),
         routes: Vec::new(),
     }
 }
 
-/// Reads a listener that starts as `defaults`. `None` if it has no address that could be used.
+/// Reads a listener that starts as `defaults` and `removal`. `None` if it has no address that could be used.
 pub(super) fn read(
     table: &Table<'_>,
     defaults: &ListenerPlan,
+    mut removal: Removal,
     routes: &Routes<'_>,
 ) -> Option<ListenerPlan> {
     let mut listener = defaults.clone();
@@ -75,6 +77,9 @@ pub(super) fn read(
         protocol.choice(&[("tcp", ())]);
     }
     settings(table, &mut listener);
+    removal.read(table);
+    removal.check(table);
+    listener.on_remove = removal.plan();
     proxy_protocol(table, &mut listener);
     let of_listener = match table.get("route") {
         Some(value) => value.sections("listener.route", "a route"),
@@ -93,7 +98,7 @@ pub(super) fn read(
     address.map(|_| listener)
 }
 
-/// What a listener and `[defaults]` take.
+/// What a listener and `[defaults]` take, but for what happens on removal.
 pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
     table.set("engine", &mut listener.engine, Value::parse);
     table.set("from_syn", &mut listener.from_syn, Value::flag);
@@ -165,7 +170,6 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
             None => path,
         })
     });
-    on_remove(table, &mut listener.on_remove);
 }
 
 /// A time, `{ idle, interval, probes }`, or whether at all.
@@ -209,29 +213,6 @@ fn keepalive(value: &Value<'_>) -> Option<KeepAlive> {
     value
         .accepted(KeepAliveTimes::new(idle, interval, probes))
         .map(KeepAlive::On)
-}
-
-/// `on_remove` and `drain_timeout`, which listeners and backends have in common.
-pub(super) fn on_remove(table: &Table<'_>, place: &mut OnRemove) {
-    let drain = |value: &Value<'_>| value.time_or_zero().map(OnRemove::Drain);
-    let given = table.get("drain_timeout");
-    let timeout = given.as_ref().and_then(drain);
-    let resets = table
-        .get("on_remove")
-        .and_then(|value| value.choice(&[("drain", false), ("reset", true)]));
-    match (resets, timeout) {
-        (Some(true), Some(_)) => table.notes.mistake(
-            &table.at("drain_timeout"),
-            "drain_timeout has no meaning with on_remove = \"reset\"; remove one of them",
-        ),
-        (Some(true), None) => *place = OnRemove::Reset,
-        (_, Some(timeout)) => *place = timeout,
-        // Undoes what [defaults] says.
-        (Some(false), None) if *place == OnRemove::Reset => {
-            *place = OnRemove::Drain(crate::plan::DRAIN_TIMEOUT);
-        }
-        (_, None) => {}
-    }
 }
 
 fn proxy_protocol(table: &Table<'_>, listener: &mut ListenerPlan) {

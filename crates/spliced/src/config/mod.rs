@@ -11,6 +11,7 @@ mod listener;
 mod notes;
 mod prefix_file;
 mod prefix_watch;
+mod removal;
 mod route;
 mod value;
 
@@ -24,6 +25,7 @@ use toml::de::DeTable;
 use crate::config::notes::Notes;
 pub(crate) use crate::config::notes::{Mistakes, Note};
 pub(crate) use crate::config::prefix_watch::PrefixWatch;
+use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
 use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
@@ -114,13 +116,15 @@ fn plan(table: Table<'_>) -> Plan {
     table.set_some("threads", &mut threads, |value| value.number(1..=1024));
     let mut drain_timeout = DRAIN_TIMEOUT;
     table.set("drain_timeout", &mut drain_timeout, Value::time_or_zero);
-    let mut of_listeners = listener::silent(drain_timeout);
+    let mut of_listeners = listener::silent();
+    let mut removal = Removal::new(drain_timeout);
     let mut of_backends = backend::Settings::new(drain_timeout);
     if let Some(defaults) = table
         .get("defaults")
         .and_then(|value| value.section("defaults", "[defaults]"))
     {
         listener::settings(&defaults, &mut of_listeners);
+        removal.read(&defaults);
         of_backends.read(&defaults);
         defaults.finish();
     }
@@ -146,7 +150,7 @@ fn plan(table: Table<'_>) -> Plan {
     let mut listeners = Vec::<(usize, ListenerPlan)>::new();
     for table in tables.unwrap_or_default() {
         let line = notes.line(&table.at);
-        if let Some(listener) = listener::read(&table, &of_listeners, &routes) {
+        if let Some(listener) = listener::read(&table, &of_listeners, removal, &routes) {
             compare(&table, &listener, &listeners);
             suit_engine(&table, &listener);
             if listener.rate.is_some() && !is_tcp(&listener.address) {
@@ -300,6 +304,8 @@ fn suit_engine(table: &Table<'_>, listener: &ListenerPlan) {
     }
 }
 
+#[cfg(test)]
+mod precedence;
 #[cfg(test)]
 mod tests {
     use std::path::Path;
