@@ -38,6 +38,69 @@ pub struct Conditions {
     pub starts_with: Option<Vec<Vec<u8>>>,
 }
 
+/// What has to be known of a connection before its conditions can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Needs {
+    /// The address that the client has connected to.
+    local: bool,
+    /// A TLS hello.
+    hello: bool,
+    /// The head of an HTTP/1 request.
+    head: bool,
+    /// The first bytes, whatever they are part of.
+    start: bool,
+}
+
+impl Conditions {
+    /// Whether one of the conditions is about the address that the client has connected to.
+    pub fn ask_for_local_address(&self) -> bool {
+        self.needs().local
+    }
+
+    /// Whether one of the conditions is about a TLS hello.
+    pub fn ask_for_hello(&self) -> bool {
+        self.needs().hello
+    }
+
+    /// Whether one of the conditions is about an HTTP/1 request.
+    pub fn ask_for_head(&self) -> bool {
+        self.needs().head
+    }
+
+    /// Whether one of the conditions is about what the client sends.
+    pub fn need_bytes(&self) -> bool {
+        let needs = self.needs();
+        needs.hello || needs.head || needs.start
+    }
+
+    /// Takes the conditions apart by name: a new one has to be put somewhere, or it would hold for everybody.
+    fn needs(&self) -> Needs {
+        let Self {
+            clients: _,
+            local_addresses,
+            local_ports,
+            silent: _,
+            sni,
+            alpn,
+            tls_versions,
+            http_hosts,
+            http_methods,
+            http_paths,
+            protocol,
+            starts_with,
+        } = self;
+        Needs {
+            local: local_addresses.is_some() || local_ports.is_some(),
+            hello: sni.is_some() || alpn.is_some() || tls_versions.is_some(),
+            head: http_hosts.is_some()
+                || http_methods.is_some()
+                || http_paths.is_some()
+                || *protocol == Some(Protocol::Http1),
+            start: protocol.is_some() || starts_with.is_some(),
+        }
+    }
+}
+
 /// A protocol that shows in the first bytes of its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {

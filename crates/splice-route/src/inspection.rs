@@ -177,12 +177,12 @@ impl Inspection {
             // Conditions on bytes exclude this one.
             return match (bytes, waiting) {
                 ([_, ..], _) => Answer::No,
-                _ if needs_bytes(conditions) => Answer::No,
+                _ if conditions.need_bytes() => Answer::No,
                 ([], Waiting::ForMore) => Answer::NotYet,
                 ([], Waiting::TimedOut | Waiting::Ended) => Answer::Yes,
             };
         }
-        if !needs_bytes(conditions) {
+        if !conditions.need_bytes() {
             return Answer::Yes;
         }
         match (bytes, waiting) {
@@ -212,7 +212,7 @@ impl Inspection {
         if !matches!(answer, Answer::Yes) {
             return answer;
         }
-        if !asks_for_head(conditions) {
+        if !conditions.ask_for_head() {
             return Answer::Yes;
         }
         let limit_bytes = self.limit_bytes;
@@ -356,20 +356,6 @@ fn holds_on_arrival(conditions: &Conditions, arrival: &Arrival) -> bool {
             .is_some_and(|local| ports.contains(&local.port()))
     });
     local_ports && local_addresses && clients
-}
-
-fn needs_bytes(conditions: &Conditions) -> bool {
-    conditions.ask_for_hello()
-        || asks_for_head(conditions)
-        || conditions.protocol.is_some()
-        || conditions.starts_with.is_some()
-}
-
-fn asks_for_head(conditions: &Conditions) -> bool {
-    conditions.protocol == Some(Protocol::Http1)
-        || conditions.http_hosts.is_some()
-        || conditions.http_methods.is_some()
-        || conditions.http_paths.is_some()
 }
 
 fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> bool {

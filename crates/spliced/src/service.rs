@@ -179,10 +179,9 @@ impl Terms {
             // The rate is kept by the sockets, which segment goes past.
             options.segment_after = None;
         }
-        let asks_for_local_address = routes.iter().any(|route| {
-            let conditions = &route.conditions;
-            conditions.local_addresses.is_some() || conditions.local_ports.is_some()
-        });
+        let asks_for_local_address = routes
+            .iter()
+            .any(|route| route.conditions.ask_for_local_address());
         Self {
             plan,
             options,

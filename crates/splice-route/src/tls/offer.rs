@@ -3,13 +3,6 @@
 use super::hello::ClientHello;
 use crate::conditions::{Conditions, ServerName};
 
-impl Conditions {
-    /// Whether one of the conditions is about a TLS hello.
-    pub fn ask_for_hello(&self) -> bool {
-        self.sni.is_some() || self.alpn.is_some() || self.tls_versions.is_some()
-    }
-}
-
 impl ClientHello {
     /// Whether the hello meets the conditions on it: `sni`, `alpn` and `tls_versions`, if given.
     pub fn meets(&self, conditions: &Conditions) -> bool {
