@@ -9,6 +9,8 @@ mod version2;
 mod writer;
 
 #[cfg(test)]
+mod chain_tests;
+#[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
@@ -21,7 +23,7 @@ pub use writer::{OutTlvs, header_v1, header_v2};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     length_bytes: usize,
-    /// `None` if the header names none: LOCAL, UNKNOWN and UNIX sockets.
+    /// `None` if the header names none of a TCP connection: LOCAL, UNKNOWN, UNIX sockets and datagrams.
     endpoints: Option<Endpoints>,
     tlvs: Tlvs,
 }

@@ -14,7 +14,7 @@ use splice_route::{Destination, DestinationRule, Host, Progress, connect, permit
 type Taken = Option<(usize, Option<Destination>)>;
 
 /// Pieces of messages, right and wrong.
-const PIECES: [&[u8]; 44] = [
+const PIECES: [&[u8]; 48] = [
     b"PROXY ",
     b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2",
     b"PROXY TCP6 2001:db8::1 ::ffff:192.0.2.1 65535 0",
@@ -31,6 +31,10 @@ const PIECES: [&[u8]; 44] = [
     b"\x20\0\0\0",
     b"\x20\0\xff\xff",
     b"\x21\x31\x00\xd8",
+    b"\x21\x12\0\x0c",
+    b"\x21\x12\0\x11",
+    b"\x21\x22\0\x24",
+    b"\x21\x00\0\x05",
     b"\xc0\0\x02\x01\xc0\0\x02\x02\0\x01\0\x02",
     b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01",
     b"\x03\0\x04",
@@ -232,6 +236,58 @@ proptest! {
         };
         prop_assert_eq!(header.tlvs().get(2), authority.as_deref());
         prop_assert_eq!(header.tlvs().get(5), unique_id.as_deref());
+    }
+
+    #[test]
+    fn fields_are_passed_on(
+        fields in prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..128)), 0..40),
+        source in address(),
+        own_id in prop::option::of(prop::collection::vec(any::<u8>(), 1..=128)),
+        checksum: bool,
+    ) {
+        // Those that are about one header only, and those that have to be of a form.
+        let is_plain = |kind| ![1, 2, 3, 4].contains(&kind);
+        let fields: Vec<_> = fields.into_iter().filter(|field| is_plain(field.0)).collect();
+        let mut came = b"\r\n\r\n\0\r\nQUIT\n\x21\x00".to_vec();
+        let bytes: Vec<u8> = fields
+            .iter()
+            .flat_map(|(kind, value)| [&[*kind, 0, value.len() as u8], &**value].concat())
+            .collect();
+        prop_assume!(bytes.len() <= 4080);
+        came.extend((bytes.len() as u16).to_be_bytes());
+        came.extend(&bytes);
+        let Progress::Complete(header) = HeaderReader::new().read(&came) else {
+            panic!("{}", came.escape_ascii());
+        };
+        let tlvs = OutTlvs {
+            unique_id: own_id.as_deref(),
+            received: Some(header.tlvs()),
+            checksum,
+            ..OutTlvs::default()
+        };
+        let written = header_v2(Some(source), Some(source), &tlvs).expect("room for what is ours");
+        prop_assert!(written.len() <= 4096);
+        let Progress::Complete(read) = HeaderReader::new().read(&written) else {
+            panic!("{}", written.escape_ascii());
+        };
+        let id_came = fields.iter().find(|field| field.0 == 5 && !field.1.is_empty());
+        let id = id_came.map(|field| &*field.1).or(own_id.as_deref());
+        prop_assert_eq!(read.tlvs().get(5), id);
+        // With room for all of them, each is there, in its order.
+        if bytes.len() <= 3800 {
+            for wanted in 0..=255 {
+                let came = fields.iter().filter(|field| field.0 == wanted);
+                let came: Vec<_> = came
+                    .map(|field| &*field.1)
+                    .filter(|value| wanted != 5 || !value.is_empty())
+                    .collect();
+                let read = read.tlvs().iter().filter(|tlv| tlv.0 == wanted);
+                let read: Vec<_> = read.map(|tlv| tlv.1).collect();
+                if !came.is_empty() || ![3, 5].contains(&wanted) {
+                    prop_assert_eq!(read, came);
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{Endpoints, Header};
 use crate::progress::Fault;
 
-const UNSPECIFIED: Fault = Fault("the PROXY header names an unspecified address");
+const UNSPECIFIED: Fault = Fault("the PROXY header names an unspecified address as the client");
 const MULTICAST: Fault = Fault("the PROXY header names a multicast or broadcast address");
 const LOOPBACK: Fault = Fault("the PROXY header names a loopback address");
 const OWN: Fault = Fault("the PROXY header names an address of this host as the client");
@@ -33,10 +33,11 @@ impl Header {
             sender.is_loopback() || is_own(sender) == Some(true)
         });
         let source = endpoints.source.ip();
+        // Senders write 0.0.0.0 for a destination that they do not know.
+        if is_this_network(source) {
+            return Err(UNSPECIFIED);
+        }
         for address in [source, endpoints.destination.ip()] {
-            if is_this_network(address) {
-                return Err(UNSPECIFIED);
-            }
             if is_group(address) {
                 return Err(MULTICAST);
             }

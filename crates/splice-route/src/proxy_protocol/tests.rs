@@ -5,7 +5,7 @@ fn read(bytes: &[u8]) -> Progress<Header> {
     HeaderReader::new().read(bytes)
 }
 
-fn address(text: &str) -> SocketAddr {
+pub(super) fn address(text: &str) -> SocketAddr {
     text.parse().expect(text)
 }
 
@@ -29,7 +29,7 @@ fn read_in_parts(bytes: &[u8]) -> Progress<Header> {
     whole
 }
 
-fn complete(bytes: &[u8]) -> Header {
+pub(super) fn complete(bytes: &[u8]) -> Header {
     match read_in_parts(bytes) {
         Progress::Complete(header) => header,
         other => panic!("{other:?}: {}", bytes.escape_ascii()),
@@ -143,7 +143,7 @@ fn a_line_has_at_most_107_bytes() {
 }
 
 /// A header of version 2 with these bytes behind its length.
-fn version2(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+pub(super) fn version2(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     let length = u16::try_from(rest.len()).expect("a short header");
     let mut bytes = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a".to_vec();
     bytes.extend([command, family]);
@@ -152,9 +152,9 @@ fn version2(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-const IPV4: &[u8] = b"\xc0\x00\x02\x01\xc6\x33\x64\x02\xdb\xfc\x01\xbb";
+pub(super) const IPV4: &[u8] = b"\xc0\x00\x02\x01\xc6\x33\x64\x02\xdb\xfc\x01\xbb";
 
-fn with(addresses: &[u8], fields: &[u8]) -> Vec<u8> {
+pub(super) fn with(addresses: &[u8], fields: &[u8]) -> Vec<u8> {
     [addresses, fields].concat()
 }
 
@@ -197,6 +197,14 @@ fn binary_headers() {
         (0x21, 0x31, with(&[b'a'; 216], field), None, 1),
         (0x21, 0x00, vec![], None, 0),
         (0x21, 0x00, field.to_vec(), None, 1),
+        // Datagrams: the fields count, the addresses do not.
+        (0x21, 0x12, IPV4.to_vec(), None, 0),
+        (0x21, 0x12, with(IPV4, field), None, 1),
+        (0x21, 0x22, with(v6, field), None, 1),
+        (0x21, 0x32, with(&[b'a'; 216], field), None, 1),
+        // No family: what is no field may be an address, which is ignored.
+        (0x21, 0x00, IPV4.to_vec(), None, 0),
+        (0x21, 0x00, vec![1], None, 0),
         // LOCAL: all that comes behind is ignored.
         (0x20, 0x00, vec![], None, 0),
         (0x20, 0x00, field.to_vec(), None, 0),
@@ -226,9 +234,10 @@ fn broken_binary_headers() {
         ("version 1", version2(0x11, 0x11, IPV4)),
         ("version 3", version2(0x31, 0x11, IPV4)),
         ("a command that is not assigned", version2(0x22, 0x11, IPV4)),
-        ("UDP over IPv4", version2(0x21, 0x12, IPV4)),
-        ("UDP over IPv6", version2(0x21, 0x22, &[0; 36])),
-        ("UNIX datagrams", version2(0x21, 0x32, &[0; 216])),
+        (
+            "an unassigned transport over IPv4",
+            version2(0x21, 0x13, IPV4),
+        ),
         (
             "a family that is not assigned",
             version2(0x21, 0x41, &[0; 36]),
@@ -238,6 +247,26 @@ fn broken_binary_headers() {
         ("too short for IPv4", version2(0x21, 0x11, &IPV4[1..])),
         ("too short for IPv6", version2(0x21, 0x21, &[1; 35])),
         ("too short for UNIX", version2(0x21, 0x31, &[1; 215])),
+        (
+            "too short for UDP over IPv4",
+            version2(0x21, 0x12, &IPV4[1..]),
+        ),
+        (
+            "too short for UDP over IPv6",
+            version2(0x21, 0x22, &[1; 35]),
+        ),
+        (
+            "too short for UNIX datagrams",
+            version2(0x21, 0x32, &[1; 215]),
+        ),
+        (
+            "a field behind datagram addresses that is cut",
+            version2(0x21, 0x12, &with(IPV4, b"\x05\0\x02i")),
+        ),
+        (
+            "a wrong checksum without addresses",
+            version2(0x21, 0x00, b"\x03\0\x04\0\0\0\0"),
+        ),
         (
             "a field without length",
             version2(0x21, 0x11, &with(IPV4, b"\x05\0")),
@@ -279,7 +308,7 @@ fn a_header_is_refused_as_soon_as_it_is_wrong() {
         (b"GET ".to_vec(), 1),
         (b"PROXYX".to_vec(), 6),
         (version2(0x11, 0x11, IPV4), 13),
-        (version2(0x21, 0x12, IPV4), 14),
+        (version2(0x21, 0x13, IPV4), 14),
         (version2(0x21, 0x11, &IPV4[1..]), 16),
         (version2(0x20, 0x00, &[0; 4081]), 16),
     ] {
@@ -313,7 +342,12 @@ fn only_senders_on_this_host_claim_its_addresses() {
         (socket, "198.51.100.7", "127.0.0.1", true),
         (here, "0.0.0.0", "198.51.100.2", false),
         (far, "0.1.2.3", "198.51.100.2", false),
-        (far, "192.0.2.1", "0.0.0.0", false),
+        // A sender that does not know where its client has connected to.
+        (far, "192.0.2.1", "0.0.0.0", true),
+        (far, "192.0.2.1", "0.1.2.3", true),
+        (far, "2001:db8::1", "::", true),
+        (far, "2001:db8::1", "::ffff:0.0.0.0", true),
+        (far, "0.0.0.0", "0.0.0.0", false),
         (far, "::", "2001:db8::2", false),
         (here, "224.0.0.1", "198.51.100.2", false),
         (far, "192.0.2.1", "239.1.1.1", false),
@@ -413,7 +447,8 @@ fn written_headers_are_read() {
         assert_eq!(header.endpoints, expected);
         let fields: Vec<_> = header.tlvs().iter().map(|(kind, _)| kind).collect();
         assert_eq!(fields, [1, 2, 5, 0xe0, 0x20, 3]);
-        assert_eq!(header.tlvs().get(5), Some(&b"new"[..]));
+        // It names the connection in the logs of the proxies before.
+        assert_eq!(header.tlvs().get(5), Some(&b"old"[..]));
         assert_eq!(header.tlvs().get(2), Some(&b"example.org"[..]));
 
         // A flipped bit behind the length is noticed wherever it is, but where it hides the checksum.

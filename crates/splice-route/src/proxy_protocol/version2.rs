@@ -20,14 +20,16 @@ pub(super) const PROXY: u8 = 0x21;
 pub(super) const UNSPECIFIED: u8 = 0x00;
 pub(super) const TCP_OVER_IPV4: u8 = 0x11;
 pub(super) const TCP_OVER_IPV6: u8 = 0x21;
-pub(super) const UNIX_STREAM: u8 = 0x31;
+const UNIX_STREAM: u8 = 0x31;
+const UDP_OVER_IPV4: u8 = 0x12;
+const UDP_OVER_IPV6: u8 = 0x22;
+const UNIX_DATAGRAM: u8 = 0x32;
 
 /// The bytes of two UNIX addresses (section 2.2).
 const UNIX_BYTES: usize = 2 * 108;
 
 const VERSION: Fault = Fault("the PROXY header is of an unknown version");
 const COMMAND: Fault = Fault("the PROXY header has an unknown command");
-const DATAGRAM: Fault = Fault("the PROXY header is for datagrams");
 const FAMILY: Fault = Fault("the PROXY header has an unknown address family");
 const TOO_LONG: Fault = Fault("the PROXY header is longer than 4096 bytes");
 const TOO_SHORT: Fault = Fault("the PROXY header is too short for its addresses");
@@ -78,10 +80,9 @@ pub(super) fn read(bytes: &[u8]) -> Progress<Header> {
 fn address_bytes(family: u8) -> Result<usize, Fault> {
     match family {
         UNSPECIFIED => Ok(0),
-        TCP_OVER_IPV4 => Ok(12),
-        TCP_OVER_IPV6 => Ok(36),
-        UNIX_STREAM => Ok(UNIX_BYTES),
-        0x12 | 0x22 | 0x32 => Err(DATAGRAM),
+        TCP_OVER_IPV4 | UDP_OVER_IPV4 => Ok(12),
+        TCP_OVER_IPV6 | UDP_OVER_IPV6 => Ok(36),
+        UNIX_STREAM | UNIX_DATAGRAM => Ok(UNIX_BYTES),
         _ => Err(FAMILY),
     }
 }
@@ -109,7 +110,11 @@ fn proxy(header: &[u8], family: u8) -> Result<Header, Fault> {
     else {
         return Err(TOO_SHORT);
     };
-    let (tlvs, checksum_at) = Tlvs::parse(fields)?;
+    let (tlvs, checksum_at) = match Tlvs::parse(fields) {
+        // Addresses of a family that nobody knows, which have to be ignored.
+        Err(_) if family == UNSPECIFIED => (Tlvs::default(), None),
+        parsed => parsed?,
+    };
     if let Some(at) = checksum_at {
         verify(header, tlvs_at + at)?;
     }
@@ -120,6 +125,8 @@ fn proxy(header: &[u8], family: u8) -> Result<Header, Fault> {
     })
 }
 
+/// `None` for UNIX sockets, and for datagrams: "automatically falls back to the UNSPEC mode for the valid
+/// combinations above that it does not support" (section 2.2).
 fn endpoints(family: u8, addresses: &[u8]) -> Option<Endpoints> {
     let (addresses, ports) = addresses.split_at_checked(addresses.len().checked_sub(4)?)?;
     let (source, destination) = addresses.split_at(addresses.len() / 2);

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::tlv::{self, LONGEST_UNIQUE_ID_BYTES};
+use super::tlv::{self, HEAD_BYTES, LONGEST_UNIQUE_ID_BYTES};
 use super::version2::{
     self, FIXED_BYTES, LOCAL, LONGEST_BYTES, PROXY, TCP_OVER_IPV4, TCP_OVER_IPV6, UNSPECIFIED,
 };
@@ -17,7 +17,13 @@ use crate::progress::Fault;
 const TOO_LONG: Fault = Fault("the PROXY header for the server would be too long");
 const LONG_UNIQUE_ID: Fault = Fault("a unique ID for a PROXY header has at most 128 bytes");
 
+/// A field with a CRC32C (section 2.2.3).
+const CHECKSUM_BYTES: usize = HEAD_BYTES + 4;
+
 /// What a header of version 2 tells besides the addresses.
+///
+/// The first three are written only where the header that has come in has none, or an empty one: they are
+/// properties of the client's connection, which the first proxy knows best.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OutTlvs<'a> {
     /// The name that the client asks for: the SNI of its TLS hello.
@@ -26,10 +32,11 @@ pub struct OutTlvs<'a> {
     pub alpn: Option<&'a [u8]>,
     /// What identifies the connection in the logs of all proxies: at most 128 bytes.
     pub unique_id: Option<&'a [u8]>,
-    /// The fields of the header that has come in. They are sent on, except for its checksum, its padding
-    /// and those of a type that is given here.
+    /// The fields of the header that has come in. They are passed on as they are, except for its padding
+    /// (NOOP) and its checksum, which are about that header. What finds no room in 4096 bytes is left out, the
+    /// unique ID last.
     pub received: Option<&'a Tlvs>,
-    /// Whether a checksum is sent.
+    /// Whether a checksum is sent. It is, too, where one has come in.
     pub checksum: bool,
 }
 
@@ -49,7 +56,7 @@ pub fn header_v1(source: Option<SocketAddr>, destination: Option<SocketAddr>) ->
 }
 
 /// A binary header for a client's connection. Without both addresses the connection is the proxy's own.
-/// An error if a field of `tlvs` is too long, or all of them are.
+/// An error if what is told here first is too long.
 pub fn header_v2(
     source: Option<SocketAddr>,
     destination: Option<SocketAddr>,
@@ -75,18 +82,28 @@ pub fn header_v2(
             header.extend(ports.iter().flat_map(|port| port.to_be_bytes()));
         }
     }
-    for (kind, value) in tlvs.iter() {
+    for (kind, value) in tlvs.made() {
         append(&mut header, kind, value)?;
     }
-    if tlvs.checksum {
-        append(&mut header, tlv::CRC32C, &[0; 4])?;
-    }
-    if header.len() > LONGEST_BYTES {
+    let checksum = tlvs.has_checksum();
+    let longest_bytes = match checksum {
+        true => LONGEST_BYTES - CHECKSUM_BYTES,
+        false => LONGEST_BYTES,
+    };
+    if header.len() > longest_bytes {
         return Err(TOO_LONG);
+    }
+    for (kind, value) in tlvs.passed_on() {
+        if header.len() + HEAD_BYTES + value.len() <= longest_bytes {
+            append(&mut header, kind, value)?;
+        }
+    }
+    if checksum {
+        append(&mut header, tlv::CRC32C, &[0; 4])?;
     }
     let length = u16::try_from(header.len() - FIXED_BYTES).map_err(|_| TOO_LONG)?;
     header[FIXED_BYTES - 2..FIXED_BYTES].copy_from_slice(&length.to_be_bytes());
-    if tlvs.checksum {
+    if checksum {
         let at = header.len() - 4;
         let checksum = version2::checksum(&header, at);
         header[at..].copy_from_slice(&checksum.to_be_bytes());
@@ -95,25 +112,49 @@ pub fn header_v2(
 }
 
 impl OutTlvs<'_> {
-    /// All but the checksum.
-    fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
+    /// What is told here first.
+    fn made(&self) -> impl Iterator<Item = (u8, &[u8])> {
         let own = [
             (tlv::ALPN, self.alpn),
             (tlv::AUTHORITY, self.authority),
             (tlv::UNIQUE_ID, self.unique_id),
-        ]
-        .into_iter()
-        .filter_map(|(kind, value)| Some((kind, value?)));
-        let replaced = |kind| match kind {
-            tlv::CRC32C | tlv::NOOP => true,
-            tlv::ALPN => self.alpn.is_some(),
-            tlv::AUTHORITY => self.authority.is_some(),
-            tlv::UNIQUE_ID => self.unique_id.is_some(),
-            _ => false,
-        };
-        let received = self.received.into_iter().flat_map(Tlvs::iter);
-        own.chain(received.filter(move |tlv| !replaced(tlv.0)))
+        ];
+        let own = own
+            .into_iter()
+            .filter_map(|(kind, value)| Some((kind, value?)));
+        own.filter(|own| {
+            !self
+                .received()
+                .any(|tlv| tlv.0 == own.0 && says_something(tlv))
+        })
     }
+
+    /// What has come in, with what identifies the connection first.
+    fn passed_on(&self) -> impl Iterator<Item = (u8, &[u8])> {
+        let is_id = |tlv: &(u8, &[u8])| tlv.0 == tlv::UNIQUE_ID;
+        let others = self.received().filter(move |tlv| !is_id(tlv));
+        let passed_on = self.received().filter(is_id).chain(others);
+        passed_on.filter(|tlv| !is_about_header(tlv.0) && says_something(*tlv))
+    }
+
+    fn received(&self) -> impl Iterator<Item = (u8, &[u8])> {
+        self.received.into_iter().flat_map(Tlvs::iter)
+    }
+
+    fn has_checksum(&self) -> bool {
+        self.checksum || self.received().any(|tlv| tlv.0 == tlv::CRC32C)
+    }
+}
+
+/// Sections 2.2.3 and 2.2.4: a checksum and padding are true of one header only. All other types tell of the
+/// client, its connection to the first proxy, or that proxy.
+fn is_about_header(kind: u8) -> bool {
+    matches!(kind, tlv::CRC32C | tlv::NOOP)
+}
+
+/// Of the types that can be made here, an empty one is as none.
+fn says_something((kind, value): (u8, &[u8])) -> bool {
+    !matches!(kind, tlv::ALPN | tlv::AUTHORITY | tlv::UNIQUE_ID) || !value.is_empty()
 }
 
 fn append(header: &mut Vec<u8>, kind: u8, value: &[u8]) -> Result<(), Fault> {

@@ -1,6 +1,6 @@
 //! Every reader, as the fuzzer and the replay of its corpus see it.
 
-use splice_route::proxy_protocol::HeaderReader;
+use splice_route::proxy_protocol::{HeaderReader, OutTlvs, header_v2};
 use splice_route::socks::{Negotiation, Step};
 use splice_route::{ClientHelloReader, Progress, RequestHeadReader, connect};
 
@@ -24,10 +24,42 @@ macro_rules! reader {
 pub(crate) const READERS: &[Entry] = &[
     ("client-hello", reader!(ClientHelloReader::new(2048))),
     ("connect", reader!(connect::RequestReader::new(2048))),
-    ("proxy-header", reader!(HeaderReader::new())),
+    ("proxy-header", || Box::new(pass_on(HeaderReader::new()))),
     ("request-head", reader!(RequestHeadReader::new(2048))),
     ("socks", || Box::new(negotiate(Negotiation::new()))),
 ];
+
+/// A header whose fields are passed on in one of our own.
+fn pass_on(mut reader: HeaderReader) -> impl FnMut(&[u8]) -> Progress<String> {
+    move |come| {
+        reader.read(come).map(|header| {
+            let endpoints = header.endpoints(None, |_| false).ok().flatten();
+            let tlvs = OutTlvs {
+                unique_id: Some(b"made"),
+                received: Some(header.tlvs()),
+                ..OutTlvs::default()
+            };
+            let [source, destination] = [
+                endpoints.map(|it| it.source),
+                endpoints.map(|it| it.destination),
+            ];
+            let written = header_v2(source, destination, &tlvs).expect("room for what is ours");
+            let Progress::Complete(read) = HeaderReader::new().read(&written) else {
+                panic!("it is not read: {}", written.escape_ascii());
+            };
+            if endpoints.is_some() {
+                let came = header.tlvs().get(5).filter(|id| !id.is_empty());
+                // The first may be empty, and a second one not.
+                assert!(
+                    came.is_none() || read.tlvs().get(5) == came,
+                    "{header:?} {read:?}"
+                );
+                assert!(read.tlvs().get(5).is_some(), "{header:?} {read:?}");
+            }
+            format!("{header:?} {read:?}")
+        })
+    }
+}
 
 /// A negotiation whose client does not wait for replies.
 fn negotiate(mut negotiation: Negotiation) -> impl FnMut(&[u8]) -> Progress<String> {

@@ -75,13 +75,7 @@ impl Connection {
                     received: self.header.as_ref().map(|header| header.tlvs()),
                     ..OutTlvs::default()
                 };
-                let without_received = OutTlvs {
-                    received: None,
-                    ..tlvs
-                };
-                let write = |tlvs| header_v2(self.arrival.client, local(), tlvs);
-                // Only fields that a sender has filled to the limit leave no room for ours.
-                write(&tlvs).or_else(|_| write(&without_received))
+                header_v2(self.arrival.client, local(), &tlvs)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The PROXY protocol, in and out.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset, tls_hello};
@@ -77,6 +78,118 @@ fn without_the_setting_a_header_is_the_clients() {
     expect(&mut site.accept(), header);
 }
 
+/// Reads a header of version 2 for a connection over IPv4: its addresses and fields.
+fn read_over_ipv4(server: &mut TcpStream) -> Vec<u8> {
+    let mut fixed = [0; 16];
+    server.read_exact(&mut fixed).expect("a header");
+    assert_eq!(fixed[..14], *b"\r\n\r\n\0\r\nQUIT\n\x21\x11");
+    let mut rest = vec![0; usize::from(u16::from_be_bytes([fixed[14], fixed[15]]))];
+    server.read_exact(&mut rest).expect("its rest");
+    rest
+}
+
+/// A header of version 2 with these bytes behind its length.
+fn version_2(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(rest.len()).expect("a short header");
+    let start = [&b"\r\n\r\n\0\r\nQUIT\n"[..], &[command, family]].concat();
+    [&start, &length.to_be_bytes()[..], rest].concat()
+}
+
+const FROM_ANYWHERE: &str = "proxy_protocol = \"require\"\ntrusted = [\"127.0.0.0/8\"]";
+const ADDRESSES: &[u8] = b"\xc0\x00\x02\x07\xc6\x33\x64\x01\x0f\xa0\x01\xbb";
+
+#[test]
+fn what_a_trusted_sender_tells_is_passed_on() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(
+        &format!("{FROM_ANYWHERE}\n[[listener.route]]\nsni = \"example.org\"\nbackend = \"b\""),
+        "send_proxy = \"v2\"",
+        &site,
+    ));
+    let hello = tls_hello("example.org", &[]);
+    let through = |fields: &[u8]| {
+        let header = version_2(0x21, 0x11, &[ADDRESSES, fields].concat());
+        let mut client = connect(&proxy.address("all"));
+        client
+            .write_all(&[&header, &*hello].concat())
+            .expect("sent");
+        let mut server = site.accept();
+        let rest = read_over_ipv4(&mut server);
+        assert_eq!(rest[..12], *ADDRESSES);
+        expect(&mut server, &hello);
+        rest[12..].to_vec()
+    };
+    let name = [&[2, 0, 11][..], b"example.org"].concat();
+    // An identity, TLS at the first proxy, and what only others understand; padding is dropped.
+    let id = b"\x05\0\x07upriver";
+    let others = b"\x20\0\x05\x01\0\0\0\0\xea\0\x04\x01vpc";
+    let fields = [&id[..], others, b"\x04\0\x01\0"].concat();
+    assert_eq!(through(&fields), [&name[..], id, others].concat());
+    // The name that the first proxy has seen, which may not be that of the hello behind it.
+    let outer = b"\x02\0\x0douter.example";
+    assert_eq!(
+        through(&[outer, &id[..]].concat()),
+        [&id[..], outer].concat()
+    );
+    // Made only where none came, and a new one for each connection.
+    let made = [through(b""), through(b"")];
+    for fields in &made {
+        assert_eq!(fields[..name.len()], name);
+        assert_eq!(fields[name.len()..][..2], [5, 0]);
+    }
+    assert_ne!(made[0], made[1]);
+}
+
+#[test]
+fn an_address_that_a_sender_does_not_know_is_no_reason_for_a_reset() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(
+        &format!("{FROM_ANYWHERE}\n{ANY}"),
+        "send_proxy = \"v2\"",
+        &site,
+    ));
+    let through = |header: &[u8]| {
+        let mut client = connect(&proxy.address("all"));
+        client.write_all(&[header, b"rest"].concat()).expect("sent");
+        let mut server = site.accept();
+        let mut rest = read_over_ipv4(&mut server);
+        expect(&mut server, b"rest");
+        let fields = rest.split_off(12);
+        (rest, fields, client)
+    };
+    // The destination.
+    let nowhere = b"\xc0\x00\x02\x07\0\0\0\0\x0f\xa0\x01\xbb";
+    assert_eq!(through(&version_2(0x21, 0x11, nowhere)).0, nowhere);
+    let line = b"PROXY TCP4 192.0.2.7 0.0.0.0 4000 443\r\n";
+    assert_eq!(through(line).0, nowhere);
+    // Datagrams, and a family that nobody knows: the connection's own addresses, and the fields.
+    let id = b"\x05\0\x02id";
+    let v6 = [b"\x20\x01\x0d\xb8".repeat(8), vec![0, 1, 0, 2]].concat();
+    for (family, addresses) in [
+        (0x00, &b""[..]),
+        (0x12, ADDRESSES),
+        (0x22, &v6),
+        (0x32, &[b'a'; 216]),
+    ] {
+        let header = version_2(0x21, family, &[addresses, id].concat());
+        let (addresses, fields, client) = through(&header);
+        let port = client.local_addr().expect("an address").port();
+        assert_eq!(addresses[..8], [127, 0, 0, 1, 127, 0, 0, 1], "{family:x}");
+        assert_eq!(addresses[8..10], port.to_be_bytes(), "{family:x}");
+        assert_eq!(fields, id, "{family:x}");
+    }
+    for wrong in [
+        // The client has to be somebody.
+        version_2(0x21, 0x11, b"\0\0\0\0\xc0\x00\x02\x07\x0f\xa0\x01\xbb"),
+        version_2(0x21, 0x12, &ADDRESSES[1..]),
+        version_2(0x21, 0x42, ADDRESSES),
+    ] {
+        let mut client = connect(&proxy.address("all"));
+        client.write_all(&wrong).expect("sent");
+        expect_reset(&mut client);
+    }
+}
+
 #[test]
 fn version_2_tells_the_name_and_a_unique_id() {
     let site = Site::new();
@@ -89,11 +202,7 @@ fn version_2_tells_the_name_and_a_unique_id() {
     let mut client = connect(&proxy.address("all"));
     client.write_all(&hello).expect("sent");
     let mut server = site.accept();
-    let mut fixed = [0; 16];
-    server.read_exact(&mut fixed).expect("a header");
-    assert_eq!(fixed[..14], *b"\r\n\r\n\0\r\nQUIT\n\x21\x11");
-    let mut rest = vec![0; usize::from(u16::from_be_bytes([fixed[14], fixed[15]]))];
-    server.read_exact(&mut rest).expect("its rest");
+    let rest = read_over_ipv4(&mut server);
     let local = client.local_addr().expect("an address");
     assert_eq!(rest[..4], [127, 0, 0, 1]);
     assert_eq!(rest[8..10], local.port().to_be_bytes());
