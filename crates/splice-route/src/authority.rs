@@ -16,7 +16,12 @@ pub(crate) struct Authority {
 
 impl Authority {
     /// `None` if `text` is no `host` or `host:port`. Servers differ in what they make of other bytes
-    /// (`a,b`, `user@a`, `a b`), so none is accepted.
+    /// (`user@a`, `a b`), so none is accepted, and neither are two forms that RFC 3986 has:
+    ///
+    /// - A comma. `a,b` is also what a proxy makes of two Host fields (RFC 9110, section 5.3).
+    /// - A percent-encoded ASCII character. `%61` is the same host as `a` (RFC 9110, section 4.2.3), but few
+    ///   servers decode it, and `%2f` may become a slash. Nobody has to encode but what is not ASCII (RFC 3986,
+    ///   section 3.2.2).
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let (host, port) = match text.strip_prefix('[') {
@@ -30,13 +35,8 @@ impl Authority {
             None => {
                 let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
                 let name = name.strip_suffix('.').unwrap_or(name);
-                let label = |label: &str| {
-                    !label.is_empty()
-                        && label
-                            .bytes()
-                            .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
-                };
-                if name.len() > LONGEST_HOST_BYTES || !name.split('.').all(label) {
+                let is_long = name.len() > LONGEST_HOST_BYTES;
+                if is_long || name.split('.').any(str::is_empty) || !is_registered_name(name) {
                     return None;
                 }
                 (name.to_ascii_lowercase(), port)
@@ -57,6 +57,38 @@ impl Authority {
             port,
         })
     }
+}
+
+/// RFC 3986, section 3.2.2, without what [`Authority::parse`] excludes.
+fn is_registered_name(name: &str) -> bool {
+    let mut decoded = Vec::with_capacity(name.len());
+    let mut rest = name.as_bytes();
+    loop {
+        rest = match rest {
+            [] => return std::str::from_utf8(&decoded).is_ok(),
+            [b'%', high, low, behind @ ..] => {
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                let (Some(high), Some(low)) = (digit(*high), digit(*low)) else {
+                    return false;
+                };
+                match u8::try_from(high << 4 | low) {
+                    Ok(octet @ 0x80..) => decoded.push(octet),
+                    _ => return false,
+                }
+                behind
+            }
+            [byte, behind @ ..] if is_plain(*byte) || b"~!$&'()*+;=".contains(byte) => {
+                decoded.push(*byte);
+                behind
+            }
+            _ => return false,
+        };
+    }
+}
+
+/// What the names of hosts in the DNS are made of.
+pub(crate) fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
 }
 
 #[cfg(test)]
@@ -82,7 +114,26 @@ mod tests {
             ("a,b", None),
             ("user@a", None),
             ("a/b", None),
+            ("a!$&'()*+;=~b", Some(("a!$&'()*+;=~b", None))),
+            (
+                "M%C3%A4rz.example:80",
+                Some(("m%c3%a4rz.example", Some(80))),
+            ),
+            ("%e2%82%ac", Some(("%e2%82%ac", None))),
             ("a%2eb", None),
+            ("%61", None),
+            ("a%2fb", None),
+            ("a%00", None),
+            ("a%0d%0ab", None),
+            ("a%25", None),
+            ("%c3", None),
+            ("%c3.%a4", None),
+            ("%c0%af", None),
+            ("%a", None),
+            ("%", None),
+            ("a%c3%a", None),
+            ("%+c%a4", None),
+            ("%zz", None),
             ("ex\u{e4}mple.org", None),
             ("a:65536", None),
             ("a:-1", None),

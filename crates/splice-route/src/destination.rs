@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::authority::Authority;
+use crate::authority::{Authority, is_plain};
 
 /// A host with its port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +39,11 @@ impl Host {
         if let Ok(address) = text.parse() {
             return Some(Self::Address(address));
         }
-        // What has a colon is no name.
-        let name = Authority::parse(text.as_bytes()).filter(|_| !text.contains(':'))?;
+        // What has a colon is no name, and what has other characters is in no DNS.
+        if !text.bytes().all(is_plain) {
+            return None;
+        }
+        let name = Authority::parse(text.as_bytes())?;
         // `10.0.0.1.`
         if let Ok(address) = name.host.parse() {
             return Some(Self::Address(address));
@@ -110,6 +113,9 @@ mod tests {
             ("[::1]:80", None),
             ("ex\u{e4}mple.org", None),
             ("a/b", None),
+            ("a!b", None),
+            ("a~b", None),
+            ("%c3%a4", None),
             ("*.example.org", None),
         ] {
             let host = Host::parse(text.as_bytes());

@@ -5,7 +5,9 @@
 //! the decision depends on the bytes and not on how they were cut.
 //!
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
-//! as one that does not hold: else a client could choose a later route by sending half a message.
+//! as one that does not hold: else a client could choose a later route by sending half a message. There is
+//! one exception. Nearly any word may become the method of an HTTP request, so a word that is not known for
+//! one, of which nothing more comes in time, counts as another protocol's.
 
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
@@ -62,6 +64,8 @@ enum Answer {
     Yes,
     No,
     NotYet,
+    /// The message may be of the protocol that is asked for, or of another one, and time is up.
+    Unclear,
     Reply(&'static [u8]),
     Broken(Fault),
 }
@@ -107,26 +111,35 @@ impl Inspection {
         waiting: Waiting,
     ) -> Decision {
         let routes = routes.into_iter().enumerate().skip(self.next_route);
+        let mut is_unclear = false;
         for (index, conditions) in routes {
-            match self.ask(conditions, arrival, bytes, waiting) {
+            let answer = self.ask(conditions, arrival, bytes, waiting);
+            match answer {
                 Answer::Yes => return Decision::Route(index),
-                Answer::No => {
+                Answer::No | Answer::Unclear => {
+                    is_unclear |= matches!(answer, Answer::Unclear);
                     self.next_route = index + 1;
                     self.next_is_for_arrival = false;
                 }
                 Answer::Broken(fault) => return Decision::Reset(fault),
                 Answer::Reply(reply) => return Decision::Reply(reply),
-                Answer::NotYet => {
-                    return match waiting {
-                        Waiting::ForMore if bytes.len() < self.limit_bytes => Decision::More,
-                        Waiting::ForMore => Decision::Reset(TOO_LONG),
-                        Waiting::TimedOut => Decision::Reset(TOO_LATE),
-                        Waiting::Ended => Decision::Reset(INCOMPLETE),
-                    };
-                }
+                Answer::NotYet => return self.undecided(bytes, waiting),
             }
         }
-        Decision::NoRoute
+        match is_unclear {
+            true => self.undecided(bytes, waiting),
+            false => Decision::NoRoute,
+        }
+    }
+
+    /// What is to be done while a message is not complete.
+    fn undecided(&self, bytes: &[u8], waiting: Waiting) -> Decision {
+        match waiting {
+            Waiting::ForMore if bytes.len() < self.limit_bytes => Decision::More,
+            Waiting::ForMore => Decision::Reset(TOO_LONG),
+            Waiting::TimedOut => Decision::Reset(TOO_LATE),
+            Waiting::Ended => Decision::Reset(INCOMPLETE),
+        }
     }
 
     /// The server name of the TLS hello, if a condition has made the inspection read one.
@@ -216,11 +229,16 @@ impl Inspection {
             return Answer::Yes;
         }
         let limit_bytes = self.limit_bytes;
-        let head = self
+        let reader = self
             .request_head
-            .get_or_insert_with(|| RequestHeadReader::new(limit_bytes))
-            .read(shown);
-        Answer::of(head.map(|head| is_met_by_head(conditions, head, shown)))
+            .get_or_insert_with(|| RequestHeadReader::new(limit_bytes));
+        let head = reader.read(shown);
+        match head.map(|head| is_met_by_head(conditions, head, shown)) {
+            Progress::More if waiting != Waiting::ForMore && !reader.is_request(shown) => {
+                Answer::Unclear
+            }
+            progress => Answer::of(progress),
+        }
     }
 
     fn ask_of_tls(
@@ -376,6 +394,8 @@ fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> 
 
 #[cfg(test)]
 mod cuts;
+#[cfg(test)]
+mod half_messages;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -3,19 +3,24 @@
 //! A reader looks at each byte once, in one of these states, and parses the head once, at its end:
 //!
 //! - `Method`: nothing but characters of a method, or empty lines, has come. A space or tab leads to
-//!   `RequestLine`, any other byte to `Other`, and so does a method that fills the limit.
+//!   `RequestLine`, any other byte to `Other`.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
 //!   protocol of text lines. Any other line has to be right: it leads to `Fields` or to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
 //! - `Other`, `Broken`, `Complete`: final.
+//!
+//! What fills the limit before the line has ended is `Broken` if it is a request for sure, else `Other`.
+
+mod target;
 
 use std::ops::Range;
 
+use self::target::Target;
 use crate::authority::Authority;
 use crate::progress::{Fault, Progress};
 
-/// HAProxy takes 101 fields, Apache 100. Bounds the memory of one parse.
-const MOST_FIELDS: usize = 128;
+/// The most empty lines before a request. RFC 9112, section 2.2, has servers ignore one at least.
+pub(crate) const MOST_EMPTY_LINES: usize = 8;
 
 /// What starts HTTP and nothing else: the methods of RFC 9110 and RFC 5789.
 const KNOWN_METHODS: [&[u8]; 9] = [
@@ -26,7 +31,7 @@ const KNOWN_METHODS: [&[u8]; 9] = [
 /// methods the bytes that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    method_bytes: usize,
+    method: Range<usize>,
     path: Range<usize>,
     host: Option<Box<str>>,
     /// Of the target of a CONNECT.
@@ -38,7 +43,7 @@ pub struct RequestHead {
 impl RequestHead {
     /// The method, such as `GET`.
     pub fn method<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
-        bytes.get(..self.method_bytes).unwrap_or_default()
+        bytes.get(self.method.clone()).unwrap_or_default()
     }
 
     /// The path as it was sent, without the query: percent-encoding is not decoded, `..` not resolved. So
@@ -47,8 +52,8 @@ impl RequestHead {
         bytes.get(self.path.clone()).unwrap_or_default()
     }
 
-    /// The host that is asked for, in lower case, without port and trailing dot. Only an HTTP/1.0 request
-    /// may have none.
+    /// The host that is asked for, in lower case, without port and trailing dot. An HTTP/1.0 request may have
+    /// none, and so may one with an empty Host field.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
@@ -63,7 +68,7 @@ impl RequestHead {
         self.has_body
     }
 
-    /// From the first byte to the end of the empty line behind the fields.
+    /// From the first byte, which may be that of an empty line, to the end of the empty line behind the fields.
     pub fn length_bytes(&self) -> usize {
         self.length_bytes
     }
@@ -113,13 +118,12 @@ impl RequestHeadReader {
         {
             self.state = next;
         }
-        if bytes.len() == self.limit_bytes {
-            match self.state {
+        if bytes.len() == self.limit_bytes && self.is_open() {
+            self.state = match self.is_request(bytes) {
+                true => State::Broken(TOO_LONG),
                 // Not a request that any server takes, but perhaps a stream of text.
-                State::Method => self.state = State::Other,
-                State::RequestLine | State::Fields => self.state = State::Broken(TOO_LONG),
-                State::Other | State::Broken(_) | State::Complete(_) => {}
-            }
+                false => State::Other,
+            };
         }
         match &self.state {
             State::Method | State::RequestLine | State::Fields => Progress::More,
@@ -127,6 +131,27 @@ impl RequestHeadReader {
             State::Broken(fault) => Progress::Broken(*fault),
             State::Complete(head) => Progress::Complete(head),
         }
+    }
+
+    /// Whether `bytes`, of which more has to come, are the beginning of a request for sure. If not, they may be
+    /// another protocol's: a word, and perhaps more that is not yet a line.
+    pub(crate) fn is_request(&self, bytes: &[u8]) -> bool {
+        let line = bytes.get(self.line..self.position).unwrap_or_default();
+        match self.state {
+            State::Method => {
+                !line.is_empty() && KNOWN_METHODS.iter().any(|method| method.starts_with(line))
+            }
+            State::RequestLine => has_known_method(line) || names_http(line) || has_target(line),
+            State::Fields => true,
+            State::Other | State::Broken(_) | State::Complete(_) => false,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(
+            self.state,
+            State::Method | State::RequestLine | State::Fields
+        )
     }
 
     /// The head, once it is complete.
@@ -170,7 +195,7 @@ impl RequestHeadReader {
             }
             // HAProxy takes a tab for a space.
             b' ' | b'\t' if length > 0 => Some(State::RequestLine),
-            _ if is_token(byte) => None,
+            _ if is_of_method(byte, length) => None,
             _ => Some(State::Other),
         }
     }
@@ -179,9 +204,11 @@ impl RequestHeadReader {
         let line = &bytes[self.line..self.position];
         match byte {
             b'\n' => {
-                let next = match (self.line, judge(line)) {
-                    (1.., State::Fields) => State::Broken(EMPTY_LINE),
-                    (_, next) => next,
+                let next = match judge(line) {
+                    State::Fields if !are_empty_lines(&bytes[..self.line]) => {
+                        State::Broken(EMPTY_LINES)
+                    }
+                    next => next,
                 };
                 self.line = self.position + 1;
                 Some(next)
@@ -216,7 +243,8 @@ impl RequestHeadReader {
 }
 
 const TOO_LONG: Fault = Fault("the head of the HTTP request is too long");
-const EMPTY_LINE: Fault = Fault("the HTTP request has an empty line before it");
+const EMPTY_LINES: Fault =
+    Fault("the HTTP request has too many empty lines before it, or one that is no CRLF");
 const BARE_LF: Fault =
     Fault("the head of the HTTP request has a line feed without carriage return");
 const BARE_CR: Fault =
@@ -224,9 +252,8 @@ const BARE_CR: Fault =
 const CONTROL_BYTE: Fault = Fault("the head of the HTTP request has a control byte");
 const FOLDED: Fault = Fault("the HTTP request has a folded field");
 const REQUEST_LINE: Fault = Fault("the HTTP request has a malformed request line");
-const VERSION: Fault = Fault("the HTTP request is for a version other than 1.0 and 1.1");
+const VERSION: Fault = Fault("the HTTP request is for a version other than 1.x");
 const FIELD: Fault = Fault("the HTTP request has a malformed field");
-const TOO_MANY_FIELDS: Fault = Fault("the HTTP request has too many fields");
 const TARGET: Fault = Fault("the HTTP request has a malformed target");
 const TWO_HOSTS: Fault = Fault("the HTTP request has two Host fields");
 const NO_HOST: Fault = Fault("the HTTP request has no Host field");
@@ -254,7 +281,10 @@ fn judge(line: &[u8]) -> State {
         return State::Broken(REQUEST_LINE);
     }
     match version {
-        b"HTTP/1.0" | b"HTTP/1.1" => State::Fields,
+        // RFC 9110, section 2.5: a minor version that is not known is as the newest that is.
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor] if minor.is_ascii_digit() => {
+            State::Fields
+        }
         // The preface of HTTP/2 is made to look like this (RFC 9113, section 3.4).
         b"HTTP/2.0" if line == b"PRI * HTTP/2.0" => State::Other,
         _ => State::Broken(VERSION),
@@ -278,34 +308,58 @@ fn is_control(byte: u8) -> bool {
     byte < b' ' || byte == 0x7f
 }
 
-/// RFC 9110, section 5.6.2.
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+/// Whether a method can have `byte` behind so many others. RFC 9110 takes any token for a method, such as `0`,
+/// `+` or `a.b`; those that are registered or in use are made of these, and other protocols of the rest.
+fn is_of_method(byte: u8, behind: usize) -> bool {
+    byte.is_ascii_alphabetic() || behind > 0 && (byte.is_ascii_digit() || b"-_".contains(&byte))
+}
+
+/// Whether a method and a space are followed by what begins the target of a request: a path, or a URI with an
+/// authority.
+fn has_target(line: &[u8]) -> bool {
+    let target = line.splitn(2, |byte| b" \t".contains(byte)).nth(1);
+    target.is_some_and(|target| {
+        target.starts_with(b"/") || target.windows(3).any(|three| three == b"://")
+    })
+}
+
+fn are_empty_lines(bytes: &[u8]) -> bool {
+    bytes.len() <= 2 * MOST_EMPTY_LINES && bytes.chunks(2).all(|line| line == b"\r\n")
 }
 
 /// Parses a head that is complete, and of which the request line and the ends of lines are right.
 fn parse(head: &[u8]) -> Result<RequestHead, Fault> {
-    let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
-    let mut request = httparse::Request::new(&mut fields);
-    match request.parse(head) {
-        Ok(httparse::Status::Complete(length)) if length == head.len() => {}
-        Err(httparse::Error::TooManyHeaders) => return Err(TOO_MANY_FIELDS),
-        Err(httparse::Error::Token) => return Err(TARGET),
-        Ok(_) | Err(_) => return Err(FIELD),
-    }
-    let (Some(method), Some(text), Some(version)) = (request.method, request.path, request.version)
+    let is_of_line = |byte: &u8| !b"\r\n".contains(byte);
+    let start = head.iter().position(is_of_line).ok_or(REQUEST_LINE)?;
+    let end = head[start..].iter().position(|byte| *byte == b'\n');
+    let end = start + end.ok_or(REQUEST_LINE)?;
+    let (line, fields) = (&head[start..end], &head[end + 1..]);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let mut words = line.split(|byte| *byte == b' ');
+    let (Some(method), Some(text), Some(version)) = (words.next(), words.next(), words.next())
     else {
         return Err(REQUEST_LINE);
     };
+    let text = std::str::from_utf8(text).map_err(|_| TARGET)?;
+    // A field has four bytes at least, so that the list takes at most eight times as much memory as the head.
+    let lines = fields.iter().filter(|byte| **byte == b'\n').count();
+    let mut list = vec![httparse::EMPTY_HEADER; lines];
+    let fields = match httparse::parse_headers(fields, &mut list) {
+        Ok(httparse::Status::Complete((length, list))) if length == fields.len() => list,
+        Ok(_) | Err(_) => return Err(FIELD),
+    };
     let target = Target::parse(method, text).ok_or(TARGET)?;
-    let mut hosts = request
-        .headers
+    let mut hosts = fields
         .iter()
-        .filter(|field| field.name.eq_ignore_ascii_case("host"));
+        .filter(|field| field.name.eq_ignore_ascii_case("host"))
+        .map(|field| field.value.trim_ascii());
     let host = match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(TWO_HOSTS),
-        (Some(field), None) => Some(Authority::parse(field.value.trim_ascii()).ok_or(HOST)?),
-        (None, None) if version == 0 => None,
+        // RFC 9112, section 3.2: what a target without authority comes with.
+        (Some([]), None) if target.authority.is_some() => return Err(OTHER_HOST),
+        (Some([]), None) => None,
+        (Some(host), None) => Some(Authority::parse(host).ok_or(HOST)?),
+        (None, None) if version == b"HTTP/1.0" => None,
         (None, None) => return Err(NO_HOST),
     };
     if let (Some(host), Some(authority)) = (&host, &target.authority)
@@ -313,7 +367,7 @@ fn parse(head: &[u8]) -> Result<RequestHead, Fault> {
     {
         return Err(OTHER_HOST);
     }
-    let has_body = request.headers.iter().any(|field| {
+    let has_body = fields.iter().any(|field| {
         let name = field.name;
         // Other ways to write 0 are not worth the risk.
         name.eq_ignore_ascii_case("content-length") && field.value != b"0"
@@ -322,82 +376,19 @@ fn parse(head: &[u8]) -> Result<RequestHead, Fault> {
     let port = target
         .authority
         .as_ref()
-        .filter(|_| method == "CONNECT")
+        .filter(|_| method == b"CONNECT")
         .and_then(|authority| authority.port);
     let path = target.path;
-    let shift = method.len() + 1;
+    let method = start..start + method.len();
+    let shift = method.end + 1;
     Ok(RequestHead {
-        method_bytes: method.len(),
+        method,
         path: path.start + shift..path.end + shift,
         host: target.authority.or(host).map(|authority| authority.host),
         port,
         has_body,
         length_bytes: head.len(),
     })
-}
-
-/// The target of a request (RFC 9112, section 3.2).
-struct Target {
-    authority: Option<Authority>,
-    /// Of the authority, if its scheme has one.
-    default_port: Option<u16>,
-    path: Range<usize>,
-}
-
-impl Target {
-    fn parse(method: &str, text: &str) -> Option<Self> {
-        let mut target = Self {
-            authority: None,
-            default_port: None,
-            path: 0..0,
-        };
-        if method == "CONNECT" {
-            let authority = Authority::parse(text.as_bytes())?;
-            authority.port?;
-            target.authority = Some(authority);
-            return Some(target);
-        }
-        if text == "*" && method == "OPTIONS" {
-            return Some(target);
-        }
-        let mut path = 0;
-        if !text.starts_with('/') {
-            let (scheme, rest) = text.split_once("://")?;
-            if scheme.is_empty() || !scheme.bytes().all(is_of_scheme) {
-                return None;
-            }
-            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-            target.authority = Some(Authority::parse(&rest.as_bytes()[..end])?);
-            target.default_port = default_port(scheme);
-            path = scheme.len() + 3 + end;
-        }
-        let rest = &text[path..];
-        target.path = path..path + rest.find(['?', '#']).unwrap_or(rest.len());
-        Some(target)
-    }
-
-    /// Whether a Host field names the same. The port that it leaves out is that of the scheme; for
-    /// CONNECT, which has no scheme, it is any.
-    fn agrees(&self, authority: &Authority, host: &Authority) -> bool {
-        let ports = match (host.port.or(self.default_port), self.default_port) {
-            (None, None) => true,
-            (port, default) => port == authority.port.or(default),
-        };
-        host.host == authority.host && ports
-    }
-}
-
-fn default_port(scheme: &str) -> Option<u16> {
-    match &*scheme.to_ascii_lowercase() {
-        "http" | "ws" => Some(80),
-        "https" | "wss" => Some(443),
-        _ => None,
-    }
-}
-
-/// RFC 3986, section 3.1.
-fn is_of_scheme(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)
 }
 
 #[cfg(test)]

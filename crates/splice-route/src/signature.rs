@@ -2,6 +2,7 @@
 
 use crate::conditions::Protocol;
 use crate::progress::Progress;
+use crate::request_head::MOST_EMPTY_LINES;
 
 /// RFC 9113, section 3.4. What follows, such as the authority of the first request, is not looked at:
 /// clients of gRPC wait for the server's SETTINGS before they send it.
@@ -18,7 +19,7 @@ pub(crate) fn read(protocol: Protocol, bytes: &[u8]) -> Option<Progress<()>> {
     Some(match protocol {
         Protocol::Http2 => begins_with(bytes, &[HTTP2_PREFACE]),
         Protocol::Ssh => begins_with(bytes, &SSH_VERSIONS),
-        Protocol::Connect => begins_with(bytes, &[CONNECT]),
+        Protocol::Connect => connect(bytes),
         Protocol::Socks => socks(bytes),
         Protocol::Rdp => rdp(bytes),
         Protocol::Tls | Protocol::Http1 | Protocol::Postgres => return None,
@@ -34,6 +35,18 @@ pub(crate) fn begins_with(bytes: &[u8], patterns: &[impl AsRef<[u8]>]) -> Progre
         Progress::More
     } else {
         Progress::Other
+    }
+}
+
+/// Behind empty lines, as any request may be.
+fn connect(bytes: &[u8]) -> Progress<()> {
+    let mut rest = bytes;
+    for _ in 0..MOST_EMPTY_LINES {
+        rest = rest.strip_prefix(b"\r\n").unwrap_or(rest);
+    }
+    match rest {
+        b"\r" if bytes.len() < 2 * MOST_EMPTY_LINES => Progress::More,
+        _ => begins_with(rest, &[CONNECT]),
     }
 }
 
@@ -110,6 +123,20 @@ mod tests {
                 Complete(()),
             ),
             (Protocol::Connect, b"CONNECT", More),
+            (Protocol::Connect, b"\r\n\r\nCONNECT a:1", Complete(())),
+            (Protocol::Connect, b"\r\n\r", More),
+            (Protocol::Connect, b"\r\rCONNECT a:1", Other),
+            (Protocol::Connect, b"\nCONNECT a:1", Other),
+            (
+                Protocol::Connect,
+                &[b'\r', b'\n'].repeat(MOST_EMPTY_LINES),
+                More,
+            ),
+            (
+                Protocol::Connect,
+                &[b'\r', b'\n'].repeat(MOST_EMPTY_LINES + 1),
+                Other,
+            ),
             (Protocol::Connect, b"CONNECTED ", Other),
             (Protocol::Socks, b"\x05\x01\0", Complete(())),
             (Protocol::Socks, b"\x05\xff", Complete(())),

@@ -47,6 +47,10 @@ fn requests() {
             "example.org:443",
         ),
         (
+            "\r\nCONNECT example.org:443 HTTP/1.2\r\nHost: example.org\r\n\r\n",
+            "example.org:443",
+        ),
+        (
             "CONNECT example.org:0 HTTP/1.0\r\nProxy-Connection: a\r\n\r\n",
             "example.org:0",
         ),
@@ -91,6 +95,10 @@ fn broken_requests() {
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nX: a\rb\r\n\r\n",
         "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nX : a\r\n\r\n",
         "CONNECT a:443 HTTP/2.0\r\nHost: a:443\r\n\r\n",
+        "CONNECT a:443 HTTP/1.1\r\nHost:\r\n\r\n",
+        "CONNECT a!b:443 HTTP/1.1\r\nHost: a!b:443\r\n\r\n",
+        "CONNECT %c3%a4:443 HTTP/1.1\r\nHost: %c3%a4:443\r\n\r\n",
+        "\nCONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
         "CONNECT a\0:443 HTTP/1.1\r\n\r\n",
         &format!("CONNECT {long_label}:443 HTTP/1.0\r\n\r\n"),
         &format!(

@@ -8,7 +8,7 @@ use super::tls_tests::{DIRECT, HELLO};
 use super::*;
 
 /// Pieces of messages, right and wrong, that strategies put together.
-const PIECES: [&[u8]; 30] = [
+const PIECES: [&[u8]; 35] = [
     b"GET / HTTP/1.1",
     b"get /x HTTP/1.0",
     b"FOO http://a/ HTTP/1.1",
@@ -24,6 +24,11 @@ const PIECES: [&[u8]; 30] = [
     b"hOST : a\r\n",
     b" folded",
     b"X: \t\xff",
+    b"Host:\r\n",
+    b"GET / HTTP/1.2",
+    b"HELLO",
+    b"CNXN....",
+    b"0 hello",
     b"SSH-2.0-",
     b"SSH-1.",
     b"\x03\0\0\x0b\x06\xe0",
@@ -128,6 +133,19 @@ proptest! {
         // Except for a request that the proxy answers, behind which nothing may be pipelined.
         if !bytes.starts_with(b"\0\0\0\x08\x04\xd2\x16") {
             decide_in_every_way(&routes, &bytes, waiting);
+        }
+    }
+
+    #[test]
+    fn no_half_request_takes_a_later_route(
+        end in 1..HTTP.len(),
+        empty_lines in 0..3_usize,
+        waiting in select(vec![Waiting::TimedOut, Waiting::Ended]),
+    ) {
+        let bytes = [&b"\r\n".repeat(empty_lines), &HTTP[..end]].concat();
+        for conditions in [host("a"), method("PUT"), path("/x"), protocol(Protocol::Http1)] {
+            let decision = decide_in_every_way(&[conditions, Conditions::default()], &bytes, waiting);
+            prop_assert!(matches!(decision, Decision::Reset(_)), "{:?}", decision);
         }
     }
 

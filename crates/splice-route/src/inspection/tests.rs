@@ -87,7 +87,7 @@ pub(super) fn postgres_for(name: &str) -> Conditions {
     }
 }
 
-fn decide(routes: &[Conditions], bytes: &[u8], waiting: Waiting) -> Decision {
+pub(super) fn decide(routes: &[Conditions], bytes: &[u8], waiting: Waiting) -> Decision {
     Inspection::new(LIMIT_BYTES).decide(routes, &arrival(), bytes, waiting)
 }
 
@@ -246,48 +246,6 @@ fn a_silent_client_is_told_by_the_time() {
     for (routes, bytes, waiting, expected) in cases {
         let decision = decide_in_every_way(routes, bytes, waiting);
         assert_eq!(decision, expected, "{routes:?} {waiting:?}");
-    }
-}
-
-#[test]
-fn half_a_message_never_falls_through() {
-    let cases: [(Conditions, &[u8]); 9] = [
-        (host("a"), b"GET / HTTP/1.1\r\nHost: b\r\n"),
-        (protocol(Protocol::Http1), b"G"),
-        (protocol(Protocol::Http2), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"),
-        (protocol(Protocol::Ssh), b"SSH-2.0"),
-        (protocol(Protocol::Rdp), b"\x03\0"),
-        (protocol(Protocol::Socks), b"\x05"),
-        (protocol(Protocol::Connect), b"CONNECT"),
-        (protocol(Protocol::Postgres), &POSTGRES_SSL_REQUEST[..7]),
-        (starts_with(b"abc"), b"ab"),
-    ];
-    for (conditions, bytes) in cases {
-        let routes = [conditions, any(), silent()];
-        for (waiting, expected) in [
-            (Waiting::ForMore, Decision::More),
-            (Waiting::TimedOut, Decision::Reset(TOO_LATE)),
-            (Waiting::Ended, Decision::Reset(INCOMPLETE)),
-        ] {
-            let decision = decide_in_every_way(&routes, bytes, waiting);
-            assert_eq!(decision, expected, "{routes:?}");
-        }
-    }
-}
-
-#[test]
-fn a_broken_message_never_falls_through() {
-    let two_hosts = b"GET / HTTP/1.1\r\nHost: b\r\nHost: a\r\n\r\n";
-    let decision = decide_in_every_way(&[host("a"), any()], two_hosts, Waiting::ForMore);
-    assert!(matches!(decision, Decision::Reset(_)), "{decision:?}");
-    // Only a condition on the message makes it one.
-    for routes in [
-        &[any()][..],
-        &[protocol(Protocol::Ssh), any()],
-        &[starts_with(b"GET "), host("a")],
-    ] {
-        let decision = decide_in_every_way(routes, two_hosts, Waiting::ForMore);
-        assert!(matches!(decision, Decision::Route(_)), "{routes:?}");
     }
 }
 

@@ -2,7 +2,10 @@
 
 use splice_route::proxy_protocol::{HeaderReader, OutTlvs, header_v2};
 use splice_route::socks::{Negotiation, Step};
-use splice_route::{ClientHelloReader, Progress, RequestHeadReader, connect};
+use splice_route::{
+    Arrival, ClientHelloReader, Conditions, Decision, Inspection, Progress, Protocol,
+    RequestHeadReader, ServerName, Waiting, connect,
+};
 
 /// Gives a reader all that has come, and tells what it answers.
 type Read = Box<dyn FnMut(&[u8]) -> Progress<String>>;
@@ -24,10 +27,53 @@ macro_rules! reader {
 pub(crate) const READERS: &[Entry] = &[
     ("client-hello", reader!(ClientHelloReader::new(2048))),
     ("connect", reader!(connect::RequestReader::new(2048))),
+    ("inspection", || Box::new(inspect(Inspection::new(2048)))),
     ("proxy-header", || Box::new(pass_on(HeaderReader::new()))),
     ("request-head", reader!(RequestHeadReader::new(2048))),
     ("socks", || Box::new(negotiate(Negotiation::new()))),
 ];
+
+/// Routes of each kind before one that takes everything, and what they make of a client whose time is up. No
+/// answer to the client is asked for, since it would depend on the cuts.
+fn inspect(mut inspection: Inspection) -> impl FnMut(&[u8]) -> Progress<String> {
+    let of_protocol = |protocol| Conditions {
+        protocol: Some(protocol),
+        ..Conditions::default()
+    };
+    let host = Conditions {
+        http_hosts: Some(vec!["*.example.org".parse().expect("a name")]),
+        ..Conditions::default()
+    };
+    let name = Conditions {
+        sni: Some(vec![ServerName::None]),
+        ..Conditions::default()
+    };
+    let routes = [
+        of_protocol(Protocol::Connect),
+        host,
+        name,
+        of_protocol(Protocol::Socks),
+        of_protocol(Protocol::Rdp),
+        Conditions::default(),
+    ];
+    let arrival = Arrival {
+        client: None,
+        local: None,
+    };
+    move |come| {
+        for waiting in [Waiting::TimedOut, Waiting::Ended] {
+            let decision = Inspection::new(2048).decide(&routes, &arrival, come, waiting);
+            assert!(
+                matches!(decision, Decision::Route(_) | Decision::Reset(_)),
+                "{waiting:?}: {decision:?}"
+            );
+        }
+        match inspection.decide(&routes, &arrival, come, Waiting::ForMore) {
+            Decision::More => Progress::More,
+            last => Progress::Complete(format!("{last:?}")),
+        }
+    }
+}
 
 /// A header whose fields are passed on in one of our own.
 fn pass_on(mut reader: HeaderReader) -> impl FnMut(&[u8]) -> Progress<String> {

@@ -192,6 +192,145 @@ fn a_hello_that_does_not_come_in_time_is_reset() {
     proxy.relay.wait_logged("was not complete in time");
 }
 
+/// HTTP by host, and everything else to another server.
+fn http_and_others(http: &Site, others: &Site, decide_within: &str) -> Proxy {
+    Proxy::run(&format!(
+        r#"
+[[listener]]
+name = "l"
+address = "127.0.0.1:0"
+decide_within = "{decide_within}"
+[[listener.route]]
+http_host = ["example.org"]
+backend = "http"
+[[listener.route]]
+sni = ["example.org"]
+backend = "http"
+[[listener.route]]
+backend = "others"
+[backend.http]
+servers = ["{}"]
+[backend.others]
+servers = ["{}"]
+"#,
+        http.address(),
+        others.address()
+    ))
+}
+
+#[test]
+fn what_is_no_http_goes_to_the_default_at_once() {
+    let (http, others) = (Site::new(), Site::new());
+    let proxy = http_and_others(&http, &others, "10m");
+    let address = proxy.address("l");
+    for first in [
+        &b"0 hello"[..],
+        b"CNXN....",
+        b"CNXN\0\0\0\x01\0\0\x10\0",
+        b"*1\r\n$4\r\nPING\r\n",
+        b"HELLO world\r\n",
+        &tls_hello("elsewhere.org", &[]),
+    ] {
+        // At once, and byte by byte.
+        for at_most in [first.len(), 1] {
+            let mut client = connect(&address);
+            client.set_nodelay(true).expect("no delay");
+            for part in first.chunks(at_most) {
+                client.write_all(part).expect("sent");
+            }
+            let mut server = others.accept();
+            expect(&mut server, first);
+            converse(&mut client, &mut server);
+        }
+    }
+    // Nothing follows the end of the stream.
+    let mut client = connect(&address);
+    client.write_all(b"HELLO").expect("sent");
+    client.shutdown(Shutdown::Write).expect("ended");
+    let mut server = others.accept();
+    expect(&mut server, b"HELLO");
+    assert_eq!(server.read(&mut [0]).expect("an end"), 0);
+    server.write_all(b"answer").expect("sent");
+    expect(&mut client, b"answer");
+}
+
+#[test]
+fn what_may_become_http_goes_to_the_default_at_the_deadline() {
+    let (http, others) = (Site::new(), Site::new());
+    let proxy = http_and_others(&http, &others, "300ms");
+    let address = proxy.address("l");
+    // The time counts from accept. The bytes are there by then, or the client could be a silent one.
+    let send = |first: &[u8]| {
+        proxy.relay.hold_still();
+        let mut client = connect(&address);
+        client.write_all(first).expect("sent");
+        proxy.relay.go_on();
+        client
+    };
+    for first in [&b""[..], b"HELLO", b"HELLO world", b"\r\n", b"CNXN"] {
+        let mut client = send(first);
+        let mut server = others.accept();
+        expect(&mut server, first);
+        converse(&mut client, &mut server);
+    }
+    let hello = tls_hello("example.org", &[]);
+    for half in [
+        &b"GET /"[..],
+        b"G",
+        b"FOO /",
+        b"GET / HTTP/1.1\r\nHost: other.org\r\n",
+        &hello[..1],
+        &hello[..hello.len() - 1],
+    ] {
+        expect_reset(&mut send(half));
+    }
+    assert_eq!(proxy.count("l", "without_route"), 6);
+}
+
+#[test]
+fn unusual_requests_reach_their_server_as_they_are() {
+    let (http, others) = (Site::new(), Site::new());
+    let proxy = http_and_others(&http, &others, "10m");
+    let fields = "X: y\r\n".repeat(1000);
+    for (request, site) in [
+        (
+            "\r\nGET / HTTP/1.1\r\nHost: example.org\r\n\r\n".into(),
+            &http,
+        ),
+        ("GET / HTTP/1.2\r\nHost: example.org\r\n\r\n".into(), &http),
+        (
+            format!("GET / HTTP/1.1\r\n{fields}Host: example.org\r\n\r\n"),
+            &http,
+        ),
+        ("GET / HTTP/1.1\r\nHost:\r\n\r\n".into(), &others),
+        (
+            "GET / HTTP/1.1\r\nHost: a!b$c~.example\r\n\r\n".into(),
+            &others,
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: m%C3%A4rz.example\r\n\r\n".into(),
+            &others,
+        ),
+    ] {
+        let request: String = request;
+        let mut client = connect(&proxy.address("l"));
+        client.write_all(request.as_bytes()).expect("sent");
+        let mut server = site.accept();
+        expect(&mut server, request.as_bytes());
+        converse(&mut client, &mut server);
+    }
+    for ambiguous in [
+        "\nGET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: example.org,other.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: ex%61mple.org\r\n\r\n",
+        "GET http://example.org/ HTTP/1.1\r\nHost:\r\n\r\n",
+    ] {
+        let mut client = connect(&proxy.address("l"));
+        client.write_all(ambiguous.as_bytes()).expect("sent");
+        expect_reset(&mut client);
+    }
+}
+
 #[test]
 fn protocols_are_told_apart() {
     let sites: Vec<_> = (0..5).map(|_| Site::new()).collect();
