@@ -216,7 +216,11 @@ impl Inspection {
         if let Some(protocol) = conditions.protocol
             && let Some(progress) = signature::read(protocol, shown)
         {
-            let answer = Answer::of(progress);
+            let answer = match progress {
+                // Empty lines before a CONNECT, or somebody's who presses a key.
+                Progress::More if waiting != Waiting::ForMore && is_blank(shown) => Answer::Unclear,
+                progress => Answer::of(progress),
+            };
             if !matches!(answer, Answer::Yes) {
                 return answer;
             }
@@ -374,6 +378,10 @@ fn holds_on_arrival(conditions: &Conditions, arrival: &Arrival) -> bool {
             .is_some_and(|local| ports.contains(&local.port()))
     });
     local_ports && local_addresses && clients
+}
+
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| b"\r\n".contains(byte))
 }
 
 fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> bool {

@@ -51,6 +51,8 @@ fn what_is_no_request_takes_a_later_route_at_once() {
             b"*1\r\n$4\r\nPING\r\n",
             b"\r\n0",
             b"HELLO world\r\n",
+            // RFC 9110 allows the method, but nobody has it.
+            b"0 / HTTP/1.1\r\nHost: a\r\n\r\n",
             b"\x10\x0c\0\x04MQTT",
             STARTUP,
         ] {
@@ -92,6 +94,14 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         let routes = [host("a"), silent()];
         for (waiting, fault) in [(TimedOut, TOO_LATE), (Ended, INCOMPLETE)] {
             assert_eq!(decide(&routes, waiting), Decision::Reset(fault), "{shown}");
+        }
+    }
+    for bytes in [&b"\r"[..], b"\r\n", b"\r\n\r\n\r"] {
+        let routes = [protocol(Protocol::Connect), host("a"), any()];
+        let decide = |waiting| decide_in_every_way(&routes, bytes, waiting);
+        assert_eq!(decide(ForMore), Decision::More);
+        for waiting in [TimedOut, Ended] {
+            assert_eq!(decide(waiting), Decision::Route(2));
         }
     }
     // What is half a request for sure.

@@ -134,7 +134,11 @@ fn bytes_behind_a_request_reach_the_destination() {
     ]
     .concat();
     for (request, answers) in [
-        (connect_request.into_bytes(), &b"HTTP/1.1 200 "[..]),
+        (
+            format!("\r\n{connect_request}").into_bytes(),
+            &b"HTTP/1.1 200 "[..],
+        ),
+        (connect_request.into_bytes(), b"HTTP/1.1 200 "),
         (socks4, b"\0\x5a"),
         (socks5, b"\x05\0\x05\0\0\x01"),
     ] {
