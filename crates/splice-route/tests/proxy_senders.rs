@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use splice_route::Progress;
-use splice_route::proxy_protocol::{Header, HeaderReader};
+use splice_route::proxy_protocol::{Header, HeaderReader, OutTlvs, header_v2};
 
 fn read(name: &str) -> (Header, Vec<u8>) {
     let file =
@@ -83,4 +83,26 @@ fn fields_are_kept() {
     assert_eq!(kinds, [0x03, 0x01, 0x02, 0x05, 0x20]);
     assert_eq!(header.tlvs().get(0x01), Some(&b"h2"[..]));
     assert_eq!(header.tlvs().get(0x02), Some(&b"www.example.org"[..]));
+}
+
+#[test]
+fn fields_are_passed_on() {
+    let (header, _) = read("haproxy-v2-options");
+    let tlvs = OutTlvs {
+        authority: Some(b"own.example"),
+        unique_id: Some(b"own"),
+        received: Some(header.tlvs()),
+        ..OutTlvs::default()
+    };
+    let some = Some("192.0.2.1:1".parse().expect("an address"));
+    let written = header_v2(some, some, &tlvs).expect("a short header");
+    let Progress::Complete(passed_on) = HeaderReader::new().read(&written) else {
+        panic!("{}", written.escape_ascii());
+    };
+    let kinds: Vec<_> = passed_on.tlvs().iter().map(|(kind, _)| kind).collect();
+    assert_eq!(kinds, [0x05, 0x01, 0x02, 0x20, 0x03]);
+    for kind in [0x05, 0x01, 0x02, 0x20] {
+        let [came, went] = [&header, &passed_on].map(|header| header.tlvs().get(kind));
+        assert_eq!(went, came, "{kind}");
+    }
 }
