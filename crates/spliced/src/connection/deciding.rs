@@ -115,13 +115,15 @@ impl Connection {
         self.reset(&why)
     }
 
-    /// Reads as much as a decision needs, and acts on it.
+    /// Reads as much as a decision needs, and acts on it. Bytes that came in time count even if this is the
+    /// first time that the socket is read: a part of them would lead to another route.
     pub(super) fn decide(&mut self, cx: &mut Context<'_>, timed_out: bool) -> Step {
+        let mut is_drained = false;
         loop {
             let State::Deciding(inspection) = &mut self.state else {
                 return Step::Wait;
             };
-            let waiting = match (timed_out, self.first_bytes.has_ended()) {
+            let waiting = match (timed_out && is_drained, self.first_bytes.has_ended()) {
                 (true, _) => Waiting::TimedOut,
                 (false, true) => Waiting::Ended,
                 (false, false) => Waiting::ForMore,
@@ -131,6 +133,7 @@ impl Connection {
             match inspection.decide(conditions, &self.arrival, payload, waiting) {
                 Decision::More => match self.read(cx) {
                     Ok(true) => {}
+                    Ok(false) if timed_out => is_drained = true,
                     Ok(false) => {
                         cx.set_deadline(Some(self.deadline));
                         return Step::Wait;

@@ -16,6 +16,9 @@
 //! A connection whose route needs no byte skips Deciding; what its client sends stays in the socket. Bytes
 //! that a decision needs are read, kept until a server is connected, and written there. Without a route or
 //! a server the client gets a reset.
+//!
+//! A deadline may pass before the event loop has seen what came in time: a signal that stops the process ends
+//! epoll_wait(2) without events. So each state that waits for the client reads its socket once more.
 
 mod connecting;
 mod deciding;
@@ -265,9 +268,25 @@ impl Task for Connection {
 
     fn deadline_passed(&mut self, cx: &mut Context<'_>) -> Step {
         match &self.state {
-            State::ReadingHeader(_) => self.undecided("its PROXY header did not come in time"),
+            State::ReadingHeader(_) => {
+                let step = self.read_header(cx);
+                match self.state {
+                    State::ReadingHeader(_) if matches!(step, Step::Wait) => {
+                        self.undecided("its PROXY header did not come in time")
+                    }
+                    _ => step,
+                }
+            }
             State::Deciding(_) => self.decide(cx, true),
-            State::Negotiating => self.undecided("it did not ask for a destination in time"),
+            State::Negotiating => {
+                let step = self.negotiate(cx);
+                match self.state {
+                    State::Negotiating if matches!(step, Step::Wait) => {
+                        self.undecided("it did not ask for a destination in time")
+                    }
+                    _ => step,
+                }
+            }
             State::Resolving(_) => {
                 self.fail("its name could not be resolved within the connect timeout")
             }

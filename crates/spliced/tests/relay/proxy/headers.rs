@@ -2,9 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset, tls_hello};
+use crate::patience::until;
 use crate::peer::Peer;
 
 fn configuration(listener: &str, backend: &str, site: &Site) -> String {
@@ -52,6 +55,26 @@ fn a_required_header_is_swallowed_and_its_client_decides() {
         client.write_all(wrong).expect("sent");
         expect_reset(&mut client);
     }
+}
+
+#[test]
+fn a_header_that_came_during_a_stall_counts_although_the_time_is_over() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(
+        &format!("{FROM_ANYWHERE}\ndecide_within = \"3s\"\n{ANY}"),
+        "",
+        &site,
+    ));
+    let mut client = connect(&proxy.address("all"));
+    client.write_all(b"PROXY ").expect("sent");
+    until("it is accepted", || proxy.count("all", "accepted") == 1);
+    proxy.relay.hold_still();
+    client
+        .write_all(b"TCP4 192.0.2.7 198.51.100.1 4000 443\r\nrest")
+        .expect("sent");
+    thread::sleep(Duration::from_secs(3));
+    proxy.relay.go_on();
+    expect(&mut site.accept(), b"rest");
 }
 
 #[test]

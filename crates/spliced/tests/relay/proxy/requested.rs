@@ -3,24 +3,31 @@
 use std::io::{Read, Write};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use super::Proxy;
 use super::backends::Place;
 use super::routes::{Site, connect, expect};
+use crate::patience::until;
 use crate::relay::output;
 
-fn proxy(allow: &str) -> Proxy {
-    Proxy::run(&format!(
+fn configuration(listener: &str, allow: &str) -> String {
+    format!(
         r#"
 [[listener]]
 name = "proxy"
 address = "127.0.0.1:0"
+{listener}
 [[listener.route]]
 socks = {{ allow = [{allow}] }}
 [[listener.route]]
 connect = {{ allow = [{allow}] }}
 "#
-    ))
+    )
+}
+
+fn proxy(allow: &str) -> Proxy {
+    Proxy::run(&configuration("", allow))
 }
 
 /// Answers one HTTP request.
@@ -153,6 +160,29 @@ fn bytes_behind_a_request_reach_the_destination() {
             expect(&mut client, answers);
         }
     }
+}
+
+#[test]
+fn a_request_that_came_during_a_stall_counts_although_the_time_is_over() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(
+        "decide_within = \"3s\"",
+        "\"127.0.0.0/8:*\"",
+    ));
+    let request = format!(
+        "CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\nfirst",
+        site.address()
+    );
+    let (early, late) = request.split_at(20);
+    let mut client = connect(&proxy.address("proxy"));
+    client.write_all(early.as_bytes()).expect("sent");
+    until("it is accepted", || proxy.count("proxy", "accepted") == 1);
+    proxy.relay.hold_still();
+    client.write_all(late.as_bytes()).expect("sent");
+    thread::sleep(Duration::from_secs(3));
+    proxy.relay.go_on();
+    expect(&mut site.accept(), b"first");
+    expect(&mut client, b"HTTP/1.1 200 ");
 }
 
 #[test]

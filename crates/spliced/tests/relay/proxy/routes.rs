@@ -287,6 +287,36 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
     assert_eq!(proxy.count("l", "without_route"), 6);
 }
 
+/// A relay that was stopped learns of its deadline before it learns of what came meanwhile (`epoll_wait` ends
+/// with EINTR).
+#[test]
+fn what_came_during_a_stall_counts_although_the_time_is_over() {
+    const DECIDE_WITHIN: Duration = Duration::from_secs(3);
+    let (http, others) = (Site::new(), Site::new());
+    let proxy = http_and_others(&http, &others, "3s");
+    let address = proxy.address("l");
+    for (accepted, (early, late)) in (1..).zip([
+        (
+            &b"PROPF"[..],
+            &b"IND / HTTP/1.1\r\nHost: example.org\r\n\r\n"[..],
+        ),
+        (b"", b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"),
+    ]) {
+        let mut client = connect(&address);
+        client.write_all(early).expect("sent");
+        until("it is accepted", || {
+            proxy.count("l", "accepted") == accepted
+        });
+        proxy.relay.hold_still();
+        client.write_all(late).expect("sent");
+        thread::sleep(DECIDE_WITHIN);
+        proxy.relay.go_on();
+        let mut server = http.accept();
+        expect(&mut server, &[early, late].concat());
+        converse(&mut client, &mut server);
+    }
+}
+
 #[test]
 fn unusual_requests_reach_their_server_as_they_are() {
     let (http, others) = (Site::new(), Site::new());
