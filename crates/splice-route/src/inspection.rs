@@ -6,8 +6,8 @@
 //!
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
 //! as one that does not hold: else a client could choose a later route by sending half a message. There is
-//! one exception. Nearly any word may become the method of an HTTP request, so a word that is not known for
-//! one, of which nothing more comes in time, counts as another protocol's.
+//! one exception. Any token may become the method of an HTTP request, so a word that is not known for one,
+//! of which nothing more comes in time, counts as another protocol's.
 
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};

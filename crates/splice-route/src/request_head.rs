@@ -3,7 +3,7 @@
 //! A reader looks at each byte once, in one of these states, and parses the head once, at its end:
 //!
 //! - `Method`: nothing but characters of a method, or empty lines, has come. A space or tab leads to
-//!   `RequestLine`, any other byte to `Other`.
+//!   `RequestLine`, any other byte to `Other`. Any token may be a method.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
 //!   protocol of text lines. Any other line has to be right: it leads to `Fields` or to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
@@ -195,7 +195,7 @@ impl RequestHeadReader {
             }
             // HAProxy takes a tab for a space.
             b' ' | b'\t' if length > 0 => Some(State::RequestLine),
-            _ if is_of_method(byte, length) => None,
+            _ if is_of_token(byte) => None,
             _ => Some(State::Other),
         }
     }
@@ -308,10 +308,9 @@ fn is_control(byte: u8) -> bool {
     byte < b' ' || byte == 0x7f
 }
 
-/// Whether a method can have `byte` behind so many others. RFC 9110 takes any token for a method, such as `0`,
-/// `+` or `a.b`; those that are registered or in use are made of these, and other protocols of the rest.
-fn is_of_method(byte: u8, behind: usize) -> bool {
-    byte.is_ascii_alphabetic() || behind > 0 && (byte.is_ascii_digit() || b"-_".contains(&byte))
+/// RFC 9110, section 5.6.2. A method is a token (section 9.1), however unusual: servers take `0` and `a.b`.
+fn is_of_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// Whether a method and a space are followed by what begins the target of a request: a path, or a URI with an

@@ -44,15 +44,13 @@ fn what_is_no_request_takes_a_later_route_at_once() {
     for conditions in [host("a"), protocol(Protocol::Http1), path("/"), get] {
         let routes = [conditions, silent(), any()];
         for bytes in [
-            &b"0"[..],
-            b"0 hello",
-            b"CNXN....",
+            &b"0 hello\r\n"[..],
             b"CNXN\0\0\0\x01\0\0\x10\0",
+            b"CNXN....\0",
             b"*1\r\n$4\r\nPING\r\n",
-            b"\r\n0",
+            b"{\"jsonrpc\":",
+            b"\r\n{",
             b"HELLO world\r\n",
-            // RFC 9110 allows the method, but nobody has it.
-            b"0 / HTTP/1.1\r\nHost: a\r\n\r\n",
             b"\x10\x0c\0\x04MQTT",
             STARTUP,
         ] {
@@ -62,7 +60,7 @@ fn what_is_no_request_takes_a_later_route_at_once() {
     }
 }
 
-/// Nearly any word may become a method. One that has not by the deadline is another protocol's.
+/// Any token may become a method. One that has not by the deadline is another protocol's.
 #[test]
 fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
     use Waiting::{Ended, ForMore, TimedOut};
@@ -74,6 +72,10 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         b"\r\n",
         b"\r\nHELLO ",
         b"CNXN",
+        b"CNXN....",
+        b"0",
+        b"0 hello",
+        b"a.b",
     ] {
         let shown = bytes.escape_ascii();
         let routes = [host("a"), sni("a"), silent(), method("GET"), any()];
@@ -110,6 +112,7 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         b"\r\nGE",
         b"GET hello",
         b"FOO /",
+        b"0 /",
         b"FOO http://a",
         b"HELLO world HTTP/1.1\r\n",
         &HTTP[..HTTP.len() - 1],
@@ -133,6 +136,22 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
     assert_eq!(decide(&text[..63]), Decision::More);
     assert_eq!(decide(&text[..64]), Decision::Route(1));
     assert_eq!(decide(&text), Decision::Route(1));
+}
+
+/// A method that nobody has heard of is no way past a route.
+#[test]
+fn a_request_with_an_unusual_method_is_a_request() {
+    for method in ["1GET", "a.b", "$GET", "0", "*", "CNXN...."] {
+        let routes = [host("a"), any()];
+        let decide = |host: &str| {
+            let bytes = format!("{method} / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            decide_in_every_way(&routes, bytes.as_bytes(), Waiting::ForMore)
+        };
+        assert_eq!(decide("a"), Decision::Route(0), "{method}");
+        assert_eq!(decide("b"), Decision::Route(1), "{method}");
+        let decision = decide("a\r\nHost: b");
+        assert!(matches!(decision, Decision::Reset(_)), "{method}");
+    }
 }
 
 #[test]

@@ -111,6 +111,14 @@ fn requests() {
             head("BITS_POST", "a", "/"),
         ),
         ("x-2 / HTTP/1.1\r\nHost: a\r\n\r\n", head("x-2", "a", "/")),
+        ("0 / HTTP/1.1\r\nHost: a\r\n\r\n", head("0", "a", "/")),
+        ("1GET / HTTP/1.1\r\nHost: a\r\n\r\n", head("1GET", "a", "/")),
+        ("a.b / HTTP/1.1\r\nHost: a\r\n\r\n", head("a.b", "a", "/")),
+        ("$GET / HTTP/1.1\r\nHost: a\r\n\r\n", head("$GET", "a", "/")),
+        (
+            "!#$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n",
+            head("!#$%&'*+-.^_`|~", "a", "/"),
+        ),
     ] {
         assert_eq!(read_in_every_way(bytes.as_bytes()), expected, "{bytes:?}");
     }
@@ -248,6 +256,8 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
         (request("GET /\t HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET\t / HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET\t/ HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("1GET  / HTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("a.b / HTTP/1.1", "Host: a\r\nHost: b"), TWO_HOSTS),
         (request("FOO /\tHTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET\t/\0 HTTP/1.1", "Host: a"), CONTROL_BYTE),
         (request("GET HTTP/1.1", "Host: a"), REQUEST_LINE),
@@ -287,7 +297,7 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
 fn other_protocols_are_no_http() {
     for bytes in [
         &b"\x16"[..],
-        b"SSH-2.",
+        b"SSH-2.0-OpenSSH_9.6\r",
         b"SSH-2-OpenSSH_9\r",
         b"SSH-2-OpenSSH_9 Debian-2\r\n",
         b"PRI * HTTP/2.0\r\n",
@@ -302,14 +312,21 @@ fn other_protocols_are_no_http() {
         b"\0",
         b"A B\0",
         b"{",
-        // Tokens, and so methods by RFC 9110, but nobody's.
-        b"0",
-        b"*",
-        b"-",
-        b"CNXN.",
         b"CNXN\0",
-        b"a+",
-        b"\r\n0",
+        b"CNXN....\0",
+        // Tokens are judged with their line.
+        b"0\r",
+        b"*1\r",
+        b"0 hello\n",
+        b"\r\n0 hello\r\n",
+        b"a.b /\r\n",
+        // No tokens.
+        b"a(",
+        b"a@",
+        b"a/",
+        b"a:",
+        b"a\"",
+        b"a\x80",
     ] {
         let shown = bytes.escape_ascii();
         assert_eq!(read_in_every_way(bytes), Progress::Other, "{shown}");
@@ -395,6 +412,11 @@ fn half_a_request_is_told_from_what_may_become_one() {
         (b"\r\n", false),
         (b"\r", false),
         (b"FOO", false),
+        (b"0", false),
+        (b"a.b", false),
+        (b"CNXN....", false),
+        (b"0 hello", false),
+        (b"0 /", true),
         (b"GETS", false),
         (b"get", false),
         (b"HELLO", false),

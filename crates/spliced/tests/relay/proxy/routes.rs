@@ -224,9 +224,9 @@ fn what_is_no_http_goes_to_the_default_at_once() {
     let proxy = http_and_others(&http, &others, "10m");
     let address = proxy.address("l");
     for first in [
-        &b"0 hello"[..],
-        b"CNXN....",
+        &b"0 hello\r\n"[..],
         b"CNXN\0\0\0\x01\0\0\x10\0",
+        b"{\"jsonrpc\":",
         b"*1\r\n$4\r\nPING\r\n",
         b"HELLO world\r\n",
         &tls_hello("elsewhere.org", &[]),
@@ -267,7 +267,14 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
         proxy.relay.go_on();
         client
     };
-    for first in [&b""[..], b"HELLO", b"HELLO world", b"\r\n", b"CNXN"] {
+    for first in [
+        &b""[..],
+        b"HELLO",
+        b"HELLO world",
+        b"\r\n",
+        b"CNXN....",
+        b"0 hello",
+    ] {
         let mut client = send(first);
         let mut server = others.accept();
         expect(&mut server, first);
@@ -317,6 +324,26 @@ fn what_came_during_a_stall_counts_although_the_time_is_over() {
     }
 }
 
+/// The beginning of a method is not taken for another protocol before the deadline.
+#[test]
+fn a_word_waits_for_what_makes_it_a_request() {
+    let (http, others) = (Site::new(), Site::new());
+    let proxy = http_and_others(&http, &others, "10m");
+    let address = proxy.address("l");
+    for word in [&b"PROPF"[..], b"HELLO", b"0", b"a.b", b"CNXN...."] {
+        let mut client = connect(&address);
+        client.set_nodelay(true).expect("no delay");
+        client.write_all(word).expect("sent");
+        thread::sleep(Duration::from_millis(50));
+        let rest = b" / HTTP/1.1\r\nHost: example.org\r\n\r\n";
+        client.write_all(rest).expect("sent");
+        let mut server = http.accept();
+        expect(&mut server, &[word, rest].concat());
+        converse(&mut client, &mut server);
+    }
+    assert_eq!(proxy.count("l", "joined"), 5);
+}
+
 #[test]
 fn unusual_requests_reach_their_server_as_they_are() {
     let (http, others) = (Site::new(), Site::new());
@@ -328,6 +355,9 @@ fn unusual_requests_reach_their_server_as_they_are() {
             &http,
         ),
         ("GET / HTTP/1.2\r\nHost: example.org\r\n\r\n".into(), &http),
+        ("1GET / HTTP/1.1\r\nHost: example.org\r\n\r\n".into(), &http),
+        ("a.b / HTTP/1.1\r\nHost: example.org\r\n\r\n".into(), &http),
+        ("$GET / HTTP/1.1\r\nHost: example.org\r\n\r\n".into(), &http),
         (
             format!("GET / HTTP/1.1\r\n{fields}Host: example.org\r\n\r\n"),
             &http,
