@@ -470,6 +470,35 @@ fn unknown_clients_are_written() {
         let written = header_v2(source, destination, &nothing).expect("a short header");
         assert_eq!(written, version2(0x20, 0x00, b""));
     }
+    // Nobody looks at the fields of LOCAL.
+    let received = complete(&version2(0x21, 0x00, b"\xe0\0\x01v"));
+    for (tlvs, fields) in [
+        (
+            OutTlvs {
+                unique_id: Some(b"id"),
+                ..nothing
+            },
+            &b"\x05\0\x02id"[..],
+        ),
+        (
+            OutTlvs {
+                received: Some(received.tlvs()),
+                ..nothing
+            },
+            b"\xe0\0\x01v",
+        ),
+    ] {
+        let written = header_v2(None, None, &tlvs).expect("a short header");
+        assert_eq!(written, version2(0x21, 0x00, fields));
+    }
+    // A checksum tells nothing of the client.
+    let checksum = OutTlvs {
+        checksum: true,
+        ..nothing
+    };
+    let written = header_v2(None, None, &checksum).expect("a short header");
+    assert_eq!(written[12], 0x20);
+    complete(&written);
     let written = header_v2(some, some, &nothing).expect("a short header");
     let addresses = b"\xc0\x00\x02\x01\xc0\x00\x02\x01\0\x01\0\x01";
     assert_eq!(written, version2(0x21, 0x11, addresses));

@@ -93,15 +93,13 @@ fn pass_on(mut reader: HeaderReader) -> impl FnMut(&[u8]) -> Progress<String> {
             let Progress::Complete(read) = HeaderReader::new().read(&written) else {
                 panic!("it is not read: {}", written.escape_ascii());
             };
-            if endpoints.is_some() {
-                let came = header.tlvs().get(5).filter(|id| !id.is_empty());
-                // The first may be empty, and a second one not.
-                assert!(
-                    came.is_none() || read.tlvs().get(5) == came,
-                    "{header:?} {read:?}"
-                );
-                assert!(read.tlvs().get(5).is_some(), "{header:?} {read:?}");
-            }
+            let came = header.tlvs().get(5).filter(|id| !id.is_empty());
+            // The first may be empty, and a second one not.
+            assert!(
+                came.is_none() || read.tlvs().get(5) == came,
+                "{header:?} {read:?}"
+            );
+            assert!(read.tlvs().get(5).is_some(), "{header:?} {read:?}");
             format!("{header:?} {read:?}")
         })
     }

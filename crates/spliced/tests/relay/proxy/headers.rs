@@ -2,8 +2,11 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
+
+use netlab::Scratch;
 
 use super::Proxy;
 use super::routes::{Site, connect, expect, expect_reset, tls_hello};
@@ -236,4 +239,39 @@ fn version_2_tells_the_name_and_a_unique_id() {
     );
     assert!(rest[12..].windows(2).any(|part| part == [5, 0]), "{rest:?}");
     expect(&mut server, &hello);
+}
+
+/// A UNIX socket has no addresses that many receivers take.
+#[test]
+fn the_fields_of_a_client_without_addresses_are_in_a_header_that_receivers_read() {
+    let site = Site::new();
+    let directory = Scratch::new("proxy-header").expect("a directory");
+    let path = directory.path().join("socket");
+    let listening = format!("unix:{}", path.display());
+    for (listener, sent, expected) in [
+        ("", &b""[..], None),
+        (
+            "proxy_protocol = \"require\"\ntrusted = [\"127.0.0.0/8\"]\n",
+            &version_2(0x21, 0x00, b"\x05\0\x02id"),
+            Some(b"\x05\0\x02id"),
+        ),
+    ] {
+        let configuration =
+            configuration(&format!("{listener}{ANY}"), "send_proxy = \"v2\"", &site);
+        let proxy = Proxy::run(&configuration.replace("127.0.0.1:0", &listening));
+        let mut client = UnixStream::connect(&path).expect("connected");
+        client.write_all(&[sent, b"rest"].concat()).expect("sent");
+        let mut server = site.accept();
+        let mut fixed = [0; 16];
+        server.read_exact(&mut fixed).expect("a header");
+        assert_eq!(fixed[..14], *b"\r\n\r\n\0\r\nQUIT\n\x21\x00");
+        let mut fields = vec![0; usize::from(u16::from_be_bytes([fixed[14], fixed[15]]))];
+        server.read_exact(&mut fields).expect("its fields");
+        match expected {
+            Some(expected) => assert_eq!(fields, expected),
+            None => assert_eq!(fields[..2], [5, 0]),
+        }
+        expect(&mut server, b"rest");
+        drop(proxy);
+    }
 }
