@@ -218,6 +218,7 @@ impl Inspection {
         {
             let answer = match progress {
                 // Empty lines before a CONNECT, or somebody's who presses a key.
+                Progress::More if is_blank(shown) && shown.len() == self.limit_bytes => Answer::No,
                 Progress::More if waiting != Waiting::ForMore && is_blank(shown) => Answer::Unclear,
                 progress => Answer::of(progress),
             };

@@ -20,7 +20,7 @@ use crate::authority::Authority;
 use crate::progress::{Fault, Progress};
 
 /// The most empty lines before a request. RFC 9112, section 2.2, has servers ignore one at least.
-pub(crate) const MOST_EMPTY_LINES: usize = 8;
+const MOST_EMPTY_LINES: usize = 8;
 
 /// What starts HTTP and nothing else: the methods of RFC 9110 and RFC 5789.
 const KNOWN_METHODS: [&[u8]; 9] = [

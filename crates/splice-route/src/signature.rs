@@ -2,7 +2,6 @@
 
 use crate::conditions::Protocol;
 use crate::progress::Progress;
-use crate::request_head::MOST_EMPTY_LINES;
 
 /// RFC 9113, section 3.4. What follows, such as the authority of the first request, is not looked at:
 /// clients of gRPC wait for the server's SETTINGS before they send it.
@@ -11,8 +10,8 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// RFC 4253, section 4.2, and version 1 before it.
 const SSH_VERSIONS: [&[u8]; 2] = [b"SSH-2.0-", b"SSH-1."];
 
-/// A request for a destination (RFC 9110, section 9.3.6).
-const CONNECT: &[u8] = b"CONNECT ";
+/// A request for a destination (RFC 9110, section 9.3.6). HAProxy takes a tab for a space.
+const CONNECT: [&[u8]; 2] = [b"CONNECT ", b"CONNECT\t"];
 
 /// Whether a connection begins with `protocol`. `None` if that takes more than a few bytes to tell.
 pub(crate) fn read(protocol: Protocol, bytes: &[u8]) -> Option<Progress<()>> {
@@ -38,16 +37,11 @@ pub(crate) fn begins_with(bytes: &[u8], patterns: &[impl AsRef<[u8]>]) -> Progre
     }
 }
 
-/// Behind empty lines, as any request may be.
+/// Behind any ends of lines: who has read the whole head tells the client which of them are wrong.
 fn connect(bytes: &[u8]) -> Progress<()> {
-    let mut rest = bytes;
-    for _ in 0..MOST_EMPTY_LINES {
-        rest = rest.strip_prefix(b"\r\n").unwrap_or(rest);
-    }
-    match rest {
-        b"\r" if bytes.len() < 2 * MOST_EMPTY_LINES => Progress::More,
-        _ => begins_with(rest, &[CONNECT]),
-    }
+    let is_end_of_line = |byte: &u8| b"\r\n".contains(byte);
+    let start = bytes.iter().position(|byte| !is_end_of_line(byte));
+    begins_with(&bytes[start.unwrap_or(bytes.len())..], &CONNECT)
 }
 
 /// Version 4 with a command, CONNECT or BIND; version 5 with the number of methods (RFC 1928).
@@ -125,17 +119,21 @@ mod tests {
             (Protocol::Connect, b"CONNECT", More),
             (Protocol::Connect, b"\r\n\r\nCONNECT a:1", Complete(())),
             (Protocol::Connect, b"\r\n\r", More),
-            (Protocol::Connect, b"\r\rCONNECT a:1", Other),
-            (Protocol::Connect, b"\nCONNECT a:1", Other),
+            (Protocol::Connect, b"\r\rCONNECT a:1", Complete(())),
+            (Protocol::Connect, b"\nCONNECT a:1", Complete(())),
+            (Protocol::Connect, b"CONNECT\ta:1", Complete(())),
+            (Protocol::Connect, b"CONNECT\r", Other),
+            (Protocol::Connect, b"\nGET ", Other),
+            (Protocol::Connect, &[b'\r', b'\n'].repeat(8), More),
             (
                 Protocol::Connect,
-                &[b'\r', b'\n'].repeat(MOST_EMPTY_LINES),
+                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r",
                 More,
             ),
             (
                 Protocol::Connect,
-                &[b'\r', b'\n'].repeat(MOST_EMPTY_LINES + 1),
-                Other,
+                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\nCONNECT ",
+                Complete(()),
             ),
             (Protocol::Connect, b"CONNECTED ", Other),
             (Protocol::Socks, b"\x05\x01\0", Complete(())),

@@ -106,6 +106,13 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
             assert_eq!(decide(waiting), Decision::Route(2));
         }
     }
+    // Empty lines without end are no request.
+    let lines = b"\r\n".repeat(32);
+    for waiting in [ForMore, TimedOut, Ended] {
+        let routes = [protocol(Protocol::Connect), host("a"), any()];
+        let decision = Inspection::new(64).decide(&routes, &arrival(), &lines, waiting);
+        assert_eq!(decision, Decision::Route(2), "{waiting:?}");
+    }
     // What is half a request for sure.
     for bytes in [
         &b"GE"[..],

@@ -163,6 +163,30 @@ fn bytes_behind_a_request_reach_the_destination() {
 }
 
 #[test]
+fn a_connect_that_is_wrong_is_told_so_and_takes_no_later_route() {
+    let (site, others) = (Site::new(), Site::new());
+    let proxy = Proxy::run(&format!(
+        "{}[[listener.route]]\nbackend = \"b\"\n[backend.b]\nservers = [\"{}\"]\n",
+        configuration("", "\"127.0.0.0/8:*\""),
+        others.address()
+    ));
+    let place = site.address();
+    let nine = "\r\n".repeat(9);
+    for start in [
+        "\nCONNECT ",
+        "CONNECT\t",
+        "\rCONNECT ",
+        &format!("{nine}CONNECT "),
+    ] {
+        let request = format!("{start}{place} HTTP/1.1\r\nHost: {place}\r\n\r\n");
+        let mut client = connect(&proxy.address("proxy"));
+        client.write_all(request.as_bytes()).expect("sent");
+        expect(&mut client, b"HTTP/1.1 400 ");
+    }
+    assert_eq!(proxy.count("proxy", "joined"), 0);
+}
+
+#[test]
 fn a_request_that_came_during_a_stall_counts_although_the_time_is_over() {
     let site = Site::new();
     let proxy = Proxy::run(&configuration(
