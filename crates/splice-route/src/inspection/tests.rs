@@ -289,6 +289,13 @@ fn http_conditions() {
     let mut inspection = Inspection::new(LIMIT_BYTES);
     inspection.decide(&[path("/")], &arrival(), HTTP, Waiting::ForMore);
     assert_eq!(inspection.http_host(), Some("www.example.org"));
+    // A name that is percent-encoded is not converted.
+    let encoded = b"GET / HTTP/1.1\r\nHost: m%C3%A4rz.example\r\n\r\n";
+    let routes = [host("xn--mrz-qla.example"), host("*.example")];
+    assert_eq!(
+        decide_in_every_way(&routes, encoded, Waiting::ForMore),
+        Decision::Route(1)
+    );
     // HTTP/1.0 may have no host.
     let without = b"GET / HTTP/1.0\r\n\r\n";
     let routes = [host("a"), path("/")];
