@@ -38,19 +38,6 @@ pub struct Conditions {
     pub starts_with: Option<Vec<Vec<u8>>>,
 }
 
-/// What has to be known of a connection before its conditions can be answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Needs {
-    /// The address that the client has connected to.
-    local: bool,
-    /// A TLS hello.
-    hello: bool,
-    /// The head of an HTTP/1 request.
-    head: bool,
-    /// The first bytes, whatever they are part of.
-    start: bool,
-}
-
 impl Conditions {
     /// Whether one of the conditions is about the address that the client has connected to.
     pub fn ask_for_local_address(&self) -> bool {
@@ -73,7 +60,8 @@ impl Conditions {
         needs.hello || needs.head || needs.start
     }
 
-    /// Takes the conditions apart by name: a new one has to be put somewhere, or it would hold for everybody.
+    /// Names every condition, so that the compiler asks what a new one needs. Without its need a route would be
+    /// answered too early.
     fn needs(&self) -> Needs {
         let Self {
             clients: _,
@@ -187,4 +175,169 @@ pub struct Arrival {
     pub client: Option<SocketAddr>,
     /// The address that the client has connected to; `None` for a UNIX socket.
     pub local: Option<SocketAddr>,
+}
+
+/// What has to be known of a connection before its conditions can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Needs {
+    /// The address that the client has connected to.
+    local: bool,
+    /// A TLS hello.
+    hello: bool,
+    /// The head of an HTTP/1 request.
+    head: bool,
+    /// The first bytes, whatever they are part of.
+    start: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every condition, and what it needs.
+    #[test]
+    fn each_condition_needs_what_it_is_about() {
+        let any = Conditions::default;
+        let nothing = Needs {
+            local: false,
+            hello: false,
+            head: false,
+            start: false,
+        };
+        let local = Needs {
+            local: true,
+            ..nothing
+        };
+        let hello = Needs {
+            hello: true,
+            ..nothing
+        };
+        let head = Needs {
+            head: true,
+            ..nothing
+        };
+        let start = Needs {
+            start: true,
+            ..nothing
+        };
+        let protocol = |protocol| Conditions {
+            protocol: Some(protocol),
+            ..any()
+        };
+        for (conditions, expected) in [
+            (any(), nothing),
+            (
+                Conditions {
+                    clients: Some(Prefixes::default()),
+                    ..any()
+                },
+                nothing,
+            ),
+            (
+                Conditions {
+                    local_addresses: Some(Vec::new()),
+                    ..any()
+                },
+                local,
+            ),
+            (
+                Conditions {
+                    local_ports: Some(vec![443]),
+                    ..any()
+                },
+                local,
+            ),
+            // It is answered by the time, without a byte.
+            (
+                Conditions {
+                    silent: true,
+                    ..any()
+                },
+                nothing,
+            ),
+            (
+                Conditions {
+                    sni: Some(vec![ServerName::None]),
+                    ..any()
+                },
+                hello,
+            ),
+            (
+                Conditions {
+                    alpn: Some(Vec::new()),
+                    ..any()
+                },
+                hello,
+            ),
+            (
+                Conditions {
+                    tls_versions: Some(vec![TlsVersion::Tls13]),
+                    ..any()
+                },
+                hello,
+            ),
+            (
+                Conditions {
+                    http_hosts: Some(Vec::new()),
+                    ..any()
+                },
+                head,
+            ),
+            (
+                Conditions {
+                    http_methods: Some(Vec::new()),
+                    ..any()
+                },
+                head,
+            ),
+            (
+                Conditions {
+                    http_paths: Some(Vec::new()),
+                    ..any()
+                },
+                head,
+            ),
+            (
+                Conditions {
+                    starts_with: Some(Vec::new()),
+                    ..any()
+                },
+                start,
+            ),
+            (protocol(Protocol::Ssh), start),
+            // The protocol alone is no condition on the hello.
+            (protocol(Protocol::Tls), start),
+            (
+                protocol(Protocol::Http1),
+                Needs {
+                    head: true,
+                    ..start
+                },
+            ),
+        ] {
+            assert_eq!(conditions.needs(), expected, "{conditions:?}");
+            assert_eq!(
+                [
+                    conditions.ask_for_local_address(),
+                    conditions.ask_for_hello(),
+                    conditions.ask_for_head(),
+                    conditions.need_bytes(),
+                ],
+                [
+                    expected.local,
+                    expected.hello,
+                    expected.head,
+                    expected.hello || expected.head || expected.start,
+                ],
+                "{conditions:?}"
+            );
+        }
+        let both = Conditions {
+            local_ports: Some(vec![443]),
+            sni: Some(vec![ServerName::None]),
+            ..any()
+        };
+        assert!(both.ask_for_local_address() && both.ask_for_hello() && both.need_bytes());
+        assert!(!both.ask_for_head());
+    }
 }

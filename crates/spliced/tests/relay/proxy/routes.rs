@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Proxy;
 use crate::patience::{PATIENCE, until};
+use crate::server::free_port;
 
 /// A backend of the test.
 pub(super) struct Site(TcpListener);
@@ -389,6 +390,45 @@ fn unusual_requests_reach_their_server_as_they_are() {
         client.write_all(ambiguous.as_bytes()).expect("sent");
         expect_reset(&mut client);
     }
+}
+
+#[test]
+fn a_connection_goes_where_the_address_that_it_came_to_says() {
+    let sites: Vec<_> = (0..3).map(|_| Site::new()).collect();
+    let port = free_port();
+    let proxy = Proxy::run(&format!(
+        r#"
+[[listener]]
+name = "all"
+address = "0.0.0.0:{port}"
+[[listener.route]]
+local_address = "127.0.0.2"
+backend = "address"
+[[listener.route]]
+local_address = "127.0.0.0/8"
+local_port = {port}
+backend = "port"
+[[listener.route]]
+backend = "others"
+[backend.address]
+servers = ["{}"]
+[backend.port]
+servers = ["{}"]
+[backend.others]
+servers = ["{}"]
+"#,
+        sites[0].address(),
+        sites[1].address(),
+        sites[2].address()
+    ));
+    for (ip, site) in [("127.0.0.2", 0), ("127.0.0.1", 1)] {
+        let mut client = connect(&format!("{ip}:{port}"));
+        client.write_all(b"hello").expect("sent");
+        let mut server = sites[site].accept();
+        expect(&mut server, b"hello");
+        converse(&mut client, &mut server);
+    }
+    assert_eq!(proxy.count("all", "joined"), 2);
 }
 
 #[test]
