@@ -13,11 +13,14 @@ use crate::log_queue::{LogQueue, Reporter};
 
 /// A connection that has ended.
 #[derive(Debug, Serialize)]
-pub(crate) struct Entry {
+pub(crate) struct Entry<'a> {
     /// When it ended, RFC 3339 in UTC.
     pub(crate) time: String,
     /// Counts the connections of this process from 1.
     pub(crate) id: u64,
+    /// What a PROXY header names it, escaped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unique_id: Option<&'a str>,
     pub(crate) client: String,
     pub(crate) target: String,
     /// The name that the client asked for, escaped.
@@ -31,7 +34,7 @@ pub(crate) struct Entry {
     pub(crate) duration_ms: f64,
 }
 
-impl Entry {
+impl Entry<'_> {
     pub(crate) fn now() -> String {
         humantime::format_rfc3339_millis(SystemTime::now()).to_string()
     }

@@ -261,6 +261,7 @@ fn ended(service: &Service, one: &Forwarded) {
     log.write(&Entry {
         time: Entry::now(),
         id,
+        unique_id: None,
         client: one.client.to_string(),
         target: one.server.to_string(),
         server_name: None,

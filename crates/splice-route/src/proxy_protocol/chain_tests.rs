@@ -65,6 +65,15 @@ fn what_has_come_in_is_passed_on_and_not_made_again() {
         ]
     );
     assert_eq!(kinds(b"\x05\0\0", &nothing), []);
+    for (fields, id) in [
+        (&b""[..], None),
+        (b"\x05\0\0", None),
+        (b"\x05\0\x01a\x05\0\x01b", Some(&b"a"[..])),
+        (b"\x05\0\0\x05\0\x01b", Some(b"b")),
+    ] {
+        let header = complete(&version2(0x21, 0x11, &with(IPV4, fields)));
+        assert_eq!(header.tlvs().unique_id(), id);
+    }
 }
 
 #[test]

@@ -42,6 +42,12 @@ impl Tlvs {
         self.iter().find(|tlv| tlv.0 == kind).map(|tlv| tlv.1)
     }
 
+    /// What identifies the connection in the logs of all proxies. An empty one says nothing.
+    pub fn unique_id(&self) -> Option<&[u8]> {
+        let mut ids = self.iter().filter(|tlv| tlv.0 == UNIQUE_ID);
+        ids.find(|id| !id.1.is_empty()).map(|id| id.1)
+    }
+
     /// Checks the fields in `bytes`. Answers with them, and with the place of the checksum.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Self, Option<usize>), Fault> {
         let mut checksum_at = None;

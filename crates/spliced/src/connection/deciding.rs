@@ -74,6 +74,9 @@ impl Connection {
                 Ok(None) => self.arrival.local = self.local(),
                 Err(fault) => return self.undecided(&fault.to_string()),
             }
+            if let (Some(record), Some(id)) = (&mut self.record, header.tlvs().unique_id()) {
+                record.identified(id);
+            }
             self.first_bytes.consume(header.length_bytes());
             self.header = Some(Box::new(header));
             return self.admit(cx);

@@ -57,25 +57,29 @@ impl Connection {
     }
 
     /// The PROXY header for the server; empty if it gets none.
-    fn header_for_server(&self) -> Result<Vec<u8>, Fault> {
+    fn header_for_server(&mut self) -> Result<Vec<u8>, Fault> {
         let version = self
             .place()
             .and_then(|place| place.backend.plan().send_proxy);
-        let local = || self.arrival.local.or_else(|| self.local());
+        let (client, local) = (self.arrival.client, self.arrival.local);
         match version {
             None => Ok(Vec::new()),
-            Some(ProxyVersion::V1) => Ok(header_v1(self.arrival.client, local())),
+            Some(ProxyVersion::V1) => Ok(header_v1(client, local.or_else(|| self.local()))),
             Some(ProxyVersion::V2) => {
-                let record = self.record.as_ref();
-                let server_name = record.and_then(|record| record.server_name());
-                let unique_id = record.map(|record| self.service.process.unique_id(record.id()));
+                let local = local.or_else(|| self.local());
+                let unique_id = self.record.as_mut().map(|record| {
+                    let made = self.service.process.unique_id(record.id());
+                    record.identified(made.as_bytes());
+                    made
+                });
+                let server_name = self.record.as_ref().and_then(|record| record.server_name());
                 let tlvs = OutTlvs {
                     authority: server_name.map(str::as_bytes),
                     unique_id: unique_id.as_ref().map(String::as_bytes),
                     received: self.header.as_ref().map(|header| header.tlvs()),
                     ..OutTlvs::default()
                 };
-                header_v2(self.arrival.client, local(), &tlvs)
+                header_v2(client, local, &tlvs)
             }
         }
     }

@@ -20,6 +20,8 @@ use crate::socket_address::SocketAddress;
 pub(super) struct Record {
     id: u64,
     client: Option<SocketAddress>,
+    /// What names the connection in the logs of all proxies, escaped.
+    unique_id: Option<Box<str>>,
     /// What the client asks for: hostile text.
     server_name: Option<Box<str>>,
     backend: Option<Arc<Backend>>,
@@ -54,6 +56,7 @@ impl Record {
         Self {
             id: service.process.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             client,
+            unique_id: None,
             server_name: None,
             backend: None,
             target: None,
@@ -78,6 +81,12 @@ impl Record {
     /// The client's proxy has told its address.
     pub(super) fn comes_from(&mut self, client: SocketAddr) {
         self.client = Some(SocketAddress::Inet(client));
+    }
+
+    /// The connection has a name in the logs of other proxies, too. The first one stays.
+    pub(super) fn identified(&mut self, unique_id: &[u8]) {
+        self.unique_id
+            .get_or_insert_with(|| unique_id.escape_ascii().to_string().into());
     }
 
     pub(super) fn client_ip(&self) -> Option<IpAddr> {
@@ -227,6 +236,7 @@ impl Record {
         let entry = Entry {
             time: Entry::now(),
             id: self.id,
+            unique_id: self.unique_id.as_deref(),
             client: self
                 .client
                 .as_ref()

@@ -1,5 +1,6 @@
 //! The PROXY protocol, in and out.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -273,5 +274,44 @@ fn the_fields_of_a_client_without_addresses_are_in_a_header_that_receivers_read(
         }
         expect(&mut server, b"rest");
         drop(proxy);
+    }
+}
+
+#[test]
+fn the_access_log_has_what_names_a_connection_in_other_logs() {
+    let site = Site::new();
+    let directory = Scratch::new("proxy-header").expect("a directory");
+    let path = directory.path().join("access.json");
+    let proxy = Proxy::run(&configuration(
+        &format!(
+            "{FROM_ANYWHERE}\naccess_log = \"{}\"\n{ANY}",
+            path.display()
+        ),
+        "send_proxy = \"v2\"",
+        &site,
+    ));
+    for (lines, (fields, expected)) in (1..).zip([
+        (&b"\x05\0\x07upriver"[..], Some("upriver")),
+        // Hostile text.
+        (b"\x05\0\x04a\n\xff\"", Some("a\\n\\xff\\\"")),
+        // That which is made here, and sent.
+        (b"\x05\0\0", None),
+    ]) {
+        let header = version_2(0x21, 0x11, &[ADDRESSES, fields].concat());
+        let mut client = connect(&proxy.address("all"));
+        client.write_all(&header).expect("sent");
+        let mut server = site.accept();
+        let rest = read_over_ipv4(&mut server);
+        drop((client, server));
+        let mut log = String::new();
+        until("it is logged", || {
+            log = fs::read_to_string(&path).unwrap_or_default();
+            log.ends_with('\n') && log.lines().count() == lines
+        });
+        let line = log.lines().last().expect("a line");
+        let entry: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let sent = rest[12 + 3..].escape_ascii().to_string();
+        assert_eq!(entry["unique_id"], expected.unwrap_or(&sent));
+        assert_eq!(entry["unique_id"], sent);
     }
 }
