@@ -268,6 +268,18 @@ fn broken_binary_headers() {
             version2(0x21, 0x00, b"\x03\0\x04\0\0\0\0"),
         ),
         (
+            "a short checksum without addresses",
+            version2(0x21, 0x00, b"\x03\0\x01\0"),
+        ),
+        (
+            "two checksums without addresses",
+            version2(0x21, 0x00, b"\x03\0\x04\0\0\0\0\x03\0\x04\0\0\0\0"),
+        ),
+        (
+            "a long unique id without addresses",
+            version2(0x21, 0x00, &with(&[5, 0, 129], &[b'x'; 129])),
+        ),
+        (
             "a field without length",
             version2(0x21, 0x11, &with(IPV4, b"\x05\0")),
         ),

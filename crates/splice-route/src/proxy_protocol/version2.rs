@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::tlv::CUT;
 use super::{Endpoints, Header, SIGNATURE, Tlvs};
 use crate::progress::{Fault, Progress};
 
@@ -111,8 +112,8 @@ fn proxy(header: &[u8], family: u8) -> Result<Header, Fault> {
         return Err(TOO_SHORT);
     };
     let (tlvs, checksum_at) = match Tlvs::parse(fields) {
-        // Addresses of a family that nobody knows, which have to be ignored.
-        Err(_) if family == UNSPECIFIED => (Tlvs::default(), None),
+        // Addresses of a family that nobody knows, which have to be ignored. Any other fault is one of fields.
+        Err(fault) if family == UNSPECIFIED && fault == CUT => (Tlvs::default(), None),
         parsed => parsed?,
     };
     if let Some(at) = checksum_at {
