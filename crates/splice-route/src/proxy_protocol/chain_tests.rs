@@ -143,3 +143,28 @@ fn a_header_that_is_passed_on_is_as_long_as_the_limit_at_most() {
         }
     }
 }
+
+#[test]
+fn a_field_is_left_out_only_if_it_has_no_room() {
+    let some = Some(address("192.0.2.1:1"));
+    // Behind the fixed bytes, the addresses and the head of the field.
+    let room = 4096 - 16 - 12 - 3;
+    for (checksum, room) in [(false, room), (true, room - 7)] {
+        for (length, fits) in [(room - 1, true), (room, true), (room + 1, false)] {
+            let value = vec![b'v'; length];
+            let head = [&[0xe0], &(length as u16).to_be_bytes()[..]].concat();
+            let received = complete(&version2(0x21, 0x00, &with(&head, &value)));
+            let tlvs = OutTlvs {
+                received: Some(received.tlvs()),
+                checksum,
+                ..OutTlvs::default()
+            };
+            let written = header_v2(some, some, &tlvs).expect("room for what is ours");
+            let passed_on = complete(&written).tlvs().get(0xe0) == Some(&value);
+            assert_eq!(passed_on, fits, "{length} {checksum}");
+            if length == room {
+                assert_eq!(written.len(), 4096);
+            }
+        }
+    }
+}

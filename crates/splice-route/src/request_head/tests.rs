@@ -425,6 +425,9 @@ fn half_a_request_is_told_from_what_may_become_one() {
         (b"CNXN....", false),
         (b"0 hello", false),
         (b"0 /", true),
+        (b"FOO\t/", true),
+        (b"FOO\thttp://", true),
+        (b"FOO\ta", false),
         (b"GETS", false),
         (b"get", false),
         (b"HELLO", false),
@@ -442,5 +445,25 @@ fn half_a_request_is_told_from_what_may_become_one() {
             assert_eq!(reader.read(&bytes[..end]), Progress::More, "{shown}");
         }
         assert_eq!(reader.is_request(bytes), is_request, "{shown}");
+    }
+}
+
+/// Nobody sends half of one by chance.
+#[test]
+fn the_beginning_of_a_known_method_is_half_a_request() {
+    for method in [
+        "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+    ] {
+        let line = format!("{method} a");
+        for end in 1..=line.len() {
+            let bytes = &line.as_bytes()[..end];
+            let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+            assert_eq!(reader.read(bytes), Progress::More);
+            assert!(reader.is_request(bytes), "{}", &line[..end]);
+        }
+        let other = format!("{method}X");
+        let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+        assert_eq!(reader.read(other.as_bytes()), Progress::More);
+        assert!(!reader.is_request(other.as_bytes()), "{other}");
     }
 }
