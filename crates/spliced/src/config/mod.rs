@@ -307,6 +307,8 @@ fn suit_engine(table: &Table<'_>, listener: &ListenerPlan) {
 #[cfg(test)]
 mod precedence;
 #[cfg(test)]
+mod reached;
+#[cfg(test)]
 mod tests {
     use std::path::Path;
     use std::time::Duration;

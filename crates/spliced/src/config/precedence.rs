@@ -126,6 +126,18 @@ fn of_backends() -> Vec<Key<BackendPlan>> {
     }
 }
 
+/// The keys that have a test here.
+pub(super) fn keys_of_defaults() -> Vec<&'static str> {
+    let listeners = of_listeners();
+    let backends = of_backends();
+    let names = listeners.iter().map(|key| key.name);
+    names
+        .chain(backends.iter().map(|key| key.name))
+        // By a test of its own.
+        .chain(["hash"])
+        .collect()
+}
+
 fn check<P>(keys: &[Key<P>], plan: impl Fn(&str, &str) -> P) {
     for key in keys {
         let name = key.name;
@@ -180,15 +192,7 @@ fn no_key_of_defaults_is_forgotten_here() {
         .flat_map(|keys| keys.split(" or "))
         .collect();
     assert!(keys.len() > 20, "{keys:?}");
-    let listeners = of_listeners();
-    let backends = of_backends();
-    let tried: Vec<_> = listeners
-        .iter()
-        .map(|key| key.name)
-        .chain(backends.iter().map(|key| key.name))
-        // By a test of its own.
-        .chain(["hash"])
-        .collect();
+    let tried = keys_of_defaults();
     for key in keys {
         assert!(tried.contains(&key), "no test of {key}");
     }

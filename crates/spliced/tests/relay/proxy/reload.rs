@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netlab::Scratch;
 use rustix::process::Signal;
@@ -100,6 +100,35 @@ fn a_removed_listener_drains_or_resets_as_configured() {
             expect(&mut client, b"still here");
         }
     }
+}
+
+/// Its own `on_remove` keeps the `drain_timeout` of the process, which is not the built-in one.
+#[test]
+fn a_listener_that_drains_although_the_others_reset_has_the_drain_timeout_of_the_process() {
+    const BUILT_IN: Duration = Duration::from_secs(30);
+    let site = Site::new();
+    let kept = || listener("kept", "127.0.0.1:0", "b") + &backend("b", &site, "");
+    let process = "drain_timeout = \"300ms\"\n[defaults]\non_remove = \"reset\"\n";
+    let removed = listener("removed", "127.0.0.2:0", "b").replace(
+        "[[listener.route]]",
+        "on_remove = \"drain\"\n[[listener.route]]",
+    );
+    let proxy = Proxy::run(&(process.to_owned() + &removed + &kept()));
+    let mut client = connect(&proxy.address("removed"));
+    client.write_all(b"x").expect("sent");
+    let mut server = site.accept();
+    expect(&mut server, b"x");
+    let before = Instant::now();
+    assert!(
+        proxy
+            .reload(&(process.to_owned() + &kept()))
+            .status
+            .success()
+    );
+    expect_reset(&mut client);
+    let elapsed = before.elapsed();
+    assert!(elapsed < BUILT_IN, "{elapsed:?}");
+    assert!(elapsed >= Duration::from_millis(300), "{elapsed:?}");
 }
 
 #[test]
