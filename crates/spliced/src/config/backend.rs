@@ -31,8 +31,7 @@ const INTERFACE_NAME_MAX_BYTES: usize = 15;
 /// What a backend and `[defaults]` take.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// Whose key is that of `hash`.
-    balance: Balance,
+    method: Method,
     hash: HashKey,
     connect_timeout: Duration,
     send_proxy: Option<ProxyVersion>,
@@ -48,7 +47,7 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn new(drain_timeout: Duration) -> Self {
         Self {
-            balance: Balance::RoundRobin,
+            method: Method::RoundRobin,
             hash: HashKey::Client,
             connect_timeout: CONNECT_TIMEOUT,
             send_proxy: None,
@@ -65,11 +64,11 @@ impl Settings {
         table.set("hash", &mut self.hash, |value| {
             value.choice(&[("client", HashKey::Client), ("sni", HashKey::ServerName)])
         });
-        table.set("balance", &mut self.balance, |value| {
+        table.set("balance", &mut self.method, |value| {
             value.choice(&[
-                ("round-robin", Balance::RoundRobin),
-                ("least-connections", Balance::LeastConnections),
-                ("consistent", Balance::Consistent(HashKey::Client)),
+                ("round-robin", Method::RoundRobin),
+                ("least-connections", Method::LeastConnections),
+                ("consistent", Method::Consistent),
             ])
         });
         table.set("connect_timeout", &mut self.connect_timeout, Value::time);
@@ -95,7 +94,7 @@ impl Settings {
     /// Notes what has no meaning for a backend. Of `[defaults]` it is for those that it has a meaning for.
     fn check(&self, table: &Table<'_>) {
         self.removal.check(table);
-        if table.get("hash").is_some() && !matches!(self.balance, Balance::Consistent(_)) {
+        if table.get("hash").is_some() && self.method != Method::Consistent {
             table.notes.mistake(
                 &table.at("hash"),
                 "hash needs balance = \"consistent\"; add it, or remove hash",
@@ -104,9 +103,10 @@ impl Settings {
     }
 
     fn balance(&self) -> Balance {
-        match self.balance {
-            Balance::Consistent(_) => Balance::Consistent(self.hash),
-            other @ (Balance::RoundRobin | Balance::LeastConnections) => other,
+        match self.method {
+            Method::RoundRobin => Balance::RoundRobin,
+            Method::LeastConnections => Balance::LeastConnections,
+            Method::Consistent => Balance::Consistent(self.hash),
         }
     }
 }
@@ -167,6 +167,14 @@ pub(super) fn read(table: Option<&Table<'_>>, name: &str, defaults: &Settings) -
     });
     table.set_some("interface", &mut backend.interface, interface);
     backend
+}
+
+/// What `balance` says, without the key of `hash`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    RoundRobin,
+    LeastConnections,
+    Consistent,
 }
 
 fn servers(value: &Value<'_>, servers: &mut Vec<ServerPlan>) {

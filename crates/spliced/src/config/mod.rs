@@ -28,7 +28,7 @@ pub(crate) use crate::config::prefix_watch::PrefixWatch;
 use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
-use crate::plan::{BackendPlan, DRAIN_TIMEOUT, ListenerPlan, Plan};
+use crate::plan::{BackendPlan, Balance, DRAIN_TIMEOUT, ListenerPlan, Plan};
 use crate::text_file;
 
 /// The longest configuration: it has room for all routes and servers, with 100 bytes each and as much for comments.
@@ -119,6 +119,7 @@ fn plan(table: Table<'_>) -> Plan {
     let mut of_listeners = listener::silent();
     let mut removal = Removal::new(drain_timeout);
     let mut of_backends = backend::Settings::new(drain_timeout);
+    let mut default_hash = None;
     if let Some(defaults) = table
         .get("defaults")
         .and_then(|value| value.section("defaults", "[defaults]"))
@@ -126,6 +127,7 @@ fn plan(table: Table<'_>) -> Plan {
         listener::settings(&defaults, &mut of_listeners);
         removal.read(&defaults);
         of_backends.read(&defaults);
+        default_hash = defaults.get("hash").map(|_| defaults.at("hash"));
         defaults.finish();
     }
     let (backends, places): (Vec<_>, Vec<_>) = backends(&table, &of_backends).into_iter().unzip();
@@ -174,6 +176,16 @@ fn plan(table: Table<'_>) -> Plan {
                 format!("no route leads to backend {name:?}; remove it, or add a route"),
             );
         }
+    }
+    let hashes = |backend: &BackendPlan| matches!(backend.balance, Balance::Consistent(_));
+    if let Some(at) = default_hash
+        && notes.count() == 0
+        && !backends.iter().any(hashes)
+    {
+        notes.warn(
+            &at,
+            "no backend has balance = \"consistent\", so hash means nothing; add it, or remove hash",
+        );
     }
     Plan {
         threads,
