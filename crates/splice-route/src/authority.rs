@@ -59,6 +59,11 @@ impl Authority {
     }
 }
 
+/// What the names of hosts in the DNS are made of.
+pub(crate) fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
+}
+
 /// RFC 3986, section 3.2.2, without what [`Authority::parse`] excludes.
 fn is_registered_name(name: &str) -> bool {
     let mut decoded = Vec::with_capacity(name.len());
@@ -84,11 +89,6 @@ fn is_registered_name(name: &str) -> bool {
             _ => return false,
         };
     }
-}
-
-/// What the names of hosts in the DNS are made of.
-pub(crate) fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
 }
 
 #[cfg(test)]

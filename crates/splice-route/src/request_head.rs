@@ -133,6 +133,14 @@ impl RequestHeadReader {
         }
     }
 
+    /// The head, once it is complete.
+    pub fn head(&self) -> Option<&RequestHead> {
+        match &self.state {
+            State::Complete(head) => Some(head),
+            _ => None,
+        }
+    }
+
     /// Whether `bytes`, of which more has to come, are the beginning of a request for sure. If not, they may be
     /// another protocol's: a word, and perhaps more that is not yet a line.
     pub(crate) fn is_request(&self, bytes: &[u8]) -> bool {
@@ -152,14 +160,6 @@ impl RequestHeadReader {
             self.state,
             State::Method | State::RequestLine | State::Fields
         )
-    }
-
-    /// The head, once it is complete.
-    pub fn head(&self) -> Option<&RequestHead> {
-        match &self.state {
-            State::Complete(head) => Some(head),
-            _ => None,
-        }
     }
 
     /// Reads up to the next change of state. `None` if there is none in `bytes`.

@@ -8,10 +8,13 @@ use super::tls_tests::{DIRECT, HELLO};
 use super::*;
 
 /// Pieces of messages, right and wrong, that strategies put together.
-const PIECES: [&[u8]; 35] = [
+const PIECES: [&[u8]; 38] = [
     b"GET / HTTP/1.1",
     b"get /x HTTP/1.0",
     b"FOO http://a/ HTTP/1.1",
+    b"1GET / HTTP/1.1",
+    b"a.b",
+    b"CONNECT\t",
     b"CONNECT a:443 HTTP/1.1",
     b"PRI * HTTP/2.0\r\n\r\n",
     b"SM\r\n\r\n",
