@@ -79,7 +79,7 @@ fn inspect(mut inspection: Inspection) -> impl FnMut(&[u8]) -> Progress<String> 
 fn pass_on(mut reader: HeaderReader) -> impl FnMut(&[u8]) -> Progress<String> {
     move |come| {
         reader.read(come).map(|header| {
-            let endpoints = header.endpoints(None, |_| false).ok().flatten();
+            let endpoints = header.endpoints(None, |_| Some(false)).ok().flatten();
             let tlvs = OutTlvs {
                 unique_id: Some(b"made"),
                 received: Some(header.tlvs()),
