@@ -3,8 +3,8 @@
 //! If the client and the address that it has connected to are of different families, both are sent as
 //! IPv6, the IPv4 one mapped (`::ffff:192.0.2.1`). Without addresses, which is so for a UNIX socket,
 //! version 1 says UNKNOWN and version 2 LOCAL, as HAProxy does: every receiver has to accept LOCAL, but few
-//! take the family for UNIX sockets. Receivers ignore the fields of a LOCAL header, so one with fields says
-//! PROXY without a family (UNSPEC).
+//! take the family for UNIX sockets, and HAProxy 2.6 resets a PROXY header without a family (UNSPEC). The fields
+//! of a LOCAL header are for those who log whole headers: the specification has receivers ignore them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -56,8 +56,7 @@ pub fn header_v1(source: Option<SocketAddr>, destination: Option<SocketAddr>) ->
     line.into_bytes()
 }
 
-/// A binary header for a client's connection. Without both addresses the client is unknown, and without fields
-/// as well the connection is the proxy's own.
+/// A binary header for a client's connection. Without both addresses the connection is the proxy's own.
 /// An error if what is told here first is too long.
 pub fn header_v2(
     source: Option<SocketAddr>,
@@ -72,7 +71,6 @@ pub fn header_v2(
     }
     let mut header = SIGNATURE.to_vec();
     match Addresses::of(source, destination) {
-        Addresses::Unknown if tlvs.says_something() => header.extend([PROXY, UNSPECIFIED, 0, 0]),
         Addresses::Unknown => header.extend([LOCAL, UNSPECIFIED, 0, 0]),
         Addresses::V4(ips, ports) => {
             header.extend([PROXY, TCP_OVER_IPV4, 0, 0]);
@@ -142,11 +140,6 @@ impl OutTlvs<'_> {
 
     fn received(&self) -> impl Iterator<Item = (u8, &[u8])> {
         self.received.into_iter().flat_map(Tlvs::iter)
-    }
-
-    /// Whether there is a field besides the checksum.
-    fn says_something(&self) -> bool {
-        self.made().chain(self.passed_on()).next().is_some()
     }
 
     fn has_checksum(&self) -> bool {

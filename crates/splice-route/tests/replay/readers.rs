@@ -85,11 +85,12 @@ fn pass_on(mut reader: HeaderReader) -> impl FnMut(&[u8]) -> Progress<String> {
                 received: Some(header.tlvs()),
                 ..OutTlvs::default()
             };
-            let [source, destination] = [
-                endpoints.map(|it| it.source),
-                endpoints.map(|it| it.destination),
-            ];
-            let written = header_v2(source, destination, &tlvs).expect("room for what is ours");
+            // Without endpoints they are those of the connection itself.
+            let here = "192.0.2.1:443".parse().expect("an address");
+            let source = endpoints.map_or(here, |it| it.source);
+            let destination = endpoints.map_or(here, |it| it.destination);
+            let written =
+                header_v2(Some(source), Some(destination), &tlvs).expect("room for what is ours");
             let Progress::Complete(read) = HeaderReader::new().read(&written) else {
                 panic!("it is not read: {}", written.escape_ascii());
             };

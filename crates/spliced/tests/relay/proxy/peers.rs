@@ -1,7 +1,8 @@
 //! HAProxy, nginx and curl as senders and receivers of PROXY headers.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use netlab::{Process, Scratch};
@@ -187,5 +188,39 @@ fn haproxy_and_nginx_take_our_headers() {
             "{receiver} {version}: {line}"
         );
         expect(&mut server, b"hello");
+    }
+}
+
+/// A client without addresses, with and without fields that have come in.
+#[test]
+fn haproxy_takes_the_header_of_a_unix_client() {
+    let site = Site::new();
+    let directory = Scratch::new("receiver").expect("a directory");
+    let port = free_port();
+    let _haproxy = haproxy(&directory, "accept-proxy", &site.address(), port);
+    let path = directory.path().join("socket");
+    for (listener, sent) in [
+        ("", &b""[..]),
+        (
+            "proxy_protocol = \"require\"\ntrusted = [\"127.0.0.0/8\"]\n",
+            b"\r\n\r\n\0\r\nQUIT\n\x21\0\0\x05\x05\0\x02id",
+        ),
+    ] {
+        for version in ["v1", "v2"] {
+            let proxy = Proxy::run(&format!(
+                "[[listener]]\nname = \"l\"\naddress = \"unix:{}\"\n{listener}[[listener.route]]\n\
+                 backend = \"b\"\n[backend.b]\nservers = [\"127.0.0.1:{port}\"]\n\
+                 send_proxy = \"{version}\"\n",
+                path.display()
+            ));
+            let mut client = UnixStream::connect(&path).expect("connected");
+            client.write_all(&[sent, b"hello"].concat()).expect("sent");
+            client.shutdown(Shutdown::Write).expect("ended");
+            let mut server = accept_with(&site, b'h');
+            let mut text = String::new();
+            server.read_to_string(&mut text).expect("its end");
+            assert_eq!(text, "hello", "{version}");
+            drop(proxy);
+        }
     }
 }
