@@ -248,13 +248,15 @@ proptest! {
         // Those that are about one header only, and those that have to be of a form.
         let is_plain = |kind| ![1, 2, 3, 4].contains(&kind);
         let fields: Vec<_> = fields.into_iter().filter(|field| is_plain(field.0)).collect();
-        let mut came = b"\r\n\r\n\0\r\nQUIT\n\x21\x00".to_vec();
+        let addresses = [192, 0, 2, 1, 192, 0, 2, 2, 0, 1, 0, 2];
+        let mut came = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
         let bytes: Vec<u8> = fields
             .iter()
             .flat_map(|(kind, value)| [&[*kind, 0, value.len() as u8], &**value].concat())
             .collect();
-        prop_assume!(bytes.len() <= 4080);
-        came.extend((bytes.len() as u16).to_be_bytes());
+        prop_assume!(bytes.len() <= 4080 - addresses.len());
+        came.extend(((addresses.len() + bytes.len()) as u16).to_be_bytes());
+        came.extend(addresses);
         came.extend(&bytes);
         let Progress::Complete(header) = HeaderReader::new().read(&came) else {
             panic!("{}", came.escape_ascii());

@@ -202,9 +202,37 @@ fn binary_headers() {
         (0x21, 0x12, with(IPV4, field), None, 1),
         (0x21, 0x22, with(v6, field), None, 1),
         (0x21, 0x32, with(&[b'a'; 216], field), None, 1),
-        // No family: what is no field may be an address, which is ignored.
+        // No family: what is no list of fields may be addresses, which are ignored.
         (0x21, 0x00, IPV4.to_vec(), None, 0),
         (0x21, 0x00, vec![1], None, 0),
+        (
+            0x21,
+            0x00,
+            b"\x03\0\0\x05\xc6\x33\x64\x01\0\x01\0\x02".to_vec(),
+            None,
+            0,
+        ),
+        (0x21, 0x00, vec![0; 12], None, 0),
+        (0x21, 0x00, vec![0; 36], None, 0),
+        (0x21, 0x00, vec![0; 216], None, 0),
+        (0x21, 0x00, b"\x03\0\x01\0".to_vec(), None, 0),
+        (
+            0x21,
+            0x00,
+            b"\x03\0\x04\0\0\0\0\x03\0\x04\0\0\0\0".to_vec(),
+            None,
+            0,
+        ),
+        (0x21, 0x00, with(&[5, 0, 129], &[b'x'; 129]), None, 0),
+        (0x21, 0x00, with(field, b"\0\0\0"), None, 0),
+        // Nobody else writes a field of type 0, but behind addresses that are known it is one.
+        (
+            0x21,
+            0x11,
+            with(IPV4, b"\0\0\0"),
+            Some(("192.0.2.1:56316", "198.51.100.2:443")),
+            1,
+        ),
         // LOCAL: all that comes behind is ignored.
         (0x20, 0x00, vec![], None, 0),
         (0x20, 0x00, field.to_vec(), None, 0),
@@ -268,16 +296,8 @@ fn broken_binary_headers() {
             version2(0x21, 0x00, b"\x03\0\x04\0\0\0\0"),
         ),
         (
-            "a short checksum without addresses",
-            version2(0x21, 0x00, b"\x03\0\x01\0"),
-        ),
-        (
-            "two checksums without addresses",
-            version2(0x21, 0x00, b"\x03\0\x04\0\0\0\0\x03\0\x04\0\0\0\0"),
-        ),
-        (
-            "a long unique id without addresses",
-            version2(0x21, 0x00, &with(&[5, 0, 129], &[b'x'; 129])),
+            "a wrong checksum behind zero bytes",
+            version2(0x21, 0x00, b"\0\0\0\x03\0\x04\0\0\0\0"),
         ),
         (
             "a field without length",

@@ -2,6 +2,8 @@
 
 use crate::progress::Fault;
 
+/// No type has this number (section 2.2).
+pub(super) const UNASSIGNED: u8 = 0x00;
 pub(super) const ALPN: u8 = 0x01;
 pub(super) const AUTHORITY: u8 = 0x02;
 pub(super) const CRC32C: u8 = 0x03;
@@ -14,7 +16,7 @@ pub(super) const HEAD_BYTES: usize = 3;
 /// The longest unique ID in bytes (section 2.2.5).
 pub(super) const LONGEST_UNIQUE_ID_BYTES: usize = 128;
 
-pub(super) const CUT: Fault = Fault("a field of the PROXY header is longer than the header");
+const CUT: Fault = Fault("a field of the PROXY header is longer than the header");
 const CHECKSUM_FORM: Fault = Fault("the PROXY header has a checksum that is not of four bytes");
 const TWO_CHECKSUMS: Fault = Fault("the PROXY header has two checksums");
 const LONG_UNIQUE_ID: Fault = Fault("the PROXY header has a unique ID of more than 128 bytes");

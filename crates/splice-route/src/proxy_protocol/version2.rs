@@ -2,8 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::tlv::CUT;
-use super::{Endpoints, Header, SIGNATURE, Tlvs};
+use super::{Endpoints, Header, SIGNATURE, Tlvs, tlv};
 use crate::progress::{Fault, Progress};
 
 /// The bytes before the addresses.
@@ -111,13 +110,17 @@ fn proxy(header: &[u8], family: u8) -> Result<Header, Fault> {
     else {
         return Err(TOO_SHORT);
     };
-    let (tlvs, checksum_at) = match Tlvs::parse(fields) {
-        // Addresses of a family that nobody knows, which have to be ignored. Any other fault is one of fields.
-        Err(fault) if family == UNSPECIFIED && fault == CUT => (Tlvs::default(), None),
+    let (mut tlvs, checksum_at) = match Tlvs::parse(fields) {
+        // Addresses of a family that nobody knows, which have to be ignored.
+        Err(_) if family == UNSPECIFIED => (Tlvs::default(), None),
         parsed => parsed?,
     };
     if let Some(at) = checksum_at {
         verify(header, tlvs_at + at)?;
+    }
+    if family == UNSPECIFIED && tlvs.get(tlv::UNASSIGNED).is_some() {
+        // Such addresses, too, with zero bytes in them.
+        tlvs = Tlvs::default();
     }
     Ok(Header {
         length_bytes: header.len(),

@@ -205,6 +205,18 @@ fn an_address_that_a_sender_does_not_know_is_no_reason_for_a_reset() {
         assert_eq!(addresses[8..10], port.to_be_bytes(), "{family:x}");
         assert_eq!(fields, id, "{family:x}");
     }
+    // Addresses of a family that nobody knows are no fields, whatever they look like.
+    for leftover in [
+        &b"\x03\0\0\x05\xc6\x33\x64\x01\0\x01\0\x02"[..],
+        &[0; 12],
+        &[0xff; 12],
+    ] {
+        let (addresses, fields, _client) = through(&version_2(0x21, 0x00, leftover));
+        assert_eq!(addresses[..8], [127, 0, 0, 1, 127, 0, 0, 1]);
+        // The one that is made here, and nothing else.
+        assert_eq!(fields[..2], [5, 0]);
+        assert_eq!(fields.len(), 3 + usize::from(fields[2]));
+    }
     for wrong in [
         // The client has to be somebody.
         version_2(0x21, 0x11, b"\0\0\0\0\xc0\x00\x02\x07\x0f\xa0\x01\xbb"),
