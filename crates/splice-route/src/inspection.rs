@@ -6,8 +6,8 @@
 //!
 //! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
 //! as one that does not hold: else a client could choose a later route by sending half a message. There is
-//! one exception. Any token may become the method of an HTTP request, so a word that is not known for one,
-//! of which nothing more comes in time, counts as another protocol's.
+//! one exception. Any token may become the method of an HTTP request. So a word that begins no registered
+//! method, and behind which no path, URI or `HTTP/` comes in time, counts as another protocol's.
 
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
@@ -216,12 +216,7 @@ impl Inspection {
         if let Some(protocol) = conditions.protocol
             && let Some(progress) = signature::read(protocol, shown)
         {
-            let answer = match progress {
-                // Empty lines before a CONNECT, or somebody's who presses a key.
-                Progress::More if is_blank(shown) && shown.len() == self.limit_bytes => Answer::No,
-                Progress::More if waiting != Waiting::ForMore && is_blank(shown) => Answer::Unclear,
-                progress => Answer::of(progress),
-            };
+            let answer = Answer::of(progress);
             if !matches!(answer, Answer::Yes) {
                 return answer;
             }
@@ -379,10 +374,6 @@ fn holds_on_arrival(conditions: &Conditions, arrival: &Arrival) -> bool {
             .is_some_and(|local| ports.contains(&local.port()))
     });
     local_ports && local_addresses && clients
-}
-
-fn is_blank(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| b"\r\n".contains(byte))
 }
 
 fn is_met_by_head(conditions: &Conditions, head: &RequestHead, bytes: &[u8]) -> bool {

@@ -2,10 +2,14 @@
 //!
 //! A reader looks at each byte once, in one of these states, and parses the head once, at its end:
 //!
-//! - `Method`: nothing but characters of a method, or empty lines, has come. A space or tab leads to
-//!   `RequestLine`, any other byte to `Other`. Any token may be a method.
+//! - `Method`: nothing but characters of a method, or blank bytes before it, has come. Whitespace behind the
+//!   method leads to `RequestLine`, any other byte to `Other`, too many blank bytes to `Broken`. Any token may be
+//!   a method.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
-//!   protocol of text lines. Any other line has to be right: it leads to `Fields` or to `Broken`.
+//!   protocol of text lines. Any other line, and a request of HTTP/0.9, has to be right: it leads to `Fields`,
+//!   `Preface` or `Broken`.
+//! - `Preface`: the line was the one with which HTTP/2 begins. The rest of its preface leads to `Other`,
+//!   anything else to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
 //! - `Other`, `Broken`, `Complete`: final.
 //!
@@ -22,10 +26,74 @@ use crate::progress::{Fault, Progress};
 /// The most empty lines before a request. RFC 9112, section 2.2, has servers ignore one at least.
 const MOST_EMPTY_LINES: usize = 8;
 
-/// What starts HTTP and nothing else: the methods of RFC 9110 and RFC 5789.
-const KNOWN_METHODS: [&[u8]; 9] = [
-    b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH",
+/// The most bytes before a request that servers may skip: those of the empty lines, or as much whitespace.
+pub(crate) const MOST_BLANK_BYTES: usize = 2 * MOST_EMPTY_LINES;
+
+/// What every connection of HTTP/2 begins with (RFC 9113, section 3.4).
+pub(crate) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The methods that IANA has registered: those of RFC 9110, RFC 7237 and RFC 9113, and QUERY. `*` is registered
+/// only to be no method.
+const REGISTERED_METHODS: [&[u8]; 40] = [
+    b"ACL",
+    b"BASELINE-CONTROL",
+    b"BIND",
+    b"CHECKIN",
+    b"CHECKOUT",
+    b"CONNECT",
+    b"COPY",
+    b"DELETE",
+    b"GET",
+    b"HEAD",
+    b"LABEL",
+    b"LINK",
+    b"LOCK",
+    b"MERGE",
+    b"MKACTIVITY",
+    b"MKCALENDAR",
+    b"MKCOL",
+    b"MKREDIRECTREF",
+    b"MKWORKSPACE",
+    b"MOVE",
+    b"OPTIONS",
+    b"ORDERPATCH",
+    b"PATCH",
+    b"POST",
+    b"PRI",
+    b"PROPFIND",
+    b"PROPPATCH",
+    b"PUT",
+    b"QUERY",
+    b"REBIND",
+    b"REPORT",
+    b"SEARCH",
+    b"TRACE",
+    b"UNBIND",
+    b"UNCHECKOUT",
+    b"UNLINK",
+    b"UNLOCK",
+    b"UPDATE",
+    b"UPDATEREDIRECTREF",
+    b"VERSION-CONTROL",
 ];
+
+/// Whether a method may have this name. Any token may be one (RFC 9110, section 9.1), in capitals or not, and
+/// servers take `0` and `a.b`.
+pub fn is_method(name: &[u8]) -> bool {
+    !name.is_empty() && name.iter().copied().all(is_of_token)
+}
+
+/// Whether a server may take a byte for one that stands between the words of a request line. RFC 9112, section
+/// 3, lists HTAB, VT, FF, CR and SP. The other ones are those at which Python's http.server splits, the
+/// whitespace of Latin-1.
+pub(crate) fn is_whitespace(byte: u8) -> bool {
+    matches!(byte, b'\t' | 0x0b..=b'\r' | 0x1c..=b' ' | 0x85 | 0xa0)
+}
+
+/// Whether a server may skip a byte before a request: RFC 9112, sections 2.2 and 3.
+pub(crate) fn is_blank(byte: u8) -> bool {
+    byte == b'\n' || is_whitespace(byte)
+}
 
 /// The head of a request. It keeps offsets, so that it is small while a connection waits: give its
 /// methods the bytes that it was read from.
@@ -91,6 +159,7 @@ pub struct RequestHeadReader {
 enum State {
     Method,
     RequestLine,
+    Preface,
     Fields,
     Other,
     Broken(Fault),
@@ -126,7 +195,7 @@ impl RequestHeadReader {
             };
         }
         match &self.state {
-            State::Method | State::RequestLine | State::Fields => Progress::More,
+            State::Method | State::RequestLine | State::Preface | State::Fields => Progress::More,
             State::Other => Progress::Other,
             State::Broken(fault) => Progress::Broken(*fault),
             State::Complete(head) => Progress::Complete(head),
@@ -141,16 +210,20 @@ impl RequestHeadReader {
         }
     }
 
-    /// Whether `bytes`, of which more has to come, are the beginning of a request for sure. If not, they may be
-    /// another protocol's: a word, and perhaps more that is not yet a line.
+    /// Whether `bytes`, of which more has to come, count as half a request. If not, they are more likely another
+    /// protocol's: a word, and perhaps more that is not yet a line.
     pub(crate) fn is_request(&self, bytes: &[u8]) -> bool {
         let line = bytes.get(self.line..self.position).unwrap_or_default();
         match self.state {
+            // Every method begins with nothing. Blank bytes alone are no message of another protocol.
             State::Method => {
-                !line.is_empty() && KNOWN_METHODS.iter().any(|method| method.starts_with(line))
+                let mut methods = REGISTERED_METHODS.iter();
+                self.position > 0 && methods.any(|method| method.starts_with(line))
             }
-            State::RequestLine => has_known_method(line) || names_http(line) || has_target(line),
-            State::Fields => true,
+            State::RequestLine => {
+                has_registered_method(line) || names_http(line) || has_target(line)
+            }
+            State::Preface | State::Fields => true,
             State::Other | State::Broken(_) | State::Complete(_) => false,
         }
     }
@@ -158,7 +231,7 @@ impl RequestHeadReader {
     fn is_open(&self) -> bool {
         matches!(
             self.state,
-            State::Method | State::RequestLine | State::Fields
+            State::Method | State::RequestLine | State::Preface | State::Fields
         )
     }
 
@@ -167,6 +240,7 @@ impl RequestHeadReader {
         let decide = match self.state {
             State::Method => Self::in_method,
             State::RequestLine => Self::in_request_line,
+            State::Preface => Self::in_preface,
             State::Fields => Self::in_fields,
             State::Other | State::Broken(_) | State::Complete(_) => return None,
         };
@@ -188,13 +262,15 @@ impl RequestHeadReader {
     fn in_method(&mut self, _bytes: &[u8], byte: u8) -> Option<State> {
         let length = self.position - self.line;
         match byte {
-            // Servers skip empty lines. They are judged with the request line.
-            b'\r' | b'\n' if length == 0 => {
+            // They are judged with the request line, which allows no more of them than this.
+            _ if length == 0 && is_blank(byte) => {
+                if self.line == MOST_BLANK_BYTES {
+                    return Some(State::Broken(EMPTY_LINES));
+                }
                 self.line += 1;
                 None
             }
-            // HAProxy takes a tab for a space.
-            b' ' | b'\t' if length > 0 => Some(State::RequestLine),
+            _ if is_whitespace(byte) => Some(State::RequestLine),
             _ if is_of_token(byte) => None,
             _ => Some(State::Other),
         }
@@ -208,16 +284,28 @@ impl RequestHeadReader {
                     State::Fields if !are_empty_lines(&bytes[..self.line]) => {
                         State::Broken(EMPTY_LINES)
                     }
+                    State::Preface if self.line > 0 => State::Broken(VERSION),
                     next => next,
                 };
                 self.line = self.position + 1;
                 Some(next)
             }
-            b'\r' | b'\t' => None,
-            _ if !is_control(byte) => None,
-            // Other protocols send a word, a space and then binary data.
-            _ if names_http(line) || has_known_method(line) => Some(State::Broken(CONTROL_BYTE)),
+            _ if !is_control(byte) || is_whitespace(byte) => None,
+            _ if names_http(line) || has_registered_method(line) => {
+                Some(State::Broken(CONTROL_BYTE))
+            }
+            // Other protocols send a word, a space and then binary data. With git it is even a path:
+            // `0033git-upload-pack /project.git`, a zero byte and a host.
             _ => Some(State::Other),
+        }
+    }
+
+    fn in_preface(&mut self, bytes: &[u8], _byte: u8) -> Option<State> {
+        let come = &bytes[..=self.position];
+        match HTTP2_PREFACE.strip_prefix(come) {
+            Some([]) => Some(State::Other),
+            Some(_) => None,
+            None => Some(State::Broken(VERSION)),
         }
     }
 
@@ -244,7 +332,7 @@ impl RequestHeadReader {
 
 const TOO_LONG: Fault = Fault("the head of the HTTP request is too long");
 const EMPTY_LINES: Fault =
-    Fault("the HTTP request has too many empty lines before it, or one that is no CRLF");
+    Fault("the HTTP request has more before it than up to 8 empty lines, each a CRLF");
 const BARE_LF: Fault =
     Fault("the head of the HTTP request has a line feed without carriage return");
 const BARE_CR: Fault =
@@ -263,7 +351,10 @@ const OTHER_HOST: Fault = Fault("the HTTP request has a Host field that differs 
 /// What comes behind a request line, which lacks its line feed.
 fn judge(line: &[u8]) -> State {
     if !names_http(line) {
-        return State::Other;
+        return match is_simple_request(line) {
+            true => State::Broken(VERSION),
+            false => State::Other,
+        };
     }
     let Some(line) = line.strip_suffix(b"\r") else {
         return State::Broken(BARE_LF);
@@ -272,12 +363,13 @@ fn judge(line: &[u8]) -> State {
         return State::Broken(BARE_CR);
     }
     let mut words = line.split(|byte| *byte == b' ');
-    let (Some(_), Some(target), Some(version), None) =
+    let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
     else {
         return State::Broken(REQUEST_LINE);
     };
-    if target.is_empty() || line.contains(&b'\t') {
+    // Of control bytes only whitespace has come so far.
+    if target.is_empty() || !is_method(method) || line.iter().copied().any(is_control) {
         return State::Broken(REQUEST_LINE);
     }
     match version {
@@ -285,38 +377,47 @@ fn judge(line: &[u8]) -> State {
         [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor] if minor.is_ascii_digit() => {
             State::Fields
         }
-        // The preface of HTTP/2 is made to look like this (RFC 9113, section 3.4).
-        b"HTTP/2.0" if line == b"PRI * HTTP/2.0" => State::Other,
+        b"HTTP/2.0" if line == b"PRI * HTTP/2.0" => State::Preface,
         _ => State::Broken(VERSION),
     }
 }
 
-/// Whether a server, however lenient, could take a line for one of HTTP/1.
+/// Whether a server, however lenient, could take a line for one of HTTP/1. Whitespace of Unicode is more than
+/// one byte, of which the last is no visible character of ASCII either.
 fn names_http(line: &[u8]) -> bool {
     line.windows(6).any(|six| {
         let (space, name) = six.split_at(1);
-        b" \t\r".contains(&space[0]) && name.eq_ignore_ascii_case(b"HTTP/")
+        !space[0].is_ascii_graphic() && name.eq_ignore_ascii_case(b"HTTP/")
     })
 }
 
-fn has_known_method(line: &[u8]) -> bool {
-    let method = line.split(|byte| b" \t".contains(byte)).next();
-    method.is_some_and(|method| KNOWN_METHODS.contains(&method))
+/// Whether a line is a request of HTTP/0.9: GET and a target (RFC 1945, section 5). Python's http.server reads a
+/// Host behind it.
+fn is_simple_request(line: &[u8]) -> bool {
+    let words = line.split(|byte| is_whitespace(*byte));
+    let mut words = words.filter(|word| !word.is_empty());
+    words.next() == Some(b"GET") && has_target(line) && words.nth(1).is_none()
+}
+
+fn has_registered_method(line: &[u8]) -> bool {
+    let method = line.split(|byte| is_whitespace(*byte)).next();
+    method.is_some_and(|method| REGISTERED_METHODS.contains(&method))
 }
 
 fn is_control(byte: u8) -> bool {
     byte < b' ' || byte == 0x7f
 }
 
-/// RFC 9110, section 5.6.2. A method is a token (section 9.1), however unusual: servers take `0` and `a.b`.
+/// RFC 9110, section 5.6.2.
 fn is_of_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Whether a method and a space are followed by what begins the target of a request: a path, or a URI with an
-/// authority.
+/// Whether a method and whitespace are followed by what begins the target of a request: a path, or a URI with
+/// an authority.
 fn has_target(line: &[u8]) -> bool {
-    let target = line.splitn(2, |byte| b" \t".contains(byte)).nth(1);
+    let mut words = line.split(|byte| is_whitespace(*byte)).skip(1);
+    let target = words.find(|word| !word.is_empty());
     target.is_some_and(|target| {
         target.starts_with(b"/") || target.windows(3).any(|three| three == b"://")
     })

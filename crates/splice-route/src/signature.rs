@@ -2,20 +2,19 @@
 
 use crate::conditions::Protocol;
 use crate::progress::Progress;
-
-/// RFC 9113, section 3.4. What follows, such as the authority of the first request, is not looked at:
-/// clients of gRPC wait for the server's SETTINGS before they send it.
-const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+use crate::request_head::{HTTP2_PREFACE, MOST_BLANK_BYTES, is_blank, is_whitespace};
 
 /// RFC 4253, section 4.2, and version 1 before it.
 const SSH_VERSIONS: [&[u8]; 2] = [b"SSH-2.0-", b"SSH-1."];
 
-/// A request for a destination (RFC 9110, section 9.3.6). HAProxy takes a tab for a space.
-const CONNECT: [&[u8]; 2] = [b"CONNECT ", b"CONNECT\t"];
+/// The method of a request for a destination (RFC 9110, section 9.3.6).
+const CONNECT: &[u8] = b"CONNECT";
 
 /// Whether a connection begins with `protocol`. `None` if that takes more than a few bytes to tell.
 pub(crate) fn read(protocol: Protocol, bytes: &[u8]) -> Option<Progress<()>> {
     Some(match protocol {
+        // What follows, such as the authority of the first request, is not looked at: clients of gRPC wait for
+        // the server's SETTINGS before they send it.
         Protocol::Http2 => begins_with(bytes, &[HTTP2_PREFACE]),
         Protocol::Ssh => begins_with(bytes, &SSH_VERSIONS),
         Protocol::Connect => connect(bytes),
@@ -37,11 +36,24 @@ pub(crate) fn begins_with(bytes: &[u8], patterns: &[impl AsRef<[u8]>]) -> Progre
     }
 }
 
-/// Behind any ends of lines: who has read the whole head tells the client which of them are wrong.
+/// Right or wrong: who has read the whole head tells the client what is wrong with it. That is also the answer
+/// to more blank bytes than a request may have before it, whatever follows.
 fn connect(bytes: &[u8]) -> Progress<()> {
-    let is_end_of_line = |byte: &u8| b"\r\n".contains(byte);
-    let start = bytes.iter().position(|byte| !is_end_of_line(byte));
-    begins_with(&bytes[start.unwrap_or(bytes.len())..], &CONNECT)
+    let mut start = bytes.iter().take(MOST_BLANK_BYTES + 1);
+    let Some(start) = start.position(|byte| !is_blank(*byte)) else {
+        return match bytes.len() > MOST_BLANK_BYTES {
+            true => Progress::Complete(()),
+            false => Progress::More,
+        };
+    };
+    match bytes[start..].strip_prefix(CONNECT) {
+        None => begins_with(&bytes[start..], &[CONNECT]),
+        Some([] | [b'\r']) => Progress::More,
+        // A command of another protocol, such as STOMP.
+        Some([b'\r', b'\n', ..]) => Progress::Other,
+        Some([byte, ..]) if is_whitespace(*byte) => Progress::Complete(()),
+        Some(_) => Progress::Other,
+    }
 }
 
 /// Version 4 with a command, CONNECT or BIND; version 5 with the number of methods (RFC 1928).
@@ -122,19 +134,29 @@ mod tests {
             (Protocol::Connect, b"\r\rCONNECT a:1", Complete(())),
             (Protocol::Connect, b"\nCONNECT a:1", Complete(())),
             (Protocol::Connect, b"CONNECT\ta:1", Complete(())),
-            (Protocol::Connect, b"CONNECT\r", Other),
+            (Protocol::Connect, b"CONNECT\r", More),
+            (Protocol::Connect, b"CONNECT\r\n", Other),
+            (Protocol::Connect, b"CONNECT\n", Other),
+            (Protocol::Connect, b"CONNECT\ra:1", Complete(())),
+            (Protocol::Connect, b"CONNECT\x0ba:1", Complete(())),
+            (Protocol::Connect, b"CONNECT\xa0a:1", Complete(())),
+            (Protocol::Connect, b" CONNECT a:1", Complete(())),
+            (Protocol::Connect, b"connect a:1", Other),
+            (Protocol::Connect, b" {", Other),
             (Protocol::Connect, b"\nGET ", Other),
             (Protocol::Connect, &[b'\r', b'\n'].repeat(8), More),
             (
                 Protocol::Connect,
-                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r",
-                More,
+                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\0",
+                Other,
             ),
+            // More than a request may have, whatever follows.
             (
                 Protocol::Connect,
-                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\nCONNECT ",
+                b"\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r",
                 Complete(()),
             ),
+            (Protocol::Connect, &[b'\n'; 1000], Complete(())),
             (Protocol::Connect, b"CONNECTED ", Other),
             (Protocol::Socks, b"\x05\x01\0", Complete(())),
             (Protocol::Socks, b"\x05\xff", Complete(())),

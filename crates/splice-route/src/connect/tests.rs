@@ -100,6 +100,10 @@ fn broken_requests() {
         "CONNECT %c3%a4:443 HTTP/1.1\r\nHost: %c3%a4:443\r\n\r\n",
         "\nCONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
         "CONNECT\ta:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+        "CONNECT\ra:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+        "CONNECT\x0ba:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+        " CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+        &"\r\n".repeat(9),
         "CONNECT a\0:443 HTTP/1.1\r\n\r\n",
         &format!("CONNECT {long_label}:443 HTTP/1.0\r\n\r\n"),
         &format!(

@@ -67,9 +67,10 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
     for bytes in [
         &b"HELLO"[..],
         b"HELLO world",
-        b"A",
+        b"W",
         b"quit",
-        b"\r\n",
+        b"quit\r",
+        b"GETX",
         b"\r\nHELLO ",
         b"CNXN",
         b"CNXN....",
@@ -98,21 +99,6 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
             assert_eq!(decide(&routes, waiting), Decision::Reset(fault), "{shown}");
         }
     }
-    for bytes in [&b"\r"[..], b"\r\n", b"\r\n\r\n\r"] {
-        let routes = [protocol(Protocol::Connect), host("a"), any()];
-        let decide = |waiting| decide_in_every_way(&routes, bytes, waiting);
-        assert_eq!(decide(ForMore), Decision::More);
-        for waiting in [TimedOut, Ended] {
-            assert_eq!(decide(waiting), Decision::Route(2));
-        }
-    }
-    // Empty lines without end are no request.
-    let lines = b"\r\n".repeat(32);
-    for waiting in [ForMore, TimedOut, Ended] {
-        let routes = [protocol(Protocol::Connect), host("a"), any()];
-        let decision = Inspection::new(64).decide(&routes, &arrival(), &lines, waiting);
-        assert_eq!(decision, Decision::Route(2), "{waiting:?}");
-    }
     // What is half a request for sure.
     for bytes in [
         &b"GE"[..],
@@ -121,6 +107,13 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         b"FOO /",
         b"0 /",
         b"FOO http://a",
+        b"PROPF",
+        b"PROPFIND",
+        b"PROPFIND h",
+        b"REPORT ",
+        b"GET\r",
+        b"PROPFIND\x0c",
+        b"PRI * HTTP/2.0\r\n",
         b"HELLO world HTTP/1.1\r\n",
         &HTTP[..HTTP.len() - 1],
     ] {
@@ -143,6 +136,53 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
     assert_eq!(decide(&text[..63]), Decision::More);
     assert_eq!(decide(&text[..64]), Decision::Route(1));
     assert_eq!(decide(&text), Decision::Route(1));
+}
+
+/// A request may begin with them, so a client could choose a later route by a pause behind them.
+#[test]
+fn blank_bytes_alone_are_half_a_request() {
+    use Waiting::{Ended, ForMore, TimedOut};
+    let routes = [host("a"), path("/"), protocol(Protocol::Connect)];
+    let http2 = protocol(Protocol::Http2);
+    for bytes in [
+        &b"\r"[..],
+        b"\n",
+        b"\r\n",
+        b"\n\n",
+        b"\r\n\r\n\r",
+        b" ",
+        b"\x0b",
+    ] {
+        let shown = bytes.escape_ascii();
+        for conditions in &routes {
+            let routes = [http2.clone(), conditions.clone(), silent(), any()];
+            for (waiting, expected) in [
+                (ForMore, Decision::More),
+                (TimedOut, Decision::Reset(TOO_LATE)),
+                (Ended, Decision::Reset(INCOMPLETE)),
+            ] {
+                let decision = decide_in_every_way(&routes, bytes, waiting);
+                assert_eq!(decision, expected, "{shown} {conditions:?}");
+            }
+        }
+        // Without a condition that they may meet they are any other bytes.
+        let decision = decide_in_every_way(&[http2.clone(), any()], bytes, ForMore);
+        assert_eq!(decision, Decision::Route(1), "{shown}");
+    }
+    // Too many of them do not wait for the end of the time, and are no message of another protocol.
+    let lines = b"\r\n".repeat(32);
+    for limit_bytes in [16, 17, 64, LIMIT_BYTES] {
+        for waiting in [ForMore, TimedOut, Ended] {
+            let routes = [host("a"), any()];
+            let decision =
+                Inspection::new(limit_bytes).decide(&routes, &arrival(), &lines, waiting);
+            assert!(matches!(decision, Decision::Reset(_)), "{decision:?}");
+        }
+    }
+    // A client of CONNECT is told so.
+    let routes = [protocol(Protocol::Connect), any()];
+    let decision = decide_in_every_way(&routes, &lines, ForMore);
+    assert_eq!(decision, Decision::Route(0));
 }
 
 /// A method that nobody has heard of is no way past a route.

@@ -263,6 +263,9 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
         (request("1GET  / HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("a.b / HTTP/1.1", "Host: a\r\nHost: b"), TWO_HOSTS),
         (request("FOO /\tHTTP/1.1", "Host: a"), REQUEST_LINE),
+        (request("GET\r/ HTTP/1.1", "Host: a"), BARE_CR),
+        (request("FOO\r/\rHTTP/1.1", "Host: a"), BARE_CR),
+        (request("GET / HTTP/1.1\x0b", "Host: a"), REQUEST_LINE),
         (request("GET\t/\0 HTTP/1.1", "Host: a"), CONTROL_BYTE),
         (request("GET HTTP/1.1", "Host: a"), REQUEST_LINE),
         (request("GET / http/1.1", "Host: a"), VERSION),
@@ -271,6 +274,13 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
         (request("GET / HTTP/1.x", "Host: a"), VERSION),
         (request("GET / HTTP/0.9", "Host: a"), VERSION),
         (request("GET / HTTP/2.0", "Host: a"), VERSION),
+        (request("GET /", "Host: a"), VERSION),
+        (request("\r\nGET http://a/b", "Host: a"), VERSION),
+        (request("GET \t/a ", "Host: a"), VERSION),
+        ("GET /\nHost: a\n\n".into(), VERSION),
+        (request("PRI * HTTP/2.0", "Host: a"), VERSION),
+        (request("PRI * HTTP/2.0", "\r\nTM"), VERSION),
+        (request("\r\nPRI * HTTP/2.0", "\r\nSM"), VERSION),
         (request("GET / HTTP/1.10", "Host: a"), VERSION),
         (request("GET example.org HTTP/1.1", "Host: a"), TARGET),
         (request("GET * HTTP/1.1", "Host: a"), TARGET),
@@ -301,30 +311,97 @@ fn requests_that_servers_read_in_different_ways_are_broken() {
     assert_eq!(read_in_every_way(not_text), Progress::Broken(TARGET));
 }
 
+/// Lenient servers split a request line at any of these bytes, and skip them before it. Then they read the Host
+/// of a request that took a route for other protocols.
+#[test]
+fn whitespace_that_is_no_space_makes_no_other_protocol() {
+    for byte in [
+        b'\t', 0x0b, 0x0c, b'\r', 0x1c, 0x1d, 0x1e, 0x1f, b' ', 0x85, 0xa0,
+    ] {
+        for method in ["GET", "PROPFIND", "FOO", "0"] {
+            for [before, first, second, behind] in [
+                ["", "?", " ", ""],
+                ["", " ", "?", ""],
+                ["", "?", "?", ""],
+                ["", " ?", " ", ""],
+                ["", " ", " ", "?"],
+                ["?", " ", " ", ""],
+                ["\r\n?", " ", " ", ""],
+                ["?\r\n", " ", " ", ""],
+                ["?", "?", "?", "?"],
+            ] {
+                let text =
+                    format!("{before}{method}{first}/{second}HTTP/1.1{behind}\r\nHost: a\r\n\r\n");
+                let place = |it| if it == b'?' { byte } else { it };
+                let bytes: Vec<_> = text.bytes().map(place).collect();
+                let answer = read_in_every_way(&bytes);
+                let shown = bytes.escape_ascii();
+                match bytes == format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes() {
+                    true => assert_eq!(answer, head(method, "a", "/"), "{shown}"),
+                    false => assert!(matches!(answer, Progress::Broken(_)), "{shown}: {answer:?}"),
+                }
+            }
+        }
+    }
+    // Whitespace of Unicode before the version.
+    for space in ["\u{85}", "\u{a0}", "\u{2028}", "\u{3000}"] {
+        let text = format!("FOO /{space}HTTP/1.1\r\nHost: a\r\n\r\n");
+        let answer = read_in_every_way(text.as_bytes());
+        assert_eq!(answer, Progress::Broken(REQUEST_LINE), "{text:?}");
+    }
+}
+
+/// Whatever follows, and whatever they are made of.
+#[test]
+fn more_blank_bytes_than_eight_empty_lines_have_are_broken() {
+    for blank in [&b"\r\n"[..], b"\n", b"\r", b" ", b" \t\x0b\x0c\n"] {
+        let blank = blank.repeat(100);
+        assert_eq!(read(&blank[..MOST_BLANK_BYTES]), Progress::More);
+        let too_many = &blank[..=MOST_BLANK_BYTES];
+        assert_eq!(read_in_every_way(too_many), Progress::Broken(EMPTY_LINES));
+        let mut reader = RequestHeadReader::new(LIMIT_BYTES);
+        assert_eq!(reader.read(&blank), Progress::Broken(EMPTY_LINES));
+        assert!(reader.looks <= MOST_BLANK_BYTES + 1, "{}", reader.looks);
+    }
+    let blank = b"\r\n".repeat(4);
+    let mut reader = RequestHeadReader::new(blank.len());
+    assert_eq!(reader.read(&blank), Progress::Broken(TOO_LONG));
+}
+
 #[test]
 fn other_protocols_are_no_http() {
     for bytes in [
         &b"\x16"[..],
-        b"SSH-2.0-OpenSSH_9.6\r",
-        b"SSH-2-OpenSSH_9\r",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"SSH-2-OpenSSH_9\r\n",
         b"SSH-2-OpenSSH_9 Debian-2\r\n",
-        b"PRI * HTTP/2.0\r\n",
+        HTTP2_PREFACE,
         b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
         b"EHLO example.org\r\n",
         b"NICK a\n",
         b"OPTIONS rtsp://a/b RTSP/1.0\r\n",
         b"GET key\r\n",
+        b"GET key /a\r\n",
+        b"GET /a b\r\n",
+        b"PUT /a\r\n",
         b"HTTP/",
-        b"\r\nquit\r",
-        b" ",
+        b" HTTP/",
+        b"\r\nquit\r\n",
+        b" {",
+        b"\n  \"",
+        b"\x1f\x8b",
         b"\0",
         b"A B\0",
         b"{",
         b"CNXN\0",
         b"CNXN....\0",
         // Tokens are judged with their line.
-        b"0\r",
-        b"*1\r",
+        b"0\r\n",
+        b"*1\r\n",
+        b"CONNECT\r\n",
+        b"quit\n",
+        // git
+        b"0033git-upload-pack /project.git\0",
         b"0 hello\n",
         b"\r\n0 hello\r\n",
         b"a.b /\r\n",
@@ -417,9 +494,28 @@ fn half_a_request_is_told_from_what_may_become_one() {
         (b"FOO a HTTP/", true),
         (b"FOO / HTTP/1.1\r\n", true),
         (b"GET / HTTP/1.1\r\nHost: a\r\n", true),
-        (b"\r\n", false),
-        (b"\r", false),
+        // Blank bytes alone are half of one.
+        (b"\r\n", true),
+        (b"\r", true),
+        (b"\n\n", true),
+        (b"\r\n\r\n", true),
+        (b" ", true),
+        (b"\r\nFOO", false),
+        (b" FOO", false),
+        (b"PROPF", true),
+        (b"PROPFIND", true),
+        (b"VERSION-", true),
+        (b"REPORT a", true),
+        (b"REPORT\x0ca", true),
+        (b"GET\r", true),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", true),
         (b"FOO", false),
+        (b"FOO\r", false),
+        (b"FOO\x0b", false),
+        (b"FOO\x0b/", true),
+        (b"FOO \t /", true),
+        (b"FOO a /", false),
+        (b"FOO a\x0cHTTP/", true),
         (b"0", false),
         (b"a.b", false),
         (b"CNXN....", false),
@@ -450,9 +546,48 @@ fn half_a_request_is_told_from_what_may_become_one() {
 
 /// Nobody sends half of one by chance.
 #[test]
-fn the_beginning_of_a_known_method_is_half_a_request() {
+fn the_beginning_of_a_registered_method_is_half_a_request() {
     for method in [
-        "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+        "ACL",
+        "BASELINE-CONTROL",
+        "BIND",
+        "CHECKIN",
+        "CHECKOUT",
+        "CONNECT",
+        "COPY",
+        "DELETE",
+        "GET",
+        "HEAD",
+        "LABEL",
+        "LINK",
+        "LOCK",
+        "MERGE",
+        "MKACTIVITY",
+        "MKCALENDAR",
+        "MKCOL",
+        "MKREDIRECTREF",
+        "MKWORKSPACE",
+        "MOVE",
+        "OPTIONS",
+        "ORDERPATCH",
+        "PATCH",
+        "POST",
+        "PRI",
+        "PROPFIND",
+        "PROPPATCH",
+        "PUT",
+        "QUERY",
+        "REBIND",
+        "REPORT",
+        "SEARCH",
+        "TRACE",
+        "UNBIND",
+        "UNCHECKOUT",
+        "UNLINK",
+        "UNLOCK",
+        "UPDATE",
+        "UPDATEREDIRECTREF",
+        "VERSION-CONTROL",
     ] {
         let line = format!("{method} a");
         for end in 1..=line.len() {

@@ -175,6 +175,9 @@ fn a_connect_that_is_wrong_is_told_so_and_takes_no_later_route() {
     for start in [
         "\nCONNECT ",
         "CONNECT\t",
+        "CONNECT\r",
+        "CONNECT\x0b",
+        " CONNECT ",
         "\rCONNECT ",
         &format!("{nine}CONNECT "),
     ] {

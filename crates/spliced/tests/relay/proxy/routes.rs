@@ -272,7 +272,7 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
         &b""[..],
         b"HELLO",
         b"HELLO world",
-        b"\r\n",
+        b"\r\nHELLO",
         b"CNXN....",
         b"0 hello",
     ] {
@@ -286,13 +286,25 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
         &b"GET /"[..],
         b"G",
         b"FOO /",
+        b"PROPFIND",
+        b"REPORT h",
+        b"\r\n",
+        b"\n\n",
         b"GET / HTTP/1.1\r\nHost: other.org\r\n",
         &hello[..1],
         &hello[..hello.len() - 1],
     ] {
         expect_reset(&mut send(half));
     }
-    assert_eq!(proxy.count("l", "without_route"), 6);
+    assert_eq!(proxy.count("l", "without_route"), 10);
+    // The end of the stream is no other way.
+    let proxy = http_and_others(&http, &others, "10m");
+    for half in [&b"\r\n"[..], b"\n\n", b"PROPFIND", b"GE"] {
+        let mut client = connect(&proxy.address("l"));
+        client.write_all(half).expect("sent");
+        client.shutdown(Shutdown::Write).expect("ended");
+        expect_reset(&mut client);
+    }
 }
 
 /// A relay that was stopped learns of its deadline before it learns of what came meanwhile (`epoll_wait` ends
@@ -380,8 +392,17 @@ fn unusual_requests_reach_their_server_as_they_are() {
         expect(&mut server, request.as_bytes());
         converse(&mut client, &mut server);
     }
+    let many_lines = "\r\n".repeat(32 << 10) + "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n";
     for ambiguous in [
         "\nGET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        &many_lines,
+        "GET\r/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        "GET\x0c/\x0cHTTP/1.1\r\nHost: example.org\r\n\r\n",
+        "FOO /\x0bHTTP/1.1\r\nHost: example.org\r\n\r\n",
+        "GET /\u{85}HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        " GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        "PRI * HTTP/2.0\r\nHost: example.org\r\n\r\n",
+        "GET /\r\nHost: example.org\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: example.org,other.org\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: ex%61mple.org\r\n\r\n",
         "GET http://example.org/ HTTP/1.1\r\nHost:\r\n\r\n",
