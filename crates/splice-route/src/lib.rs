@@ -34,5 +34,5 @@ pub use name::{NamePattern, NotAName};
 pub use postgres::POSTGRES_SSL_REQUEST;
 pub use prefix::{NotAPrefix, Prefix};
 pub use progress::{Fault, Progress};
-pub use request_head::{RequestHead, RequestHeadReader};
+pub use request_head::{RequestHead, RequestHeadReader, is_method};
 pub use tls::{ClientHello, ClientHelloReader};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use splice::{EngineChoice, EngineName};
 use splice_route::{
-    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion,
+    Conditions, DestinationRule, NamePattern, Prefixes, Protocol, ServerName, TlsVersion, is_method,
 };
 
 use crate::config::conflict;
@@ -283,12 +283,22 @@ fn alpn(value: &Value<'_>) -> Option<Vec<u8>> {
 
 fn method(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
-    if text.bytes().all(|byte| byte.is_ascii_uppercase()) {
-        return Some(text.into());
+    if !is_method(text.as_bytes()) {
+        return value.refuse(format!(
+            "{text:?} is not a method; use letters, digits and !#$%&'*+-.^_`|~, such as GET or M-SEARCH"
+        ));
     }
-    value.refuse(format!(
-        "{text:?} is not a method; write it in capital letters, such as GET"
-    ))
+    let capitals = text.to_ascii_uppercase();
+    if text != capitals {
+        value.notes.warn(
+            &value.at,
+            format!(
+                "http_method {text:?} does not match {capitals}; methods are case-sensitive, and nearly all \
+                 are in capital letters"
+            ),
+        );
+    }
+    Some(text.into())
 }
 
 fn path(value: &Value<'_>) -> Option<String> {
