@@ -131,6 +131,38 @@ fn a_listener_that_drains_although_the_others_reset_has_the_drain_timeout_of_the
     assert!(elapsed >= Duration::from_millis(300), "{elapsed:?}");
 }
 
+/// A reload that removes something and changes the time for it at once.
+#[test]
+fn what_is_removed_ends_by_the_time_before_and_a_server_by_the_new_one() {
+    let (site, other) = (Site::new(), Site::new());
+    let kept = |name: &str, server: &Site| {
+        listener("kept", "127.0.0.1:0", name) + &backend(name, server, "")
+    };
+    let with_listener = listener("removed", "127.0.0.2:0", "b") + &kept("b", &site);
+    for (came_to, first, second, counts) in [
+        ("removed", &with_listener, kept("b", &site), "before"),
+        ("kept", &kept("b", &site), kept("c", &other), "before"),
+        ("kept", &kept("b", &site), kept("b", &other), "new"),
+    ] {
+        for (before, new) in [("0s", "10m"), ("10m", "0s")] {
+            let within = |time: &str, rest: &str| format!("drain_timeout = \"{time}\"\n{rest}");
+            let proxy = Proxy::run(&within(before, first));
+            let mut client = connect(&proxy.address(came_to));
+            client.write_all(b"x").expect("sent");
+            let mut server = site.accept();
+            expect(&mut server, b"x");
+            assert!(proxy.reload(&within(new, &second)).status.success());
+            let counting = if counts == "new" { new } else { before };
+            if counting == "0s" {
+                expect_reset(&mut client);
+            } else {
+                server.write_all(b"still here").expect("sent");
+                expect(&mut client, b"still here");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_removed_server_drains_or_resets_as_configured() {
     let (old, new) = (Site::new(), Site::new());
