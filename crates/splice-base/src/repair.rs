@@ -1,13 +1,13 @@
 //! A TCP socket in repair mode (`TCP_REPAIR`): it sends nothing, and its connection can be taken up at any place.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, getsockname,
-    socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, connect_unspec,
+    getsockname, recv, send, socket_with, sockopt,
 };
 
 use crate::socket_option::{get, set};
@@ -21,6 +21,13 @@ const TIMESTAMPS: u32 = 8;
 /// That `TCP_MAXSEG` takes, in bytes (`TCP_MIN_MSS` and `MAX_TCP_WINDOW` in net/tcp.h).
 const SMALLEST_MSS: i32 = 88;
 const LARGEST_MSS: i32 = 32_767;
+
+/// How much is written to a queue at once, in bytes: the kernel takes memory for all of it in one piece
+/// (`tcp_send_rcvq`).
+const WRITE_BYTES: usize = 32 << 10;
+
+/// The bound of what one segment carries, in bytes.
+const LONGEST_SEGMENT_BYTES: usize = 64 << 10;
 
 /// The values of `TCP_REPAIR`, from `linux/tcp.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +111,7 @@ pub fn advance_timestamps(
 
 /// Where a connection stands, for a socket that is to take it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct Standing<'a> {
     /// The socket's address, with its scope.
     pub local: SocketAddr,
     /// The peer's.
@@ -113,6 +120,10 @@ pub struct Standing {
     pub send_next: u32,
     /// The number of the next byte from the peer, which knows that all before it was received.
     pub receive_next: u32,
+    /// What was sent from `send_next` on.
+    pub sent: &'a [u8],
+    /// What was received before `receive_next`, and not yet read.
+    pub unread: &'a [u8],
     /// The MSS that the peer has announced, in bytes.
     pub peer_mss: u16,
     /// The window scale of the peer, and the one that it was told.
@@ -127,14 +138,35 @@ pub struct Standing {
     pub room: u32,
 }
 
+/// Whether this process may bind a socket to this address, as `take_up` does.
+///
+/// # Errors
+/// `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE. Of other reasons only `take_up` itself can tell.
+pub fn may_bind(local: &SocketAddr) -> Result<(), Errno> {
+    let socket = stream_socket(local)?;
+    match bind(&socket, local) {
+        Err(Errno::ACCESS) => Err(Errno::ACCESS),
+        _ => Ok(()),
+    }
+}
+
+fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if local.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
 /// Has a socket leave its connection without a word, and take up the one that stands there, with the same descriptor
-/// and the same options. It stays in repair mode. What its queues held is gone, and ECN is off.
+/// and the same options. It stays in repair mode. Its queues hold what the standing names, and ECN is off.
 ///
 /// # Errors
 /// Those of the system calls: `EADDRINUSE` if another socket has taken the connection up, `EADDRNOTAVAIL` if the address
-/// is gone, `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE, `EPERM` without CAP_NET_ADMIN in the user namespace of the network namespace. Then the socket has no
-/// connection.
-pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
+/// is gone, `EACCES` for a port below 1024 without CAP_NET_BIND_SERVICE, `EPERM` without CAP_NET_ADMIN in the user
+/// namespace of the network namespace. Then the socket has no connection.
+pub fn take_up(fd: impl AsFd, standing: &Standing<'_>) -> Result<(), Errno> {
     let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
     repair(fd, Repair::On)?;
     connect_unspec(fd)?;
@@ -144,7 +176,9 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
         Err(errno) => return Err(errno),
     }
     set_queue_sequence(fd, RepairQueue::Send, standing.send_next)?;
-    set_queue_sequence(fd, RepairQueue::Receive, standing.receive_next)?;
+    let unread = standing.unread.len() as u32;
+    let first_unread = standing.receive_next.wrapping_sub(unread);
+    set_queue_sequence(fd, RepairQueue::Receive, first_unread)?;
     // The size of segments follows from it only here (`tcp_connect_init`); the option for repair does not change that.
     let most = i32::from(standing.peer_mss).clamp(SMALLEST_MSS, LARGEST_MSS);
     set(fd, tcp, libc::TCP_MAXSEG, &most)?;
@@ -165,6 +199,13 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
             set(fd, tcp, libc::TCP_REPAIR_OPTIONS, &[kind, value])?;
         }
     }
+    for (queue, bytes) in [
+        (RepairQueue::Receive, standing.unread),
+        (RepairQueue::Send, standing.sent),
+    ] {
+        set_queue(fd, queue)?;
+        write_all(fd, queue, bytes)?;
+    }
     // `struct tcp_repair_window`
     let mut window = [0; 5];
     get(fd, tcp, libc::TCP_REPAIR_WINDOW, &mut window)?;
@@ -176,8 +217,80 @@ pub fn take_up(fd: impl AsFd, standing: &Standing) -> Result<(), Errno> {
     // It never shrinks (`tcp_select_window`).
     let most = u32::from(u16::MAX) << own_scale;
     window[3] = window[3].max(standing.room.min(most).cast_signed());
+    window[4] = standing.receive_next.cast_signed();
     set(fd, tcp, libc::TCP_REPAIR_WINDOW, &window)?;
     set_queue(fd, RepairQueue::None)
+}
+
+/// What was written to a socket and not acknowledged, no more than the last `bytes` of it. The socket must be in repair
+/// mode.
+pub fn unacknowledged(fd: impl AsFd, bytes: usize) -> Result<Vec<u8>, Errno> {
+    let fd = fd.as_fd();
+    set_queue(fd, RepairQueue::Send)?;
+    // A segment that was acknowledged in part stands there as a whole (`tcp_clean_rtx_queue`).
+    let mut written = vec![0; bytes + LONGEST_SEGMENT_BYTES];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    // The count includes what found no room (`tcp_peek_sndq`).
+    let (_, found) = recv(fd, written.as_mut_slice(), flags)?;
+    set_queue(fd, RepairQueue::None)?;
+    if found > written.len() {
+        return Err(Errno::MSGSIZE);
+    }
+    written.truncate(found);
+    written.drain(..found.saturating_sub(bytes));
+    Ok(written)
+}
+
+/// Reads the next `bytes` of a socket that has received so many; fewer only at the end of the stream. The socket must
+/// not be in repair mode.
+pub fn read_received(fd: impl AsFd, bytes: usize) -> Result<Vec<u8>, Errno> {
+    let fd = fd.as_fd();
+    let mut received = vec![0; bytes];
+    let mut count = 0;
+    // One call stops at an urgent mark.
+    while count < bytes {
+        match recv(fd, &mut received[count..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => break,
+            Ok((_, more)) => count += more,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    received.truncate(count);
+    Ok(received)
+}
+
+/// Writes all of `bytes` to a socket, whose send buffer grows if they do not fit. In repair mode they go to its `queue`.
+///
+/// # Errors
+/// Those of the system calls: `EAGAIN` or `ENOMEM` if the host is short of memory. Some of the bytes may be written
+/// then.
+pub fn write_all(fd: impl AsFd, queue: RepairQueue, mut bytes: &[u8]) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    let mut has_grown = false;
+    while !bytes.is_empty() {
+        let part = &bytes[..bytes.len().min(WRITE_BYTES)];
+        match send(fd, part, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(written) => {
+                bytes = &bytes[written..];
+                has_grown = false;
+            }
+            Err(Errno::AGAIN | Errno::NOMEM) if !has_grown => {
+                has_grown = true;
+                // Half of what is asked for is the kernel's own (`__sock_set_sndbuf`, `__sock_set_rcvbuf`).
+                if queue == RepairQueue::Receive {
+                    let now = sockopt::socket_recv_buffer_size(fd)?;
+                    sockopt::set_socket_recv_buffer_size_force(fd, now / 2 + bytes.len())?;
+                } else {
+                    let now = sockopt::socket_send_buffer_size(fd)?;
+                    sockopt::set_socket_send_buffer_size_force(fd, now / 2 + bytes.len())?;
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// Has a socket whose peer has ended its stream already, as the socket has not heard, wait for that end no longer than
@@ -190,12 +303,7 @@ pub fn expect_no_end(fd: impl AsFd, wait: Duration) -> Result<(), Errno> {
 /// Resets a connection that has no socket any more: makes a socket at the given place in the
 /// sequence space and closes it with a reset. `seq` is what the peer expects next.
 pub fn reset(local: SocketAddr, peer: SocketAddr, seq: u32, ack: u32) -> Result<(), Errno> {
-    let family = if local.is_ipv4() {
-        AddressFamily::INET
-    } else {
-        AddressFamily::INET6
-    };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = stream_socket(&local)?;
     repair(&socket, Repair::On)?;
     bind(&socket, &local)?;
     set_queue_sequence(&socket, RepairQueue::Send, seq)?;

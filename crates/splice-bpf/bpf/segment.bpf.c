@@ -378,8 +378,9 @@ int segment_egress(struct __sk_buff *skb)
 		raise(&socket->sent, end_of(&s));
 		return NEXT;
 	}
+	/* What the socket has got since, it loses when it takes its connection up: its peer must send that again. */
 	asks = state == SEGMENT_SPLICED && !(s.flags & RST);
-	if (asks && !(marks(side) & SEGMENT_ASKED)) {
+	if ((asks && !(marks(side) & SEGMENT_ASKED)) || (state == SEGMENT_HELD && !(s.flags & RST))) {
 		count(SEGMENT_SILENCED);
 		return DROP;
 	}

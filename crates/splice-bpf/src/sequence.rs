@@ -8,6 +8,11 @@ pub fn is_behind(mark: u32, to: u32) -> bool {
     to.wrapping_sub(mark).cast_signed() > 0
 }
 
+/// How many bytes there are from one number to a later one; 0 to one that is not later.
+pub fn distance(from: u32, to: u32) -> u32 {
+    to.wrapping_sub(from).cast_signed().max(0).cast_unsigned()
+}
+
 /// Whichever of two numbers is behind neither.
 pub fn later(one: u32, other: u32) -> u32 {
     if is_behind(one, other) { other } else { one }

@@ -35,9 +35,11 @@ struct segment_place {
 /*
  * A pair of sockets:
  *
- * FREE ──▶ WATCH ──▶ OVERLAP ──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
- *                       ▲           │ │
- *                       └───────────┘ └──▶ HELD ──▶ RETURNED ──▶ FREE
+ * FREE ──▶ WATCH ──▶ OVERLAP ◀──▶ SPLICED ──▶ TIME_WAIT ──▶ FREE
+ *                       ▲            │
+ *                       ▼            │
+ *                      HELD ◀────────┘
+ *                       └──▶ RETURNED ──▶ FREE
  *
  * User space makes all transitions but SPLICED to TIME_WAIT, which the program makes when it sees
  * the end, TIME_WAIT to FREE, which a SYN on the tuple makes, too, and SPLICED to HELD, which the program

@@ -35,16 +35,19 @@ struct first_words {
 };
 
 /*
- * Gives a pair back to its sockets, unless it is over. In OVERLAP these may not be empty yet: user space does it as soon
- * as they are.
+ * Gives a pair back to its sockets, unless it is over. In OVERLAP these hold bytes of their own, and user space decides
+ * when.
  * @side: of the peer whose segments are not translated. @why: the mark.
  */
 static __always_inline void hold(struct segment_flow *flow, __u32 slot, struct segment_side *side, __u32 why)
 {
-	add_marks(side, why);
-	if (load_acquire(&flow->state) != SEGMENT_SPLICED)
+	__u32 former = add_marks(side, why), state = load_acquire(&flow->state);
+
+	if (state == SEGMENT_SPLICED)
+		state = __sync_val_compare_and_swap(&flow->state, SEGMENT_SPLICED, SEGMENT_HELD);
+	else if (state != SEGMENT_OVERLAP || (former & why))
 		return;
-	if (__sync_val_compare_and_swap(&flow->state, SEGMENT_SPLICED, SEGMENT_HELD) == SEGMENT_SPLICED)
+	if (state == SEGMENT_SPLICED || state == SEGMENT_OVERLAP)
 		bpf_ringbuf_output(&segment_calls, &slot, sizeof(slot), BPF_RB_FORCE_WAKEUP);
 }
 

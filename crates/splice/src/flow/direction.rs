@@ -128,6 +128,8 @@ pub(crate) struct Direction {
     given_bytes: u64,
     /// Nothing is read beyond this many bytes, not even EOF.
     mark_bytes: u64,
+    /// The stream ends behind this many bytes, if it ends without EOF.
+    end_bytes: u64,
     next_look_bytes: u64,
     /// The size at which the source's receive buffer was fixed, in bytes, as far as possible; 0
     /// before.
@@ -154,6 +156,7 @@ impl Direction {
             taken_bytes: 0,
             given_bytes: 0,
             mark_bytes: u64::MAX,
+            end_bytes: u64::MAX,
             next_look_bytes: LOOK_AT_BUFFERS_BYTES,
             source_fixed_bytes: 0,
             bulk: false,
@@ -187,6 +190,11 @@ impl Direction {
         if has_ended {
             self.state = State::Ended;
         }
+    }
+
+    /// The stream ends behind so many bytes, though the source does not say so.
+    pub(crate) fn ends_after(&mut self, bytes: u64) {
+        self.end_bytes = self.taken_bytes + bytes;
     }
 
     /// Whether there is a mark.
@@ -245,7 +253,7 @@ impl Direction {
             if !self.drain(conduit)? {
                 break Progress::Waits;
             }
-            if conduit.byte_limit == Some(self.taken_bytes) {
+            if conduit.byte_limit == Some(self.taken_bytes) || self.taken_bytes == self.end_bytes {
                 self.state = State::Ending;
             }
             if self.state == State::Ending {

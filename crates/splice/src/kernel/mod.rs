@@ -156,6 +156,8 @@ pub(crate) struct Returned {
     pub(crate) moved_bytes: [u64; 2],
     /// The stream has ended, and its end was passed on.
     pub(crate) has_ended: [bool; 2],
+    /// The stream's sender has ended it, behind so many bytes that are still to be read; the socket will not tell.
+    pub(crate) ends_after_bytes: [Option<u64>; 2],
     pub(crate) why: Cow<'static, str>,
     /// What remains in the kernel for a while.
     pub(crate) left: Box<dyn Aftermath>,

@@ -96,8 +96,8 @@ pub(super) enum Progress {
     Refused(Cow<'static, str>),
     /// The sockets sleep; look again after this long.
     Spliced(Duration),
-    /// A sleeping socket has something to deliver.
-    Woken,
+    /// Look again at once: a sleeping socket has something to deliver, or the pair goes back.
+    Again,
     /// This side's peer has been silent for too long.
     GivenUp(Side),
 }

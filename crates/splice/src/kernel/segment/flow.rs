@@ -1,9 +1,11 @@
 //! One flow, in the memory that this process shares with the program.
 //!
 //! ```text
-//! Free ──▶ Watch ──▶ Overlap ──▶ Spliced ──▶ TimeWait ──▶ Free
-//!                       ▲           │ │
-//!                       └───────────┘ └──▶ Held ──▶ Returned ──▶ Free
+//! Free ──▶ Watch ──▶ Overlap ◀──▶ Spliced ──▶ TimeWait ──▶ Free
+//!                       ▲            │
+//!                       ▼            │
+//!                      Held ◀────────┘
+//!                       └──▶ Returned ──▶ Free
 //! ```
 //!
 //! The states and who changes them are in `bpf/segment/shared.h`.

@@ -2,16 +2,17 @@
 //! moves the bytes.
 //!
 //! ```text
-//!              no program runs that     both sockets stand where      they have sent what
-//!              has not seen this        their peers are               was under way once more
-//! Spliced ──▶ Held ───────────────────────────────────────▶ Returned ───────────────────────▶ over
-//!    ▲          │
-//!    │          ▼ a late segment has reached a socket, which has to deliver it
-//!    └────── Overlap
+//!            no program runs that     both sockets stand where      they have sent what
+//!            has not seen this        their peers are               was under way once more
+//! Spliced ──▶ Held ─────────────────────────────────────▶ Returned ───────────────────────▶ over
+//!    ▲       ▲  │
+//!    │       │  ▼ a late segment has reached a socket, which has to deliver it
+//!    └────▶ Overlap
 //! ```
 //!
-//! A socket claims to have received what the other peer has acknowledged, and to have sent what its own has: nobody here
-//! has the bytes between. Their sender sends them again.
+//! Of a stream that goes past the sockets, nobody here has what is under way. One socket claims to have received what
+//! the other peer has acknowledged, and the other to have sent it; the peer sends the rest again. A stream that has not
+//! left the sockets goes on where it is, with what they hold of it (`leftover.rs`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,13 +22,15 @@ use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname};
 
 use super::Segment;
-use super::change_over::Asleep;
+use super::change_over::{Asleep, Phase, Stream};
 use super::flow::Flow;
+use super::leftover::{self, Leftover, Way};
 use super::sockets::{self, addresses_of, wake};
 use crate::endpoint::Endpoint;
 use crate::kernel::{Aftermath, KernelCounters as _, Next, PairView, Returned, Turn};
 use crate::outcome::{Reason, Side};
-use splice_base::repair;
+use splice_base::repair::{self, Repair, RepairQueue};
+use splice_bpf::sequence::distance;
 use splice_bpf::types::{SegmentInspection, SegmentSocket, segment_socket_flag as has};
 use splice_firewall::Tracking;
 
@@ -44,7 +47,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 impl Segment {
     /// Takes the next step of a pair that the program holds.
-    pub(super) fn give_back(&mut self, flow: &Arc<Flow>, pair: &mut PairView<'_>) -> Turn {
+    pub(super) fn give_back(
+        &mut self,
+        flow: &Arc<Flow>,
+        pair: &mut PairView<'_>,
+        streams: [Stream; 2],
+    ) -> Turn {
         let wait = self
             .wait
             .get_or_insert_with(|| self.datapath.grace().ask((pair.waker)()));
@@ -52,37 +60,61 @@ impl Segment {
             return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY));
         }
         self.wait = None;
-        let found = match self.datapath.inspect(flow.tuples()) {
-            Ok(found) if self.change_over.finds_both(&found) => found,
+        // From here on they send nothing.
+        for end in pair.ends {
+            let _ = repair::repair(end, Repair::On);
+        }
+        let found = self.datapath.inspect(flow.tuples()).ok();
+        let found = found.filter(|found| self.change_over.finds_both(found));
+        if found.is_none() && self.change_over.phase() == Phase::Spliced {
             // It was reset, of which the pair hears by its own event.
-            Ok(_) | Err(_) => return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY)),
-        };
-        let sleepers = self.change_over.look_at_sleepers(&found, false, pair.now);
-        if sleepers == Asleep::Late {
+            return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY));
+        }
+        // In Overlap it may have ended in order, and the other one still has to deliver its stream.
+        let ways = found.and_then(|found| {
+            let ways = self.ways_back(flow, &found, streams, pair.now)?;
+            Some((found, ways))
+        });
+        let Some((found, ways)) = ways else {
             pair.ends.into_iter().for_each(wake);
             self.restore_timers(pair.ends);
             flow.overlap_again();
             self.change_over.overlap_again();
             return Turn::Holds(Next::PUMP);
-        }
+        };
+        let has_ended = [0, 1].map(|from| match ways[from] {
+            Way::PastSockets => flow.has_ended(from) || streams[from].has_ended,
+            Way::BySockets => streams[from].has_ended,
+        });
+        let leftover = match leftover::of(flow, pair.ends, &found, ways, has_ended) {
+            Ok(leftover) => leftover,
+            Err((side, errno)) => return fails(flow, pair.ends, side, errno),
+        };
         for side in Side::BOTH {
-            if let Err(errno) = take_up(pair.ends[side.index()], flow, &found, side) {
-                let errno = errno.raw_os_error();
-                return Turn::Ends(Reason::Failed { side, errno });
+            if let Err(errno) = may_take_up(pair.ends[side.index()]) {
+                return fails(flow, pair.ends, side, errno);
             }
         }
-        let has_ended = [0, 1].map(|side| flow.has_ended(side));
+        for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
+            let end = pair.ends[side.index()];
+            if let Err(errno) = take_up(end, flow, &found, side, leftover) {
+                return fails(flow, pair.ends, side, errno);
+            }
+        }
         let moved_bytes = self.counters.moved_bytes();
         let why = match flow.untranslatable() {
             Some((side, how)) => format!("segment: {side:?}'s segments {how}"),
             None => "segment: the pair was given back".into(),
         };
         let_pass(flow);
-        flow.return_to_sockets();
-        for side in Side::BOTH {
+        flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
+        for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
             let end = pair.ends[side.index()];
             sockets::go_on(end);
-            if has_ended[side.index()] {
+            if let Err(errno) = repair::write_all(end, RepairQueue::None, &leftover.unsent) {
+                return fails(flow, pair.ends, side, errno);
+            }
+            if leftover.has_end {
                 // It cannot fail.
                 let _ = repair::expect_no_end(end, FIN_WAIT);
             }
@@ -94,16 +126,37 @@ impl Segment {
         self.restore_timers(pair.ends);
         for direction in pair.directions.iter_mut() {
             direction.hold_at(u64::MAX);
+            // The events of what is left came before.
+            direction.read_again();
         }
         Turn::Returned(Returned {
             moved_bytes,
             has_ended,
+            ends_after_bytes: leftover
+                .each_ref()
+                .map(|left| left.has_end.then_some(left.unread.len() as u64)),
             why: why.into(),
             left: Box::new(CatchUp {
                 flow: Arc::clone(flow),
                 pause: SHORTEST_PAUSE,
             }),
         })
+    }
+
+    /// How the streams go on, or `None` while they cannot: a socket has to deliver something first.
+    pub(super) fn ways_back(
+        &mut self,
+        flow: &Flow,
+        found: &SegmentInspection,
+        streams: [Stream; 2],
+        now: Instant,
+    ) -> Option<[Way; 2]> {
+        if self.change_over.phase() == Phase::Spliced {
+            let sleepers = self.change_over.look_at_sleepers(found, false, now);
+            return (sleepers != Asleep::Late).then_some([Way::PastSockets; 2]);
+        }
+        let [one, other] = [0, 1].map(|from| Way::of(flow, found, streams[from], from));
+        Some([one?, other?])
     }
 
     /// Sets the sockets as they were before they slept.
@@ -154,12 +207,26 @@ impl Aftermath for CatchUp {
     }
 }
 
+/// Ends a pair that cannot go back. A socket that still has its connection resets it when it is closed, with the number
+/// that the program gives it. `closed` resets those that have none.
+fn fails(flow: &Flow, ends: [&Endpoint; 2], side: Side, errno: Errno) -> Turn {
+    ends.into_iter().for_each(wake);
+    flow.overlap_again();
+    Turn::Ends(Reason::of_errno(side, errno))
+}
+
+/// What can be known of it while the socket still has its connection.
+fn may_take_up(end: &Endpoint) -> Result<(), Errno> {
+    repair::may_bind(&SocketAddr::try_from(getsockname(end)?)?)
+}
+
 /// Has this side's socket take its connection up again. It stays in repair mode, and is silent.
 fn take_up(
     end: &Endpoint,
     flow: &Flow,
     found: &SegmentInspection,
     side: Side,
+    leftover: &Leftover,
 ) -> Result<(), Errno> {
     let socket: &SegmentSocket = &found.socket[side.index()];
     let stands = flow.standing(side.index());
@@ -167,14 +234,19 @@ fn take_up(
     let standing = repair::Standing {
         local: SocketAddr::try_from(getsockname(end)?)?,
         peer: SocketAddr::try_from(getpeername(end)?.ok_or(Errno::NOTCONN)?)?,
-        send_next: stands.send_next,
-        receive_next: stands.receive_next,
+        send_next: leftover.send_next,
+        receive_next: leftover.receive_next,
+        sent: &leftover.sent,
+        unread: &leftover.unread,
         peer_mss: socket.peer_mss.try_into().unwrap_or(u16::MAX),
         scales: [socket.peer_scale, socket.own_scale],
         sack: socket.flags & has::SACK != 0,
         timestamps,
-        windows: [stands.window, stands.largest_window],
-        room: stands.room,
+        windows: [
+            distance(leftover.send_next, stands.window_end),
+            stands.largest_window,
+        ],
+        room: distance(leftover.receive_next, stands.room_end),
     };
     repair::take_up(end, &standing)?;
     if timestamps && stands.timestamp != 0 {

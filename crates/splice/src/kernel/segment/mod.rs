@@ -29,6 +29,7 @@ mod flow_slots;
 pub(crate) mod forward;
 mod give_back;
 mod grace;
+mod leftover;
 mod liveness;
 pub(crate) mod pace;
 mod patience;

@@ -208,7 +208,7 @@ impl Segment {
                 ends.into_iter().for_each(wake);
                 flow.overlap_again();
                 self.change_over.overlap_again();
-                Progress::Woken
+                Progress::Again
             }
             Asleep::MaySend(left) => Progress::Spliced(left),
             Asleep::Silent => {

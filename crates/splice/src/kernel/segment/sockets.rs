@@ -88,7 +88,9 @@ pub(super) fn probe(end: &Endpoint) {
     leave_repair(end, Repair::OffWithProbe);
 }
 
-fn leave_repair(end: &Endpoint, how: Repair) {
+/// Leaves repair mode. The address can be bound again, as before.
+pub(super) fn leave_repair(end: &Endpoint, how: Repair) {
+    // As above.
     let _ = repair::repair(end, how);
     let _ = sockopt::set_socket_reuseaddr(end, true);
 }

@@ -8,19 +8,20 @@ use crate::outcome::Side;
 use splice_bpf::sequence::{self, is_behind};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
-/// Where a connection stands that its socket is to take up again; numbers as its peer counts.
+/// Where a connection stands that its socket is to take up again, by what went past the sockets; numbers as its peer
+/// counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// The next byte to the peer.
-    pub(super) send_next: u32,
-    /// The next one from it.
+    /// What the peer has acknowledged.
+    pub(super) acknowledged: u32,
+    /// The next byte from it.
     pub(super) receive_next: u32,
-    /// What the peer has room for, and the most that it ever had, in bytes.
-    pub(super) window: u32,
+    /// Where the window ends that the peer has announced, and the most bytes that it ever was.
+    pub(super) window_end: u32,
     pub(super) largest_window: u32,
-    /// What the peer was told that there is room for, in bytes. It may have sent all of that already, and a socket that
-    /// has announced less discards whatever comes from behind its window, acknowledgements as well.
-    pub(super) room: u32,
+    /// Where the room ends that the peer was told of. It may have sent all of that already, and a socket that has
+    /// announced less discards whatever comes from behind its window, acknowledgements as well.
+    pub(super) room_end: u32,
     /// One that no timestamp which the peer has got has reached; 0: none is known.
     pub(super) timestamp: u32,
     pub(super) in_microseconds: bool,
@@ -29,8 +30,10 @@ pub(super) struct Standing {
 impl Flow {
     /// Has the program hold back every segment, unless the flow has ended.
     pub(super) fn hold(&self) {
-        let state = &self.entry().state;
-        let _ = state.compare_exchange(state::SPLICED, state::HELD, SeqCst, Relaxed);
+        for from in [state::OVERLAP, state::SPLICED] {
+            let state = &self.entry().state;
+            let _ = state.compare_exchange(from, state::HELD, SeqCst, Relaxed);
+        }
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -59,38 +62,32 @@ impl Flow {
     /// will send again.
     pub(super) fn standing(&self, side: usize) -> Standing {
         let [near, far] = [self.side(side), self.side(1 - side)];
-        let high_ack = near.high_ack.load(Relaxed);
-        // By the same mark as the other socket's `send_next`. What the program has not heard was acknowledged by the
+        // By the same mark as the other socket's `acknowledged`. What the program has not heard was acknowledged by the
         // sockets.
         let delta = near.seq_delta.load(Relaxed);
         let receive_next = sequence::later(
             far.high_ack.load(Relaxed).wrapping_sub(delta),
             self.change_over()[side].cut.load(Relaxed),
         );
-        let promised = sequence::later(
-            near.promised.load(Relaxed),
-            far.edge.load(Relaxed).wrapping_sub(delta),
-        );
+        let mut room_end = near.promised.load(Relaxed);
+        if self.is_past(side) {
+            room_end = sequence::later(room_end, far.edge.load(Relaxed).wrapping_sub(delta));
+        }
         Standing {
-            // The socket has to send its end of stream once more.
-            send_next: high_ack.wrapping_sub(self.has_ended(1 - side).into()),
+            acknowledged: near.high_ack.load(Relaxed),
             receive_next,
-            window: near.edge.load(Relaxed).wrapping_sub(high_ack),
+            window_end: near.edge.load(Relaxed),
             largest_window: near.largest_window.load(Relaxed),
-            room: promised
-                .wrapping_sub(receive_next)
-                .cast_signed()
-                .max(0)
-                .cast_unsigned(),
+            room_end,
             timestamp: timestamp_ahead(far),
             in_microseconds: far.ticks_in_microseconds(),
         }
     }
 
-    /// The sockets have taken their connections up again, and send.
-    pub(super) fn return_to_sockets(&self) {
-        for (side, socket) in self.change_over().iter().enumerate() {
-            socket.sent.store(self.standing(side).send_next, Relaxed);
+    /// The sockets have taken their connections up again, and send; each stands at the end of what it has `sent`.
+    pub(super) fn return_to_sockets(&self, sent: [u32; 2]) {
+        for (socket, sent) in self.change_over().iter().zip(sent) {
+            socket.sent.store(sent, Relaxed);
         }
         self.wake();
         self.entry().state.store(state::RETURNED, SeqCst);

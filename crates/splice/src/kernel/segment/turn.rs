@@ -41,7 +41,7 @@ impl Segment {
             return turn;
         }
         if let Some(flow) = self.held() {
-            return self.give_back(&flow, pair);
+            return self.give_back(&flow, pair, streams);
         }
         let progress = self.look(pair.ends, streams, pair.now);
         self.end_in_overlap(pair.ends, streams);
@@ -60,7 +60,7 @@ impl Segment {
                 next.watch = Watch::Ends;
                 next.look_at = Some(pair.now + pause);
             }
-            Progress::Woken => next.again = true,
+            Progress::Again => next.again = true,
             Progress::GivenUp(side) => {
                 let errno = Errno::TIMEDOUT.raw_os_error();
                 return Turn::Ends(Reason::Failed { side, errno });
@@ -75,8 +75,8 @@ impl Segment {
 
     /// The flow, where the program holds it.
     fn held(&self) -> Option<Arc<Flow>> {
-        let flow = self.counters.flow().filter(|flow| flow.is_held())?;
-        (self.change_over.phase() == Phase::Spliced).then(|| Arc::clone(flow))
+        let flow = self.counters.flow().filter(|flow| flow.is_held());
+        flow.map(Arc::clone)
     }
 
     /// Has the program watch the pair.
@@ -272,6 +272,10 @@ impl Segment {
         }
         flow.look(found.socket.each_ref().map(promised));
         flow.catch_up(found);
+        if flow.untranslatable().is_some() && self.ways_back(flow, found, streams, now).is_some() {
+            flow.hold();
+            return Progress::Again;
+        }
         let mut are_past = true;
         for (from, stream) in streams.into_iter().enumerate() {
             if !flow.is_past(from)

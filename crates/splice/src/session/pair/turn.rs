@@ -101,9 +101,11 @@ impl Pair {
 
     /// Goes on alone, where the kernel has got to.
     fn take_back(&mut self, returned: Returned) -> Box<dyn Aftermath> {
-        let streams = returned.moved_bytes.into_iter().zip(returned.has_ended);
-        for (direction, (bytes, has_ended)) in self.directions.iter_mut().zip(streams) {
-            direction.was_moved(bytes, has_ended);
+        for (from, direction) in self.directions.iter_mut().enumerate() {
+            direction.was_moved(returned.moved_bytes[from], returned.has_ended[from]);
+            if let Some(bytes) = returned.ends_after_bytes[from] {
+                direction.ends_after(bytes);
+            }
         }
         let given = self.directions.each_ref().map(Direction::given_bytes);
         self.status.meter.settle(given);

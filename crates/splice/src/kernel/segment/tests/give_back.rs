@@ -2,7 +2,9 @@
 
 use super::frame::{Frame, take_frames};
 use super::*;
-use splice_bpf::types::{SegmentFlow, segment_mark as mark, segment_state as state};
+use splice_bpf::types::{
+    SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
+};
 
 const DROP: i32 = 2;
 const NEXT: i32 = -1;
@@ -21,7 +23,7 @@ const DESTINATION_OPTIONS: u8 = 60;
 
 /// What the program does not translate.
 #[derive(Clone, Copy, Debug)]
-enum Form {
+pub(super) enum Form {
     Fragment,
     Options,
     /// In several headers of IPv6.
@@ -29,10 +31,10 @@ enum Form {
 }
 
 impl Form {
-    const ALL: [Self; 3] = [Self::Fragment, Self::Options, Self::MoreOptions];
+    pub(super) const ALL: [Self; 3] = [Self::Fragment, Self::Options, Self::MoreOptions];
 
     /// The frame of a segment in this form.
-    fn of(self, frame: &Frame) -> Vec<u8> {
+    pub(super) fn of(self, frame: &Frame) -> Vec<u8> {
         let mut bytes = frame.bytes();
         let ip = ETHERNET_BYTES;
         match (self, frame.from.is_ipv4()) {
@@ -68,15 +70,15 @@ impl Form {
     }
 }
 
-struct Scene {
-    lab: Lab,
-    splicer: Splicer,
-    datapath: Arc<Datapath>,
+pub(super) struct Scene {
+    pub(super) lab: Lab,
+    pub(super) splicer: Splicer,
+    pub(super) datapath: Arc<Datapath>,
     devices: Vec<u32>,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let lab = Lab::new().expect("a lab");
         take_frames(&lab);
         let splicer = splicer_in(lab.relay());
@@ -88,38 +90,56 @@ impl Scene {
         }
     }
 
-    fn splice(&self, is_v4: bool) -> Joined {
-        let connected = match is_v4 {
+    pub(super) fn connect(&self, is_v4: bool) -> Connected {
+        match is_v4 {
             true => Connected::across(&self.lab),
             false => Connected::across_v6(&self.lab),
-        };
-        let joined = spliced(&self.lab, &self.splicer, connected);
+        }
+    }
+
+    pub(super) fn splice(&self, is_v4: bool) -> Joined {
+        let joined = spliced(&self.lab, &self.splicer, self.connect(is_v4));
         netlab::until("it is spliced", || self.flow_of(&joined).is_some());
         joined
     }
 
     /// The flow of a pair, while it is spliced.
     fn flow_of(&self, joined: &Joined) -> Option<&SegmentFlow> {
+        let is_spliced = |flow: &&SegmentFlow| flow.state.load(Relaxed) == state::SPLICED;
+        self.translated(joined).filter(is_spliced)
+    }
+
+    /// The flow of a pair, while its segments are translated, or those of one of its streams.
+    pub(super) fn translated(&self, joined: &Joined) -> Option<&SegmentFlow> {
         let port = joined.0.local_addr().expect("an address").port();
         let mut flows = (0..).map(|slot| self.datapath.flow(slot)).take(64);
         flows.find(|flow| {
             let [.., ports] = flow.side[1].out.each_ref().map(|word| word.load(Relaxed));
             let [_, _, high, low] = ports.to_ne_bytes();
-            u16::from_be_bytes([high, low]) == port && flow.state.load(Relaxed) == state::SPLICED
+            let state = flow.state.load(Relaxed);
+            u16::from_be_bytes([high, low]) == port
+                && (state == state::OVERLAP || state == state::SPLICED)
         })
     }
 
-    /// What `side`'s peer would send next, while the pair is spliced.
-    fn next(&self, joined: &Joined, side: usize) -> Option<Frame> {
+    /// What the kernel knows of the relay's sockets of a pair.
+    pub(super) fn sockets(&self, tuples: &[SegmentTuple; 2]) -> [SegmentSocket; 2] {
+        let found = self.lab.relay().enter(|| self.datapath.inspect(tuples));
+        found.expect("entered").expect("found").socket
+    }
+
+    /// What `side`'s peer would send next, while its segments may be translated.
+    pub(super) fn next(&self, joined: &Joined, side: usize) -> Option<Frame> {
         let stream = [&joined.0, &joined.1][side];
-        let ends = [stream.local_addr(), stream.peer_addr()].map(|end| end.expect("an end"));
-        let near = &self.flow_of(joined)?.side[side];
+        // Once both streams are over, the peer has none.
+        let ends = [stream.local_addr().ok()?, stream.peer_addr().ok()?];
+        let near = &self.translated(joined)?.side[side];
         let numbers = [near.high_seq(), near.high_ack.load(Relaxed)];
         Some(Frame::new(ends, numbers, ACK))
     }
 
     /// Shows the program a frame from the side of `from`'s peer; its verdict.
-    fn feed(&self, from: usize, frame: &[u8]) -> i32 {
+    pub(super) fn feed(&self, from: usize, frame: &[u8]) -> i32 {
         let device = self.devices[from];
         let fed = self
             .lab
@@ -135,7 +155,7 @@ impl Scene {
     }
 }
 
-fn wait_for_return((_, _, handle): &Joined) {
+pub(super) fn wait_for_return((_, _, handle): &Joined) {
     netlab::until("user space has it", || {
         assert!(handle.outcome().is_none(), "{handle:?}");
         handle.engine().0 == EngineName::Copy

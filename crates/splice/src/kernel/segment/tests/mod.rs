@@ -1,6 +1,7 @@
 //! Tests of the engine, in network namespaces of their own.
 
 mod acceptance;
+mod back_from_overlap;
 mod bypass;
 mod change_over;
 mod checksum_complete;
