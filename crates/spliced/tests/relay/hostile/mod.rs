@@ -64,5 +64,6 @@ mod segment;
 mod spray;
 mod stage;
 mod timestamp;
+mod unread;
 mod untranslated;
 mod vanish;

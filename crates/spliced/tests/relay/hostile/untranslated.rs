@@ -6,7 +6,7 @@ use netlab::Lab;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use splice_base::socket_option::send_ip_options;
 
-use super::connection::Side;
+use super::connection::{Connection, Side};
 use super::hops::ip;
 use super::path_mtu::{CONNECTIONS, goes_on, move_some};
 use super::stage::{Family, IN_ORDER, Stage};
@@ -18,7 +18,7 @@ const SMALL_MTU: u32 = 1300;
 const BYTES: u64 = 8 << 20;
 
 /// Those that are spliced have gone back to their sockets.
-fn expect_return(stage: &Stage, why: &str) {
+pub(super) fn expect_return(stage: &Stage, why: &str) {
     for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
         let found = entry["why_engine"].as_str().expect("a reason");
         assert!(found.contains(why), "{entry}");
@@ -26,23 +26,26 @@ fn expect_return(stage: &Stage, why: &str) {
 }
 
 fn a_router_fragments(stage: &Stage, side: Side) {
+    goes_on(stage, |connections| fragment(stage, side, connections));
+    expect_return(stage, "come in fragments");
+}
+
+/// What these connections' peers on this side send comes in fragments from now on, if it is long.
+pub(super) fn fragment(stage: &Stage, side: Side, connections: &[Connection]) {
+    for connection in connections {
+        let peer = connection.end(side);
+        sockopt::set_ip_mtu_discover(peer, Ipv4PathMtuDiscovery::DONT).expect("it is set");
+    }
     let router = match side {
         Side::Client => stage.lab().client(),
         Side::Server => stage.lab().server(),
     };
     let device = Lab::TO_RELAY;
-    goes_on(stage, |connections| {
-        for connection in connections {
-            let peer = connection.end(side);
-            sockopt::set_ip_mtu_discover(peer, Ipv4PathMtuDiscovery::DONT).expect("it is set");
-        }
-        for route in ip(router, &format!("-4 route show dev {device}")).lines() {
-            let route = route.trim();
-            let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
-            ip(router, &change);
-        }
-    });
-    expect_return(stage, "come in fragments");
+    for route in ip(router, &format!("-4 route show dev {device}")).lines() {
+        let route = route.trim();
+        let change = format!("-4 route change {route} dev {device} mtu lock {SMALL_MTU}");
+        ip(router, &change);
+    }
 }
 
 /// From some moment on. The segments that are on their way at that moment are too long, so there are none.
