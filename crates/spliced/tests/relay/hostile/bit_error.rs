@@ -1,5 +1,6 @@
 //! Paths that flip a bit in one of a hundred segments, in both directions and on both sides of the relay.
 
+use std::collections::HashSet;
 use std::process::Command;
 use std::thread;
 
@@ -14,21 +15,35 @@ use crate::random::Random;
 const CONVERSATIONS: usize = 40;
 const MOST_BYTES: usize = 300_000;
 
-/// The bits that are flipped, one in each damaged segment: those of a sequence and an acknowledgement number,
-/// FIN, RST, PSH, the window, the checksum, a timestamp and the payload. An entry is the place and the length of a
-/// field in bits, and what is flipped in it. The first may be beyond the end of a segment.
+/// The bits that are flipped, one in each damaged segment: those of the payload, a sequence and an acknowledgement
+/// number, FIN, RST, PSH, the window, the checksum and a timestamp. An entry is the place and the length of a field in
+/// bits, and what is flipped in it. The first may be beyond the end of a segment.
+///
+/// A segment that is translated crosses both routers, with one checksum. The same bit of another word, flipped the other
+/// way, would make up for the damage of the first router there (RFC 1071), so each entry has another bit of a word.
 const FLIPS: [(u32, u32, u32); 10] = [
-    (264, 8, 1),
+    (264, 8, 1 << 5),
     (32, 32, 1 << 12),
-    (64, 32, 1 << 12),
+    (64, 32, 1 << 13),
     (96, 16, 1),
     (96, 16, 1 << 2),
     (96, 16, 1 << 3),
     (112, 16, 1 << 15),
-    (128, 16, 1),
+    (128, 16, 1 << 1),
     (192, 32, 1 << 30),
-    (192, 32, 1),
+    (192, 32, 1 << 4),
 ];
+
+/// Of two different powers of two below 2^16, neither the sum nor the difference is a multiple of 2^16 - 1.
+#[test]
+fn no_two_flips_make_up_for_one_another() {
+    let bits = FLIPS.map(|(at, length, flip)| {
+        assert!(flip.is_power_of_two());
+        (flip.trailing_zeros() + 16 - (at + length) % 16) % 16
+    });
+    let distinct = HashSet::from(bits);
+    assert_eq!(distinct.len(), bits.len(), "{bits:?}");
+}
 
 /// Damages what comes in on both devices of a router.
 fn damage_at(router: &Namespace) {
