@@ -311,6 +311,25 @@ int segment_ingress(struct __sk_buff *skb)
 }
 
 /*
+ * Whether a segment of a socket has to say how far the other peer's stream has come, of which this peer has got more
+ * past the socket than the socket has sent. What stands before all that it has sent is a question (keep-alive, zero
+ * window), and has to look like one. A reset is heard only at the end of the stream.
+ */
+static __always_inline bool is_behind_peer(const struct segment *s, const struct segment_side *other,
+					   const struct segment_change_over_side *socket)
+{
+	return is_past(other) && ((s->flags & RST) || (is_pure_ack(s) && !after(socket->sent, s->seq)));
+}
+
+/* How far this peer can have got, in its sequence space. */
+static __always_inline __u32 got_past(const struct segment_side *side, const struct segment_side *other)
+{
+	__u32 seq = high_seq(other) + other->seq_delta;
+
+	return after(seq, side->edge) ? side->edge : seq;
+}
+
+/*
  * What the relay's own sockets send in OVERLAP, and their questions when they sleep. A peer whose stream still goes by the socket is
  * promised no more room than before. One whose stream goes past it has moved on: an
  * acknowledgement that is too old makes it discard the segment, payload included, and the window is
@@ -366,14 +385,19 @@ int segment_egress(struct __sk_buff *skb)
 		if (!change_over)
 			return NEXT;
 		socket = &change_over->side[place->side & 1];
-		seq = high_seq(other) + other->seq_delta;
-		/* A peer that is past a reset drops it, and answers one that it has not reached (RFC 5961, 3.2). */
-		if ((s.flags & RST) && after(seq, s.seq)) {
+		/*
+		 * A peer drops what it is past, and does not hear what that acknowledges. It may take nothing more, and so
+		 * never get the socket to where it is. A reset that it has not reached it answers (RFC 5961, 3.2).
+		 */
+		seq = got_past(side, other);
+		if (is_behind_peer(&s, other, socket) && after(seq, s.seq)) {
 			if (!write_number(skb, tcp_offset(&s), offsetof(struct tcphdr, seq), s.seq, seq)) {
 				count(SEGMENT_UNWRITABLE);
 				return DROP;
 			}
-			s.seq = seq;
+			/* The last that it sends. An acknowledgement takes it no further. */
+			if (s.flags & RST)
+				s.seq = seq;
 		}
 		raise(&socket->sent, end_of(&s));
 		return NEXT;
@@ -429,14 +453,8 @@ int segment_egress(struct __sk_buff *skb)
 		/* What has been received already is answered (RFC 9293, 3.10.7.4). */
 		new.seq = bpf_htonl(side->high_ack - 1);
 		sum = csum_change(sum, old.seq, new.seq);
-	} else if (is_past(other) && ((s.flags & RST) || (is_pure_ack(&s) && !after(socket->sent, s.seq)))) {
-		/*
-		 * This peer has got more from the other one than the socket has sent. What stands before
-		 * that is a question (keep-alive, zero window), and has to look like one. A reset is heard
-		 * only at the end of it.
-		 */
-		seq = high_seq(other) + other->seq_delta;
-		new.seq = bpf_htonl(after(seq, side->edge) ? side->edge : seq);
+	} else if (is_behind_peer(&s, other, socket)) {
+		new.seq = bpf_htonl(got_past(side, other));
 		sum = csum_change(sum, old.seq, new.seq);
 	}
 	new.ack = bpf_htonl(ack);

@@ -199,6 +199,31 @@ fn join_unread(scene: &Scene, is_v4: bool) -> Joined {
     joined
 }
 
+/// The client resets the connection, while the server reads nothing and the relay holds more than it has sent there.
+#[test]
+fn a_reset_reaches_a_peer_that_reads_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scene = Scene::new();
+    let _first = spliced(&scene.lab, &scene.splicer, scene.connect(true));
+    for is_v4 in [true, false] {
+        let joined = join_unread(&scene, is_v4);
+        let frame = scene.next(&joined, 1).expect("translated");
+        scene.feed(1, &Form::Fragment.of(&frame));
+        wait_for_return(&joined);
+        let (client, server, handle) = joined;
+        socket2::SockRef::from(&client)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+        drop(client);
+        let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
+        assert_eq!(outcome.reason, Reason::Reset(Side::A));
+        let error = netlab::until_found("a reset", || server.take_error().expect("asked"));
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
 /// The second socket cannot take its connection up, as its address is gone: the first one's peer hears of it, though it
 /// has bytes on their way.
 #[test]

@@ -394,6 +394,48 @@ fn a_reset_reaches_a_peer_that_is_ahead() {
     }
 }
 
+/// The relay's socket is behind its peer, which hears of its own stream all the same, though the socket gets no further.
+#[test]
+fn a_peer_that_is_ahead_hears_what_has_come() {
+    if !available(Need::Root) || !available(Need::Nft) {
+        return;
+    }
+    const BYTES: usize = 1 << 20;
+    let scene = Scene::new();
+    let nets = [scene.lab.client(), scene.lab.server()];
+    for net in nets {
+        run(net, "nft", "add table inet t");
+        let chain = "add chain inet t c { type filter hook output priority 0 ; }";
+        run(net, "nft", chain);
+    }
+    let drop = |net, flags| {
+        let rule = format!("add rule inet t c tcp flags & {flags} drop");
+        run(net, "nft", &rule);
+    };
+    for is_v4 in [true, false] {
+        let (mut client, mut server, handle) = scene.splice(is_v4);
+        ping(&client, &server);
+        drop(nets[1], "(rst | ack) == ack");
+        client.write_all(b"ahead").expect("write");
+        server.read_exact(&mut [0; 5]).expect("read");
+        // What the client sends again.
+        drop(nets[0], "psh == psh");
+        let joined = (client, server, handle);
+        scene.send_back(&joined, 0, Form::Fragment);
+        wait_for_return(&joined);
+        (client, server, _) = joined;
+        run(nets[1], "nft", "flush chain inet t c");
+        let longer = Some(2 * PATIENCE);
+        server.set_write_timeout(longer).expect("a timeout");
+        thread::scope(|scope| {
+            let sent = scope.spawn(|| write_some(&server, BYTES, seed()));
+            assert_eq!(read_some(&client, BYTES), sent.join().expect("sent"));
+        });
+        run(nets[0], "nft", "flush chain inet t c");
+        ping(&client, &server);
+    }
+}
+
 /// The second socket cannot take its connection up, as its address is gone: the first one's peer hears of it.
 #[test]
 fn what_cannot_be_taken_up_is_reset() {
