@@ -160,7 +160,8 @@ fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
 }
 
 /// Has a socket leave its connection without a word, and take up the one that stands there, with the same descriptor
-/// and the same options. It stays in repair mode. Its queues hold what the standing names, and ECN is off.
+/// and the same options. It stays in repair mode. Its queues hold what the standing names, its receive buffer is no larger
+/// than its window needs, and ECN is off.
 ///
 /// # Errors
 /// Those of the system calls: `EADDRINUSE` if another socket has taken the connection up, `EADDRNOTAVAIL` if the address
@@ -169,6 +170,8 @@ fn stream_socket(local: &SocketAddr) -> Result<OwnedFd, Errno> {
 pub fn take_up(fd: impl AsFd, standing: &Standing<'_>) -> Result<(), Errno> {
     let (fd, tcp) = (fd.as_fd(), libc::IPPROTO_TCP);
     repair(fd, Repair::On)?;
+    let mut widest = [0];
+    get(fd, tcp, libc::TCP_WINDOW_CLAMP, &mut widest)?;
     connect_unspec(fd)?;
     match bind(fd, &standing.local) {
         // A socket that was bound by name still is (`SOCK_BINDPORT_LOCK`).
@@ -182,6 +185,15 @@ pub fn take_up(fd: impl AsFd, standing: &Standing<'_>) -> Result<(), Errno> {
     // The size of segments follows from it only here (`tcp_connect_init`); the option for repair does not change that.
     let most = i32::from(standing.peer_mss).clamp(SMALLEST_MSS, LARGEST_MSS);
     set(fd, tcp, libc::TCP_MAXSEG, &most)?;
+    // A socket that has promised more than it can hold closes its window, and may then take its peer's window updates for
+    // old ones: it sends nothing more (`tcp_may_update_window`, 6.18). So the window is no wider than before, and not as
+    // wide as the buffer (`tcp_connect_init`), to which the first segment would widen it again (`tcp_measure_rcv_mss`).
+    set(fd, tcp, libc::TCP_WINDOW_CLAMP, &widest)?;
+    let enough = 2 * standing.room.max(widest[0].cast_unsigned()) as usize;
+    if enough < sockopt::socket_recv_buffer_size(fd)? {
+        // The kernel doubles it (`__sock_set_rcvbuf`).
+        sockopt::set_socket_recv_buffer_size_force(fd, enough / 2)?;
+    }
     connect(fd, &standing.peer)?;
     // Bound by name to any address, it has the one that the route has now.
     if SocketAddr::try_from(getsockname(fd)?)? != standing.local {
@@ -216,7 +228,7 @@ pub fn take_up(fd: impl AsFd, standing: &Standing<'_>) -> Result<(), Errno> {
     window[2] = largest.max(last).cast_signed();
     // It never shrinks (`tcp_select_window`).
     let most = u32::from(u16::MAX) << own_scale;
-    window[3] = window[3].max(standing.room.min(most).cast_signed());
+    window[3] = standing.room.min(most).cast_signed();
     window[4] = standing.receive_next.cast_signed();
     set(fd, tcp, libc::TCP_REPAIR_WINDOW, &window)?;
     set_queue(fd, RepairQueue::None)
@@ -263,8 +275,8 @@ pub fn read_received(fd: impl AsFd, bytes: usize) -> Result<Vec<u8>, Errno> {
 /// Writes all of `bytes` to a socket, whose send buffer grows if they do not fit. In repair mode they go to its `queue`.
 ///
 /// # Errors
-/// Those of the system calls: `EAGAIN` or `ENOMEM` if the host is short of memory. Some of the bytes may be written
-/// then.
+/// Those of the system calls: `EAGAIN`, `ENOBUFS` (`tcp_send_rcvq`) or `ENOMEM` if the host is short of memory. Some of the
+/// bytes may be written then.
 pub fn write_all(fd: impl AsFd, queue: RepairQueue, mut bytes: &[u8]) -> Result<(), Errno> {
     let fd = fd.as_fd();
     let mut has_grown = false;
@@ -275,7 +287,7 @@ pub fn write_all(fd: impl AsFd, queue: RepairQueue, mut bytes: &[u8]) -> Result<
                 bytes = &bytes[written..];
                 has_grown = false;
             }
-            Err(Errno::AGAIN | Errno::NOMEM) if !has_grown => {
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) if !has_grown => {
                 has_grown = true;
                 // Half of what is asked for is the kernel's own (`__sock_set_sndbuf`, `__sock_set_rcvbuf`).
                 if queue == RepairQueue::Receive {

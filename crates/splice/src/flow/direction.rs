@@ -183,8 +183,10 @@ impl Direction {
         self.destination_ready |= readiness.is_writable();
     }
 
-    /// The kernel has moved so many bytes since, and with `has_ended` the end of the stream.
+    /// The kernel has moved so many bytes since, and with `has_ended` the end of the stream. The source may have another
+    /// receive buffer now.
     pub(crate) fn was_moved(&mut self, bytes: u64, has_ended: bool) {
+        self.source_fixed_bytes = 0;
         self.taken_bytes += bytes;
         self.given_bytes += bytes;
         if has_ended {

@@ -2,6 +2,7 @@
 
 use super::frame::{Frame, take_frames};
 use super::*;
+use rustix::net::sockopt;
 use splice_bpf::types::{
     SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
 };
@@ -433,6 +434,32 @@ fn a_peer_that_is_ahead_hears_what_has_come() {
         });
         run(nets[0], "nft", "flush chain inet t c");
         ping(&client, &server);
+    }
+}
+
+/// What the peers may send does not follow from how large the buffers have become.
+#[test]
+fn sockets_promise_no_more_than_before() {
+    if !available(Need::Root) {
+        return;
+    }
+    const LARGE: usize = 4 << 20;
+    const MOST: u32 = 128 << 10;
+    let scene = Scene::new();
+    for is_v4 in [true, false] {
+        let connected = scene.connect(is_v4);
+        let ends = [&connected.a, &connected.b];
+        for end in ends {
+            sockopt::set_socket_recv_buffer_size_force(end, LARGE).expect("set");
+        }
+        let tuples = ends.map(tuple);
+        let joined = spliced(&scene.lab, &scene.splicer, connected);
+        scene.send_back(&joined, 0, Form::Fragment);
+        wait_for_return(&joined);
+        ping(&joined.0, &joined.1);
+        for socket in scene.sockets(&tuples) {
+            assert!((1..MOST).contains(&socket.rcv_wnd), "{socket:?}");
+        }
     }
 }
 
