@@ -9,7 +9,9 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::give_back::{Form, Scene, wait_for_return};
 use super::*;
-use splice_bpf::types::{SegmentFlow, SegmentSocket, segment_mark as mark, segment_state as state};
+use splice_bpf::types::{
+    SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
+};
 
 /// `TCP_CLOSE_WAIT`.
 const CLOSE_WAIT: u32 = 8;
@@ -76,6 +78,36 @@ fn holds(socket: &SegmentSocket, bytes: usize) -> bool {
     socket.rcv_nxt.wrapping_sub(socket.copied_seq) as usize >= bytes
 }
 
+/// Tells where a pair stands if the test fails: its streams may stand still for what happened long before.
+struct Telltale<'a> {
+    scene: &'a Scene,
+    handle: &'a Handle,
+    tuples: [SegmentTuple; 2],
+    client_port: u16,
+}
+
+impl Drop for Telltale<'_> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        eprintln!("{:?}", self.handle);
+        for flow in self.scene.flows_to(self.client_port) {
+            eprintln!("{flow:#?}");
+        }
+        eprintln!("{:#?}", self.scene.sockets(&self.tuples));
+        let lab = &self.scene.lab;
+        for namespace in [lab.client(), lab.relay(), lab.server()] {
+            for (program, arguments) in [("ss", "-tmione"), ("nstat", "-as")] {
+                if let Ok(shown) = namespace.command(program).arg(arguments).output() {
+                    let text = String::from_utf8_lossy(&shown.stdout);
+                    eprintln!("{}: {text}", namespace.name());
+                }
+            }
+        }
+    }
+}
+
 /// A receiver does not read, and the pair goes back for what its own segments are like. With `has_ended`, the other
 /// stream has come to its end, which the relay has acknowledged and not read.
 fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: Form) {
@@ -101,6 +133,7 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: For
         (_, [client, server]) => [server, client],
     };
     let bytes = if has_ended { ENOUGH } else { TOO_MUCH };
+    let client_port = connected.client.local_addr().expect("an address").port();
     let [there, back] = [made(bytes, seed()), made(bytes / 4, seed() ^ 1)];
     thread::scope(|scope| {
         let sent = scope.spawn(|| {
@@ -116,6 +149,13 @@ fn goes_back(scene: &Scene, is_v4: bool, from: usize, has_ended: bool, form: For
         netlab::until("the relay has got some", || has_come(waiting));
         let joined = connected.join(&scene.splicer, &by_name());
         let handle = &joined.2;
+        // Before the pair goes with its handle.
+        let _telltale = Telltale {
+            scene,
+            handle,
+            tuples,
+            client_port,
+        };
         let has_one_past = || {
             assert!(handle.outcome().is_none(), "{handle:?}");
             let flow = scene.translated(&joined);

@@ -113,13 +113,19 @@ impl Scene {
     /// The flow of a pair, while its segments are translated, or those of one of its streams.
     pub(super) fn translated(&self, joined: &Joined) -> Option<&SegmentFlow> {
         let port = joined.0.local_addr().expect("an address").port();
-        let mut flows = (0..).map(|slot| self.datapath.flow(slot)).take(64);
-        flows.find(|flow| {
+        self.flows_to(port).find(|flow| {
+            let state = flow.state.load(Relaxed);
+            state == state::OVERLAP || state == state::SPLICED
+        })
+    }
+
+    /// The flows of pairs whose client has, or had, this port.
+    pub(super) fn flows_to(&self, port: u16) -> impl Iterator<Item = &SegmentFlow> {
+        let flows = (0..).map(|slot| self.datapath.flow(slot)).take(64);
+        flows.filter(move |flow| {
             let [.., ports] = flow.side[1].out.each_ref().map(|word| word.load(Relaxed));
             let [_, _, high, low] = ports.to_ne_bytes();
-            let state = flow.state.load(Relaxed);
             u16::from_be_bytes([high, low]) == port
-                && (state == state::OVERLAP || state == state::SPLICED)
         })
     }
 
