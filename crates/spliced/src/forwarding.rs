@@ -27,8 +27,8 @@ pub(crate) struct Forwarding {
     service: Arc<Service>,
 }
 
-/// How often to ask where the server is. Its name is resolved again when the last answer is stale
-/// (`ANSWER_KEPT` in target/mod.rs).
+/// How often to ask where the server is. Its name is resolved again when the last answer grows old
+/// (`target/answer_age.rs`), and another one of its addresses is the first when that does not answer.
 const FOLLOW_EVERY: Duration = Duration::from_millis(500);
 
 impl Forwarding {
@@ -243,7 +243,13 @@ impl Record {
 
 fn ended(service: &Service, one: &Forwarded) {
     match one.end {
-        ForwardEnd::Refused | ForwardEnd::TimedOut => Counts::add(&service.counts.without_server),
+        ForwardEnd::Refused | ForwardEnd::TimedOut => {
+            Counts::add(&service.counts.without_server);
+            // Its SYN went to one address only. The next client's goes to another one.
+            for backend in service.terms().backends() {
+                backend.failed_at(&SocketAddress::Inet(one.server));
+            }
+        }
         _ => Counts::add(&service.counts.joined),
     }
     if one.end == ForwardEnd::Dropped {

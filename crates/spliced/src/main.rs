@@ -40,6 +40,7 @@ mod outgoing;
 mod peer_timeouts;
 mod plain;
 mod plan;
+mod race;
 mod rate_limited_warning;
 mod refusal;
 mod relay;

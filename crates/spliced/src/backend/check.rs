@@ -2,57 +2,29 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::io::Errno;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use splice::Kind;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
-use tokio::time::{sleep, timeout};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::connect_error::{self, Fault, NO_WAY};
-use crate::outgoing::Outgoing;
-use crate::plan::{BackendPlan, Check, HealthPlan, ProxyVersion};
-use crate::resource_limit::words;
-use crate::socket_address::SocketAddress;
+use super::own_connection::{self, Failure, First, Stream, end, open};
+use crate::plan::{BackendPlan, Check, HealthPlan};
+use crate::target::Target;
 
 /// The longest head of an HTTP answer, or other answer, that is read, in bytes: as much as most servers accept
 /// of a request.
 const HEAD_MOST_BYTES: usize = 8 << 10;
 
-/// The most that is read behind what a check looks for: a page that is made for checks is shorter.
-const REST_MOST_BYTES: usize = 1 << 20;
-
-const REST_STEP_BYTES: usize = 4 << 10;
-
 /// The least time for the end of a connection: a check that need not wait long for a status must not reset a
 /// server that takes longer to send a page.
 const END_WITHIN: Duration = Duration::from_secs(10);
-
-/// How long the rest of an HTTP answer is waited for before the server is told that no request follows.
-const REST_WITHIN: Duration = Duration::from_secs(1);
-
-/// The pause before a UNIX server whose accept queue is full is tried again (`unix_stream_connect`).
-const FULL_RETRY: Duration = Duration::from_millis(10);
 
 /// A record of a TLS handshake, and in it a ServerHello (RFC 8446, sections 4 and 5.1).
 const HANDSHAKE: u8 = 22;
 const SERVER_HELLO: u8 = 2;
 
-/// Why a check did not pass: part of a sentence.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The server is to blame.
-    Server(String),
-    /// The server has taken the connection and reset it at once.
-    Reset,
-    /// This host lacks something, so that nothing is known of the server.
-    Here(String),
-}
-
-/// Checks the server at the first of `addresses` that can be connected to. The caller bounds the time; the
+/// Checks the server at the address of `target` that takes the connection. The caller bounds the time; the
 /// connection may last as long again, or [`END_WITHIN`].
 ///
 /// # Errors
@@ -60,9 +32,9 @@ pub(super) enum Failure {
 pub(super) async fn check(
     plan: &BackendPlan,
     health: &HealthPlan,
-    addresses: &[SocketAddress],
+    target: &Arc<Target>,
 ) -> Result<(), Failure> {
-    let mut socket = match open(plan, addresses, health.timeout).await {
+    let mut socket = match open(plan, target, health.timeout).await {
         // The connection was made, and whether its end comes before the check's is luck.
         Err(Failure::Reset) if matches!(health.check, Check::Tcp) => return Ok(()),
         opened => opened?,
@@ -81,141 +53,6 @@ pub(super) async fn check(
     said.map_err(failure_of)
 }
 
-/// Who ends a connection first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum First {
-    Relay,
-    /// It takes an end of stream for a client that does not want the answer.
-    Server,
-}
-
-/// Closes a connection in order. A close with bytes unread, or with more to come, would reset it, and fill
-/// the server's log. A server that does not come to an end is reset in the end.
-pub(super) async fn end(mut socket: Box<dyn Stream>, first: First, within: Duration) {
-    let mut left = REST_MOST_BYTES;
-    let ending = async {
-        if first == First::Server {
-            // One that keeps the connection open for another request learns that there is none.
-            let _ = timeout(REST_WITHIN, read_rest(&mut *socket, &mut left)).await;
-        }
-        socket.shutdown().await?;
-        read_rest(&mut *socket, &mut left).await
-    };
-    // It has been reset already, or it takes too long.
-    let _ = timeout(within, ending).await;
-}
-
-/// A connection to the first of `addresses` that can be connected to, on which everything has been sent that
-/// precedes a client's bytes. Each has an equal share of the time that is left of `within`.
-///
-/// # Errors
-/// Why there is none.
-pub(super) async fn open(
-    plan: &BackendPlan,
-    addresses: &[SocketAddress],
-    within: Duration,
-) -> Result<Box<dyn Stream>, Failure> {
-    let deadline = Instant::now() + within;
-    let mut failure = None;
-    for (index, address) in addresses.iter().enumerate() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let share = left / (addresses.len() - index) as u32;
-        let connected = timeout(share, connect(plan, address)).await;
-        match connected.unwrap_or(Err((Errno::TIMEDOUT, Fault::Server))) {
-            Ok(mut socket) => {
-                // A server that requires the header would refuse the connection.
-                let header = match plan.send_proxy {
-                    Some(ProxyVersion::V1) => &b"PROXY UNKNOWN\r\n"[..],
-                    Some(ProxyVersion::V2) => &LOCAL_HEADER,
-                    None => &[],
-                };
-                return match socket.write_all(header).await {
-                    Ok(()) => Ok(socket),
-                    Err(error) => match connect_error::of_attempt(errno_of(&error)) {
-                        Fault::Reset => Err(Failure::Reset),
-                        _ => Err(failure_of(error)),
-                    },
-                };
-            }
-            Err((_, Fault::Reset)) => return Err(Failure::Reset),
-            Err((errno, fault)) => {
-                // An address that could not be tried may be the good one, and one without a way cannot.
-                let is_worse = match (&failure, fault) {
-                    (None, _) | (_, Fault::Shortage) => true,
-                    (Some((_, known)), Fault::Server) => *known != Fault::Shortage,
-                    (Some(_), Fault::NoWay | Fault::Reset) => false,
-                };
-                if is_worse {
-                    failure = Some((errno, fault));
-                }
-            }
-        }
-    }
-    Err(match failure {
-        Some((Errno::TIMEDOUT, _)) => {
-            let time = humantime::format_duration(within);
-            Failure::Server(format!("it does not answer within {time}"))
-        }
-        Some((errno, Fault::Server | Fault::Reset)) => Failure::Server(words(errno)),
-        Some((errno, Fault::Shortage)) => Failure::Here(words(errno)),
-        Some((_, Fault::NoWay)) => Failure::Here(NO_WAY.into()),
-        None => Failure::Server("its name does not resolve".into()),
-    })
-}
-
-/// Reads to the end of the stream, or as much as is `left` to read.
-async fn read_rest(socket: &mut dyn Stream, left: &mut usize) -> io::Result<()> {
-    let mut rest = vec![0; REST_STEP_BYTES];
-    while *left > 0 {
-        match socket.read(&mut rest).await? {
-            0 => break,
-            count => *left = left.saturating_sub(count),
-        }
-    }
-    Ok(())
-}
-
-/// A stream of either kind.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
-
-async fn connect(
-    plan: &BackendPlan,
-    address: &SocketAddress,
-) -> Result<Box<dyn Stream>, (Errno, Fault)> {
-    // What the runtime cannot register is a shortage, too.
-    let of_runtime = |error: io::Error| (errno_of(&error), Fault::Shortage);
-    let socket = Outgoing::default()
-        .socket(plan, address, None)
-        .map_err(|errno| (errno, connect_error::of_socket(errno)))?;
-    loop {
-        match address.connect(&socket) {
-            Ok(()) | Err(Errno::INPROGRESS) => break,
-            // The server's accept queue is full. The kernel does not tell when it is no more.
-            Err(Errno::AGAIN) if address.kind() == Kind::Unix => sleep(FULL_RETRY).await,
-            Err(errno) => return Err((errno, connect_error::of_connect(errno, address))),
-        }
-    }
-    if address.kind() == Kind::Unix {
-        let stream = UnixStream::from_std(socket.into()).map_err(of_runtime)?;
-        return Ok(Box::new(stream));
-    }
-    let stream = TcpStream::from_std(socket.into()).map_err(of_runtime)?;
-    stream.writable().await.map_err(of_runtime)?;
-    match stream.take_error().map_err(of_runtime)? {
-        Some(error) => {
-            let errno = errno_of(&error);
-            Err((errno, connect_error::of_attempt(errno)))
-        }
-        None => Ok(Box::new(stream)),
-    }
-}
-
-fn errno_of(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
 /// What went wrong after the connection was made.
 enum Wrong {
     System(io::Error),
@@ -229,12 +66,9 @@ impl From<io::Error> for Wrong {
     }
 }
 
-fn failure_of(wrong: impl Into<Wrong>) -> Failure {
-    Failure::Server(match wrong.into() {
-        Wrong::System(error) => match errno_of(&error) {
-            errno @ (Errno::NOBUFS | Errno::NOMEM) => return Failure::Here(words(errno)),
-            errno => words(errno),
-        },
+fn failure_of(wrong: Wrong) -> Failure {
+    Failure::Server(match wrong {
+        Wrong::System(error) => return own_connection::failure_of(&error),
         Wrong::Words(words) => words.into(),
         Wrong::Status(status) => format!("it answers with HTTP status {status}"),
     })
@@ -248,9 +82,6 @@ async fn talk(check: &Check, socket: &mut dyn Stream) -> Result<(), Wrong> {
         Check::Http { path, host, status } => http(socket, path, host.as_deref(), *status).await,
     }
 }
-
-/// A PROXY header of version 2 for a connection of the proxy itself.
-const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
 async fn exchange(socket: &mut dyn Stream, send: &[u8], expect: &[u8]) -> Result<(), Wrong> {
     socket.write_all(send).await?;
@@ -367,48 +198,4 @@ async fn http(
 /// Adds what has come; returns false at the end of the stream.
 async fn read(socket: &mut dyn Stream, bytes: &mut Vec<u8>) -> Result<bool, Wrong> {
     Ok(socket.read_buf(bytes).await? > 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::{SocketAddr, TcpListener};
-
-    use socket2::{Domain, Socket, Type};
-    use splice::Address;
-    use tokio::runtime;
-
-    use super::*;
-
-    fn open_at(addresses: &[SocketAddr], within: Duration) -> Result<(), Failure> {
-        let addresses: Vec<_> = addresses.iter().copied().map(SocketAddress::Inet).collect();
-        let address: Address = "127.0.0.1:80".parse().expect("an address");
-        let plan = BackendPlan::of_one("test", address, within);
-        let runtime = runtime::Builder::new_current_thread().enable_all().build();
-        let opened = runtime
-            .expect("a runtime")
-            .block_on(open(&plan, &addresses, within));
-        opened.map(drop)
-    }
-
-    /// As clients do: a name may have an address that leads nowhere.
-    #[test]
-    fn a_silent_address_leaves_time_for_the_others() {
-        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        silent.bind(&any.into()).expect("bound");
-        silent.listen(0).expect("it listens");
-        let address = silent.local_addr().expect("its address");
-        let silent_at = address.as_socket().expect("an IP address");
-        // Its backlog is full from now on.
-        let _first = std::net::TcpStream::connect(silent_at).expect("connected");
-        let good = TcpListener::bind(any).expect("it listens");
-        let good_at = good.local_addr().expect("its address");
-
-        assert!(open_at(&[silent_at, good_at], Duration::from_secs(1)).is_ok());
-        let failure = open_at(&[silent_at], Duration::from_millis(50));
-        assert!(
-            matches!(&failure, Err(Failure::Server(why)) if why == "it does not answer within 50ms"),
-            "{failure:?}"
-        );
-    }
 }

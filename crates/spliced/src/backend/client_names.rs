@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use super::hosts::Hosts;
 use super::turns::Turns;
 use super::{lock, resolver};
 use crate::file_stamp::FileStamp;
-use crate::socket_address::is_localhost;
+use crate::race::Preference;
+use crate::socket_address::{SocketAddress, is_localhost};
 
 /// How many questions to name servers wait for an answer at once. Each has up to four sockets: two families, two
 /// servers.
@@ -45,7 +46,12 @@ pub(super) struct ClientNames {
     hosts: Followed<Hosts>,
     servers: Followed<Servers>,
     turns: Turns<Option<Prefix>>,
+    preferences: Preferences,
 }
+
+/// Which of the addresses of a name and a port answer, where the first one does not.
+#[derive(Default)]
+struct Preferences(Mutex<HashMap<(String, u16), Preference>>);
 
 /// The name servers of /etc/resolv.conf.
 struct Servers {
@@ -72,6 +78,7 @@ impl Default for ClientNames {
             hosts: Followed::default(),
             servers: Followed::default(),
             turns: Turns::new(QUESTIONS),
+            preferences: Preferences::default(),
         }
     }
 }
@@ -100,6 +107,58 @@ impl ClientNames {
             Some(answer) => answer,
             None => servers.ask(name).await,
         }
+    }
+
+    /// The addresses of `name` in the order in which to try them.
+    pub(super) fn in_order(&self, name: &str, port: u16, found: &[IpAddr]) -> Vec<SocketAddr> {
+        let with_port = |ip: &IpAddr| SocketAddress::Inet((*ip, port).into());
+        let found: Vec<_> = found.iter().map(with_port).collect();
+        let preference = self.preferences.get(name, port);
+        let order = preference.order(&found, Instant::now());
+        order.iter().filter_map(SocketAddress::inet).collect()
+    }
+
+    /// `address`, of those in the order `tried`, has answered.
+    pub(super) fn answered(
+        &self,
+        name: &str,
+        port: u16,
+        address: &SocketAddress,
+        tried: &[SocketAddress],
+    ) {
+        if tried.first() != Some(address) {
+            let now = Instant::now();
+            self.preferences.set(name, port, address, tried, now);
+        }
+    }
+}
+
+impl Preferences {
+    fn get(&self, name: &str, port: u16) -> Preference {
+        let preferences = lock(&self.0);
+        let key = (name.to_ascii_lowercase(), port);
+        preferences.get(&key).cloned().unwrap_or_default()
+    }
+
+    fn set(
+        &self,
+        name: &str,
+        port: u16,
+        address: &SocketAddress,
+        tried: &[SocketAddress],
+        now: Instant,
+    ) {
+        let mut preferences = lock(&self.0);
+        if preferences.len() >= MOST_ANSWERS {
+            preferences.retain(|_, preference| !preference.has_expired(now));
+        }
+        if preferences.len() >= MOST_ANSWERS {
+            // They will be found out again.
+            preferences.clear();
+        }
+        let key = (name.to_ascii_lowercase(), port);
+        let preference = preferences.entry(key).or_default();
+        preference.answered(address, tried, now);
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::client_names::ClientNames;
+use crate::socket_address::SocketAddress;
 
 /// How many names in SRV records are resolved at once. Each takes a thread, since getaddrinfo(3) blocks. Names that
 /// clients ask for take none (`client_names.rs`).
@@ -43,6 +44,17 @@ impl Control {
         if let Some(running) = &*running {
             drop(running.runtime.spawn(task));
         }
+    }
+
+    /// `address` of a name that a client has asked for, of those in the order `tried`, has answered.
+    pub(crate) fn answered(
+        &self,
+        name: &str,
+        port: u16,
+        address: &SocketAddress,
+        tried: &[SocketAddress],
+    ) {
+        self.names.answered(name, port, address, tried);
     }
 
     pub(super) fn names(&self) -> Arc<ClientNames> {

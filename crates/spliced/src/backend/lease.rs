@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task;
 use std::time::{Duration, Instant};
 
 use splice::Waker;
@@ -14,6 +15,7 @@ use super::{Backend, lock, probe};
 use crate::plan::Source;
 use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
+use crate::target::Lookup;
 
 /// What lasts this long is counted as answered, since nobody reads its bytes: a server that means to reset a
 /// client does so sooner.
@@ -30,8 +32,15 @@ impl Lease {
         Self { server, backend }
     }
 
-    pub(crate) fn addresses(&self) -> Arc<[SocketAddress]> {
-        self.server.target.addresses()
+    /// The addresses of the server, or that they are waited for.
+    pub(crate) fn look_up(&self, waker: impl FnOnce() -> task::Waker) -> Lookup {
+        self.server.target.look_up(waker)
+    }
+
+    /// The server has accepted the connection at `address`, of those in the order `tried`.
+    pub(crate) fn reached(&self, address: &SocketAddress, tried: &[SocketAddress]) {
+        self.server.target.answered(address, tried);
+        self.connected();
     }
 
     /// The server has accepted the connection.

@@ -8,6 +8,7 @@ mod health;
 mod hosts;
 mod lease;
 mod maglev;
+mod own_connection;
 mod pool;
 mod probe;
 mod queue;
@@ -315,13 +316,20 @@ impl Backend {
         self.outgoing.socket(&self.plan(), address, client)
     }
 
-    /// The addresses of all servers that are known now.
+    /// The last known addresses of all servers.
     pub(crate) fn addresses(&self) -> Vec<SocketAddress> {
         let servers: Vec<_> = self.pool().servers().cloned().collect();
         servers
             .iter()
-            .flat_map(|server| server.target.addresses().to_vec())
+            .flat_map(|server| server.target.last_known().to_vec())
             .collect()
+    }
+
+    /// The server at `address` does not answer, and whoever noticed cannot try another address.
+    pub(crate) fn failed_at(&self, address: &SocketAddress) {
+        for server in self.pool().servers() {
+            server.target.failed(address);
+        }
     }
 
     /// How many servers a connection may still try.

@@ -8,6 +8,7 @@ use super::health::{State, leaves_enough};
 use super::maglev::Maglev;
 use super::server::Server;
 use crate::plan::{BackendPlan, Balance, HashKey};
+use crate::target::Prospect;
 
 #[derive(Default)]
 pub(super) struct Pool {
@@ -87,7 +88,7 @@ impl Pool {
                 continue;
             }
             match other.state(now) {
-                State::Up if !other.target.addresses().is_empty() => up_others += 1,
+                State::Up if other.target.prospect() == Prospect::Good => up_others += 1,
                 State::Out(_) => out += 1,
                 State::Up | State::Down => {}
             }
@@ -96,27 +97,34 @@ impl Pool {
     }
 
     /// The servers to choose from: those that are up; if there is none, the backups that are. Those that
-    /// their traffic has taken out are better than nothing.
+    /// their traffic has taken out are better than nothing, and so are those whose names take long to resolve.
     pub(super) fn usable(&self, tried: &Tried, now: Instant) -> Vec<usize> {
         let that = |condition: &dyn Fn(&Server) -> bool| -> Vec<usize> {
             let entries = self.entries.iter().enumerate();
             entries
                 .filter(|(_, entry)| {
                     let server = &entry.server;
-                    condition(server) && !tried.has(server) && !server.target.addresses().is_empty()
+                    condition(server) && !tried.has(server)
                 })
                 .map(|(index, _)| index)
                 .collect()
         };
-        let up = that(&|server| !server.is_backup() && server.is_up(now));
+        let is_good = |server: &Server| server.target.prospect() == Prospect::Good;
+        let up = that(&|server| !server.is_backup() && server.is_up(now) && is_good(server));
         if !up.is_empty() {
             return up;
         }
-        let backups = that(&|server| server.is_backup() && server.is_up(now));
+        let backups = that(&|server| server.is_backup() && server.is_up(now) && is_good(server));
         if !backups.is_empty() {
             return backups;
         }
-        that(&|server| server.state(now) != State::Down)
+        let out = that(&|server| server.state(now) != State::Down && is_good(server));
+        if !out.is_empty() {
+            return out;
+        }
+        that(&|server| {
+            server.state(now) != State::Down && server.target.prospect() != Prospect::None
+        })
     }
 
     pub(super) fn has_room(&self, index: usize, most: u32) -> bool {

@@ -14,8 +14,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::time::{sleep, timeout};
 
 use super::Backend;
-use super::check::{self, Failure};
 use super::health::Cause;
+use super::own_connection::{self, Failure};
 use super::server::Server;
 
 /// A server that resets every connection does so at once. One that waits longer may wait for a client that
@@ -50,11 +50,10 @@ async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
         return;
     };
     let plan = backend.plan();
-    let addresses = server.target.addresses();
-    let is_reset = match check::open(&plan, &addresses, plan.connect_timeout).await {
+    let is_reset = match own_connection::open(&plan, &server.target, plan.connect_timeout).await {
         Ok(mut socket) => {
             let read = timeout(RESET_WITHIN, socket.read_u8()).await;
-            check::end(socket, check::First::Relay, EVERY).await;
+            own_connection::end(socket, own_connection::First::Relay, EVERY).await;
             matches!(read, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionReset)
         }
         Err(Failure::Reset) => true,

@@ -30,10 +30,7 @@ impl Resolution {
                 () = sender.closed() => return,
                 found = names.addresses(client, &name) => found,
             };
-            let found = found.map(|addresses| {
-                let with_port = |address| SocketAddr::new(address, port);
-                addresses.into_iter().map(with_port).collect()
-            });
+            let found = found.map(|addresses| names.in_order(&name, port, &addresses));
             if sender.send(found).is_ok() {
                 wake();
             }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::Backend;
-use super::check::{Failure, check};
+use super::check::check;
+use super::own_connection::Failure;
 use super::server::Server;
 use crate::plan::{BackendPlan, HealthPlan};
 
@@ -52,8 +53,7 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
 }
 
 async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, health: &HealthPlan) {
-    let addresses = server.target.addresses();
-    let checked = check(plan, health, &addresses);
+    let checked = check(plan, health, &server.target);
     let why = match timeout(health.timeout, checked).await {
         Ok(Ok(())) => {
             server.forget_shortage();

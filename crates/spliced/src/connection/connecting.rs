@@ -2,19 +2,22 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step, set_pacing_rate};
 
+use super::attempt::{Attempt, Place};
 use super::record::Record;
-use super::{Attempt, BACKLOG_FULL, Connection, NO_ROOM_RETRY, Place, SERVER, State};
+use super::{BACKLOG_FULL, Connection, NO_ROOM_RETRY, SERVER, State};
 use crate::backend::{Backend, Pick, PickKey};
 use crate::connect_error::{self, Fault, NO_WAY};
 use crate::plan::Source;
+use crate::race::Turn;
 use crate::resource_limit::words;
 use crate::service::Counts;
+use crate::target::Lookup;
 
 impl Connection {
     /// Picks a server and connects to it.
@@ -38,14 +41,13 @@ impl Connection {
                     self.deadline = cx.now() + self.connect_timeout;
                 }
                 let seat = lease.sit(cx.waker());
-                let addresses = lease.addresses();
                 let place = Place {
                     backend,
                     lease,
                     seat,
                 };
-                self.attempt = Some(Attempt::new(addresses, Some(place)));
-                self.connect(cx)
+                self.attempt = Some(Attempt::new(Arc::default(), Some(place)));
+                self.look_up(cx)
             }
             Pick::Queued(ticket) => {
                 let until = until.unwrap_or_else(|| cx.now() + backend.plan().queue.wait);
@@ -72,103 +74,233 @@ impl Connection {
         }
     }
 
-    /// Tries the addresses of the server, from the current one on, until one does not fail at once.
-    pub(super) fn connect(&mut self, cx: &mut Context<'_>) -> Step {
-        self.state = State::Connecting;
-        loop {
-            let Some(attempt) = &self.attempt else {
-                return Step::Done;
-            };
-            let Some(address) = attempt.address() else {
-                return self.next_server(cx);
-            };
-            if let (Some(asked), Some(inet)) = (&self.asked, address.inet())
-                && let Err(why) = asked.permits(inet, None)
-            {
-                // Another one of the name may still be allowed.
-                match self.next_address() {
-                    true => continue,
-                    false => return self.deny(&why),
+    /// Finds out the addresses of the server, and connects to it.
+    pub(super) fn look_up(&mut self, cx: &mut Context<'_>) -> Step {
+        let Some(place) = self.place() else {
+            return Step::Done;
+        };
+        match place.lease.look_up(|| cx.waker().into()) {
+            Lookup::Known(addresses) => {
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.enter(addresses);
                 }
+                self.connect(cx)
             }
-            let made = match &attempt.place {
-                Some(place) => place.backend.socket(address, &self.arrival),
-                None => address.socket(),
-            };
-            let timeouts = self.terms.plan.peer_timeouts;
-            let made = made.and_then(|socket| {
-                if address.kind() != Kind::Unix {
-                    let set = timeouts.set_on_new(&socket);
-                    set.map_err(|error| error.errno().unwrap_or(Errno::INVAL))?;
-                }
-                Ok(socket)
-            });
-            let socket = match made {
-                Ok(socket) => socket,
-                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                    return self.wait_for_room(cx, errno);
-                }
-                Err(errno) => {
-                    self.skip_address(errno, connect_error::of_socket(errno));
-                    continue;
-                }
-            };
-            if let Err(error) = self.pace(&socket, address.kind()) {
-                return self.fail_to_pace(&error);
-            }
-            if self.terms.translates_segments() {
-                self.fit_segments(address.kind(), &socket);
-            }
-            if !self.first_bytes.payload().is_empty() && address.kind() != Kind::Unix {
-                // The first bytes follow at once, and can carry the last segment of the handshake. A
-                // server that speaks first must not wait for it, so only then.
-                let _ = sockopt::set_tcp_quickack(&socket, false);
-            }
-            let connected = address.connect(&socket);
-            match connected {
-                Ok(()) | Err(Errno::INPROGRESS) => {
-                    if let Err(error) = cx.register(&socket, SERVER, Interest::STREAM) {
-                        return self.fail(&format!("no target: {error}"));
-                    }
-                    self.server = Some(socket);
-                    if connected.is_ok() {
-                        self.server_readiness = Readiness::WRITABLE;
-                        return self.connected(cx);
-                    }
-                    self.set_deadline_of_attempt(cx);
-                    return Step::Wait;
-                }
-                Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
-                    return self.wait_for_room(cx, Errno::AGAIN);
-                }
-                Err(errno @ (Errno::NOBUFS | Errno::NOMEM)) => {
-                    return self.wait_for_room(cx, errno);
-                }
-                Err(errno) => self.skip_address(errno, connect_error::of_connect(errno, address)),
+            Lookup::Awaited(question, again) => {
+                let until = self.end_of_attempt(cx);
+                cx.set_deadline(Some(again.map_or(until, |again| again.min(until))));
+                self.state = State::AwaitingName {
+                    _question: question,
+                };
+                Step::Wait
             }
         }
     }
 
-    fn skip_address(&mut self, errno: Errno, fault: Fault) {
+    /// The answer is not there yet.
+    pub(super) fn waited_for_name(&mut self, cx: &mut Context<'_>) -> Step {
+        if cx.now() >= self.deadline {
+            let timeout = humantime::format_duration(self.connect_timeout);
+            return self.fail(&format!(
+                "no target: its name was not resolved within the connect timeout of {timeout}"
+            ));
+        }
+        match &self.attempt {
+            Some(attempt) if attempt.is_out_of_time(cx.now()) => self.next_server(cx),
+            _ => self.look_up(cx),
+        }
+    }
+
+    /// Connects to the addresses of the server as their race has it, until one has taken the connection.
+    pub(super) fn connect(&mut self, cx: &mut Context<'_>) -> Step {
+        self.state = State::Connecting;
+        loop {
+            let Some(attempt) = &mut self.attempt else {
+                return Step::Done;
+            };
+            let index = match attempt.race.turn(cx.now()) {
+                Turn::Start(index) => index,
+                Turn::GiveUp(index) => {
+                    self.skip_address(index, Errno::TIMEDOUT, Fault::Server);
+                    continue;
+                }
+                Turn::Wait(at) => {
+                    let until = self.end_of_attempt(cx);
+                    cx.set_deadline(Some(at.map_or(until, |at| at.min(until))));
+                    return Step::Wait;
+                }
+                Turn::Over => {
+                    return match attempt.denied.take() {
+                        Some(why) => self.deny(&why),
+                        None => self.next_server(cx),
+                    };
+                }
+            };
+            match self.begin(cx, index) {
+                Ok(false) => {}
+                Ok(true) => return self.made(cx, index, Readiness::WRITABLE),
+                Err(Obstacle::Denied(why)) => self.deny_address(index, why),
+                Err(Obstacle::Address(errno, fault)) => self.skip_address(index, errno, fault),
+                Err(Obstacle::NoRoom(errno)) => {
+                    let is_under_way = |attempt: &Attempt| attempt.race.is_under_way();
+                    if !self.attempt.as_ref().is_some_and(is_under_way) {
+                        return self.wait_for_room(cx, errno);
+                    }
+                    let until = self.end_of_attempt(cx);
+                    if let Some(attempt) = &mut self.attempt {
+                        attempt.note(errno, Fault::Shortage);
+                        attempt.race.postponed(cx.now(), until);
+                    }
+                }
+                Err(Obstacle::Pacing(error)) => return self.fail_to_pace(&error),
+                Err(Obstacle::Watching(error)) => {
+                    return self.fail(&format!("no target: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Begins to connect to an address. Returns whether the connection is made already.
+    fn begin(&mut self, cx: &mut Context<'_>, index: usize) -> Result<bool, Obstacle> {
+        let Some(attempt) = &self.attempt else {
+            return Ok(false);
+        };
+        let address = &attempt.addresses[index];
+        if let (Some(asked), Some(inet)) = (&self.asked, address.inet()) {
+            // Another one of the name may still be allowed.
+            asked.permits(inet, None).map_err(Obstacle::Denied)?;
+        }
+        let made = match &attempt.place {
+            Some(place) => place.backend.socket(address, &self.arrival),
+            None => address.socket(),
+        };
+        let timeouts = self.terms.plan.peer_timeouts;
+        let made = made.and_then(|socket| {
+            if address.kind() != Kind::Unix {
+                let set = timeouts.set_on_new(&socket);
+                set.map_err(|error| error.errno().unwrap_or(Errno::INVAL))?;
+            }
+            Ok(socket)
+        });
+        let socket = made.map_err(|errno| match errno {
+            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => Obstacle::NoRoom(errno),
+            errno => Obstacle::Address(errno, connect_error::of_socket(errno)),
+        })?;
+        self.pace(&socket, address.kind())
+            .map_err(Obstacle::Pacing)?;
+        if self.terms.translates_segments() {
+            self.fit_segments(address.kind(), &socket);
+        }
+        if !self.first_bytes.payload().is_empty() && address.kind() != Kind::Unix {
+            // The first bytes follow at once, and can carry the last segment of the handshake. A
+            // server that speaks first must not wait for it, so only then.
+            let _ = sockopt::set_tcp_quickack(&socket, false);
+        }
+        let is_made = match address.connect(&socket) {
+            Ok(()) => true,
+            Err(Errno::INPROGRESS) => false,
+            Err(Errno::AGAIN) if address.kind() == Kind::Unix => {
+                return Err(Obstacle::NoRoom(Errno::AGAIN));
+            }
+            Err(errno @ (Errno::NOBUFS | Errno::NOMEM)) => return Err(Obstacle::NoRoom(errno)),
+            Err(errno) => {
+                let fault = connect_error::of_connect(errno, address);
+                return Err(Obstacle::Address(errno, fault));
+            }
+        };
+        let source = self.next_source;
+        cx.register(&socket, source, Interest::STREAM)
+            .map_err(Obstacle::Watching)?;
+        self.next_source = source.checked_add(1).unwrap_or(SERVER + 1);
+        let until = self.end_of_attempt(cx);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.began(index, source, socket);
+            attempt.race.started(index, cx.now(), until);
+        }
+        Ok(is_made)
+    }
+
+    /// Something has become of the connection whose socket is registered as `source`.
+    pub(super) fn heard(&mut self, cx: &mut Context<'_>, source: u8, readiness: Readiness) -> Step {
+        let one = self.attempt.as_ref().and_then(|it| it.under_way(source));
+        // An event of one that was given up may come late.
+        let Some((index, socket)) = one.and_then(|one| Some((one.index, one.socket()?))) else {
+            return Step::Wait;
+        };
+        if !readiness.is_writable() {
+            return Step::Wait;
+        }
+        if !readiness.is_broken() {
+            return self.made(cx, index, readiness);
+        }
+        match sockopt::socket_error(socket) {
+            Ok(Ok(())) => self.made(cx, index, readiness),
+            Ok(Err(errno)) | Err(errno) => {
+                self.skip_address(index, errno, connect_error::of_attempt(errno));
+                self.connect(cx)
+            }
+        }
+    }
+
+    /// An address has taken the connection. The others are closed, unless this one must not be used.
+    fn made(&mut self, cx: &mut Context<'_>, index: usize, readiness: Readiness) -> Step {
+        let Some(attempt) = &mut self.attempt else {
+            return Step::Done;
+        };
+        let (Some(address), Some((source, socket))) =
+            (attempt.addresses.get(index), attempt.socket(index))
+        else {
+            return Step::Wait;
+        };
+        // TCP has connected the socket with itself (simultaneous open). That happens if nobody listens and the server's
+        // port is picked for this end.
+        if address.is_itself(socket) {
+            let errno = Errno::CONNREFUSED;
+            self.skip_address(index, errno, connect_error::of_attempt(errno));
+            return self.connect(cx);
+        }
+        if let Some(asked) = &self.asked
+            && let Err(why) = asked.still_permits(address, socket)
+        {
+            self.deny_address(index, why);
+            return self.connect(cx);
+        }
+        let Some(socket) = attempt.won(index) else {
+            return Step::Done;
+        };
+        if source != SERVER {
+            cx.deregister(&socket);
+            if let Err(error) = cx.register(&socket, SERVER, Interest::STREAM) {
+                return self.fail(&format!("no target: {error}"));
+            }
+        }
+        self.server = Some(socket);
+        self.server_readiness = readiness;
+        self.connected(cx)
+    }
+
+    /// An address does not do. The next one has its turn.
+    fn skip_address(&mut self, index: usize, errno: Errno, fault: Fault) {
         self.last_error = Some(errno);
-        self.note(errno, fault);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.failed(index);
+            attempt.note(errno, fault);
+            attempt.denied = None;
+        }
         if fault == Fault::Reset {
             if let Some(place) = self.place() {
                 place.lease.connected();
             }
             self.report_reset();
         }
-        self.next_address();
     }
 
-    /// Whether one is left.
-    pub(super) fn next_address(&mut self) -> bool {
-        let Some(attempt) = &mut self.attempt else {
-            return false;
-        };
-        attempt.address += 1;
-        attempt.full_until = None;
-        attempt.address().is_some()
+    /// The rules forbid an address. Another one of the name may still be allowed.
+    fn deny_address(&mut self, index: usize, why: String) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.failed(index);
+            attempt.denied = Some(why);
+        }
     }
 
     /// Has a socket keep to the rate of the listener. UNIX sockets do not, as `spliced check` says.
@@ -191,16 +323,6 @@ impl Connection {
         })
     }
 
-    pub(super) fn note(&mut self, errno: Errno, fault: Fault) {
-        if let Some(attempt) = &mut self.attempt {
-            match fault {
-                Fault::Server => attempt.met_refusal = true,
-                Fault::Shortage => attempt.shortage = Some(errno),
-                Fault::NoWay | Fault::Reset => {}
-            }
-        }
-    }
-
     /// What the last attempt has met.
     fn last_words(&self) -> Option<String> {
         self.last_error.map(|errno| match errno {
@@ -217,6 +339,10 @@ impl Connection {
         let Some(place) = &attempt.place else {
             return;
         };
+        if attempt.addresses.is_empty() {
+            // Its name says nothing about the server.
+            return;
+        }
         match attempt.shortage {
             Some(errno) => place.lease.could_not_be_tried(&words(errno)),
             None if attempt.met_refusal => place.lease.failed(why),
@@ -276,14 +402,15 @@ impl Connection {
 
     fn wait_for_room(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
         self.last_error = Some(errno);
-        let share = self.share_of_attempt(cx);
-        if let Some(attempt) = &mut self.attempt
-            && errno == Errno::AGAIN
-        {
-            // A full accept queue is the server's, and may pass.
-            attempt.full_until.get_or_insert_with(|| cx.now() + share);
+        if errno == Errno::AGAIN {
+            // A full accept queue is the server's, and may pass within its time.
+            self.end_of_attempt(cx);
         } else {
-            self.note(errno, Fault::Shortage);
+            if let Some(attempt) = &mut self.attempt {
+                attempt.note(errno, Fault::Shortage);
+                // This wait is not the server's.
+                attempt.until = None;
+            }
             if let Some(place) = self.place() {
                 place.lease.could_not_be_tried(&words(errno));
             }
@@ -295,34 +422,52 @@ impl Connection {
 
     /// After a while without room.
     pub(super) fn try_again(&mut self, cx: &mut Context<'_>) -> Step {
-        let full_until = self.attempt.as_ref().and_then(|attempt| attempt.full_until);
-        if full_until.is_some_and(|until| cx.now() >= until) {
-            self.skip_address(Errno::AGAIN, Fault::Server);
+        // Only of a full accept queue: nobody else has what this host lacks.
+        match self.last_error {
+            Some(Errno::AGAIN) => self.out_of_time_or_connect(cx, Errno::AGAIN),
+            _ => self.connect(cx),
         }
-        self.connect(cx)
     }
 
-    fn set_deadline_of_attempt(&self, cx: &mut Context<'_>) {
-        cx.set_deadline(Some(cx.now() + self.share_of_attempt(cx)));
+    /// The next address has its turn, or the next server.
+    pub(super) fn out_of_time_or_connect(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
+        match &mut self.attempt {
+            Some(attempt) if attempt.is_out_of_time(cx.now()) => {
+                attempt.abandon_all();
+                attempt.note(errno, Fault::Server);
+                self.last_error = Some(errno);
+                self.next_server(cx)
+            }
+            _ => self.connect(cx),
+        }
     }
 
-    /// Each address has an equal share of the time that is left, so that an address which does not answer
-    /// leaves time for the others.
-    fn share_of_attempt(&self, cx: &Context<'_>) -> Duration {
+    /// Each server has an equal share of the time that is left, so that one which does not answer leaves time for the
+    /// others.
+    fn end_of_attempt(&mut self, cx: &Context<'_>) -> Instant {
         let left = self.deadline.saturating_duration_since(cx.now());
-        let others = self
-            .place()
-            .map_or(0, |place| place.backend.others(&self.tried));
-        let addresses = self.attempt.as_ref().map_or(1, |attempt| {
-            attempt.addresses.len() - attempt.address + others
-        });
-        left / addresses.max(1) as u32
+        let Some(attempt) = &mut self.attempt else {
+            return self.deadline;
+        };
+        let (place, tried) = (&attempt.place, &self.tried);
+        let others = || {
+            place
+                .as_ref()
+                .map_or(0, |place| place.backend.others(tried))
+        };
+        let end = || cx.now() + left / (others() as u32 + 1);
+        *attempt.until.get_or_insert_with(end)
     }
+}
 
-    pub(super) fn try_next(&mut self, cx: &mut Context<'_>, errno: Errno) -> Step {
-        self.abandon_server();
-        self.server_readiness = Readiness::NONE;
-        self.skip_address(errno, connect_error::of_attempt(errno));
-        self.connect(cx)
-    }
+/// Why a connection to an address does not begin.
+enum Obstacle {
+    /// The rules forbid it.
+    Denied(String),
+    /// The address does not do.
+    Address(Errno, Fault),
+    /// For want of something that may come.
+    NoRoom(Errno),
+    Pacing(splice::Error),
+    Watching(splice::Error),
 }

@@ -16,23 +16,15 @@ use crate::service::Counts;
 const TLS_ACCEPTED: &[u8; 1] = b"S";
 
 impl Connection {
-    /// Joins the client with the server, unless TCP has connected the socket with itself (simultaneous
-    /// open). That happens if nobody listens and the server's port is picked for this end.
+    /// Joins the client with the server.
     pub(super) fn connected(&mut self, cx: &mut Context<'_>) -> Step {
-        let itself = match (&self.attempt, &self.server) {
-            (Some(attempt), Some(server)) => attempt
-                .address()
-                .is_some_and(|address| address.is_itself(server)),
-            _ => false,
-        };
-        if itself {
-            return self.try_next(cx, Errno::CONNREFUSED);
-        }
-        if let Err(why) = self.is_still_permitted() {
-            return self.pass_over(cx, &why);
-        }
-        if let Some(place) = self.place() {
-            place.lease.connected();
+        if let Some(attempt) = &self.attempt
+            && let Some(address) = attempt.address()
+        {
+            match &attempt.place {
+                Some(place) => place.lease.reached(address, &attempt.addresses),
+                None => self.remember_address(address, &attempt.addresses),
+            }
         }
         if self.grant().is_err() {
             return self.reset_by_client("before it could be answered");

@@ -3,11 +3,11 @@
 //! ```text
 //!              a PROXY header is required
 //! accepted ─┬─▶ ReadingHeader ─┐
-//!           └──────────────────┴▶ Deciding ──a route──▶ choosing a server ──▶ Connecting
-//!                                                         │    ▲  ▲            │ ▲ │ ▲
-//!                        every server is at its limit     ▼    │  │   no room  ▼ │ └─┘ the next address
-//!                                                       Queued─┘  │          NoRoom
-//!                                                                 └─no address left: the next server
+//!           └──────────────────┴▶ Deciding ──a route──▶ choosing a server ──▶ [AwaitingName] ──▶ Connecting
+//!                                                         │    ▲  ▲                               │ ▲ │ ▲
+//!                        every server is at its limit     ▼    │  │                      no room  ▼ │ └─┘ another address
+//!                                                       Queued─┘  │                             NoRoom    (`race.rs`)
+//!                                                                 └─no address, or no time left: the next server
 //! Connecting ──connected──▶ [AskingForTls] ──▶ Sending ──everything written──▶ joined (a pair takes over)
 //!
 //! any ──no route, no server left, out of time, reset by client, shutdown──▶ over
@@ -20,6 +20,7 @@
 //! A deadline may pass before the event loop has seen what came in time: a signal that stops the process ends
 //! epoll_wait(2) without events. So each state that waits for the client reads its socket once more.
 
+mod attempt;
 mod connecting;
 mod deciding;
 mod ending;
@@ -34,21 +35,21 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, Step, Task};
 use splice_route::proxy_protocol::{Header, HeaderReader};
 use splice_route::{Arrival, Inspection};
 
+use self::attempt::{Attempt, Place};
 use self::first_bytes::FirstBytes;
 use self::record::Record;
 use self::requested::Asked;
-use crate::backend::{Backend, Lease, Resolution, Ticket, Tried};
+use crate::backend::{Backend, Resolution, Ticket, Tried};
 use crate::connect_error::Fault;
 use crate::connection_limit::ConnectionPermit;
 use crate::resource_limit::words;
-use crate::roster::Seat;
 use crate::service::{Counts, Service, Terms};
 use crate::socket_address::SocketAddress;
+use crate::target::Question;
 
 const CLIENT: u8 = 0;
 const SERVER: u8 = 1;
@@ -74,6 +75,8 @@ pub(crate) struct Connection {
     header: Option<Box<Header>>,
     state: State,
     attempt: Option<Attempt>,
+    /// What the next socket to a server is registered as.
+    next_source: u8,
     /// The server has to be asked for TLS before it gets the hello, as PostgreSQL does it.
     asks_for_tls: bool,
     asked: Option<Box<Asked>>,
@@ -101,6 +104,10 @@ enum State {
         ticket: Ticket,
         until: Instant,
     },
+    /// The name of the server is being resolved.
+    AwaitingName {
+        _question: Question,
+    },
     Connecting,
     /// Waiting to try the same address again.
     NoRoom,
@@ -113,49 +120,6 @@ enum State {
     },
     /// A PostgreSQL server was asked whether it does TLS.
     AskingForTls,
-}
-
-/// A server that is being tried.
-struct Attempt {
-    /// `None` if the client has asked for its destination.
-    place: Option<Place>,
-    addresses: Arc<[SocketAddress]>,
-    /// The index of the address.
-    address: usize,
-    /// An address could not be tried, or only after a wait, for want of something on this host.
-    shortage: Option<Errno>,
-    /// Until when the accept queue of the current address may be full (`EAGAIN` of a UNIX socket).
-    full_until: Option<Instant>,
-    /// An address does not take the connection.
-    met_refusal: bool,
-    /// One has taken it, and reset it.
-    was_reset: bool,
-}
-
-/// A place at a server of a backend.
-struct Place {
-    backend: Arc<Backend>,
-    lease: Lease,
-    /// In the roster of the server.
-    seat: Seat,
-}
-
-impl Attempt {
-    fn new(addresses: Arc<[SocketAddress]>, place: Option<Place>) -> Self {
-        Self {
-            place,
-            addresses,
-            address: 0,
-            shortage: None,
-            full_until: None,
-            met_refusal: false,
-            was_reset: false,
-        }
-    }
-
-    fn address(&self) -> Option<&SocketAddress> {
-        self.addresses.get(self.address)
-    }
 }
 
 impl Connection {
@@ -183,6 +147,7 @@ impl Connection {
             header: None,
             state: State::Connecting,
             attempt: None,
+            next_source: SERVER,
             asks_for_tls: false,
             asked: None,
             connect_timeout: Duration::ZERO,
@@ -205,6 +170,13 @@ impl Connection {
 impl Connection {
     fn place(&self) -> Option<&Place> {
         self.attempt.as_ref()?.place.as_ref()
+    }
+
+    /// The server has not taken the connection.
+    fn note(&mut self, errno: Errno) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.note(errno, Fault::Server);
+        }
     }
 }
 
@@ -245,10 +217,14 @@ impl Task for Connection {
                 _ => self.decide(cx, false),
             };
         }
-        self.server_readiness = self.server_readiness.and(readiness);
-        let Some(server) = &self.server else {
+        if self.server.is_none() {
+            return self.heard(cx, source, readiness);
+        }
+        if source != SERVER {
+            // One that has lost the race.
             return Step::Wait;
-        };
+        }
+        self.server_readiness = self.server_readiness.and(readiness);
         if matches!(self.state, State::AskingForTls) {
             return self.read_tls_answer(cx);
         }
@@ -256,11 +232,6 @@ impl Task for Connection {
             return Step::Wait;
         }
         match self.state {
-            State::Connecting if !readiness.is_broken() => self.connected(cx),
-            State::Connecting => match sockopt::socket_error(server) {
-                Ok(Ok(())) => self.connected(cx),
-                Ok(Err(errno)) | Err(errno) => self.try_next(cx, errno),
-            },
             State::Sending { .. } => self.send(cx),
             _ => Step::Wait,
         }
@@ -311,11 +282,11 @@ impl Task for Connection {
                 let why = why + hint.unwrap_or_default();
                 match (&self.state, self.last_error) {
                     (State::Connecting, _) => {
-                        self.note(Errno::TIMEDOUT, Fault::Server);
+                        self.note(Errno::TIMEDOUT);
                         self.blame("it does not answer within the connect timeout");
                     }
                     (_, Some(Errno::AGAIN)) => {
-                        self.note(Errno::AGAIN, Fault::Server);
+                        self.note(Errno::AGAIN);
                         self.blame(BACKLOG_FULL);
                     }
                     _ => {}
@@ -323,7 +294,8 @@ impl Task for Connection {
                 self.fail(&why)
             }
             State::NoRoom => self.try_again(cx),
-            State::Connecting => self.try_next(cx, Errno::TIMEDOUT),
+            State::AwaitingName { .. } => self.waited_for_name(cx),
+            State::Connecting => self.out_of_time_or_connect(cx, Errno::TIMEDOUT),
         }
     }
 
@@ -335,6 +307,7 @@ impl Task for Connection {
                 self.choose(cx, backend)
             }
             State::Resolving(_) => self.resolved(cx),
+            State::AwaitingName { .. } => self.look_up(cx),
             _ => Step::Wait,
         }
     }

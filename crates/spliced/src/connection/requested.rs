@@ -12,16 +12,18 @@
 //! connection is made, the rules are held against that again: time has passed, and the address may have come to this host.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, getsockname, recv, shutdown};
-use splice::{Context, Readiness, Step};
+use splice::{Context, Step};
 use splice_route::{
     Destination, DestinationRule, Failure, Handshake, Host, Protocol, handshake, permits,
 };
 
-use super::{Attempt, Connection, State};
+use super::attempt::Attempt;
+use super::{Connection, State};
 use crate::backend::Resolution;
 use crate::service::Counts;
 use crate::socket_address::SocketAddress;
@@ -65,6 +67,22 @@ impl Asked {
         };
         let is_own = |address| is_own(SocketAddr::new(address, to.port()), from);
         permits(&self.rules, destination, to.ip(), is_own).map_err(|why| why.to_string())
+    }
+
+    /// The same of a connection that has been made.
+    ///
+    /// # Errors
+    /// Why they do not.
+    pub(super) fn still_permits(
+        &self,
+        address: &SocketAddress,
+        socket: &OwnedFd,
+    ) -> Result<(), String> {
+        let Some(to) = address.inet() else {
+            return Ok(());
+        };
+        let from = SocketAddress::from_kernel(getsockname(socket).ok());
+        self.permits(to, from.and_then(|address| address.inet()))
     }
 }
 
@@ -180,7 +198,7 @@ impl Connection {
         }
     }
 
-    /// Connects to the first of `addresses` that a rule allows and that answers.
+    /// Connects to the one of `addresses` that a rule allows and that answers first.
     fn reach(&mut self, cx: &mut Context<'_>, addresses: &[SocketAddr]) -> Step {
         let Some(asked) = &self.asked else {
             return Step::Done;
@@ -203,27 +221,16 @@ impl Connection {
         self.turn_down(&reply, &format!("not allowed: {why}"))
     }
 
-    /// Why the rules forbid the connection that has been made.
-    ///
-    /// # Errors
-    /// That they do.
-    pub(super) fn is_still_permitted(&self) -> Result<(), String> {
-        let address = self.attempt.as_ref().and_then(Attempt::address);
-        let to = address.and_then(SocketAddress::inet);
-        let (Some(asked), Some(server), Some(to)) = (&self.asked, &self.server, to) else {
-            return Ok(());
-        };
-        let from = SocketAddress::from_kernel(getsockname(server).ok());
-        asked.permits(to, from.and_then(|address| address.inet()))
-    }
-
-    /// Goes on with the next address of the name, which may still be allowed.
-    pub(super) fn pass_over(&mut self, cx: &mut Context<'_>, why: &str) -> Step {
-        self.abandon_server();
-        self.server_readiness = Readiness::NONE;
-        match self.next_address() {
-            true => self.connect(cx),
-            false => self.deny(why),
+    /// `address`, of those in the order `tried`, has taken the connection.
+    pub(super) fn remember_address(&self, address: &SocketAddress, tried: &[SocketAddress]) {
+        let destination = self.asked.as_ref().and_then(|it| it.destination.as_ref());
+        if let Some(Destination {
+            host: Host::Name(name),
+            port,
+        }) = destination
+        {
+            let control = &self.service.process.control;
+            control.answered(name, *port, address, tried);
         }
     }
 

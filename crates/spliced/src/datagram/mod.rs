@@ -78,6 +78,7 @@ pub(crate) fn run(plan: DatagramPlan, signals: Signals, diagnostics: &Diagnostic
     raise_descriptor_limit(None);
     let threads = plan.threads();
     let target = Target::new(plan.target_address.clone(), RESOLVE_WITHIN)?;
+    target.keep_current();
     let access_log = match &plan.access_log {
         Some(path) => Some(AccessLog::open(path)?),
         None => None,

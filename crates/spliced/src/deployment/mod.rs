@@ -286,7 +286,7 @@ impl Deployment {
             if terms.translates_segments() {
                 let addresses: Vec<_> = targets
                     .iter()
-                    .flat_map(|target| target.addresses().to_vec())
+                    .flat_map(|target| target.last_known().to_vec())
                     .collect();
                 refusal::of_families(&addresses, listening)?;
             }

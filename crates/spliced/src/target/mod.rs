@@ -1,38 +1,47 @@
 //! The target of a relay, and its name resolution, which never blocks a loop.
 //!
 //! ```text
-//!             an answer                    the answer is stale and a client connects
+//!             an answer                    the answer grows old and a client connects
 //! Unresolved ───────────▶ Resolved ──────────────────────────────▶ Refreshing
-//!   │    ▲                    ▲                                          │
-//!   └────┘ no answer:         └──────────────────────────────────────────┘
-//!          after a pause                 an answer, or none: the last answer is kept
+//!   │    ▲ ▲                  ▲                                        │ │
+//!   └────┘ │                  └────────────────────────────────────────┘ │
+//!  no answer:                   an answer, or none: the last one is kept │
+//!  after a   └──────────────────────────────────────────────────────────┘
+//!  pause                no answer, and the last one is too old
 //! ```
 //!
-//! An address that is the relay itself is left out of each answer (`own_address.rs`).
+//! `answer_age.rs` has what the age of an answer means for a connection. An address that is the relay itself is left
+//! out of each answer (`own_address.rs`).
 
+mod answer_age;
 mod own_address;
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use splice::Address;
 
+use self::answer_age::{AnswerAge, Use};
 use self::own_address::may_lead_to;
 pub(crate) use self::own_address::{Meeting, leads_to};
 pub(crate) use self::own_address::{follow_routes, is_own};
+use crate::race::Preference;
 use crate::socket_address::SocketAddress;
 
-/// How long an answer of the resolver is fresh: a busy relay asks seldom, and still follows a target
-/// that moves before its users complain.
-const ANSWER_KEPT: Duration = Duration::from_secs(5);
-
 /// The first pause before an unresolved name is asked for again: the least time that glibc's resolver
-/// waits for a server (`options timeout:1` of resolv.conf(5)). The pauses double up to
-/// [`ANSWER_KEPT`], which is how often a busy relay asks for a name that resolves.
+/// waits for a server (`options timeout:1` of resolv.conf(5)).
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The pauses double up to this, which is about how often a busy relay asks for a name that resolves.
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// How often a name is asked for whose users cannot wait: twice before its answer is too old.
+const KEPT_CURRENT_EVERY: Duration = Duration::from_secs(30);
 
 /// Where connections go. A name is resolved again when the last answer is stale.
 pub(crate) struct Target {
@@ -44,15 +53,48 @@ pub(crate) struct Target {
 
 #[derive(Default)]
 struct Known {
+    /// As the resolver has sorted them.
+    answer: Vec<SocketAddress>,
+    /// Those in the order in which to try them.
     addresses: Arc<[SocketAddress]>,
+    /// Which of them answers.
+    preference: Preference,
     /// Addresses that were left out, since the relay itself listens there.
     own: Vec<SocketAddress>,
-    /// `None` until the first answer.
-    resolved_at: Option<Instant>,
-    /// The resolver's thread has been asked for a new answer.
-    refreshing: bool,
+    age: AnswerAge,
+    /// It is asked for even if nobody connects.
+    is_kept_current: bool,
     /// The addresses that the relay listens on, once it does.
     listening: Arc<[SocketAddress]>,
+    /// Who waits for the question under way, by a number that grows.
+    waiting: BTreeMap<u64, Waker>,
+    next_number: u64,
+}
+
+/// What a connection learns.
+pub(crate) enum Lookup {
+    /// The addresses, in the order in which to try them; none if the name does not resolve.
+    Known(Arc<[SocketAddress]>),
+    /// The answer is under way, and whoever asked is woken when it is there. If there is a time, it is worth asking
+    /// again then, too.
+    Awaited(Question, Option<Instant>),
+}
+
+/// Somebody waits for an answer, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Question {
+    target: Weak<Target>,
+    number: u64,
+}
+
+/// What can be expected of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prospect {
+    /// It has addresses, or will soon.
+    Good,
+    /// The answer has been under way for some time.
+    Slow,
+    None,
 }
 
 impl Target {
@@ -96,20 +138,108 @@ impl Target {
         Ok(tries)
     }
 
-    /// The addresses to try: those of the last answer. If it is stale, this asks for a new one and does not
-    /// wait, since a slow or dead name server must not stop a target that has not moved.
-    pub(crate) fn addresses(&self) -> Arc<[SocketAddress]> {
+    /// The addresses to try, or that they are waited for. Asks for an answer if the last one grows old.
+    pub(crate) fn look_up(self: &Arc<Self>, waker: impl FnOnce() -> Waker) -> Lookup {
+        let now = Instant::now();
         let mut known = self.lock();
-        if let Some(questions) = self.questions.get()
-            && !known.refreshing
-            && known
-                .resolved_at
-                .is_some_and(|at| at.elapsed() >= ANSWER_KEPT)
-        {
-            // The thread keeps the receiver as long as the process lives.
-            known.refreshing = questions.send(()).is_ok();
+        self.ask(&mut known, now);
+        match self.what(&known, now) {
+            Use::Now => Lookup::Known(known.in_order(now)),
+            Use::Never => Lookup::Known(Arc::default()),
+            Use::Later(until) => {
+                let number = known.next_number;
+                known.next_number += 1;
+                known.waiting.insert(number, waker());
+                let target = Arc::downgrade(self);
+                Lookup::Awaited(Question { target, number }, until)
+            }
         }
-        Arc::clone(&known.addresses)
+    }
+
+    /// The addresses to try, for those that cannot wait: none while the last answer is too old. Asks for another one if
+    /// it grows old.
+    pub(crate) fn addresses(&self) -> Arc<[SocketAddress]> {
+        let now = Instant::now();
+        let mut known = self.lock();
+        self.ask(&mut known, now);
+        match self.what(&known, now) {
+            Use::Now | Use::Later(Some(_)) => known.in_order(now),
+            Use::Later(None) | Use::Never => Arc::default(),
+        }
+    }
+
+    /// The last answer, however old. Asks for another one if it grows old.
+    pub(crate) fn last_known(&self) -> Arc<[SocketAddress]> {
+        let now = Instant::now();
+        let mut known = self.lock();
+        self.ask(&mut known, now);
+        known.in_order(now)
+    }
+
+    /// Whether it is worth a connection now. Asks for an answer if the last one grows old.
+    pub(crate) fn prospect(&self) -> Prospect {
+        let now = Instant::now();
+        let mut known = self.lock();
+        self.ask(&mut known, now);
+        match self.what(&known, now) {
+            Use::Now | Use::Later(Some(_)) if known.answer.is_empty() => Prospect::None,
+            Use::Now | Use::Later(Some(_)) => Prospect::Good,
+            Use::Later(None) if known.age.is_asked_for_just_now(now) => Prospect::Good,
+            Use::Later(None) => Prospect::Slow,
+            Use::Never => Prospect::None,
+        }
+    }
+
+    /// `address`, of those in the order `tried`, has answered.
+    pub(crate) fn answered(&self, address: &SocketAddress, tried: &[SocketAddress]) {
+        if tried.first() == Some(address) {
+            return;
+        }
+        let now = Instant::now();
+        let mut known = self.lock();
+        if known.preference.answered(address, tried, now) {
+            known.sort(now);
+        }
+    }
+
+    /// `address` does not answer, and whoever noticed tries no other one.
+    pub(crate) fn failed(&self, address: &SocketAddress) {
+        let now = Instant::now();
+        let mut known = self.lock();
+        let Known {
+            preference, answer, ..
+        } = &mut *known;
+        if preference.failed(address, answer, now) {
+            known.sort(now);
+        }
+    }
+
+    /// Has the name asked for even if nobody connects, for users that cannot wait for an answer.
+    pub(crate) fn keep_current(&self) {
+        self.lock().is_kept_current = true;
+        if let Some(questions) = self.questions.get() {
+            // The thread keeps the receiver as long as the process lives.
+            let _ = questions.send(());
+        }
+    }
+
+    /// Asks the thread, if it is time to.
+    fn ask(&self, known: &mut Known, now: Instant) {
+        if let Some(questions) = self.questions.get()
+            && known.age.wants_another(now)
+            // The thread keeps the receiver as long as the process lives.
+            && questions.send(()).is_ok()
+        {
+            known.age.asked(now);
+        }
+    }
+
+    /// Only names can have moved.
+    fn what(&self, known: &Known, now: Instant) -> Use {
+        match self.is_name() {
+            true => known.age.what(now),
+            false => Use::Now,
+        }
     }
 
     /// Why there are no [`addresses`](Self::addresses).
@@ -136,11 +266,7 @@ impl Target {
                 return;
             }
             known.listening = listening.into();
-            (
-                known.found(),
-                known.own.clone(),
-                known.resolved_at.is_some(),
-            )
+            (known.found(), known.own.clone(), !known.age.is_unknown())
         };
         if !is_resolved {
             return;
@@ -155,7 +281,7 @@ impl Target {
                 self.address
             );
         }
-        self.take(found);
+        self.leave_out_own(found);
         let known = self.lock();
         for address in &known.own {
             if !own_before.contains(address) {
@@ -170,12 +296,23 @@ impl Target {
         SocketAddress::needs_resolver(&self.address)
     }
 
-    /// Stores an answer without the addresses of the relay itself.
+    /// Stores an answer, and wakes those that wait for it.
     fn take(&self, found: Vec<SocketAddress>) {
+        self.leave_out_own(found);
+        let waiting = {
+            let mut known = self.lock();
+            known.age.answered(Instant::now());
+            std::mem::take(&mut known.waiting)
+        };
+        waiting.into_values().for_each(Waker::wake);
+    }
+
+    /// Stores addresses without those of the relay itself.
+    fn leave_out_own(&self, found: Vec<SocketAddress>) {
         loop {
             let listening = Arc::clone(&self.lock().listening);
             // Without the lock, since this makes system calls.
-            let (own, addresses): (Vec<_>, Vec<_>) = found
+            let (own, answer): (Vec<_>, Vec<_>) = found
                 .iter()
                 .cloned()
                 .partition(|address| leads_to(address, &listening));
@@ -183,45 +320,47 @@ impl Target {
             if !Arc::ptr_eq(&listening, &known.listening) {
                 continue;
             }
-            *known = Known {
-                addresses: addresses.into(),
-                own,
-                resolved_at: Some(Instant::now()),
-                refreshing: false,
-                listening,
-            };
+            known.answer = answer;
+            known.own = own;
+            known.sort(Instant::now());
             return;
         }
     }
 
-    /// Resolves the name. Logs a failure once until the next answer. Returns the pause before the next
-    /// attempt; `None` if it waits to be asked.
-    fn resolve_again(&self, pause: Option<Duration>, warned: &mut bool) -> Option<Duration> {
-        let answer = SocketAddress::resolve(&self.address);
-        let resolved_before = self.lock().resolved_at.is_some();
-        match answer {
+    /// Resolves the name. Logs a failure once until the next answer, and once more when the last answer is too old.
+    /// Returns the pause before the next attempt; `None` if it waits to be asked.
+    fn resolve_again(&self, pause: Option<Duration>, told: &mut Option<&str>) -> Option<Duration> {
+        // The thread may ask by itself.
+        self.lock().age.asked(Instant::now());
+        match SocketAddress::resolve(&self.address) {
             Ok(addresses) => {
-                let told: Vec<_> = addresses.iter().map(SocketAddress::to_string).collect();
+                let shown: Vec<_> = addresses.iter().map(SocketAddress::to_string).collect();
                 self.take(addresses);
                 // Only now, so that whoever reads it can rely on it.
-                if std::mem::take(warned) {
-                    tracing::info!("{} resolves now: {}", self.address, told.join(", "));
+                if told.take().is_some() {
+                    tracing::info!("{} resolves now: {}", self.address, shown.join(", "));
                 }
-                None
+                self.lock().is_kept_current.then_some(KEPT_CURRENT_EVERY)
             }
             Err(error) => {
-                let (otherwise, pause) = if resolved_before {
-                    ("going on with its last known addresses", pause)
-                } else {
-                    ("clients are reset until it can", Some(next_pause(pause)))
+                let (is_usable, is_kept_current, waiting) = {
+                    let mut known = self.lock();
+                    let is_usable = known.age.failed(Instant::now());
+                    let waiting = std::mem::take(&mut known.waiting);
+                    (is_usable, known.is_kept_current, waiting)
                 };
-                if !std::mem::replace(warned, true) {
+                let otherwise = match is_usable {
+                    true => "going on with its last known addresses until they are a minute old",
+                    false => "clients are reset until it can",
+                };
+                if told.replace(otherwise) != Some(otherwise) {
                     tracing::warn!("{error:#}; {otherwise}");
                 }
-                let mut known = self.lock();
-                known.refreshing = false;
-                known.resolved_at = resolved_before.then(Instant::now);
-                pause
+                waiting.into_values().for_each(Waker::wake);
+                match is_usable {
+                    true => is_kept_current.then_some(LAST_RETRY),
+                    false => Some(next_pause(pause)),
+                }
             }
         }
     }
@@ -235,7 +374,28 @@ impl Target {
 impl Known {
     /// The last answer, with the addresses that were left out.
     fn found(&self) -> Vec<SocketAddress> {
-        self.addresses.iter().chain(&self.own).cloned().collect()
+        self.answer.iter().chain(&self.own).cloned().collect()
+    }
+
+    /// As [`Preference::order`]; what was preferred may be no more.
+    fn in_order(&mut self, now: Instant) -> Arc<[SocketAddress]> {
+        if self.preference.has_expired(now) {
+            self.preference = Preference::default();
+            self.sort(now);
+        }
+        Arc::clone(&self.addresses)
+    }
+
+    fn sort(&mut self, now: Instant) {
+        self.addresses = self.preference.order(&self.answer, now).into();
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if let Some(target) = self.target.upgrade() {
+            target.lock().waiting.remove(&self.number);
+        }
     }
 }
 
@@ -247,7 +407,7 @@ fn resolve_on_request(
     tried: &mpsc::Sender<()>,
     mut pause: Option<Duration>,
 ) {
-    let mut warned = false;
+    let mut told = None;
     loop {
         let waited = match pause {
             Some(pause) => questions.recv_timeout(pause),
@@ -259,14 +419,14 @@ fn resolve_on_request(
         let Some(target) = target.upgrade() else {
             return;
         };
-        pause = target.resolve_again(pause, &mut warned);
+        pause = target.resolve_again(pause, &mut told);
         let _ = tried.send(());
     }
 }
 
 fn next_pause(before: Option<Duration>) -> Duration {
     match before {
-        Some(pause) if !pause.is_zero() => (pause * 2).min(ANSWER_KEPT),
+        Some(pause) if !pause.is_zero() => (pause * 2).min(LAST_RETRY),
         _ => FIRST_RETRY,
     }
 }

@@ -41,6 +41,7 @@ mod mesh;
 mod options;
 mod programs;
 mod proxy;
+mod race;
 mod reset;
 mod resolver;
 mod segment;

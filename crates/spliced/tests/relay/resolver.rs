@@ -229,6 +229,44 @@ fn a_name_is_resolved_again_without_losing_clients() {
     });
 }
 
+/// Whoever has the old address now is not the server.
+#[test]
+fn a_target_that_has_moved_is_found_by_the_first_client() {
+    with_name_server(|names, scratch| {
+        let before = Server::new().answering();
+        let port = before.address.rsplit_once(':').expect("a port").1;
+        let after = Server::on(&format!("127.0.0.2:{port}")).answering();
+        let relay = Relay::spawn(&mut relay(scratch, &format!("{NAME}:{port}")));
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        names.answer_with(Some(Ipv4Addr::new(127, 0, 0, 2)));
+        thread::sleep(ANSWER_TOO_OLD);
+        for number in 1..CLIENTS {
+            ask(&Peer::connect(&relay.address), number, 1000, 1000);
+        }
+        assert_eq!(before.finish(), [0]);
+        assert_eq!(after.finish(), (1..CLIENTS).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+#[ignore = "soak: an answer becomes a minute old"]
+fn an_answer_of_a_minute_ago_is_not_used() {
+    const A_MINUTE: Duration = Duration::from_secs(60);
+    with_name_server(|names, scratch| {
+        let server = Server::new().answering();
+        let port = server.address.rsplit_once(':').expect("a port").1;
+        let mut command = relay(scratch, &format!("{NAME}:{port}"));
+        let mut relay = Relay::spawn(command.args(["--connect-timeout", "1s"]));
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        names.fall_silent();
+        thread::sleep(A_MINUTE);
+        Peer::is_reset_by(&relay.address);
+        relay.wait_logged("its name was not resolved within the connect timeout of 1s");
+        assert_eq!(server.finish(), [0]);
+        relay.terminate();
+    });
+}
+
 #[test]
 fn a_signal_ends_a_relay_whose_target_has_never_resolved() {
     with_name_server(|names, scratch| {
