@@ -16,7 +16,7 @@ const UNIX_PATH_MAX_BYTES: usize = 107;
 /// |---|---|
 /// | `127.0.0.1:80`, `[::1]:80` | this address and port |
 /// | `:80` | every local address when listening, this host's loopback when connecting |
-/// | `host:port` | every address that the name resolves to, tried in turn; `localhost` is 127.0.0.1 and ::1 |
+/// | `host:port` | every address that the name resolves to, in the order in which to try them; `localhost` is 127.0.0.1 and ::1 |
 /// | `unix:/path` | a UNIX stream socket in the file system |
 /// | `unix:@name` | a UNIX stream socket in the abstract namespace of unix(7) |
 ///

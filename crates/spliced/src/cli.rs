@@ -116,8 +116,8 @@ pub(crate) struct CheckArgs {
 /// Accept connections on LISTEN and relay each to TARGET.
 ///
 /// An address is 127.0.0.1:80, [::1]:80, :80 (listen: every local address; connect: this host's
-/// loopback), host:port (every address of the name, tried in turn), unix:/path or unix:@abstract.
-/// localhost is 127.0.0.1 and [::1].
+/// loopback), host:port (every address of the name, tried 250 ms apart or as soon as one fails),
+/// unix:/path or unix:@abstract. localhost is 127.0.0.1 and [::1].
 ///
 /// Datagrams are relayed between udp:HOST:PORT and unixgram:/path (or unixgram:@abstract), in any
 /// combination. Each client has a session: a socket of its own to the target, which ends after

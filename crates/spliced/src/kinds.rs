@@ -137,6 +137,7 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
     Ok(PlainPlan {
         listen,
         target,
+        connect_timeout: args.connect_timeout,
         idle_timeout: args.life.idle_timeout,
         max_connections: args.life.max_connections,
         drain_timeout: args.life.drain_timeout,

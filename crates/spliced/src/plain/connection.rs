@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!             connected                EOF of both sides
-//! connecting ──────────▶ flowing ─────────────────────────▶ over
+//! opening ─────────────▶ flowing ─────────────────────────▶ over
 //!     │ an error             │ an error
 //!     ▼                      ▼
 //!   failed                 failed
@@ -12,12 +12,14 @@
 //! reads no more until that is sent, so the sender's buffer fills and the sender waits.
 
 use std::os::fd::OwnedFd;
+use std::task::Waker;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown, sockopt};
+use rustix::net::{Shutdown, shutdown};
 use serde::Serialize;
 
+use super::opening::{Opened, Opening};
 use super::socket::{Buffer, Received, report_sender, send_now};
 
 /// How many messages a direction moves before others have their turn.
@@ -27,8 +29,7 @@ const MESSAGES_AT_ONCE: usize = 64;
 pub(super) struct Connection {
     id: u64,
     client: OwnedFd,
-    server: OwnedFd,
-    is_connected: bool,
+    server: Server,
     messages: bool,
     /// The sockets report who sent a message.
     client_tells: bool,
@@ -37,6 +38,12 @@ pub(super) struct Connection {
     down: Direction,
     began: Instant,
     pub(super) used: Instant,
+}
+
+#[derive(Debug)]
+enum Server {
+    Opening(Box<Opening>),
+    Connected(OwnedFd),
 }
 
 /// What goes one way.
@@ -77,23 +84,15 @@ pub(super) struct Entry<'a> {
 }
 
 impl Connection {
-    pub(super) fn new(
-        id: u64,
-        client: OwnedFd,
-        server: OwnedFd,
-        is_connected: bool,
-        messages: bool,
-    ) -> Self {
-        let tell = |socket: &OwnedFd| messages && report_sender(socket);
+    pub(super) fn new(id: u64, client: OwnedFd, opening: Opening, messages: bool) -> Self {
         let now = Instant::now();
         Self {
             messages,
-            client_tells: tell(&client),
-            server_tells: tell(&server),
+            client_tells: messages && report_sender(&client),
+            server_tells: false,
             id,
             client,
-            server,
-            is_connected,
+            server: Server::Opening(Box::new(opening)),
             up: Direction::default(),
             down: Direction::default(),
             began: now,
@@ -101,39 +100,60 @@ impl Connection {
         }
     }
 
-    pub(super) fn sockets(&self) -> [&OwnedFd; 2] {
-        [&self.client, &self.server]
+    pub(super) fn client(&self) -> &OwnedFd {
+        &self.client
     }
 
     /// Whether the target never took it.
     pub(super) fn is_refused(&self) -> bool {
-        !self.is_connected
+        matches!(self.server, Server::Opening(_))
+    }
+
+    /// When to go on with its opening, whatever happens until then.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        match &self.server {
+            Server::Opening(opening) => Some(opening.next_at()),
+            Server::Connected(_) => None,
+        }
+    }
+
+    /// Goes on with its opening. `waker` and `watch` are as those of [`Opening::go_on`].
+    ///
+    /// # Errors
+    /// Why it fails.
+    pub(super) fn open(
+        &mut self,
+        waker: &Waker,
+        watch: impl Fn(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<(), String> {
+        if let Server::Opening(opening) = &mut self.server {
+            match opening.go_on(Instant::now(), waker, watch) {
+                Opened::Waiting => {}
+                Opened::Connected(socket) => self.connected(socket),
+                Opened::Failed(why) => return Err(format!("the target cannot be reached: {why}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn connected(&mut self, server: OwnedFd) {
+        self.server_tells = self.messages && report_sender(&server);
+        self.server = Server::Connected(server);
     }
 
     /// Moves what can be moved now.
     pub(super) fn go_on(&mut self, buffer: &mut Buffer) -> State {
-        if !self.is_connected {
-            match sockopt::socket_error(&self.server) {
-                Ok(Ok(())) if rustix::net::getpeername(&self.server).is_ok() => {
-                    self.is_connected = true;
-                }
-                Ok(Ok(())) => return State::Waiting,
-                Ok(Err(errno)) | Err(errno) => {
-                    return State::Failed(format!(
-                        "the target cannot be reached: {}",
-                        words(errno)
-                    ));
-                }
-            }
-        }
+        let Server::Connected(server) = &self.server else {
+            return State::Waiting;
+        };
         let before = self.up.messages + self.down.messages;
         let up = self
             .up
-            .go_on(&self.client, &self.server, self.client_tells, buffer);
+            .go_on(&self.client, server, self.client_tells, buffer);
         // A side that has closed takes nothing more, and its last words may still be there to be passed on.
         let down = self
             .down
-            .go_on(&self.server, &self.client, self.server_tells, buffer);
+            .go_on(server, &self.client, self.server_tells, buffer);
         let (up, down) = match (up, down) {
             (Ok(up), Ok(down)) => (up, down),
             (Err(errno), _) => {
@@ -245,9 +265,20 @@ fn words(errno: Errno) -> String {
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
     use std::thread;
+    use std::time::Duration;
 
+    use super::super::place::Place;
     use super::*;
+
+    fn joined(client: OwnedFd, server: OwnedFd) -> Connection {
+        let place = Arc::new(Place::at(Vec::new()));
+        let opening = Opening::new(place, Instant::now(), Duration::ZERO);
+        let mut connection = Connection::new(1, client, opening, false);
+        connection.connected(server);
+        connection
+    }
 
     #[test]
     fn the_last_words_of_a_target_arrive_although_the_client_still_sends() {
@@ -256,7 +287,7 @@ mod tests {
         for socket in [&near, &far] {
             socket.set_nonblocking(true).expect("non-blocking");
         }
-        let mut connection = Connection::new(1, near.into(), far.into(), true, false);
+        let mut connection = joined(near.into(), far.into());
         server.write_all(b"no more than that").expect("it is sent");
         drop(server);
         client.write_all(b"more").expect("it is sent");
@@ -279,7 +310,7 @@ mod tests {
         for socket in [&near, &far] {
             socket.set_nonblocking(true).expect("non-blocking");
         }
-        let mut connection = Connection::new(1, near.into(), far.into(), true, false);
+        let mut connection = joined(near.into(), far.into());
         let mut buffer = Buffer::for_messages(false);
         thread::scope(|scope| {
             scope.spawn(|| {

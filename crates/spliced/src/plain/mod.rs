@@ -7,14 +7,16 @@
 //! ```
 
 mod connection;
+mod opening;
 mod place;
 mod plan;
 mod socket;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -25,6 +27,7 @@ use rustix::net::{SocketFlags, accept_with};
 use slab::Slab;
 
 use self::connection::{Connection, State};
+use self::opening::Opening;
 use self::place::Place;
 pub(crate) use self::plan::PlainPlan;
 use self::socket::Buffer;
@@ -53,6 +56,26 @@ struct Control {
     wake: OwnedFd,
 }
 
+impl Control {
+    /// Has the loop look at what it was told.
+    fn notify(&self) {
+        // It fails only if it was told 2^64 times before.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Wake for Control {
+    fn wake(self: Arc<Self>) {
+        self.notify();
+    }
+}
+
+/// Watches a socket of a connection.
+fn watch(epoll: &OwnedFd, number: usize, socket: &OwnedFd) -> Result<(), Errno> {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+    epoll::add(epoll, socket, EventData::new_u64(number as u64), flags)
+}
+
 /// Relays as `plan` says until a signal ends it. Returns whether every connection ended by itself.
 ///
 /// # Errors
@@ -72,8 +95,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
         move |request| match request {
             Request::Stop => {
                 control.stops.fetch_add(1, Ordering::Release);
-                // It fails only if it was told 2^64 times before.
-                let _ = rustix::io::write(&control.wake, &1u64.to_ne_bytes());
+                control.notify();
             }
             Request::Reopen => access_log.iter().for_each(AccessLog::reopen),
             Request::Reload => {}
@@ -82,7 +104,7 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
     raise_descriptor_limit(plan.max_connections);
     // From then on there may be a socket file to remove.
     progress.running();
-    let target = Place::of(&plan.target)?;
+    let target = Place::of(&plan.target, plan.connect_timeout)?;
     let (listener, address, _socket_file) = Place::to_listen(&plan.listen)?.listen()?;
     let mut relay = Relay::new(plan, target, listener, access_log.clone(), control)?;
     tracing::info!("listening on {address}, relaying to {}", relay.plan.target);
@@ -106,7 +128,9 @@ pub(crate) fn run(plan: PlainPlan, signals: Signals, diagnostics: &Diagnostics) 
 
 struct Relay {
     plan: PlainPlan,
-    target: Place,
+    target: Arc<Place>,
+    /// Wakes the thread when a name is resolved.
+    waker: Waker,
     epoll: OwnedFd,
     /// `None` once it drains.
     listener: Option<OwnedFd>,
@@ -115,6 +139,8 @@ struct Relay {
     /// When to accept again, where a limit was met.
     accept_again: Option<Instant>,
     connections: Slab<Connection>,
+    /// Those whose target has not taken them yet.
+    opening: BTreeSet<usize>,
     /// Connections that have more to move than one turn allows.
     unfinished: VecDeque<usize>,
     buffer: Buffer,
@@ -142,12 +168,14 @@ impl Relay {
         Ok(Self {
             buffer: Buffer::for_messages(plan.is_messages()),
             plan,
-            target,
+            target: Arc::new(target),
+            waker: Arc::clone(&control).into(),
             epoll,
             listener: Some(listener),
             is_accepting: true,
             accept_again: None,
             connections: Slab::new(),
+            opening: BTreeSet::new(),
             unfinished: VecDeque::new(),
             made: 0,
             access_log,
@@ -170,6 +198,7 @@ impl Relay {
                 return Ok(());
             }
             self.expire(now);
+            self.open(now, false);
             if self.accept_again.is_some_and(|at| at <= now) {
                 self.accept_again = None;
                 self.watch_listener();
@@ -189,10 +218,13 @@ impl Relay {
             for event in &events {
                 match event.data.u64() {
                     // The top of the loop looks at what it was told.
-                    WAKE => drop(rustix::io::read(&self.control.wake, &mut [0u8; 8])),
+                    WAKE => {
+                        let _ = rustix::io::read(&self.control.wake, &mut [0u8; 8]);
+                        self.open(now, true);
+                    }
                     LISTENER => self.accept(),
-                    // The last bit says which of the two sockets it is, and both are looked at.
-                    token => self.go_on((token >> 1) as usize),
+                    // All of its sockets are looked at.
+                    number => self.go_on(number as usize),
                 }
             }
         }
@@ -220,7 +252,9 @@ impl Relay {
             let used = self.connections.iter().map(|(_, one)| one.used).min()?;
             used.checked_add(timeout)
         });
-        let times = [expiry, self.drain_until, self.accept_again];
+        let opening = self.opening.iter();
+        let opening = opening.filter_map(|number| self.connections.get(*number)?.next_at());
+        let times = [expiry, self.drain_until, self.accept_again, opening.min()];
         let next = times.into_iter().flatten().min()?;
         Timespec::try_from(next.saturating_duration_since(now)).ok()
     }
@@ -298,30 +332,30 @@ impl Relay {
 
     /// Connects a client to the target.
     fn join(&mut self, client: OwnedFd) {
-        let (server, is_connected) = match self.target.connect() {
-            Ok(connected) => connected,
-            Err(errno) => {
-                let why = limit_met(errno).unwrap_or_else(|| errno.to_string());
-                return self.warn(&format!(
-                    "{} cannot be reached: {why}; the client is closed",
-                    self.plan.target
-                ));
-            }
-        };
         self.made += 1;
+        let within = self.plan.connect_timeout;
+        let opening = Opening::new(Arc::clone(&self.target), Instant::now(), within);
         let messages = self.plan.is_messages();
-        let connection = Connection::new(self.made, client, server, is_connected, messages);
+        let connection = Connection::new(self.made, client, opening, messages);
         let number = self.connections.insert(connection);
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        let connection = &self.connections[number];
-        let watched = connection.sockets().into_iter().enumerate();
-        let mut watched = watched.map(|(side, fd)| {
-            let token = (number as u64) << 1 | side as u64;
-            epoll::add(&self.epoll, fd, EventData::new_u64(token), flags)
-        });
-        if let Err(errno) = watched.try_for_each(|added| added) {
-            drop(watched);
-            self.end(number, &format!("it cannot be watched: {errno}"));
+        self.opening.insert(number);
+        let client = self.connections[number].client();
+        match watch(&self.epoll, number, client) {
+            Ok(()) => self.go_on(number),
+            Err(errno) => self.end(number, &format!("it cannot be watched: {errno}")),
+        }
+    }
+
+    /// Goes on with the openings whose time has come, or with all of them if a name may have been resolved.
+    fn open(&mut self, now: Instant, is_woken: bool) {
+        let is_due = |number: &usize| {
+            let connection = self.connections.get(*number);
+            let next_at = connection.and_then(Connection::next_at);
+            next_at.is_some_and(|at| is_woken || at <= now)
+        };
+        let due: Vec<_> = self.opening.iter().copied().filter(is_due).collect();
+        for number in due {
+            self.go_on(number);
         }
     }
 
@@ -330,6 +364,16 @@ impl Relay {
         let Some(connection) = self.connections.get_mut(number) else {
             return;
         };
+        if self.opening.contains(&number) {
+            let epoll = &self.epoll;
+            let opened = connection.open(&self.waker, |socket| watch(epoll, number, socket));
+            if let Err(why) = opened {
+                return self.end(number, &why);
+            }
+            if connection.next_at().is_none() {
+                self.opening.remove(&number);
+            }
+        }
         match connection.go_on(&mut self.buffer) {
             State::Waiting => {}
             State::Unfinished if self.unfinished.contains(&number) => {}
@@ -344,6 +388,7 @@ impl Relay {
             return;
         };
         self.unfinished.retain(|other| *other != number);
+        self.opening.remove(&number);
         if connection.is_refused() {
             self.warn(&format!("{}: {outcome}", self.plan.target));
         }

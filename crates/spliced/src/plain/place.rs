@@ -1,6 +1,10 @@
 //! Where to listen or to connect to: TCP, UNIX or VSOCK.
 
+use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use nix::sys::socket::{SockaddrLike, VsockAddr};
@@ -12,28 +16,48 @@ use splice::{Address, SocketName};
 
 use crate::listener::{SocketFile, remove_stale_by, why_not};
 use crate::socket_address::SocketAddress;
+use crate::target::{Lookup, Question, Target};
 
 /// How many clients may wait to be accepted: what listeners of streams have.
 const BACKLOG: i32 = 4096;
 
-/// A resolved address of a kind of socket.
-#[derive(Debug)]
+/// An address of a kind of socket.
 pub(super) struct Place {
     name: SocketName,
-    addresses: Vec<Resolved>,
+    addresses: Addresses,
     kind: SocketType,
 }
 
-#[derive(Debug)]
-enum Resolved {
+enum Addresses {
+    /// Those of a name, as they are at a time.
+    Named(Arc<Target>),
+    Fixed(Vec<Resolved>),
+}
+
+/// What a place has at a time.
+pub(super) enum Known {
+    Addresses(Vec<Resolved>),
+    /// As [`Lookup::Awaited`].
+    Awaited(Question, Option<Instant>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Resolved {
     Of(SocketAddress),
     Vsock(VsockAddr),
 }
 
 impl Place {
-    /// Resolves `name` to connect to, once.
-    pub(super) fn of(name: &SocketName) -> Result<Self> {
-        Self::resolved_by(name, SocketAddress::resolve)
+    /// Where to connect to. Waits up to `at_most` for the addresses of a name.
+    pub(super) fn of(name: &SocketName, at_most: Duration) -> Result<Self> {
+        match name {
+            SocketName::Stream(address) if SocketAddress::needs_resolver(address) => Ok(Self {
+                name: name.clone(),
+                addresses: Addresses::Named(Target::new(address.clone(), at_most)?),
+                kind: SocketType::STREAM,
+            }),
+            _ => Self::resolved_by(name, SocketAddress::resolve),
+        }
     }
 
     /// Resolves `name` to listen on, once.
@@ -57,7 +81,7 @@ impl Place {
         };
         Ok(Self {
             name: name.clone(),
-            addresses,
+            addresses: Addresses::Fixed(addresses),
             kind: match name.is_seqpacket() {
                 true => SocketType::SEQPACKET,
                 false => SocketType::STREAM,
@@ -70,7 +94,11 @@ impl Place {
     pub(super) fn listen(&self) -> Result<(OwnedFd, String, Option<SocketFile>)> {
         let failed = || format!("cannot listen on {}", self.name);
         // One listener: a name with several addresses is listened on at its first.
-        let address = self.addresses.first().with_context(failed)?;
+        let address = match &self.addresses {
+            Addresses::Fixed(addresses) => addresses.first(),
+            Addresses::Named(_) => None,
+        };
+        let address = address.with_context(failed)?;
         let socket = self.socket(address).map_err(|errno| {
             anyhow!(
                 "this kernel has no such socket: {}",
@@ -113,18 +141,57 @@ impl Place {
         Ok((socket, shown, file))
     }
 
-    /// A socket that is connected, or being connected (`false`).
-    pub(super) fn connect(&self) -> Result<(OwnedFd, bool), Errno> {
-        let mut failed = Errno::ADDRNOTAVAIL;
-        for address in &self.addresses {
-            let socket = self.socket(address)?;
-            match address.connect(&socket) {
-                Ok(()) => return Ok((socket, true)),
-                Err(Errno::INPROGRESS) => return Ok((socket, false)),
-                Err(errno) => failed = errno,
-            }
+    /// Its addresses, in the order in which to try them.
+    pub(super) fn look_up(&self, waker: &Waker) -> Known {
+        let of = |found: &[SocketAddress]| found.iter().cloned().map(Resolved::Of).collect();
+        match &self.addresses {
+            Addresses::Fixed(addresses) => Known::Addresses(addresses.clone()),
+            Addresses::Named(target) => match target.look_up(|| waker.clone()) {
+                Lookup::Known(addresses) => Known::Addresses(of(&addresses)),
+                Lookup::Awaited(question, again) => Known::Awaited(question, again),
+            },
         }
-        Err(failed)
+    }
+
+    /// `address`, of those in the order `tried`, has answered.
+    pub(super) fn answered(&self, address: &Resolved, tried: &[Resolved]) {
+        if let Addresses::Named(target) = &self.addresses
+            && let Resolved::Of(address) = address
+        {
+            let of = |resolved: &Resolved| match resolved {
+                Resolved::Of(address) => Some(address.clone()),
+                Resolved::Vsock(_) => None,
+            };
+            let tried: Vec<_> = tried.iter().filter_map(of).collect();
+            target.answered(address, &tried);
+        }
+    }
+
+    /// A socket that is connected to one of its addresses, or being connected (`false`), and is watched.
+    pub(super) fn begin(
+        &self,
+        address: &Resolved,
+        watch: impl Fn(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<(OwnedFd, bool), Errno> {
+        let socket = self.socket(address)?;
+        let is_connected = match address.connect(&socket) {
+            Ok(()) => true,
+            Err(Errno::INPROGRESS) => false,
+            Err(errno) => return Err(errno),
+        };
+        watch(&socket)?;
+        Ok((socket, is_connected))
+    }
+
+    /// A place of streams at these addresses.
+    #[cfg(test)]
+    pub(super) fn at(addresses: Vec<SocketAddress>) -> Self {
+        let name = Address::UnixAbstract("a test's".into());
+        Self {
+            name: SocketName::Stream(name),
+            addresses: Addresses::Fixed(addresses.into_iter().map(Resolved::Of).collect()),
+            kind: SocketType::STREAM,
+        }
     }
 
     fn socket(&self, address: &Resolved) -> Result<OwnedFd, Errno> {
@@ -134,6 +201,12 @@ impl Place {
             Resolved::Of(_) => socket_with(AddressFamily::UNIX, self.kind, flags, None),
             Resolved::Vsock(_) => socket_with(AddressFamily::VSOCK, self.kind, flags, None),
         }
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Place").field(&self.name).finish()
     }
 }
 

@@ -9,6 +9,7 @@ use splice::SocketName;
 pub(crate) struct PlainPlan {
     pub(crate) listen: SocketName,
     pub(crate) target: SocketName,
+    pub(crate) connect_timeout: Duration,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) max_connections: Option<u32>,
     pub(crate) drain_timeout: Duration,
