@@ -92,6 +92,55 @@ fn converse(near: &Peer, far: &Peer) {
     }
 }
 
+/// A SYN goes to one address only, so it cannot be raced.
+#[test]
+fn after_an_address_that_does_not_answer_the_next_one_is_taken() {
+    // A neighbour of the server, as near to the relay's address as that: so the order is that of the file (RFC 6724).
+    const SILENT: &str = "198.18.2.3";
+    if ![Need::Root, Need::Bpf].into_iter().all(available) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let mut ip = lab.relay().command("ip");
+    let neighbour = format!("neighbour add {SILENT} lladdr 02:00:00:00:00:09 dev to-server");
+    let added = ip.args(neighbour.split(' ')).args(["nud", "permanent"]);
+    assert!(added.status().expect("it runs").success());
+    let server = Server::in_namespace(lab.server(), &format!("{}:{PORT}", Lab::SERVER_V4));
+    let scratch = Scratch::new("addresses").expect("a directory");
+    let names = format!("{SILENT} name.test\n{} name.test\n", Lab::SERVER_V4);
+    let names = scratch.write("hosts", &names).expect("a file");
+    let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
+    let mut command = lab.relay().command("unshare");
+    command
+        .args(["--mount", "sh", "-c", script])
+        .arg(names)
+        .args([BINARY, "relay", &format!("{}:{PORT}", Lab::RELAY_V4)])
+        .args([&format!("name.test:{PORT}"), "--from-syn"])
+        .args(["--connect-timeout", "500ms"]);
+    let hop = Hop::spawn(&mut command);
+    hop.relay.wait_logged("are translated from the SYN on");
+    let connect = || lab.client().enter(|| Peer::try_connect(hop.address()));
+    // The client may send its SYN again instead of seeing a reset.
+    let near = until_found("another address is taken", || {
+        connect().expect("entered").ok()
+    });
+    let far = server.accept();
+    converse(&near, &far);
+    drop((near, far));
+    for (target, outcome) in [
+        (SILENT.to_owned(), "the target did not answer in time"),
+        (Lab::SERVER_V4.to_string(), "end of stream"),
+    ] {
+        let target = format!("{target}:{PORT}");
+        let entry = until_found("it is in the log", || {
+            let is_it = |entry: &Value| entry["target"] == target.as_str();
+            hop.entries().into_iter().find(is_it)
+        });
+        assert_eq!(entry["outcome"], outcome, "{entry}");
+        assert_eq!(entry["why_engine"], "from the SYN on", "{entry}");
+    }
+}
+
 #[test]
 fn a_connection_has_no_descriptor_and_is_logged() {
     const MORE: usize = 20;
