@@ -15,7 +15,7 @@ use super::{Backend, lock, probe};
 use crate::plan::Source;
 use crate::roster::Seat;
 use crate::socket_address::SocketAddress;
-use crate::target::Lookup;
+use crate::target::{Lookup, Prospect};
 
 /// What lasts this long is counted as answered, since nobody reads its bytes: a server that means to reset a
 /// client does so sooner.
@@ -35,6 +35,11 @@ impl Lease {
     /// The addresses of the server, or that they are waited for.
     pub(crate) fn look_up(&self, waker: impl FnOnce() -> task::Waker) -> Lookup {
         self.server.target.look_up(waker)
+    }
+
+    /// Whether the answer about its name has been under way for some time.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.server.target.prospect() == Prospect::Slow
     }
 
     /// The server has accepted the connection at `address`, of those in the order `tried`.

@@ -360,7 +360,7 @@ impl Backend {
         let plan = self.plan();
         let now = Instant::now();
         let mut pool = self.pool();
-        let usable = pool.usable(tried, now);
+        let usable = pool.usable(tried, key.has_fallback, now);
         if usable.is_empty() {
             return Pick::NoneLeft(pool.why_none());
         }
@@ -373,7 +373,7 @@ impl Backend {
         if free.is_empty() || (ticket.is_none() && !self.queue.is_empty()) {
             let ticket = match ticket {
                 Some(ticket) => {
-                    let all = pool.usable(&Tried::default(), now);
+                    let all = pool.usable(&Tried::default(), key.has_fallback, now);
                     ticket.stay(all.iter().any(|index| pool.has_room(*index, most)), waker);
                     ticket
                 }

@@ -29,6 +29,8 @@ struct Entry {
 pub(crate) struct PickKey<'a> {
     pub(crate) client: Option<IpAddr>,
     pub(crate) server_name: Option<&'a str>,
+    /// Somebody else serves the client if names take long to resolve.
+    pub(crate) has_fallback: bool,
 }
 
 /// The servers that a connection has tried.
@@ -98,7 +100,7 @@ impl Pool {
 
     /// The servers to choose from: those that are up; if there is none, the backups that are. Those that
     /// their traffic has taken out are better than nothing, and so are those whose names take long to resolve.
-    pub(super) fn usable(&self, tried: &Tried, now: Instant) -> Vec<usize> {
+    pub(super) fn usable(&self, tried: &Tried, has_fallback: bool, now: Instant) -> Vec<usize> {
         let that = |condition: &dyn Fn(&Server) -> bool| -> Vec<usize> {
             let entries = self.entries.iter().enumerate();
             entries
@@ -119,7 +121,7 @@ impl Pool {
             return backups;
         }
         let out = that(&|server| server.state(now) != State::Down && is_good(server));
-        if !out.is_empty() {
+        if !out.is_empty() || has_fallback {
             return out;
         }
         that(&|server| {

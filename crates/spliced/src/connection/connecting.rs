@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -19,6 +19,10 @@ use crate::resource_limit::words;
 use crate::service::Counts;
 use crate::target::Lookup;
 
+/// How long the name of a server is waited for where a fallback could serve the client: a name server that works has
+/// answered by then.
+const NAME_BEFORE_FALLBACK: Duration = Duration::from_secs(1);
+
 impl Connection {
     /// Picks a server and connects to it.
     pub(super) fn choose(&mut self, cx: &mut Context<'_>, backend: Arc<Backend>) -> Step {
@@ -28,6 +32,7 @@ impl Connection {
         let key = PickKey {
             client: self.arrival.client.map(|address| address.ip()),
             server_name: self.record.as_ref().and_then(Record::server_name),
+            has_fallback: self.fallback.is_some(),
         };
         let (ticket, until) = match std::mem::replace(&mut self.state, State::Connecting) {
             State::Queued { ticket, until, .. } => (Some(ticket), Some(until)),
@@ -88,7 +93,12 @@ impl Connection {
             }
             Lookup::Awaited(question, again) => {
                 let until = self.end_of_attempt(cx);
-                cx.set_deadline(Some(again.map_or(until, |again| again.min(until))));
+                let fallback = self
+                    .fallback
+                    .as_ref()
+                    .map(|_| cx.now() + NAME_BEFORE_FALLBACK);
+                let times = [Some(until), again, fallback];
+                cx.set_deadline(times.into_iter().flatten().min());
                 self.state = State::AwaitingName {
                     _question: question,
                 };
@@ -107,6 +117,10 @@ impl Connection {
         }
         match &self.attempt {
             Some(attempt) if attempt.is_out_of_time(cx.now()) => self.next_server(cx),
+            // The servers of the fallback are not among those that share the time.
+            Some(Attempt {
+                place: Some(place), ..
+            }) if self.fallback.is_some() && place.lease.is_slow() => self.next_server(cx),
             _ => self.look_up(cx),
         }
     }
