@@ -13,8 +13,10 @@ use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
 use crate::patience::{PATIENCE, until};
+use crate::peer::Peer;
 use crate::relay::BINARY;
 use crate::resolver::{FORGED, KEPT, NAME, NameServer, SETTINGS, SLOW, with_name_server};
+use crate::server::{Server, ask};
 
 /// More names than all clients may ask for at once.
 const CROWD: usize = 300;
@@ -142,6 +144,28 @@ fn eight_clients_slow_names_stop_no_ninth_client() {
         for client in 2..10 {
             stage.is_served(stage.ask(client, NAME));
         }
+    });
+}
+
+/// It could be resolved any time, but the fallback can serve the client at once.
+#[test]
+fn a_fallback_does_not_wait_for_the_name_of_a_server() {
+    with_name_server(|_, scratch| {
+        let server = Server::new().answering();
+        let mut command = with_names(Process::command("unshare"), scratch, "");
+        let configuration = format!(
+            "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n\
+             [[listener.route]]\nbackend = \"b\"\nfallback = \"other\"\n\
+             [backend.b]\nservers = [\"{SLOW}.{NAME}:1\"]\nconnect_timeout = \"1500ms\"\n\
+             [backend.other]\nservers = [\"{}\"]\n",
+            server.address
+        );
+        let proxy = Proxy::start(&configuration, &mut command);
+        let address = proxy.address("l");
+        for number in 0..3 {
+            ask(&Peer::connect(&address), number, 1000, 1000);
+        }
+        assert_eq!(server.finish(), [0, 1, 2]);
     });
 }
 
