@@ -156,19 +156,15 @@ impl Connection {
                 Err(Obstacle::Denied(why)) => self.deny_address(index, why),
                 Err(Obstacle::Address(errno, fault)) => self.skip_address(index, errno, fault),
                 Err(Obstacle::NoRoom(errno)) => {
-                    let is_under_way = |attempt: &Attempt| attempt.race.is_under_way();
-                    if !self.attempt.as_ref().is_some_and(is_under_way) {
+                    if !self.is_postponed(cx, Some(errno)) {
                         return self.wait_for_room(cx, errno);
-                    }
-                    let until = self.end_of_attempt(cx);
-                    if let Some(attempt) = &mut self.attempt {
-                        attempt.note(errno, Fault::Shortage);
-                        attempt.race.postponed(cx.now(), until);
                     }
                 }
                 Err(Obstacle::Pacing(error)) => return self.fail_to_pace(&error),
                 Err(Obstacle::Watching(error)) => {
-                    return self.fail(&format!("no target: {error}"));
+                    if !self.is_postponed(cx, error.errno()) {
+                        return self.fail(&format!("no target: {error}"));
+                    }
                 }
             }
         }
@@ -232,6 +228,20 @@ impl Connection {
             attempt.race.started(index, cx.now(), until);
         }
         Ok(is_made)
+    }
+
+    /// This host lacks something for another address. Those under way may still connect; `false` if there is none.
+    fn is_postponed(&mut self, cx: &Context<'_>, errno: Option<Errno>) -> bool {
+        let is_under_way = |attempt: &Attempt| attempt.race.is_under_way();
+        if !self.attempt.as_ref().is_some_and(is_under_way) {
+            return false;
+        }
+        let until = self.end_of_attempt(cx);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.note(errno.unwrap_or(Errno::NOSPC), Fault::Shortage);
+            attempt.race.postponed(cx.now(), until);
+        }
+        true
     }
 
     /// Something has become of the connection whose socket is registered as `source`.
