@@ -6,8 +6,8 @@
 //!   method leads to `RequestLine`, any other byte to `Other`, too many blank bytes to `Broken`. Any token may be
 //!   a method.
 //! - `RequestLine`: the end of the line decides. A line without ` HTTP/` leads to `Other`: it is another
-//!   protocol of text lines. Any other line, and a request of HTTP/0.9, has to be right: it leads to `Fields`,
-//!   `Preface` or `Broken`.
+//!   protocol of text lines. Any other line has to be right: it leads to `Fields`, `Preface` or `Broken`. So does
+//!   what may be a request of HTTP/0.9, which is `Broken`.
 //! - `Preface`: the line was the one with which HTTP/2 begins. The rest of its preface leads to `Other`,
 //!   anything else to `Broken`.
 //! - `Fields`: an empty line leads to `Complete`, anything that servers read in different ways to `Broken`.
@@ -391,12 +391,12 @@ fn names_http(line: &[u8]) -> bool {
     })
 }
 
-/// Whether a line is a request of HTTP/0.9: GET and a target (RFC 1945, section 5). Python's http.server reads a
-/// Host behind it.
+/// Whether a server could take a line without version for a request of HTTP/0.9: GET and a target (RFC 1945, section
+/// 5). Python's http.server reads a Host behind it. What looks like more words may belong to the target: nginx ends it
+/// at a space only, and before 1.21.1 not even there.
 fn is_simple_request(line: &[u8]) -> bool {
-    let words = line.split(|byte| is_whitespace(*byte));
-    let mut words = words.filter(|word| !word.is_empty());
-    words.next() == Some(b"GET") && has_target(line) && words.nth(1).is_none()
+    let method = line.split(|byte| is_whitespace(*byte)).next();
+    method == Some(b"GET") && has_target(line)
 }
 
 fn has_registered_method(line: &[u8]) -> bool {

@@ -351,6 +351,47 @@ fn whitespace_that_is_no_space_makes_no_other_protocol() {
     }
 }
 
+/// A request of HTTP/0.9 for a server that does not split its target there, or for one that does.
+#[test]
+fn no_byte_behind_the_target_makes_another_protocol_of_get() {
+    let lines = (0..=u8::MAX)
+        .filter(|byte| *byte != b'\n')
+        .flat_map(|byte| {
+            let one = |before: &[u8], behind: &[u8]| [before, &[byte], behind].concat();
+            [
+                one(b"GET http://a.example/", b"x"),
+                one(b"GET http://a.example/", b""),
+                one(b"GET /", b"x"),
+                one(b"GET /", b" x"),
+                one(b"GET / ", b"x"),
+                one(b"GET\t/", b"x"),
+            ]
+        });
+    let more = [
+        "GET http://a.example/\u{e0}",
+        "GET /\u{e0}/\u{e5}",
+        "GET /\u{2028}x",
+        "GET\u{a0}/x",
+        "GET /a b",
+        "GET /a b c",
+        "GET http://a.example/ x",
+    ];
+    let more = more.map(|line| line.as_bytes().to_vec());
+    for line in lines.chain(more).chain([b"GET\xa0/\xa0x".to_vec()]) {
+        if line.starts_with("GET\u{a0}".as_bytes()) {
+            // The first byte of the two is no whitespace, and no part of a method.
+            assert_eq!(read(&line), Progress::Other);
+            continue;
+        }
+        for end in ["\r\n", "\n", "\r\nHost: b.example\r\n\r\n"] {
+            let bytes = [&line, end.as_bytes()].concat();
+            let answer = read_in_every_way(&bytes);
+            let shown = bytes.escape_ascii();
+            assert!(matches!(answer, Progress::Broken(_)), "{shown}: {answer:?}");
+        }
+    }
+}
+
 /// Whatever follows, and whatever they are made of.
 #[test]
 fn more_blank_bytes_than_eight_empty_lines_have_are_broken() {
@@ -382,7 +423,6 @@ fn other_protocols_are_no_http() {
         b"OPTIONS rtsp://a/b RTSP/1.0\r\n",
         b"GET key\r\n",
         b"GET key /a\r\n",
-        b"GET /a b\r\n",
         b"PUT /a\r\n",
         b"HTTP/",
         b" HTTP/",
