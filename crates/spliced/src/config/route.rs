@@ -102,7 +102,7 @@ impl Routes<'_> {
             value.each(Value::parse::<NamePattern>)
         });
         table.set_some("http_method", &mut found.http_methods, |value| {
-            value.each(method)
+            methods(value)
         });
         table.set_some("http_path", &mut found.http_paths, |value| value.each(path));
         if table.get("http_path").is_some() {
@@ -281,24 +281,38 @@ fn alpn(value: &Value<'_>) -> Option<Vec<u8>> {
     Some(text.into())
 }
 
+/// Warns of a method that is not in capitals, unless it is listed in capitals, too: then somebody knows that they
+/// are two (RFC 9110, section 9.1).
+fn methods(value: &Value<'_>) -> Option<Vec<String>> {
+    let mut read = Vec::new();
+    let methods = value.each(|value| {
+        let method = method(value)?;
+        read.push((value.clone(), method.clone()));
+        Some(method)
+    })?;
+    for (value, method) in read {
+        let capitals = method.to_ascii_uppercase();
+        if !methods.contains(&capitals) {
+            value.notes.warn(
+                &value.at,
+                format!(
+                    "http_method {method:?} does not match {capitals}; methods are case-sensitive, and nearly all \
+                     are in capital letters"
+                ),
+            );
+        }
+    }
+    Some(methods)
+}
+
 fn method(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
-    if !is_method(text.as_bytes()) {
-        return value.refuse(format!(
-            "{text:?} is not a method; use letters, digits and !#$%&'*+-.^_`|~, such as GET or M-SEARCH"
-        ));
+    if is_method(text.as_bytes()) {
+        return Some(text.into());
     }
-    let capitals = text.to_ascii_uppercase();
-    if text != capitals {
-        value.notes.warn(
-            &value.at,
-            format!(
-                "http_method {text:?} does not match {capitals}; methods are case-sensitive, and nearly all \
-                 are in capital letters"
-            ),
-        );
-    }
-    Some(text.into())
+    value.refuse(format!(
+        "{text:?} is not a method; use letters, digits and !#$%&'*+-.^_`|~, such as GET or M-SEARCH"
+    ))
 }
 
 fn path(value: &Value<'_>) -> Option<String> {
