@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
+use super::SERVER;
 use crate::backend::{Backend, Lease};
 use crate::connect_error::Fault;
 use crate::race::Race;
@@ -95,6 +96,18 @@ impl Attempt {
         });
     }
 
+    /// What the next socket is registered as, where the last one was `last`. No socket under way has that number, and
+    /// the numbers take turns, so that a late event of a closed socket is for nobody.
+    pub(super) fn source_after(&self, last: u8) -> u8 {
+        let mut source = last;
+        loop {
+            source = source.checked_add(1).unwrap_or(SERVER + 1);
+            if self.under_way(source).is_none() {
+                return source;
+            }
+        }
+    }
+
     /// The one whose socket is registered as `source`.
     pub(super) fn under_way(&self, source: u8) -> Option<&UnderWay> {
         self.under_way.iter().find(|one| one.source == source)
@@ -145,6 +158,30 @@ impl Drop for Opening {
         if let Some(socket) = &self.0 {
             // This fails only on a connection that is already gone.
             let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, socket};
+
+    use super::*;
+
+    #[test]
+    fn no_number_is_given_to_two_sockets_under_way() {
+        let mut attempt = Attempt::new(Arc::default(), None);
+        let new = || socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let silent = [SERVER, SERVER + 2, u8::MAX];
+        for (index, source) in silent.into_iter().enumerate() {
+            attempt.began(index, source, new());
+        }
+        let mut source = SERVER;
+        for _ in 0..1000 {
+            let before = source;
+            source = attempt.source_after(before);
+            assert!(source > SERVER && source != before, "{source}");
+            assert!(!silent.contains(&source), "{source}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{getpeername, sockopt};
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step, set_pacing_rate};
 
 use super::attempt::{Attempt, Place};
@@ -221,10 +221,10 @@ impl Connection {
         let source = self.next_source;
         cx.register(&socket, source, Interest::STREAM)
             .map_err(Obstacle::Watching)?;
-        self.next_source = source.checked_add(1).unwrap_or(SERVER + 1);
         let until = self.end_of_attempt(cx);
         if let Some(attempt) = &mut self.attempt {
             attempt.began(index, source, socket);
+            self.next_source = attempt.source_after(source);
             attempt.race.started(index, cx.now(), until);
         }
         Ok(is_made)
@@ -258,6 +258,8 @@ impl Connection {
             return self.made(cx, index, readiness);
         }
         match sockopt::socket_error(socket) {
+            // It has no error, and no peer, either: what was heard was not about it.
+            Ok(Ok(())) if getpeername(socket).is_err() => Step::Wait,
             Ok(Ok(())) => self.made(cx, index, readiness),
             Ok(Err(errno)) | Err(errno) => {
                 self.skip_address(index, errno, connect_error::of_attempt(errno));

@@ -16,6 +16,7 @@ use crate::server::{Server, ask};
 
 /// Addresses to which every packet is lost.
 const SILENT_V6: &str = "2001:2:0:5::9";
+const SILENT_V6_TOO: &str = "2001:2:0:5::10";
 const SILENT: [&str; 2] = ["198.18.5.9", "198.18.5.10"];
 
 /// Addresses of the namespace.
@@ -53,7 +54,7 @@ impl Stage {
         ip("address add 2001:2:0:5::1/64 dev silent nodad");
         ip("link set silent up");
         ip("link set nobody up");
-        for silent in [SILENT[0], SILENT[1], SILENT_V6] {
+        for silent in [SILENT[0], SILENT[1], SILENT_V6, SILENT_V6_TOO] {
             ip(&format!(
                 "neighbour add {silent} lladdr 02:00:00:00:00:09 dev silent nud permanent"
             ));
@@ -181,6 +182,31 @@ fn an_address_that_dies_makes_room_for_another_one() {
     assert!(took < SHARE, "{took:?}");
     assert_eq!(stage.ask(&relay.address, 2).0, 1);
     assert_eq!(second.finish(), [1, 2]);
+    relay.terminate();
+}
+
+/// More than there are numbers for sockets (`Connection::next_source`), and two are under way all the time.
+#[test]
+fn a_name_may_have_hundreds_of_addresses() {
+    const REFUSING: u16 = 300;
+    let Some(stage) = Stage::new() else {
+        return;
+    };
+    let address = |index: u16| {
+        let [high, low] = index.to_be_bytes();
+        format!("127.9.{high}.{low}")
+    };
+    let refusing: Vec<_> = (1..=REFUSING).map(address).collect();
+    let good = address(REFUSING + 1);
+    let server = stage.server(&good).answering();
+    let mut addresses = vec![SILENT_V6, SILENT_V6_TOO];
+    addresses.extend(refusing.iter().map(String::as_str));
+    addresses.push(&good);
+    let mut relay = stage.relay(&addresses);
+    let (_, took) = stage.ask(&relay.address, 0);
+    assert!(took < SHARE, "{took:?}");
+    assert_eq!(stage.ask(&relay.address, 1).0, 1);
+    assert_eq!(server.finish(), [0, 1]);
     relay.terminate();
 }
 
