@@ -7,7 +7,8 @@
 //!    └──┘ postponed
 //! ```
 //!
-//! The next address is started once the last one has been under way for [`DELAY`], or as soon as one fails.
+//! The next address is started once the last one has been under way for [`DELAY`], or as soon as one fails. If this host
+//! has no room for it, the oldest one is given up that has had that time: other clients may hold on to theirs, too.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -31,9 +32,16 @@ const PREFERRED_FOR: Duration = Duration::from_secs(10 * 60);
 pub(crate) struct Race {
     waiting: VecDeque<usize>,
     /// In the order in which they were started.
-    under_way: VecDeque<usize>,
+    under_way: VecDeque<UnderWay>,
     /// When the next one is started beside those under way.
     next_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    index: usize,
+    /// From then on the next one may be started.
+    has_had_its_time_at: Instant,
 }
 
 /// What to do about a race.
@@ -67,7 +75,7 @@ impl Race {
                 Turn::Wait(self.next_at)
             }
             (Some(_), Some(oldest)) if self.under_way.len() >= MOST_UNDER_WAY => {
-                Turn::GiveUp(*oldest)
+                Turn::GiveUp(oldest.index)
             }
             (Some(next), _) => Turn::Start(*next),
         }
@@ -76,30 +84,36 @@ impl Race {
     /// The connection is under way; `until` is the end of the time for all.
     pub(crate) fn started(&mut self, index: usize, now: Instant, until: Instant) {
         self.waiting.retain(|waiting| *waiting != index);
-        self.under_way.push_back(index);
-        self.pause(now, until);
+        let shares = self.waiting.len() as u32 + 1;
+        let share = until.saturating_duration_since(now) / shares;
+        let has_had_its_time_at = now + share.min(DELAY);
+        self.under_way.push_back(UnderWay {
+            index,
+            has_had_its_time_at,
+        });
+        self.next_at = Some(has_had_its_time_at);
     }
 
-    /// It cannot be started, for want of something on this host. Those under way may still connect.
-    pub(crate) fn postponed(&mut self, now: Instant, until: Instant) {
-        self.pause(now, until);
+    /// It cannot be started, for want of something on this host. Those under way may still connect. Returns the one that
+    /// makes room for it, to be given up now.
+    pub(crate) fn postponed(&mut self, now: Instant) -> Option<usize> {
+        let oldest = self.under_way.front()?;
+        if now >= oldest.has_had_its_time_at {
+            return Some(oldest.index);
+        }
+        self.next_at = Some(oldest.has_had_its_time_at);
+        None
     }
 
     /// It could not be started, has failed or is given up. The next one has its turn at once.
     pub(crate) fn failed(&mut self, index: usize) {
         self.waiting.retain(|waiting| *waiting != index);
-        self.under_way.retain(|under_way| *under_way != index);
+        self.under_way.retain(|under_way| under_way.index != index);
         self.next_at = None;
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
         !self.under_way.is_empty()
-    }
-
-    fn pause(&mut self, now: Instant, until: Instant) {
-        let shares = self.waiting.len() as u32 + 1;
-        let share = until.saturating_duration_since(now) / shares;
-        self.next_at = Some(now + share.min(DELAY));
     }
 }
 
@@ -245,17 +259,27 @@ mod tests {
     }
 
     #[test]
-    fn one_that_this_host_has_no_room_for_is_tried_later() {
-        let (mut race, now) = (Race::new(2), Instant::now());
+    fn one_that_this_host_has_no_room_for_takes_that_of_the_oldest() {
+        let (mut race, now) = (Race::new(4), Instant::now());
         let until = now + 5 * SECOND;
+        assert_eq!(race.postponed(now), None);
         race.started(0, now, until);
+        race.started(1, now, until);
+        race.failed(1);
+        // Its failure lets the next one start, and another client has taken its room.
+        assert_eq!(race.turn(now), Turn::Start(2));
+        assert_eq!(race.postponed(now), None);
         let later = now + DELAY;
-        race.postponed(later, until);
-        assert_eq!(race.turn(later), Turn::Wait(Some(later + DELAY)));
-        assert_eq!(race.turn(later + DELAY), Turn::Start(1));
-        // Or as soon as a failure has made room.
+        assert_eq!(race.turn(now), Turn::Wait(Some(later)));
+        assert_eq!(race.turn(later), Turn::Start(2));
+        assert_eq!(race.postponed(later), Some(0));
         race.failed(0);
-        assert_eq!(race.turn(later), Turn::Start(1));
+        assert_eq!(race.turn(later), Turn::Start(2));
+        race.started(2, later, until);
+        // Nothing else has to make room for the last one than what has had its time.
+        assert_eq!(race.turn(later + DELAY), Turn::Start(3));
+        assert_eq!(race.postponed(later), None);
+        assert_eq!(race.postponed(later + DELAY), Some(2));
     }
 
     #[test]

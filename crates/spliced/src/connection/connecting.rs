@@ -156,13 +156,14 @@ impl Connection {
                 Err(Obstacle::Denied(why)) => self.deny_address(index, why),
                 Err(Obstacle::Address(errno, fault)) => self.skip_address(index, errno, fault),
                 Err(Obstacle::NoRoom(errno)) => {
-                    if !self.is_postponed(cx, Some(errno)) {
+                    if !self.is_postponed(cx, errno) {
                         return self.wait_for_room(cx, errno);
                     }
                 }
                 Err(Obstacle::Pacing(error)) => return self.fail_to_pace(&error),
                 Err(Obstacle::Watching(error)) => {
-                    if !self.is_postponed(cx, error.errno()) {
+                    let errno = error.errno().unwrap_or(Errno::NOSPC);
+                    if !self.is_postponed(cx, errno) {
                         return self.fail(&format!("no target: {error}"));
                     }
                 }
@@ -230,17 +231,20 @@ impl Connection {
         Ok(is_made)
     }
 
-    /// This host lacks something for another address. Those under way may still connect; `false` if there is none.
-    fn is_postponed(&mut self, cx: &Context<'_>, errno: Option<Errno>) -> bool {
-        let is_under_way = |attempt: &Attempt| attempt.race.is_under_way();
-        if !self.attempt.as_ref().is_some_and(is_under_way) {
+    /// This host lacks something for another address. Those under way may still connect, or make room for it; `false` if
+    /// there is none.
+    fn is_postponed(&mut self, cx: &Context<'_>, errno: Errno) -> bool {
+        let Some(attempt) = &mut self.attempt else {
+            return false;
+        };
+        if !attempt.race.is_under_way() {
             return false;
         }
-        let until = self.end_of_attempt(cx);
-        if let Some(attempt) = &mut self.attempt {
-            attempt.note(errno.unwrap_or(Errno::NOSPC), Fault::Shortage);
-            attempt.race.postponed(cx.now(), until);
+        attempt.note(errno, Fault::Shortage);
+        if let Some(index) = attempt.race.postponed(cx.now()) {
+            attempt.failed(index);
         }
+        self.last_error = Some(errno);
         true
     }
 
@@ -349,6 +353,12 @@ impl Connection {
         })
     }
 
+    /// Where this host was short of something, what the addresses have met beside that says little.
+    pub(super) fn tell_shortage(&mut self) {
+        let shortage = self.attempt.as_ref().and_then(|attempt| attempt.shortage);
+        self.last_error = shortage.or(self.last_error);
+    }
+
     /// What the last attempt has met.
     fn last_words(&self) -> Option<String> {
         self.last_error.map(|errno| match errno {
@@ -390,6 +400,7 @@ impl Connection {
 
     /// Goes on with another server of the same backend.
     pub(super) fn next_server(&mut self, cx: &mut Context<'_>) -> Step {
+        self.tell_shortage();
         let why = self.last_words().unwrap_or_default();
         self.blame(&why);
         let Some(attempt) = self.attempt.take() else {

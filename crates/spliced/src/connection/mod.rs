@@ -269,6 +269,7 @@ impl Task for Connection {
             State::AskingForTls => self.fail("the target does not answer when asked for TLS"),
             State::Connecting | State::NoRoom if cx.now() >= self.deadline => {
                 let timeout = humantime::format_duration(self.connect_timeout);
+                self.tell_shortage();
                 let why = match self.last_error {
                     Some(Errno::AGAIN) => format!(
                         "no target: its backlog stayed full for the connect timeout of {timeout}"

@@ -11,6 +11,7 @@ use netlab::{Namespace, Need, Scratch, available};
 use crate::patience::{PATIENCE, until};
 use crate::peer::{Peer, exchange};
 use crate::proxy::Proxy;
+use crate::proxy::shortage::limit_descriptors;
 use crate::relay::{BINARY, Relay};
 use crate::server::{Server, ask};
 
@@ -208,6 +209,33 @@ fn a_name_may_have_hundreds_of_addresses() {
     assert_eq!(stage.ask(&relay.address, 1).0, 1);
     assert_eq!(server.finish(), [0, 1]);
     relay.terminate();
+}
+
+/// The client has the last descriptor but one.
+#[test]
+fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
+    let Some(stage) = Stage::new() else {
+        return;
+    };
+    let server = stage.server(OWN[0]).answering();
+    // Other engines open files in the background.
+    let configuration = configuration("connect_timeout = \"1s\"")
+        .replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
+    let proxy = Proxy::start(&configuration, &mut stage.spliced(&[SILENT_V6, OWN[0]]));
+    limit_descriptors(&proxy, 2);
+    let (opened, took) = stage.ask(&proxy.address("l"), 0);
+    assert_eq!(opened, 2);
+    assert!(took >= DELAY, "{took:?}");
+    assert_eq!(server.finish(), [0]);
+    drop(proxy);
+    // None of them answers, which is not known for sure.
+    let silent = [SILENT_V6, SILENT[0], SILENT[1]];
+    let proxy = Proxy::start(&configuration, &mut stage.spliced(&silent));
+    limit_descriptors(&proxy, 2);
+    stage.enter(|| Peer::is_reset_by(&proxy.address("l")));
+    let line = proxy.relay.wait_logged("no target: ");
+    assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
+    assert_eq!(proxy.of("backends", "b")["servers"][0]["failures"], 0);
 }
 
 /// Both addresses answer late: only once the client's relay tries both.

@@ -17,7 +17,7 @@ mod reload;
 mod reload_under_load;
 mod requested;
 mod routes;
-mod shortage;
+pub(crate) mod shortage;
 mod slow_names;
 mod source;
 mod srv;

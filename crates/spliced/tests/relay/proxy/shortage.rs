@@ -25,7 +25,7 @@ fn count(proxy: &Proxy, what: &str) -> Value {
 }
 
 /// Lets the process have no more descriptors than it has and `spare`.
-pub(super) fn limit_descriptors(proxy: &Proxy, spare: usize) {
+pub(crate) fn limit_descriptors(proxy: &Proxy, spare: usize) {
     let id = proxy.relay.id();
     let used: Vec<usize> = fs::read_dir(format!("/proc/{id}/fd"))
         .expect("its descriptors")
