@@ -32,9 +32,9 @@ impl Lease {
         Self { server, backend }
     }
 
-    /// The addresses of the server, or that they are waited for.
-    pub(crate) fn look_up(&self, waker: impl FnOnce() -> task::Waker) -> Lookup {
-        self.server.target.look_up(waker)
+    /// The addresses of the server, or that they are waited for, as [`Target::look_up`](crate::target::Target::look_up).
+    pub(crate) fn look_up(&self, latest: Instant, waker: impl FnOnce() -> task::Waker) -> Lookup {
+        self.server.target.look_up(latest, waker)
     }
 
     /// Whether the answer about its name has been under way for some time.

@@ -58,7 +58,7 @@ pub(super) async fn open(
 ) -> Result<Box<dyn Stream>, Failure> {
     let begin = Instant::now();
     // A name that is not resolved in time has no addresses.
-    let known = timeout(within, addresses_of(target)).await;
+    let known = timeout(within, addresses_of(target, begin + within / 2)).await;
     let addresses = known.unwrap_or_default();
     let (index, mut socket) = connect_to_one(plan, &addresses, begin, within).await?;
     target.answered(&addresses[index], &addresses);
@@ -114,15 +114,15 @@ pub(super) fn failure_of(error: &io::Error) -> Failure {
     }
 }
 
-/// The addresses of `target`, once they are known.
-async fn addresses_of(target: &Arc<Target>) -> Arc<[SocketAddress]> {
+/// The addresses of `target`, once they are known. An old answer is used from `latest` on.
+async fn addresses_of(target: &Arc<Target>, latest: Instant) -> Arc<[SocketAddress]> {
     loop {
-        let again = match target.look_up(|| Waker::noop().clone()) {
+        let again = match target.look_up(latest, || Waker::noop().clone()) {
             Lookup::Known(addresses) => return addresses,
             Lookup::Awaited(_, again) => again,
         };
         let mut awaited = None;
-        let known = poll_fn(|cx| match target.look_up(|| cx.waker().clone()) {
+        let known = poll_fn(|cx| match target.look_up(latest, || cx.waker().clone()) {
             Lookup::Known(addresses) => Poll::Ready(addresses),
             Lookup::Awaited(question, _) => {
                 awaited = Some(question);

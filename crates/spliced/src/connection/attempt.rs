@@ -23,6 +23,8 @@ pub(super) struct Attempt {
     under_way: Vec<UnderWay>,
     /// The end of its time, once it has begun.
     pub(super) until: Option<Instant>,
+    /// From then on an old answer about its name is used, once it is asked for.
+    old_answer_at: Option<Instant>,
     /// The address that has taken the connection.
     winner: Option<usize>,
     /// Why the rules forbid the last address that was tried.
@@ -64,6 +66,7 @@ impl Attempt {
             addresses,
             under_way: Vec::new(),
             until: None,
+            old_answer_at: None,
             winner: None,
             denied: None,
             shortage: None,
@@ -81,6 +84,12 @@ impl Attempt {
     pub(super) fn enter(&mut self, addresses: Arc<[SocketAddress]>) {
         self.race = Race::new(addresses.len());
         self.addresses = addresses;
+    }
+
+    /// An old answer about its name leaves half of the time until `until` for its addresses.
+    pub(super) fn old_answer_at(&mut self, now: Instant, until: Instant) -> Instant {
+        let half = until.saturating_duration_since(now) / 2;
+        *self.old_answer_at.get_or_insert(now + half)
     }
 
     /// Whether its time has begun, and is over.

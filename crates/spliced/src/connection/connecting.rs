@@ -81,18 +81,20 @@ impl Connection {
 
     /// Finds out the addresses of the server, and connects to it.
     pub(super) fn look_up(&mut self, cx: &mut Context<'_>) -> Step {
-        let Some(place) = self.place() else {
+        let until = self.end_of_attempt(cx);
+        let Some(attempt) = &mut self.attempt else {
             return Step::Done;
         };
-        match place.lease.look_up(|| cx.waker().into()) {
+        let latest = attempt.old_answer_at(cx.now(), until);
+        let Some(place) = &attempt.place else {
+            return Step::Done;
+        };
+        match place.lease.look_up(latest, || cx.waker().into()) {
             Lookup::Known(addresses) => {
-                if let Some(attempt) = &mut self.attempt {
-                    attempt.enter(addresses);
-                }
+                attempt.enter(addresses);
                 self.connect(cx)
             }
             Lookup::Awaited(question, again) => {
-                let until = self.end_of_attempt(cx);
                 let fallback = self
                     .fallback
                     .as_ref()

@@ -24,6 +24,8 @@ use crate::target::Question;
 pub(super) struct Opening {
     place: Arc<Place>,
     step: Step,
+    /// From then on an old answer about its name is used.
+    old_answer_at: Instant,
     until: Instant,
     /// When to go on, whatever happens until then.
     next_at: Instant,
@@ -61,6 +63,7 @@ impl Opening {
         Self {
             place,
             step: Step::Resolving(None),
+            old_answer_at: now + within / 2,
             until: now + within,
             next_at: now,
             failed: None,
@@ -79,7 +82,7 @@ impl Opening {
         watch: impl Fn(&OwnedFd) -> Result<(), Errno>,
     ) -> Opened {
         if let Step::Resolving(question) = &mut self.step {
-            match self.place.look_up(waker) {
+            match self.place.look_up(self.old_answer_at, waker) {
                 Known::Addresses(addresses) => {
                     self.step = Step::Racing {
                         race: Race::new(addresses.len()),

@@ -141,12 +141,12 @@ impl Place {
         Ok((socket, shown, file))
     }
 
-    /// Its addresses, in the order in which to try them.
-    pub(super) fn look_up(&self, waker: &Waker) -> Known {
+    /// Its addresses, in the order in which to try them, as [`Target::look_up`].
+    pub(super) fn look_up(&self, latest: Instant, waker: &Waker) -> Known {
         let of = |found: &[SocketAddress]| found.iter().cloned().map(Resolved::Of).collect();
         match &self.addresses {
             Addresses::Fixed(addresses) => Known::Addresses(addresses.clone()),
-            Addresses::Named(target) => match target.look_up(|| waker.clone()) {
+            Addresses::Named(target) => match target.look_up(latest, || waker.clone()) {
                 Lookup::Known(addresses) => Known::Addresses(of(&addresses)),
                 Lookup::Awaited(question, again) => Known::Awaited(question, again),
             },

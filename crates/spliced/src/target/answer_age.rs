@@ -47,6 +47,17 @@ pub(super) enum Use {
     Never,
 }
 
+impl Use {
+    /// The same for somebody who has little time: at `latest` it uses the last answer instead of waiting for the next one.
+    pub(super) fn at_the_latest(self, latest: Instant, now: Instant) -> Self {
+        match self {
+            Self::Later(Some(_)) if now >= latest => Self::Now,
+            Self::Later(Some(until)) => Self::Later(Some(until.min(latest))),
+            Self::Now | Self::Later(None) | Self::Never => self,
+        }
+    }
+}
+
 impl AnswerAge {
     pub(super) fn what(&self, now: Instant) -> Use {
         let age = self.age(now);
@@ -154,6 +165,24 @@ mod tests {
         assert_eq!(age.what(now + WAITED_FOR), Use::Now);
         let too_old = begin + TOO_OLD_AFTER;
         assert_eq!(age.what(too_old), Use::Later(None));
+    }
+
+    #[test]
+    fn who_has_little_time_waits_for_a_part_of_it() {
+        let begin = Instant::now();
+        let mut age = AnswerAge::default();
+        age.answered(begin);
+        let now = begin + STALE_AFTER;
+        age.asked(now);
+        let what = |latest, now| age.what(now).at_the_latest(latest, now);
+        let latest = now + WAITED_FOR / 2;
+        assert_eq!(what(latest, now), Use::Later(Some(latest)));
+        assert_eq!(what(latest, latest), Use::Now);
+        let until = now + WAITED_FOR;
+        assert_eq!(what(until + MILLISECOND, now), Use::Later(Some(until)));
+        // Nothing makes an answer younger.
+        let too_old = begin + TOO_OLD_AFTER;
+        assert_eq!(what(latest, too_old), Use::Later(None));
     }
 
     #[test]

@@ -138,12 +138,17 @@ impl Target {
         Ok(tries)
     }
 
-    /// The addresses to try, or that they are waited for. Asks for an answer if the last one grows old.
-    pub(crate) fn look_up(self: &Arc<Self>, waker: impl FnOnce() -> Waker) -> Lookup {
+    /// The addresses to try, or that they are waited for: an old answer is used from `latest` on. Asks for an answer if
+    /// the last one grows old.
+    pub(crate) fn look_up(
+        self: &Arc<Self>,
+        latest: Instant,
+        waker: impl FnOnce() -> Waker,
+    ) -> Lookup {
         let now = Instant::now();
         let mut known = self.lock();
         self.ask(&mut known, now);
-        match self.what(&known, now) {
+        match self.what(&known, now).at_the_latest(latest, now) {
             Use::Now => Lookup::Known(known.in_order(now)),
             Use::Never => Lookup::Known(Arc::default()),
             Use::Later(until) => {

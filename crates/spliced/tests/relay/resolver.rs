@@ -209,6 +209,22 @@ fn a_name_server_that_falls_silent_delays_neither_clients_nor_shutdown() {
 }
 
 #[test]
+fn an_old_answer_is_used_before_a_short_time_is_over() {
+    with_name_server(|names, scratch| {
+        let server = Server::new().answering();
+        let port = server.address.rsplit_once(':').expect("a port").1;
+        let mut command = relay(scratch, &format!("{NAME}:{port}"));
+        let mut relay = Relay::spawn(command.args(["--connect-timeout", "200ms"]));
+        ask(&Peer::connect(&relay.address), 0, 1000, 1000);
+        names.fall_silent();
+        thread::sleep(ANSWER_TOO_OLD);
+        ask(&Peer::connect(&relay.address), 1, 1000, 1000);
+        assert_eq!(server.finish(), [0, 1]);
+        relay.terminate();
+    });
+}
+
+#[test]
 fn a_name_is_resolved_again_without_losing_clients() {
     const CLIENTS: u64 = 50;
     with_name_server(|names, scratch| {
