@@ -86,10 +86,12 @@ impl AnswerAge {
         }
     }
 
-    /// Whether a question has been under way for a short time only.
-    pub(super) fn is_asked_for_just_now(&self, now: Instant) -> bool {
-        self.asked_at
-            .is_some_and(|at| now.saturating_duration_since(at) < NEW_FOR)
+    /// Whether an answer can be expected at once: the question is new, and the last one was not in vain.
+    pub(super) fn is_expected(&self, now: Instant) -> bool {
+        self.failed_at.is_none()
+            && self
+                .asked_at
+                .is_some_and(|at| now.saturating_duration_since(at) < NEW_FOR)
     }
 
     pub(super) fn is_unknown(&self) -> bool {
@@ -211,12 +213,32 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_new_for_a_second() {
+    fn an_answer_is_expected_within_a_second() {
         let now = Instant::now();
         let mut age = AnswerAge::default();
-        assert!(!age.is_asked_for_just_now(now));
+        assert!(!age.is_expected(now));
         age.asked(now);
-        assert!(age.is_asked_for_just_now(now));
-        assert!(!age.is_asked_for_just_now(now + NEW_FOR));
+        assert!(age.is_expected(now));
+        assert!(!age.is_expected(now + NEW_FOR));
+        age.answered(now);
+        let later = now + TOO_OLD_AFTER;
+        age.asked(later);
+        assert!(age.is_expected(later));
+    }
+
+    #[test]
+    fn no_answer_is_expected_after_a_question_in_vain() {
+        let now = Instant::now();
+        let mut age = AnswerAge::default();
+        for _ in 0..3 {
+            age.asked(now);
+            age.failed(now);
+            age.asked(now);
+            assert!(!age.is_expected(now), "whoever is asked again");
+        }
+        age.answered(now);
+        let later = now + TOO_OLD_AFTER;
+        age.asked(later);
+        assert!(age.is_expected(later));
     }
 }

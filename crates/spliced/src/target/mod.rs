@@ -189,7 +189,7 @@ impl Target {
         match self.what(&known, now) {
             Use::Now | Use::Later(Some(_)) if known.answer.is_empty() => Prospect::None,
             Use::Now | Use::Later(Some(_)) => Prospect::Good,
-            Use::Later(None) if known.age.is_asked_for_just_now(now) => Prospect::Good,
+            Use::Later(None) if known.age.is_expected(now) => Prospect::Good,
             Use::Later(None) => Prospect::Slow,
             Use::Never => Prospect::None,
         }
