@@ -148,6 +148,12 @@ impl Opening {
                         under_way.push((index, Attempt(Some(socket))));
                         race.started(index, now, self.until);
                     }
+                    Err(errno) if is_want_of_room(errno) && race.is_under_way() => {
+                        self.failed = Some(errno);
+                        if let Some(oldest) = race.postponed(now) {
+                            failed.push((oldest, errno));
+                        }
+                    }
                     Err(errno) => failed.push((index, errno)),
                 },
                 Turn::GiveUp(index) => failed.push((index, Errno::TIMEDOUT)),
@@ -164,6 +170,14 @@ impl Opening {
             }
         }
     }
+}
+
+/// Whether this host has no room for one more socket.
+fn is_want_of_room(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::NOSPC
+    )
 }
 
 impl Attempt {
@@ -187,6 +201,7 @@ impl Drop for Attempt {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::{SocketAddr, TcpListener, TcpStream};
 
     use rustix::event::Timespec;
@@ -203,10 +218,19 @@ mod tests {
 
     /// Goes on as the loop does, and says how long it took.
     fn open(addresses: &[SocketAddr]) -> (Opened, Duration) {
+        open_if(addresses, || Ok(()))
+    }
+
+    /// The same, if `has_room` lets it.
+    fn open_if(
+        addresses: &[SocketAddr],
+        has_room: impl Fn() -> Result<(), Errno>,
+    ) -> (Opened, Duration) {
         let addresses = addresses.iter().copied().map(SocketAddress::Inet);
         let place = Arc::new(Place::at(addresses.collect()));
         let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll instance");
         let watch = |socket: &OwnedFd| {
+            has_room()?;
             let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
             epoll::add(&epoll, socket, EventData::new_u64(0), flags)
         };
@@ -236,6 +260,23 @@ mod tests {
         // Its backlog is full from now on.
         let first = TcpStream::connect(address).expect("connected");
         (silent, address, first)
+    }
+
+    #[test]
+    fn a_silent_address_makes_room_for_the_next_one() {
+        let (_silent, silent_at, _first) = full();
+        let good = TcpListener::bind("127.0.0.1:0").expect("it listens");
+        let good_at = good.local_addr().expect("its address");
+        let asked = Cell::new(0);
+        // For the first one, and for the second one once it has taken the place of the first.
+        let has_room = || match asked.replace(asked.get() + 1) {
+            1 => Err(Errno::MFILE),
+            _ => Ok(()),
+        };
+        let (opened, after) = open_if(&[silent_at, good_at], has_room);
+        assert!(matches!(opened, Opened::Connected(_)), "{opened:?}");
+        assert!((DELAY..WITHIN).contains(&after), "{after:?}");
+        assert_eq!(asked.get(), 3);
     }
 
     #[test]
