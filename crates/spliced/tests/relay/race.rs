@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use netlab::{Namespace, Need, Scratch, available};
@@ -236,6 +237,38 @@ fn without_descriptors_a_silent_address_makes_room_for_the_next_one() {
     let line = proxy.relay.wait_logged("no target: ");
     assert!(line.contains("RLIMIT_NOFILE ("), "{line}");
     assert_eq!(proxy.of("backends", "b")["servers"][0]["failures"], 0);
+}
+
+/// Not even each second client has a descriptor for its server.
+#[test]
+fn clients_that_share_too_few_descriptors_do_not_starve_each_other() {
+    const CLIENTS: u64 = 20;
+    let Some(stage) = Stage::new() else {
+        return;
+    };
+    let configuration = configuration("connect_timeout = \"10s\"")
+        .replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
+    for addresses in [
+        &[SILENT_V6, OWN[0]][..],
+        &[SILENT_V6, SILENT_V6_TOO, OWN[0]],
+    ] {
+        let server = stage.server(OWN[0]).answering();
+        let proxy = Proxy::start(&configuration, &mut stage.spliced(addresses));
+        let address = proxy.address("l");
+        limit_descriptors(&proxy, CLIENTS as usize * 3 / 2 - 1);
+        stage.enter(|| {
+            thread::scope(|scope| {
+                for number in 0..CLIENTS {
+                    let address = &address;
+                    scope.spawn(move || ask(&Peer::connect(address), number, 1000, 1000));
+                }
+            });
+        });
+        let mut served = server.finish();
+        served.sort_unstable();
+        assert_eq!(served, (0..CLIENTS).collect::<Vec<_>>(), "{addresses:?}");
+        assert_eq!(proxy.of("backends", "b")["servers"][0]["failures"], 0);
+    }
 }
 
 /// Both addresses answer late: only once the client's relay tries both.
