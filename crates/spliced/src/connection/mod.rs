@@ -21,6 +21,7 @@
 //! epoll_wait(2) without events. So each state that waits for the client reads its socket once more.
 
 mod attempt;
+mod blame;
 mod connecting;
 mod deciding;
 mod ending;
