@@ -7,6 +7,7 @@
 pub mod address;
 pub mod error;
 pub mod keep_alive;
+pub mod loopback;
 pub mod obstacle;
 pub mod release;
 pub mod repair;

@@ -52,7 +52,6 @@ mod api;
 pub mod bypass;
 pub mod doctor;
 mod policy;
-pub mod sockmap;
 pub mod trace;
 
 mod session;

@@ -6,7 +6,8 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use splice::doctor::{Defect, Finding, Report, Step, examine, segment_counts};
+use splice::doctor::{Finding, Report, examine, segment_counts};
+use splice_sockmap::{Defect, Step, defects, time_line};
 
 use crate::cli::DoctorArgs;
 use crate::resource_limit::raise_descriptor_limit;
@@ -26,11 +27,15 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     raise_descriptor_limit(None);
     // Before the trials, which load a program of their own.
     let counts = segment_counts();
-    let report = examine();
+    let engines = examine();
+    let maps = Maps {
+        defects: defects(),
+        time_line: time_line(),
+    };
     let text = if args.json {
-        format!("{:#}\n", as_json(&report, &counts))
+        format!("{:#}\n", as_json(&engines, &maps, &counts))
     } else {
-        as_text(&report, &counts)
+        as_text(&engines, &maps, &counts)
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // If the reader has gone away, nobody misses the rest.
@@ -39,10 +44,16 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     }
 }
 
+/// What is told of maps of sockets.
+struct Maps {
+    defects: Vec<Defect>,
+    time_line: Vec<Step>,
+}
+
 /// How many segments went which way in the relays that run.
 type Counts = splice::Result<Vec<(&'static str, u64)>>;
 
-fn as_json(report: &Report, counts: &Counts) -> Value {
+fn as_json(engines: &Report, maps: &Maps, counts: &Counts) -> Value {
     let engine = |finding: &Finding| {
         json!({
             "engine": finding.engine.as_str(),
@@ -67,18 +78,18 @@ fn as_json(report: &Report, counts: &Counts) -> Value {
         })
     };
     json!({
-        "kernel": report.kernel,
-        "engines": report.engines.iter().map(engine).collect::<Vec<_>>(),
-        "defects": report.defects.iter().map(defect).collect::<Vec<_>>(),
-        "time_line": report.time_line.iter().map(step).collect::<Vec<_>>(),
+        "kernel": engines.kernel,
+        "engines": engines.engines.iter().map(engine).collect::<Vec<_>>(),
+        "defects": maps.defects.iter().map(defect).collect::<Vec<_>>(),
+        "time_line": maps.time_line.iter().map(step).collect::<Vec<_>>(),
         // null where they cannot be read, which is not the same as none.
         "segments": counts.as_ref().ok().map(|counts| counts.iter().copied().collect::<BTreeMap<_, _>>()),
     })
 }
 
-fn as_text(report: &Report, counts: &Counts) -> String {
-    let mut text = format!("Linux {}\n\nEngines\n", report.kernel);
-    for finding in &report.engines {
+fn as_text(engines: &Report, maps: &Maps, counts: &Counts) -> String {
+    let mut text = format!("Linux {}\n\nEngines\n", engines.kernel);
+    for finding in &engines.engines {
         let mut words = finding.reason.clone();
         if let Some(remedy) = &finding.remedy {
             words = format!("{words}\nRemedy: {remedy}");
@@ -91,7 +102,7 @@ fn as_text(report: &Report, counts: &Counts) -> String {
         );
     }
     text.push_str("\nDefects of the kernel\n");
-    for defect in &report.defects {
+    for defect in &maps.defects {
         let presence = match defect.present {
             Some(true) => "present",
             Some(false) => "absent",
@@ -100,7 +111,7 @@ fn as_text(report: &Report, counts: &Counts) -> String {
         add_row(&mut text, defect.name, presence, &defect.reason);
     }
     text.push_str("\nMaps of sockets, since which Linux and whether here\n");
-    for step in &report.time_line {
+    for step in &maps.time_line {
         let works = match step.works {
             Some(true) => "yes",
             Some(false) => "no",

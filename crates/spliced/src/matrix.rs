@@ -6,8 +6,8 @@ use std::io::{self, Write as _};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use splice::doctor::kernel;
-use splice::doctor::matrix::{Cell, Table, matrix};
-use splice::sockmap::{Failure, SocketKind};
+use splice_sockmap::matrix::{Cell, Table, matrix};
+use splice_sockmap::{Failure, SocketKind};
 
 use crate::cli::MatrixArgs;
 

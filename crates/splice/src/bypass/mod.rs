@@ -133,7 +133,7 @@ impl Bypass {
     ///   bytes.
     /// - [`ErrorKind::BpfRefused`] without the rights, or if the kernel lacks something.
     pub fn start(options: &Options) -> Result<Self> {
-        if !options.despite_fionread && crate::doctor::has_fionread_defect() {
+        if !options.despite_fionread && splice_sockmap::has_fionread_defect() {
             return Err(Error::new(
                 ErrorKind::BpfRefused,
                 "on this kernel FIONREAD does not count all that a redirected connection has to read, and programs \

@@ -9,8 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use splice_base::error::{Result, ResultExt as _};
-
-use crate::sockmap::{MapType, Redirect, Redirections};
+use splice_sockmap::{MapType, Redirect, Redirections};
 
 /// What is tried, in bytes; the least is taken if TCP is faster even there.
 const SIZES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10];

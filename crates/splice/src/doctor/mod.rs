@@ -17,12 +17,7 @@
 //! It takes well under a second if all is well, and a few seconds if nothing moves. It leaves
 //! nothing behind.
 
-mod defect;
-pub mod matrix;
-mod member;
-mod protocol;
 mod sockets;
-mod time_line;
 mod trial;
 
 use std::cell::Cell;
@@ -33,7 +28,6 @@ use splice_base::error::Result;
 use splice_base::obstacle::Obstacle;
 
 use self::sockets::Family;
-pub use self::time_line::Step;
 use self::trial::{Failure, Trial};
 use crate::carrier::pipe;
 use crate::firewall;
@@ -107,18 +101,6 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
-/// A defect of kernels that are in use, and whether this kernel has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Defect {
-    /// A short name.
-    pub name: &'static str,
-    /// Whether this kernel has it; `None` if that could not be tested.
-    pub present: Option<bool>,
-    /// What was seen and which programs it hurts, or why it could not be tested.
-    pub reason: String,
-}
-
 /// The result of [`examine()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -127,13 +109,9 @@ pub struct Report {
     pub kernel: String,
     /// One for each of [`EngineName::ALL`], in that order.
     pub engines: Vec<Finding>,
-    /// Every known defect, present or not.
-    pub defects: Vec<Defect>,
-    /// Since which kernel maps of sockets can do what, and what of it works here.
-    pub time_line: Vec<Step>,
 }
 
-/// Tests every engine, and looks for defects of the kernel that can be tested without harm.
+/// Tests every engine.
 pub fn examine() -> Report {
     // A closed ring may interrupt a system call of the thread that used it.
     thread::scope(|scope| {
@@ -141,11 +119,6 @@ pub fn examine() -> Report {
         examination.ok().and_then(|thread| thread.join().ok())
     })
     .unwrap_or_else(examine_here)
-}
-
-/// Whether FIONREAD misses what is queued on members of a map of sockets here.
-pub(crate) fn has_fionread_defect() -> bool {
-    defect::has_fionread_defect(&TimeBudget::of(EXAMINATION_MOST))
 }
 
 fn examine_here() -> Report {
@@ -156,8 +129,6 @@ fn examine_here() -> Report {
             .into_iter()
             .map(|engine| examine_engine(engine, &budget))
             .collect(),
-        defects: defect::all(&budget),
-        time_line: time_line::time_line(),
     }
 }
 

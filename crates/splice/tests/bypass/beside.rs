@@ -8,9 +8,9 @@ use netlab::{Lab, Need, available, present, until, until_at_rest};
 use rustix::net::ipproto;
 use socket2::{Domain, Protocol, Socket, Type};
 use splice::bypass::{Reason, State};
-use splice::sockmap::{MapType, Redirect, Redirections};
 use splice_base::repair::{Repair, RepairQueue, queue_sequence, repair, set_queue_sequence};
 use splice_base::socket_option::set_zero_copy;
+use splice_sockmap::{MapType, Redirect, Redirections};
 
 use crate::random::Random;
 use crate::stage::{Ends, Running, Stage, bytes};

@@ -324,7 +324,7 @@ impl Adopted {
             return self.side.owner.inode(self.side.number) == self.side.inode().ok();
         }
         // What is still on its way over loopback has not arrived at our end.
-        let far = splice::sockmap::of_process(self.side.owner.0, self.side.number);
+        let far = splice_sockmap::of_process(self.side.owner.0, self.side.number);
         let written = far.ok().and_then(|far| socket_option::progress(far).ok());
         let moved = self.from_owner.moved_bytes();
         written.is_some_and(|Progress { written_bytes, .. }| written_bytes == moved)

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::net::{
     AddressFamily, Shutdown, SocketType, connect_unspec, ipproto, shutdown, sockopt,
 };
-use splice::{Reason, sockmap};
+use splice::Reason;
 use splice_base::socket_option::{self, Progress};
 
 use super::exchange::exchange;
@@ -45,7 +45,7 @@ impl Side {
                 "{what} is no TCP socket, and only TCP counts what its owner has read and written"
             )
         };
-        let real = sockmap::of_process(pid, number).map_err(|error| match error.kind() {
+        let real = splice_sockmap::of_process(pid, number).map_err(|error| match error.kind() {
             splice::ErrorKind::UnsupportedSocket => no_tcp(),
             _ => error.into(),
         })?;
@@ -66,7 +66,7 @@ impl Side {
                 "{what} has a protocol on top of TCP in the kernel ({name}), whose bytes are not the connection's"
             );
         }
-        if let Some(map) = sockmap::id_of_map_with(&real)? {
+        if let Some(map) = splice_sockmap::id_of_map_with(&real)? {
             bail!(
                 "{what} is in a map of sockets already (bpftool map show id {map}), where a program may redirect its bytes"
             );

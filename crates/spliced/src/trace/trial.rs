@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::gettid;
-use splice::sockmap::{MapType, Redirect, Redirections};
 use splice::trace::{ConnectionFilter, Recorder, Trace};
 use splice::{Endpoint, EngineChoice, EngineName, EventLoop, Handle, Kind, Options, Remote};
+use splice_sockmap::{MapType, Redirect, Redirections};
 
 use crate::trace_arguments::Way;
 

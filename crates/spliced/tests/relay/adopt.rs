@@ -16,7 +16,6 @@ use std::time::Duration;
 use netlab::{Process, Scratch};
 use rustix::net::getpeername;
 use rustix::process::Signal;
-use splice::sockmap;
 
 use crate::patience::{until, until_found};
 use crate::payload::Payload;
@@ -136,7 +135,7 @@ impl Owner {
     }
 
     fn peer_of(&self, number: u32) -> Option<String> {
-        let socket: OwnedFd = sockmap::of_process(self.process.id(), number).ok()?;
+        let socket: OwnedFd = splice_sockmap::of_process(self.process.id(), number).ok()?;
         let peer = getpeername(&socket).ok()??;
         Some(SocketAddr::try_from(peer).ok()?.to_string())
     }

@@ -272,7 +272,12 @@ fn a_missing_capability_is_named() {
             assert_eq!(reason.contains(name), named, "{capabilities}: {reason}");
             assert_eq!(remedy.contains(name), named, "{capabilities}: {remedy}");
         }
-        assert!(fionread(&report)["present"].is_null(), "{report}");
+        // A map without a program may show it.
+        let has_maps = !missing.contains(&"CAP_BPF") && !missing.contains(&"CAP_NET_ADMIN");
+        assert!(
+            has_maps || fionread(&report)["present"].is_null(),
+            "{report}"
+        );
     }
     if available(Need::Bpf) {
         let report = with(",+bpf,+net_admin,+perfmon");

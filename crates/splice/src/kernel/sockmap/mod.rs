@@ -58,7 +58,6 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -73,7 +72,6 @@ use crate::endpoint::Endpoint;
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Notifier;
-use splice_base::error::{Error, ErrorKind};
 use splice_base::obstacle::Obstacle;
 use splice_bpf::clock::coarse_now_ns;
 
@@ -99,37 +97,6 @@ pub(crate) fn notifier() -> Result<Arc<dyn Notifier>, Obstacle> {
 /// The reason, and a remedy.
 pub(crate) fn entries() -> Result<[usize; 3], Obstacle> {
     Ok(shared::found()?.counts())
-}
-
-/// A socket in a map of sockets that has no program, for as long as this lives.
-#[derive(Debug)]
-pub(crate) struct Member {
-    shared: Arc<Shared>,
-    cookie: u64,
-}
-
-impl Member {
-    /// # Errors
-    /// [`ErrorKind::EngineRefused`] where the engine cannot be used, or the kernel does not take
-    /// the socket.
-    pub(crate) fn new(socket: impl AsFd) -> splice_base::Result<Self> {
-        let shared =
-            shared::found().map_err(|obstacle| EngineName::Sockmap.unavailable(obstacle))?;
-        let inserted = socket_cookie(&socket).and_then(|cookie| {
-            let inserted = shared.targets.insert_socket(&cookie, socket.as_fd());
-            inserted.map(|()| cookie)
-        });
-        match inserted {
-            Ok(cookie) => Ok(Self { shared, cookie }),
-            Err(errno) => Err(Error::new(ErrorKind::EngineRefused, refusal(errno))),
-        }
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.shared.targets.remove(&self.cookie);
-    }
 }
 
 /// The engine of one pair.

@@ -12,7 +12,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::io::Errno;
 use rustix::process::Signal;
-use splice::sockmap::{self, SockMap};
+use splice_sockmap::SockMap;
 
 use super::{Owner, adopting, both_ways};
 use crate::doctor::{NOBODY, for_anybody};
@@ -153,7 +153,7 @@ fn a_socket_that_is_open_elsewhere_too() {
         return;
     };
     let [first, second] = owner.numbers();
-    let duplicate = sockmap::of_process(owner.process.id(), second).expect("a duplicate");
+    let duplicate = splice_sockmap::of_process(owner.process.id(), second).expect("a duplicate");
     let us = format!(
         "open as {} of the process {}",
         duplicate.as_raw_fd(),
@@ -190,7 +190,7 @@ fn a_socket_in_a_map() {
     };
     let [first, second] = owner.numbers();
     let map = SockMap::create(1).expect("a map");
-    let socket = sockmap::of_process(owner.process.id(), first).expect("a duplicate");
+    let socket = splice_sockmap::of_process(owner.process.id(), first).expect("a duplicate");
     map.insert(0, &socket).expect("inserted");
     drop(socket);
     says(

@@ -6,8 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use netlab::{Need, available, until};
-use splice::ErrorKind;
-use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{KINDS, Pair, is_empty, messages, put, take};
 

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use splice_base::error::{ErrorKind, Result};
 
-use super::member::Pair;
-use crate::sockmap::{Failure, Link, MapType, Redirect, Redirections, SocketKind};
+use crate::member::Pair;
+use crate::{Failure, Link, MapType, Redirect, Redirections, SocketKind};
 
 /// How long a message may take. On loopback it takes microseconds, and the kernel's worker must get a CPU.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -139,7 +139,7 @@ fn rows(redirect: Redirect, map_type: MapType, untried: &Untried) -> Result<[[Ce
 }
 
 /// One cell, with sockets of its own.
-pub(super) fn try_cell(
+pub(crate) fn try_cell(
     redirections: &Redirections,
     source_kind: SocketKind,
     target_kind: SocketKind,

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use splice_base::error::{Error, ErrorKind, Result};
 
-use super::socket_kind::SocketKind;
+use crate::socket_kind::SocketKind;
 
 /// A duplicate of the socket that is open as `fd` in the process `pid` (pidfd_getfd(2), Linux 5.6). The owner keeps
 /// its own descriptor and notices nothing.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::socket_kind::SocketKind;
+use crate::socket_kind::SocketKind;
 
 /// Which messages of a source go where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -18,21 +18,21 @@ use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::socket_option::{attach_filter, detach_filter, has_filter};
 use splice_bpf::wait_for_programs;
 
-use super::loaded::{Loaded, Place};
-use super::orphans;
-use super::redirect::Redirect;
-use super::socket_kind::SocketKind;
+use crate::loaded::{Loaded, Place};
+use crate::orphans;
+use crate::redirect::Redirect;
+use crate::socket_kind::SocketKind;
 
 /// How soon to look at a target again. The kernel's worker tries a full target anew every jiffy, which is a
 /// millisecond at least.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 const AT_ONCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// A link from a source to a target, in [`Redirections`](super::Redirections).
+/// A link from a source to a target, in [`Redirections`](crate::Redirections).
 ///
 /// It ends when the source is closed, or by [`leave`](Self::leave). A link that is dropped stays until then: a source
 /// that is removed in full flow loses bytes.
@@ -64,7 +64,7 @@ pub struct LinkCounters {
 }
 
 impl Link {
-    pub(super) fn new(
+    pub(crate) fn new(
         loaded: Arc<Loaded>,
         place: Place,
         source: SocketKind,

@@ -12,19 +12,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, listen};
+use splice_base::loopback;
 
-use super::protocol;
-use super::sockets::{Family, connection};
-use crate::sockmap::SocketKind;
+use crate::SocketKind;
+use crate::protocol;
 
 /// How long a connection on loopback may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket that becomes a member of a map, and its peer.
 #[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) member: OwnedFd,
-    pub(super) peer: OwnedFd,
+pub(crate) struct Pair {
+    pub(crate) member: OwnedFd,
+    pub(crate) peer: OwnedFd,
 }
 
 impl Pair {
@@ -32,12 +32,14 @@ impl Pair {
     ///
     /// # Errors
     /// Why this host cannot make one.
-    pub(super) fn of(kind: SocketKind) -> Result<Self, String> {
+    pub(crate) fn of(kind: SocketKind) -> Result<Self, String> {
         let words = |error: std::io::Error| format!("cannot make {kind} sockets: {error}");
         let (member, peer): (OwnedFd, OwnedFd) = match kind {
             SocketKind::Tcp => {
                 let deadline = Instant::now() + PATIENCE;
-                connection(Family::Tcp, deadline).map_err(|error| error.to_string())?
+                let connected = loopback::connection(deadline);
+                let (one, other) = connected.map_err(|error| error.to_string())?;
+                (one.into(), other.into())
             }
             SocketKind::Udp => udp().map_err(words)?,
             SocketKind::UnixStream => {

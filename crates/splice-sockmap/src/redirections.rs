@@ -10,11 +10,11 @@ use rustix::net::{RecvFlags, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::SocketMapType;
 
-use super::link::{LOOK_AGAIN, Link};
-use super::loaded::{Loaded, Place, Plan};
-use super::orphans;
-use super::redirect::Redirect;
-use super::socket_kind::SocketKind;
+use crate::link::{LOOK_AGAIN, Link};
+use crate::loaded::{Loaded, Place, Plan};
+use crate::orphans;
+use crate::redirect::Redirect;
+use crate::socket_kind::SocketKind;
 
 /// How long a target may take to take what a link that was undone has brought it. Most take it in microseconds; one whose
 /// reader does not read keeps its place longer.
@@ -93,7 +93,7 @@ impl Redirections {
     }
 
     /// What is loaded for all sources but those of UNIX, with room for another one if there can be.
-    pub(super) fn shared(&self) -> &Arc<Loaded> {
+    pub(crate) fn shared(&self) -> &Arc<Loaded> {
         if self.shared.is_full() {
             orphans::clear_of(&self.shared);
         }

@@ -5,10 +5,10 @@ use std::os::fd::AsFd as _;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_base::error::Result;
 
-use super::matrix::{Cell, try_cell};
-use super::member::Pair;
-use super::protocol;
-use crate::sockmap::{MapType, Redirect, Redirections, SockHash, SockMap, SocketKind};
+use crate::matrix::{Cell, try_cell};
+use crate::member::Pair;
+use crate::protocol;
+use crate::{MapType, Redirect, Redirections, SockHash, SockMap, SocketKind};
 
 /// A step in the history of maps of sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,9 +27,9 @@ pub struct Step {
 /// What a trial has shown, with its reason.
 type Shown = (Option<bool>, String);
 
-/// The steps, the earliest first. The releases are those of the kernel's history, as the talk on SOCKMAP at NDC TechTown
+/// Since which kernel maps of sockets can do what, and what of it works here: the steps, the earliest first. The releases are those of the kernel's history, as the talk on SOCKMAP at NDC TechTown
 /// 2024 lists them.
-pub(super) fn time_line() -> Vec<Step> {
+pub fn time_line() -> Vec<Step> {
     let step = |since, what, (works, reason): Shown| Step {
         since,
         what,

@@ -10,8 +10,7 @@ use nix::sys::socket::sockopt::TcpTlsTx;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use rustix::net::sockopt::socket_cookie;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, socketpair};
-use splice::ErrorKind;
-use splice::sockmap::{SockHash, SockMap, SocketKind};
+use splice_sockmap::{ErrorKind, SockHash, SockMap, SocketKind};
 
 use crate::conversation::{KINDS, Pair};
 use crate::tls;

@@ -12,8 +12,9 @@ use rustix::net::{
 };
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
-use splice::ErrorKind;
-use splice::sockmap::{MapType, Redirect, Redirections, SocketKind, handover, of_process};
+use splice_sockmap::{
+    ErrorKind, MapType, Redirect, Redirections, SocketKind, handover, of_process,
+};
 
 use crate::conversation::{Pair, put, take};
 

@@ -9,7 +9,7 @@ use netlab::{ControlGroup, Need, available, until, until_found};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_cookie;
 use rustix::net::{RecvFlags, recv};
-use splice::sockmap::{Catcher, Caught, MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{Catcher, Caught, MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, is_empty, messages, put, take};
 

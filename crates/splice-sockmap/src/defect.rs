@@ -10,12 +10,8 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use splice_base::release::{FULL_TARGETS, FixedIn, PARSER_COUNTS, Release};
 
-use super::member::Pair;
-use super::sockets::{Family, connection};
-use super::trial::Failure;
-use super::{Defect, TimeBudget};
-use crate::kernel::sockmap::Member;
-use crate::sockmap::{Link, MapType, Redirect, Redirections, SocketKind};
+use crate::member::Pair;
+use crate::{Link, MapType, Redirect, Redirections, SockMap, SocketKind};
 
 /// How soon to look again for bytes on their way over loopback.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -27,9 +23,22 @@ const BYTES: &[u8] = b"queued";
 
 const LATE_DATAGRAM: &str = "its datagram did not arrive in time";
 
-/// All that are known and may matter to a program with sockets in maps.
-pub(super) fn all(budget: &TimeBudget) -> Vec<Defect> {
-    let mut all = vec![fionread(budget), empty_datagram(), splice_is_blind()];
+/// A defect of kernels that are in use, and whether this kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Defect {
+    /// A short name.
+    pub name: &'static str,
+    /// Whether this kernel has it; `None` if that could not be tested.
+    pub present: Option<bool>,
+    /// What was seen and which programs it hurts, or why it could not be tested.
+    pub reason: String,
+}
+
+/// Every defect that is known and may matter to a program with sockets in maps, present or not: tried where that is
+/// harmless, and else told by the version. It takes well under a second if all is well.
+pub fn defects() -> Vec<Defect> {
+    let mut all = vec![fionread(), empty_datagram(), splice_is_blind()];
     let release = Release::here();
     all.extend(BY_VERSION.iter().map(|known| known.on(release)));
     all
@@ -234,8 +243,8 @@ fn linked<T>(
 
 /// FIONREAD counts only one of both queues of a member of a map of sockets (`tcp_ioctl`, `tcp_bpf_ioctl`): TCP's, or from
 /// 6.6.128, 6.12.75 and 6.18.14 on (commit 929e30f93125) that of what was redirected or passed. 7.2.13 counts both.
-fn fionread(budget: &TimeBudget) -> Defect {
-    let (present, reason) = miscounts(by_tcp(budget), || redirected(budget));
+fn fionread() -> Defect {
+    let (present, reason) = miscounts(by_tcp(), redirected);
     Defect {
         name: "fionread",
         present,
@@ -281,37 +290,29 @@ fn miscounts(
     }
 }
 
-/// Whether this kernel has the defect; without the rights to try it counts as absent.
-pub(super) fn has_fionread_defect(budget: &TimeBudget) -> bool {
-    fionread(budget).present == Some(true)
+/// Whether FIONREAD misses what is queued on members of a map of sockets here. Without the rights to try, the defect counts
+/// as absent.
+pub fn has_fionread_defect() -> bool {
+    fionread().present == Some(true)
 }
 
 /// What FIONREAD returns for a member that has `BYTES` in TCP's queue.
-fn by_tcp(budget: &TimeBudget) -> Result<u64, String> {
-    let connected = connection(Family::Tcp, budget.deadline());
-    let (peer, socket) = connected.map_err(|error| error.to_string())?;
-    let member = budget
-        .excluding(|| Member::new(&socket))
-        .map_err(|error| Failure::of(&error).reason)?;
-    let answer = answer(&peer, &socket, budget.deadline());
-    drop(member);
-    answer
+fn by_tcp() -> Result<u64, String> {
+    let Pair { member, peer } = Pair::of(SocketKind::Tcp)?;
+    let map = SockMap::create(1).map_err(|error| error.to_string())?;
+    map.insert(0, &member).map_err(|error| error.to_string())?;
+    answer(&peer, &member)
 }
 
 /// What FIONREAD returns for a member to which `BYTES` were redirected.
-fn redirected(budget: &TimeBudget) -> Result<u64, String> {
-    let connected = connection(Family::Tcp, budget.deadline());
-    let (peer, socket) = connected.map_err(|error| error.to_string())?;
-    let linked = budget.excluding(|| {
-        let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 1)?;
-        let link = redirections.link(&peer, &socket)?;
-        Ok((redirections, link))
-    });
-    let (_redirections, link) =
-        linked.map_err(|error: splice_base::error::Error| Failure::of(&error).reason)?;
-    let answer = answer(&peer, &socket, budget.deadline());
+fn redirected() -> Result<u64, String> {
+    let Pair { member, peer } = Pair::of(SocketKind::Tcp)?;
+    let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 1);
+    let linked = redirections.and_then(|redirections| redirections.link(&peer, &member));
+    let link = linked.map_err(|error| error.to_string())?;
+    let answer = answer(&peer, &member);
     let is_redirected = link.counters().messages > 0;
-    drop((peer, socket));
+    drop((peer, member));
     link.forget();
     if !is_redirected {
         return Err("its bytes were not redirected".into());
@@ -320,7 +321,8 @@ fn redirected(budget: &TimeBudget) -> Result<u64, String> {
 }
 
 /// Sends `BYTES` from one to the other. What FIONREAD returns when they are there; they are read then.
-fn answer(from: &OwnedFd, to: &OwnedFd, deadline: Instant) -> Result<u64, String> {
+fn answer(from: &OwnedFd, to: &OwnedFd) -> Result<u64, String> {
+    let deadline = Instant::now() + PATIENCE;
     let words = |errno: Errno| errno.to_string();
     send(from, BYTES, SendFlags::NOSIGNAL).map_err(words)?;
     let mut buffer = [0; BYTES.len()];

@@ -1,11 +1,11 @@
-//! Keys of a [`SockHash`](super::SockHash).
+//! Keys of a [`SockHash`](crate::SockHash).
 
 /// A key: an integer in the byte order of this machine, or bytes.
 ///
 /// The trait is sealed: keys have to be the same bytes for the program that looks them up.
 pub trait Key: Copy + sealed::Bytes {}
 
-pub(super) mod sealed {
+pub(crate) mod sealed {
     pub trait Bytes: Sized {
         const LENGTH: u32;
         fn to_bytes(&self) -> Vec<u8>;

@@ -10,7 +10,7 @@ const TABLE: &str = "/proc/net/protocols";
 ///
 /// # Errors
 /// Why it is not to be tried.
-pub(super) fn require(protocol: &str, module: &str) -> Result<(), String> {
+pub(crate) fn require(protocol: &str, module: &str) -> Result<(), String> {
     let table =
         fs::read_to_string(TABLE).map_err(|error| format!("cannot read {TABLE}: {error}"))?;
     if is_in(&table, protocol) {

@@ -8,11 +8,11 @@ use splice_base::error::Result;
 use splice_bpf::types::CaughtConnection;
 use splice_bpf::{Link as Attached, Map, Program, RingBuffer, SocketMap, load, objects};
 
-use super::link::Link;
-use super::loaded::Loaded;
-use super::map::explained;
-use super::redirections::Redirections;
-use super::socket_kind::SocketKind;
+use crate::link::Link;
+use crate::loaded::Loaded;
+use crate::map::explained;
+use crate::redirections::Redirections;
+use crate::socket_kind::SocketKind;
 
 /// Catches every TCP connection that a process of a control group makes or accepts, by a sock_ops program. What was
 /// established before is not caught.

@@ -10,7 +10,7 @@ use netlab::{Need, available, until};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{RecvFlags, recv, shutdown};
-use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, is_empty, put, take};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain};

@@ -105,11 +105,11 @@ impl SocketKind {
         }
     }
 
-    pub(super) fn is_unix(self) -> bool {
+    pub(crate) fn is_unix(self) -> bool {
         matches!(self, Self::UnixStream | Self::UnixDatagram)
     }
 
-    pub(super) fn is_vsock(self) -> bool {
+    pub(crate) fn is_vsock(self) -> bool {
         matches!(self, Self::VsockStream | Self::VsockSeqpacket)
     }
 }

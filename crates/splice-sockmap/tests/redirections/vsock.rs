@@ -2,9 +2,8 @@
 
 use netlab::until;
 use rustix::net::{Shutdown, shutdown};
-use splice::ErrorKind;
-use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
 use splice_base::release::Release;
+use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind};
 use std::time::Duration;
 
 use crate::conversation::{Pair, put, take};

@@ -9,7 +9,7 @@ use nix::libc;
 use nix::sys::socket::{SockFlag, SockType, VsockAddr, bind, connect, getsockname, socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, recv, send};
-use splice::sockmap::SocketKind;
+use splice_sockmap::SocketKind;
 
 use crate::random::Random;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use splice_bpf::wait_for_programs;
 
-use super::loaded::{Loaded, Place};
+use crate::loaded::{Loaded, Place};
 
 /// How many there may be before all are looked at. It keeps a few sets of maps, of some ten descriptors each.
 const FEW: usize = 8;
@@ -24,12 +24,12 @@ struct Orphans {
 }
 
 /// Leaves a source in its maps until it is closed.
-pub(super) fn add(loaded: Arc<Loaded>, place: Place) {
+pub(crate) fn add(loaded: Arc<Loaded>, place: Place) {
     lock().places.push((loaded, place));
 }
 
 /// Removes the closed ones if there are so many that it is worth a look at each.
-pub(super) fn clear_if_many() {
+pub(crate) fn clear_if_many() {
     let mut orphans = lock();
     if orphans.places.len() < orphans.look_at {
         return;
@@ -40,13 +40,13 @@ pub(super) fn clear_if_many() {
 }
 
 /// Removes the closed ones of these maps.
-pub(super) fn clear_of(loaded: &Arc<Loaded>) {
+pub(crate) fn clear_of(loaded: &Arc<Loaded>) {
     lock().clear(|of| Arc::ptr_eq(of, loaded));
 }
 
 /// How many there are of these maps.
 #[cfg(test)]
-pub(super) fn count_of(loaded: &Arc<Loaded>) -> usize {
+pub(crate) fn count_of(loaded: &Arc<Loaded>) -> usize {
     let is_of = |(of, _): &&(Arc<Loaded>, Place)| Arc::ptr_eq(of, loaded);
     lock().places.iter().filter(is_of).count()
 }

@@ -11,8 +11,8 @@ use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 use splice_bpf::{SocketMap, SocketMapType};
 
-use super::key::{Key, sealed::Bytes as _};
-use super::socket_kind::SocketKind;
+use crate::key::{Key, sealed::Bytes as _};
+use crate::socket_kind::SocketKind;
 
 /// A map of the type `BPF_MAP_TYPE_SOCKMAP`: its keys are the indices from 0 on.
 ///
@@ -178,7 +178,7 @@ fn create(of: SocketMapType, key_bytes: u32, entries: u32) -> Result<SocketMap> 
 }
 
 /// The same error with the reason that this process can see, and the remedy.
-pub(super) fn explained(error: &Error) -> Error {
+pub(crate) fn explained(error: &Error) -> Error {
     let Obstacle { reason, remedy } = Obstacle::of_bpf(error);
     Error::new(ErrorKind::BpfRefused, reason)
         .about("maps of sockets cannot be used")
@@ -210,7 +210,7 @@ fn insert(map: &SocketMap, key: &[u8], socket: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Why the kernel does not take a socket.
-pub(super) fn refusal(kind: SocketKind, errno: Errno) -> Error {
+pub(crate) fn refusal(kind: SocketKind, errno: Errno) -> Error {
     let unsupported = |why: &str| {
         Error::new(
             ErrorKind::UnsupportedSocket,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use netlab::{Need, available, until};
-use splice::sockmap::{MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, put};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain};

@@ -7,12 +7,12 @@ mod flow;
 mod leaving;
 mod linking;
 mod maps;
-#[path = "../support/payload.rs"]
+#[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
-#[path = "../support/random.rs"]
+#[path = "../../../splice/tests/support/random.rs"]
 mod random;
 mod sockets;
-#[path = "../support/tls.rs"]
+#[path = "../../../splice/tests/support/tls.rs"]
 mod tls;
 mod vsock;

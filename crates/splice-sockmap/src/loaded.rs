@@ -13,27 +13,27 @@ use splice_bpf::types::{
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
-use super::map::{explained, refusal};
-use super::redirect::Redirect;
-use super::socket_kind::SocketKind;
+use crate::map::{explained, refusal};
+use crate::redirect::Redirect;
+use crate::socket_kind::SocketKind;
 
 /// The section of `setting` in bpf/redirections.bpf.c.
 const SETTING_SECTION: &str = ".rodata.setting";
 
 /// What is loaded, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
-    pub(super) redirect: Redirect,
-    pub(super) map_type: SocketMapType,
+pub(crate) struct Plan {
+    pub(crate) redirect: Redirect,
+    pub(crate) map_type: SocketMapType,
     /// How many sources fit.
-    pub(super) entries: u32,
+    pub(crate) entries: u32,
     /// There is one source. UNIX sources need it, since their messages do not tell who received them.
-    pub(super) only: bool,
+    pub(crate) only: bool,
     /// Answer the kernel what its helpers answer, which loses what they refuse: to show what the kernel does.
-    pub(super) raw: bool,
+    pub(crate) raw: bool,
 }
 
-pub(super) struct Loaded {
+pub(crate) struct Loaded {
     plan: Plan,
     setting: RedirectionsSetting,
     sources: SocketMap,
@@ -55,14 +55,14 @@ struct Slots {
 
 /// Where a source and its target are in the maps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The cookie of the source, or 0 if it is the only one.
     key: u64,
     slot: u32,
 }
 
 impl Loaded {
-    pub(super) fn load(plan: Plan) -> Result<Self> {
+    pub(crate) fn load(plan: Plan) -> Result<Self> {
         let setting = RedirectionsSetting {
             is_hash: (plan.map_type == SocketMapType::Hash).into(),
             to_local: plan.redirect.is_to_local().into(),
@@ -104,7 +104,7 @@ impl Loaded {
     }
 
     /// The program that links caught connections of these maps.
-    pub(super) fn admitter(&self, caught: &SocketMap) -> Result<Program> {
+    pub(crate) fn admitter(&self, caught: &SocketMap) -> Result<Program> {
         let object = load("admit", objects::ADMIT, |opened| {
             opened.set_constant(SETTING_SECTION, &self.setting)?;
             opened.resize("caught", caught.entries())?;
@@ -122,7 +122,7 @@ impl Loaded {
     }
 
     /// The same as `add` for caught TCP connections.
-    pub(super) fn add_caught(&self, admitter: &Program, source: u64, target: u64) -> Result<Place> {
+    pub(crate) fn add_caught(&self, admitter: &Program, source: u64, target: u64) -> Result<Place> {
         let _one = lock(&self.adding);
         if self.redirection(source).is_some() {
             return Err(linked_already());
@@ -162,7 +162,7 @@ impl Loaded {
     }
 
     /// Whether a source that is no member any more has had a verdict while it was one.
-    pub(super) fn has_moved(&self, place: Place) -> bool {
+    pub(crate) fn has_moved(&self, place: Place) -> bool {
         // It counts before the target has the bytes. Without the wait it may be about to: then it counts as moved,
         // since a source that is linked for good loses nothing.
         let is_over = wait_for_programs().is_ok();
@@ -171,7 +171,7 @@ impl Loaded {
     }
 
     /// Redirects what a source sends or receives to a target, from now on.
-    pub(super) fn add(
+    pub(crate) fn add(
         &self,
         (source, source_kind): (BorrowedFd<'_>, SocketKind),
         (target, target_kind): (BorrowedFd<'_>, SocketKind),
@@ -224,13 +224,13 @@ impl Loaded {
     }
 
     /// Takes a source out of its map, and leaves it its place.
-    pub(super) fn remove_source(&self, place: Place) {
+    pub(crate) fn remove_source(&self, place: Place) {
         // What is not there needs no removal.
         let _ = self.sources.remove(&self.key_bytes(place));
     }
 
     /// Takes a source and its target out of the maps.
-    pub(super) fn remove(&self, place: Place) {
+    pub(crate) fn remove(&self, place: Place) {
         self.remove_source(place);
         self.redirections.remove(&place.key);
         let _ = self.targets.remove(&self.key_bytes(place));
@@ -238,12 +238,12 @@ impl Loaded {
     }
 
     /// Whether the source is a member. The kernel removes it when it is closed.
-    pub(super) fn has_source(&self, place: Place) -> bool {
+    pub(crate) fn has_source(&self, place: Place) -> bool {
         !matches!(self.sources.cookie(&self.key_bytes(place)), Ok(None))
     }
 
     /// Whether nothing waits for the target of a source, or there is none any more.
-    pub(super) fn is_drained(&self, place: Place) -> bool {
+    pub(crate) fn is_drained(&self, place: Place) -> bool {
         match self.look(place) {
             Ok(None) => true,
             Ok(Some(look)) => look.backlog == 0 && look.unread == 0,
@@ -252,18 +252,18 @@ impl Loaded {
     }
 
     /// Whether there is no place for another link.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         let slots = lock(&self.slots);
         slots.free.is_empty() && slots.unused == self.plan.entries
     }
 
     /// How much went where, if the source is still linked.
-    pub(super) fn counts(&self, place: Place) -> Option<Redirection> {
+    pub(crate) fn counts(&self, place: Place) -> Option<Redirection> {
         self.redirection(place.key)
     }
 
     /// What the kernel holds for the target of a source. `None` if it has been closed.
-    pub(super) fn look(&self, place: Place) -> Result<Option<RedirectionsLook>> {
+    pub(crate) fn look(&self, place: Place) -> Result<Option<RedirectionsLook>> {
         let question = RedirectionsLook {
             key: place.key,
             slot: place.slot,
@@ -276,7 +276,7 @@ impl Loaded {
     }
 
     /// The filter that holds a source still.
-    pub(super) fn quiet(&self) -> BorrowedFd<'_> {
+    pub(crate) fn quiet(&self) -> BorrowedFd<'_> {
         self.quiet.as_fd()
     }
 

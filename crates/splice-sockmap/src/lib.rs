@@ -7,7 +7,7 @@
 //! ```no_run
 //! use std::net::{TcpListener, TcpStream};
 //! use std::time::Duration;
-//! use splice::sockmap::{Redirect, Redirections, MapType};
+//! use splice_sockmap::{Redirect, Redirections, MapType};
 //!
 //! let listener = TcpListener::bind("127.0.0.1:0")?;
 //! let client = TcpStream::connect(listener.local_addr()?)?;
@@ -28,31 +28,41 @@
 //! - Sockets come from this process, [from another by SCM_RIGHTS](handover), [from another by its
 //!   number](of_process), or from a control group ([`Catcher`]).
 //! - They leave by being closed, by [`Link::leave`], or by [`Link::disconnect`].
+//! - [`matrix`](matrix::matrix) tries every redirect between every two kinds of sockets on this kernel, [`time_line()`] says
+//!   since when there is what, and [`defects()`] what to beware of.
 //!
 //! # What is not promised
 //!
 //! This is the kernel's interface, not an engine: redirects to an egress and from an ingress have no
 //! back-pressure. What a target does not take waits in the kernel, charged to nobody (`sk_psock_backlog`, Linux 6.1
-//! to 7.3). [`join`](crate::join) with the engine [`Sockmap`](crate::EngineName::Sockmap) bounds it.
+//! to 7.3). The engine `sockmap` of the library `splice` bounds it.
 
 mod catcher;
+mod defect;
 pub mod handover;
 mod key;
 mod link;
 mod loaded;
 mod map;
+pub mod matrix;
+mod member;
 mod orphans;
+mod protocol;
 mod redirect;
 mod redirections;
 mod socket_kind;
 mod taken;
+mod time_line;
 
 pub use catcher::{Catcher, Caught};
+pub use defect::{Defect, defects, has_fionread_defect};
 pub use key::Key;
 pub use link::{Link, LinkCounters};
 pub use map::{SockHash, SockMap, id_of_map_with};
 pub use redirect::{Failure, Redirect};
 pub use redirections::Redirections;
 pub use socket_kind::SocketKind;
+pub use splice_base::error::{Error, ErrorKind, Result};
 pub use splice_bpf::SocketMapType as MapType;
 pub use taken::of_process;
+pub use time_line::{Step, time_line};
