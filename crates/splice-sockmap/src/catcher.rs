@@ -11,7 +11,8 @@ use splice_bpf::{Link as Attached, Map, Program, RingBuffer, SocketMap, load, ob
 use crate::link::Link;
 use crate::loaded::Loaded;
 use crate::map::explained;
-use crate::redirections::Redirections;
+use crate::redirect::Redirect;
+use crate::redirections::{Redirections, require_another};
 use crate::socket_kind::SocketKind;
 
 /// Catches every TCP connection that a process of a control group makes or accepts, by a sock_ops program. What was
@@ -90,6 +91,9 @@ impl Catcher {
     /// [`ErrorKind::System`](crate::ErrorKind::System) if one of them was not caught or is closed, if nobody has
     /// accepted the target yet, or if the source has bytes that came before: its process has to read them.
     pub fn link(&self, redirections: &Redirections, source: u64, target: u64) -> Result<Link> {
+        if redirections.redirect() == Redirect::IngressToLocal {
+            require_another(source, target)?;
+        }
         let loaded = redirections.shared();
         let admitter = self.admitter(loaded)?;
         let place = loaded.add_caught(&admitter, source, target)?;

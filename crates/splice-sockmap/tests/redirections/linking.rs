@@ -290,3 +290,32 @@ fn an_unconnected_udp_source_redirects_what_anybody_sends() {
         assert_eq!(take(&target.peer), b"hello");
     }
 }
+
+/// The kernel would count its bytes as read twice: its reader would miss as many of the next ones.
+#[test]
+fn a_tcp_socket_does_not_redirect_to_itself_what_it_would_read_anyway() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToLocal, MapType::Hash, 8).expect("loaded");
+    let tcp = Pair::of(SocketKind::Tcp);
+    let same = tcp.member.try_clone().expect("a duplicate");
+    let error = redirections
+        .link(&tcp.member, &same)
+        .expect_err("it is the same socket");
+    assert_eq!(error.kind(), ErrorKind::UnsupportedSocket);
+    assert!(error.to_string().contains("tcp_bpf_recvmsg"), "{error}");
+    put(&tcp.peer, b"as before");
+    assert_eq!(take(&tcp.member), b"as before");
+
+    let udp = Pair::of(SocketKind::Udp);
+    let mut link = redirections.link(&udp.member, &udp.member).expect("linked");
+    put(&udp.peer, b"to itself");
+    assert_eq!(take(&udp.member), b"to itself");
+    assert_eq!(link.counters().messages, 1);
+    let patience = std::time::Duration::from_secs(30);
+    link.leave(&udp.member, patience).expect("it leaves");
+    put(&udp.peer, b"without");
+    assert_eq!(take(&udp.member), b"without");
+}
