@@ -52,6 +52,13 @@ struct sk_psock___redirections {
 /* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
 #define USER_DATA_FLAGS 7UL
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct redirections_unknown);
+	__uint(max_entries, 1);
+} unknown SEC(".maps");
+
 /* A pointer that was stored and read again is a number to the verifier. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -65,10 +72,22 @@ static __always_inline __u64 flags(void)
 	return setting.to_local ? BPF_F_INGRESS : 0;
 }
 
-static __always_inline int pass(struct redirection *of, __u32 bytes)
+static __always_inline int pass(struct redirection *of, __u32 bytes, enum redirection_pass why)
 {
-	__sync_fetch_and_add(&of->passed_messages, 1);
+	__sync_fetch_and_add(&of->passed[why], 1);
 	__sync_fetch_and_add(&of->passed_bytes, bytes);
+	return SK_PASS;
+}
+
+/* A member of the sources has no redirection before it is linked, and while it leaves. */
+static __always_inline int pass_unknown(void)
+{
+	struct redirections_unknown *count;
+	__u32 zero = 0;
+
+	count = bpf_map_lookup_elem(&unknown, &zero);
+	if (count)
+		__sync_fetch_and_add(&count->passed, 1);
 	return SK_PASS;
 }
 
@@ -79,7 +98,7 @@ static __always_inline int conclude(struct redirection *of, __u32 bytes, long ve
 		__sync_fetch_and_add(&of->bytes, bytes);
 		return SK_PASS;
 	}
-	pass(of, bytes);
+	pass(of, bytes, REDIRECTION_REFUSED);
 	return setting.raw ? verdict : SK_PASS;
 }
 
@@ -95,8 +114,12 @@ int redirect_received(struct __sk_buff *skb)
 	__u32 bytes = skb->len;
 	long verdict;
 
-	if (!of)
-		return SK_PASS;
+	if (!of) {
+		/* Passed, a FIN would be an empty message in front of the reader (sk_psock_backlog). */
+		if (bytes == 0 && skb->sk && bpf_skc_to_tcp_sock(skb->sk))
+			return SK_DROP;
+		return pass_unknown();
+	}
 	/*
 	 * The kernel's worker takes an empty message for a broken target (sk_psock_backlog). Passed, it would stay
 	 * in front of the source's reader for good, who gets EFAULT at each call (sk_msg_recvmsg). A FIN has been
@@ -110,8 +133,10 @@ int redirect_received(struct __sk_buff *skb)
 	}
 	if (of->most_bytes) {
 		/* The worker sends each fragment by itself, so a message has to be in one piece. */
-		if (bytes > of->most_bytes || bpf_skb_pull_data(skb, bytes))
-			return pass(of, bytes);
+		if (bytes > of->most_bytes)
+			return pass(of, bytes, REDIRECTION_TOO_LONG);
+		if (bpf_skb_pull_data(skb, bytes))
+			return pass(of, bytes, REDIRECTION_NO_MEMORY);
 	}
 	if (setting.is_hash)
 		verdict = bpf_sk_redirect_hash(skb, &targets, &key, flags());
@@ -136,7 +161,7 @@ int redirect_sent(struct sk_msg_md *msg)
 	key = sk->__sk_common.skc_cookie.counter;
 	of = bpf_map_lookup_elem(&redirections, &key);
 	if (!of)
-		return SK_PASS;
+		return pass_unknown();
 	if (setting.is_hash)
 		verdict = bpf_msg_redirect_hash(msg, &targets, &key, flags());
 	else

@@ -3,6 +3,14 @@
 #ifndef REDIRECTIONS_H
 #define REDIRECTIONS_H
 
+/* Why a message was passed: it stays where it would be without the program. */
+enum redirection_pass {
+	REDIRECTION_TOO_LONG,	/* the target does not take it in one piece */
+	REDIRECTION_NO_MEMORY,	/* it could not be put into one piece */
+	REDIRECTION_REFUSED,	/* the helper refuses the target, which is closed or not in a state to take it */
+	REDIRECTION_PASSES,
+};
+
 /* Where the messages of one source go, and how many went. User space writes it once, the program counts. */
 struct redirection {
 	__u32 slot;		/* the target's index, if the maps are arrays */
@@ -11,7 +19,7 @@ struct redirection {
 	__u32 reserved;
 	__u64 messages;		/* redirected */
 	__u64 bytes;		/* of them */
-	__u64 passed_messages;	/* left to the source's own reader */
+	__u64 passed[REDIRECTION_PASSES];	/* messages left to the source's own reader */
 	__u64 passed_bytes;	/* of them */
 	__u64 empty;		/* empty datagrams, which were dropped */
 };
@@ -31,6 +39,11 @@ struct redirections_look {
 	__u32 found;		/* out: 1 if there is such a member */
 	__u32 backlog;		/* out: messages that wait for the kernel's worker */
 	__u32 unread;		/* out: 1 if its psock holds bytes for its reader */
+};
+
+/* What has no source to be counted for. */
+struct redirections_unknown {
+	__u64 passed;		/* messages of a socket that is a member of the sources, and whose link has gone */
 };
 
 #endif

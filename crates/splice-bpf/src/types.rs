@@ -398,12 +398,12 @@ pub struct Redirection {
     pub _reserved: u32,
     pub messages: u64,
     pub bytes: u64,
-    pub passed_messages: u64,
+    pub passed: [u64; 3],
     pub passed_bytes: u64,
     pub empty: u64,
 }
 
-const _: () = assert!(size_of::<Redirection>() == 56);
+const _: () = assert!(size_of::<Redirection>() == 72);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for Redirection {}
@@ -438,6 +438,18 @@ const _: () = assert!(size_of::<RedirectionsLook>() == 24);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for RedirectionsLook {}
+
+/// `struct redirections_unknown`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RedirectionsUnknown {
+    pub passed: u64,
+}
+
+const _: () = assert!(size_of::<RedirectionsUnknown>() == 8);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for RedirectionsUnknown {}
 
 /// `struct mesh_field`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -910,6 +922,15 @@ pub mod admission_stage {
     pub const SOURCE_REFUSED: u32 = 5;
     pub const WITHDRAWN: u32 = 6;
     pub const DONE: u32 = 7;
+}
+
+/// `enum redirection_pass`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod redirection_pass {
+    pub const TOO_LONG: u32 = 0;
+    pub const NO_MEMORY: u32 = 1;
+    pub const REFUSED: u32 = 2;
+    pub const PASSES: u32 = 3;
 }
 
 /// `enum bypass_version`.

@@ -6,6 +6,7 @@
 //!    └──────────────────┘ the target has not taken it in time, or bytes are unread
 //! ```
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, connect_unspec, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::socket_option::{attach_filter, detach_filter, has_filter};
+use splice_bpf::types::redirection_pass;
 use splice_bpf::wait_for_programs;
 
 use crate::loaded::{Loaded, Place};
@@ -46,6 +48,48 @@ pub struct Link {
     left: Option<LinkCounters>,
 }
 
+/// Why a message was not redirected, and left to the source's own reader instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PassReason {
+    /// It is longer than the target takes in one piece.
+    TooLong,
+    /// The kernel had no memory to put it into one piece (`bpf_skb_pull_data`).
+    NoMemory,
+    /// The kernel refuses the target: it is closed, or not in a state to take anything (`sock_map_redirect_allowed`).
+    TargetGone,
+}
+
+impl PassReason {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::TooLong, Self::NoMemory, Self::TargetGone];
+
+    /// Its name, as in "target gone".
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TooLong => "too long",
+            Self::NoMemory => "no memory",
+            Self::TargetGone => "target gone",
+        }
+    }
+
+    /// Where the program counts it.
+    fn index(self) -> usize {
+        let index = match self {
+            Self::TooLong => redirection_pass::TOO_LONG,
+            Self::NoMemory => redirection_pass::NO_MEMORY,
+            Self::TargetGone => redirection_pass::REFUSED,
+        };
+        index as usize
+    }
+}
+
+impl fmt::Display for PassReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// How many messages and bytes of a source went where. On a stream a message is what the kernel handed to the
 /// program at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,12 +99,20 @@ pub struct LinkCounters {
     pub messages: u64,
     /// The bytes of them.
     pub bytes: u64,
-    /// Left to the source's own reader, since the target did not take them.
+    /// Left to the source's own reader; [`passed_for`](Self::passed_for) says why.
     pub passed_messages: u64,
     /// The bytes of them.
     pub passed_bytes: u64,
     /// Empty datagrams, which were dropped: the kernel can neither redirect nor pass them.
     pub empty_messages: u64,
+    passed: [u64; PassReason::ALL.len()],
+}
+
+impl LinkCounters {
+    /// How many messages were passed for a reason.
+    pub fn passed_for(&self, reason: PassReason) -> u64 {
+        self.passed[reason.index()]
+    }
 }
 
 impl Link {
@@ -88,9 +140,10 @@ impl Link {
         LinkCounters {
             messages: counts.messages,
             bytes: counts.bytes,
-            passed_messages: counts.passed_messages,
+            passed_messages: counts.passed.iter().sum(),
             passed_bytes: counts.passed_bytes,
             empty_messages: counts.empty,
+            passed: counts.passed,
         }
     }
 

@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{
-    Admission, Redirection, RedirectionsLook, RedirectionsSetting, admission_stage,
+    Admission, Redirection, RedirectionsLook, RedirectionsSetting, RedirectionsUnknown,
+    admission_stage,
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
@@ -39,6 +40,7 @@ pub(crate) struct Loaded {
     sources: SocketMap,
     targets: SocketMap,
     redirections: Map,
+    unknown: Map,
     look: Program,
     quiet: Program,
     slots: Mutex<Slots>,
@@ -93,6 +95,7 @@ impl Loaded {
             sources,
             targets: object.socket_map("targets")?,
             redirections: object.map("redirections")?,
+            unknown: object.map("unknown")?,
             look: object.program("look")?,
             quiet: object.program("quiet")?,
             slots: Mutex::new(Slots {
@@ -167,7 +170,7 @@ impl Loaded {
         // since a source that is linked for good loses nothing.
         let is_over = wait_for_programs().is_ok();
         let counts = self.redirection(place.key).unwrap_or_default();
-        !is_over || counts.messages > 0 || counts.passed_messages > 0
+        !is_over || counts.messages > 0 || counts.passed.iter().any(|count| *count > 0)
     }
 
     /// Redirects what a source sends or receives to a target, from now on.
@@ -260,6 +263,12 @@ impl Loaded {
     /// How much went where, if the source is still linked.
     pub(crate) fn counts(&self, place: Place) -> Option<Redirection> {
         self.redirection(place.key)
+    }
+
+    /// How many messages were passed of sources that have no link, as those that leave at this moment.
+    pub(crate) fn passed_without_link(&self) -> u64 {
+        let counted: Option<RedirectionsUnknown> = self.unknown.read(&0u32);
+        counted.unwrap_or_default().passed
     }
 
     /// What the kernel holds for the target of a source. `None` if it has been closed.

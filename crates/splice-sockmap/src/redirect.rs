@@ -58,6 +58,20 @@ impl Redirect {
         }
     }
 
+    /// The kernel's function that makes this redirect fail so.
+    pub fn decided_by(self, failure: Failure) -> &'static str {
+        match (failure, self) {
+            // A socket of another kind has no sendmsg that would call it.
+            (Failure::NeverRuns, _) => "tcp_bpf_sendmsg",
+            (Failure::SendRefused | Failure::Lost, Self::SendToLocal | Self::SendToEgress) => {
+                "bpf_msg_redirect_hash, bpf_msg_redirect_map"
+            }
+            (Failure::SendRefused | Failure::Lost, _) => {
+                "bpf_sk_redirect_hash, bpf_sk_redirect_map"
+            }
+        }
+    }
+
     /// Its name, as in "ingress to egress".
     pub fn name(self) -> &'static str {
         match self {

@@ -84,8 +84,9 @@ impl Redirections {
             Error::new(
                 ErrorKind::UnsupportedSocket,
                 format!(
-                    "the redirect {} does not support {from} to {to}: {failure}",
-                    self.plan.redirect
+                    "the redirect {} does not support {from} to {to}: {failure} ({})",
+                    self.plan.redirect,
+                    self.plan.redirect.decided_by(failure)
                 ),
             )
         })?;
@@ -97,6 +98,13 @@ impl Redirections {
             require_another(cookie(source)?, cookie(target)?)?;
         }
         self.link_any((source, from), (target, to))
+    }
+
+    /// How many messages of sources that have no link were left to their readers: a source whose sent messages are redirected
+    /// keeps its program until it is in no map, and a source that leaves may get one more verdict. Sources of UNIX have
+    /// programs of their own, and do not count.
+    pub fn passed_without_link(&self) -> u64 {
+        self.shared.passed_without_link()
     }
 
     /// What is loaded for all sources but those of UNIX, with room for another one if there can be.

@@ -71,6 +71,11 @@ fn what_goes_in_comes_out_for_each_redirect_and_pair_of_kinds() {
                         if !is_supported {
                             let error = linked.expect_err("it is not supported");
                             assert_eq!(error.kind(), ErrorKind::UnsupportedSocket, "{what}");
+                            let failure = redirect.supports(source_kind, target_kind);
+                            let failure = failure.expect_err("it is not supported");
+                            for part in [failure.as_str(), redirect.decided_by(failure)] {
+                                assert!(error.to_string().contains(part), "{what}: {error}");
+                            }
                             // Nothing is lost: the source works as before.
                             let (sender, reader) = if redirect.is_of_sent() {
                                 (&source.member, &source.peer)
@@ -224,51 +229,6 @@ fn a_source_of_another_redirect_is_refused() {
         .link(&source.member, &target.member)
         .expect_err("it has a program");
     assert!(error.to_string().contains("another program"), "{error}");
-}
-
-#[test]
-fn a_datagram_that_is_too_long_goes_to_the_sources_reader_and_an_empty_one_nowhere() {
-    if !available(Need::Root) {
-        return;
-    }
-    let redirections =
-        Redirections::new(Redirect::IngressToEgress, MapType::Hash, 8).expect("loaded");
-    let (source, target) = (
-        Pair::of(SocketKind::UnixDatagram),
-        Pair::of(SocketKind::Udp),
-    );
-    let link = redirections
-        .link(&source.member, &target.member)
-        .expect("linked");
-    let too_long = vec![7; 65_508];
-    put(&source.peer, &[]);
-    put(&source.peer, &too_long);
-    put(&source.peer, b"fits");
-    assert_eq!(take(&target.peer), b"fits");
-    assert!(take(&source.member) == too_long);
-    let counters = link.counters();
-    assert_eq!((counters.messages, counters.passed_messages), (1, 1));
-    assert_eq!(counters.empty_messages, 1);
-}
-
-#[test]
-fn what_a_closed_target_does_not_take_goes_to_the_sources_reader() {
-    if !available(Need::Root) {
-        return;
-    }
-    for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
-        let redirections = Redirections::new(redirect, MapType::Hash, 8).expect("loaded");
-        for kind in KINDS {
-            let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
-            let link = redirections
-                .link(&source.member, &target.member)
-                .expect("linked");
-            drop(target);
-            put(&source.peer, b"to nobody");
-            assert_eq!(take(&source.member), b"to nobody", "{redirect}: {kind}");
-            assert_eq!(link.counters().passed_bytes, 9);
-        }
-    }
 }
 
 /// A socket can take datagrams from many peers, and stay with its own.

@@ -7,6 +7,7 @@ mod flow;
 mod leaving;
 mod linking;
 mod maps;
+mod passing;
 #[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
