@@ -320,9 +320,13 @@ pub fn namespace_cookie(fd: impl AsFd) -> rustix::io::Result<u64> {
         libc::SO_NETNS_COOKIE,
         &mut halves,
     )?;
-    // Only equality matters, so the order of the halves is free.
-    let [one, other] = halves.map(|half| u64::from(half.cast_unsigned()));
-    Ok(one | other << u32::BITS)
+    // As BPF programs have it.
+    let [one, other] = halves.map(|half: i32| u64::from(half.cast_unsigned()));
+    Ok(if cfg!(target_endian = "little") {
+        one | other << u32::BITS
+    } else {
+        one << u32::BITS | other
+    })
 }
 
 /// Which of the two sizes the kernel does not tune, as bits.

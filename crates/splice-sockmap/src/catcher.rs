@@ -8,6 +8,7 @@ use splice_base::error::Result;
 use splice_bpf::types::CaughtConnection;
 use splice_bpf::{Link as Attached, Map, Program, RingBuffer, SocketMap, load, objects};
 
+use crate::key::Cookie;
 use crate::link::Link;
 use crate::loaded::Loaded;
 use crate::map::explained;
@@ -37,7 +38,7 @@ pub struct Catcher {
 #[non_exhaustive]
 pub struct Caught {
     /// The socket's cookie (`SO_COOKIE`), by which [`Catcher::link`] knows it.
-    pub cookie: u64,
+    pub cookie: Cookie,
     /// The socket's own address.
     pub local: SocketAddr,
     /// Its peer's address.
@@ -90,13 +91,18 @@ impl Catcher {
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) if one of them was not caught or is closed, if nobody has
     /// accepted the target yet, or if the source has bytes that came before: its process has to read them.
-    pub fn link(&self, redirections: &Redirections, source: u64, target: u64) -> Result<Link> {
+    pub fn link(
+        &self,
+        redirections: &Redirections,
+        source: Cookie,
+        target: Cookie,
+    ) -> Result<Link> {
         if redirections.redirect() == Redirect::IngressToLocal {
             require_another(source, target)?;
         }
         let loaded = redirections.shared();
         let admitter = self.admitter(loaded)?;
-        let place = loaded.add_caught(&admitter, source, target)?;
+        let place = loaded.add_caught(&admitter, source.0, target.0)?;
         Ok(Link::new(
             Arc::clone(loaded),
             place,
@@ -139,7 +145,7 @@ impl From<&CaughtConnection> for Caught {
             SocketAddr::new(ip, port as u16)
         };
         Self {
-            cookie: of.cookie,
+            cookie: Cookie(of.cookie),
             local: address(of.local, of.local_port),
             remote: address(of.remote, of.remote_port),
             is_active: of.is_active != 0,

@@ -56,7 +56,7 @@ mod time_line;
 
 pub use catcher::{Catcher, Caught};
 pub use defect::{Defect, defects, has_fionread_defect};
-pub use key::Key;
+pub use key::{Cookie, FourTuple, Key};
 pub use link::{Link, LinkCounters, PassReason};
 pub use map::{SockHash, SockMap, id_of_map_with};
 pub use redirect::{Failure, Redirect};

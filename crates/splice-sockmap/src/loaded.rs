@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_cookie;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{
     Admission, Redirection, RedirectionsLook, RedirectionsSetting, RedirectionsUnknown,
@@ -14,6 +13,7 @@ use splice_bpf::types::{
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
+use crate::key::Cookie;
 use crate::map::{explained, refusal};
 use crate::redirect::Redirect;
 use crate::socket_kind::SocketKind;
@@ -182,8 +182,7 @@ impl Loaded {
         let key = if self.plan.only {
             0
         } else {
-            socket_cookie(source)
-                .map_err(|errno| Error::system("cannot read a socket's cookie", errno))?
+            Cookie::of(source)?.0
         };
         let _one = lock(&self.adding);
         if self.redirection(key).is_some() {

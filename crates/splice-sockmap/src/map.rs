@@ -6,12 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 use splice_bpf::{SocketMap, SocketMapType};
 
-use crate::key::{Key, sealed::Bytes as _};
+use crate::key::{Cookie, Key, sealed::Bytes as _};
 use crate::socket_kind::SocketKind;
 
 /// A map of the type `BPF_MAP_TYPE_SOCKMAP`: its keys are the indices from 0 on.
@@ -73,12 +72,12 @@ impl SockMap {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the kernel refuses it.
-    pub fn cookie(&self, index: u32) -> Result<Option<u64>> {
+    pub fn cookie(&self, index: u32) -> Result<Option<Cookie>> {
         cookie(&self.0, &index.to_bytes())
     }
 
     /// The indices that have a socket, each with its cookie. Members that come or go meanwhile may be left out.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, Cookie)> {
         members(&self.0)
     }
 }
@@ -134,12 +133,12 @@ impl<K: Key> SockHash<K> {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the kernel refuses it.
-    pub fn cookie(&self, key: K) -> Result<Option<u64>> {
+    pub fn cookie(&self, key: K) -> Result<Option<Cookie>> {
         cookie(&self.map, &key.to_bytes())
     }
 
     /// The keys, each with the cookie of its socket. Members that come or go meanwhile may be left out.
-    pub fn iter(&self) -> impl Iterator<Item = (K, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (K, Cookie)> {
         members(&self.map)
     }
 }
@@ -168,9 +167,7 @@ impl<K> fmt::Debug for SockHash<K> {
 /// # Errors
 /// [`ErrorKind::System`] if it is no socket.
 pub fn id_of_map_with(socket: impl AsFd) -> Result<Option<u32>> {
-    let cookie = sockopt::socket_cookie(socket)
-        .map_err(|errno| Error::system("cannot read the cookie of a socket", errno))?;
-    Ok(SocketMap::id_with(cookie))
+    Ok(SocketMap::id_with(Cookie::of(socket)?.0))
 }
 
 fn create(of: SocketMapType, key_bytes: u32, entries: u32) -> Result<SocketMap> {
@@ -250,14 +247,15 @@ fn remove(map: &SocketMap, key: &[u8]) -> Result<bool> {
     }
 }
 
-fn cookie(map: &SocketMap, key: &[u8]) -> Result<Option<u64>> {
+fn cookie(map: &SocketMap, key: &[u8]) -> Result<Option<Cookie>> {
     map.cookie(key)
+        .map(|found| found.map(Cookie))
         .map_err(|errno| Error::system("cannot read a map of sockets", errno))
 }
 
-fn members<K: Key>(map: &SocketMap) -> impl Iterator<Item = (K, u64)> {
+fn members<K: Key>(map: &SocketMap) -> impl Iterator<Item = (K, Cookie)> {
     map.keys().filter_map(|key| {
         let cookie = map.cookie(&key).ok()??;
-        Some((K::from_bytes(&key)?, cookie))
+        Some((K::from_bytes(&key)?, Cookie(cookie)))
     })
 }

@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv, sockopt};
+use rustix::net::{RecvFlags, recv};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::SocketMapType;
 
+use crate::key::Cookie;
 use crate::link::{LOOK_AGAIN, Link};
 use crate::loaded::{Loaded, Place, Plan};
 use crate::orphans;
@@ -91,11 +92,7 @@ impl Redirections {
             )
         })?;
         if from == SocketKind::Tcp && self.plan.redirect == Redirect::IngressToLocal {
-            let cookie = |socket| {
-                sockopt::socket_cookie(socket)
-                    .map_err(|errno| Error::system("cannot read a socket's cookie", errno))
-            };
-            require_another(cookie(source)?, cookie(target)?)?;
+            require_another(Cookie::of(source)?, Cookie::of(target)?)?;
         }
         self.link_any((source, from), (target, to))
     }
@@ -175,7 +172,7 @@ fn withdraw(loaded: Arc<Loaded>, place: Place) {
 /// The kernel counts such bytes as read twice, at their verdict (`tcp_eat_skb`) and by their reader (`sk_msg_recvmsg`,
 /// `tcp_bpf_recvmsg`). Once the source has left, TCP takes as many of the next bytes for read (seen on 6.18.44; 7.2.9 counts
 /// once). The source's reader gets the bytes without a link, too.
-pub(crate) fn require_another(source: u64, target: u64) -> Result<()> {
+pub(crate) fn require_another(source: Cookie, target: Cookie) -> Result<()> {
     if source != target {
         return Ok(());
     }

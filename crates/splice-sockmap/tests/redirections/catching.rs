@@ -7,14 +7,13 @@ use std::thread;
 
 use netlab::{ControlGroup, Need, available, until, until_found};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_cookie;
 use rustix::net::{RecvFlags, recv};
-use splice_sockmap::{Catcher, Caught, MapType, Redirect, Redirections, SocketKind};
+use splice_sockmap::{Catcher, Caught, Cookie, MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, is_empty, messages, put, take};
 
-fn cookie(socket: impl AsFd) -> u64 {
-    socket_cookie(socket).expect("a cookie")
+fn cookie(socket: impl AsFd) -> Cookie {
+    Cookie::of(socket).expect("a cookie")
 }
 
 fn is_readable(catcher: &Catcher) -> bool {

@@ -1,6 +1,7 @@
 //! `SockMap` and `SockHash`: what they hold.
 
 use std::fs::File;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -8,9 +9,8 @@ use netlab::{Need, available, until};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpTlsTx;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
-use rustix::net::sockopt::socket_cookie;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, socketpair};
-use splice_sockmap::{ErrorKind, SockHash, SockMap, SocketKind};
+use splice_sockmap::{Cookie, ErrorKind, FourTuple, SockHash, SockMap, SocketKind};
 
 use crate::conversation::{KINDS, Pair};
 use crate::tls;
@@ -41,9 +41,9 @@ fn a_map_tells_the_cookies_of_its_members() {
     for (index, pair) in (1..).zip(&members) {
         map.insert(index, &pair.member).expect("inserted");
     }
-    let cookies: Vec<(u32, u64)> = (1..)
+    let cookies: Vec<(u32, Cookie)> = (1..)
         .zip(&members)
-        .map(|(index, pair)| (index, socket_cookie(&pair.member).expect("a cookie")))
+        .map(|(index, pair)| (index, Cookie::of(&pair.member).expect("a cookie")))
         .collect();
     assert_eq!(map.iter().collect::<Vec<_>>(), cookies);
     assert_eq!(map.cookie(2).expect("read"), Some(cookies[1].1));
@@ -87,6 +87,45 @@ fn a_hash_has_keys_of_any_bytes() {
     assert_eq!(numbers.iter().map(|(key, _)| key).collect::<Vec<_>>(), [7]);
 }
 
+/// The same addresses are another connection in another network namespace, and IPv4 is IPv4 on a socket of IPv6.
+#[test]
+fn a_hash_has_keys_of_cookies_and_of_addresses() {
+    if !available(Need::Root) {
+        return;
+    }
+    let pair = Pair::of(SocketKind::Tcp);
+    let cookie = Cookie::of(&pair.member).expect("a cookie");
+    let by_cookie = SockHash::<Cookie>::create(2).expect("a map");
+    by_cookie.insert(cookie, &pair.member).expect("inserted");
+    assert_eq!(by_cookie.cookie(cookie).expect("read"), Some(cookie));
+    assert_eq!(by_cookie.iter().collect::<Vec<_>>(), [(cookie, cookie)]);
+
+    let by_addresses = SockHash::<FourTuple>::create(8).expect("a map");
+    let [tuple, reversed] =
+        [&pair.member, &pair.peer].map(|end| FourTuple::of(end).expect("addresses"));
+    assert_eq!(
+        (tuple.local, tuple.remote),
+        (reversed.remote, reversed.local)
+    );
+    by_addresses.insert(tuple, &pair.member).expect("inserted");
+    assert_eq!(by_addresses.cookie(tuple).expect("read"), Some(cookie));
+    assert_eq!(by_addresses.cookie(reversed).expect("read"), None);
+    let mut elsewhere = tuple;
+    elsewhere.namespace += 1;
+    assert_eq!(by_addresses.cookie(elsewhere).expect("read"), None);
+    assert_eq!(by_addresses.iter().collect::<Vec<_>>(), [(tuple, cookie)]);
+
+    let both = TcpListener::bind("[::]:0").expect("a listener");
+    let port = both.local_addr().expect("bound").port();
+    let client = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+    let (server, _) = both.accept().expect("accepted");
+    let [client, server] = [&client, &server].map(|end| FourTuple::of(end).expect("addresses"));
+    assert_eq!((client.local, client.remote), (server.remote, server.local));
+    let unix = Pair::of(SocketKind::UnixStream);
+    let error = FourTuple::of(&unix.member).expect_err("it has no such addresses");
+    assert_eq!(error.kind(), ErrorKind::System);
+}
+
 #[test]
 fn a_closed_socket_leaves_its_maps() {
     if !available(Need::Root) {
@@ -115,7 +154,7 @@ fn a_pinned_map_outlives_its_descriptor() {
     map.insert(3, &pair.member).expect("inserted");
     drop(map);
     let opened = SockHash::<u32>::open_pinned(pins.path("sockets")).expect("opened");
-    let cookie = socket_cookie(&pair.member).expect("a cookie");
+    let cookie = Cookie::of(&pair.member).expect("a cookie");
     assert_eq!(opened.cookie(3).expect("read"), Some(cookie));
     let mut map = SockMap::create(4).expect("a map");
     map.pin(pins.path("indices")).expect("pinned");
