@@ -26,6 +26,9 @@ pub enum SocketMapType {
 }
 
 impl SocketMapType {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Map, Self::Hash];
+
     pub(crate) fn of_kernel(self) -> MapType {
         match self {
             Self::Map => MapType::Sockmap,

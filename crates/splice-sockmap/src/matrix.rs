@@ -91,15 +91,16 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Tries every cell: four redirects, two types of maps, six kinds each way. It takes some seconds.
+/// Tries every cell of the tables of these redirects with these types of maps, six kinds each way. All of them take some
+/// seconds.
 ///
 /// # Errors
 /// [`ErrorKind::BpfRefused`] without the rights to use maps of sockets; it names them.
-pub fn matrix() -> Result<Vec<Table>> {
+pub fn matrix(redirects: &[Redirect], map_types: &[MapType]) -> Result<Vec<Table>> {
     let untried = kinds_that_cannot_be_made();
     let mut tables = Vec::new();
-    for redirect in Redirect::ALL {
-        for map_type in [MapType::Map, MapType::Hash] {
+    for &redirect in redirects {
+        for &map_type in map_types {
             tables.push(Table {
                 redirect,
                 map_type,
@@ -228,7 +229,7 @@ mod tests {
         if !netlab::available(netlab::Need::Root) {
             return Ok(());
         }
-        let tables = matrix()?;
+        let tables = matrix(&Redirect::ALL, &MapType::ALL)?;
         assert_eq!(tables.len(), 8);
         let mut tried = 0;
         for table in &tables {

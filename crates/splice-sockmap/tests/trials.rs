@@ -25,7 +25,7 @@ fn trials_leave_no_descriptor_behind() {
     let before = open();
     assert!(!defects().is_empty());
     assert!(!time_line().is_empty());
-    matrix().expect("tried");
+    matrix(&Redirect::ALL, &SocketMapType::ALL).expect("tried");
     assert_eq!(open(), before);
 }
 

@@ -91,10 +91,38 @@ pub(crate) struct DoctorArgs {
 #[derive(Args, Debug)]
 #[command(after_long_help = as_help(sections::MATRIX))]
 pub(crate) struct MatrixArgs {
+    /// Show the tables of this redirect only.
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) redirect: Option<MatrixRedirect>,
+    /// Show the tables of this type of map only.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) map: Option<MatrixMap>,
     /// Print JSON: kernel; tables, each with redirect, map and cells; each cell with source, target, works (null if it
     /// could not be tried) and reason.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A redirect of `spliced matrix`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MatrixRedirect {
+    /// What a socket sends, to the reader of the target.
+    SendToLocal,
+    /// What a socket sends, to the peer of the target.
+    SendToEgress,
+    /// What a socket receives, to the peer of the target.
+    IngressToEgress,
+    /// What a socket receives, to the reader of the target.
+    IngressToLocal,
+}
+
+/// A type of map of `spliced matrix`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MatrixMap {
+    /// An array.
+    Sockmap,
+    /// A hash table.
+    Sockhash,
 }
 
 /// Report every mistake in a configuration file, and what the file does on this host.

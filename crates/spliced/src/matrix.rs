@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use splice::doctor::kernel;
 use splice_sockmap::matrix::{Cell, Table, matrix};
-use splice_sockmap::{Failure, SocketKind};
+use splice_sockmap::{Failure, MapType, Redirect, SocketKind};
 
-use crate::cli::MatrixArgs;
+use crate::cli::{MatrixArgs, MatrixMap, MatrixRedirect};
 
 /// Columns of the name of a kind, and of a cell.
 const NAME_WIDTH: usize = 16;
@@ -20,7 +20,15 @@ const CELL_WIDTH: usize = 16;
 /// # Errors
 /// Without the rights to use maps of sockets, or if the tables cannot be printed.
 pub(crate) fn run(args: &MatrixArgs) -> Result<()> {
-    let tables = matrix()?;
+    let redirects = match args.redirect {
+        Some(redirect) => vec![redirect.of_library()],
+        None => Redirect::ALL.into(),
+    };
+    let map_types = match args.map {
+        Some(map) => vec![map.of_library()],
+        None => MapType::ALL.into(),
+    };
+    let tables = matrix(&redirects, &map_types)?;
     let text = if args.json {
         format!("{:#}\n", as_json(&tables))
     } else {
@@ -30,6 +38,26 @@ pub(crate) fn run(args: &MatrixArgs) -> Result<()> {
         // If the reader has gone away, nobody misses the rest.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot print the tables"),
+    }
+}
+
+impl MatrixRedirect {
+    fn of_library(self) -> Redirect {
+        match self {
+            Self::SendToLocal => Redirect::SendToLocal,
+            Self::SendToEgress => Redirect::SendToEgress,
+            Self::IngressToEgress => Redirect::IngressToEgress,
+            Self::IngressToLocal => Redirect::IngressToLocal,
+        }
+    }
+}
+
+impl MatrixMap {
+    fn of_library(self) -> MapType {
+        match self {
+            Self::Sockmap => MapType::Map,
+            Self::Sockhash => MapType::Hash,
+        }
     }
 }
 

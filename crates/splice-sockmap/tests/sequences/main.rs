@@ -32,8 +32,7 @@ struct All(Vec<Redirections>);
 impl All {
     fn load() -> Self {
         let all = Redirect::ALL.into_iter().flat_map(|redirect| {
-            [MapType::Map, MapType::Hash]
-                .map(move |of| Redirections::new(redirect, of, LINKS).expect("loaded"))
+            MapType::ALL.map(move |of| Redirections::new(redirect, of, LINKS).expect("loaded"))
         });
         Self(all.collect())
     }

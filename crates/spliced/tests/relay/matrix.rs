@@ -1,10 +1,15 @@
 //! `spliced matrix`: the tables, as text and as JSON.
 
+use std::time::{Duration, Instant};
+
 use netlab::{Need, Process, Scratch, available};
 use serde_json::Value;
 
 use crate::doctor::{NOBODY, for_anybody};
 use crate::relay::{command, output};
+
+/// What all tables may take. They take two seconds on an idle machine.
+const MOST_TIME: Duration = Duration::from_secs(20);
 
 /// What the tables are for the kinds that every host can make: TCP, UDP, UNIX stream, UNIX dgram.
 fn works(redirect: &str, source: &str, target: &str) -> bool {
@@ -24,7 +29,10 @@ fn the_json_has_every_cell_of_both_types_of_maps() {
     if !available(Need::Root) {
         return;
     }
+    let begun = Instant::now();
     let output = output(&mut command(&["matrix", "--json"]));
+    let time = begun.elapsed();
+    assert!(time < MOST_TIME, "{time:?}");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -104,4 +112,43 @@ fn without_the_rights_one_sentence_names_them() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("CAP_BPF"), "{said}");
+}
+
+#[test]
+fn one_table_can_be_asked_for() {
+    if !available(Need::Root) {
+        return;
+    }
+    for (redirect, map, told) in [
+        ("send-to-local", "sockmap", ("send to local", "SOCKMAP")),
+        ("send-to-egress", "sockhash", ("send to egress", "SOCKHASH")),
+        (
+            "ingress-to-egress",
+            "sockmap",
+            ("ingress to egress", "SOCKMAP"),
+        ),
+        (
+            "ingress-to-local",
+            "sockhash",
+            ("ingress to local", "SOCKHASH"),
+        ),
+    ] {
+        let arguments = ["matrix", "--json", "--redirect", redirect, "--map", map];
+        let output = output(&mut command(&arguments));
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let tables = report["tables"].as_array().expect("a list");
+        let names: Vec<_> = tables
+            .iter()
+            .map(|table| (table["redirect"].as_str(), table["map"].as_str()))
+            .collect();
+        assert_eq!(names, [(Some(told.0), Some(told.1))]);
+    }
+    let output = output(&mut command(&["matrix", "--redirect", "send-to-egress"]));
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(
+        text.contains("send to egress (SOCKMAP and SOCKHASH)"),
+        "{text}"
+    );
+    assert!(!text.contains("local"), "{text}");
 }
