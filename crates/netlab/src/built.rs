@@ -1,4 +1,4 @@
-//! Libraries of this workspace that are loaded, not linked: cargo builds them for nobody's tests.
+//! Libraries of this workspace that are loaded, not linked, and examples: cargo builds them for nobody's tests.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,19 @@ const INHERITED: [&str; 5] = [
 /// # Panics
 /// If they cannot be built.
 pub fn built(packages: &[&str]) -> PathBuf {
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    build(packages.collect())
+}
+
+/// Builds the examples of a package in the same way, and returns the directory with them.
+///
+/// # Panics
+/// If they cannot be built.
+pub fn built_examples(package: &str) -> PathBuf {
+    build(vec!["--package", package, "--examples"]).join("examples")
+}
+
+fn build(what: Vec<&str>) -> PathBuf {
     /// Tests of one program ask at once.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
@@ -32,7 +45,7 @@ pub fn built(packages: &[&str]) -> PathBuf {
     let mut command = Command::new(env!("CARGO"));
     command
         .args(["build", "--quiet"])
-        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(what)
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .env("CARGO_TARGET_DIR", target);
     if profile.ends_with("release") {

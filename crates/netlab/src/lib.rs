@@ -54,7 +54,7 @@ mod requires;
 mod scratch;
 
 pub use bpf_file_system::BpfFileSystem;
-pub use built::{C_SOURCES, built};
+pub use built::{C_SOURCES, built, built_examples};
 pub use connection::connection;
 pub use control_group::ControlGroup;
 pub use lab::Lab;
