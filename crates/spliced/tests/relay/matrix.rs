@@ -1,5 +1,7 @@
 //! `spliced matrix`: the tables, as text and as JSON.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use netlab::{Need, Process, Scratch, available};
@@ -151,4 +153,67 @@ fn one_table_can_be_asked_for() {
         "{text}"
     );
     assert!(!text.contains("local"), "{text}");
+}
+
+/// The tables in a text, by their headings: a line of cells for each source.
+fn tables(text: &str) -> BTreeMap<String, Vec<Vec<String>>> {
+    /// Columns of the name of a source, and of a cell.
+    const NAME: usize = 18;
+    const CELL: usize = 16;
+    let mut tables = BTreeMap::new();
+    for part in text
+        .split("\n\n")
+        .filter(|part| part.contains("(SOCKMAP and SOCKHASH)\n"))
+    {
+        let mut lines = part.lines();
+        let heading = lines.next().expect("a heading").to_owned();
+        let rows = lines.skip(1).map(|line| {
+            let cells = line.as_bytes()[NAME..].chunks(CELL);
+            let cells = cells.map(|cell| String::from_utf8_lossy(cell).trim().to_owned());
+            cells.collect()
+        });
+        tables.insert(heading, rows.collect());
+    }
+    tables
+}
+
+/// What one of them could not try is left out.
+#[test]
+fn the_page_of_linux_6_18_has_the_tables_of_this_kernel() {
+    if !available(Need::Root) {
+        return;
+    }
+    let output = output(&mut command(&["matrix"]));
+    let here = tables(&String::from_utf8(output.stdout).expect("text"));
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/matrix");
+    let page = fs::read_to_string(format!("{directory}/6.18.md")).expect("the page");
+    let emulated = fs::read_to_string(format!("{directory}/6.18.txt")).expect("the tables");
+    assert!(
+        page.contains(emulated.trim_end()),
+        "6.18.md has other tables than 6.18.txt"
+    );
+    let blocks = page.split("```text\n").skip(1);
+    let blocks: Vec<_> = blocks.filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 2);
+    for block in blocks {
+        let there = tables(block);
+        assert_eq!(there.len(), 4);
+        let mut compared = 0;
+        for (heading, rows) in there {
+            assert_eq!(rows.len(), 6, "{heading}");
+            for (row, row_here) in rows.iter().zip(&here[&heading]) {
+                assert_eq!(row.len(), 6, "{heading}");
+                for (cell, cell_here) in row.iter().zip(row_here) {
+                    if !cell.starts_with('?') && !cell_here.starts_with('?') {
+                        assert_eq!(cell, cell_here, "{heading}");
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert!(
+            compared >= 4 * 16,
+            "all but VSOCK can be tried everywhere: {compared}"
+        );
+    }
 }
