@@ -7,6 +7,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 
 #include "catcher.h"
 #include "catcher_maps.h"
@@ -22,6 +23,7 @@ struct sock___admit {
 struct tcp_sock___admit {
 	__u32 copied_seq;
 	__u32 rcv_nxt;
+	__u32 write_seq;
 };
 
 #pragma clang attribute pop
@@ -39,6 +41,32 @@ static __always_inline int is_empty(struct bpf_sock *sk)
 	struct tcp_sock___admit *tcp = (void *)bpf_skc_to_tcp_sock(sk);
 
 	return tcp && tcp->copied_seq == tcp->rcv_nxt;
+}
+
+#define AF_INET 2	/* linux/socket.h */
+
+/* Strangers over IPv6 with the same two ports count as peers, too: then they wait for nothing but each other's bytes. */
+static __always_inline int are_peers(struct bpf_sock *one, struct bpf_sock *other)
+{
+	if (one->src_port != bpf_ntohs(other->dst_port) ||
+	    other->src_port != bpf_ntohs(one->dst_port))
+		return 0;
+	/* Sockets of IPv6 have no IPv4 addresses, or made-up ones (LOOPBACK4_IPV6). */
+	if (one->family != AF_INET || other->family != AF_INET)
+		return 1;
+	return one->src_ip4 == other->dst_ip4 && other->src_ip4 == one->dst_ip4;
+}
+
+/*
+ * A reader takes what was redirected to it before what came over its own connection (tcp_bpf_recvmsg). So nothing
+ * that the source has sent may be unread, or on its way, when its next message is redirected to its own peer.
+ */
+static __always_inline int is_overtaken(struct bpf_sock *source, struct bpf_sock *target)
+{
+	struct tcp_sock___admit *from = (void *)bpf_skc_to_tcp_sock(source);
+	struct tcp_sock___admit *to = (void *)bpf_skc_to_tcp_sock(target);
+
+	return from && to && are_peers(source, target) && from->write_seq != to->copied_seq;
 }
 
 static __always_inline void add_source(struct admission *of, struct bpf_sock *source)
@@ -73,7 +101,7 @@ static __always_inline void add_source(struct admission *of, struct bpf_sock *so
 		bpf_map_delete_elem(&sources, &slot);
 }
 
-static __always_inline void find_source(struct admission *of)
+static __always_inline void find_source(struct admission *of, struct bpf_sock *target)
 {
 	__u64 cookie = of->source;
 	struct bpf_sock *source;
@@ -82,7 +110,10 @@ static __always_inline void find_source(struct admission *of)
 	source = bpf_map_lookup_elem(&caught, &cookie);
 	if (!source)
 		return;
-	add_source(of, source);
+	if (target && !of->is_received && setting.to_local && is_overtaken(source, target))
+		of->stage = ADMISSION_UNREAD;
+	else
+		add_source(of, source);
 	bpf_sk_release(source);
 }
 
@@ -101,7 +132,7 @@ int admit(struct __sk_buff *skb)
 	target_cookie = of->target;
 	slot = of->slot;
 	if (of->is_resumed) {
-		find_source(of);
+		find_source(of, NULL);
 		return 0;
 	}
 	of->stage = ADMISSION_NO_TARGET;
@@ -121,7 +152,7 @@ int admit(struct __sk_buff *skb)
 		of->stage = ADMISSION_TARGET_REFUSED;
 		goto release;
 	}
-	find_source(of);
+	find_source(of, target);
 release:
 	bpf_sk_release(target);
 	return 0;

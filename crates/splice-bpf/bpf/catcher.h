@@ -32,6 +32,7 @@ enum admission_stage {
 	ADMISSION_NO_SOURCE,
 	ADMISSION_NOT_ACCEPTED,		/* nobody has accepted the target yet */
 	ADMISSION_BYTES_WAIT,		/* the source has bytes that came before */
+	ADMISSION_UNREAD,		/* the target has not read all that the source, its peer, has sent */
 	ADMISSION_TARGET_REFUSED,
 	ADMISSION_SOURCE_REFUSED,
 	ADMISSION_WITHDRAWN,		/* the same as BYTES_WAIT, but the source was a member for a moment */

@@ -918,10 +918,11 @@ pub mod admission_stage {
     pub const NO_SOURCE: u32 = 1;
     pub const NOT_ACCEPTED: u32 = 2;
     pub const BYTES_WAIT: u32 = 3;
-    pub const TARGET_REFUSED: u32 = 4;
-    pub const SOURCE_REFUSED: u32 = 5;
-    pub const WITHDRAWN: u32 = 6;
-    pub const DONE: u32 = 7;
+    pub const UNREAD: u32 = 4;
+    pub const TARGET_REFUSED: u32 = 5;
+    pub const SOURCE_REFUSED: u32 = 6;
+    pub const WITHDRAWN: u32 = 7;
+    pub const DONE: u32 = 8;
 }
 
 /// `enum redirection_pass`.

@@ -18,6 +18,10 @@ use crate::map::{explained, refusal};
 use crate::redirect::Redirect;
 use crate::socket_kind::SocketKind;
 
+/// Why a source is not linked to its own peer.
+pub(crate) const OVERTAKEN: &str = "the target has bytes that came before the link, or are on their way to it, and would read \
+     redirected ones first: let its process read them, and try again";
+
 /// The section of `setting` in bpf/redirections.bpf.c.
 const SETTING_SECTION: &str = ".rodata.setting";
 
@@ -345,6 +349,7 @@ fn verdict(answer: Admission) -> Result<()> {
         admission_stage::BYTES_WAIT | admission_stage::WITHDRAWN => {
             refused("the source has bytes that came before the link, which its process has to read")
         }
+        admission_stage::UNREAD => refused(OVERTAKEN),
         admission_stage::TARGET_REFUSED => {
             Err(refusal(SocketKind::Tcp, errno()).about("the target"))
         }

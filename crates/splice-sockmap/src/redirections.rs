@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::socket_option::progress;
 use splice_bpf::SocketMapType;
 
-use crate::key::Cookie;
+use crate::key::{Cookie, FourTuple};
 use crate::link::{LOOK_AGAIN, Link};
-use crate::loaded::{Loaded, Place, Plan};
+use crate::loaded::{Loaded, OVERTAKEN, Place, Plan};
 use crate::orphans;
 use crate::redirect::Redirect;
 use crate::socket_kind::SocketKind;
@@ -75,6 +76,8 @@ impl Redirections {
     /// # Errors
     /// - [`ErrorKind::UnsupportedSocket`] if the redirect does not support this pair of kinds, or the kernel does not
     ///   take one of the sockets; it says why. Nothing was lost.
+    /// - [`ErrorKind::System`] if what the source sends is to go to its own peer's reader, and that has not read all that
+    ///   came before: it would read redirected bytes first. The source must not send while it is being linked.
     /// - [`ErrorKind::System`] if the source has a link already, or has bytes that wait to be read: those came before
     ///   the link and belong to its reader. Read them and try again. If a UNIX or VSOCK stream brings more while it is
     ///   being linked, its target may get the first of them: link it before its peer sends.
@@ -93,6 +96,10 @@ impl Redirections {
         })?;
         if from == SocketKind::Tcp && self.plan.redirect == Redirect::IngressToLocal {
             require_another(Cookie::of(source)?, Cookie::of(target)?)?;
+        }
+        let is_tcp = (from, to) == (SocketKind::Tcp, SocketKind::Tcp);
+        if is_tcp && self.plan.redirect == Redirect::SendToLocal {
+            require_read(source, target)?;
         }
         self.link_any((source, from), (target, to))
     }
@@ -181,6 +188,31 @@ pub(crate) fn require_another(source: Cookie, target: Cookie) -> Result<()> {
         "the redirect ingress to local does not support a TCP socket to itself: the kernel counts its bytes as read twice \
          and skips later ones (tcp_bpf_recvmsg)",
     ))
+}
+
+/// A reader takes what was redirected to it before what came over its own connection (`tcp_bpf_recvmsg`). So a target that is
+/// the source's own peer must have read all that the source has sent.
+fn require_read(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<()> {
+    let (Ok(from), Ok(to)) = (FourTuple::of(source), FourTuple::of(target)) else {
+        return Ok(());
+    };
+    // They may be in two network namespaces.
+    if (from.local, from.remote) != (to.remote, to.local) {
+        return Ok(());
+    }
+    let progress = |of| {
+        progress(of)
+            .map_err(|errno| Error::system("cannot tell how far a connection has come", errno))
+    };
+    let come = progress(target)?;
+    let has_come = progress(source)?.written_bytes == come.read_bytes + come.unread_bytes;
+    // FIONREAD, by which `unread_bytes` is known, does not count all that a member of a map has.
+    let mut byte = [0];
+    let peeked = recv(target, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    if has_come && peeked == Err(Errno::AGAIN) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::System, OVERTAKEN))
 }
 
 /// Nothing may wait in the source's queue.

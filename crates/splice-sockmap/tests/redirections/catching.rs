@@ -123,6 +123,32 @@ fn bytes_that_came_before_and_targets_that_nobody_accepted_keep_from_linking() {
     assert_eq!(take(&waiting), b"late");
 }
 
+/// Redirected bytes would be read before those that came over the connection.
+#[test]
+fn two_caught_peers_are_linked_once_everything_is_read() {
+    if !available(Need::Root) {
+        return;
+    }
+    let group = ControlGroup::new("catcher").expect("a control group");
+    let catcher = Catcher::attach(&group, 64).expect("attached");
+    let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 8).expect("loaded");
+    for make in [Pair::of, Pair::of6] {
+        let Pair { member, peer } = group.enter(|| make(SocketKind::Tcp)).expect("entered");
+        put(&member, b"first");
+        let link = || catcher.link(&redirections, cookie(&member), cookie(&peer));
+        let error = link().expect_err("unread");
+        assert!(
+            error.to_string().contains("redirected ones first"),
+            "{error}"
+        );
+        assert_eq!(take(&peer), b"first");
+        let linked = link().expect("linked");
+        put(&member, b"second");
+        assert_eq!(take(&peer), b"second");
+        assert_eq!(linked.counters().messages, 1);
+    }
+}
+
 /// Each link is made while bytes come: those before it go to the source's reader, all others to the target.
 #[test]
 fn a_link_in_full_flow_loses_no_byte() {

@@ -279,3 +279,34 @@ fn a_tcp_socket_does_not_redirect_to_itself_what_it_would_read_anyway() {
     put(&udp.peer, b"without");
     assert_eq!(take(&udp.member), b"without");
 }
+
+/// Redirected bytes would be read before those that came over the connection.
+#[test]
+fn a_source_is_linked_to_its_own_peer_once_that_has_read_everything() {
+    if !available(Need::Root) {
+        return;
+    }
+    let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 8).expect("loaded");
+    for make in [Pair::of, Pair::of6] {
+        let Pair { member, peer } = make(SocketKind::Tcp);
+        put(&member, b"first");
+        let error = redirections.link(&member, &peer).expect_err("unread");
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert!(
+            error.to_string().contains("redirected ones first"),
+            "{error}"
+        );
+        assert_eq!(take(&peer), b"first");
+        let link = redirections.link(&member, &peer).expect("linked");
+        put(&member, b"second");
+        assert_eq!(take(&peer), b"second");
+        assert_eq!(link.counters().messages, 1);
+        // The target may have to read over its own connection if that is another one.
+        let other = make(SocketKind::Tcp);
+        put(&other.peer, b"waits");
+        let stranger = make(SocketKind::Tcp);
+        redirections
+            .link(&stranger.member, &other.member)
+            .expect("linked");
+    }
+}

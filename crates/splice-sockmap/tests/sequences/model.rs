@@ -121,7 +121,8 @@ pub(crate) struct Model<'a> {
     parts: Vec<Vec<u8>>,
     /// The last record of each sender at each reader.
     last: BTreeMap<(usize, usize), usize>,
-    /// Readers that have two queues: what is redirected to them overtakes what came over their own connection.
+    /// Readers that get bytes of one sender by two ways: what is redirected to them overtakes what comes over their own
+    /// connection. Nothing overtakes where a source is linked to its own peer.
     two_queues: Sockets,
     closed: Sockets,
     /// Whose sent bytes were redirected at some time.
@@ -233,7 +234,7 @@ impl<'a> Model<'a> {
                 return;
             }
         }
-        if redirect.is_to_local() {
+        if redirect.is_to_local() && source != target ^ 1 {
             self.two_queues |= 1 << target;
         }
         // One that was undone may have moved something.
@@ -498,7 +499,8 @@ impl<'a> Model<'a> {
             let is_later = last.is_none_or(|last| last < number);
             assert!(
                 is_later || self.two_queues & (1 << reader) != 0,
-                "record {number} of {sender} came to {reader} after {last:?}"
+                "record {number} of {sender} came to {reader} after {last:?}\n{}",
+                self.story.join("\n")
             );
         }
     }
