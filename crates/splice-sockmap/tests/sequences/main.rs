@@ -8,6 +8,7 @@ mod model;
 #[path = "../../../splice/tests/support/random.rs"]
 #[allow(dead_code, reason = "other tests ask for more")]
 mod random;
+mod step;
 
 use std::cell::RefCell;
 use std::fs;
@@ -18,7 +19,8 @@ use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
 use splice_sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{KINDS, Pair};
-use crate::model::{Model, Step, Tally};
+use crate::model::Model;
+use crate::step::{Step, Tally};
 
 /// How many links a set of maps has room for. Fewer than a run makes, so that places have to be given back.
 const LINKS: u32 = 24;

@@ -4,7 +4,6 @@
 //! it has, and a byte that is missing, comes twice or goes astray breaks a record or its count.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use splice_sockmap::{ErrorKind, Link, Redirect, Redirections, SockHash, SocketKi
 
 use crate::conversation::Pair;
 use crate::random::Random;
+use crate::step::{Step, Tally};
 
 const RECORD_BYTES: usize = 16;
 
@@ -28,50 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long a link may take to leave. A target whose reader does not read keeps it.
 const LEAVE_MOST: Duration = Duration::from_millis(5);
-
-/// One thing that happens. A socket of a map has an even number here, its peer the next one.
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    /// `by` counts the redirects, each with both types of maps.
-    Link {
-        source: usize,
-        target: usize,
-        by: usize,
-    },
-    Leave(proptest::sample::Index),
-    Drop(proptest::sample::Index),
-    /// In or out of a map without a program.
-    Hold {
-        socket: usize,
-        put: bool,
-    },
-    Close {
-        socket: usize,
-    },
-    Send {
-        socket: usize,
-        records: usize,
-    },
-    /// The same on the socket from which a link redirects.
-    SendThrough(proptest::sample::Index, usize),
-    Read,
-}
-
-/// Records of a sequence.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) sent: usize,
-    pub(crate) come: usize,
-    pub(crate) redirected: usize,
-}
-
-impl AddAssign for Tally {
-    fn add_assign(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.come += other.come;
-        self.redirected += other.redirected;
-    }
-}
 
 /// A set of sockets.
 type Sockets = u32;
