@@ -43,7 +43,7 @@ typedef struct splice_pair splice_pair;
 #define SPLICE_FINAL 1
 
 /**
- * Why a pair has ended.
+ * Why a pair has ended. No reason has the number 6.
  */
 enum splice_reason {
   /**
@@ -70,10 +70,6 @@ enum splice_reason {
    * The caller has taken the sockets back.
    */
   SPLICE_UNDONE = 5,
-  /**
-   * The packet filters of this host have changed and would stop the pair.
-   */
-  SPLICE_FILTERED = 6,
   /**
    * A system call on one of the sockets has failed.
    */

@@ -26,7 +26,7 @@ use crate::ending::Ending;
 use crate::fault::{Fault, Result, answer};
 use crate::options::{SpliceOptions, Wanted};
 
-/// Why a pair has ended.
+/// Why a pair has ended. No reason has the number 6.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "C has no namespaces")]
@@ -43,8 +43,6 @@ pub enum SpliceReason {
     SpliceByteLimit = 4,
     /// The caller has taken the sockets back.
     SpliceUndone = 5,
-    /// The packet filters of this host have changed and would stop the pair.
-    SpliceFiltered = 6,
     /// A system call on one of the sockets has failed.
     SpliceFailed = 7,
 }
@@ -214,7 +212,6 @@ fn told(reason: Reason) -> (SpliceReason, Option<Errno>) {
         Reason::Idle | Reason::HalfClosed => (SpliceReason::SpliceIdle, Some(Errno::TIMEDOUT)),
         Reason::ByteLimit => (SpliceReason::SpliceByteLimit, Some(Errno::FBIG)),
         Reason::Undone => (SpliceReason::SpliceUndone, None),
-        Reason::Filtered => (SpliceReason::SpliceFiltered, Some(Errno::PERM)),
         Reason::Looped => (SpliceReason::SpliceFailed, Some(Errno::LOOP)),
         Reason::Failed { errno, .. } => {
             let errno = Errno::from_raw_os_error(errno);

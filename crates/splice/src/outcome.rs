@@ -55,9 +55,6 @@ pub enum Reason {
     /// The engine that was chosen by name cannot take this pair; [`Outcome::why_engine`] has the
     /// reason.
     Refused,
-    /// The packet filters of this host have changed and would stop the pair, which an engine had
-    /// moved past them; [`Outcome::why_engine`] names the rule.
-    Filtered,
     /// The caller has taken the sockets of a one-way splice back.
     Undone,
     /// The bytes of a ring of one-way splices have gone round too often.
@@ -114,7 +111,6 @@ impl fmt::Display for Reason {
             Self::ByteLimit => f.write_str("byte limit"),
             Self::Shutdown => f.write_str("shutdown"),
             Self::Refused => f.write_str("refused by the engine"),
-            Self::Filtered => f.write_str("stopped by the packet filters"),
             Self::Undone => f.write_str("undone"),
             Self::Looped => f.write_str("looped"),
             Self::Failed { side, errno } => {

@@ -11,11 +11,11 @@
 //!        they may stop it: not admitted
 //!      ┌────────────────────────────────▶ refused
 //! pair ┤
-//!      └─────▶ Admitted ──new rules would stop it──────────────────▶ Revoked: the pair is reset
-//!                │  ▲ └──new rules cannot be evaluated──────────┐        ▲
-//!                │  └──────────────the rules accept it again─┐ ▼        │
-//!                │                                           Doubtful ───┘
-//!                └──▶ ended                          the pair goes on, and is counted
+//!      └─────▶ Admitted ──new rules may stop it─────────────────────▶ Revoked: the pair goes back to
+//!                │  ▲ └──they cannot be read, or miss a hook──┐         ▲       the network stack
+//!                │  └──────────────────────the next look: no──┤         │
+//!                │                                        Unsettled ────┘ the next look: they still do
+//!                └──▶ ended
 //! ```
 //!
 //! The crate `splice-firewall` reads and evaluates the rules; `Hooks` tells whether the kernel
@@ -24,6 +24,8 @@
 
 mod hooks;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::fmt;
@@ -110,9 +112,9 @@ struct AdmittedPair {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PassState {
     Admitted,
-    /// Why the filters cannot be evaluated any more.
-    Doubtful(String),
-    /// The rule that would stop the pair.
+    /// The filters were changing while they were read: the next look decides.
+    Unsettled,
+    /// What may stop the pair.
     Revoked(String),
 }
 
@@ -165,7 +167,7 @@ impl Firewall {
     fn judge(&self, snapshot: &Snapshot, connection: &Connection) -> Judgement {
         let filters = match &snapshot.filters {
             Ok(filters) => filters,
-            Err(why) => return Judgement::Unknown(why.clone()),
+            Err(why) => return Judgement::Unread(why.clone()),
         };
         match self.account_for_hooks(snapshot, filters, connection) {
             Ok(None) => {}
@@ -264,7 +266,7 @@ impl Firewall {
             }
             match judgement {
                 Judgement::Accepts => {}
-                Judgement::Stops(why) | Judgement::Unknown(why) => {
+                Judgement::Stops(why) | Judgement::Unknown(why) | Judgement::Unread(why) => {
                     return Err(Refusal::Because(why));
                 }
                 Judgement::Unaccounted(counts, why) => {
@@ -371,8 +373,7 @@ impl Firewall {
         })
     }
 
-    /// Applies new filters: judges every pair again. Returns how many were revoked, how many are
-    /// doubtful, and a reason of each kind.
+    /// Applies new filters: judges every pair again. Returns how many were revoked, and one reason.
     fn change(&self, snapshot: Snapshot, looked_at: Instant) -> Change {
         let snapshot = Arc::new(snapshot);
         let pairs: Vec<_> = {
@@ -390,25 +391,22 @@ impl Firewall {
             let judgement = self.judge_again(&snapshot, &pair.connections);
             let mut state = pair.state();
             *state = match (judgement, &*state) {
-                // The pair is ending already.
+                // The pair is going back already.
                 (_, PassState::Revoked(_)) => continue,
                 (Judgement::Accepts, _) => PassState::Admitted,
-                (Judgement::Stops(why), _) => {
-                    change.revoked += 1;
-                    change.why_revoked.get_or_insert_with(|| why.clone());
-                    PassState::Revoked(why)
+                (Judgement::Unread(_) | Judgement::Unaccounted(..), PassState::Admitted) => {
+                    change.is_unsettled = true;
+                    PassState::Unsettled
                 }
-                (Judgement::Unknown(why) | Judgement::Unaccounted(_, why), _) => {
-                    change.doubtful += 1;
-                    change.why_doubtful.get_or_insert_with(|| why.clone());
-                    PassState::Doubtful(why)
-                }
+                (judgement, _) => PassState::Revoked(judgement.into_words()),
             };
-            let is_admitted = *state == PassState::Admitted;
+            let PassState::Revoked(why) = &*state else {
+                continue;
+            };
+            change.revoked += 1;
+            change.why_revoked.get_or_insert_with(|| why.clone());
             drop(state);
-            if !is_admitted {
-                pair.waker.wake_by_ref();
-            }
+            pair.waker.wake_by_ref();
         }
         change
     }
@@ -433,8 +431,23 @@ enum Judgement {
     Accepts,
     Stops(String),
     Unknown(String),
+    /// The filters could not be read.
+    Unread(String),
     /// The filters do not account for these hooks.
     Unaccounted(HookCounts, String),
+}
+
+impl Judgement {
+    /// The reason; of a pair that may pass there is none.
+    fn into_words(self) -> String {
+        match self {
+            Self::Accepts => String::new(),
+            Self::Stops(why)
+            | Self::Unknown(why)
+            | Self::Unread(why)
+            | Self::Unaccounted(_, why) => why,
+        }
+    }
 }
 
 /// Why a pair is not admitted.
@@ -451,8 +464,8 @@ pub(crate) enum Refusal {
 struct Change {
     revoked: usize,
     why_revoked: Option<String>,
-    doubtful: usize,
-    why_doubtful: Option<String>,
+    /// Pairs wait for the next look.
+    is_unsettled: bool,
 }
 
 impl AdmittedPair {

@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The rest after a reading, as a multiple of its duration.
 const REST_FACTOR: u32 = 9;
-/// The longest rest: a pair that must be reset goes on for at most that long.
+/// The longest rest: a pair that must go back goes on for at most that long.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
 pub(super) struct Watch {
@@ -65,12 +65,16 @@ impl Watch {
 
     fn run(mut self, firewall: &Weak<Firewall>) {
         let mut filters = self.first.clone();
-        let mut doubtful = 0;
-        while let Some(told) = self.waits(LOOK_EVERY) {
+        let mut is_unsettled = false;
+        while let Some(told) = self.waits(if is_unsettled {
+            Duration::ZERO
+        } else {
+            LOOK_EVERY
+        }) {
             // The caller that asks for a look may know of a change that was not reported yet.
             let asked = rustix::io::read(&self.look, &mut [0; 8]).is_ok();
             // A failed socket reports nothing any more.
-            let told = asked || told && self.changes.any().unwrap_or(true);
+            let told = asked || is_unsettled || told && self.changes.any().unwrap_or(true);
             let began = Instant::now();
             let read = self.read_again(&filters, told);
             let rest = (began.elapsed() * REST_FACTOR).min(LONGEST_REST);
@@ -78,21 +82,25 @@ impl Watch {
                 return;
             };
             let snapshot = firewall.snapshot();
-            let has_changed = read.is_some() || firewall.has_other_hooks(&snapshot);
+            let has_changed = read.is_some() || is_unsettled || firewall.has_other_hooks(&snapshot);
             if let Some(read) = read {
                 filters = read;
             }
             let change = if has_changed {
-                Some(firewall.change(Snapshot::new(filters.clone()), began))
+                firewall.change(Snapshot::new(filters.clone()), began)
             } else {
                 firewall.lock().looked_at = began;
-                None
+                Change::default()
             };
             // This thread may hold the last reference.
             drop((snapshot, firewall));
-            if let Some(change) = change {
-                tell(&change, doubtful);
-                doubtful = change.doubtful;
+            is_unsettled = change.is_unsettled;
+            if let Some(why) = change.why_revoked {
+                tracing::warn!(
+                    "the packet filters have changed: {} spliced connections go back to the network stack, where \
+                     the filters apply: {why}",
+                    change.revoked
+                );
             }
             // Even without news, since rules that change too fast to be read give the same error
             // each time.
@@ -147,24 +155,4 @@ fn polls(fds: &mut [PollFd<'_>], time: Duration) {
     };
     // An early look after an interruption does no harm.
     let _ = poll(fds, Some(&timeout));
-}
-
-fn tell(change: &Change, doubtful_before: usize) {
-    if let Some(why) = &change.why_revoked {
-        tracing::warn!(
-            "the packet filters have changed and would stop {} spliced connections, which are reset: {why}",
-            change.revoked
-        );
-    }
-    match &change.why_doubtful {
-        Some(why) => tracing::warn!(
-            "the packet filters have changed: {} spliced connections go on past them, and new ones like them \
-             are not spliced: {why}",
-            change.doubtful
-        ),
-        None if doubtful_before > 0 => {
-            tracing::info!("the packet filters accept all spliced connections again");
-        }
-        None => {}
-    }
 }

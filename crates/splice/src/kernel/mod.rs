@@ -16,7 +16,7 @@
 //!                  ├─ Declined(why) ─▶ user space goes on alone; `why` is shown
 //!                  ├─ Refused(why) ──▶ the same, unless the engine was asked for by name
 //!                  ├─ Returned(..) ──▶ user space goes on alone, where the kernel has got to
-//!                  └─ Ends(reason), Filtered(why) ──▶ release(), both sockets are closed
+//!                  └─ Ends(reason) ──▶ release(), both sockets are closed
 //! ```
 //!
 //! The two directions are independent. A direction reads up to its mark. At the mark it stops, with nothing in
@@ -178,8 +178,6 @@ pub(crate) enum Turn {
     Returned(Returned),
     /// The pair is over.
     Ends(Reason),
-    /// The pair is over, because this host's packet filters would stop its segments.
-    Filtered(Cow<'static, str>),
 }
 
 /// An engine that moves one pair's bytes in the kernel.

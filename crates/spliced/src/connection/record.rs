@@ -171,7 +171,6 @@ impl Record {
                     std::io::Error::from_raw_os_error(errno)
                 )
             }
-            Reason::Filtered => format!("stopped: {}", outcome.why_engine),
             other => other.to_string(),
         };
         let mut why = why;

@@ -9,7 +9,6 @@ use super::Segment;
 use super::eligibility::{Obstacle, device, refused};
 use crate::endpoint::Endpoint;
 use crate::firewall::{PassState, Refusal};
-use crate::kernel::Turn;
 use crate::outcome::Side;
 use splice_bpf::types::{SegmentInspection, SegmentTuple, segment_tracked as tracked};
 use std::task::Waker;
@@ -66,16 +65,11 @@ impl Segment {
         self.pass.as_ref().is_some_and(|pass| pass.is_for(devices))
     }
 
-    /// What a turn comes to where the filters have changed since, if they have.
-    pub(super) fn is_revoked(&self, has_taken: bool) -> Option<Turn> {
+    /// Why the pair may not bypass the filters any more, if they have changed.
+    pub(super) fn why_revoked(&self) -> Option<String> {
         match self.pass.as_ref()?.state() {
-            PassState::Revoked(why) if has_taken => {
-                Some(Turn::Filtered(format!("packet filters: {why}").into()))
-            }
-            PassState::Revoked(why) | PassState::Doubtful(why) if !has_taken => Some(
-                Turn::Refused(format!("segment: packet filters: {why}; {REMEDY}").into()),
-            ),
-            _ => None,
+            PassState::Revoked(why) => Some(format!("packet filters: {why}; {REMEDY}")),
+            PassState::Admitted | PassState::Unsettled => None,
         }
     }
 }

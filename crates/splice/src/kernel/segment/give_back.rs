@@ -102,10 +102,10 @@ impl Segment {
             }
         }
         let moved_bytes = self.counters.moved_bytes();
-        let why = match flow.untranslatable() {
-            Some((side, how)) => format!("segment: {side:?}'s segments {how}"),
-            None => "segment: the pair was given back".into(),
-        };
+        let why = self
+            .why_back(flow)
+            .unwrap_or_else(|| "the pair was given back".into());
+        let why = format!("segment: {why}");
         let_pass(flow);
         flow.return_to_sockets(leftover.each_ref().map(Leftover::sent_to));
         for (side, leftover) in Side::BOTH.into_iter().zip(&leftover) {
@@ -141,6 +141,14 @@ impl Segment {
                 pause: SHORTEST_PAUSE,
             }),
         })
+    }
+
+    /// Why the pair has to go back, if it has.
+    pub(super) fn why_back(&self, flow: &Flow) -> Option<String> {
+        let untranslatable = flow.untranslatable();
+        untranslatable
+            .map(|(side, how)| format!("{side:?}'s segments {how}"))
+            .or_else(|| self.why_revoked())
     }
 
     /// How the streams go on, or `None` while they cannot: a socket has to deliver something first.

@@ -37,8 +37,15 @@ impl Segment {
         if let Some(reason) = self.end() {
             return Turn::Ends(reason);
         }
-        if let Some(turn) = self.is_revoked(self.change_over.has_taken()) {
-            return turn;
+        match self.change_over.phase() {
+            Phase::New | Phase::Watching => {
+                if let Some(why) = self.why_revoked() {
+                    return Turn::Refused(format!("segment: {why}").into());
+                }
+            }
+            Phase::Spliced => self.hold_if_revoked(),
+            // It may have to wait until the sockets have delivered something.
+            Phase::Overlap => {}
         }
         if let Some(flow) = self.held() {
             return self.give_back(&flow, pair, streams);
@@ -77,6 +84,17 @@ impl Segment {
     fn held(&self) -> Option<Arc<Flow>> {
         let flow = self.counters.flow().filter(|flow| flow.is_held());
         flow.map(Arc::clone)
+    }
+
+    /// Has the program hold a pair that may not go on past the stack.
+    fn hold_if_revoked(&self) {
+        if let Some(flow) = self
+            .counters
+            .flow()
+            .filter(|_| self.why_revoked().is_some())
+        {
+            flow.hold();
+        }
     }
 
     /// Has the program watch the pair.
@@ -272,7 +290,7 @@ impl Segment {
         }
         flow.look(found.socket.each_ref().map(promised));
         flow.catch_up(found);
-        if flow.untranslatable().is_some() && self.ways_back(flow, found, streams, now).is_some() {
+        if self.why_back(flow).is_some() && self.ways_back(flow, found, streams, now).is_some() {
             flow.hold();
             return Progress::Again;
         }
@@ -307,7 +325,7 @@ impl Segment {
             put_to_sleep(end, &self.datapath);
             reached("asleep");
         }
-        if flow.untranslatable().is_some() {
+        if self.why_back(flow).is_some() {
             flow.hold();
         }
         progress

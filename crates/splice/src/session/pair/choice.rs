@@ -28,9 +28,6 @@ impl Pair {
             return self.user_space_engine();
         };
         let name = kernel.name();
-        if let Some(why) = self.filtered.as_deref().cloned() {
-            return Chosen { name, why };
-        }
         let user_space = self.user_space_engine();
         let carriers = match user_space.name {
             EngineName::Pipe => "copy and pipe",

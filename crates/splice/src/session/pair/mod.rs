@@ -74,8 +74,6 @@ pub(crate) struct Pair {
     taken: bool,
     /// Why no engine in the kernel has the pair, if one was tried or none may be.
     declined: Option<Box<Cow<'static, str>>>,
-    /// The packet filter that ended the pair.
-    filtered: Option<Box<Cow<'static, str>>>,
     watch: Watch,
     /// Whether epoll watches for room: a lane has found none there.
     room_watched: [bool; 2],
@@ -145,7 +143,6 @@ impl Pair {
             is_notified: false,
             taken: false,
             declined: plan.stays.map(|why| Box::new(why.into())),
-            filtered: None,
             watch: Watch::Stream,
             room_watched: [false; 2],
             pipe_after_bytes: options.promote_after_bytes,

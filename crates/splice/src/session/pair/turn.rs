@@ -80,10 +80,6 @@ impl Pair {
                 Next::PUMP
             }
             Turn::Ends(reason) => return self.end(cx, reason),
-            Turn::Filtered(why) => {
-                self.filtered = Some(Box::new(why));
-                return self.end(cx, Reason::Filtered);
-            }
         };
         if next.watch != self.watch
             && let Some(reason) = self.rewatch(cx, next.watch)

@@ -7,6 +7,7 @@ use netlab::{Lab, Namespace, Scratch};
 use super::host::{CLIENT_PORT, Host, IPV4, can_filter, iptables, load};
 use crate::doctor::{NOBODY, for_anybody};
 use crate::forbidden_call::ForbiddenCall;
+use crate::patience::until;
 
 /// A relay as user `nobody` on a prepared host.
 fn host(scratch: &Scratch, prepare: impl FnOnce(&Lab)) -> Host {
@@ -46,12 +47,14 @@ fn rules_of_nftables_apply_without_root() {
     });
     let pair = host.spliced(CLIENT_PORT, &[]);
     host.nft(&format!("add rule ip t c tcp sport {CLIENT_PORT} drop"));
-    pair.near.expect_reset();
     let handle = host.handle(&format!("sport {CLIENT_PORT} "));
-    assert_eq!(
-        host.logged(CLIENT_PORT, "outcome"),
-        format!("stopped: packet filters: ip t c handle {handle} drops")
-    );
+    until("the pair has gone back", || host.hop.are_spliced(0));
+    host.nft("flush chain ip t c");
+    pair.round();
+    pair.end();
+    let why = host.logged(CLIENT_PORT, "why_engine");
+    let rule = format!("packet filters: ip t c handle {handle} drops");
+    assert!(why.contains(&rule), "{why}");
 }
 
 /// Only root can read the lists of their names.

@@ -1,0 +1,57 @@
+//! What becomes of passes when the filters change.
+
+use std::sync::Weak;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Wake;
+
+use netlab::{Namespace, Need, available};
+
+use super::*;
+
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// Rules that are loaded while they are read seem to be unreadable, or not to account for all hooks.
+#[test]
+fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
+    if !available(Need::Bpf) || !available(Need::Netns) {
+        return;
+    }
+    let namespace = Namespace::new("passes").expect("a namespace");
+    let passes = || {
+        let firewall = Firewall::watch().expect("watched");
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let connections = [Family::Ipv4, Family::Ipv6].map(Connection::any);
+        let pass = firewall.admit(connections, |_| {}, waker, &mut None);
+        let pass = pass.expect("there are no rules");
+        let readable = firewall.snapshot().filters.clone();
+        let change = |filters| firewall.change(Snapshot::new(filters), Instant::now());
+        let unreadable = || change(Err("they change too fast".into()));
+
+        assert!(unreadable().is_unsettled);
+        assert_eq!(pass.state(), PassState::Unsettled);
+        assert!(!change(readable.clone()).is_unsettled);
+        assert_eq!(pass.state(), PassState::Admitted);
+
+        assert!(unreadable().is_unsettled);
+        let last = unreadable();
+        assert_eq!((last.is_unsettled, last.revoked), (false, 1));
+        let revoked = PassState::Revoked("they change too fast".into());
+        assert_eq!(pass.state(), revoked);
+        assert_eq!(woken.0.load(Relaxed), 1);
+        // It is on its way back.
+        assert_eq!(change(readable).revoked, 0);
+        assert_eq!(pass.state(), revoked);
+        let weak: Weak<_> = Arc::downgrade(&firewall);
+        drop((pass, firewall));
+        netlab::until("the thread has let go of it", || weak.upgrade().is_none());
+    };
+    namespace.enter(passes).expect("entered");
+}
