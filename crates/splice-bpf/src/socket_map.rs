@@ -142,6 +142,21 @@ impl SocketMap {
         })
     }
 
+    /// The same map with another descriptor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`] if the process has no descriptor left.
+    pub fn duplicate(&self) -> Result<Self> {
+        let handle = MapHandle::try_from(&self.handle);
+        let handle = handle.map_err(|error| {
+            refused(
+                "cannot duplicate the descriptor of a map of sockets".into(),
+                &error,
+            )
+        })?;
+        Ok(Self::new(handle))
+    }
+
     /// Which of the two types it has.
     fn kernel_type(&self) -> Option<SocketMapType> {
         match self.handle.map_type() {

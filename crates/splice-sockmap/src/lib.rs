@@ -25,6 +25,8 @@
 //! - [`SockMap`] and [`SockHash`] are maps without a program, to hold sockets, to look at, and to pin.
 //! - [`Redirections`] are the maps and the program of one redirect. [`Redirections::link`] adds a source and its
 //!   target. It refuses pairs of kinds that the redirect does not support.
+//! - An [`Attachment`] is a redirect that is attached to a map of your own, with your keys: [`SockMap::attach`],
+//!   [`SockHash::attach`].
 //! - Sockets come from this process, [from another by SCM_RIGHTS](handover), [from another by its
 //!   number](of_process), or from a control group ([`Catcher`]).
 //! - They leave by being closed, by [`Link::leave`], or by [`Link::disconnect`].
@@ -37,6 +39,7 @@
 //! back-pressure. What a target does not take waits in the kernel, charged to nobody (`sk_psock_backlog`, Linux 6.1
 //! to 7.3). The engine `sockmap` of the library `splice` bounds it.
 
+mod attachment;
 mod catcher;
 mod defect;
 pub mod handover;
@@ -54,6 +57,7 @@ mod socket_kind;
 mod taken;
 mod time_line;
 
+pub use attachment::Attachment;
 pub use catcher::{Catcher, Caught};
 pub use defect::{Defect, defects, has_fionread_defect};
 pub use key::{Cookie, FourTuple, Key};

@@ -1,6 +1,6 @@
 //! The maps and programs of one redirect, loaded.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,6 +42,8 @@ pub(crate) struct Loaded {
     plan: Plan,
     setting: RedirectionsSetting,
     sources: SocketMap,
+    /// The sources by the keys of their places, if their map is the caller's.
+    own: Option<Mutex<HashMap<u64, Own>>>,
     targets: SocketMap,
     redirections: Map,
     unknown: Map,
@@ -51,6 +53,13 @@ pub(crate) struct Loaded {
     /// Held while a source is added: of two threads that add the same one, the second must not undo what the first
     /// has done.
     adding: Mutex<()>,
+}
+
+/// A source in a map of the caller's.
+#[derive(Clone, Debug)]
+struct Own {
+    key: Vec<u8>,
+    cookie: Cookie,
 }
 
 /// Which indices are free, if the maps are arrays.
@@ -69,6 +78,16 @@ pub(crate) struct Place {
 
 impl Loaded {
     pub(crate) fn load(plan: Plan) -> Result<Self> {
+        Self::load_with(plan, None)
+    }
+
+    /// The same with a map of the caller's for the sources. Nobody is in it yet: a member keeps the program that its map had
+    /// when it came (`sock_map_link`).
+    pub(crate) fn load_for(plan: Plan, sources: &SocketMap) -> Result<Self> {
+        Self::load_with(plan, Some(sources))
+    }
+
+    fn load_with(plan: Plan, own_sources: Option<&SocketMap>) -> Result<Self> {
         let setting = RedirectionsSetting {
             is_hash: (plan.map_type == SocketMapType::Hash).into(),
             to_local: plan.redirect.is_to_local().into(),
@@ -77,16 +96,19 @@ impl Loaded {
         };
         let object = load("redirections", objects::REDIRECTIONS, |opened| {
             opened.set_constant(SETTING_SECTION, &setting)?;
-            for map in ["sources", "targets"] {
-                opened.retype(map, plan.map_type)?;
+            if own_sources.is_none() {
+                opened.retype("sources", plan.map_type)?;
+                opened.resize("sources", plan.entries)?;
             }
-            for map in ["sources", "targets", "redirections"] {
-                opened.resize(map, plan.entries)?;
-            }
-            Ok(())
+            opened.retype("targets", plan.map_type)?;
+            opened.resize("targets", plan.entries)?;
+            opened.resize("redirections", plan.entries)
         })
         .map_err(|error| explained(&error))?;
-        let sources = object.socket_map("sources")?;
+        let sources = match own_sources {
+            Some(own) => own.duplicate()?,
+            None => object.socket_map("sources")?,
+        };
         let program = if plan.redirect.is_of_sent() {
             "redirect_sent"
         } else {
@@ -97,6 +119,7 @@ impl Loaded {
             plan,
             setting,
             sources,
+            own: own_sources.map(|_| Mutex::default()),
             targets: object.socket_map("targets")?,
             redirections: object.map("redirections")?,
             unknown: object.map("unknown")?,
@@ -177,23 +200,29 @@ impl Loaded {
         !is_over || counts.messages > 0 || counts.passed.iter().any(|count| *count > 0)
     }
 
-    /// Redirects what a source sends or receives to a target, from now on.
+    /// Redirects what a source sends or receives to a target, from now on. Only a map of the caller's has a key for the source
+    /// that is not that of its place.
     pub(crate) fn add(
         &self,
+        own_key: Option<Vec<u8>>,
         (source, source_kind): (BorrowedFd<'_>, SocketKind),
         (target, target_kind): (BorrowedFd<'_>, SocketKind),
     ) -> Result<Place> {
-        let key = if self.plan.only {
-            0
-        } else {
-            Cookie::of(source)?.0
-        };
+        let cookie = Cookie::of(source)?;
+        let key = if self.plan.only { 0 } else { cookie.0 };
         let _one = lock(&self.adding);
         if self.redirection(key).is_some() {
             return Err(linked_already());
         }
         let slot = self.take_slot()?;
         let place = Place { key, slot };
+        if let (Some(own), Some(own_key)) = (&self.own, own_key) {
+            let source = Own {
+                key: own_key,
+                cookie,
+            };
+            lock(own).insert(key, source);
+        }
         let added = self.add_at(place, (source, source_kind), (target, target_kind));
         if added.is_err() {
             self.remove(place);
@@ -212,7 +241,7 @@ impl Loaded {
         inserted.map_err(|errno| refusal(target_kind, errno).about("the target"))?;
         self.note(place, source_kind, target_kind)?;
         // Last: from here on messages go to the target.
-        let inserted = self.sources.insert(&key, source);
+        let inserted = self.sources.insert(&self.source_key(place), source);
         inserted.map_err(|errno| refusal(source_kind, errno).about("the source"))
     }
 
@@ -231,8 +260,10 @@ impl Loaded {
 
     /// Takes a source out of its map, and leaves it its place.
     pub(crate) fn remove_source(&self, place: Place) {
-        // What is not there needs no removal.
-        let _ = self.sources.remove(&self.key_bytes(place));
+        // What is not there needs no removal, and what has come in its stead gets none.
+        if self.has_source(place) {
+            let _ = self.sources.remove(&self.source_key(place));
+        }
     }
 
     /// Takes a source and its target out of the maps.
@@ -240,12 +271,21 @@ impl Loaded {
         self.remove_source(place);
         self.redirections.remove(&place.key);
         let _ = self.targets.remove(&self.key_bytes(place));
+        if let Some(own) = &self.own {
+            lock(own).remove(&place.key);
+        }
         lock(&self.slots).free.push_back(place.slot);
     }
 
     /// Whether the source is a member. The kernel removes it when it is closed.
     pub(crate) fn has_source(&self, place: Place) -> bool {
-        !matches!(self.sources.cookie(&self.key_bytes(place)), Ok(None))
+        let found = self.sources.cookie(&self.source_key(place));
+        match (found, self.own(place)) {
+            (Ok(None), _) => false,
+            // The key may have another socket since.
+            (Ok(Some(cookie)), Some(own)) => cookie == own.cookie.0,
+            _ => true,
+        }
     }
 
     /// Whether nothing waits for the target of a source, or there is none any more.
@@ -301,6 +341,16 @@ impl Loaded {
             SocketMapType::Map => place.slot.to_ne_bytes().into(),
             SocketMapType::Hash => place.key.to_ne_bytes().into(),
         }
+    }
+
+    /// The key of a source in its map.
+    fn source_key(&self, place: Place) -> Vec<u8> {
+        self.own(place)
+            .map_or_else(|| self.key_bytes(place), |own| own.key)
+    }
+
+    fn own(&self, place: Place) -> Option<Own> {
+        lock(self.own.as_ref()?).get(&place.key).cloned()
     }
 
     fn take_slot(&self) -> Result<u32> {

@@ -18,11 +18,11 @@ use crate::socket_kind::SocketKind;
 /// A member leaves when its last descriptor is closed, when it is removed, or when the last reference to the map is
 /// dropped: a descriptor, a pin, or a program that uses the map.
 #[derive(Debug)]
-pub struct SockMap(SocketMap);
+pub struct SockMap(pub(crate) SocketMap);
 
 /// A map of the type `BPF_MAP_TYPE_SOCKHASH`. Members leave it as they leave a [`SockMap`].
 pub struct SockHash<K> {
-    map: SocketMap,
+    pub(crate) map: SocketMap,
     keys: PhantomData<K>,
 }
 
@@ -247,13 +247,13 @@ fn remove(map: &SocketMap, key: &[u8]) -> Result<bool> {
     }
 }
 
-fn cookie(map: &SocketMap, key: &[u8]) -> Result<Option<Cookie>> {
+pub(crate) fn cookie(map: &SocketMap, key: &[u8]) -> Result<Option<Cookie>> {
     map.cookie(key)
         .map(|found| found.map(Cookie))
         .map_err(|errno| Error::system("cannot read a map of sockets", errno))
 }
 
-fn members<K: Key>(map: &SocketMap) -> impl Iterator<Item = (K, Cookie)> {
+pub(crate) fn members<K: Key>(map: &SocketMap) -> impl Iterator<Item = (K, Cookie)> {
     map.keys().filter_map(|key| {
         let cookie = map.cookie(&key).ok()??;
         Some((K::from_bytes(&key)?, Cookie(cookie)))

@@ -83,24 +83,7 @@ impl Redirections {
     ///   being linked, its target may get the first of them: link it before its peer sends.
     pub fn link(&self, source: impl AsFd, target: impl AsFd) -> Result<Link> {
         let (source, target) = (source.as_fd(), target.as_fd());
-        let (from, to) = (SocketKind::of(source)?, SocketKind::of(target)?);
-        self.plan.redirect.supports(from, to).map_err(|failure| {
-            Error::new(
-                ErrorKind::UnsupportedSocket,
-                format!(
-                    "the redirect {} does not support {from} to {to}: {failure} ({})",
-                    self.plan.redirect,
-                    self.plan.redirect.decided_by(failure)
-                ),
-            )
-        })?;
-        if from == SocketKind::Tcp && self.plan.redirect == Redirect::IngressToLocal {
-            require_another(Cookie::of(source)?, Cookie::of(target)?)?;
-        }
-        let is_tcp = (from, to) == (SocketKind::Tcp, SocketKind::Tcp);
-        if is_tcp && self.plan.redirect == Redirect::SendToLocal {
-            require_read(source, target)?;
-        }
+        let (from, to) = require_supported(self.plan.redirect, source, target)?;
         self.link_any((source, from), (target, to))
     }
 
@@ -136,9 +119,6 @@ impl Redirections {
         target: (BorrowedFd<'_>, SocketKind),
     ) -> Result<Link> {
         let received = !self.plan.redirect.is_of_sent();
-        if received {
-            require_empty(source.0)?;
-        }
         // A UNIX source has maps and a program of its own.
         let loaded = if received && source.1.is_unix() {
             orphans::clear_if_many();
@@ -150,15 +130,56 @@ impl Redirections {
         } else {
             Arc::clone(self.shared())
         };
-        let place = loaded.add(source, target)?;
-        // What came in before the source was a member waits in its queue. A look at it brings about its verdict on
-        // TCP. Elsewhere it would stay there, in front of all that follows.
-        if received && let Err(error) = require_empty(source.0) {
-            withdraw(loaded, place);
-            return Err(error);
-        }
-        Ok(Link::new(loaded, place, source.1, self.plan.redirect))
+        add(loaded, self.plan.redirect, None, source, target)
     }
+}
+
+/// That a redirect supports a pair of sockets, and what kinds they are of.
+pub(crate) fn require_supported(
+    redirect: Redirect,
+    source: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+) -> Result<(SocketKind, SocketKind)> {
+    let (from, to) = (SocketKind::of(source)?, SocketKind::of(target)?);
+    redirect.supports(from, to).map_err(|failure| {
+        Error::new(
+            ErrorKind::UnsupportedSocket,
+            format!(
+                "the redirect {redirect} does not support {from} to {to}: {failure} ({})",
+                redirect.decided_by(failure)
+            ),
+        )
+    })?;
+    if from == SocketKind::Tcp && redirect == Redirect::IngressToLocal {
+        require_another(Cookie::of(source)?, Cookie::of(target)?)?;
+    }
+    let is_tcp = (from, to) == (SocketKind::Tcp, SocketKind::Tcp);
+    if is_tcp && redirect == Redirect::SendToLocal {
+        require_read(source, target)?;
+    }
+    Ok((from, to))
+}
+
+/// Adds a source, from whose queue nothing may be missing or left behind.
+pub(crate) fn add(
+    loaded: Arc<Loaded>,
+    redirect: Redirect,
+    own_key: Option<Vec<u8>>,
+    source: (BorrowedFd<'_>, SocketKind),
+    target: (BorrowedFd<'_>, SocketKind),
+) -> Result<Link> {
+    let received = !redirect.is_of_sent();
+    if received {
+        require_empty(source.0)?;
+    }
+    let place = loaded.add(own_key, source, target)?;
+    // What came in before the source was a member waits in its queue. A look at it brings about its verdict on
+    // TCP. Elsewhere it would stay there, in front of all that follows.
+    if received && let Err(error) = require_empty(source.0) {
+        withdraw(loaded, place);
+        return Err(error);
+    }
+    Ok(Link::new(loaded, place, source.1, redirect))
 }
 
 /// Undoes a link that is a moment old. What has come in that moment may be on its way through the target.

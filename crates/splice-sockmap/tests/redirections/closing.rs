@@ -7,7 +7,7 @@ use netlab::{Need, available, until};
 use splice_sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, put};
-use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain};
+use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
 use crate::payload::Payload;
 
 /// From an ingress, where the peer decides when it sends.
@@ -20,16 +20,6 @@ fn reader_of(redirect: Redirect, target: &Pair) -> &impl std::os::fd::AsFd {
     } else {
         &target.peer
     }
-}
-
-/// Reads until as many more bytes have come, and lets the sender go on.
-fn follow(flow: &Flow, reader: impl std::os::fd::AsFd, come: &mut Vec<u8>, bytes: usize) {
-    let enough = come.len() + bytes;
-    until("much has come", || {
-        drain(&reader, come);
-        flow.allow(come.len() + AHEAD_BYTES);
-        come.len() >= enough
-    });
 }
 
 #[test]

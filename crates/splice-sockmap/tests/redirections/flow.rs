@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use netlab::until;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::payload::Payload;
@@ -59,4 +60,14 @@ impl Drop for EndOf<'_> {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Relaxed);
     }
+}
+
+/// Reads until as many more bytes have come, and lets the sender go on.
+pub(crate) fn follow(flow: &Flow, reader: impl AsFd, come: &mut Vec<u8>, bytes: usize) {
+    let enough = come.len() + bytes;
+    until("much has come", || {
+        drain(&reader, come);
+        flow.allow(come.len() + AHEAD_BYTES);
+        come.len() >= enough
+    });
 }

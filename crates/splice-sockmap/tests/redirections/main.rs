@@ -1,5 +1,6 @@
 //! SOCKMAP as an interface: maps, links, and every way in and out.
 
+mod attaching;
 mod catching;
 mod closing;
 mod conversation;
@@ -10,6 +11,7 @@ mod maps;
 mod passing;
 #[path = "../../../splice/tests/support/payload.rs"]
 mod payload;
+mod pins;
 #[allow(dead_code, reason = "the rules of every engine ask for more")]
 #[path = "../../../splice/tests/support/random.rs"]
 mod random;

@@ -2,34 +2,17 @@
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 
 use netlab::{Need, available, until};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpTlsTx;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, socketpair};
 use splice_sockmap::{Cookie, ErrorKind, FourTuple, SockHash, SockMap, SocketKind};
 
 use crate::conversation::{KINDS, Pair};
+use crate::pins::Pins;
 use crate::tls;
-
-/// A BPF file system that nobody else sees, and that is gone with its descriptor.
-struct Pins(OwnedFd);
-
-impl Pins {
-    fn new() -> Self {
-        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).expect("a BPF file system");
-        fsconfig_create(&context).expect("created");
-        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-        Self(fsmount(&context, flags, MountAttrFlags::empty()).expect("mounted"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
-    }
-}
 
 #[test]
 fn a_map_tells_the_cookies_of_its_members() {
