@@ -14,6 +14,10 @@ pub const PARSER_COUNTS: &[FixedIn] = &[(6, 1, 130), (6, 12, 17), (6, 14, 0)];
 /// in: "bpf sockmap fixes" (the backlog's delayed work, `read_skb`), in 6.4 and back in 6.1.32.
 pub const NO_STALLS: &[FixedIn] = &[(6, 1, 32), (6, 4, 0)];
 
+/// A TCP socket does not count what was redirected to its reader as read from its own connection: "bpf, sockmap: Fix
+/// incorrect copied_seq calculation", in 7.0 and back in 6.18.14, 6.12.75 and 6.1.165.
+pub const FOREIGN_BYTES: &[FixedIn] = &[(6, 1, 165), (6, 12, 75), (6, 18, 14), (7, 0, 0)];
+
 /// A release of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Release {
@@ -125,6 +129,18 @@ mod tests {
             ("7.2.13", Some(false)),
         ] {
             assert_eq!(of(release, "").lacks(FULL_TARGETS), lacks, "{release}");
+        }
+        for (release, lacks) in [
+            ("6.1.164", Some(true)),
+            ("6.1.165", Some(false)),
+            ("6.12.74", Some(true)),
+            ("6.12.75", Some(false)),
+            ("6.17.9", None),
+            ("6.18.13", Some(true)),
+            ("6.18.44-fc", Some(false)),
+            ("7.0.14", Some(false)),
+        ] {
+            assert_eq!(of(release, "").lacks(FOREIGN_BYTES), lacks, "{release}");
         }
     }
 }

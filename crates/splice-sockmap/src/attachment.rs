@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::release::Release;
 use splice_bpf::{SocketMap, SocketMapType};
 
 use crate::key::{Cookie, Key};
@@ -82,6 +83,7 @@ impl<K: Key> Attachment<K> {
             // With one source it is known who has received a message.
             only: !redirect.is_of_sent() && map.entries() == 1,
             raw: false,
+            release: Release::here(),
         };
         let loaded = Arc::new(Loaded::load_for(plan, &map)?);
         let keys = PhantomData;
@@ -91,6 +93,12 @@ impl<K: Key> Attachment<K> {
             map,
             keys,
         })
+    }
+
+    /// Links sockets that a defect of this kernel may harm, too.
+    pub fn despite_defects(mut self) -> Self {
+        self.plan.release = None;
+        self
     }
 
     /// Adds `source` under `key`, and sends its messages to `target` from now on, as
@@ -104,7 +112,7 @@ impl<K: Key> Attachment<K> {
     pub fn link(&self, key: K, source: impl AsFd, target: impl AsFd) -> Result<Link> {
         let (source, target) = (source.as_fd(), target.as_fd());
         let redirect = self.plan.redirect;
-        let (from, to) = require_supported(redirect, source, target)?;
+        let (from, to) = require_supported(self.plan, source, target)?;
         if from.is_unix() && !redirect.is_of_sent() && !self.plan.only {
             return Err(Error::new(
                 ErrorKind::UnsupportedSocket,

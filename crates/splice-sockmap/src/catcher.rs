@@ -97,7 +97,9 @@ impl Catcher {
         source: Cookie,
         target: Cookie,
     ) -> Result<Link> {
-        if redirections.redirect() == Redirect::IngressToLocal {
+        let plan = redirections.plan();
+        plan.require_sound(SocketKind::Tcp)?;
+        if plan.redirect == Redirect::IngressToLocal {
             require_another(source, target)?;
         }
         let loaded = redirections.shared();
@@ -107,7 +109,7 @@ impl Catcher {
             Arc::clone(loaded),
             place,
             SocketKind::Tcp,
-            redirections.redirect(),
+            plan.redirect,
         ))
     }
 

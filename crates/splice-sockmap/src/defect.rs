@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{SpliceFlags, pipe, splice};
-use splice_base::release::{FULL_TARGETS, FixedIn, PARSER_COUNTS, Release};
+use splice_base::release::{FOREIGN_BYTES, FULL_TARGETS, FixedIn, PARSER_COUNTS, Release};
 
 use crate::member::Pair;
 use crate::{Link, MapType, Redirect, Redirections, SockMap, SocketKind};
@@ -59,7 +59,7 @@ enum Affected {
     Before(&'static [FixedIn]),
 }
 
-const BY_VERSION: [Known; 6] = [
+const BY_VERSION: [Known; 7] = [
     Known {
         name: "backlog",
         what: "what is redirected to a socket whose peer does not read waits without a bound, charged to nobody \
@@ -82,6 +82,12 @@ const BY_VERSION: [Known; 6] = [
         what: "a member that is removed with passed bytes unread loses them and stalls, with a warning in the kernel's \
                log (tcp_recvmsg); the engine passes none, and a link does not leave before they are read",
         affected: Affected::Until((7, 3)),
+    },
+    Known {
+        name: "foreign",
+        what: "a TCP socket counts bytes that were redirected to its reader as read from its own connection \
+               (tcp_bpf_recvmsg_parser), and may stall or skip later ones; links of the library refuse such a target here",
+        affected: Affected::Before(FOREIGN_BYTES),
     },
     Known {
         name: "retry",
@@ -308,6 +314,7 @@ fn by_tcp() -> Result<u64, String> {
 fn redirected() -> Result<u64, String> {
     let Pair { member, peer } = Pair::of(SocketKind::Tcp)?;
     let redirections = Redirections::new(Redirect::SendToLocal, MapType::Hash, 1);
+    let redirections = redirections.map(Redirections::despite_defects);
     let linked = redirections.and_then(|redirections| redirections.link(&peer, &member));
     let link = linked.map_err(|error| error.to_string())?;
     let answer = answer(&peer, &member);
@@ -405,6 +412,9 @@ mod tests {
             ("retry", "6.6.1", None),
             ("parser", "6.12.16", Some(true)),
             ("parser", "6.18.15", Some(false)),
+            ("foreign", "6.1.164", Some(true)),
+            ("foreign", "6.1.0-56-cloud-amd64", None),
+            ("foreign", "6.12.75", Some(false)),
         ] {
             let defect = on(name, release);
             assert_eq!(defect.present, present, "{name} on {release}");

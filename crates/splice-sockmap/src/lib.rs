@@ -42,6 +42,7 @@
 mod attachment;
 mod catcher;
 mod defect;
+mod floor;
 pub mod handover;
 mod key;
 mod link;

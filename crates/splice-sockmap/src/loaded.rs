@@ -7,12 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::release::Release;
 use splice_bpf::types::{
     Admission, Redirection, RedirectionsLook, RedirectionsSetting, RedirectionsUnknown,
     admission_stage,
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
+use crate::floor;
 use crate::key::Cookie;
 use crate::map::{explained, refusal};
 use crate::redirect::Redirect;
@@ -36,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) only: bool,
     /// Answer the kernel what its helpers answer, which loses what they refuse: to show what the kernel does.
     pub(crate) raw: bool,
+    /// The kernel whose defects keep sockets from being linked. `None` if they are to be linked despite of them.
+    pub(crate) release: Option<Release>,
 }
 
 pub(crate) struct Loaded {
@@ -74,6 +78,13 @@ pub(crate) struct Place {
     /// The cookie of the source, or 0 if it is the only one.
     key: u64,
     slot: u32,
+}
+
+impl Plan {
+    /// That no defect of this kernel harms a target of a kind.
+    pub(crate) fn require_sound(self, target: SocketKind) -> Result<()> {
+        floor::require(self.redirect, target, self.release)
+    }
 }
 
 impl Loaded {

@@ -160,7 +160,7 @@ pub(crate) fn try_cell(
         Err(error) if error.kind() == ErrorKind::BpfRefused => return Err(error),
         Err(error) => return Ok(Cell::Refused(error.to_string())),
     };
-    let cell = seen(redirections.redirect(), &link, &source, &target);
+    let cell = seen(redirections.plan().redirect, &link, &source, &target);
     // The kernel removes closed sockets from the maps by itself; the maps go with their table.
     drop((source, target));
     link.forget();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::release::Release;
 use splice_base::socket_option::progress;
 use splice_bpf::SocketMapType;
 
@@ -44,7 +45,15 @@ impl Redirections {
             entries: links,
             only: false,
             raw: false,
+            release: Release::here(),
         })
+    }
+
+    /// Links sockets that a defect of this kernel may harm, too: those that are refused otherwise. [`defects`](crate::defects)
+    /// says what there is.
+    pub fn despite_defects(mut self) -> Self {
+        self.plan.release = None;
+        self
     }
 
     /// The same with the kernel's own answers, which lose what a redirect does not support.
@@ -55,6 +64,7 @@ impl Redirections {
             entries: links,
             only: false,
             raw: true,
+            release: None,
         })
     }
 
@@ -74,8 +84,8 @@ impl Redirections {
     /// (`sk_msg_recvmsg`, Linux 6.18).
     ///
     /// # Errors
-    /// - [`ErrorKind::UnsupportedSocket`] if the redirect does not support this pair of kinds, or the kernel does not
-    ///   take one of the sockets; it says why. Nothing was lost.
+    /// - [`ErrorKind::UnsupportedSocket`] if the redirect does not support this pair of kinds, the kernel does not take one of
+    ///   the sockets, or it has a defect that would harm the target; it says why. Nothing was lost.
     /// - [`ErrorKind::System`] if what the source sends is to go to its own peer's reader, and that has not read all that
     ///   came before: it would read redirected bytes first. The source must not send while it is being linked.
     /// - [`ErrorKind::System`] if the source has a link already, or has bytes that wait to be read: those came before
@@ -83,7 +93,7 @@ impl Redirections {
     ///   being linked, its target may get the first of them: link it before its peer sends.
     pub fn link(&self, source: impl AsFd, target: impl AsFd) -> Result<Link> {
         let (source, target) = (source.as_fd(), target.as_fd());
-        let (from, to) = require_supported(self.plan.redirect, source, target)?;
+        let (from, to) = require_supported(self.plan, source, target)?;
         self.link_any((source, from), (target, to))
     }
 
@@ -108,8 +118,8 @@ impl Redirections {
         orphans::count_of(&self.shared)
     }
 
-    pub(crate) fn redirect(&self) -> Redirect {
-        self.plan.redirect
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
     }
 
     /// The same for pairs that the redirect may not support.
@@ -134,12 +144,13 @@ impl Redirections {
     }
 }
 
-/// That a redirect supports a pair of sockets, and what kinds they are of.
+/// That a redirect supports a pair of sockets here, and what kinds they are of.
 pub(crate) fn require_supported(
-    redirect: Redirect,
+    plan: Plan,
     source: BorrowedFd<'_>,
     target: BorrowedFd<'_>,
 ) -> Result<(SocketKind, SocketKind)> {
+    let redirect = plan.redirect;
     let (from, to) = (SocketKind::of(source)?, SocketKind::of(target)?);
     redirect.supports(from, to).map_err(|failure| {
         Error::new(
@@ -150,6 +161,7 @@ pub(crate) fn require_supported(
             ),
         )
     })?;
+    plan.require_sound(to)?;
     if from == SocketKind::Tcp && redirect == Redirect::IngressToLocal {
         require_another(Cookie::of(source)?, Cookie::of(target)?)?;
     }
@@ -248,5 +260,34 @@ fn require_empty(source: BorrowedFd<'_>) -> Result<()> {
             ErrorKind::System,
             "the source has bytes that came before the link: read them first, and try again",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::member::Pair;
+
+    #[test]
+    fn a_kernel_that_would_harm_a_target_is_refused_unless_asked_for_otherwise() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        let mut old =
+            Redirections::new(Redirect::IngressToLocal, SocketMapType::Hash, 2).expect("loaded");
+        old.plan.release = Release::of("6.1.164", "");
+        let [source, target] = [(); 2].map(|()| Pair::of(SocketKind::Tcp).expect("made"));
+        let error = old
+            .link(&source.member, &target.member)
+            .expect_err("it is refused");
+        assert_eq!(error.kind(), ErrorKind::UnsupportedSocket);
+        assert!(error.to_string().contains("despite_defects"), "{error}");
+        assert_eq!(old.orphans(), 0);
+        let mut link = old
+            .despite_defects()
+            .link(&source.member, &target.member)
+            .expect("asked for");
+        let left = link.leave(&source.member, WITHDRAWAL_MOST);
+        left.expect("it leaves");
     }
 }
