@@ -309,3 +309,77 @@ fn has_bytes(socket: BorrowedFd<'_>, kind: SocketKind) -> bool {
         Err(_) => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use netlab::until;
+    use rustix::net::sockopt::{
+        set_socket_recv_buffer_size, set_socket_send_buffer_size, socket_error,
+    };
+    use rustix::net::{SendFlags, Shutdown, send, shutdown};
+
+    use super::*;
+    use crate::member::Pair;
+    use crate::{MapType, Redirections};
+
+    fn read_to(end: usize, socket: &OwnedFd) -> usize {
+        let mut count = 0;
+        let mut buffer = vec![0; 64 << 10];
+        until("all has come", || {
+            while let Ok((_, length @ 1..)) = recv(socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+                count += length;
+            }
+            count >= end
+        });
+        count
+    }
+
+    /// Passed, the FIN would be an empty message behind what waits for the source's own egress, and the kernel's worker
+    /// would take it for an error: EPIPE, and the rest is lost (`sk_psock_verdict_apply`, `sk_psock_backlog`).
+    #[test]
+    fn the_fin_of_a_source_that_has_just_lost_its_link_harms_nothing() {
+        if !netlab::available(netlab::Need::Bpf) {
+            return;
+        }
+        /// Far more than the buffers of a target hold once they are bounded.
+        const WAITING_BYTES: usize = 2 << 20;
+        for map_type in MapType::ALL {
+            let load =
+                || Redirections::new(Redirect::IngressToEgress, map_type, 4).expect("loaded");
+            let (into, from) = (load(), load());
+            let [other, source, target] =
+                [(); 3].map(|()| Pair::of(SocketKind::Tcp).expect("made"));
+            set_socket_send_buffer_size(&source.member, 64 << 10).expect("bounded");
+            set_socket_recv_buffer_size(&source.peer, 64 << 10).expect("bounded");
+            let feeding = into.link(&other.member, &source.member).expect("linked");
+            let link = from.link(&source.member, &target.member).expect("linked");
+            let piece = vec![7; 64 << 10];
+            for _ in 0..WAITING_BYTES / piece.len() {
+                assert_eq!(
+                    send(&other.peer, &piece, SendFlags::NOSIGNAL),
+                    Ok(piece.len())
+                );
+            }
+            until("all was redirected to the source", || {
+                feeding.counters().bytes == WAITING_BYTES as u64
+            });
+
+            link.loaded.lose(link.place);
+            shutdown(&source.peer, Shutdown::Write).expect("ended");
+            until("its reader sees the end", || {
+                recv(&source.member, &mut [0; 1][..], RecvFlags::DONTWAIT) == Ok((0, 0))
+            });
+            assert_eq!(from.passed_without_link(), 0, "a FIN is no message");
+            assert_eq!(read_to(WAITING_BYTES, &source.peer), WAITING_BYTES);
+            assert_eq!(socket_error(&source.member).expect("read"), Ok(()));
+
+            // The other link is as it was.
+            assert_eq!(send(&other.peer, b"more", SendFlags::NOSIGNAL), Ok(4));
+            assert_eq!(read_to(4, &source.peer), 4);
+            drop((link, feeding));
+            drop((source, target, other));
+        }
+    }
+}

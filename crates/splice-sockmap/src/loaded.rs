@@ -277,6 +277,12 @@ impl Loaded {
         }
     }
 
+    /// Makes a source a member without a redirection, as it is for a moment when it comes or leaves.
+    #[cfg(test)]
+    pub(crate) fn lose(&self, place: Place) {
+        self.redirections.remove(&place.key);
+    }
+
     /// Takes a source and its target out of the maps.
     pub(crate) fn remove(&self, place: Place) {
         self.remove_source(place);
