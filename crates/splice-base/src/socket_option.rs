@@ -31,6 +31,8 @@ pub struct SocketMemory {
     pub send_limit_bytes: usize,
     /// Received while the socket was locked, and not yet processed (`SK_MEMINFO_BACKLOG`).
     pub backlog_bytes: usize,
+    /// Received and dropped, as datagrams for which there is no room (`SK_MEMINFO_DROPS`).
+    pub dropped_packets: usize,
 }
 
 impl SocketMemory {
@@ -69,7 +71,7 @@ pub fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
         wmem_queued,
         _optmem,
         backlog,
-        _drops,
+        drops,
     ] = values.map(|value| value.cast_unsigned() as usize);
     Ok(SocketMemory {
         receive_bytes: rmem_alloc,
@@ -77,6 +79,7 @@ pub fn memory(fd: impl AsFd) -> Result<SocketMemory, Errno> {
         send_bytes: wmem_queued.max(wmem_alloc),
         send_limit_bytes: sndbuf,
         backlog_bytes: backlog,
+        dropped_packets: drops,
     })
 }
 

@@ -27,7 +27,11 @@ pub(crate) enum Step {
         socket: usize,
         records: usize,
     },
-    /// The same on the socket from which a link redirects.
+    /// More datagrams than a queue holds.
+    Fill {
+        socket: usize,
+    },
+    /// The same as `Send` on the socket from which a link redirects.
     SendThrough(Index, usize),
     Read,
 }
@@ -38,6 +42,10 @@ pub(crate) struct Tally {
     pub(crate) sent: usize,
     pub(crate) come: usize,
     pub(crate) redirected: usize,
+    /// Lost with a socket that was closed.
+    pub(crate) closed: usize,
+    /// Lost where the queue of a datagram socket was full.
+    pub(crate) full: usize,
 }
 
 impl AddAssign for Tally {
@@ -45,5 +53,7 @@ impl AddAssign for Tally {
         self.sent += other.sent;
         self.come += other.come;
         self.redirected += other.redirected;
+        self.closed += other.closed;
+        self.full += other.full;
     }
 }
