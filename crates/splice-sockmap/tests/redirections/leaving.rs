@@ -14,6 +14,7 @@ use splice_sockmap::{MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{Pair, is_empty, put, take};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain};
+use crate::linking::ends;
 use crate::payload::Payload;
 
 /// Far more than a busy machine takes.
@@ -100,6 +101,55 @@ fn a_source_in_full_flow_leaves_without_losing_a_byte() {
             hash_of(&payload.bytes(all.len())),
             "{redirect}"
         );
+    }
+}
+
+/// Its peer gets a reset. What the link had redirected until then arrives, in order, and nothing was left to its reader.
+#[test]
+fn what_was_redirected_outlives_a_source_that_is_disconnected_in_full_flow() {
+    if !available(Need::Root) {
+        return;
+    }
+    for redirect in [Redirect::IngressToEgress, Redirect::IngressToLocal] {
+        let redirections = redirections(redirect);
+        let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+        let reader = ends(redirect, &source, &target).1;
+        let mut link = redirections
+            .link(&source.member, &target.member)
+            .expect("linked");
+        let (payload, flow) = (Payload::new(11), Flow::default());
+        flow.allow(usize::MAX);
+        let mut come = Vec::new();
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| flow.send(&source.peer, payload));
+            let _end = EndOf(&flow);
+            until("much was redirected", || {
+                drain(reader, &mut come);
+                come.len() > 20 * AHEAD_BYTES
+            });
+            let has_left = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !has_left.load(Ordering::Relaxed) {
+                        drain(reader, &mut come);
+                        thread::yield_now();
+                    }
+                });
+                let left = link.disconnect(&source.member, PATIENCE);
+                has_left.store(true, Ordering::Relaxed);
+                left.expect("disconnected");
+            });
+            // Its connection is cut.
+            sender.join().expect("the sender");
+        });
+        let counters = link.counters();
+        until("what was redirected has come", || {
+            drain(reader, &mut come);
+            come.len() as u64 >= counters.bytes
+        });
+        assert_eq!(come.len() as u64, counters.bytes, "{redirect}");
+        assert_eq!(counters.passed_messages, 0, "{redirect}");
+        payload.check(0, &come);
     }
 }
 

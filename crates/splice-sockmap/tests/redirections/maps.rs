@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::thread;
 
 use netlab::{Need, available, until};
 use nix::sys::socket::setsockopt;
@@ -11,6 +13,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, 
 use splice_sockmap::{Cookie, ErrorKind, FourTuple, SockHash, SockMap, SocketKind};
 
 use crate::conversation::{KINDS, Pair};
+use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
+use crate::payload::Payload;
 use crate::pins::Pins;
 use crate::tls;
 
@@ -123,6 +127,43 @@ fn a_closed_socket_leaves_its_maps() {
             hash.cookie(1).expect("read").is_none()
         });
     }
+}
+
+/// No program sees its bytes, so there is no verdict to be lost.
+#[test]
+fn a_member_of_a_map_without_a_program_leaves_in_full_flow_without_losing_a_byte() {
+    const TIMES: u32 = 50;
+    if !available(Need::Root) {
+        return;
+    }
+    let pair = Pair::of(SocketKind::Tcp);
+    let (payload, flow, mut come) = (Payload::new(12), Flow::default(), Vec::new());
+    thread::scope(|scope| {
+        scope.spawn(|| flow.send(&pair.peer, payload));
+        let _end = EndOf(&flow);
+        for time in 0..TIMES {
+            let map = SockMap::create(1).expect("a map");
+            let hash = SockHash::<u32>::create(1).expect("a map");
+            map.insert(0, &pair.member).expect("inserted");
+            hash.insert(7, &pair.member).expect("inserted");
+            follow(&flow, &pair.member, &mut come, AHEAD_BYTES);
+            // By turns removed, and dropped with its map.
+            if time % 2 == 0 {
+                assert!(map.remove(0).expect("removed"));
+                drop(hash);
+            } else {
+                drop(map);
+                assert!(hash.remove(7).expect("removed"));
+            }
+            follow(&flow, &pair.member, &mut come, AHEAD_BYTES);
+        }
+    });
+    until("the rest has come", || {
+        drain(&pair.member, &mut come);
+        come.len() >= flow.sent.load(Ordering::Relaxed)
+    });
+    assert_eq!(come.len(), flow.sent.load(Ordering::Relaxed));
+    payload.check(0, &come);
 }
 
 #[test]
