@@ -26,10 +26,21 @@ struct {
 	__type(value, struct disorder);
 } disorders SEC(".maps");
 
+/* SplitMix64 (Steele, Lea, Flood 2014), so that a seed repeats a run's dice. */
+static __always_inline __u64 throw_dice(struct disorder *wanted)
+{
+	const __u64 step = 0x9e3779b97f4a7c15;
+	__u64 z = __sync_fetch_and_add(&wanted->dice, step) + step;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+	return z ^ (z >> 31);
+}
+
 SEC("tc")
 int disorder_ingress(struct __sk_buff *skb)
 {
-	__u32 zero = 0, dice = bpf_get_prandom_u32() % 10000;
+	__u32 zero = 0, dice;
 	struct disorder *wanted = bpf_map_lookup_elem(&disorders, &zero);
 
 	if (!wanted || (skb->protocol != bpf_htons(ETH_P_IP) &&
@@ -42,6 +53,7 @@ int disorder_ingress(struct __sk_buff *skb)
 	/* A copy that a program hands to a socket here was on no wire. */
 	if (skb->mark)
 		return NEXT;
+	dice = throw_dice(wanted) % 10000;
 	if (dice < wanted->lost) {
 		__sync_fetch_and_add(&wanted->losses, 1);
 		return DROP;

@@ -9,6 +9,8 @@ struct disorder {
 	__u32 late;
 	__u32 reserved;
 	__u64 losses;
+	/* the state of its random numbers: a seed at first */
+	__u64 dice;
 };
 
 #endif

@@ -2,6 +2,9 @@
 //!
 //! First the infrastructure (peers, servers, the running relay), then the tests by subject.
 
+#[allow(dead_code, reason = "the tests of the engine ask for more")]
+#[path = "../../../splice/tests/support/bad_path.rs"]
+mod bad_path;
 mod patience;
 #[path = "../../../splice/tests/support/payload.rs"]
 mod payload;

@@ -46,10 +46,13 @@ macro_rules! with_each_engine {
     };
 }
 
+mod bad_network;
+mod bad_network_time;
 mod bit_error;
 mod connection;
 mod crowd;
 mod damage;
+mod destroyed;
 mod forger;
 #[allow(dead_code, reason = "the tests of forwarding ask for more")]
 #[path = "../../../../splice/tests/forward/hops.rs"]
@@ -63,6 +66,7 @@ mod reset;
 mod segment;
 mod spray;
 mod stage;
+mod syn;
 mod timestamp;
 mod unread;
 mod untranslated;

@@ -7,6 +7,7 @@ use splice_base::repair::{Repair, RepairQueue, queue_sequence, repair, timestamp
 use crate::peer::Peer;
 
 pub(super) const FIN: u8 = 1;
+pub(super) const SYN: u8 = 2;
 pub(super) const RST: u8 = 4;
 pub(super) const ACK: u8 = 16;
 

@@ -1,69 +1,17 @@
 //! Paths that lose, duplicate and reorder segments.
 
+use super::bad_path::{BadPath, Disorder};
 use super::*;
 use crate::kernel::segment::forward::{Forward, ForwardEnd, ForwardEvent, ForwardOptions};
 
-/// A path that loses, doubles and reorders, in ten-thousandths of all packets on each of the two
-/// devices that a segment comes in on.
-#[derive(Clone, Copy)]
-struct Disorder {
-    lost: u32,
-    doubled: u32,
-    late: u32,
-}
-
-#[derive(Debug)]
-#[repr(C)]
-struct DisorderEntry {
-    lost: AtomicU32,
-    doubled: AtomicU32,
-    late: AtomicU32,
-    reserved: AtomicU32,
-    losses: AtomicU64,
-}
-
-#[allow(unsafe_code, reason = "atomic integers without padding")]
-// SAFETY: repr(C), 4 * 4 + 8 bytes of atomic integers.
-unsafe impl Plain for DisorderEntry {}
-
-static DISORDER: &[u8] = splice_bpf::objects::DISORDER;
-
-/// Attached in front of everything else on all devices of the lab.
-struct BadPath {
-    _links: Vec<DeviceLink>,
-    entry: SharedArray<DisorderEntry>,
-}
-
-impl BadPath {
-    fn lay(lab: &Lab, disorder: Disorder) -> Self {
-        let object = load("disorder", DISORDER, |_| Ok(())).expect("loaded");
-        let program = object.program("disorder_ingress").expect("a program");
-        let entry: SharedArray<DisorderEntry> = object
-            .map("disorders")
-            .and_then(|map| map.share_values())
-            .expect("a map");
-        let mut links = Vec::new();
-        for namespace in [lab.client(), lab.relay(), lab.server()] {
-            for device in devices(namespace) {
-                let link = namespace
-                    .enter(|| program.attach(device, Traffic::In, AttachMode::Tcx))
-                    .expect("entered");
-                links.push(link.expect("attached"));
-            }
-        }
-        entry.at(0).lost.store(disorder.lost, Relaxed);
-        entry.at(0).doubled.store(disorder.doubled, Relaxed);
-        entry.at(0).late.store(disorder.late, Relaxed);
-        Self {
-            _links: links,
-            entry,
-        }
-    }
+fn across(lab: &Lab, disorder: Disorder) -> BadPath {
+    let all = [lab.client(), lab.relay(), lab.server()];
+    BadPath::through(&all, disorder, seed())
 }
 
 fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
     let lab = Lab::new().expect("a lab");
-    let path = BadPath::lay(&lab, disorder);
+    let path = across(&lab, disorder);
     let splicer = splicer_in(lab.relay());
     let mut random = Random::seeded(seed());
     let before = counters_across(&lab);
@@ -73,7 +21,7 @@ fn through_disorder(bytes: usize, disorder: Disorder, place: u64) {
     let (outcome, forwarded, pause) =
         both_ways(connected, &splicer, Some(place), bytes, random.next());
     let changes = changes(&before, &counters_across(&lab));
-    let losses = path.entry.at(0).losses.load(Relaxed);
+    let losses = path.losses();
     eprintln!("{outcome:?}, forwarded {forwarded}, losses {losses}, pause {pause:?}; {changes}");
     assert!(losses > 0);
 }
@@ -106,7 +54,7 @@ fn bytes_survive_a_path_that_loses_a_tenth() {
 /// Connections that are forwarded, one after the other: handshakes and ends lose segments as well.
 fn forwarded_through_disorder(connections: usize, bytes: usize, disorder: Disorder) {
     let lab = Lab::new().expect("a lab");
-    let path = BadPath::lay(&lab, disorder);
+    let path = across(&lab, disorder);
     let (_socket, front) = listen_in(lab.relay(), (Lab::RELAY_V4, 0));
     let (server, back) = listen_in(lab.server(), (Lab::SERVER_V4, 0));
     let mut options = ForwardOptions::new(vec![front], back);
@@ -137,7 +85,7 @@ fn forwarded_through_disorder(connections: usize, bytes: usize, disorder: Disord
         assert_eq!(ended.client_to_server_bytes, bytes as u64, "{ended:?}");
         assert_eq!(ended.server_to_client_bytes, bytes as u64, "{ended:?}");
     }
-    let losses = path.entry.at(0).losses.load(Relaxed);
+    let losses = path.losses();
     eprintln!("losses {losses}");
     assert!(losses > 0);
 }

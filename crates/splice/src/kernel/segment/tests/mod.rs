@@ -2,6 +2,8 @@
 
 mod acceptance;
 mod back_from_overlap;
+#[path = "../../../../tests/support/bad_path.rs"]
+mod bad_path;
 mod bypass;
 mod change_over;
 mod checksum_complete;
@@ -61,6 +63,7 @@ use connected::{
 use counters::{changes, count, counters_across, counters_in};
 // Long enough for a last acknowledgement that a lossy path loses four times (6 s), and for the look at a
 // sleeping pair (`SLEEPING_PAUSE`, 20 s).
+use bad_path::devices;
 use bypass::{Proof, Witness};
 use halt::{Halt, watch};
 use netlab::PATIENCE;
@@ -289,20 +292,6 @@ fn one_way_past(
         assert_eq!((length, hash), sent, "{sender:?} to {receiver:?}");
         (length as u64, pause)
     })
-}
-
-/// All but lo.
-fn devices(namespace: &Namespace) -> Vec<u32> {
-    let listed = namespace
-        .command("ip")
-        .args(["-o", "link"])
-        .output()
-        .expect("ip");
-    let text = String::from_utf8(listed.stdout).expect("text");
-    text.lines()
-        .filter_map(|line| line.split(':').next()?.trim().parse().ok())
-        .filter(|index| *index != 1)
-        .collect()
 }
 
 fn run(namespace: &Namespace, program: &str, arguments: &str) {

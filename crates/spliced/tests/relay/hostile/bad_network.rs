@@ -1,0 +1,182 @@
+//! Networks that change the traffic class, lose packets, or bring them twice or late: both streams of a connection arrive,
+//! and the relay has nothing left of it.
+
+use std::process::Command;
+use std::thread;
+
+use netlab::{Namespace, Need, available};
+
+use super::connection::Connection;
+use super::stage::{IN_ORDER, Stage};
+use crate::bad_path::{BadPath, Disorder};
+use crate::peer::exchange;
+use crate::random::{Random, run_seed};
+
+const CONNECTIONS: usize = 4;
+const BYTES: u64 = 1 << 20;
+/// Of bytes that go through a path with losses, each loss at the end of a burst costs 200 ms at least (`TCP_RTO_MIN`).
+const MOST_BYTES_WITH_LOSS: usize = 100_000;
+
+/// Both streams of all connections, at the same time.
+fn converse(connections: &[Connection], bytes: impl Fn() -> [u64; 2]) {
+    thread::scope(|scope| {
+        for (number, connection) in (0..).zip(connections) {
+            let [there, back] = bytes();
+            let Connection { client, server } = connection;
+            scope.spawn(move || exchange(client, server, number, there, back));
+        }
+    });
+}
+
+/// On what a router passes on, in both directions, these statements of nft. Returns how often they have been carried out.
+fn change_at<'a>(router: &'a Namespace, statements: [&str; 2]) -> impl Fn() -> u64 + use<'a> {
+    let [v4, v6] = statements;
+    let table = format!(
+        "table inet path {{
+            counter changed {{}}
+            chain forward {{
+                type filter hook forward priority 0;
+                meta nfproto ipv4 meta l4proto tcp {v4} counter name changed
+                meta nfproto ipv6 meta l4proto tcp {v6} counter name changed
+            }}
+        }}"
+    );
+    nft(router.command("nft").arg(&table));
+    move || {
+        let listed = nft(router.command("nft").args(["list", "counters"]));
+        let (_, after) = listed.split_once("packets ").expect("a counter");
+        let count = after.split(' ').next().expect("a count");
+        count.parse().expect("a number")
+    }
+}
+
+fn nft(command: &mut Command) -> String {
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// `client`, the relay and the server ask for ECN, or take it.
+fn use_ecn(stage: &Stage, [client, server]: [bool; 2]) {
+    for (namespace, asks) in [
+        (stage.client(), client),
+        (stage.lab().relay(), true),
+        (stage.server(), server),
+    ] {
+        let value = if asks { "1" } else { "0" };
+        namespace
+            .set_sysctl("net.ipv4.tcp_ecn", value)
+            .expect("set");
+    }
+}
+
+/// The pairs stay spliced, although both routers do this.
+fn goes_on_past(stage: &Stage, statements: [&str; 2]) {
+    if !available(Need::Nft) {
+        return;
+    }
+    let routers = [stage.lab().client(), stage.lab().server()];
+    let changed = routers.map(|router| change_at(router, statements));
+    let connections = stage.connect(CONNECTIONS);
+    converse(&connections, || [BYTES; 2]);
+    drop(connections);
+    stage.expect_ended(CONNECTIONS, IN_ORDER);
+    assert!(changed.iter().any(|changed| changed() > 0));
+    expect_spliced(stage);
+}
+
+fn expect_spliced(stage: &Stage) {
+    for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
+        assert_eq!(entry["engine"], "segment", "{entry}");
+    }
+}
+
+/// The next packet keeps its own.
+fn the_traffic_class_changes(stage: &Stage) {
+    let change = [
+        "numgen inc mod 2 == 0 ip dscp set cs1",
+        "numgen inc mod 2 == 0 ip6 dscp set cs1",
+    ];
+    goes_on_past(stage, change);
+}
+
+const MARK_CONGESTION: [&str; 2] = [
+    "ip ecn { 1, 2 } numgen random mod 10 == 0 ip ecn set ce",
+    "ip6 ecn { 1, 2 } numgen random mod 10 == 0 ip6 ecn set ce",
+];
+
+fn congestion_is_marked(stage: &Stage) {
+    use_ecn(stage, [true; 2]);
+    goes_on_past(stage, MARK_CONGESTION);
+}
+
+/// The relay answers for the other connection.
+fn congestion_is_marked_towards_a_client_without_ecn(stage: &Stage) {
+    use_ecn(stage, [false, true]);
+    goes_on_past(stage, MARK_CONGESTION);
+}
+
+fn congestion_is_marked_towards_a_server_without_ecn(stage: &Stage) {
+    use_ecn(stage, [true, false]);
+    goes_on_past(stage, MARK_CONGESTION);
+}
+
+/// A router clears the bits that both ends have agreed on.
+fn ecn_is_cleared(stage: &Stage) {
+    use_ecn(stage, [true; 2]);
+    let clear = [
+        "ip ecn != 0 ip ecn set not-ect",
+        "ip6 ecn != 0 ip6 ecn set not-ect",
+    ];
+    goes_on_past(stage, clear);
+}
+
+fn goes_through(stage: &Stage, disorder: Disorder, most_bytes: usize) {
+    let connections = stage.connect(CONNECTIONS);
+    let routers = [stage.lab().client(), stage.lab().server()];
+    let path = BadPath::through(&routers, disorder, run_seed());
+    let mut random = Random::of_run(60);
+    let sizes: Vec<_> = (0..CONNECTIONS)
+        .map(|_| [(); 2].map(|()| random.size(most_bytes) as u64))
+        .collect();
+    let sizes = std::cell::RefCell::new(sizes.into_iter());
+    converse(&connections, || sizes.borrow_mut().next().expect("one"));
+    drop(connections);
+    stage.expect_ended(CONNECTIONS, IN_ORDER);
+    expect_spliced(stage);
+    assert!(disorder.lost == 0 || path.losses() > 0);
+}
+
+/// At each of the devices that a packet comes in on: some arrive four times.
+fn packets_come_twice(stage: &Stage) {
+    let disorder = Disorder {
+        doubled: 2500,
+        ..Disorder::default()
+    };
+    goes_through(stage, disorder, BYTES as usize);
+}
+
+fn packets_come_late(stage: &Stage) {
+    let disorder = Disorder {
+        late: 500,
+        ..Disorder::default()
+    };
+    goes_through(stage, disorder, BYTES as usize);
+}
+
+fn a_tenth_is_lost(stage: &Stage) {
+    let disorder = Disorder {
+        lost: 1000,
+        ..Disorder::default()
+    };
+    goes_through(stage, disorder, MOST_BYTES_WITH_LOSS);
+}
+
+with_each_engine!(the_traffic_class_changes, routed);
+with_each_engine!(congestion_is_marked, routed);
+with_each_engine!(congestion_is_marked_towards_a_client_without_ecn, routed);
+with_each_engine!(congestion_is_marked_towards_a_server_without_ecn, routed);
+with_each_engine!(ecn_is_cleared, routed);
+with_each_engine!(packets_come_twice, routed);
+with_each_engine!(packets_come_late, routed);
+with_each_engine!(a_tenth_is_lost, routed);
