@@ -23,6 +23,7 @@
 #include "segment/rewrite.h"
 #include "segment/untranslatable.h"
 #include "segment/asked.h"
+#include "segment/stray.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -171,7 +172,8 @@ int segment_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	forwarded = is_forwarded(flow);
-	if (at.device != skb->ifindex && !(forwarded && is_forwarding_device(skb->ifindex)))
+	if (state != SEGMENT_RETURNED && at.device != skb->ifindex &&
+	    !(forwarded && is_forwarding_device(skb->ifindex)))
 		return refuse(forwarded, SEGMENT_OTHER_DEVICE);
 	s.is_verified = is_verified(skb, &s);
 	if (!s.is_verified)

@@ -870,6 +870,7 @@ pub mod segment_mark {
     pub const FRAGMENTED: u32 = 512;
     pub const OPTIONED: u32 = 1024;
     pub const NARROW: u32 = 2048;
+    pub const STRAYED: u32 = 4096;
 }
 
 /// `enum segment_flag`.

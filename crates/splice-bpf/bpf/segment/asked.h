@@ -107,19 +107,4 @@ int segment_release(struct __sk_buff *skb)
 	return NEXT;
 }
 
-/*
- * The filter of a socket that sleeps: it hears resets only. In repair mode alone it would still
- * acknowledge and queue what arrives. One program for all, since each of their own would have to
- * be compiled, at 14 microseconds. A socket's filter sees the segment from the TCP header on
- * (tcp_filter).
- */
-SEC("socket")
-int segment_asleep(struct __sk_buff *skb)
-{
-	__u8 flags = 0;
-
-	bpf_skb_load_bytes(skb, 13, &flags, sizeof(flags));
-	return flags & RST ? (int)skb->len : 0;
-}
-
 #endif

@@ -89,6 +89,7 @@ enum segment_mark {
 	SEGMENT_FRAGMENTED = 512,	/* the peer's segments come in fragments */
 	SEGMENT_OPTIONED = 1024,	/* they come with IP options, or with extension headers of IPv6 */
 	SEGMENT_NARROW = 2048,	/* they are too long for the path to the other peer */
+	SEGMENT_STRAYED = 4096,	/* they come by another device than before, or in a VLAN */
 };
 
 enum segment_flag {

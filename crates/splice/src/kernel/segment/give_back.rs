@@ -53,6 +53,13 @@ impl Segment {
         pair: &mut PairView<'_>,
         streams: [Stream; 2],
     ) -> Turn {
+        let strays = [0, 1].map(|side| flow.strays_to(side));
+        for device in strays.into_iter().flatten() {
+            // Where it cannot be attached, a socket waits until the other peer has sent again what went past it.
+            if self.datapath.attach_beside(device).is_none() {
+                return Turn::Holds(Next::ASLEEP.until(pair.now + SHORTEST_PAUSE));
+            }
+        }
         let wait = self
             .wait
             .get_or_insert_with(|| self.datapath.grace().ask((pair.waker)()));

@@ -48,9 +48,18 @@ impl Flow {
             marks if marks & mark::NARROW != 0 => {
                 Some((side, "are too long for the path to the other peer"))
             }
+            marks if marks & mark::STRAYED != 0 => {
+                Some((side, "come by another device than before"))
+            }
             _ => None,
         };
         Side::BOTH.into_iter().find_map(why)
+    }
+
+    /// The device that this side's segments come in by since they do not use their own.
+    pub(super) fn strays_to(&self, side: usize) -> Option<u32> {
+        let device = self.change_over()[side].seen_device.load(Relaxed);
+        (self.marks(side) & mark::STRAYED != 0 && device != 0).then_some(device)
     }
 
     /// This side's stream has ended past the sockets, or by them, and the other peer has acknowledged that.

@@ -46,6 +46,7 @@ macro_rules! with_each_engine {
     };
 }
 
+mod another_device;
 mod bad_network;
 mod bad_network_time;
 mod bit_error;
