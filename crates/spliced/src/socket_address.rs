@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
@@ -158,6 +158,20 @@ impl SocketAddress {
     }
 }
 
+/// Whether `socket`, which is being connected and is reported as ready, is connected. Without an error and without a peer
+/// it is not: the report was about another socket that had its descriptor, or came before connect(2).
+///
+/// # Errors
+/// Why it could not be connected.
+pub(crate) fn has_connected(socket: impl AsFd) -> Result<bool, Errno> {
+    // While a socket is being connected, and after a failure, it has no peer (`inet_getname`, `unix_getname`).
+    if getpeername(&socket).is_ok() {
+        return Ok(true);
+    }
+    sockopt::socket_error(&socket)??;
+    Ok(false)
+}
+
 pub(crate) fn is_localhost(host: &str) -> bool {
     let name = host.strip_suffix('.').unwrap_or(host);
     name.eq_ignore_ascii_case("localhost")
@@ -202,7 +216,38 @@ impl fmt::Display for SocketAddress {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use netlab::until_found;
+
     use super::*;
+
+    #[test]
+    fn a_socket_without_error_and_without_peer_is_not_connected() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
+        let address = SocketAddress::Inet(listener.local_addr().expect("its address"));
+        let socket = || address.socket().expect("a socket");
+        let connecting = || {
+            let socket = socket();
+            let begun = address.connect(&socket);
+            assert!(
+                matches!(begun, Ok(()) | Err(Errno::INPROGRESS)),
+                "{begun:?}"
+            );
+            socket
+        };
+        assert_eq!(has_connected(socket()), Ok(false));
+        let good = connecting();
+        until_found("it is connected", || {
+            has_connected(&good).ok().filter(|is| *is)
+        });
+        drop(listener);
+        let refused = connecting();
+        let errno = until_found("it is refused", || has_connected(&refused).err());
+        assert_eq!(errno, Errno::CONNREFUSED);
+        // The error is reported once.
+        assert_eq!(has_connected(&refused), Ok(false));
+    }
 
     #[test]
     fn the_name_of_a_socket_controls_no_terminal() {

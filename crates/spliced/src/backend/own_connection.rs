@@ -19,7 +19,7 @@ use crate::outgoing::Outgoing;
 use crate::plan::{BackendPlan, ProxyVersion};
 use crate::race::{Race, Turn};
 use crate::resource_limit::words;
-use crate::socket_address::SocketAddress;
+use crate::socket_address::{SocketAddress, has_connected};
 use crate::target::{Lookup, Target};
 
 /// The most that is read behind what a check looks for: a page that is made for checks is shorter.
@@ -32,6 +32,9 @@ const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// The pause before a UNIX server whose accept queue is full is tried again (`unix_stream_connect`).
 const FULL_RETRY: Duration = Duration::from_millis(10);
+
+/// The pause before a socket that is reported as ready, but is not connected, is looked at again.
+const NOT_YET_RETRY: Duration = Duration::from_millis(10);
 
 /// A PROXY header of version 2 for a connection of the proxy itself.
 const LOCAL_HEADER: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
@@ -256,15 +259,26 @@ async fn connect(
         return Ok(Box::new(stream));
     }
     let stream = TcpStream::from_std(socket.into()).map_err(of_runtime)?;
-    stream.writable().await.map_err(of_runtime)?;
-    match stream.take_error().map_err(of_runtime)? {
-        Some(error) => {
-            let errno = errno_of(&error);
-            Err((errno, connect_error::of_attempt(errno)))
-        }
-        None => {
-            let _ = sockopt::set_socket_linger(&stream, None);
-            Ok(Box::new(stream))
+    until_connected(&stream)
+        .await
+        .map_err(of_runtime)?
+        .map_err(|errno| (errno, connect_error::of_attempt(errno)))?;
+    let _ = sockopt::set_socket_linger(&stream, None);
+    Ok(Box::new(stream))
+}
+
+/// Waits until the connection is made, or has failed.
+///
+/// # Errors
+/// Of the runtime.
+async fn until_connected(stream: &TcpStream) -> io::Result<Result<(), Errno>> {
+    loop {
+        stream.writable().await?;
+        match has_connected(stream) {
+            Ok(true) => return Ok(Ok(())),
+            Err(errno) => return Ok(Err(errno)),
+            // The runtime never forgets that it was told of a hang-up, so waiting for it again would spin.
+            Ok(false) => sleep(NOT_YET_RETRY).await,
         }
     }
 }
@@ -295,6 +309,30 @@ mod tests {
             within,
         ));
         opened.map(drop)
+    }
+
+    /// epoll reports a socket that nobody has connected as writable (`tcp_poll`).
+    #[test]
+    fn a_socket_without_a_peer_is_waited_for() {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
+        let address = SocketAddress::Inet(listener.local_addr().expect("its address"));
+        let socket = address.socket().expect("a socket");
+        let same = socket.try_clone().expect("a duplicate");
+        runtime.block_on(async {
+            let stream = TcpStream::from_std(socket.into()).expect("registered");
+            stream.writable().await.expect("reported as writable");
+            let early = timeout(Duration::from_millis(50), until_connected(&stream)).await;
+            assert!(early.is_err(), "{early:?}");
+            let begun = address.connect(&same);
+            assert!(
+                matches!(begun, Ok(()) | Err(Errno::INPROGRESS)),
+                "{begun:?}"
+            );
+            let connected = until_connected(&stream).await.expect("the runtime works");
+            assert_eq!(connected, Ok(()));
+        });
     }
 
     /// As clients do: a name may have an address that leads nowhere.

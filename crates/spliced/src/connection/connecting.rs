@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{getpeername, sockopt};
+use rustix::net::sockopt;
 use splice::{Context, Interest, Kind, Readiness, SegmentSize, Step, set_pacing_rate};
 
 use super::attempt::{Attempt, Place};
@@ -16,6 +16,7 @@ use crate::connect_error::{self, Fault};
 use crate::race::Turn;
 use crate::resource_limit::words;
 use crate::service::Counts;
+use crate::socket_address::has_connected;
 use crate::target::Lookup;
 
 /// How long the name of a server is waited for where a fallback could serve the client: a name server that works has
@@ -259,14 +260,11 @@ impl Connection {
         if !readiness.is_writable() {
             return Step::Wait;
         }
-        if !readiness.is_broken() {
-            return self.made(cx, index, readiness);
-        }
-        match sockopt::socket_error(socket) {
-            // It has no error, and no peer, either: what was heard was not about it.
-            Ok(Ok(())) if getpeername(socket).is_err() => Step::Wait,
-            Ok(Ok(())) => self.made(cx, index, readiness),
-            Ok(Err(errno)) | Err(errno) => {
+        match has_connected(socket) {
+            // What was heard was not about it.
+            Ok(false) => Step::Wait,
+            Ok(true) => self.made(cx, index, readiness),
+            Err(errno) => {
                 self.skip_address(index, errno, connect_error::of_attempt(errno));
                 self.connect(cx)
             }

@@ -13,11 +13,12 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{getpeername, sockopt};
+use rustix::net::sockopt;
 
 use super::place::{Known, Place, Resolved};
 use crate::race::{Race, Turn};
 use crate::resource_limit::words;
+use crate::socket_address::has_connected;
 use crate::target::Question;
 
 #[derive(Debug)]
@@ -182,11 +183,7 @@ fn is_want_of_room(errno: Errno) -> bool {
 
 impl Attempt {
     fn is_made(&self) -> Result<bool, Errno> {
-        let Some(socket) = &self.0 else {
-            return Ok(false);
-        };
-        sockopt::socket_error(socket)??;
-        Ok(getpeername(socket).is_ok())
+        self.0.as_ref().map_or(Ok(false), has_connected)
     }
 }
 
