@@ -1,10 +1,12 @@
 //! The file of a listening UNIX socket.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 
 use crate::socket_address::SocketAddress;
@@ -14,30 +16,36 @@ use crate::socket_address::SocketAddress;
 pub(crate) struct SocketFile {
     path: PathBuf,
     device_and_inode: (u64, u64),
+    /// Keeps the inode. Otherwise a file that takes the path could have the number of a former one.
+    _pin: OwnedFd,
 }
 
 impl SocketFile {
     pub(crate) fn of(path: &Path) -> Result<Self> {
-        let device_and_inode = identity(path).context("cannot stat the socket file")?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let pin = open(path, flags, Mode::empty()).context("cannot open the socket file")?;
+        let stat = fstat(&pin).context("cannot stat the socket file")?;
         Ok(Self {
             path: path.into(),
-            device_and_inode,
+            device_and_inode: (stat.st_dev, stat.st_ino),
+            _pin: pin,
         })
+    }
+
+    /// Device and inode of the file at `path`.
+    pub(crate) fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok((metadata.dev(), metadata.ino()))
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|now| now == self.device_and_inode) {
+        if Self::identity(&self.path).is_ok_and(|now| now == self.device_and_inode) {
             // A failure can be ignored: the next start removes a stale file.
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
-    let metadata = fs::symlink_metadata(path)?;
-    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// Removes the file at `path` if it is a socket on which nobody listens any more. Returns false if
@@ -50,7 +58,7 @@ pub(super) fn remove_stale(path: &Path, address: &SocketAddress) -> Result<bool>
 pub(crate) fn remove_stale_by(
     path: &Path,
     address: &SocketAddress,
-    probe: &std::os::fd::OwnedFd,
+    probe: &OwnedFd,
 ) -> Result<bool> {
     let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {address}"))?;
     if !metadata.file_type().is_socket() {
@@ -65,7 +73,7 @@ pub(crate) fn remove_stale_by(
     Ok(true)
 }
 
-pub(super) fn unix_socket(address: &SocketAddress) -> Result<std::os::fd::OwnedFd> {
+pub(super) fn unix_socket(address: &SocketAddress) -> Result<OwnedFd> {
     address.socket().map_err(|errno| {
         anyhow!(
             "cannot create a UNIX socket: {}; raise the limit or listen on a TCP address",
