@@ -196,12 +196,7 @@ fn open_admin_socket(configuration: &Path, sender: &Sender<Event>) -> Option<Adm
     let sender = sender.clone();
     let ask = move |question| drop(sender.send(Event::Asked(question)));
     AdminSocket::open(configuration, ask)
-        .inspect_err(|error| {
-            tracing::warn!(
-                "'spliced reload' and 'spliced status' cannot reach this process: {error:#}; SIGHUP \
-                 reloads it"
-            );
-        })
+        .inspect_err(admin::warn_unreachable)
         .ok()
 }
 

@@ -338,6 +338,12 @@ const RUN_FILES: Section = Section {
             "access_log = \"PATH\"",
             "As --access-log of spliced-relay(1).",
         ),
+        Entry::Item(
+            "/run/spliced/*.sock, /run/user/UID/spliced/*.sock",
+            "Where 'spliced reload' and 'spliced status' reach the process: in the first directory for root, in the \
+             second for other users. A start removes those that nobody listens on. A process that starts while another \
+             one of the same configuration runs takes the socket over once that has ended.",
+        ),
         SOCKET_FILE,
         LEGACY_TABLES,
     ],

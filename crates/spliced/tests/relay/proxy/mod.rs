@@ -1,5 +1,6 @@
 //! `spliced run`: listeners, routes and backends of a configuration.
 
+mod admin_socket;
 mod backends;
 mod early_resets;
 mod evidence;

@@ -1,0 +1,455 @@
+//! The admin socket: how `spliced reload` and `spliced status` reach the process that runs a
+//! configuration.
+//!
+//! A client connects, writes one request, a word and a newline, and reads one line of JSON:
+//! `{"ok": ...}` or `{"error": "..."}`. The socket lies in a directory that only its owner may enter
+//! ([`run_directory`]). Since somebody may have opened that, the process also looks at who asks: root and its own user.
+
+mod run_directory;
+
+use std::fmt::Display;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow, bail};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::run_directory::{RunDirectory, Taken};
+use crate::listener::SocketFile;
+
+/// How long a client of the socket may take to write its request, or to read its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pause after a failure of this host.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The longest request is a word.
+const REQUEST_MOST_BYTES: u64 = 64;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Reload,
+    Status,
+}
+
+impl Request {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Reload => "reload",
+            Self::Status => "status",
+        }
+    }
+
+    fn of_word(word: &str) -> Option<Self> {
+        [Self::Reload, Self::Status]
+            .into_iter()
+            .find(|request| request.word() == word)
+    }
+}
+
+/// A request, and where its answer goes.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) request: Request,
+    pub(crate) answer: Sender<Result<Value>>,
+}
+
+/// The socket of a running process; its file is removed on drop.
+///
+/// ```text
+/// opening ──▶ listening
+///    │ ▲
+///    ▼ │ another process has the socket, which drains
+///  waiting
+/// ```
+#[derive(Debug)]
+pub(crate) struct AdminSocket {
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug)]
+enum Held {
+    NotYet,
+    /// The thread that listens never ends, so nobody else takes the file for stale before it is removed.
+    File(#[expect(dead_code, reason = "removed on drop")] SocketFile),
+    /// The process is ending.
+    NoMore,
+}
+
+impl AdminSocket {
+    /// Listens for those who ask for the process that runs `configuration`, as soon as no other process does. That one
+    /// may be ending.
+    ///
+    /// # Errors
+    /// If the configuration is gone, or there can be no thread. What else stands in the way is logged.
+    pub(crate) fn open(
+        configuration: &Path,
+        ask: impl Fn(Question) + Send + 'static,
+    ) -> Result<Self> {
+        Self::open_in(run_directory::path_for_user(), configuration, ask)
+    }
+
+    fn open_in(
+        directory: PathBuf,
+        configuration: &Path,
+        ask: impl Fn(Question) + Send + 'static,
+    ) -> Result<Self> {
+        let name = name_for(configuration)?;
+        let shown = configuration.display().to_string();
+        let held = Arc::new(Mutex::new(Held::NotYet));
+        let opening = Opening {
+            directory,
+            name,
+            configuration: shown,
+            held: Arc::clone(&held),
+        };
+        thread::Builder::new()
+            .name("admin".into())
+            .spawn(move || {
+                if let Some(listener) = opening.finish() {
+                    accept(&listener, &ask);
+                }
+            })
+            .context("cannot start the thread of the admin socket")?;
+        Ok(Self { held })
+    }
+}
+
+impl Drop for AdminSocket {
+    fn drop(&mut self) {
+        *lock(&self.held) = Held::NoMore;
+    }
+}
+
+/// A socket that is not there yet.
+struct Opening {
+    directory: PathBuf,
+    name: String,
+    configuration: String,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Opening {
+    /// `None` if there is to be no socket (any more).
+    fn finish(&self) -> Option<UnixListener> {
+        let mut waits = false;
+        let mut has_failed = false;
+        loop {
+            match self.attempt(!waits) {
+                Ok(Attempt::Opened(listener)) => {
+                    if waits {
+                        tracing::info!(
+                            "'spliced reload' and 'spliced status' reach this process now"
+                        );
+                    }
+                    return Some(listener);
+                }
+                Ok(Attempt::TooLate) => return None,
+                Ok(Attempt::Taken(taken)) => {
+                    if !waits {
+                        tracing::warn!(
+                            "'spliced reload' and 'spliced status' cannot reach this process yet: another process runs \
+                             {}; they will once that has ended, and SIGHUP reloads this one",
+                            self.configuration
+                        );
+                    }
+                    waits = true;
+                    taken.wait();
+                }
+                Err(error) => {
+                    if !has_failed {
+                        warn_unreachable(&error);
+                    }
+                    if !waits {
+                        return None;
+                    }
+                    // What stands in the way may go, since there is a way in principle.
+                    has_failed = true;
+                    thread::sleep(RETRY_AFTER);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, is_first: bool) -> Result<Attempt> {
+        // The process that has ended may have taken the directory along.
+        let directory = RunDirectory::open(self.directory.clone())?;
+        let lock = directory.lock();
+        match &lock {
+            Ok(_) if is_first => directory.clean(),
+            Ok(_) => {}
+            Err(error) if is_first => {
+                tracing::warn!("{error:#}; this process goes on without the lock");
+            }
+            Err(_) => {}
+        }
+        let mut held = self::lock(&self.held);
+        if matches!(*held, Held::NoMore) {
+            return Ok(Attempt::TooLate);
+        }
+        Ok(match directory.listen(&self.name)? {
+            Ok((listener, file)) => {
+                *held = Held::File(file);
+                Attempt::Opened(listener)
+            }
+            Err(taken) => Attempt::Taken(taken),
+        })
+    }
+}
+
+enum Attempt {
+    Opened(UnixListener),
+    Taken(Taken),
+    TooLate,
+}
+
+/// Says that the process has no socket. It still reloads on SIGHUP.
+pub(crate) fn warn_unreachable(error: &Error) {
+    tracing::warn!(
+        "'spliced reload' and 'spliced status' cannot reach this process: {error:#}; SIGHUP reloads it"
+    );
+}
+
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves one client after the other.
+fn accept(listener: &UnixListener, ask: &impl Fn(Question)) {
+    for client in listener.incoming() {
+        match client {
+            // A client that goes away misses only its own answer.
+            Ok(client) => drop(serve(client, ask)),
+            // Without a descriptor, accept(2) fails at once.
+            Err(_) => thread::sleep(RETRY_AFTER),
+        }
+    }
+}
+
+/// Whether a process may ask this one, which runs as `user`.
+///
+/// # Errors
+/// If it is neither root's nor the same user's, or that is not known.
+fn admit(peer: Result<u32, impl Display>, user: u32) -> Result<()> {
+    let remedy = "ask as that user or as root";
+    match peer {
+        Ok(peer) if peer == 0 || peer == user => Ok(()),
+        Ok(peer) => bail!("user {peer} may not ask the process of user {user}; {remedy}"),
+        Err(error) => bail!(
+            "which user asks the process of user {user} cannot be found out ({error}), so it does not answer; {remedy}"
+        ),
+    }
+}
+
+fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&client).take(REQUEST_MOST_BYTES)).read_line(&mut line)?;
+    let peer = getsockopt(&client, PeerCredentials).map(|peer| peer.uid());
+    let answer = match (
+        admit(peer, geteuid().as_raw()),
+        Request::of_word(line.trim()),
+    ) {
+        (Err(error), _) => Err(error),
+        (Ok(()), Some(request)) => {
+            let (sender, answer) = mpsc::channel();
+            ask(Question {
+                request,
+                answer: sender,
+            });
+            answer
+                .recv()
+                .unwrap_or_else(|_| Err(anyhow!("the process is ending")))
+        }
+        (Ok(()), None) => Err(anyhow!("the request is not 'reload' or 'status'")),
+    };
+    let answer = match answer {
+        Ok(value) => json!({ "ok": value }),
+        Err(error) => json!({ "error": format!("{error:#}") }),
+    };
+    Ok(writeln!(client, "{answer}")?)
+}
+
+/// Asks the process that runs `configuration`.
+///
+/// # Errors
+/// What the process answers, or that there is none.
+pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
+    let path = run_directory::path_for_user().join(name_for(configuration)?);
+    let mut process = UnixStream::connect(&path).map_err(|error| {
+        anyhow!(
+            "no process of this user runs {}: {error} ({}); start it with 'spliced run --config', or \
+             send it SIGHUP",
+            configuration.display(),
+            path.display()
+        )
+    })?;
+    writeln!(process, "{}", request.word())?;
+    let mut line = String::new();
+    // To the end of the stream: the process then has nothing left of this request.
+    process.read_to_string(&mut line)?;
+    let mut answer: Value =
+        serde_json::from_str(&line).context("the process has ended without an answer")?;
+    match answer.get("error").and_then(Value::as_str) {
+        Some(error) => bail!("{error}"),
+        None => Ok(answer["ok"].take()),
+    }
+}
+
+/// The same for everybody who names the same file, whatever the way to it.
+fn name_for(configuration: &Path) -> Result<String> {
+    let canonical = fs::canonicalize(configuration)
+        .with_context(|| format!("cannot find {}", configuration.display()))?;
+    let name = xxh3_64(canonical.as_os_str().as_encoded_bytes());
+    Ok(format!("{name:016x}.sock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use netlab::{Need, Scratch, available, until};
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    /// Owns nothing, by convention.
+    const NOBODY: u32 = 65534;
+
+    #[test]
+    fn who_is_neither_root_nor_the_same_user_gets_no_answer() {
+        assert!(admit(Ok::<_, &str>(0), 1000).is_ok());
+        assert!(admit(Ok::<_, &str>(1000), 1000).is_ok());
+        for (peer, why) in [
+            (
+                Ok(1001),
+                "user 1001 may not ask the process of user 1000; ask as",
+            ),
+            (
+                Err("broken"),
+                "cannot be found out (broken), so it does not answer; ask as",
+            ),
+        ] {
+            let error = admit(peer, 1000).expect_err("refused");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    /// Where everybody can reach the socket.
+    #[test]
+    fn another_user_gets_no_answer_from_an_open_socket() {
+        if !available(Need::Root) {
+            return;
+        }
+        let scratch = Scratch::new("admin").expect("a directory");
+        let path = scratch.path().join("sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        for path in [scratch.path(), &path] {
+            fs::set_permissions(path, Permissions::from_mode(0o777)).expect("set");
+        }
+        let asked = AtomicUsize::new(0);
+        let answer = |user: Option<u32>| {
+            thread::scope(|scope| {
+                let client = scope.spawn(|| {
+                    if let Some(user) = user {
+                        let user = Uid::from_raw(user);
+                        // Of this thread alone.
+                        set_thread_res_uid(user, user, user).expect("another user");
+                    }
+                    let mut client = UnixStream::connect(&path).expect("connected");
+                    writeln!(client, "reload").expect("sent");
+                    let mut answer = String::new();
+                    client.read_to_string(&mut answer).expect("an answer");
+                    answer
+                });
+                let (process, _) = listener.accept().expect("a client");
+                let ask = |question: Question| {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    let _ = question.answer.send(Ok(json!("done")));
+                };
+                serve(process, &ask).expect("served");
+                client.join().expect("no panic")
+            })
+        };
+        assert!(answer(Some(NOBODY)).contains("user 65534 may not ask the process of user 0"));
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+        assert_eq!(answer(None), "{\"ok\":\"done\"}\n");
+    }
+
+    /// The socket of a process for a configuration in `scratch`, and how often it was asked.
+    fn opened(scratch: &Scratch) -> (AdminSocket, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let ask = move |question: Question| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let _ = question.answer.send(Ok(json!("done")));
+        };
+        let directory = scratch.path().join("run");
+        let configuration = scratch.write("c.toml", "").expect("written");
+        let socket = AdminSocket::open_in(directory, &configuration, ask).expect("a thread");
+        (socket, asked)
+    }
+
+    fn is_answered(scratch: &Scratch) -> bool {
+        let name = name_for(&scratch.path().join("c.toml")).expect("a name");
+        let path = scratch.path().join("run").join(name);
+        let ask = || -> std::io::Result<String> {
+            let mut process = UnixStream::connect(&path)?;
+            writeln!(process, "status")?;
+            let mut answer = String::new();
+            process.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains("done"))
+    }
+
+    #[test]
+    fn a_process_gets_the_socket_once_another_one_has_ended() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let (first, asked_first) = opened(&scratch);
+        until("the first one answers", || is_answered(&scratch));
+        let (second, asked_second) = opened(&scratch);
+        let (third, asked_third) = opened(&scratch);
+        // It is over before it gets the socket.
+        drop(third);
+        assert!(is_answered(&scratch));
+        drop(first);
+        until("the second one answers", || {
+            is_answered(&scratch) && asked_second.load(Ordering::Relaxed) > 0
+        });
+        assert!(asked_first.load(Ordering::Relaxed) > 0);
+        assert_eq!(asked_third.load(Ordering::Relaxed), 0);
+        drop(second);
+        assert!(!is_answered(&scratch));
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_delays_neither_start_nor_end() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let directory = RunDirectory::open(scratch.path().join("run")).expect("usable");
+        let held = directory.lock().expect("locked");
+        let begin = Instant::now();
+        drop(opened(&scratch));
+        let elapsed = begin.elapsed();
+        assert!(elapsed < Duration::from_millis(900), "{elapsed:?}");
+        let (_socket, _) = opened(&scratch);
+        until("it goes on without the lock", || is_answered(&scratch));
+        drop(held);
+    }
+}

@@ -1,0 +1,99 @@
+//! Which process `spliced status` and `spliced reload` reach.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use netlab::{Need, available};
+use rustix::process::Signal;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Proxy;
+use super::routes::{Site, connect, expect};
+use crate::patience::{until, until_found};
+use crate::relay::{Relay, command};
+
+fn configuration(site: &Site) -> String {
+    format!(
+        "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+         [backend.b]\nservers = \"{}\"\n",
+        site.address()
+    )
+}
+
+/// Where root's process of the configuration is reached.
+fn socket_of(proxy: &Proxy) -> PathBuf {
+    let path = proxy.configuration.canonicalize().expect("a file");
+    let name = xxh3_64(path.as_os_str().as_encoded_bytes());
+    PathBuf::from(format!("/run/spliced/{name:016x}.sock"))
+}
+
+/// A second process of the same configuration.
+fn second(proxy: &Proxy) -> Relay {
+    let path = proxy.configuration.to_str().expect("UTF-8");
+    Relay::spawn_silent(&mut command(&["run", "--config", path]))
+}
+
+/// Where the process that is reached listens.
+fn listens_on(proxy: &Proxy) -> Option<Value> {
+    Some(proxy.try_status()?["listeners"][0]["addresses"][0].take())
+}
+
+#[test]
+fn a_process_is_reached_once_the_one_before_it_has_drained() {
+    let site = Site::new();
+    let mut proxy = Proxy::run(&configuration(&site));
+    let first = listens_on(&proxy);
+    let mut client = connect(&proxy.address("l"));
+    client.write_all(b"x").expect("sent");
+    let mut server = site.accept();
+    expect(&mut server, b"x");
+    proxy.relay.signal(Signal::TERM);
+    proxy.relay.wait_logged("no longer accepting");
+    let mut second = second(&proxy);
+    let told = second.wait_logged("cannot reach this process yet");
+    assert!(told.contains("another process runs /"), "{told}");
+    assert_eq!(listens_on(&proxy), first);
+    drop((client, server));
+    until("the first one ends", || !proxy.relay.is_running());
+    second.wait_logged("reach this process now");
+    assert_ne!(listens_on(&proxy), first);
+    assert!(proxy.ask("reload").status.success());
+    second.wait_logged("the configuration was reloaded");
+    assert_eq!(second.lines_logged("cannot reach this process"), 1);
+    second.signal_until_it_ends(Signal::TERM);
+    assert!(proxy.try_status().is_none());
+}
+
+#[test]
+fn a_process_is_reached_once_the_one_before_it_is_killed() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(&site));
+    let first = listens_on(&proxy);
+    let second = second(&proxy);
+    second.wait_logged("cannot reach this process yet");
+    proxy.relay.signal(Signal::KILL);
+    second.wait_logged("reach this process now");
+    let found = until_found("it answers", || listens_on(&proxy));
+    assert_ne!(Some(found), first);
+}
+
+#[test]
+fn a_start_removes_the_sockets_of_killed_processes() {
+    if !available(Need::Root) {
+        return;
+    }
+    let site = Site::new();
+    let mut killed = Proxy::run(&configuration(&site));
+    let stopped = Proxy::run(&configuration(&site));
+    let (of_killed, of_stopped) = (socket_of(&killed), socket_of(&stopped));
+    assert!(of_killed.exists());
+    killed.relay.signal(Signal::KILL);
+    until("it is gone", || !killed.relay.is_running());
+    stopped.relay.hold_still();
+    let _other = Proxy::run(&configuration(&site));
+    assert!(!of_killed.exists());
+    assert!(of_stopped.exists());
+    stopped.relay.go_on();
+    stopped.status();
+}
