@@ -12,6 +12,7 @@ use splice::{Address, EngineChoice, KeepAlive, SocketName, UserTimeout};
 
 use crate::adopt_args::AdoptArgs;
 use crate::bypass_args::BypassArgs;
+use crate::file_access::FileAccess;
 use crate::mesh_args::MeshArgs;
 use crate::peer_timeouts::{PeerTimeouts, keepalive, user_timeout};
 use crate::sections::{self, as_help};
@@ -329,6 +330,9 @@ pub(crate) struct LifeArgs {
     /// with status 3.
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     pub(crate) drain_timeout: Duration,
+
+    #[command(flatten)]
+    pub(crate) file_access: FileAccess,
 }
 
 impl LifeArgs {

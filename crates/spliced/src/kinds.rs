@@ -5,6 +5,7 @@ use splice::{EngineChoice, EngineName, SocketName, VsockAddress};
 
 use crate::cli::RelayArgs;
 use crate::datagram::DatagramPlan;
+use crate::file_access::FileAccess;
 use crate::plain::PlainPlan;
 use crate::plan::Plan;
 use crate::refusal::WrongUsage;
@@ -29,6 +30,8 @@ impl Kinds {
                     "--max-sessions is for datagrams; limit a relay of streams with --max-connections",
                 );
             }
+            let access = args.life.file_access;
+            access.suit(listen).map_err(WrongUsage::new)?;
             let (listen, target) = (listen.clone(), target.clone());
             return Ok(Self::Streams(relay::plan_of_relay(args, listen, target)));
         }
@@ -48,7 +51,7 @@ impl Kinds {
 }
 
 /// Refuses the options that only streams of TCP and UNIX have.
-fn refuse_timeouts(args: &RelayArgs) -> Result<()> {
+fn refuse_those_of_streams(args: &RelayArgs) -> Result<()> {
     let given = [
         (args.life.keepalive.is_some(), "--keepalive is for TCP"),
         (
@@ -58,6 +61,10 @@ fn refuse_timeouts(args: &RelayArgs) -> Result<()> {
         (
             args.half_close_timeout.is_some(),
             "--half-close-timeout is for TCP and UNIX streams",
+        ),
+        (
+            args.life.file_access != FileAccess::default(),
+            "--mode, --owner and --group are for listeners on UNIX streams",
         ),
     ];
     match given.iter().find(|(is_given, _)| *is_given) {
@@ -79,7 +86,7 @@ fn of_datagrams(plan: DatagramPlan, args: RelayArgs) -> Result<DatagramPlan> {
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out for datagrams");
     }
-    refuse_timeouts(&args)?;
+    refuse_those_of_streams(&args)?;
     if args.life.max_connections.is_some() {
         return refuse(
             "--max-connections is for streams; limit a relay of datagrams with --max-sessions",
@@ -130,7 +137,7 @@ fn of_others(listen: SocketName, target: SocketName, args: RelayArgs) -> Result<
     if args.from_syn {
         return refuse("--from-syn is for TCP; leave it out");
     }
-    refuse_timeouts(&args)?;
+    refuse_those_of_streams(&args)?;
     if args.max_sessions.is_some() {
         return refuse("--max-sessions is for datagrams; limit connections with --max-connections");
     }

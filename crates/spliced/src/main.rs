@@ -26,6 +26,7 @@ mod diagnostics;
 mod doctor;
 mod echo;
 mod exit_status;
+mod file_access;
 mod file_stamp;
 mod firewall;
 mod forwarding;
@@ -110,7 +111,7 @@ fn run(command: Command, signals: Signals, diagnostics: &Diagnostics) -> Result<
             Kinds::Datagrams(plan) => datagram::run(plan, signals, diagnostics).map(ended),
             Kinds::Others(plan) => plain::run(plan, signals, diagnostics).map(ended),
         },
-        Command::Echo(args) => relay::run(&relay::plan_of_echo(args), None, signals, diagnostics),
+        Command::Echo(args) => relay::run(&relay::plan_of_echo(args)?, None, signals, diagnostics),
         Command::Mesh(args) => mesh::run(&args, signals, diagnostics),
         #[cfg(target_arch = "x86_64")]
         Command::Adopt(args) => adopt::run(&args, signals, diagnostics),

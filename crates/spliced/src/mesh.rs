@@ -19,6 +19,7 @@ use splice::mesh::{Bounds, Departure, Event, Framing, Length, Mesh, Refusal};
 
 use crate::diagnostics::Diagnostics;
 use crate::exit_status::Ended;
+use crate::file_access::FileAccess;
 use crate::listener::ListeningSockets;
 use crate::mesh_args::MeshArgs;
 use crate::refusal::WrongUsage;
@@ -85,7 +86,8 @@ pub(crate) fn run(args: &MeshArgs, signals: Signals, diagnostics: &Diagnostics) 
     let addresses = SocketAddress::to_listen(&args.listen)?;
     // From then on there may be a socket file to remove.
     progress.running();
-    let mut sockets = ListeningSockets::bind(&args.listen, addresses, 1, None)?;
+    let mut sockets =
+        ListeningSockets::bind(&args.listen, addresses, 1, None, FileAccess::default())?;
     for address in &sockets.addresses {
         tracing::info!(
             "listening on {address}, frames with their length in {} and their destination in {}",

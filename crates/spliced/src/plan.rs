@@ -11,6 +11,7 @@ use std::time::Duration;
 use splice::{Address, EngineChoice};
 use splice_route::{Conditions, DestinationRule, Prefix};
 
+use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 
 /// The default time to connect to a server, for all its addresses together, and all servers tried.
@@ -41,6 +42,8 @@ pub(crate) struct Plan {
 pub(crate) struct ListenerPlan {
     pub(crate) name: String,
     pub(crate) address: Address,
+    /// Nothing unless it has a socket file.
+    pub(crate) file_access: FileAccess,
     pub(crate) engine: EngineChoice,
     pub(crate) bypass_firewall: bool,
     /// Translate new connections from their SYN on, where that can be.
@@ -236,6 +239,7 @@ impl ListenerPlan {
         Self {
             name: address.to_string(),
             address,
+            file_access: FileAccess::default(),
             engine: EngineChoice::Auto,
             bypass_firewall: false,
             from_syn: false,

@@ -32,6 +32,7 @@ use crate::deployment::{Deployment, log_missing_engines};
 use crate::diagnostics::{Diagnostics, LAST_WORDS};
 use crate::exit_status::{CUT_SHORT, Ended, FAILED};
 use crate::plan::{Action, BackendPlan, ListenerPlan, Plan};
+use crate::refusal::WrongUsage;
 use crate::resource_limit::raise_descriptor_limit;
 use crate::signal::{Request, Signals};
 use crate::worker::Worker;
@@ -41,6 +42,7 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
     let target = to.to_string();
     let backend = BackendPlan::of_one(&target, to, args.connect_timeout);
     let listener = ListenerPlan {
+        file_access: args.life.file_access,
         engine: args.engine,
         bypass_firewall: args.bypass_firewall,
         from_syn: args.from_syn,
@@ -67,8 +69,14 @@ pub(crate) fn plan_of_relay(args: RelayArgs, listen: Address, to: Address) -> Pl
 }
 
 /// What `spliced echo` is to do.
-pub(crate) fn plan_of_echo(args: EchoArgs) -> Plan {
+///
+/// # Errors
+/// If an option belongs to another kind of address.
+pub(crate) fn plan_of_echo(args: EchoArgs) -> Result<Plan> {
+    let access = args.life.file_access;
+    access.suit(&args.listen).map_err(WrongUsage::new)?;
     let listener = ListenerPlan {
+        file_access: access,
         engine: args.engine,
         idle_timeout: args.life.idle_timeout,
         peer_timeouts: args.life.peer_timeouts(),
@@ -76,13 +84,13 @@ pub(crate) fn plan_of_echo(args: EchoArgs) -> Plan {
         busy_poll: args.busy_poll.then_some(BUSY_POLL),
         ..ListenerPlan::of_one(args.listen, Action::Echo)
     };
-    Plan {
+    Ok(Plan {
         threads: args.life.threads,
         drain_timeout: args.life.drain_timeout,
         listeners: vec![Arc::new(listener)],
         backends: Vec::new(),
         bypasses: Vec::new(),
-    }
+    })
 }
 
 /// What the echo servers of 2019 set ("SOCKMAP - TCP splicing of the future").

@@ -264,6 +264,11 @@ const PORTS: Entry = Entry::Item(
     "LISTEN with a port below net.ipv4.ip_unprivileged_port_start (1024).",
 );
 
+const FILE_ACCESS: Entry = Entry::Item(
+    "CAP_CHOWN",
+    "--owner, and --group if the user is not in the group.",
+);
+
 const RIGHTS: Section = Section {
     title: "Rights",
     entries: &[
@@ -279,6 +284,7 @@ const RIGHTS: Section = Section {
              tables. The relay needs it only at the start.",
         ),
         PORTS,
+        FILE_ACCESS,
     ],
 };
 
@@ -288,6 +294,7 @@ const ECHO_RIGHTS: Section = Section {
         Entry::Text("copy, pipe, aio and uring need no privilege."),
         Entry::Item("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON", "sockmap."),
         PORTS,
+        FILE_ACCESS,
     ],
 };
 
@@ -362,6 +369,10 @@ const RUN_RIGHTS: Section = Section {
             "source = \"client\" and mark of a backend.",
         ),
         PORTS,
+        Entry::Item(
+            "CAP_CHOWN",
+            "owner of a listener, and group if the user is not in it.",
+        ),
     ],
 };
 

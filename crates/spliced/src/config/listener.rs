@@ -8,6 +8,7 @@ use splice_route::Prefix;
 use crate::config::removal::Removal;
 use crate::config::route::Routes;
 use crate::config::value::{Table, Value};
+use crate::file_access::{FileAccess, FileMode, group, user};
 use crate::peer_timeouts::PeerTimeouts;
 use crate::plan::{
     CONNECT_TIMEOUT, ClientLimits, DECIDE_WITHIN, DRAIN_TIMEOUT, FIRST_BYTES_LIMIT, ListenerPlan,
@@ -30,6 +31,7 @@ pub(super) fn silent() -> ListenerPlan {
             host: String::new(),
             port: 0,
         },
+        file_access: FileAccess::default(),
         engine: EngineChoice::Auto,
         bypass_firewall: false,
         from_syn: false,
@@ -93,6 +95,7 @@ pub(super) fn read(
     }
     if let Some(address) = &address {
         listener.address = address.clone();
+        suit_file_access(table, &mut listener);
     }
     listener.routes = routes.read(of_listener.unwrap_or_default(), &listener);
     address.map(|_| listener)
@@ -107,6 +110,10 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
         &mut listener.bypass_firewall,
         Value::flag,
     );
+    let access = &mut listener.file_access;
+    table.set_some("mode", &mut access.mode, mode);
+    table.set_some("owner", &mut access.owner, |value| number_of(value, user));
+    table.set_some("group", &mut access.group, |value| number_of(value, group));
     table.set("decide_within", &mut listener.decide_within, Value::time);
     table.set(
         "first_bytes_limit",
@@ -170,6 +177,38 @@ pub(super) fn settings(table: &Table<'_>, listener: &mut ListenerPlan) {
             None => path,
         })
     });
+}
+
+fn mode(value: &Value<'_>) -> Option<FileMode> {
+    match value.is_text() {
+        true => value.parse(),
+        // TOML would write 0o660, and takes 660 for another number.
+        false => value.wrong_type("write it in octal and in quotes, such as \"0660\""),
+    }
+}
+
+/// The number of a user or group, or what it is for a name.
+fn number_of(value: &Value<'_>, look_up: fn(&str) -> Result<u32, String>) -> Option<u32> {
+    if !value.is_text() {
+        return value.number(0..=u32::MAX - 1);
+    }
+    let text = value.text()?;
+    look_up(text).map_or_else(
+        |error| value.refuse(format!("{text:?} cannot be used: {error}")),
+        Some,
+    )
+}
+
+/// Notes mode, owner or group of a listener without a socket file. Those of `[defaults]` are for others.
+fn suit_file_access(table: &Table<'_>, listener: &mut ListenerPlan) {
+    let Err(sentence) = listener.file_access.suit(&listener.address) else {
+        return;
+    };
+    listener.file_access = FileAccess::default();
+    let given = ["mode", "owner", "group"];
+    if let Some(key) = given.into_iter().find(|key| table.get(key).is_some()) {
+        table.notes.mistake(&table.at(key), sentence);
+    }
 }
 
 /// A time, `{ idle, interval, probes }`, or whether at all.

@@ -27,7 +27,7 @@ impl Written<'_> {
         } = self;
         format!(
             "{process}\n[defaults]\n{defaults}\n\
-             [[listener]]\naddress = \":1\"\n{listener}\n[[listener.route]]\nbackend = \"b\"\n\
+             [[listener]]\naddress = \"unix:/run/a\"\n{listener}\n[[listener.route]]\nbackend = \"b\"\n\
              [backend.b]\nservers = \"10.0.0.1:1\"\nhealth = {{ tcp = true }}\n{backend}\n"
         )
     }
@@ -86,6 +86,10 @@ fn of_listeners() -> Vec<Key<ListenerPlan>> {
         "engine": "Auto", ["'copy'" => "Only(Copy)"], ["'pipe'" => "Only(Pipe)"], engine;
         "from_syn": "false", ["true" => "true"], ["false" => "false"], from_syn;
         "bypass_firewall": "false", ["true" => "true"], ["false" => "false"], bypass_firewall;
+        "mode": "None", ["'0660'" => "Some(FileMode(432))"], ["'600'" => "Some(FileMode(384))"],
+            file_access.mode;
+        "owner": "None", ["1" => "Some(1)"], ["'root'" => "Some(0)"], file_access.owner;
+        "group": "None", ["'2'" => "Some(2)"], ["0" => "Some(0)"], file_access.group;
         "decide_within": "3s", ["'2s'" => "2s"], ["'1s'" => "1s"], decide_within;
         "first_bytes_limit": "65536", ["1024" => "1024"], ["512" => "512"], first_bytes_limit;
         "idle_timeout": "None", ["'2m'" => "Some(120s)"], ["'1m'" => "Some(60s)"], idle_timeout;

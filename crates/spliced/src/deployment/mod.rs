@@ -57,7 +57,7 @@ struct Listening {
     wakers: Vec<Waker>,
     forwarding: Option<Arc<Forwarding>>,
     /// Removes the file of a UNIX socket when it is dropped.
-    _sockets: ListeningSockets,
+    sockets: ListeningSockets,
 }
 
 /// A listener that is about to be added.
@@ -128,6 +128,7 @@ impl Deployment {
         for terms in &terms {
             self.check_targets(terms, &bound, &backends)?;
         }
+        self.change_file_access(&terms)?;
 
         self.commit(terms, bound, backends, access_logs);
         Ok(())
@@ -261,7 +262,13 @@ impl Deployment {
             .flatten();
         let typed = &terms.plan.address;
         let threads = self.workers.len();
-        let sockets = ListeningSockets::bind(typed, addresses, threads, largest_segment)?;
+        let sockets = ListeningSockets::bind(
+            typed,
+            addresses,
+            threads,
+            largest_segment,
+            terms.plan.file_access,
+        )?;
         sockets.set_peer_timeouts(terms.plan.peer_timeouts)?;
         if let Some(time) = terms.plan.busy_poll {
             sockets.set_busy_poll(time)?;
@@ -289,6 +296,29 @@ impl Deployment {
                     .flat_map(|target| target.last_known().to_vec())
                     .collect();
                 refusal::of_families(&addresses, listening)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes who may connect to the UNIX listeners that stay.
+    fn change_file_access(&self, terms: &[Terms]) -> Result<()> {
+        let changes: Vec<_> = terms
+            .iter()
+            .filter_map(|terms| {
+                let listening = self.listeners.get(&key(&terms.plan))?;
+                let before = listening.service.terms().plan.file_access;
+                let wanted = terms.plan.file_access;
+                (before != wanted).then_some((&listening.sockets, before, wanted))
+            })
+            .collect();
+        for (at, (sockets, _, wanted)) in changes.iter().enumerate() {
+            if let Err(error) = sockets.set_file_access(*wanted) {
+                for (sockets, before, _) in &changes[..=at] {
+                    // Back to what was possible before; the error that counts is the first.
+                    let _ = sockets.set_file_access(*before);
+                }
+                return Err(error);
             }
         }
         Ok(())
@@ -332,7 +362,7 @@ impl Deployment {
             forwarding,
             addresses: sockets.addresses.clone(),
             wakers,
-            _sockets: sockets,
+            sockets,
         };
         self.listeners.insert(key, listening);
     }

@@ -266,6 +266,7 @@ mod tests {
     use splice::EventLoop;
 
     use super::*;
+    use crate::file_access::FileAccess;
     use crate::plan::{Action, ListenerPlan};
     use crate::service::{Destination, Process, Route, Terms};
 
@@ -288,7 +289,8 @@ mod tests {
     fn listening_on(address: &str) -> ListeningSockets {
         let address = address.parse().expect("an address");
         let addresses = SocketAddress::to_listen(&address).expect("addresses");
-        ListeningSockets::bind(&address, addresses, 1, None).expect("it listens")
+        ListeningSockets::bind(&address, addresses, 1, None, FileAccess::default())
+            .expect("it listens")
     }
 
     #[test]

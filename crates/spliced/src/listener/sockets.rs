@@ -10,6 +10,7 @@ use rustix::net::{getsockname, listen, sockopt};
 use splice::{Address, SegmentSize, set_busy_poll};
 
 use super::socket_file::{SocketFile, remove_stale, unix_socket};
+use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 use crate::socket_address::SocketAddress;
 
@@ -29,29 +30,30 @@ pub(crate) struct ListeningSockets {
     pub(crate) addresses: Vec<SocketAddress>,
     /// The threads share one socket instead of having one each.
     pub(crate) shared: bool,
-    _socket_file: Option<SocketFile>,
+    socket_file: Option<SocketFile>,
 }
 
 impl ListeningSockets {
     /// Binds `addresses`, which `typed` stands for. Over TCP each thread gets a socket of its own, and the
     /// kernel spreads the connections (`SO_REUSEPORT`); a UNIX socket is shared. Clients over TCP are told
-    /// to send segments of at most `largest_segment`.
+    /// to send segments of at most `largest_segment`; `access` says who may connect over UNIX.
     pub(crate) fn bind(
         typed: &Address,
         mut addresses: Vec<SocketAddress>,
         threads: usize,
         largest_segment: Option<SegmentSize>,
+        access: FileAccess,
     ) -> Result<Self> {
         addresses.dedup();
         let picks_port = matches!(typed, Address::Inet { port: 0, .. });
         for _ in 1..PORTS_TRIED {
-            match Self::bind_all(typed, &addresses, threads, largest_segment) {
+            match Self::bind_all(typed, &addresses, threads, largest_segment, access) {
                 // The port that the kernel picked for one family is in use in the other.
                 Err(error) if picks_port && error.is::<InUse>() => {}
                 other => return other,
             }
         }
-        Self::bind_all(typed, &addresses, threads, largest_segment)
+        Self::bind_all(typed, &addresses, threads, largest_segment, access)
     }
 
     fn bind_all(
@@ -59,12 +61,13 @@ impl ListeningSockets {
         addresses: &[SocketAddress],
         threads: usize,
         largest_segment: Option<SegmentSize>,
+        access: FileAccess,
     ) -> Result<Self> {
         let mut sockets = Self {
             by_thread: (0..threads).map(|_| Vec::new()).collect(),
             addresses: Vec::new(),
             shared: !matches!(typed, Address::Inet { .. }),
-            _socket_file: None,
+            socket_file: None,
         };
         let mut failed = None;
         for address in addresses {
@@ -76,7 +79,7 @@ impl ListeningSockets {
                     }
                     sockets.add_tcp(SocketAddress::Inet(inet), threads, largest_segment)
                 }
-                SocketAddress::Unix(_) => sockets.add_unix(address, typed, threads),
+                SocketAddress::Unix(_) => sockets.add_unix(address, typed, threads, access),
             };
             match added.with_context(|| format!("cannot listen on {typed}")) {
                 Ok(()) => {}
@@ -116,6 +119,14 @@ impl ListeningSockets {
             timeouts.set_on_new(socket)?;
         }
         Ok(())
+    }
+
+    /// Changes who may connect to a UNIX socket.
+    pub(crate) fn set_file_access(&self, access: FileAccess) -> Result<()> {
+        match &self.socket_file {
+            Some(file) => file.set_access(access),
+            None => Ok(()),
+        }
     }
 
     fn add_tcp(
@@ -159,7 +170,13 @@ impl ListeningSockets {
         Ok(())
     }
 
-    fn add_unix(&mut self, address: &SocketAddress, typed: &Address, threads: usize) -> Result<()> {
+    fn add_unix(
+        &mut self,
+        address: &SocketAddress,
+        typed: &Address,
+        threads: usize,
+        access: FileAccess,
+    ) -> Result<()> {
         let socket = unix_socket(address)?;
         let mut bound = address.bind(&socket);
         if let (Err(Errno::ADDRINUSE), Address::UnixPath(path)) = (bound, typed)
@@ -169,7 +186,11 @@ impl ListeningSockets {
         }
         bound.map_err(|errno| why_not(errno, address))?;
         if let Address::UnixPath(path) = typed {
-            self._socket_file = Some(SocketFile::of(path)?);
+            let file = self.socket_file.insert(SocketFile::of(path)?);
+            // Nobody can connect before listen(2).
+            if access != FileAccess::default() {
+                file.set_access(access)?;
+            }
         }
         listen(&socket, BACKLOG).map_err(|errno| why_not(errno, address))?;
         for sockets in &mut self.by_thread[..threads - 1] {

@@ -31,6 +31,7 @@ mod config;
 mod datagrams;
 mod doctor;
 mod echo;
+mod file_access;
 mod firewall;
 mod flow;
 mod forbidden_call;

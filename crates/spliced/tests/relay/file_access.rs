@@ -1,0 +1,214 @@
+//! Mode, owner and group of the socket file of a UNIX listener.
+
+use std::fs;
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use netlab::{Need, Process, Scratch, available};
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+
+use crate::doctor::for_anybody;
+use crate::proxy::Proxy;
+use crate::relay::{BINARY, Relay, command};
+use crate::server::Server;
+use crate::usage::failure;
+
+/// Owns nothing, by convention.
+const NOBODY: u32 = 65534;
+
+fn shown(path: &Path) -> (u32, u32, u32) {
+    let metadata = fs::metadata(path).expect("a file");
+    (metadata.mode() & 0o7777, metadata.uid(), metadata.gid())
+}
+
+/// `spliced` with another umask.
+fn with_umask(umask: &str, arguments: &[&str]) -> Command {
+    let mut command = Process::command("sh");
+    command
+        .args(["-c", &format!("umask {umask}; exec \"$@\""), "sh", BINARY])
+        .args(arguments)
+        .env_remove("SPLICED_LOG");
+    command
+}
+
+#[test]
+fn a_relay_and_an_echo_give_their_socket_mode_owner_and_group() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let path = scratch.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let options = ["--mode", "0620", "--owner", "65534", "--group", "1234"];
+    for arguments in [&["relay", &listen, "127.0.0.1:1"][..], &["echo", &listen]] {
+        for umask in ["0", "077"] {
+            let arguments = [arguments, &options].concat();
+            let mut relay = Relay::spawn(&mut with_umask(umask, &arguments));
+            assert_eq!(shown(&path), (0o620, NOBODY, 1234), "{arguments:?}");
+            relay.terminate();
+            assert!(!path.exists());
+        }
+    }
+    // The group by its name, and the rest as without the option.
+    let arguments = ["relay", &listen, "127.0.0.1:1", "--group", "root"];
+    let _relay = Relay::spawn(&mut with_umask("027", &arguments));
+    assert_eq!(shown(&path), (0o750, 0, 0));
+}
+
+#[test]
+fn nobody_connects_before_the_mode_is_set() {
+    const STARTS: usize = 20;
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let path = scratch.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let is_over = AtomicBool::new(false);
+    let denied = thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let user = Uid::from_raw(NOBODY);
+            // Of this thread alone.
+            set_thread_res_uid(user, user, user).expect("another user");
+            let mut denied = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let connected = UnixStream::connect(&path).map_err(|error| error.kind());
+                assert!(connected.is_err(), "connected");
+                denied += usize::from(connected.err() == Some(ErrorKind::PermissionDenied));
+            }
+            denied
+        });
+        for _ in 0..STARTS {
+            let arguments = ["echo", &listen, "--mode", "0600"];
+            Relay::spawn(&mut with_umask("0", &arguments)).terminate();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        client.join().expect("nobody has connected")
+    });
+    assert!(denied > 0);
+}
+
+#[test]
+fn the_groups_of_the_process_need_no_capability_and_others_do() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    let directory = scratch.path().join("run");
+    fs::create_dir(&directory).expect("made");
+    chown(&directory, Some(NOBODY), Some(NOBODY)).expect("given away");
+    let path = directory.join("socket");
+    let listen = format!("unix:{}", path.display());
+    let as_nobody = |options: &[&str]| {
+        let mut command = Process::command("setpriv");
+        command
+            .args(["--reuid", "65534", "--regid", "65534", "--groups", "4321"])
+            .args(["--inh-caps=-all", "--"])
+            .arg(&spliced)
+            .args(["relay", &listen, "127.0.0.1:1"])
+            .args(options)
+            .env_remove("SPLICED_LOG");
+        command
+    };
+    let mut relay = Relay::spawn(&mut as_nobody(&["--group", "4321", "--mode", "0660"]));
+    assert_eq!(shown(&path), (0o660, NOBODY, 4321));
+    relay.terminate();
+    for (options, words) in [
+        (["--group", "1234"], "cannot have group 1234"),
+        (["--owner", "root"], "cannot belong to user 0"),
+    ] {
+        let sentence = failure(&mut as_nobody(&options), 1);
+        for part in [words, "user 65534", "CAP_CHOWN", &listen] {
+            assert!(sentence.contains(part), "no {part:?} in {sentence:?}");
+        }
+        assert!(!path.exists(), "its file is left behind");
+    }
+}
+
+#[test]
+fn what_has_no_socket_file_has_no_mode() {
+    for (arguments, what) in [
+        (&["relay", "127.0.0.1:0", "127.0.0.1:1"][..], "127.0.0.1:0"),
+        (&["relay", "unix:@x", "127.0.0.1:1"], "unix:@x"),
+        (&["echo", "[::1]:0"], "[::1]:0"),
+        (&["relay", "unixgram:/x", "udp:127.0.0.1:1"], "--mode"),
+        (&["relay", "seqpacket:/x", "seqpacket:/y"], "--mode"),
+    ] {
+        for option in [["--mode", "0660"], ["--owner", "0"], ["--group", "0"]] {
+            let sentence = failure(&mut command(&[arguments, &option].concat()), 2);
+            assert!(sentence.contains(what), "{sentence}");
+            assert!(sentence.contains("leave"), "{sentence}");
+        }
+    }
+    for (option, why) in [
+        (["--mode", "0466"], "add 0200"),
+        (["--mode", "rw"], "write four digits"),
+        (["--owner", "no such user"], "no such user; add it"),
+        (["--group", "4294967295"], "write one below"),
+    ] {
+        let arguments = ["relay", "unix:/x", "127.0.0.1:1"];
+        let sentence = failure(&mut command(&[&arguments, &option[..]].concat()), 2);
+        assert!(sentence.contains(why), "{sentence}");
+    }
+}
+
+#[test]
+fn a_reload_changes_them_on_the_socket_that_clients_have() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let [path, other] = ["socket", "other"].map(|name| scratch.path().join(name));
+    let server = Server::new();
+    // A listener on TCP does not care about those of [defaults].
+    let configuration = |defaults: &str, of_path: &str, of_other: &str| {
+        let listener = |address: &str, lines: &str| {
+            format!(
+                "[[listener]]\naddress = \"{address}\"\n{lines}\n[[listener.route]]\nbackend = \"b\"\n"
+            )
+        };
+        format!("[defaults]\n{defaults}\n")
+            + &listener("127.0.0.1:0", "")
+            + &listener(&format!("unix:{}", path.display()), of_path)
+            + &listener(&format!("unix:{}", other.display()), of_other)
+            + &format!("[backend.b]\nservers = \"{}\"\n", server.address)
+    };
+    let proxy = Proxy::run(&configuration("owner = 1", "mode = \"0600\"", ""));
+    assert_eq!(shown(&path), (0o600, 1, 0));
+    let before = fs::metadata(&other).expect("a file");
+    assert_eq!(before.uid(), 1);
+    let inode = fs::metadata(&path).expect("a file").ino();
+    let lines = "mode = \"0666\"\nowner = \"root\"\ngroup = 1234";
+    let changed = configuration("owner = 1", lines, "");
+    assert!(proxy.reload(&changed).status.success());
+    assert_eq!(shown(&path), (0o666, 0, 1234));
+    assert_eq!(shown(&other).1, 1);
+    // Without the keys it is as it was made.
+    assert!(
+        proxy
+            .reload(&configuration("", "mode = \"0640\"", ""))
+            .status
+            .success()
+    );
+    assert_eq!(shown(&path), (0o640, 0, 0));
+    assert_eq!(shown(&other).1, 0);
+    assert_eq!(fs::metadata(&path).expect("a file").ino(), inode);
+    UnixStream::connect(&path)
+        .and_then(|mut client| client.write_all(b"x"))
+        .expect("it is still listened on");
+    drop(server.accept());
+    // One of them cannot be changed, and so both stay as they are.
+    fs::remove_file(&other).expect("removed");
+    let output = proxy.reload(&configuration("mode = \"0200\"", "", ""));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("nothing has changed"), "{told}");
+    assert!(told.contains("is not the socket of this process"), "{told}");
+    assert_eq!(shown(&path), (0o640, 0, 0));
+}
