@@ -100,7 +100,7 @@ impl SocketFile {
         let shown = self.path.display();
         let user = geteuid().as_raw();
         // fchmod(2) refuses a descriptor that is only a path, and a path could lead elsewhere.
-        chmod(self.pinned(), Mode::from_raw_mode(mode)).map_err(|errno| match errno {
+        chmod(self.pinned()?, Mode::from_raw_mode(mode)).map_err(|errno| match errno {
             Errno::PERM => anyhow!(
                 "user {user}, who runs this process, may not change the mode of {shown}, which belongs to user {owner}; run \
                  it as that user, or grant CAP_FOWNER"
@@ -112,7 +112,7 @@ impl SocketFile {
     /// Removes the access control list that the file has inherited from its directory: it would let others in, and what
     /// the mode says of the group would only be its mask.
     fn remove_list(&self) -> Result<()> {
-        match removexattr(self.pinned(), "system.posix_acl_access") {
+        match removexattr(self.pinned()?, "system.posix_acl_access") {
             Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => bail!(
                 "cannot remove the access control list of {}, which could let others connect: {}; remove the default list of \
@@ -124,8 +124,14 @@ impl SocketFile {
     }
 
     /// A path that leads to the file, whatever becomes of its own.
-    fn pinned(&self) -> String {
-        format!("/proc/self/fd/{}", self.pin.as_raw_fd())
+    fn pinned(&self) -> Result<String> {
+        let pinned = format!("/proc/self/fd/{}", self.pin.as_raw_fd());
+        ensure!(
+            Path::new(&pinned).exists(),
+            "the mode of {} cannot be set without /proc; mount it, or leave mode out",
+            self.path.display()
+        );
+        Ok(pinned)
     }
 
     /// Device and inode of the file at `path`.
