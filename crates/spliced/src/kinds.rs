@@ -53,22 +53,25 @@ impl Kinds {
 /// Refuses the options that only streams of TCP and UNIX have.
 fn refuse_those_of_streams(args: &RelayArgs) -> Result<()> {
     let given = [
-        (args.life.keepalive.is_some(), "--keepalive is for TCP"),
+        (
+            args.life.keepalive.is_some(),
+            "--keepalive is for TCP; leave it out",
+        ),
         (
             args.life.user_timeout.is_some(),
-            "--user-timeout is for TCP",
+            "--user-timeout is for TCP; leave it out",
         ),
         (
             args.half_close_timeout.is_some(),
-            "--half-close-timeout is for TCP and UNIX streams",
+            "--half-close-timeout is for TCP and UNIX streams; leave it out",
         ),
         (
             args.life.file_access != FileAccess::default(),
-            "--mode, --owner and --group are for listeners on UNIX streams",
+            "--mode, --owner and --group are for UNIX streams; leave them out",
         ),
     ];
     match given.iter().find(|(is_given, _)| *is_given) {
-        Some((_, what)) => refuse(&format!("{what}; leave it out")),
+        Some((_, sentence)) => refuse(sentence),
         None => Ok(()),
     }
 }

@@ -5,9 +5,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 
 use netlab::{Namespace, Need, Process, Scratch, available};
+use rustix::process::Signal;
 
 use crate::patience::until;
 use crate::peer::{Peer, exchange};
+use crate::proxy::Proxy;
 use crate::relay::{BINARY, IDLE_WATCHED, Relay, command};
 use crate::server::{Server, ask, free_port};
 use crate::usage::failure;
@@ -101,6 +103,35 @@ fn a_stale_socket_file_is_replaced_and_removed_at_the_end() {
         relay.terminate();
         assert!(!path.exists(), "its file is left behind");
     }
+}
+
+/// The next one takes the path as soon as the listener is closed. Its file may get the number of the former one: only
+/// connections over the UNIX listener would keep that (`unix_accept`).
+#[test]
+fn a_process_that_has_drained_leaves_the_socket_of_the_next_one() {
+    let scratch = Scratch::new("next").expect("a directory");
+    let path = scratch.path().join("socket");
+    let address = format!("unix:{}", path.display());
+    let server = Server::new();
+    let listener = |name: &str, address: &str| {
+        format!(
+            "[[listener]]\nname = \"{name}\"\naddress = \"{address}\"\n[[listener.route]]\nbackend = \"b\"\n"
+        )
+    };
+    let mut first = Proxy::run(&format!(
+        "{}{}[backend.b]\nservers = \"{}\"\n",
+        listener("tcp", "127.0.0.1:0"),
+        listener("unix", &address),
+        server.address
+    ));
+    let near = Peer::connect(&first.address("tcp"));
+    let far = server.accept();
+    first.relay.signal(Signal::TERM);
+    first.relay.wait_logged("no longer accepting");
+    let _second = Relay::between(&address, &server.address, &[]);
+    drop((near, far));
+    until("the first one ends", || !first.relay.is_running());
+    works(&address, &server, 1);
 }
 
 #[test]
