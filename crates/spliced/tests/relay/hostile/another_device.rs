@@ -11,10 +11,24 @@ use super::path_mtu::goes_on;
 use super::stage::{Family, Stage};
 use super::untranslated::expect_return;
 
+const NETWORK_V4: &str = "198.18";
+const NETWORK_V6: &str = "2001:2:0";
+
 /// The second cable between the relay and a router: its device at both ends.
-const SECOND: &str = "second";
-const NETWORK_V4: &str = "198.18.6";
-const NETWORK_V6: &str = "2001:2:0:6:";
+fn second(side: Side) -> &'static str {
+    match side {
+        Side::Client => "second-client",
+        Side::Server => "second-server",
+    }
+}
+
+/// The number of that cable's network.
+fn network(side: Side) -> u32 {
+    match side {
+        Side::Client => 6,
+        Side::Server => 7,
+    }
+}
 
 /// Where a router reaches the relay, on its side.
 fn relay_addresses(side: Side) -> (Ipv4Addr, Ipv6Addr) {
@@ -32,39 +46,51 @@ fn router(stage: &Stage, side: Side) -> &Namespace {
 }
 
 /// Before the relay has spliced anything.
-fn lay_second_cable(stage: &Stage, side: Side) {
+pub(super) fn lay_second_cable(stage: &Stage, side: Side) {
     let (relay, router) = (stage.lab().relay(), router(stage, side));
-    let to = router.name();
+    let (to, device, network) = (router.name(), second(side), network(side));
     ip(
         relay,
-        &format!("link add {SECOND} type veth peer name {SECOND} netns {to}"),
+        &format!("link add {device} type veth peer name {device} netns {to}"),
     );
     for (namespace, number) in [(relay, 1), (router, 2)] {
         namespace
-            .set_sysctl(&format!("net.ipv6.conf.{SECOND}.accept_dad"), "0")
+            .set_sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0")
             .expect("set");
-        for device in ["all", SECOND] {
+        for device in ["all", device] {
             let filter = format!("net.ipv4.conf.{device}.rp_filter");
             namespace.set_sysctl(&filter, "0").expect("set");
         }
         for address in [
-            format!("{NETWORK_V4}.{number}/24"),
-            format!("{NETWORK_V6}:{number}/64"),
+            format!("{NETWORK_V4}.{network}.{number}/24"),
+            format!("{NETWORK_V6}:{network}::{number}/64"),
         ] {
-            ip(namespace, &format!("address add {address} dev {SECOND}"));
+            ip(namespace, &format!("address add {address} dev {device}"));
         }
-        ip(namespace, &format!("link set {SECOND} up"));
+        ip(namespace, &format!("link set {device} up"));
     }
 }
 
 /// What the router on this side sends to the relay takes the second cable from now on.
-fn divert(stage: &Stage, side: Side) {
+pub(super) fn divert(stage: &Stage, side: Side) {
+    ip(router(stage, side), &route(stage, side, "add"));
+}
+
+/// It takes the first one again.
+pub(super) fn take_back(stage: &Stage, side: Side) {
+    ip(router(stage, side), &route(stage, side, "delete"));
+}
+
+fn route(stage: &Stage, side: Side, what: &str) -> String {
     let (v4, v6) = relay_addresses(side);
-    let route = match stage.family() {
-        Family::V4 => format!("route add {v4}/32 via {NETWORK_V4}.1 dev {SECOND}"),
-        Family::V6 => format!("-6 route add {v6}/128 via {NETWORK_V6}:1 dev {SECOND}"),
-    };
-    ip(router(stage, side), &route);
+    let device = second(side);
+    let network = network(side);
+    match stage.family() {
+        Family::V4 => format!("route {what} {v4}/32 via {NETWORK_V4}.{network}.1 dev {device}"),
+        Family::V6 => {
+            format!("-6 route {what} {v6}/128 via {NETWORK_V6}:{network}::1 dev {device}")
+        }
+    }
 }
 
 fn goes_on_by_another_device(stage: &Stage, side: Side) {

@@ -46,7 +46,7 @@ fn no_two_flips_make_up_for_one_another() {
 }
 
 /// Damages what comes in on both devices of a router.
-fn damage_at(router: &Namespace) {
+pub(super) fn damage_at(router: &Namespace) {
     // Each rule takes an equal share of the segments.
     let rules: String = (0..)
         .zip(FLIPS)
@@ -73,11 +73,30 @@ fn damage_at(router: &Namespace) {
 }
 
 /// How many segments a router has damaged.
-fn damaged_at(router: &Namespace) -> u64 {
+pub(super) fn damaged_at(router: &Namespace) -> u64 {
     let listed = run(router.command("nft").args(["list", "ruleset"]));
     let (_, after) = listed.split_once("counter packets ").expect("a counter");
     let count = after.split(' ').next().expect("a count");
     count.parse().expect("a number")
+}
+
+/// The same on all devices that the routers get segments from. Whether there are the means.
+pub(super) fn fill_in_all_checksums(stage: &Stage) -> bool {
+    let missing = netlab::program("ethtool").is_none();
+    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
+    if !present("ethtool", missing) {
+        return false;
+    }
+    let lab = stage.lab();
+    for (namespace, device) in [
+        (stage.client(), Hops::INWARD),
+        (lab.relay(), Lab::TO_CLIENT),
+        (lab.relay(), Lab::TO_SERVER),
+        (stage.server(), Hops::INWARD),
+    ] {
+        fill_in_checksums(namespace, device);
+    }
+    true
 }
 
 /// Makes the kernel compute checksums before a segment leaves the namespace. A checksum that is left to the
@@ -102,20 +121,10 @@ fn converse(connection: &Connection, number: u64) {
 }
 
 fn conversations_leave_nothing_in_the_relay(stage: &Stage) {
-    let missing = netlab::program("ethtool").is_none();
-    let missing = missing.then(|| "no ethtool (apt install ethtool)".into());
-    if !available(Need::Nft) || !present("ethtool", missing) {
+    if !available(Need::Nft) || !fill_in_all_checksums(stage) {
         return;
     }
     let lab = stage.lab();
-    for (namespace, device) in [
-        (stage.client(), Hops::INWARD),
-        (lab.relay(), Lab::TO_CLIENT),
-        (lab.relay(), Lab::TO_SERVER),
-        (stage.server(), Hops::INWARD),
-    ] {
-        fill_in_checksums(namespace, device);
-    }
     let routers = [lab.client(), lab.server()];
     routers.into_iter().for_each(damage_at);
     let connections = stage.connect(CONVERSATIONS);

@@ -69,6 +69,7 @@ mod spray;
 mod stage;
 mod syn;
 mod timestamp;
+mod turmoil;
 mod unread;
 mod untranslated;
 mod vanish;

@@ -19,6 +19,7 @@ use crate::segment::hop::Hop;
 
 /// Above the least that IPv6 allows (1280).
 const SMALL_MTU: u32 = 1300;
+pub(super) const WIDE_MTU: u32 = 1500;
 const SMALLER_MTU: u32 = 1290;
 /// What fits an Ethernet, by IPv4 and by IPv6.
 const ANNOUNCED_BYTES: [(&str, u32); 2] = [("-4", 1460), ("-6", 1440)];

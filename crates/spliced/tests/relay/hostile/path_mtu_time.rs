@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Side;
 use super::hops::ip;
-use super::path_mtu::{cable_beyond, cable_of_the_relay, narrow, set_mtu};
+use super::path_mtu::{WIDE_MTU, cable_beyond, cable_of_the_relay, narrow, set_mtu};
 use super::stage::{Family, IN_ORDER, Stage};
 use crate::payload::Payload;
 
@@ -14,7 +14,6 @@ const ROUNDS: usize = 10;
 const BYTES: u64 = 2 << 20;
 /// Of those, how many have come when the path becomes narrower in mid-stream.
 const BEFORE: u64 = 1 << 20;
-const WIDE_MTU: u32 = 1500;
 
 /// A turn of the scheduler counts for nothing.
 const SLACK: Duration = Duration::from_millis(20);
