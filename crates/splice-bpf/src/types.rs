@@ -903,6 +903,7 @@ pub mod segment_socket_flag {
     pub const RULED: u32 = 2048;
     pub const FILTERED: u32 = 4096;
     pub const POLICED: u32 = 8192;
+    pub const CLASSED: u32 = 16384;
 }
 
 /// `enum segment_tracked`.

@@ -91,6 +91,15 @@ struct sock {
 	struct sock_cgroup_data sk_cgrp_data;
 };
 
+struct ipv6_pinfo {
+	__u8 tclass;
+};
+
+struct inet_sock {
+	struct ipv6_pinfo *pinet6;
+	__u8 tos;
+};
+
 struct inet_connection_sock {
 	__u32 icsk_pmtu_cookie;
 	const void *icsk_ulp_ops;

@@ -10,6 +10,10 @@
 #define CE 0x03
 #define CE_V6 0x30
 
+/* The traffic class in the first word of an IPv6 header, and its DSCP, which is all but ECN (RFC 2474, 8200). */
+#define CLASS_V6 0x0ff00000
+#define DSCP_V6 0x0fc00000
+
 /* A segment, numbers in host order. */
 struct segment {
 	struct segment_tuple tuple;

@@ -182,9 +182,9 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 			destination[i] = s->tuple.destination[i];
 		}
 		header = pseudo;
-		if (s->clear_ecn) {
-			word = *(__u32 *)ip;
-			((__u8 *)ip)[1] &= ~CE_V6;
+		word = *(__u32 *)ip;
+		if (s->clear_ecn || (word & bpf_htonl(DSCP_V6))) {
+			*(__u32 *)ip = word & ~bpf_htonl(s->clear_ecn ? CLASS_V6 : DSCP_V6);
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
 		if (s->spends_hop) {
@@ -200,9 +200,9 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct segment *s, bo
 		header = pseudo;
 		ip->saddr = s->tuple.source[3];
 		ip->daddr = s->tuple.destination[3];
-		if (s->clear_ecn) {
+		if (s->clear_ecn || (ip->tos & ~CE)) {
 			word = *(__u32 *)ip;
-			ip->tos &= ~CE;
+			ip->tos &= s->clear_ecn ? 0 : CE;
 			header = csum_change(header, word, *(__u32 *)ip);
 		}
 		if (s->spends_hop) {

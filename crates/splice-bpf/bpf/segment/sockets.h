@@ -67,6 +67,14 @@ static __always_inline bool is_filtered(struct sock *sk)
 	       (egress && BPF_CORE_READ(egress, items[0].prog));
 }
 
+/* The DSCP that a socket gives its packets, in place. */
+static __always_inline __u8 traffic_class(struct sock *sk, bool ipv4)
+{
+	struct inet_sock *inet = (struct inet_sock *)sk;
+
+	return (ipv4 ? BPF_CORE_READ(inet, tos) : BPF_CORE_READ(inet, pinet6, tclass)) & ~CE;
+}
+
 /*
  * What the kernel knows of one of the relay's sockets. A global function, which the verifier looks at once.
  * @tuple: as segments of the socket's peer carry it. @out: zeroes, to be filled in. False where there is none.
@@ -144,6 +152,8 @@ __noinline int inspect(struct __sk_buff *skb, struct segment_tuple *tuple, struc
 		flags |= SEGMENT_SOCKET_MARKED;
 	if (BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if))
 		flags |= SEGMENT_SOCKET_BOUND;
+	if (traffic_class(sk, is_ipv4(tuple)))
+		flags |= SEGMENT_SOCKET_CLASSED;
 	if (is_ruled(sk, is_ipv4(tuple)))
 		flags |= SEGMENT_SOCKET_RULED;
 	if (is_policed(sk))

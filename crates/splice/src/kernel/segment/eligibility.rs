@@ -93,6 +93,10 @@ pub(super) fn examine(
             ),
             (has::BOUND, "is bound to a device or VRF"),
             (
+                has::CLASSED,
+                "gives its packets a traffic class (IP_TOS, IPV6_TCLASS), which translated segments have not",
+            ),
+            (
                 has::RULED,
                 "may be routed by its port or protocol (ip rule), which translated segments are not",
             ),

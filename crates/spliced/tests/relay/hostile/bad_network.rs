@@ -5,15 +5,18 @@ use std::process::Command;
 use std::thread;
 
 use netlab::{Namespace, Need, available};
+use socket2::SockRef;
 
-use super::connection::Connection;
-use super::stage::{IN_ORDER, Stage};
+use super::connection::{Connection, Side};
+use super::stage::{Family, IN_ORDER, Stage};
 use crate::bad_path::{BadPath, Disorder};
 use crate::peer::exchange;
 use crate::random::{Random, run_seed};
 
 const CONNECTIONS: usize = 4;
 const BYTES: u64 = 1 << 20;
+/// DSCP EF (RFC 3246), in its place.
+const EXPEDITED: u32 = 0xb8;
 /// Of bytes that go through a path with losses, each loss at the end of a burst costs 200 ms at least (`TCP_RTO_MIN`).
 const MOST_BYTES_WITH_LOSS: usize = 100_000;
 
@@ -29,10 +32,14 @@ fn converse(connections: &[Connection], bytes: impl Fn() -> [u64; 2]) {
 }
 
 /// On what a router passes on, in both directions, these statements of nft. Returns how often they have been carried out.
-fn change_at<'a>(router: &'a Namespace, statements: [&str; 2]) -> impl Fn() -> u64 + use<'a> {
+fn change_at<'a>(
+    router: &'a Namespace,
+    name: &'static str,
+    statements: [&str; 2],
+) -> impl Fn() -> u64 + use<'a> {
     let [v4, v6] = statements;
     let table = format!(
-        "table inet path {{
+        "table inet {name} {{
             counter changed {{}}
             chain forward {{
                 type filter hook forward priority 0;
@@ -43,7 +50,9 @@ fn change_at<'a>(router: &'a Namespace, statements: [&str; 2]) -> impl Fn() -> u
     );
     nft(router.command("nft").arg(&table));
     move || {
-        let listed = nft(router.command("nft").args(["list", "counters"]));
+        let listed = nft(router
+            .command("nft")
+            .args(["list", "counters", "table", "inet", name]));
         let (_, after) = listed.split_once("packets ").expect("a counter");
         let count = after.split(' ').next().expect("a count");
         count.parse().expect("a number")
@@ -76,7 +85,7 @@ fn goes_on_past(stage: &Stage, statements: [&str; 2]) {
         return;
     }
     let routers = [stage.lab().client(), stage.lab().server()];
-    let changed = routers.map(|router| change_at(router, statements));
+    let changed = routers.map(|router| change_at(router, "path", statements));
     let connections = stage.connect(CONNECTIONS);
     converse(&connections, || [BYTES; 2]);
     drop(connections);
@@ -89,6 +98,41 @@ fn expect_spliced(stage: &Stage) {
     for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
         assert_eq!(entry["engine"], "segment", "{entry}");
     }
+}
+
+/// A peer's traffic class does not go past the relay, whose sockets have none.
+fn a_traffic_class_ends_at_the_relay(stage: &Stage) {
+    if !available(Need::Nft) {
+        return;
+    }
+    let from_relay = [
+        "iifname to-relay ip dscp != cs0",
+        "iifname to-relay ip6 dscp != cs0",
+    ];
+    let from_peer = [
+        "oifname to-relay ip dscp ef",
+        "oifname to-relay ip6 dscp ef",
+    ];
+    let routers = [stage.lab().client(), stage.lab().server()];
+    let leaked = routers.map(|router| change_at(router, "relay", from_relay));
+    let sent = routers.map(|router| change_at(router, "peer", from_peer));
+    let connections = stage.connect(CONNECTIONS);
+    for connection in &connections {
+        for side in Side::BOTH {
+            let socket = SockRef::from(connection.end(side));
+            let done = match stage.family() {
+                Family::V4 => socket.set_tos_v4(EXPEDITED),
+                Family::V6 => socket.set_tclass_v6(EXPEDITED),
+            };
+            done.expect("its traffic class");
+        }
+    }
+    converse(&connections, || [BYTES; 2]);
+    drop(connections);
+    stage.expect_ended(CONNECTIONS, IN_ORDER);
+    assert!(sent.iter().all(|sent| sent() > 0));
+    assert_eq!(leaked.map(|leaked| leaked()), [0; 2]);
+    expect_spliced(stage);
 }
 
 /// The next packet keeps its own.
@@ -172,6 +216,7 @@ fn a_tenth_is_lost(stage: &Stage) {
     goes_through(stage, disorder, MOST_BYTES_WITH_LOSS);
 }
 
+with_each_engine!(a_traffic_class_ends_at_the_relay, routed);
 with_each_engine!(the_traffic_class_changes, routed);
 with_each_engine!(congestion_is_marked, routed);
 with_each_engine!(congestion_is_marked_towards_a_client_without_ecn, routed);

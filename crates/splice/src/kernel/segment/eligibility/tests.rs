@@ -23,6 +23,7 @@ fn a_socket_that_no_translated_segment_can_stand_for_is_refused() {
         (has::LAYERED, "layer"),
         (has::WRAPPED, "IPsec"),
         (has::MARKED, "SO_MARK"),
+        (has::CLASSED, "IP_TOS"),
         (has::BOUND, "VRF"),
         (has::RULED, "ip rule"),
         // Linux 6.18 knows accurate ECN and does not negotiate it (`net.ipv4.tcp_ecn` takes no 3).

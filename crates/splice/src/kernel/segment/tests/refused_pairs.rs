@@ -8,6 +8,9 @@ use rustix::net::sockopt;
 use super::*;
 use splice_bpf::types::segment_socket_flag as has;
 
+/// DSCP EF (RFC 3246), in its place.
+const EXPEDITED: u32 = 0xb8;
+
 /// A rule of address translation.
 fn nft(namespace: &Namespace, hook: &str, rule: &str) {
     run(namespace, "nft", "add table ip t");
@@ -73,6 +76,40 @@ fn a_redirected_port_is_found_and_refused() {
     }
     assert_ne!(handle.engine().0, EngineName::Segment);
     ping(&client, &server);
+}
+
+/// The program takes the traffic class off what it translates, so a socket that has one keeps its packets.
+#[test]
+fn a_socket_with_a_traffic_class_is_refused() {
+    if !available(Need::Root) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let splicer = splicer_in(lab.relay());
+    for is_v4 in [true, false] {
+        let [relay, server]: [IpAddr; 2] = if is_v4 {
+            [Lab::RELAY_V4, Lab::SERVER_V4].map(Into::into)
+        } else {
+            [Lab::RELAY_V6, Lab::SERVER_V6].map(Into::into)
+        };
+        let (front, front_address) = listen_in(lab.relay(), (relay, 0));
+        let (back, back_address) = listen_in(lab.server(), (server, 0));
+        let client = connect_in(lab.client(), front_address);
+        let a = front.accept().expect("accept").0;
+        let b = connect_in(lab.relay(), back_address);
+        let server = back.accept().expect("accept").0;
+        let socket = socket2::SockRef::from(&b);
+        let set = if is_v4 {
+            socket.set_tos_v4(EXPEDITED)
+        } else {
+            socket.set_tclass_v6(EXPEDITED)
+        };
+        set.expect("a traffic class");
+        let connected = Connected::new(client, [a, b], server);
+        let (_client, _server, handle) = connected.join(&splicer, &by_name());
+        let why = why_refused(&handle);
+        assert!(why.contains("B gives its packets a traffic class"), "{why}");
+    }
 }
 
 /// A pair whose client sends with a TTL of 1, as single-hop BGP does.
