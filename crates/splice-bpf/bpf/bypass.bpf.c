@@ -19,6 +19,7 @@
 
 #include "bypass.h"
 #include "bypass_maps.h"
+#include "lib/lease.h"
 #include "lib/tcp.h"
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
@@ -78,8 +79,7 @@ static const struct bypass_pair empty_pair SEC(".rodata") = {};
 
 static __always_inline int is_stale(struct bypass_settings *settings, __u64 now_ns)
 {
-	/* The coarse clock may be behind a heartbeat. */
-	return (__s64)(now_ns - settings->heartbeat_ns) > (__s64)settings->stale_ns;
+	return is_stale_at(settings->heartbeat_ns, settings->stale_ns, now_ns);
 }
 
 /* The first sequence numbers of a socket, in the order of its pair's key, and its role. */

@@ -14,6 +14,7 @@
 
 #include "redirections.h"
 #include "redirections_maps.h"
+#include "lib/lease.h"
 
 /*
  * The kernel's structures, as far as they are read. The names behind ___ are ours: other headers declare
@@ -59,6 +60,15 @@ struct {
 	__uint(max_entries, 1);
 } unknown SEC(".maps");
 
+/* Shared by all that one owner has pinned. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct lease);
+	__uint(max_entries, 1);
+} lease SEC(".maps");
+
 /* A pointer that was stored and read again is a number to the verifier. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -89,6 +99,23 @@ static __always_inline int pass_unknown(void)
 	if (count)
 		__sync_fetch_and_add(&count->passed, 1);
 	return SK_PASS;
+}
+
+/*
+ * Whether the owner is gone. That is for good: what a stream's reader gets after it has passed once would overtake what it
+ * has not read.
+ */
+static __always_inline int is_over(void)
+{
+	struct lease *of;
+	__u32 zero = 0;
+
+	of = bpf_map_lookup_elem(&lease, &zero);
+	if (!of || !of->stale_ns)
+		return 0;
+	if (!of->lapsed && is_stale_at(of->heartbeat_ns, of->stale_ns, bpf_ktime_get_coarse_ns()))
+		of->lapsed = 1;
+	return of->lapsed != 0;
 }
 
 static __always_inline int conclude(struct redirection *of, __u32 bytes, long verdict)
@@ -131,6 +158,8 @@ int redirect_received(struct __sk_buff *skb)
 		__sync_fetch_and_add(&of->empty, 1);
 		return setting.raw ? SK_PASS : SK_DROP;
 	}
+	if (is_over())
+		return pass(of, bytes, REDIRECTION_LAPSED);
 	if (of->most_bytes) {
 		/* The worker sends each fragment by itself, so a message has to be in one piece. */
 		if (bytes > of->most_bytes)
@@ -162,6 +191,8 @@ int redirect_sent(struct sk_msg_md *msg)
 	of = bpf_map_lookup_elem(&redirections, &key);
 	if (!of)
 		return pass_unknown();
+	if (is_over())
+		return pass(of, bytes, REDIRECTION_LAPSED);
 	if (setting.is_hash)
 		verdict = bpf_msg_redirect_hash(msg, &targets, &key, flags());
 	else

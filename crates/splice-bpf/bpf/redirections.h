@@ -7,6 +7,7 @@
 enum redirection_pass {
 	REDIRECTION_TOO_LONG,	/* the target does not take it in one piece */
 	REDIRECTION_NO_MEMORY,	/* it could not be put into one piece */
+	REDIRECTION_LAPSED,	/* the lease is over: the owner does not live any more */
 	REDIRECTION_REFUSED,	/* the helper refuses the target, which is closed or not in a state to take it */
 	REDIRECTION_PASSES,
 };
@@ -29,6 +30,7 @@ struct redirections_setting {
 	__u32 is_hash;		/* the maps are SOCKHASHes with cookies as keys, not SOCKMAPs */
 	__u32 to_local;		/* to the target's reader, not to its peer */
 	__u32 only;		/* there is one source, with 0 as its key */
+	__u32 is_sent;		/* what the source sends is redirected, not what it receives */
 	__u32 raw;		/* answer what the helper answers: what it refuses is lost */
 };
 

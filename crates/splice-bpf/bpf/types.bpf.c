@@ -15,6 +15,7 @@
 #include "redirections.h"
 #include "segment/shared.h"
 #include "trace.h"
+#include "lib/lease.h"
 
 #define VALUE SEC("value")
 #define SHARED SEC("shared")
@@ -56,6 +57,7 @@ struct segment_gate segment_gate SHARED;
 struct segment_origin segment_origin SHARED;
 struct mesh_member mesh_member SHARED;
 struct bypass_settings bypass_settings SHARED;
+struct lease lease SHARED;
 struct trace_state trace_state SHARED;
 struct trace_symbol trace_symbol SHARED;
 

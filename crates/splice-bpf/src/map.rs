@@ -52,6 +52,35 @@ impl Map {
         })
     }
 
+    /// Makes an array of one value, which can be mapped into processes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BpfRefused`](splice_base::ErrorKind::BpfRefused).
+    pub fn create_shared<V: Plain>(name: &'static str) -> Result<Self> {
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+            map_flags: libbpf_sys::BPF_F_MMAPABLE,
+            ..Default::default()
+        };
+        let (key_bytes, value_bytes) = (size_of::<u32>(), size_of::<V>());
+        let fd = MapHandle::create(
+            MapType::Array,
+            Some(name),
+            key_bytes as u32,
+            value_bytes as u32,
+            1,
+            &options,
+        )
+        .map_err(|error| refused(format!("the map {name} cannot be made"), &error))?;
+        Ok(Self {
+            name,
+            fd,
+            key_bytes,
+            value_bytes,
+            entries: 1,
+        })
+    }
+
     /// Adds or replaces an entry.
     ///
     /// # Errors

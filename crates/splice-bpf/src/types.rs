@@ -398,12 +398,12 @@ pub struct Redirection {
     pub _reserved: u32,
     pub messages: u64,
     pub bytes: u64,
-    pub passed: [u64; 3],
+    pub passed: [u64; 4],
     pub passed_bytes: u64,
     pub empty: u64,
 }
 
-const _: () = assert!(size_of::<Redirection>() == 72);
+const _: () = assert!(size_of::<Redirection>() == 80);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for Redirection {}
@@ -415,10 +415,11 @@ pub struct RedirectionsSetting {
     pub is_hash: u32,
     pub to_local: u32,
     pub only: u32,
+    pub is_sent: u32,
     pub raw: u32,
 }
 
-const _: () = assert!(size_of::<RedirectionsSetting>() == 16);
+const _: () = assert!(size_of::<RedirectionsSetting>() == 20);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for RedirectionsSetting {}
@@ -815,6 +816,20 @@ const _: () = assert!(size_of::<BypassSettings>() == 88);
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for BypassSettings {}
 
+/// `struct lease`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Lease {
+    pub heartbeat_ns: AtomicU64,
+    pub stale_ns: AtomicU64,
+    pub lapsed: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Lease>() == 24);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for Lease {}
+
 /// `struct trace_state`.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -932,8 +947,9 @@ pub mod admission_stage {
 pub mod redirection_pass {
     pub const TOO_LONG: u32 = 0;
     pub const NO_MEMORY: u32 = 1;
-    pub const REFUSED: u32 = 2;
-    pub const PASSES: u32 = 3;
+    pub const LAPSED: u32 = 2;
+    pub const REFUSED: u32 = 3;
+    pub const PASSES: u32 = 4;
 }
 
 /// `enum bypass_version`.

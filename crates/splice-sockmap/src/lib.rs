@@ -29,6 +29,7 @@
 //!   [`SockHash::attach`].
 //! - Sockets come from this process, [from another by SCM_RIGHTS](handover), [from another by its
 //!   number](of_process), or from a control group ([`Catcher`]).
+//! - A [`Lease`] lets sockets of other processes outlive the one that has linked them: they pass everything then.
 //! - They leave by being closed, by [`Link::leave`], or by [`Link::disconnect`].
 //! - [`matrix`](matrix::matrix) tries every redirect between every two kinds of sockets on this kernel, [`time_line()`] says
 //!   since when there is what, and [`defects()`] what to beware of.
@@ -44,13 +45,16 @@ mod catcher;
 mod defect;
 mod floor;
 pub mod handover;
+mod heartbeat;
 mod key;
+mod lease;
 mod link;
 mod loaded;
 mod map;
 pub mod matrix;
 mod member;
 mod orphans;
+mod pins;
 mod protocol;
 mod redirect;
 mod redirections;
@@ -61,9 +65,12 @@ mod time_line;
 pub use attachment::Attachment;
 pub use catcher::{Catcher, Caught};
 pub use defect::{Defect, defects, has_fionread_defect};
+pub use heartbeat::is_fresh;
 pub use key::{Cookie, FourTuple, Key};
+pub use lease::Lease;
 pub use link::{Link, LinkCounters, PassReason};
 pub use map::{SockHash, SockMap, id_of_map_with};
+pub use pins::{LINK, Lock, Pins};
 pub use redirect::{Failure, Redirect};
 pub use redirections::Redirections;
 pub use socket_kind::SocketKind;

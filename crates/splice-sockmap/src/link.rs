@@ -56,19 +56,27 @@ pub enum PassReason {
     TooLong,
     /// The kernel had no memory to put it into one piece (`bpf_skb_pull_data`).
     NoMemory,
+    /// The [lease](crate::Lease) is over.
+    Lapsed,
     /// The kernel refuses the target: it is closed, or not in a state to take anything (`sock_map_redirect_allowed`).
     TargetGone,
 }
 
 impl PassReason {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::TooLong, Self::NoMemory, Self::TargetGone];
+    pub const ALL: [Self; 4] = [
+        Self::TooLong,
+        Self::NoMemory,
+        Self::Lapsed,
+        Self::TargetGone,
+    ];
 
     /// Its name, as in "target gone".
     pub fn name(self) -> &'static str {
         match self {
             Self::TooLong => "too long",
             Self::NoMemory => "no memory",
+            Self::Lapsed => "lease lapsed",
             Self::TargetGone => "target gone",
         }
     }
@@ -78,6 +86,7 @@ impl PassReason {
         let index = match self {
             Self::TooLong => redirection_pass::TOO_LONG,
             Self::NoMemory => redirection_pass::NO_MEMORY,
+            Self::Lapsed => redirection_pass::LAPSED,
             Self::TargetGone => redirection_pass::REFUSED,
         };
         index as usize
@@ -270,7 +279,9 @@ impl<'a> Still<'a> {
                     .into(),
             ));
         }
-        attach_filter(source, loaded.quiet()).map_err(failed)?;
+        if let Some(quiet) = loaded.quiet() {
+            attach_filter(source, quiet).map_err(failed)?;
+        }
         let still = Self(source);
         // A segment may have passed before there was a filter.
         wait_for_programs().map_err(failed)?;

@@ -1,5 +1,7 @@
 //! The maps and programs of one redirect, loaded.
 
+mod pinned;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +17,7 @@ use splice_bpf::types::{
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
 use crate::floor;
+use crate::heartbeat::Heartbeat;
 use crate::key::Cookie;
 use crate::map::{explained, refusal};
 use crate::redirect::Redirect;
@@ -52,7 +55,8 @@ pub(crate) struct Loaded {
     redirections: Map,
     unknown: Map,
     look: Program,
-    quiet: Program,
+    /// `None` if it was opened to have everything leave.
+    quiet: Option<Program>,
     slots: Mutex<Slots>,
     /// Held while a source is added: of two threads that add the same one, the second must not undo what the first
     /// has done.
@@ -67,6 +71,7 @@ struct Own {
 }
 
 /// Which indices are free, if the maps are arrays.
+#[derive(Default)]
 struct Slots {
     unused: u32,
     free: VecDeque<u32>,
@@ -89,24 +94,37 @@ impl Plan {
 
 impl Loaded {
     pub(crate) fn load(plan: Plan) -> Result<Self> {
-        Self::load_with(plan, None)
+        Self::load_with(plan, None, None)
+    }
+
+    /// The same, pinned for as long as the owner of a heartbeat lives.
+    pub(crate) fn load_leased(plan: Plan, heartbeat: &Heartbeat) -> Result<Self> {
+        Self::load_with(plan, None, Some(heartbeat))
     }
 
     /// The same with a map of the caller's for the sources. Nobody is in it yet: a member keeps the program that its map had
     /// when it came (`sock_map_link`).
     pub(crate) fn load_for(plan: Plan, sources: &SocketMap) -> Result<Self> {
-        Self::load_with(plan, Some(sources))
+        Self::load_with(plan, Some(sources), None)
     }
 
-    fn load_with(plan: Plan, own_sources: Option<&SocketMap>) -> Result<Self> {
+    fn load_with(
+        plan: Plan,
+        own_sources: Option<&SocketMap>,
+        heartbeat: Option<&Heartbeat>,
+    ) -> Result<Self> {
         let setting = RedirectionsSetting {
             is_hash: (plan.map_type == SocketMapType::Hash).into(),
             to_local: plan.redirect.is_to_local().into(),
             only: plan.only.into(),
+            is_sent: plan.redirect.is_of_sent().into(),
             raw: plan.raw.into(),
         };
-        let object = load("redirections", objects::REDIRECTIONS, |opened| {
+        let mut object = load("redirections", objects::REDIRECTIONS, |opened| {
             opened.set_constant(SETTING_SECTION, &setting)?;
+            if let Some(heartbeat) = heartbeat {
+                opened.share(pinned::LEASE, heartbeat.map())?;
+            }
             if own_sources.is_none() {
                 opened.retype("sources", plan.map_type)?;
                 opened.resize("sources", plan.entries)?;
@@ -126,6 +144,9 @@ impl Loaded {
             "redirect_received"
         };
         object.attach_to_map(program, &sources)?;
+        if let Some(heartbeat) = heartbeat {
+            pinned::pin(&mut object, &heartbeat.next_set()?)?;
+        }
         Ok(Self {
             plan,
             setting,
@@ -134,12 +155,9 @@ impl Loaded {
             targets: object.socket_map("targets")?,
             redirections: object.map("redirections")?,
             unknown: object.map("unknown")?,
-            look: object.program("look")?,
-            quiet: object.program("quiet")?,
-            slots: Mutex::new(Slots {
-                unused: 0,
-                free: VecDeque::new(),
-            }),
+            look: object.program(pinned::LOOK)?,
+            quiet: Some(object.program("quiet")?),
+            slots: Mutex::default(),
             adding: Mutex::new(()),
         })
     }
@@ -345,8 +363,8 @@ impl Loaded {
     }
 
     /// The filter that holds a source still.
-    pub(crate) fn quiet(&self) -> BorrowedFd<'_> {
-        self.quiet.as_fd()
+    pub(crate) fn quiet(&self) -> Option<BorrowedFd<'_>> {
+        self.quiet.as_ref().map(AsFd::as_fd)
     }
 
     fn redirection(&self, key: u64) -> Option<Redirection> {

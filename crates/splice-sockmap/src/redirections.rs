@@ -12,7 +12,9 @@ use splice_base::release::Release;
 use splice_base::socket_option::progress;
 use splice_bpf::SocketMapType;
 
+use crate::heartbeat::Heartbeat;
 use crate::key::{Cookie, FourTuple};
+use crate::lease::Lease;
 use crate::link::{LOOK_AGAIN, Link};
 use crate::loaded::{Loaded, OVERTAKEN, Place, Plan};
 use crate::orphans;
@@ -30,6 +32,8 @@ const WITHDRAWAL_MOST: Duration = Duration::from_secs(1);
 pub struct Redirections {
     plan: Plan,
     shared: Arc<Loaded>,
+    /// If there is a lease.
+    heartbeat: Option<Arc<Heartbeat>>,
 }
 
 impl Redirections {
@@ -39,14 +43,21 @@ impl Redirections {
     /// [`ErrorKind::BpfRefused`] without the rights, which are `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_PERFMON`, or if
     /// the kernel lacks BPF; it says which.
     pub fn new(redirect: Redirect, map_type: SocketMapType, links: u32) -> Result<Self> {
-        Self::load(Plan {
-            redirect,
-            map_type,
-            entries: links,
-            only: false,
-            raw: false,
-            release: Release::here(),
-        })
+        Self::load(plan(redirect, map_type, links), None)
+    }
+
+    /// The same with a lease: programs and maps are pinned, so that the sockets of other processes keep them if this one dies.
+    /// When the lease has lapsed, everything is passed, and counted as [`Lapsed`](crate::PassReason::Lapsed).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`ErrorKind::System`] if it cannot be pinned.
+    pub fn leased(
+        lease: &Lease,
+        redirect: Redirect,
+        map_type: SocketMapType,
+        links: u32,
+    ) -> Result<Self> {
+        Self::load(plan(redirect, map_type, links), Some(lease.heartbeat()))
     }
 
     /// Links sockets that a defect of this kernel may harm, too: those that are refused otherwise. [`defects`](crate::defects)
@@ -58,20 +69,21 @@ impl Redirections {
 
     /// The same with the kernel's own answers, which lose what a redirect does not support.
     pub(crate) fn raw(redirect: Redirect, map_type: SocketMapType, links: u32) -> Result<Self> {
-        Self::load(Plan {
-            redirect,
-            map_type,
-            entries: links,
-            only: false,
+        let plan = Plan {
             raw: true,
             release: None,
-        })
+            ..plan(redirect, map_type, links)
+        };
+        Self::load(plan, None)
     }
 
-    fn load(plan: Plan) -> Result<Self> {
+    fn load(plan: Plan, heartbeat: Option<&Arc<Heartbeat>>) -> Result<Self> {
         orphans::clear_if_many();
-        let shared = Arc::new(Loaded::load(plan)?);
-        Ok(Self { plan, shared })
+        Ok(Self {
+            plan,
+            shared: loaded(plan, heartbeat)?,
+            heartbeat: heartbeat.cloned(),
+        })
     }
 
     /// Sends the messages of `source` to `target` from now on, until the source is closed or the link
@@ -132,16 +144,36 @@ impl Redirections {
         // A UNIX source has maps and a program of its own.
         let loaded = if received && source.1.is_unix() {
             orphans::clear_if_many();
-            Arc::new(Loaded::load(Plan {
+            let plan = Plan {
                 only: true,
                 entries: 1,
                 ..self.plan
-            })?)
+            };
+            loaded(plan, self.heartbeat.as_ref())?
         } else {
             Arc::clone(self.shared())
         };
         add(loaded, self.plan.redirect, None, source, target)
     }
+}
+
+fn plan(redirect: Redirect, map_type: SocketMapType, entries: u32) -> Plan {
+    Plan {
+        redirect,
+        map_type,
+        entries,
+        only: false,
+        raw: false,
+        release: Release::here(),
+    }
+}
+
+fn loaded(plan: Plan, heartbeat: Option<&Arc<Heartbeat>>) -> Result<Arc<Loaded>> {
+    let loaded = match heartbeat {
+        Some(heartbeat) => Loaded::load_leased(plan, heartbeat),
+        None => Loaded::load(plan),
+    };
+    loaded.map(Arc::new)
 }
 
 /// That a redirect supports a pair of sockets here, and what kinds they are of.

@@ -9,20 +9,23 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::thread;
 
-use netlab::{Need, Process, available, built_examples};
+use netlab::{BpfFileSystem, Need, Process, available, built_examples};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Of code. A scenario that needs more is not what the interface is for.
 const MOST_LINES: usize = 60;
 
-fn example(name: &str) -> Process {
+fn example(name: &str, pins: &Path) -> Process {
     static DIRECTORY: OnceLock<std::path::PathBuf> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| built_examples("splice-sockmap"));
     let mut command = Process::command(directory.join(name));
     command.stdout(Stdio::piped());
     if name == "ingress_to_egress" {
         command.args(["127.0.0.1:0", &server().to_string()]);
+    }
+    if name == "lease" {
+        command.arg(pins.join("lease"));
     }
     Process::spawn(&mut command).expect("it starts")
 }
@@ -122,8 +125,9 @@ fn every_example_prints_what_the_page_says() {
     if !available(Need::Root) {
         return;
     }
+    let pins = BpfFileSystem::new("tour").expect("a BPF file system");
     for (name, printed) in commands() {
-        let mut process = example(&name);
+        let mut process = example(&name, pins.path());
         let mut output = BufReader::new(process.child_mut().stdout.take().expect("piped"));
         let mut first = String::new();
         output.read_line(&mut first).expect("a line");

@@ -5,6 +5,7 @@ mod catching;
 mod closing;
 mod conversation;
 mod flow;
+mod lease;
 mod leaving;
 mod linking;
 mod maps;

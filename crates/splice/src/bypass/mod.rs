@@ -20,7 +20,6 @@ mod filters;
 mod namespaces;
 mod network;
 mod pair;
-mod pins;
 mod reason;
 mod reset;
 mod rule;
@@ -39,13 +38,13 @@ use std::time::{Duration, Instant};
 
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::types::{BypassKey, BypassPair, bypass_state, bypass_trait};
+use splice_sockmap::{Lock, Pins};
 
 use self::drain::Drain;
 use self::filters::Filters;
 use self::namespaces::Namespaces;
 use self::pair::{Decision, decide, why_unfit};
-use self::pins::{Lock, Pins};
-use self::tables::{News, Sizes, Tables, end_address, peer_address};
+use self::tables::{News, Sizes, Tables, end_address, exist, peer_address};
 
 pub use self::reason::{Obstacle, Reason};
 pub use self::rule::{Rule, Rules};
@@ -147,7 +146,7 @@ impl Bypass {
             true => None,
             false => Some(Filters::start(&options.groups)?),
         };
-        if pins.exist() {
+        if exist(&pins) {
             let _lock = pins.lock()?.ok_or_else(|| second(&options.pins))?;
             clear(&pins, LEAVE_MOST)?;
         }
@@ -318,7 +317,7 @@ const LEAVE_MOST: Duration = Duration::from_secs(10);
 /// [`ErrorKind::System`] if members have unread bytes after `most`: they stay members, and every message goes over TCP.
 pub fn off(directory: &Path, most: Duration) -> Result<bool> {
     let pins = Pins::at(directory);
-    if !pins.exist() {
+    if !exist(&pins) {
         return Ok(false);
     }
     let deadline = Instant::now() + most;
@@ -329,7 +328,7 @@ pub fn off(directory: &Path, most: Duration) -> Result<bool> {
     loop {
         // The owner has it until it has ended.
         match pins.lock() {
-            _ if !pins.exist() => return Ok(true),
+            _ if !exist(&pins) => return Ok(true),
             Ok(Some(_lock)) => {
                 return clear(&pins, deadline.saturating_duration_since(Instant::now()))
                     .map(|()| true);

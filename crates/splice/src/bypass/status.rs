@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use splice_base::error::Result;
 use splice_bpf::types::{BypassEnd, BypassPair, bypass_state};
+use splice_sockmap::Pins;
 
 use super::pair::why_unfit;
-use super::pins::Pins;
 use super::reason::{Obstacle, Reason};
-use super::tables::{Tables, end_address, peer_address, unread};
+use super::tables::{Tables, end_address, exist, peer_address, unread};
 
 /// A bypass and its connections.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ impl State {
 /// Without the rights.
 pub fn status(directory: &Path) -> Result<Option<Status>> {
     let pins = Pins::at(directory);
-    if !pins.exist() {
+    if !exist(&pins) {
         return Ok(None);
     }
     Tables::open(&pins).map(|tables| Some(of(&tables)))

@@ -7,24 +7,28 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
+use splice_bpf::clock::now_ns;
 use splice_bpf::types::{
     BypassEnd, BypassKey, BypassMember, BypassPair, BypassQuestion, BypassSettings, bypass_answer,
     bypass_role, bypass_verb, bypass_version,
 };
 use splice_bpf::{Map, Program, RingBuffer, SharedArray, load, objects};
+use splice_sockmap::{LINK, Pins, is_fresh};
 
-use super::pins::{self, Pins};
 use super::reason::Reason;
 use super::words::{WORDS, Words};
 
+/// The names of pins.
+const MEMBERS: &str = "members";
+const PAIRS: &str = "pairs";
+const MARKS: &str = "marks";
+const SETTINGS: &str = "settings";
+const CONTROL: &str = "control";
+
 /// A heartbeat that is older is that of a dead owner. The owner writes one every 20 ms, and may be kept from the CPU.
 const STALE: Duration = Duration::from_millis(500);
-
-/// How far the programs' clock may be behind: a tick, of at most 10 ms.
-const COARSE: Duration = Duration::from_millis(20);
 
 pub(super) const ROLES: [u32; 2] = [bypass_role::CLIENT, bypass_role::SERVER];
 
@@ -49,6 +53,11 @@ pub(super) struct Tables {
 
 /// What only the process has that has loaded the programs.
 pub(super) struct News(RingBuffer);
+
+/// Whether a bypass is pinned.
+pub(super) fn exist(pins: &Pins) -> bool {
+    pins.path(SETTINGS).exists()
+}
 
 /// Why something was refused by bpf(2), with what it was for.
 fn explained(error: &Error) -> Error {
@@ -93,18 +102,18 @@ impl Tables {
             .store(STALE.as_nanos() as u64, Ordering::Relaxed);
         of.layout.store(bypass_version::LAYOUT, Ordering::Relaxed);
         of.owner.store(std::process::id(), Ordering::Relaxed);
-        of.heartbeat_ns.store(monotonic_ns(), Ordering::Release);
+        of.heartbeat_ns.store(now_ns(), Ordering::Release);
 
         object.attach_to_map("bypass_send", &members)?;
         for (name, map) in [
-            (pins::MEMBERS, "bypass_members"),
-            (pins::PAIRS, "bypass_pairs"),
-            (pins::MARKS, "bypass_marks"),
-            (pins::SETTINGS, "bypass_control_word"),
+            (MEMBERS, "bypass_members"),
+            (PAIRS, "bypass_pairs"),
+            (MARKS, "bypass_marks"),
+            (SETTINGS, "bypass_control_word"),
         ] {
             object.pin_map(map, &pins.path(name))?;
         }
-        asking.pin_program("bypass_control", &pins.path(pins::CONTROL))?;
+        asking.pin_program("bypass_control", &pins.path(CONTROL))?;
         let covered = object.map("bypass_groups")?;
         for group in groups {
             let failed = |error| {
@@ -127,7 +136,7 @@ impl Tables {
         ] {
             let attached = object.attach_to_its_tracepoint(program);
             let mut link = attached.map_err(|error| explained(&error))?;
-            link.pin(&pins.path(&format!("link-{program}")))?;
+            link.pin(&pins.path(&format!("{LINK}{program}")))?;
         }
         let news = News(object.map("bypass_news")?.consume()?);
         let tables = Self {
@@ -143,11 +152,7 @@ impl Tables {
     /// Opens what is pinned.
     pub(super) fn open(pins: &Pins) -> Result<Self> {
         let open = |name| Map::open(name, &pins.path(name));
-        let (members, pairs, word) = (
-            open(pins::MEMBERS)?,
-            open(pins::PAIRS)?,
-            open(pins::SETTINGS)?,
-        );
+        let (members, pairs, word) = (open(MEMBERS)?, open(PAIRS)?, open(SETTINGS)?);
         let foreign = || {
             let what = format!(
                 "what is pinned in {} is of another version",
@@ -167,7 +172,7 @@ impl Tables {
             members,
             pairs,
             settings,
-            control: Program::open(pins::CONTROL, &pins.path(pins::CONTROL))?,
+            control: Program::open(CONTROL, &pins.path(CONTROL))?,
             words: Words::open(&pins.path(WORDS)).ok(),
         })
     }
@@ -180,15 +185,15 @@ impl Tables {
     pub(super) fn beat(&self) {
         self.settings()
             .heartbeat_ns
-            .store(monotonic_ns(), Ordering::Release);
+            .store(now_ns(), Ordering::Release);
     }
 
     /// Whether an owner lives.
     pub(super) fn is_alive(&self) -> bool {
         let of = self.settings();
         let beat = of.heartbeat_ns.load(Ordering::Acquire);
-        let stale_ns = of.stale_ns.load(Ordering::Relaxed) + COARSE.as_nanos() as u64;
-        monotonic_ns().saturating_sub(beat) <= stale_ns
+        let stale_ns = of.stale_ns.load(Ordering::Relaxed);
+        is_fresh(beat, stale_ns)
     }
 
     pub(super) fn pair(&self, key: BypassKey) -> Option<BypassPair> {
@@ -305,9 +310,4 @@ pub(super) fn end_address(end: &BypassEnd) -> SocketAddr {
 /// What the end takes for its peer's.
 pub(super) fn peer_address(end: &BypassEnd) -> SocketAddr {
     SocketAddr::new(address(end.remote), end.remote_port as u16)
-}
-
-pub(super) fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,4 +1,4 @@
-//! The directory in a BPF file system that keeps a bypass when its process dies, and the lock on it.
+//! A directory in a BPF file system, which keeps programs, maps and attachments when their process dies, and the lock on it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind as Io;
@@ -9,42 +9,42 @@ use rustix::fs::{FlockOperation, flock};
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_bpf::is_bpf_file_system;
 
-pub(super) const MEMBERS: &str = "members";
-pub(super) const PAIRS: &str = "pairs";
-pub(super) const MARKS: &str = "marks";
-pub(super) const SETTINGS: &str = "settings";
-pub(super) const CONTROL: &str = "control";
 /// What the names of attachments begin with.
-const LINK: &str = "link-";
+pub const LINK: &str = "link-";
 
 /// A directory of pins.
 #[derive(Debug)]
-pub(super) struct Pins {
+pub struct Pins {
     directory: PathBuf,
 }
 
 /// The right to change what is pinned: one process has it at a time, and the kernel takes it back when that dies.
 #[derive(Debug)]
-pub(super) struct Lock(#[expect(dead_code, reason = "it is held by being open")] File);
+pub struct Lock(#[expect(dead_code, reason = "it is held by being open")] File);
 
 impl Pins {
-    pub(super) fn at(directory: &Path) -> Self {
+    /// Those of a directory, which need not exist.
+    pub fn at(directory: &Path) -> Self {
         Self {
             directory: directory.into(),
         }
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The path of a pin.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Whether a bypass is pinned here.
-    pub(super) fn exist(&self) -> bool {
-        self.path(SETTINGS).exists()
-    }
-
     /// Makes the directory, readable for root only.
-    pub(super) fn create(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if it would lie in no BPF file system, with how to mount one.
+    pub fn create(&self) -> Result<()> {
         let failed = |error| {
             Error::system(
                 format!("cannot make the directory {}", self.directory.display()),
@@ -71,7 +71,10 @@ impl Pins {
     }
 
     /// Takes the lock; `None` if another process has it.
-    pub(super) fn lock(&self) -> Result<Option<Lock>> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the directory cannot be opened.
+    pub fn lock(&self) -> Result<Option<Lock>> {
         let failed =
             |error| Error::system(format!("cannot open {}", self.directory.display()), error);
         let directory = File::open(&self.directory).map_err(failed)?;
@@ -82,8 +85,11 @@ impl Pins {
         }
     }
 
-    /// Removes all names, links first: without them nothing new comes.
-    pub(super) fn remove(&self) -> Result<()> {
+    /// Removes all names and the directory, attachments first: without them nothing new comes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if a name cannot be removed.
+    pub fn remove(&self) -> Result<()> {
         let failed = |error| {
             Error::system(
                 format!("cannot remove the pins in {}", self.directory.display()),

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Programs that are pinned outlive their owner. Its heartbeat tells them whether it lives. */
+#ifndef LEASE_H
+#define LEASE_H
+
+/* An owner writes its heartbeat every few milliseconds. */
+struct lease {
+	__u64 heartbeat_ns;	/* CLOCK_MONOTONIC */
+	__u64 stale_ns;		/* an older heartbeat is that of a dead owner; 0 if there is no lease */
+	__u64 lapsed;		/* a program has found it stale: that is for good */
+};
+
+/* Whether the heartbeat is too old at @now_ns, which is of a clock that may be behind it: the coarse one. */
+static __always_inline int is_stale_at(__u64 heartbeat_ns, __u64 stale_ns, __u64 now_ns)
+{
+	return (__s64)(now_ns - heartbeat_ns) > (__s64)stale_ns;
+}
+
+#endif

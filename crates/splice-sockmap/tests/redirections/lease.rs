@@ -1,0 +1,276 @@
+//! Leases: what is pinned passes everything once its owner is gone, and the next owner clears it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use netlab::{BpfFileSystem, Need, Process, available, built_examples, until};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+use splice_sockmap::{
+    ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SocketKind, handover,
+};
+
+use crate::conversation::{KINDS, Pair, put, take};
+use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
+use crate::linking::ends;
+use crate::payload::Payload;
+
+/// Far more than a busy machine takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// No test lasts so long.
+const FOR_LONG: Duration = Duration::from_secs(3600);
+
+/// Over as soon as it is looked at.
+const AT_ONCE: Duration = Duration::from_nanos(1);
+
+struct Place {
+    file_system: BpfFileSystem,
+}
+
+impl Place {
+    fn new() -> Self {
+        let file_system = BpfFileSystem::new("lease").expect("a BPF file system");
+        Self { file_system }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.file_system.path().join("lease")
+    }
+
+    fn take(&self, stale_after: Duration) -> Lease {
+        Lease::take(self.directory(), stale_after).expect("taken")
+    }
+
+    fn sets(&self) -> usize {
+        fs::read_dir(self.directory()).map_or(0, |entries| entries.flatten().count())
+    }
+}
+
+#[test]
+fn a_lease_holds_while_it_is_beaten_and_leaves_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    for redirect in Redirect::ALL {
+        for map_type in MapType::ALL {
+            let lease = place.take(FOR_LONG);
+            assert_eq!(lease.left_behind(), 0);
+            let leased = Redirections::leased(&lease, redirect, map_type, 4).expect("loaded");
+            let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+            let mut link = leased.link(&source.member, &target.member).expect("linked");
+            let (from, to) = ends(redirect, &source, &target);
+            assert!(lease.beat());
+            put(from, b"redirected");
+            assert_eq!(take(to), b"redirected", "{redirect}");
+            link.leave(&source.member, PATIENCE).expect("it leaves");
+            assert_eq!(place.sets(), 1);
+            lease.release(PATIENCE).expect("released");
+            assert!(!place.directory().exists());
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_has_lapsed_passes_everything_for_good() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    for redirect in Redirect::ALL {
+        for kind in KINDS {
+            if redirect.supports(kind, SocketKind::Tcp).is_err() {
+                continue;
+            }
+            let lease = place.take(AT_ONCE);
+            let leased = Redirections::leased(&lease, redirect, MapType::Hash, 4).expect("loaded");
+            let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
+            let link = leased.link(&source.member, &target.member).expect("linked");
+            let usual = match redirect.is_of_sent() {
+                true => &source.peer,
+                false => &source.member,
+            };
+            // The coarse clock of the program has to get past the first heartbeat.
+            let mut lapsed = 0;
+            until("it lapses", || {
+                put(ends(redirect, &source, &target).0, b"a message");
+                lapsed = link.counters().passed_for(PassReason::Lapsed);
+                lapsed > 0
+            });
+            assert_eq!(take(usual), b"a message", "{redirect}: {kind}");
+            assert!(!lease.beat(), "another has to be taken");
+            put(ends(redirect, &source, &target).0, b"another");
+            assert_eq!(take(usual), b"another", "{redirect}: {kind}");
+            drop((source, target, link, leased));
+            lease.release(PATIENCE).expect("released");
+        }
+    }
+}
+
+/// A reader takes what was redirected to it before what came over its connection. So it must not be redirected to again.
+#[test]
+fn a_lease_that_lapses_in_full_flow_loses_nothing_and_keeps_the_order() {
+    if !available(Need::Root) {
+        return;
+    }
+    const STALE: Duration = Duration::from_secs(3);
+    let place = Place::new();
+    let lease = place.take(STALE);
+    let leased =
+        Redirections::leased(&lease, Redirect::SendToLocal, MapType::Hash, 4).expect("loaded");
+    let pair = Pair::of(SocketKind::Tcp);
+    let link = leased.link(&pair.member, &pair.peer).expect("linked");
+    let (payload, flow, mut come) = (Payload::new(21), Flow::default(), Vec::new());
+    let is_owner_alive = AtomicBool::new(true);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while is_owner_alive.load(Ordering::Relaxed) {
+                assert!(lease.beat());
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        scope.spawn(|| flow.send(&pair.member, payload));
+        let _end = EndOf(&flow);
+        follow(&flow, &pair.peer, &mut come, 20 * AHEAD_BYTES);
+        assert_eq!(link.counters().passed_messages, 0);
+        is_owner_alive.store(false, Ordering::Relaxed);
+        until("the lease lapses", || {
+            follow(&flow, &pair.peer, &mut come, AHEAD_BYTES);
+            link.counters().passed_for(PassReason::Lapsed) > 0
+        });
+        let redirected = link.counters().messages;
+        follow(&flow, &pair.peer, &mut come, 20 * AHEAD_BYTES);
+        assert_eq!(link.counters().messages, redirected);
+    });
+    until("the rest has come", || {
+        drain(&pair.peer, &mut come);
+        come.len() >= flow.sent.load(Ordering::Relaxed)
+    });
+    payload.check(0, &come);
+}
+
+#[test]
+fn the_next_owner_clears_what_a_dead_one_has_left() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    for redirect in [Redirect::SendToLocal, Redirect::SendToEgress] {
+        let dead = place.take(FOR_LONG);
+        let leased = Redirections::leased(&dead, redirect, MapType::Hash, 4).expect("loaded");
+        let (source, target) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+        let link = leased.link(&source.member, &target.member).expect("linked");
+        let second = Lease::take(place.directory(), FOR_LONG).expect_err("it is taken");
+        assert_eq!(second.kind(), ErrorKind::System);
+        assert!(
+            second.to_string().contains("another process has the lease"),
+            "{second}"
+        );
+        let (from, to) = ends(redirect, &source, &target);
+        put(from, b"unread");
+        // Whatever the process had goes, and the pins stay.
+        drop((dead, leased, link));
+        assert_eq!(place.sets(), 1);
+        if redirect.is_to_local() {
+            let heir = place.take(FOR_LONG);
+            assert_eq!(heir.left_behind(), 1, "its bytes are unread");
+        }
+        assert_eq!(take(to), b"unread");
+        let heir = place.take(FOR_LONG);
+        assert_eq!((heir.left_behind(), place.sets()), (0, 0));
+
+        // Both are plain sockets, and can be linked again.
+        put(from, b"to its peer");
+        assert_eq!(take(&source.peer), b"to its peer");
+        let leased = Redirections::leased(&heir, redirect, MapType::Map, 4).expect("loaded");
+        let mut link = leased
+            .link(&source.member, &target.member)
+            .expect("linked again");
+        put(from, b"again");
+        assert_eq!(take(to), b"again");
+        link.leave(&source.member, PATIENCE).expect("it leaves");
+        heir.release(PATIENCE).expect("released");
+    }
+}
+
+/// Removed, it would lose what has its verdict at this moment.
+#[test]
+fn sources_that_receive_stay_until_they_are_closed_and_lose_nothing() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    for kind in [SocketKind::Tcp, SocketKind::UnixStream] {
+        let dead = place.take(FOR_LONG);
+        let leased = Redirections::leased(&dead, Redirect::IngressToEgress, MapType::Map, 4);
+        let leased = leased.expect("loaded");
+        let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Tcp));
+        let link = leased.link(&source.member, &target.member).expect("linked");
+        put(&source.peer, b"redirected");
+        assert_eq!(take(&target.peer), b"redirected", "{kind}");
+        drop((dead, leased, link));
+        let heir = place.take(FOR_LONG);
+        assert_eq!(heir.left_behind(), 1, "{kind}");
+        let error = heir.release(Duration::ZERO).expect_err("it is open");
+        assert!(
+            error.to_string().contains("sources that are open"),
+            "{error}"
+        );
+        put(&source.peer, b"to its reader");
+        assert_eq!(take(&source.member), b"to its reader", "{kind}");
+        drop(source);
+        until("it is gone", || place.take(FOR_LONG).left_behind() == 0);
+        place.take(FOR_LONG).release(PATIENCE).expect("released");
+        assert!(!place.directory().exists());
+    }
+}
+
+/// The process that has linked the sockets has nothing to do with them otherwise.
+#[test]
+fn a_killed_owner_harms_no_socket_of_others() {
+    if !available(Need::Root) {
+        return;
+    }
+    let place = Place::new();
+    let (channel, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a pair");
+    let mut command = Process::command(built_examples("splice-sockmap").join("lease"));
+    command
+        .arg(place.directory())
+        .arg("owner")
+        .stdin(Stdio::from(theirs));
+    let mut owner = Process::spawn(&mut command).expect("started");
+    let (app, sidecar) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
+    handover::ask(&channel, &app.member, &sidecar.member).expect("linked");
+    put(&app.member, b"to the server");
+    assert_eq!(take(&sidecar.peer), b"to the server");
+
+    owner.child_mut().kill().expect("killed");
+    owner.child_mut().wait().expect("waited");
+    let mut bytes = [0; 64];
+    until("the lease lapses", || {
+        put(&app.member, b"to the sidecar");
+        recv(&app.peer, &mut bytes, RecvFlags::DONTWAIT).is_ok()
+    });
+    // Whatever was redirected until then has to be read.
+    while recv(&sidecar.peer, &mut bytes, RecvFlags::DONTWAIT).is_ok() {}
+    let heir = place.take(FOR_LONG);
+    assert_eq!((heir.left_behind(), place.sets()), (0, 0));
+    heir.release(PATIENCE).expect("released");
+}
+
+#[test]
+fn a_lease_needs_a_bpf_file_system() {
+    let error = Lease::take("/tmp/no-pins", FOR_LONG).expect_err("it is none");
+    assert_eq!(error.kind(), ErrorKind::System);
+    assert!(error.to_string().contains("mount -t bpf"), "{error}");
+}
