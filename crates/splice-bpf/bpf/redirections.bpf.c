@@ -48,6 +48,11 @@ struct sk_psock___redirections {
 	struct list_head___redirections ingress_msg;
 };
 
+struct tcp_sock___redirections {
+	__u32 write_seq;
+	__u32 snd_nxt;
+};
+
 #pragma clang attribute pop
 
 /* sk_user_data carries flags in its low bits (SK_USER_DATA_PTRMASK). */
@@ -69,6 +74,15 @@ struct {
 	__uint(max_entries, 1);
 } lease SEC(".maps");
 
+/* By the cookies of the targets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct redirection_bound);
+	__uint(max_entries, 1);
+} bounds SEC(".maps");
+
 /* A pointer that was stored and read again is a number to the verifier. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -82,10 +96,16 @@ static __always_inline __u64 flags(void)
 	return setting.to_local ? BPF_F_INGRESS : 0;
 }
 
-static __always_inline int pass(struct redirection *of, __u32 bytes, enum redirection_pass why)
+static __always_inline void count_passed(struct redirection *of, __u32 bytes, enum redirection_pass why)
 {
 	__sync_fetch_and_add(&of->passed[why], 1);
 	__sync_fetch_and_add(&of->passed_bytes, bytes);
+}
+
+static __always_inline int pass(struct redirection *of, __u32 bytes, enum redirection_pass why)
+{
+	__sync_fetch_and_add(&of->gate, 2ULL * bytes);
+	count_passed(of, bytes, why);
 	return SK_PASS;
 }
 
@@ -118,8 +138,110 @@ static __always_inline int is_over(void)
 	return of->lapsed != 0;
 }
 
-static __always_inline int conclude(struct redirection *of, __u32 bytes, long verdict)
+struct queues {
+	__u32 backlog;	/* messages that wait for the kernel's worker */
+	__u32 unread;	/* 1 if there are bytes for its reader */
+};
+
+static __always_inline struct queues queues_of(struct sock___redirections *sk)
 {
+	void *user_data = NULL;
+	struct sk_psock___redirections *psock;
+	struct list_head___redirections *head, *first = NULL;
+	struct queues found = {};
+
+	bpf_core_read(&user_data, sizeof(user_data), &sk->sk_user_data);
+	psock = (void *)((__u64)user_data & ~USER_DATA_FLAGS);
+	if (!psock)
+		return found;
+	head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
+	bpf_core_read(&found.backlog, sizeof(found.backlog), &psock->ingress_skb.qlen);
+	bpf_probe_read_kernel(&first, sizeof(first), head);
+	found.unread = first != head;
+	return found;
+}
+
+/*
+ * Bytes that were redirected to a target, and that it has not sent, or its reader not read. Exactly so for TCP's egress,
+ * as long as its owner does not write meanwhile; else as many as came since its queues were last empty.
+ */
+static __always_inline __u64 outstanding(struct redirection_bound *bound, __u64 cookie, int is_verdict)
+{
+	struct sock___redirections *sk = (void *)bound->socket;
+	struct tcp_sock___redirections *tcp = (void *)sk;
+	__u64 redirected = bound->redirected, waiting = redirected - bound->gone, found = 0;
+	__u32 write_seq = 0, snd_nxt = 0, unsent = 0;
+	struct queues queues;
+
+	/* Closed, or not known yet: the helper refuses it, or it is a moment old. */
+	if (sk)
+		bpf_core_read(&found, sizeof(found), &sk->__sk_common.skc_cookie.counter);
+	if (!sk || found != cookie)
+		return 0;
+	queues = queues_of(sk);
+	if (!setting.to_local && bound->is_tcp) {
+		bpf_core_read(&write_seq, sizeof(write_seq), &tcp->write_seq);
+		bpf_core_read(&snd_nxt, sizeof(snd_nxt), &tcp->snd_nxt);
+		unsent = write_seq - snd_nxt;
+	}
+	if (!queues.backlog && !(setting.to_local && queues.unread)) {
+		/* Of each other source, one message may be counted already that is about to be queued. */
+		if (is_verdict) {
+			bound->gone = redirected;
+			bound->base = write_seq - (__u32)redirected;
+		}
+		return unsent;
+	}
+	if (!setting.to_local && bound->is_tcp) {
+		__u32 pending = bound->base + (__u32)redirected - write_seq;
+
+		if (pending < waiting)
+			waiting = pending;
+	}
+	return waiting + unsent;
+}
+
+/* The bound of a redirection; NULL if it has none. */
+static __always_inline struct redirection_bound *bound_of(struct redirection *of)
+{
+	__u64 cookie = of->target;
+
+	return cookie ? bpf_map_lookup_elem(&bounds, &cookie) : NULL;
+}
+
+/*
+ * Whether a message has to be passed for the bound, which is counted then. On a stream all that follows is passed, too, until
+ * user space resumes: else it would overtake. Verdicts of one source run one at a time, so the gate changes under this
+ * one's hands only if that resumes.
+ */
+static __always_inline int is_beyond(struct redirection *of, struct redirection_bound *bound, __u32 bytes)
+{
+	__u64 gate = of->gate, held = of->is_stream ? REDIRECTION_HELD : 0;
+
+	if (gate & REDIRECTION_HELD &&
+	    __sync_val_compare_and_swap(&of->gate, gate, gate + 2ULL * bytes) == gate) {
+		count_passed(of, bytes, REDIRECTION_FULL);
+		return 1;
+	}
+	if (outstanding(bound, of->target, 1) + bytes <= bound->most_bytes)
+		return 0;
+	__sync_fetch_and_add(&of->gate, 2ULL * bytes + held);
+	count_passed(of, bytes, REDIRECTION_FULL);
+	return 1;
+}
+
+/* Before it is queued, so that nobody takes the target for empty. */
+static __always_inline void begin(struct redirection_bound *bound, __u32 bytes)
+{
+	if (bound)
+		__sync_fetch_and_add(&bound->redirected, bytes);
+}
+
+static __always_inline int conclude(struct redirection *of, struct redirection_bound *bound, __u32 bytes,
+				    long verdict)
+{
+	if (verdict != SK_PASS && bound)
+		__sync_fetch_and_add(&bound->redirected, -(__u64)bytes);
 	if (verdict == SK_PASS) {
 		__sync_fetch_and_add(&of->messages, 1);
 		__sync_fetch_and_add(&of->bytes, bytes);
@@ -138,6 +260,7 @@ int redirect_received(struct __sk_buff *skb)
 	 */
 	__u64 key = setting.only ? 0 : bpf_get_socket_cookie(skb);
 	struct redirection *of = bpf_map_lookup_elem(&redirections, &key);
+	struct redirection_bound *bound;
 	__u32 bytes = skb->len;
 	long verdict;
 
@@ -167,16 +290,21 @@ int redirect_received(struct __sk_buff *skb)
 		if (bpf_skb_pull_data(skb, bytes))
 			return pass(of, bytes, REDIRECTION_NO_MEMORY);
 	}
+	bound = bound_of(of);
+	if (bound && is_beyond(of, bound, bytes))
+		return SK_PASS;
+	begin(bound, bytes);
 	if (setting.is_hash)
 		verdict = bpf_sk_redirect_hash(skb, &targets, &key, flags());
 	else
 		verdict = bpf_sk_redirect_map(skb, &targets, of->slot, flags());
-	return conclude(of, bytes, verdict);
+	return conclude(of, bound, bytes, verdict);
 }
 
 SEC("sk_msg")
 int redirect_sent(struct sk_msg_md *msg)
 {
+	struct redirection_bound *bound;
 	struct sock___redirections *sk;
 	struct redirection *of;
 	__u32 bytes = msg->size;
@@ -193,11 +321,15 @@ int redirect_sent(struct sk_msg_md *msg)
 		return pass_unknown();
 	if (is_over())
 		return pass(of, bytes, REDIRECTION_LAPSED);
+	bound = bound_of(of);
+	if (bound && is_beyond(of, bound, bytes))
+		return SK_PASS;
+	begin(bound, bytes);
 	if (setting.is_hash)
 		verdict = bpf_msg_redirect_hash(msg, &targets, &key, flags());
 	else
 		verdict = bpf_msg_redirect_map(msg, &targets, of->slot, flags());
-	return conclude(of, bytes, verdict);
+	return conclude(of, bound, bytes, verdict);
 }
 
 #define ACCEPT 0xffffffff
@@ -231,17 +363,25 @@ SEC("tc")
 int look(struct __sk_buff *skb)
 {
 	struct redirections_look *answer = (void *)(long)skb->data;
-	struct sk_psock___redirections *psock;
+	struct redirection_bound *bound;
 	struct sock___redirections *sk;
-	struct list_head___redirections *head, *first = NULL;
+	struct redirection *of;
 	struct bpf_sock *target;
-	__u32 zero = 0, slot, backlog = 0;
-	__u64 *place, key;
+	__u32 zero = 0, slot;
+	struct queues queues;
+	__u64 *place, key, cookie, gate;
 
 	if ((void *)(answer + 1) > (void *)(long)skb->data_end)
 		return 0;
 	key = answer->key;
 	slot = answer->slot;
+	cookie = answer->bound;
+	if (answer->verb == REDIRECTIONS_RESUME) {
+		of = bpf_map_lookup_elem(&redirections, &key);
+		gate = answer->seen << 1 | REDIRECTION_HELD;
+		if (of && __sync_val_compare_and_swap(&of->gate, gate, answer->seen << 1) == gate)
+			answer->resumed = 1;
+	}
 	place = bpf_map_lookup_elem(&address, &zero);
 	if (!place)
 		return 0;
@@ -254,14 +394,15 @@ int look(struct __sk_buff *skb)
 	/* Only TCP and UDP sockets have helpers that make them readable. One process looks at a time. */
 	*(volatile __u64 *)place = (__u64)target;
 	sk = (void *)*(volatile __u64 *)place;
-	psock = (void *)((__u64)BPF_CORE_READ(sk, sk_user_data) & ~USER_DATA_FLAGS);
 	answer->found = 1;
-	if (psock) {
-		head = (void *)psock + bpf_core_field_offset(psock->ingress_msg);
-		bpf_core_read(&backlog, sizeof(backlog), &psock->ingress_skb.qlen);
-		bpf_probe_read_kernel(&first, sizeof(first), head);
-		answer->backlog = backlog;
-		answer->unread = first != head;
+	queues = queues_of(sk);
+	answer->backlog = queues.backlog;
+	answer->unread = queues.unread;
+	bound = bpf_map_lookup_elem(&bounds, &cookie);
+	if (bound) {
+		if (answer->verb == REDIRECTIONS_AIM)
+			bound->socket = (__u64)sk;
+		answer->outstanding = outstanding(bound, cookie, 0);
 	}
 	bpf_sk_release(target);
 	return 0;

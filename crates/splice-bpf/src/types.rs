@@ -395,15 +395,17 @@ pub struct Redirection {
     pub slot: u32,
     pub most_bytes: u32,
     pub is_tcp: u32,
-    pub _reserved: u32,
+    pub is_stream: u32,
+    pub target: u64,
+    pub gate: u64,
     pub messages: u64,
     pub bytes: u64,
-    pub passed: [u64; 4],
+    pub passed: [u64; 5],
     pub passed_bytes: u64,
     pub empty: u64,
 }
 
-const _: () = assert!(size_of::<Redirection>() == 80);
+const _: () = assert!(size_of::<Redirection>() == 104);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for Redirection {}
@@ -433,9 +435,14 @@ pub struct RedirectionsLook {
     pub found: u32,
     pub backlog: u32,
     pub unread: u32,
+    pub bound: u64,
+    pub outstanding: u64,
+    pub seen: u64,
+    pub verb: u32,
+    pub resumed: u32,
 }
 
-const _: () = assert!(size_of::<RedirectionsLook>() == 24);
+const _: () = assert!(size_of::<RedirectionsLook>() == 56);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for RedirectionsLook {}
@@ -451,6 +458,23 @@ const _: () = assert!(size_of::<RedirectionsUnknown>() == 8);
 #[allow(unsafe_code, reason = "see the comment")]
 // SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
 unsafe impl Plain for RedirectionsUnknown {}
+
+/// `struct redirection_bound`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RedirectionBound {
+    pub socket: u64,
+    pub most_bytes: u64,
+    pub redirected: u64,
+    pub gone: u64,
+    pub base: u32,
+    pub is_tcp: u32,
+}
+
+const _: () = assert!(size_of::<RedirectionBound>() == 40);
+#[allow(unsafe_code, reason = "see the comment")]
+// SAFETY: `repr(C)`, integers only, and no padding: its BTF was asked.
+unsafe impl Plain for RedirectionBound {}
 
 /// `struct mesh_field`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -948,8 +972,17 @@ pub mod redirection_pass {
     pub const TOO_LONG: u32 = 0;
     pub const NO_MEMORY: u32 = 1;
     pub const LAPSED: u32 = 2;
-    pub const REFUSED: u32 = 3;
-    pub const PASSES: u32 = 4;
+    pub const FULL: u32 = 3;
+    pub const REFUSED: u32 = 4;
+    pub const PASSES: u32 = 5;
+}
+
+/// `enum redirections_verb`.
+#[allow(dead_code, reason = "some are the programs' alone")]
+pub mod redirections_verb {
+    pub const LOOK: u32 = 0;
+    pub const AIM: u32 = 1;
+    pub const RESUME: u32 = 2;
 }
 
 /// `enum bypass_version`.

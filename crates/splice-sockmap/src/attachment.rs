@@ -101,6 +101,13 @@ impl<K: Key> Attachment<K> {
         self
     }
 
+    /// Bounds what is outstanding at each target of further links, as
+    /// [`Redirections::bounded`](crate::Redirections::bounded) does.
+    pub fn bounded(self, most_bytes: u64) -> Self {
+        self.loaded.bound(most_bytes);
+        self
+    }
+
     /// Adds `source` under `key`, and sends its messages to `target` from now on, as
     /// [`Redirections::link`](crate::Redirections::link) does.
     ///

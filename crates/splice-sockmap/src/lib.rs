@@ -38,9 +38,11 @@
 //!
 //! This is the kernel's interface, not an engine: redirects to an egress and from an ingress have no
 //! back-pressure. What a target does not take waits in the kernel, charged to nobody (`sk_psock_backlog`, Linux 6.1
-//! to 7.3). The engine `sockmap` of the library `splice` bounds it.
+//! to 7.3), unless it is [bounded](Redirections::bounded). The engine `sockmap` of the library `splice` bounds it for
+//! itself, and goes on in user space.
 
 mod attachment;
+mod bound;
 mod catcher;
 mod defect;
 mod floor;

@@ -58,16 +58,19 @@ pub enum PassReason {
     NoMemory,
     /// The [lease](crate::Lease) is over.
     Lapsed,
+    /// Too much is [outstanding](crate::Redirections::bounded) at the target, or was when an earlier message of the same stream was passed.
+    Full,
     /// The kernel refuses the target: it is closed, or not in a state to take anything (`sock_map_redirect_allowed`).
     TargetGone,
 }
 
 impl PassReason {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::TooLong,
         Self::NoMemory,
         Self::Lapsed,
+        Self::Full,
         Self::TargetGone,
     ];
 
@@ -77,6 +80,7 @@ impl PassReason {
             Self::TooLong => "too long",
             Self::NoMemory => "no memory",
             Self::Lapsed => "lease lapsed",
+            Self::Full => "target full",
             Self::TargetGone => "target gone",
         }
     }
@@ -87,6 +91,7 @@ impl PassReason {
             Self::TooLong => redirection_pass::TOO_LONG,
             Self::NoMemory => redirection_pass::NO_MEMORY,
             Self::Lapsed => redirection_pass::LAPSED,
+            Self::Full => redirection_pass::FULL,
             Self::TargetGone => redirection_pass::REFUSED,
         };
         index as usize
@@ -104,7 +109,7 @@ impl fmt::Display for PassReason {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkCounters {
-    /// Redirected.
+    /// Redirected. By [`Redirect::SendToEgress`] also those that send(2) has refused, since the target's buffer was full.
     pub messages: u64,
     /// The bytes of them.
     pub bytes: u64,
@@ -154,6 +159,32 @@ impl Link {
             empty_messages: counts.empty,
             passed: counts.passed,
         }
+    }
+
+    /// How many bytes are outstanding at the target: redirected to it by whatever link, and neither sent by its socket nor read
+    /// by its reader. `None` without a [bound](crate::Redirections::bounded), and once the target is closed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the kernel refuses the look.
+    pub fn outstanding(&self) -> Result<Option<u64>> {
+        let is_bounded = self
+            .loaded
+            .counts(self.place)
+            .is_some_and(|of| of.target != 0);
+        let look = self.loaded.look(self.place)?;
+        Ok(look.filter(|_| is_bounded).map(|look| look.outstanding))
+    }
+
+    /// Redirects a stream again that has been passed since its target was full ([`PassReason::Full`]). Whether it does.
+    ///
+    /// To keep the order, first wait until nothing is [outstanding](Self::outstanding), then read from the source what was
+    /// passed, give it to the target, and tell how many passed bytes of this link you have seen, from the beginning.
+    /// `false` means that more has been passed by now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the kernel refuses it.
+    pub fn resume(&self, seen_bytes: u64) -> Result<bool> {
+        self.loaded.resume(self.place, seen_bytes)
     }
 
     /// Takes the source and the target out of the maps without losing a byte. Both are plain sockets again. Takes the

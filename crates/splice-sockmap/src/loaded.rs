@@ -12,10 +12,11 @@ use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::release::Release;
 use splice_bpf::types::{
     Admission, Redirection, RedirectionsLook, RedirectionsSetting, RedirectionsUnknown,
-    admission_stage,
+    admission_stage, redirections_verb,
 };
 use splice_bpf::{Map, Program, SocketMap, SocketMapType, load, objects, wait_for_programs};
 
+use crate::bound::Bounds;
 use crate::floor;
 use crate::heartbeat::Heartbeat;
 use crate::key::Cookie;
@@ -54,6 +55,7 @@ pub(crate) struct Loaded {
     targets: SocketMap,
     redirections: Map,
     unknown: Map,
+    bounds: Bounds,
     look: Program,
     /// `None` if it was opened to have everything leave.
     quiet: Option<Program>,
@@ -94,24 +96,34 @@ impl Plan {
 
 impl Loaded {
     pub(crate) fn load(plan: Plan) -> Result<Self> {
-        Self::load_with(plan, None, None)
+        Self::load_with(plan, None, None, None)
+    }
+
+    /// The same for a source that needs a program of its own, with the bounds of others that have the same targets.
+    pub(crate) fn load_beside(
+        plan: Plan,
+        heartbeat: Option<&Heartbeat>,
+        others: &Self,
+    ) -> Result<Self> {
+        Self::load_with(plan, None, heartbeat, Some(&others.bounds))
     }
 
     /// The same, pinned for as long as the owner of a heartbeat lives.
     pub(crate) fn load_leased(plan: Plan, heartbeat: &Heartbeat) -> Result<Self> {
-        Self::load_with(plan, None, Some(heartbeat))
+        Self::load_with(plan, None, Some(heartbeat), None)
     }
 
     /// The same with a map of the caller's for the sources. Nobody is in it yet: a member keeps the program that its map had
     /// when it came (`sock_map_link`).
     pub(crate) fn load_for(plan: Plan, sources: &SocketMap) -> Result<Self> {
-        Self::load_with(plan, Some(sources), None)
+        Self::load_with(plan, Some(sources), None, None)
     }
 
     fn load_with(
         plan: Plan,
         own_sources: Option<&SocketMap>,
         heartbeat: Option<&Heartbeat>,
+        bounds: Option<&Bounds>,
     ) -> Result<Self> {
         let setting = RedirectionsSetting {
             is_hash: (plan.map_type == SocketMapType::Hash).into(),
@@ -131,6 +143,10 @@ impl Loaded {
             }
             opened.retype("targets", plan.map_type)?;
             opened.resize("targets", plan.entries)?;
+            match bounds {
+                Some(bounds) => opened.share("bounds", bounds.map())?,
+                None => opened.resize("bounds", plan.entries)?,
+            }
             opened.resize("redirections", plan.entries)
         })
         .map_err(|error| explained(&error))?;
@@ -155,6 +171,10 @@ impl Loaded {
             targets: object.socket_map("targets")?,
             redirections: object.map("redirections")?,
             unknown: object.map("unknown")?,
+            bounds: match bounds {
+                Some(bounds) => bounds.clone(),
+                None => Bounds::of(object.map("bounds")?),
+            },
             look: object.program(pinned::LOOK)?,
             quiet: Some(object.program("quiet")?),
             slots: Mutex::default(),
@@ -190,7 +210,7 @@ impl Loaded {
             key: source,
             slot: self.take_slot()?,
         };
-        let noted = self.note(place, SocketKind::Tcp, SocketKind::Tcp);
+        let noted = self.note(place, SocketKind::Tcp, SocketKind::Tcp, Cookie(target));
         let admitted = noted.and_then(|()| {
             let question = Admission {
                 source,
@@ -214,6 +234,7 @@ impl Loaded {
             }
             verdict(answer)
         });
+        let admitted = admitted.and_then(|()| self.aim(place));
         if admitted.is_err() {
             self.remove(place);
         }
@@ -268,23 +289,30 @@ impl Loaded {
         let key = self.key_bytes(place);
         let inserted = self.targets.insert(&key, target);
         inserted.map_err(|errno| refusal(target_kind, errno).about("the target"))?;
-        self.note(place, source_kind, target_kind)?;
+        self.note(place, source_kind, target_kind, Cookie::of(target)?)?;
+        self.aim(place)?;
         // Last: from here on messages go to the target.
         let inserted = self.sources.insert(&self.source_key(place), source);
         inserted.map_err(|errno| refusal(source_kind, errno).about("the source"))
     }
 
     /// Tells the program of a source.
-    fn note(&self, place: Place, source: SocketKind, target: SocketKind) -> Result<()> {
+    fn note(&self, place: Place, source: SocketKind, target: SocketKind, to: Cookie) -> Result<()> {
         let redirection = Redirection {
             slot: place.slot,
             most_bytes: target.most_bytes().unwrap_or(0),
             is_tcp: (source == SocketKind::Tcp).into(),
+            is_stream: source.is_stream().into(),
+            target: if self.bounds.are_set() { to.0 } else { 0 },
             ..Redirection::default()
         };
         (self.redirections)
             .update(&place.key, &redirection)
-            .map_err(|errno| Error::system("cannot note a redirection", errno))
+            .map_err(|errno| Error::system("cannot note a redirection", errno))?;
+        match redirection.target {
+            0 => Ok(()),
+            bounded => self.bounds.add(bounded, target),
+        }
     }
 
     /// Takes a source out of its map, and leaves it its place.
@@ -304,6 +332,9 @@ impl Loaded {
     /// Takes a source and its target out of the maps.
     pub(crate) fn remove(&self, place: Place) {
         self.remove_source(place);
+        if let Some(redirection) = self.redirection(place.key) {
+            self.bounds.remove(redirection.target);
+        }
         self.redirections.remove(&place.key);
         let _ = self.targets.remove(&self.key_bytes(place));
         if let Some(own) = &self.own {
@@ -351,15 +382,43 @@ impl Loaded {
 
     /// What the kernel holds for the target of a source. `None` if it has been closed.
     pub(crate) fn look(&self, place: Place) -> Result<Option<RedirectionsLook>> {
+        let answer = self.ask(place, redirections_verb::LOOK, 0)?;
+        Ok((answer.found != 0).then_some(answer))
+    }
+
+    /// Tells the bound of a target where that is.
+    fn aim(&self, place: Place) -> Result<()> {
+        if self.bounds.are_set() {
+            self.ask(place, redirections_verb::AIM, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Bounds what is outstanding at each target that gets its first link from now on.
+    pub(crate) fn bound(&self, most_bytes: u64) {
+        self.bounds.set(most_bytes);
+    }
+
+    /// Redirects a stream again that was passed since its target was full. Whether it does: only if so many passed bytes
+    /// were seen as there have been.
+    pub(crate) fn resume(&self, place: Place, seen: u64) -> Result<bool> {
+        let answer = self.ask(place, redirections_verb::RESUME, seen)?;
+        Ok(answer.resumed != 0)
+    }
+
+    fn ask(&self, place: Place, verb: u32, seen: u64) -> Result<RedirectionsLook> {
+        let target = self.redirection(place.key).map_or(0, |of| of.target);
         let question = RedirectionsLook {
             key: place.key,
             slot: place.slot,
+            bound: target,
+            verb,
+            seen,
             ..RedirectionsLook::default()
         };
         let _one = lock(&self.slots);
         let answer = self.look.run(&question);
-        let answer = answer.map_err(|errno| Error::system("cannot look at a target", errno))?;
-        Ok((answer.found != 0).then_some(answer))
+        answer.map_err(|errno| Error::system("cannot look at a target", errno))
     }
 
     /// The filter that holds a source still.

@@ -67,6 +67,17 @@ impl Redirections {
         self
     }
 
+    /// Bounds what is outstanding at each target of further links: the bytes that were redirected to it, less those that its
+    /// socket has sent, or its reader has read. A message beyond it is passed, and counted as
+    /// [`Full`](crate::PassReason::Full). On a stream so is everything behind it, until [`Link::resume`]: it would overtake.
+    ///
+    /// The kernel tells exactly what a TCP socket has sent, unless its owner writes to it meanwhile. Of other targets it tells when nothing
+    /// waits any more: until then, everything since the last such moment counts as outstanding.
+    pub fn bounded(self, most_bytes: u64) -> Self {
+        self.shared.bound(most_bytes);
+        self
+    }
+
     /// The same with the kernel's own answers, which lose what a redirect does not support.
     pub(crate) fn raw(redirect: Redirect, map_type: SocketMapType, links: u32) -> Result<Self> {
         let plan = Plan {
@@ -149,7 +160,8 @@ impl Redirections {
                 entries: 1,
                 ..self.plan
             };
-            loaded(plan, self.heartbeat.as_ref())?
+            let beside = Loaded::load_beside(plan, self.heartbeat.as_deref(), &self.shared)?;
+            Arc::new(beside)
         } else {
             Arc::clone(self.shared())
         };

@@ -3,10 +3,11 @@
 use std::sync::Mutex;
 
 use splice_base::error::{Error, ErrorKind, Result};
-use splice_bpf::types::{Redirection, RedirectionsSetting};
+use splice_bpf::types::{Redirection, RedirectionBound, RedirectionsSetting};
 use splice_bpf::{Map, Object, Program, SocketMapType};
 
 use super::{Loaded, Place, Plan, SETTING_SECTION};
+use crate::bound::Bounds;
 use crate::heartbeat;
 use crate::pins::Pins;
 use crate::redirect::Redirect;
@@ -110,6 +111,8 @@ impl Loaded {
             targets,
             redirections,
             unknown: unknown?,
+            // For nobody: a new one has its own.
+            bounds: Bounds::of(Map::create::<u64, RedirectionBound>("bounds", 1)?),
             look: Program::open(LOOK, &pins.path(LOOK))?,
             quiet: None,
             slots: Mutex::default(),

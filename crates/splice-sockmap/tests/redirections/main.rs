@@ -1,6 +1,7 @@
 //! SOCKMAP as an interface: maps, links, and every way in and out.
 
 mod attaching;
+mod bounding;
 mod catching;
 mod closing;
 mod conversation;
