@@ -2,16 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use netlab::{BpfFileSystem, Need, Process, available, built_examples, until};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
-use splice_sockmap::{
-    ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SocketKind, handover,
-};
+use netlab::{BpfFileSystem, Need, available, until};
+use splice_sockmap::{ErrorKind, Lease, MapType, PassReason, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{KINDS, Pair, put, take};
 use crate::flow::{AHEAD_BYTES, EndOf, Flow, drain, follow};
@@ -227,45 +223,6 @@ fn sources_that_receive_stay_until_they_are_closed_and_lose_nothing() {
         place.take(FOR_LONG).release(PATIENCE).expect("released");
         assert!(!place.directory().exists());
     }
-}
-
-/// The process that has linked the sockets has nothing to do with them otherwise.
-#[test]
-fn a_killed_owner_harms_no_socket_of_others() {
-    if !available(Need::Root) {
-        return;
-    }
-    let place = Place::new();
-    let (channel, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .expect("a pair");
-    let mut command = Process::command(built_examples("splice-sockmap").join("lease"));
-    command
-        .arg(place.directory())
-        .arg("owner")
-        .stdin(Stdio::from(theirs));
-    let mut owner = Process::spawn(&mut command).expect("started");
-    let (app, sidecar) = (Pair::of(SocketKind::Tcp), Pair::of(SocketKind::Tcp));
-    handover::ask(&channel, &app.member, &sidecar.member).expect("linked");
-    put(&app.member, b"to the server");
-    assert_eq!(take(&sidecar.peer), b"to the server");
-
-    owner.child_mut().kill().expect("killed");
-    owner.child_mut().wait().expect("waited");
-    let mut bytes = [0; 64];
-    until("the lease lapses", || {
-        put(&app.member, b"to the sidecar");
-        recv(&app.peer, &mut bytes, RecvFlags::DONTWAIT).is_ok()
-    });
-    // Whatever was redirected until then has to be read.
-    while recv(&sidecar.peer, &mut bytes, RecvFlags::DONTWAIT).is_ok() {}
-    let heir = place.take(FOR_LONG);
-    assert_eq!((heir.left_behind(), place.sets()), (0, 0));
-    heir.release(PATIENCE).expect("released");
 }
 
 #[test]
