@@ -29,7 +29,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("hooks_count", 4_900),
     ("hooks_list", 6_694),
     ("inspect", 87),
-    ("look", 500),
+    ("look", 510),
     ("mesh_inspect", 110),
     ("mesh_parser", 600),
     ("mesh_verdict", 980),

@@ -8,9 +8,13 @@ use std::thread;
 
 use netlab::{Need, available, until};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use splice_base::release::Release;
+use splice_base::socket_option::memory;
 use splice_sockmap::{ErrorKind, MapType, Redirect, Redirections, SocketKind};
 
 use crate::conversation::{KINDS, Pair, is_empty, messages, put, take};
+use crate::flow::drain;
 
 /// More than any pair needs to show that a byte is lost, and few enough for every pair of kinds.
 const MESSAGES: usize = 40;
@@ -289,6 +293,42 @@ fn a_source_of_another_redirect_is_refused() {
         .link(&source.member, &target.member)
         .expect_err("it has a program");
     assert!(error.to_string().contains("another program"), "{error}");
+}
+
+/// Its own datagrams take all the room that it has, so the redirected ones have to wait.
+///
+/// On 6.12.117 a non-blocking reader gets EAGAIN for good: `udp_bpf_recvmsg` takes what waits for the worker for
+/// something to be read, and looks at nothing else.
+#[test]
+fn a_udp_reader_with_a_full_queue_gets_what_is_redirected_to_it_too() {
+    let stalls = Release::here().is_some_and(|release| release.series() < (6, 18));
+    if stalls || !available(Need::Root) {
+        return;
+    }
+    let redirections =
+        Redirections::new(Redirect::IngressToLocal, MapType::Map, 8).expect("loaded");
+    for kind in [SocketKind::Udp, SocketKind::UnixStream] {
+        let (source, target) = (Pair::of(kind), Pair::of(SocketKind::Udp));
+        set_socket_recv_buffer_size(&target.member, 16 << 10).expect("bounded");
+        for _ in 0..60 {
+            put(&target.peer, &[1; 16]);
+        }
+        let link = redirections
+            .link(&source.member, &target.member)
+            .expect("linked");
+        for _ in 0..10 {
+            put(&source.peer, &[2; 16]);
+        }
+        until("all was redirected", || link.counters().bytes == 160);
+        let mut come = Vec::new();
+        until(&format!("{kind}: the redirected ones have come"), || {
+            drain(&target.member, &mut come);
+            come.iter().filter(|byte| **byte == 2).count() == 160
+        });
+        let own = come.iter().filter(|byte| **byte == 1).count() / 16;
+        let dropped = memory(&target.member).expect("read").dropped_packets;
+        assert_eq!(own + dropped, 60, "{kind}");
+    }
 }
 
 /// A socket can take datagrams from many peers, and stay with its own.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_tcp_nodelay};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use splice_base::release::Release;
 use splice_sockmap::{ErrorKind, Link, Redirect, Redirections, SockHash, SocketKind};
 
 use crate::conversation::Pair;
@@ -111,7 +112,7 @@ impl<'a> Model<'a> {
             } else {
                 Pair::of6(*kind)
             };
-            if *kind == SocketKind::Udp {
+            if *kind == SocketKind::Udp && queues_may_fill() {
                 set_socket_recv_buffer_size(&pair.member, QUEUE_BYTES).expect("set");
                 set_socket_recv_buffer_size(&pair.peer, QUEUE_BYTES).expect("set");
             }
@@ -320,10 +321,12 @@ impl<'a> Model<'a> {
 
     /// Nobody reads meanwhile.
     fn fill(&mut self, socket: usize) {
-        if matches!(
-            self.kind(socket),
-            SocketKind::Udp | SocketKind::UnixDatagram
-        ) {
+        if queues_may_fill()
+            && matches!(
+                self.kind(socket),
+                SocketKind::Udp | SocketKind::UnixDatagram
+            )
+        {
             (0..FILL).for_each(|_| self.send_now(socket, 1));
         }
     }
@@ -528,6 +531,11 @@ impl<'a> Model<'a> {
             thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// On 6.12.117 a non-blocking UDP reader whose queue is full stalls if something is redirected to it (`udp_bpf_recvmsg`).
+pub(crate) fn queues_may_fill() -> bool {
+    Release::here().is_none_or(|release| release.series() >= (6, 18))
 }
 
 /// The sockets of a set.
