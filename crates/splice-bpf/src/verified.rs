@@ -38,7 +38,7 @@ const MOST_INSTRUCTIONS: [(&str, u32); 33] = [
     ("redirect", 2_759),
     ("redirect_received", 730),
     ("redirect_sent", 680),
-    ("segment_asleep", 19),
+    ("segment_asleep", 498),
     ("segment_egress", 9_734),
     ("segment_forget", 778),
     ("segment_ingress", 50_748),
