@@ -41,6 +41,10 @@ const LOOKS_EVERY: Duration = Duration::from_millis(200);
 /// retransmissions.
 const FIN_WAIT: Duration = Duration::from_secs(3);
 
+/// After an answer to what it does not expect, a peer gives no other one for so long (`tcp_invalid_ratelimit`, half a second
+/// unless it is set), and some more.
+const ANSWERS_AGAIN_AFTER: Duration = Duration::from_millis(600);
+
 /// Between two looks at sockets that catch up: each pause is twice the one before.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(8);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
@@ -146,6 +150,7 @@ impl Segment {
             left: Box::new(CatchUp {
                 flow: Arc::clone(flow),
                 pause: SHORTEST_PAUSE,
+                gone_since: None,
             }),
         })
     }
@@ -204,15 +209,29 @@ fn let_pass(flow: &Flow) {
 }
 
 /// Keeps a flow until both sockets have caught up with their peers, or are gone.
+///
+/// The reset of a socket that is gone may not have counted: it stood where its peer can have got, and not where it is.
+/// The peer has answered that only if it had not just answered the socket's question. So both are reset once more.
 #[derive(Debug)]
 struct CatchUp {
     flow: Arc<Flow>,
     pause: Duration,
+    gone_since: Option<Instant>,
 }
 
 impl Aftermath for CatchUp {
     fn look(&mut self, now: Instant) -> Option<Instant> {
-        if self.flow.has_caught_up() || !self.flow.has_sockets() {
+        if self.flow.has_sockets() {
+            if self.flow.has_caught_up() {
+                self.flow.stop();
+                return None;
+            }
+        } else {
+            let resets_at = *self.gone_since.get_or_insert(now) + ANSWERS_AGAIN_AFTER;
+            if now < resets_at {
+                return Some(resets_at);
+            }
+            self.flow.reset_where_peers_are();
             self.flow.stop();
             return None;
         }

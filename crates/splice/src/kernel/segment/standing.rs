@@ -4,7 +4,9 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::flow::{Flow, timestamp_ahead};
+use super::sockets::addresses_of;
 use crate::outcome::Side;
+use splice_base::repair;
 use splice_bpf::sequence::{self, is_behind};
 use splice_bpf::types::{segment_mark as mark, segment_state as state};
 
@@ -102,12 +104,27 @@ impl Flow {
         self.entry().state.store(state::RETURNED, SeqCst);
     }
 
+    /// Resets both connections, whose sockets are gone, where their peers can have got. A peer that is not there answers
+    /// (RFC 5961, 3.2), and is reset where it is.
+    pub(super) fn reset_where_peers_are(&self) {
+        for (side, tuple) in self.tuples().iter().enumerate() {
+            let (local, peer) = addresses_of(tuple);
+            // A peer that is reset already discards it. Should it fail, there is no way to the peer.
+            let _ = repair::reset(local, peer, self.got_by(side), self.side(side).high_seq());
+        }
+    }
+
+    /// How far this side's peer can have got of the other stream.
+    fn got_by(&self, side: usize) -> u32 {
+        let far = self.side(1 - side);
+        far.high_seq().wrapping_add(far.seq_delta.load(Relaxed))
+    }
+
     /// Both sockets have sent all that their peers can have got past them.
     pub(super) fn has_caught_up(&self) -> bool {
         (0..2).all(|side| {
-            let far = self.side(1 - side);
-            let got = far.high_seq().wrapping_add(far.seq_delta.load(Relaxed));
-            !is_behind(self.change_over()[side].sent.load(Relaxed), got)
+            let sent = self.change_over()[side].sent.load(Relaxed);
+            !is_behind(sent, self.got_by(side))
         })
     }
 }

@@ -33,6 +33,7 @@ mod pair_ends;
 #[path = "../../../../tests/support/random.rs"]
 mod random;
 mod refused_pairs;
+mod reset_after_return;
 mod same_host;
 mod segment_size;
 mod sequence_wrap;
