@@ -23,6 +23,7 @@
 //! watches them (`watch`).
 
 mod hooks;
+mod pass;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,8 @@ pub use splice_firewall::{Connection, End, Family, Reason, Verdict};
 use splice_firewall::{Device, Filters, Hook, HookCounts, Reader, Registry};
 
 pub(crate) use self::hooks::Hooks;
+use self::pass::{AdmittedPair, Change, GroupFilter};
+pub(crate) use self::pass::{Pass, PassState};
 use self::snapshot::{Snapshot, namespace_socket};
 
 /// The packet filters of a network namespace, as they were when they were read.
@@ -81,6 +84,9 @@ impl PacketFilters {
 /// The index of lo in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
 
+/// For how many pairs to look at once whether programs of control groups see their packets: it takes some 3 µs each.
+const PAIRS_PER_LOOK: usize = 256;
+
 /// The filters of one network namespace, watched while this lives.
 pub(crate) struct Firewall {
     hooks: Arc<Hooks>,
@@ -100,30 +106,6 @@ struct State {
 
 /// The filters as somebody has last seen them.
 pub(crate) struct Known(Arc<Snapshot>);
-
-/// A pair that an engine moves past the filters.
-struct AdmittedPair {
-    connections: [Connection; 2],
-    waker: Waker,
-    state: Mutex<PassState>,
-}
-
-/// The state of a pass: see the top of this file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PassState {
-    Admitted,
-    /// The filters were changing while they were read: the next look decides.
-    Unsettled,
-    /// What may stop the pair.
-    Revoked(String),
-}
-
-/// A pair's permission to bypass the filters. Dropping it returns it.
-pub(crate) struct Pass {
-    firewall: Arc<Firewall>,
-    key: usize,
-    pair: Arc<AdmittedPair>,
-}
 
 impl Firewall {
     /// Starts to watch the filters of this thread's network namespace.
@@ -251,6 +233,7 @@ impl Firewall {
         self: &Arc<Self>,
         mut connections: [Connection; 2],
         ask_tracking: impl FnOnce(&mut [Connection; 2]),
+        by_groups: GroupFilter,
         waker: Waker,
         doubted: &mut Option<Instant>,
     ) -> std::result::Result<Pass, Refusal> {
@@ -285,6 +268,7 @@ impl Firewall {
             if Arc::ptr_eq(&state.snapshot, &snapshot) {
                 let pair = Arc::new(AdmittedPair {
                     connections,
+                    by_groups,
                     waker,
                     state: Mutex::new(PassState::Admitted),
                 });
@@ -398,17 +382,39 @@ impl Firewall {
                     change.is_unsettled = true;
                     PassState::Unsettled
                 }
-                (judgement, _) => PassState::Revoked(judgement.into_words()),
+                (judgement, _) => {
+                    let why = judgement.into_words();
+                    drop(state);
+                    change.revoke(&pair, why);
+                    continue;
+                }
             };
-            let PassState::Revoked(why) = &*state else {
-                continue;
-            };
-            change.revoked += 1;
-            change.why_revoked.get_or_insert_with(|| why.clone());
-            drop(state);
-            pair.waker.wake_by_ref();
         }
         change
+    }
+
+    /// Looks whether programs of control groups see the packets of some pairs now, from the `next` one on; if one is seen
+    /// there, of all pairs.
+    fn look_at_groups(&self, next: &mut usize, change: &mut Change) {
+        let pairs: Vec<_> = {
+            let state = self.lock();
+            let pairs = state.pairs.iter();
+            pairs.map(|(_, pair)| Arc::clone(pair)).collect()
+        };
+        let mut most = pairs.len().min(PAIRS_PER_LOOK);
+        let mut looked = 0;
+        let from_next = pairs.iter().cycle().skip(*next % pairs.len().max(1));
+        for pair in from_next.take(pairs.len()) {
+            if looked == most {
+                break;
+            }
+            looked += 1;
+            if let Some(why) = (pair.by_groups)() {
+                most = pairs.len();
+                change.revoke(pair, why);
+            }
+        }
+        *next = next.wrapping_add(looked);
     }
 }
 
@@ -457,49 +463,6 @@ pub(crate) enum Refusal {
     Because(String),
     /// The filters are being read: ask again soon.
     NotYet,
-}
-
-/// The effect of a change of the rules on the pairs.
-#[derive(Debug, Default)]
-struct Change {
-    revoked: usize,
-    why_revoked: Option<String>,
-    /// Pairs wait for the next look.
-    is_unsettled: bool,
-}
-
-impl AdmittedPair {
-    fn state(&self) -> MutexGuard<'_, PassState> {
-        // The state is replaced as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pass {
-    /// Whether the pass is for connections on these devices.
-    pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
-        let of_connection =
-            |connection: &Connection| connection.device.as_ref().map(|device| device.index);
-        self.pair.connections.each_ref().map(of_connection) == devices.map(Some)
-    }
-
-    pub(crate) fn state(&self) -> PassState {
-        self.pair.state().clone()
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.firewall.lock().pairs.try_remove(self.key);
-    }
-}
-
-impl fmt::Debug for Pass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pass")
-            .field("state", &self.state())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Reads the filters once, without watching them.

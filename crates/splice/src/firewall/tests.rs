@@ -29,7 +29,8 @@ fn a_pass_is_revoked_only_if_the_second_look_fails_as_well() {
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let connections = [Family::Ipv4, Family::Ipv6].map(Connection::any);
-        let pass = firewall.admit(connections, |_| {}, waker, &mut None);
+        let by_groups = Box::new(|| None);
+        let pass = firewall.admit(connections, |_| {}, by_groups, waker, &mut None);
         let pass = pass.expect("there are no rules");
         let readable = firewall.snapshot().filters.clone();
         let change = |filters| firewall.change(Snapshot::new(filters), Instant::now());

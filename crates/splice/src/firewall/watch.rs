@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use splice_base::error::{Result, ResultExt as _};
 use splice_firewall::{Changes, Filters, Reader};
 
-use super::{Change, Firewall, Snapshot, read};
+use super::pass::Change;
+use super::{Firewall, Snapshot, read};
 
 /// How often to look for silent changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -66,6 +67,7 @@ impl Watch {
     fn run(mut self, firewall: &Weak<Firewall>) {
         let mut filters = self.first.clone();
         let mut is_unsettled = false;
+        let mut next = 0;
         while let Some(told) = self.waits(if is_unsettled {
             Duration::ZERO
         } else {
@@ -86,12 +88,13 @@ impl Watch {
             if let Some(read) = read {
                 filters = read;
             }
-            let change = if has_changed {
+            let mut change = if has_changed {
                 firewall.change(Snapshot::new(filters.clone()), began)
             } else {
                 firewall.lock().looked_at = began;
                 Change::default()
             };
+            firewall.look_at_groups(&mut next, &mut change);
             // This thread may hold the last reference.
             drop((snapshot, firewall));
             is_unsettled = change.is_unsettled;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Segment;
-use super::eligibility::{Obstacle, device, refused};
+use super::eligibility::{Obstacle, device, refused, why_filtered};
 use crate::endpoint::Endpoint;
 use crate::firewall::{PassState, Refusal};
 use crate::outcome::Side;
@@ -46,7 +46,8 @@ impl Segment {
         };
         let firewall = Arc::clone(firewall);
         let mut doubted_at = self.doubted_at;
-        let admitted = firewall.admit([a, b], ask_tracking, waker, &mut doubted_at);
+        let by_groups = self.filter_of_groups(*tuples, found);
+        let admitted = firewall.admit([a, b], ask_tracking, by_groups, waker, &mut doubted_at);
         self.doubted_at = doubted_at;
         match admitted {
             Ok(pass) => {
@@ -56,6 +57,22 @@ impl Segment {
             Err(Refusal::NotYet) => Err(Obstacle::NotNow),
             Err(Refusal::Because(why)) => refused(format!("packet filters: {why}; {REMEDY}")),
         }
+    }
+
+    /// Asks whether programs of control groups see the packets of the pair's sockets, from any thread of this network
+    /// namespace.
+    fn filter_of_groups(
+        &self,
+        tuples: [SegmentTuple; 2],
+        found: &SegmentInspection,
+    ) -> Box<dyn Fn() -> Option<String> + Send + Sync> {
+        // The datapath has the firewall, which keeps this.
+        let datapath = Arc::downgrade(&self.datapath);
+        let cookies = found.socket.each_ref().map(|socket| socket.cookie);
+        Box::new(move || {
+            let found = datapath.upgrade()?.inspect(&tuples).ok()?;
+            why_filtered(&found, &cookies)
+        })
     }
 
     /// Whether the filters were asked about the devices that the connections use now. A route may have changed

@@ -59,6 +59,21 @@ pub(super) fn is_own(socket: &SegmentSocket, cookie: u64) -> bool {
     socket.flags & has::FOUND != 0 && socket.state != LISTEN && socket.cookie == cookie
 }
 
+/// What is said of a socket whose control group has programs that see its packets.
+const FILTERED: &str = "is filtered by a BPF program of its control group (systemd's IPAddressDeny= and \
+                        IPAccounting= attach some), which translated segments bypass";
+
+/// Why BPF programs may stop segments of the sockets with these cookies, if some see what their control groups receive or
+/// send.
+pub(super) fn why_filtered(found: &SegmentInspection, cookies: &[u64; 2]) -> Option<String> {
+    let is_filtered = |side: &Side| {
+        let socket = &found.socket[side.index()];
+        is_own(socket, cookies[side.index()]) && socket.flags & has::FILTERED != 0
+    };
+    let side = Side::BOTH.into_iter().find(is_filtered)?;
+    Some(format!("{side:?} {FILTERED}"))
+}
+
 /// Examines what does not change while the pair lives. Only BPF programs that filter its packets may come
 /// later; with `bypass_firewall` they are no obstacle.
 pub(super) fn examine(
@@ -105,11 +120,7 @@ pub(super) fn examine(
                 "counts congestion marks with its peer (accurate ECN; net.ipv4.tcp_ecn below 3 \
                  turns it off)",
             ),
-            (
-                has::FILTERED,
-                "is filtered by a BPF program of its control group (systemd's IPAddressDeny= and \
-                 IPAccounting= attach some), which translated segments bypass",
-            ),
+            (has::FILTERED, FILTERED),
         ] {
             if socket.flags & bit & !bypassed != 0 {
                 return refused(format!("{side:?} {what}"));

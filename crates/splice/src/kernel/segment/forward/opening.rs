@@ -189,7 +189,11 @@ impl Forwards {
         let listeners = path.listeners.iter();
         for pair in listeners.flat_map(|one| connections(path, *one, options.server)) {
             // Connection tracking knows nothing of what is yet to come.
-            let admitted = firewall.admit(pair, |_| {}, waker.clone(), &mut doubted_at);
+            let admitted = {
+                // No socket has it.
+                let by_groups = Box::new(|| None);
+                firewall.admit(pair, |_| {}, by_groups, waker.clone(), &mut doubted_at)
+            };
             owner.way().doubted_at = doubted_at;
             passes.push(admitted.map_err(|refusal| match refusal {
                 Refusal::Because(why) => Refusal::Because(format!("packet filters: {why}")),

@@ -25,6 +25,7 @@ pub(super) mod halt;
 mod icmp_errors;
 mod icmp_frame;
 mod icmp_scene;
+mod later_programs;
 mod lifetime;
 mod lossy_path;
 mod memory_barriers;

@@ -1,0 +1,95 @@
+//! A pair's permission to bypass the filters, and what becomes of it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use splice_firewall::Connection;
+
+use super::Firewall;
+
+/// A pair that an engine moves past the filters.
+pub(super) struct AdmittedPair {
+    pub(super) connections: [Connection; 2],
+    pub(super) by_groups: GroupFilter,
+    pub(super) waker: Waker,
+    pub(super) state: Mutex<PassState>,
+}
+
+/// Why BPF programs of control groups may stop a pair's segments now, if some see them.
+pub(super) type GroupFilter = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// The state of a pass: see the top of `mod.rs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PassState {
+    Admitted,
+    /// The filters were changing while they were read: the next look decides.
+    Unsettled,
+    /// What may stop the pair.
+    Revoked(String),
+}
+
+/// A pair's permission to bypass the filters. Dropping it returns it.
+pub(crate) struct Pass {
+    pub(super) firewall: Arc<Firewall>,
+    pub(super) key: usize,
+    pub(super) pair: Arc<AdmittedPair>,
+}
+
+/// The effect of a change of the rules on the pairs.
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    pub(super) revoked: usize,
+    pub(super) why_revoked: Option<String>,
+    /// Pairs wait for the next look.
+    pub(super) is_unsettled: bool,
+}
+
+impl Change {
+    /// Takes a pair's pass, and tells it.
+    pub(super) fn revoke(&mut self, pair: &AdmittedPair, why: String) {
+        let mut state = pair.state();
+        if matches!(*state, PassState::Revoked(_)) {
+            return;
+        }
+        self.revoked += 1;
+        self.why_revoked.get_or_insert_with(|| why.clone());
+        *state = PassState::Revoked(why);
+        drop(state);
+        pair.waker.wake_by_ref();
+    }
+}
+
+impl AdmittedPair {
+    pub(super) fn state(&self) -> MutexGuard<'_, PassState> {
+        // The state is replaced as a whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pass {
+    /// Whether the pass is for connections on these devices.
+    pub(crate) fn is_for(&self, devices: [u32; 2]) -> bool {
+        let of_connection =
+            |connection: &Connection| connection.device.as_ref().map(|device| device.index);
+        self.pair.connections.each_ref().map(of_connection) == devices.map(Some)
+    }
+
+    pub(crate) fn state(&self) -> PassState {
+        self.pair.state().clone()
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.firewall.lock().pairs.try_remove(self.key);
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
