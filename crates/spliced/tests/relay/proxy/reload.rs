@@ -77,9 +77,10 @@ fn a_broken_file_changes_nothing_and_says_why() {
 
 #[test]
 fn a_removed_listener_drains_or_resets_as_configured() {
-    let site = Site::new();
-    let kept = || listener("kept", "127.0.0.1:0", "b") + &backend("b", &site, "");
     for (on_remove, is_cut) in [("drain", false), ("reset", true)] {
+        // Its own: a connection that finds out whether somebody listens may reach it.
+        let site = Site::new();
+        let kept = || listener("kept", "127.0.0.1:0", "b") + &backend("b", &site, "");
         let removed = listener("removed", "127.0.0.2:0", "b");
         let removed = removed.replace(
             "[[listener.route]]",
