@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::own_connection::{self, Failure, First, Stream, end, open};
 use crate::plan::{BackendPlan, Check, HealthPlan};
+use crate::socket_address::SocketAddress;
 use crate::target::Target;
 
 /// The longest head of an HTTP answer, or other answer, that is read, in bytes: as much as most servers accept
@@ -24,7 +25,7 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 const HANDSHAKE: u8 = 22;
 const SERVER_HELLO: u8 = 2;
 
-/// Checks the server at the address of `target` that takes the connection. The caller bounds the time; the
+/// Checks the server at the one of `addresses` of `target` that takes the connection. The caller bounds the time; the
 /// connection may last as long again, or [`END_WITHIN`].
 ///
 /// # Errors
@@ -33,8 +34,9 @@ pub(super) async fn check(
     plan: &BackendPlan,
     health: &HealthPlan,
     target: &Arc<Target>,
+    addresses: &[SocketAddress],
 ) -> Result<(), Failure> {
-    let mut socket = match open(plan, target, health.timeout).await {
+    let mut socket = match open(plan, target, addresses, health.timeout).await {
         // The connection was made, and whether its end comes before the check's is luck.
         Err(Failure::Reset) if matches!(health.check, Check::Tcp) => return Ok(()),
         opened => opened?,

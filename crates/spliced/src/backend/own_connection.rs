@@ -46,25 +46,41 @@ pub(super) enum Failure {
     Server(String),
     /// The server has taken the connection and reset it at once.
     Reset,
-    /// This host lacks something, so that nothing is known of the server.
+    /// This host lacks something, an address of the server included, so that nothing is known of the server.
     Here(String),
 }
 
-/// A connection to `target`, on which everything has been sent that precedes a client's bytes.
+/// The addresses of `target`, for which nobody waits longer than `within`. A name without one says nothing about the
+/// server: its name server may be silent, or its record gone, and connections that are open go on.
+///
+/// # Errors
+/// Why there are none.
+pub(super) async fn addresses(
+    target: &Arc<Target>,
+    within: Duration,
+) -> Result<Arc<[SocketAddress]>, Failure> {
+    let latest = Instant::now() + within / 2;
+    let known = timeout(within, addresses_of(target, latest)).await;
+    match known {
+        Ok(addresses) if !addresses.is_empty() => Ok(addresses),
+        _ => Err(Failure::Here(target.why_nowhere())),
+    }
+}
+
+/// A connection to the one of `addresses` of `target` that answers first, on which everything has been sent that
+/// precedes a client's bytes.
 ///
 /// # Errors
 /// Why there is none.
 pub(super) async fn open(
     plan: &BackendPlan,
     target: &Arc<Target>,
+    addresses: &[SocketAddress],
     within: Duration,
 ) -> Result<Box<dyn Stream>, Failure> {
     let begin = Instant::now();
-    // A name that is not resolved in time has no addresses.
-    let known = timeout(within, addresses_of(target, begin + within / 2)).await;
-    let addresses = known.unwrap_or_default();
-    let (index, mut socket) = connect_to_one(plan, &addresses, begin, within).await?;
-    target.answered(&addresses[index], &addresses);
+    let (index, mut socket) = connect_to_one(plan, addresses, begin, within).await?;
+    target.answered(&addresses[index], addresses);
     // A server that requires the header would refuse the connection.
     let header = match plan.send_proxy {
         Some(ProxyVersion::V1) => &b"PROXY UNKNOWN\r\n"[..],
@@ -201,7 +217,8 @@ async fn connect_to_one(
         Some((errno, Fault::Server | Fault::Reset)) => Failure::Server(words(errno)),
         Some((errno, Fault::Shortage)) => Failure::Here(words(errno)),
         Some((_, Fault::NoWay)) => Failure::Here(NO_WAY.into()),
-        None => Failure::Server("its name does not resolve".into()),
+        // Without addresses.
+        None => Failure::Here("it has no address".into()),
     })
 }
 

@@ -50,7 +50,11 @@ async fn probe(backend: &Weak<Backend>, server: &Weak<Server>) {
         return;
     };
     let plan = backend.plan();
-    let is_reset = match own_connection::open(&plan, &server.target, plan.connect_timeout).await {
+    let opened = async {
+        let addresses = own_connection::addresses(&server.target, plan.connect_timeout).await?;
+        own_connection::open(&plan, &server.target, &addresses, plan.connect_timeout).await
+    };
+    let is_reset = match opened.await {
         Ok(mut socket) => {
             let read = timeout(RESET_WITHIN, socket.read_u8()).await;
             own_connection::end(socket, own_connection::First::Relay, EVERY).await;

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::Backend;
 use super::check::check;
-use super::own_connection::Failure;
+use super::own_connection::{Failure, addresses};
 use super::server::Server;
 use crate::plan::{BackendPlan, HealthPlan};
 
@@ -53,22 +53,27 @@ async fn run(backend: Weak<Backend>, server: Weak<Server>) {
 }
 
 async fn look(backend: &Arc<Backend>, server: &Server, plan: &BackendPlan, health: &HealthPlan) {
-    let checked = check(plan, health, &server.target);
-    let why = match timeout(health.timeout, checked).await {
-        Ok(Ok(())) => {
+    // The time of the check begins when it has somewhere to go.
+    let checked = async {
+        let addresses = addresses(&server.target, health.timeout).await?;
+        let checked = check(plan, health, &server.target, &addresses);
+        timeout(health.timeout, checked).await.unwrap_or_else(|_| {
+            let time = humantime::format_duration(health.timeout);
+            let why = format!("a check was not answered within {time}");
+            Err(Failure::Server(why))
+        })
+    };
+    let why = match checked.await {
+        Ok(()) => {
             server.forget_shortage();
             if server.check_passed(backend.name()) {
                 backend.queue.call_next();
             }
             return;
         }
-        Ok(Err(Failure::Here(why))) => return backend.tell_shortage(server, &why),
-        Ok(Err(Failure::Server(why))) => why,
-        Ok(Err(Failure::Reset)) => "it resets the connection".into(),
-        Err(_) => {
-            let time = humantime::format_duration(health.timeout);
-            format!("a check was not answered within {time}")
-        }
+        Err(Failure::Here(why)) => return backend.tell_shortage(server, &why),
+        Err(Failure::Server(why)) => why,
+        Err(Failure::Reset) => "it resets the connection".into(),
     };
     if server.check_failed(backend.name(), &why) {
         if plan.resets_on_down {

@@ -6,6 +6,7 @@
 //! | a check fails | `failed_checks_take_a_server_out_while_clients_come` |
 //! | a connection is made | `a_connection_clears_failed_connections` |
 //! | a connection is not made | `refused_connections_*`, `a_unix_server_that_accepts_nobody_is_out` |
+//! | a name without an address | `a_name_without_an_address_says_nothing_about_the_server` |
 //! | with the client's address | `what_answers_to_clients_lose_is_not_the_servers_fault` |
 //! | a shortage of this host | `shortage::*` |
 //! | the client goes | `a_client_that_goes_says_nothing` |
@@ -19,7 +20,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use netlab::{Lab, Namespace, Need, Scratch, available};
+use netlab::{Lab, Namespace, Need, Process, Scratch, available};
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -28,7 +29,9 @@ use super::backends::Place;
 use super::fickle::{Fickle, Moods, reset};
 use super::leaving::slow_listener;
 use super::routes::connect;
+use super::slow_names::with_names;
 use crate::patience::{PATIENCE, until};
+use crate::resolver::{NAME, SLOW, with_name_server};
 
 /// A listener `l` before `servers`.
 pub(super) fn before(servers: &[&Fickle], more: &str) -> Proxy {
@@ -315,6 +318,36 @@ fn when_a_server_goes_down_the_queue_goes_to_its_backup() {
     waiting.read_to_end(&mut answer).expect("an answer");
     assert_eq!(answer, b"ok");
     assert!(!is_up(&proxy, 0));
+}
+
+/// Neither a name server that is silent nor one that has no record of the name: checks cannot be made for as long as
+/// those of the other server pass.
+#[test]
+fn a_name_without_an_address_says_nothing_about_the_server() {
+    with_name_server(|names, scratch| {
+        names.answer_with(None);
+        for name in [&format!("{SLOW}.test"), NAME] {
+            let known = Fickle::new();
+            let configuration = configuration(
+                &format!("\"{name}:80\", {}", known.quoted()),
+                "connect_timeout = \"300ms\"\non_down = \"reset\"\n\
+                 health = { http = \"/health\", every = \"300ms\", fall = 1 }",
+            );
+            let unshare = Process::command("unshare");
+            let proxy = Proxy::start(&configuration, &mut with_names(unshare, scratch, ""));
+            let line = format!(
+                "server {name}:80 cannot be connected to for now: its name does not resolve; this does not count"
+            );
+            proxy.relay.wait_logged(&line);
+            let asked = known.asked();
+            until("the other one is checked", || known.asked() > asked + 5);
+            assert_eq!(server_of(&proxy, 0)["failures"], 0);
+            assert!(is_up(&proxy, 0));
+            // Clients go where an address is known.
+            assert!(is_served(&proxy.address("l"), 2, "good"));
+            assert_eq!(proxy.relay.lines_logged(&line), 1);
+        }
+    });
 }
 
 /// The server answers to the client's address, and no rule brings the answers back to the proxy.
