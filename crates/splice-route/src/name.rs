@@ -24,16 +24,6 @@ impl NamePattern {
             at > 0 && name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(&self.text)
         })
     }
-
-    /// Whether every name that `other` matches is matched.
-    pub fn covers(&self, other: &Self) -> bool {
-        match (self.wildcard, other.wildcard) {
-            (false, true) => false,
-            (false, false) => self.text == other.text,
-            (true, false) => self.matches(&other.text),
-            (true, true) => other.text.ends_with(&self.text),
-        }
-    }
 }
 
 /// A text is no pattern of a host name.
@@ -152,14 +142,5 @@ mod tests {
         ] {
             assert!(text.parse::<NamePattern>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn a_wildcard_covers_what_is_below() {
-        assert!(pattern("*.example.org").covers(&pattern("www.example.org")));
-        assert!(pattern("*.org").covers(&pattern("*.example.org")));
-        assert!(!pattern("*.example.org").covers(&pattern("*.org")));
-        assert!(!pattern("*.example.org").covers(&pattern("example.org")));
-        assert!(!pattern("www.example.org").covers(&pattern("*.example.org")));
     }
 }

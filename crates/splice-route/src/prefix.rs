@@ -27,6 +27,16 @@ impl Prefix {
         }
     }
 
+    /// The first address; never an IPv4-mapped one.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits all its addresses share.
+    pub fn length_bits(&self) -> u8 {
+        self.length_bits
+    }
+
     /// Whether `address` is in the prefix. An IPv4-mapped address counts as its IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

@@ -1,70 +1,159 @@
 //! Which routes take the connections of which others.
 
-use splice_route::{Conditions, Prefixes, Protocol, ServerName};
+use std::net::IpAddr;
 
-/// Whether every connection that meets `narrow` meets `wide`, as far as can be told. Files of prefixes may
-/// change and cover only themselves.
-pub(super) fn covers(wide: &Conditions, narrow: &Conditions) -> bool {
-    // Each condition by its name: one that is not compared would make this say yes to any two routes that
-    // differ in it.
-    let Conditions {
-        clients,
-        local_addresses,
-        local_ports,
-        silent,
-        sni,
-        alpn,
-        tls_versions,
-        http_hosts,
-        http_methods,
-        http_paths,
-        protocol,
-        starts_with,
-    } = wide;
-    // PostgreSQL begins with a message of its own, whatever is asked of the hello after it.
-    let postgres = Some(Protocol::Postgres);
-    if wide.need_bytes() && (*protocol == postgres) != (narrow.protocol == postgres) {
-        return false;
+use splice_route::{Conditions, NamePattern, Prefix, Prefixes, Protocol, ServerName};
+
+/// What the conditions of a route take, made once, so that a route with many values is compared with the others in
+/// time.
+pub(super) struct Coverage {
+    /// `None` takes every connection.
+    clients: Option<Values>,
+    files: Vec<String>,
+    local_addresses: Option<Values>,
+    local_ports: Option<Values>,
+    silent: bool,
+    sni: Option<Values>,
+    alpn: Option<Values>,
+    tls_versions: Option<Values>,
+    http_hosts: Option<Values>,
+    http_methods: Option<Values>,
+    http_paths: Option<Values>,
+    protocol: Option<Protocol>,
+    /// The protocols of every connection that is taken.
+    implied: Vec<Protocol>,
+    needs_bytes: bool,
+    starts_with: Option<Values>,
+}
+
+impl Coverage {
+    pub(super) fn of(conditions: &Conditions) -> Self {
+        // Each condition by its name: one that is not compared would make `covers` say yes to any two routes that
+        // differ in it.
+        let Conditions {
+            clients,
+            local_addresses,
+            local_ports,
+            silent,
+            sni,
+            alpn,
+            tls_versions,
+            http_hosts,
+            http_methods,
+            http_paths,
+            protocol,
+            starts_with,
+        } = conditions;
+        let files = clients.iter().flat_map(|Prefixes { files, .. }| files);
+        let fixed = clients.as_ref().map(|Prefixes { fixed, .. }| fixed);
+        Self {
+            clients: Values::of(fixed, of_prefix),
+            files: files.map(|(path, _)| path.clone()).collect(),
+            local_addresses: Values::of(local_addresses.as_ref(), of_prefix),
+            local_ports: Values::of(local_ports.as_ref(), |port| port.to_be_bytes().into()),
+            silent: *silent,
+            sni: Values::of(sni.as_ref(), |name| match name {
+                ServerName::None => vec![END],
+                ServerName::Matching(pattern) => of_name(pattern),
+            }),
+            alpn: Values::of(alpn.as_ref(), |name| whole(name)),
+            tls_versions: Values::of(tls_versions.as_ref(), |version| vec![*version as u8]),
+            http_hosts: Values::of(http_hosts.as_ref(), of_name),
+            http_methods: Values::of(http_methods.as_ref(), |name| whole(name.as_bytes())),
+            http_paths: Values::of(http_paths.as_ref(), |path| path.clone().into_bytes()),
+            protocol: *protocol,
+            implied: implied(conditions),
+            needs_bytes: conditions.need_bytes(),
+            starts_with: Values::of(starts_with.as_ref(), Clone::clone),
+        }
     }
-    covers_prefixes(clients.as_ref(), narrow.clients.as_ref())
-        && all(local_addresses, &narrow.local_addresses, |a, b| a.covers(b))
-        && all(local_ports, &narrow.local_ports, |a, b| a == b)
-        && (!silent || narrow.silent)
-        && all(sni, &narrow.sni, |a, b| match (a, b) {
-            (ServerName::None, ServerName::None) => true,
-            (ServerName::Matching(a), ServerName::Matching(b)) => a.covers(b),
-            (ServerName::None, ServerName::Matching(_))
-            | (ServerName::Matching(_), ServerName::None) => false,
-        })
-        && all(alpn, &narrow.alpn, |a, b| a == b)
-        && all(tls_versions, &narrow.tls_versions, |a, b| a == b)
-        && all(http_hosts, &narrow.http_hosts, |a, b| a.covers(b))
-        && all(http_methods, &narrow.http_methods, |a, b| a == b)
-        && all(http_paths, &narrow.http_paths, |a, b| {
-            b.starts_with(a.as_str())
-        })
-        && protocol.is_none_or(|protocol| implied(narrow).contains(&protocol))
-        && all(starts_with, &narrow.starts_with, |a, b| b.starts_with(a))
+
+    /// Whether every connection that meets `narrow` meets these, as far as can be told. Files of prefixes may
+    /// change and cover only themselves.
+    pub(super) fn covers(&self, narrow: &Self) -> bool {
+        // PostgreSQL begins with a message of its own, whatever is asked of the hello after it.
+        let is_postgres = |of: &Self| of.protocol == Some(Protocol::Postgres);
+        if self.needs_bytes && is_postgres(self) != is_postgres(narrow) {
+            return false;
+        }
+        all(&self.clients, &narrow.clients)
+            && (self.clients.is_none() || narrow.files.iter().all(|path| self.files.contains(path)))
+            && all(&self.local_addresses, &narrow.local_addresses)
+            && all(&self.local_ports, &narrow.local_ports)
+            && (!self.silent || narrow.silent)
+            && all(&self.sni, &narrow.sni)
+            && all(&self.alpn, &narrow.alpn)
+            && all(&self.tls_versions, &narrow.tls_versions)
+            && all(&self.http_hosts, &narrow.http_hosts)
+            && all(&self.http_methods, &narrow.http_methods)
+            && all(&self.http_paths, &narrow.http_paths)
+            && self
+                .protocol
+                .is_none_or(|protocol| narrow.implied.contains(&protocol))
+            && all(&self.starts_with, &narrow.starts_with)
+    }
 }
 
 /// Whether each value of `narrow` is covered by one of `wide`.
-fn all<T>(wide: &Option<Vec<T>>, narrow: &Option<Vec<T>>, covers: impl Fn(&T, &T) -> bool) -> bool {
+fn all(wide: &Option<Values>, narrow: &Option<Values>) -> bool {
     match (wide, narrow) {
         (None, _) => true,
         (Some(_), None) => false,
-        (Some(wide), Some(narrow)) => narrow.iter().all(|b| wide.iter().any(|a| covers(a, b))),
+        (Some(wide), Some(narrow)) => narrow.0.iter().all(|value| wide.cover(value)),
     }
 }
 
-fn covers_prefixes(wide: Option<&Prefixes>, narrow: Option<&Prefixes>) -> bool {
-    let (wide, Prefixes { fixed, files }) = match (wide, narrow) {
-        (None, _) => return true,
-        (Some(_), None) => return false,
-        (Some(wide), Some(narrow)) => (wide, narrow),
+/// The values of a condition as bytes, such that one covers those that begin with it. Sorted, and without those that
+/// another one covers: of such values only the last one that is not behind another can cover it.
+struct Values(Vec<Vec<u8>>);
+
+impl Values {
+    fn of<T>(values: Option<&Vec<T>>, bytes: impl Fn(&T) -> Vec<u8>) -> Option<Self> {
+        let mut values: Vec<_> = values?.iter().map(bytes).collect();
+        values.sort_unstable();
+        // All that begin with one are next to it.
+        values.dedup_by(|value, kept| value.starts_with(kept));
+        Some(Self(values))
+    }
+
+    fn cover(&self, value: &[u8]) -> bool {
+        let behind = self.0.partition_point(|other| other.as_slice() <= value);
+        self.0[..behind]
+            .last()
+            .is_some_and(|last| value.starts_with(last))
+    }
+}
+
+/// Ends a value that covers only itself. No name has it.
+const END: u8 = 0;
+
+/// Covers only itself, whatever its bytes.
+fn whole(bytes: &[u8]) -> Vec<u8> {
+    let length = bytes.len().to_be_bytes();
+    [&length, bytes].concat()
+}
+
+/// From its end: `*.example.org` covers what goes on behind the dot.
+fn of_name(pattern: &NamePattern) -> Vec<u8> {
+    let text = pattern.to_string();
+    let (text, end) = match text.strip_prefix('*') {
+        Some(below) => (below, None),
+        None => (text.as_str(), Some(END)),
     };
-    let is_covered = |b| wide.fixed.iter().any(|a| a.covers(b));
-    let is_named = |path: &String| wide.files.iter().any(|(other, _)| other == path);
-    fixed.iter().all(is_covered) && files.iter().all(|(path, _)| is_named(path))
+    text.bytes().rev().chain(end).collect()
+}
+
+/// The family, and then each bit.
+fn of_prefix(prefix: &Prefix) -> Vec<u8> {
+    let (family, octets) = match prefix.address() {
+        IpAddr::V4(ip) => (4, ip.octets().to_vec()),
+        IpAddr::V6(ip) => (6, ip.octets().to_vec()),
+    };
+    let bits = octets
+        .iter()
+        .flat_map(|octet| (0..8).rev().map(move |bit| octet >> bit & 1));
+    let bits = bits.take(prefix.length_bits().into());
+    [family].into_iter().chain(bits).collect()
 }
 
 /// The protocols of every connection that meets `conditions`.
@@ -84,6 +173,10 @@ mod tests {
     use splice_route::TlsVersion;
 
     use super::*;
+
+    fn covers(wide: &Conditions, narrow: &Conditions) -> bool {
+        Coverage::of(wide).covers(&Coverage::of(narrow))
+    }
 
     /// Sets one condition.
     type Set = fn(&mut Conditions);
@@ -153,6 +246,73 @@ mod tests {
                 assert!(covers(&one, &both), "{name} {second}");
                 assert!(!covers(&both, &one), "{name} {second}");
             }
+        }
+    }
+
+    #[test]
+    fn names_prefixes_and_paths_cover_what_is_below() {
+        let hosts = |list: &[&str]| Conditions {
+            http_hosts: Some(list.iter().map(|text| text.parse().expect(text)).collect()),
+            ..Conditions::default()
+        };
+        let clients = |list: &[&str]| Conditions {
+            clients: Some(Prefixes {
+                fixed: list.iter().map(|text| text.parse().expect(text)).collect(),
+                files: Vec::new(),
+            }),
+            ..Conditions::default()
+        };
+        let paths = |list: &[&str]| Conditions {
+            http_paths: Some(list.iter().map(|text| (*text).into()).collect()),
+            ..Conditions::default()
+        };
+        type Make<'a> = &'a dyn Fn(&[&str]) -> Conditions;
+        let cases: [(Make<'_>, &[&str], &[&str], bool); 18] = [
+            (&hosts, &["*.example.org"], &["www.example.org"], true),
+            (&hosts, &["*.org"], &["*.example.org"], true),
+            (&hosts, &["*.example.org"], &["*.org"], false),
+            (&hosts, &["*.example.org"], &["example.org"], false),
+            (&hosts, &["*.example.org"], &["badexample.org"], false),
+            (&hosts, &["www.example.org"], &["*.example.org"], false),
+            (&hosts, &["example.org"], &["example.org.uk"], false),
+            (
+                &hosts,
+                &["b.org", "*.org", "a.b.org"],
+                &["c.org", "x.a.org"],
+                true,
+            ),
+            (
+                &hosts,
+                &["a.org", "*.b.org", "c.org"],
+                &["c.org", "x.b.org"],
+                true,
+            ),
+            (
+                &hosts,
+                &["a.org", "*.b.org", "c.org"],
+                &["c.org", "b.org"],
+                false,
+            ),
+            (&clients, &["10.0.0.0/8"], &["10.1.0.0/16"], true),
+            (&clients, &["10.1.0.0/16"], &["10.0.0.0/8"], false),
+            (&clients, &["::/0"], &["10.0.0.0/8"], false),
+            (
+                &clients,
+                &["0.0.0.0/0", "10.0.0.0/8", "::/1"],
+                &["127.0.0.1", "::1"],
+                true,
+            ),
+            (&clients, &["10.0.0.0/9", "10.0.0.0"], &["10.127.0.1"], true),
+            (&paths, &["/a"], &["/ab", "/a/b"], true),
+            (&paths, &["/a/", "/a/b", "/b"], &["/a"], false),
+            (&paths, &["/a/", "/a/b", "/b"], &["/a/z"], true),
+        ];
+        for (make, wide, narrow, expected) in cases {
+            assert_eq!(
+                covers(&make(wide), &make(narrow)),
+                expected,
+                "{wide:?} {narrow:?}"
+            );
         }
     }
 

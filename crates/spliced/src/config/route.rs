@@ -9,7 +9,7 @@ use splice_route::{
 };
 
 use crate::config::conflict;
-use crate::config::coverage::covers;
+use crate::config::coverage::Coverage;
 use crate::config::prefix_file::PrefixFiles;
 use crate::config::value::{Table, Value, nearest};
 use crate::config::{MOST_ROUTES, NO_RATE, is_tcp, too_many};
@@ -44,7 +44,7 @@ impl Routes<'_> {
             return Vec::new();
         }
         // Each with its line.
-        let mut earlier: Vec<(usize, Conditions)> = Vec::new();
+        let mut earlier: Vec<(usize, Coverage)> = Vec::new();
         let mut routes = Vec::new();
         for table in tables {
             let before = table.notes.count();
@@ -55,7 +55,8 @@ impl Routes<'_> {
                 conflict::find(&table, &conditions, listener);
             }
             let action = self.action(&table, listener);
-            let covering = earlier.iter().find(|(_, other)| covers(other, &conditions));
+            let coverage = Coverage::of(&conditions);
+            let covering = earlier.iter().find(|(_, other)| other.covers(&coverage));
             if let Some((line, _)) = covering
                 && is_sound
             {
@@ -68,7 +69,7 @@ impl Routes<'_> {
                 );
             }
             if is_sound {
-                earlier.push((table.notes.line(&table.at), conditions.clone()));
+                earlier.push((table.notes.line(&table.at), coverage));
             }
             routes.extend(action.map(|action| RoutePlan { conditions, action }));
             table.finish();

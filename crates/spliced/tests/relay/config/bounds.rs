@@ -97,6 +97,53 @@ fn as_much_as_is_allowed_is_checked_in_time() {
     }
 }
 
+/// Each value of a route is held against those of the other.
+#[test]
+fn routes_with_many_values_are_checked_in_time() {
+    const COUNT: usize = 40_000;
+    let list = |value: &dyn Fn(usize) -> String| -> String {
+        let values: Vec<_> = (0..COUNT)
+            .map(|number| format!("\"{}\"", value(number)))
+            .collect();
+        values.join(", ")
+    };
+    let route = |condition: &str, values: &str| {
+        format!("[[listener.route]]\n{condition} = [{values}]\nbackend = \"b\"\n")
+    };
+    let names = |of: &str| list(&|number| format!("{number}.{of}.test"));
+    let prefixes =
+        |of: usize| list(&|number| format!("{of}.{}.{}.0/24", number / 256, number % 256));
+    let paths = |of: &str| list(&|number| format!("/{of}/{number}/"));
+    for (condition, first, second) in [
+        ("sni", names("a"), names("b")),
+        ("http_host", names("a"), names("b")),
+        ("client", prefixes(10), prefixes(11)),
+        ("http_path", paths("a"), paths("b")),
+    ] {
+        let routes = |second: &str| {
+            let second = format!("{second}, {first}");
+            [
+                LISTENER,
+                &route(condition, &first),
+                &route(condition, &second),
+                BACKEND,
+            ]
+            .concat()
+        };
+        let (status, said) = checked(&routes(&second));
+        assert_eq!(status, Some(0), "{condition}: {said:?}");
+        assert!(
+            said.iter()
+                .all(|line| !line.contains("no connection reaches"))
+        );
+        // All of them are covered.
+        let (status, said) = checked(&routes(&first));
+        let line = "no connection reaches this route, since the route of line 4";
+        assert_eq!(status, Some(2), "{condition}");
+        assert!(said.iter().any(|said| said.contains(line)), "{said:?}");
+    }
+}
+
 #[test]
 fn what_is_too_many_is_refused_where_it_begins() {
     for (text, place, what) in [
