@@ -340,6 +340,26 @@ fn a_check_tries_addresses_as_clients_do() {
     assert_eq!(server["failed_checks"], 0, "{server}");
 }
 
+#[test]
+fn an_address_that_refuses_says_nothing_about_the_server() {
+    let Some(stage) = Stage::new() else {
+        return;
+    };
+    let server = stage.server(OWN[0]);
+    // Nobody listens at the first address.
+    let proxy = Proxy::start(&configuration(""), &mut stage.spliced(&[OWN[1], OWN[0]]));
+    let address = proxy.address("l");
+    let before = stage.opened();
+    let client = stage.enter(|| TcpStream::connect(&address).expect("connected"));
+    drop(server.accept());
+    drop(client);
+    // The client's, and one to each address.
+    assert_eq!(stage.opened() - before, 3);
+    let server = proxy.of("backends", "b")["servers"][0].take();
+    assert_eq!(server["total"], 1, "{server}");
+    assert_eq!(server["failures"], 0, "{server}");
+}
+
 /// Asks a SOCKS proxy for `name.test`, and a server for an answer.
 fn socks(stage: &Stage, address: &str, server: &Server) -> (u64, Duration) {
     let before = stage.opened();

@@ -207,3 +207,45 @@ fn a_reset_after_the_first_byte_says_nothing() {
         assert_eq!(server_of(&proxy, index)["failures"], 0);
     }
 }
+
+#[test]
+fn a_reset_after_the_first_byte_clears_early_resets() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1]], "");
+    let address = proxy.address("l");
+    for round in 1..6 {
+        // Two at each server, and the third would make it suspect.
+        for _ in 0..4 {
+            assert!(!is_served(&address, 2, "evil"));
+        }
+        wait_over(&proxy);
+        for _ in 0..2 {
+            let mut stream = send(&address, 2, "half");
+            stream.read_exact(&mut [0; 2]).expect("an answer");
+            stream.write_all(b"x").expect("sent");
+            assert!(stream.read(&mut [0]).is_err(), "a reset");
+        }
+        wait_over(&proxy);
+        for index in [0, 1] {
+            assert_eq!(server_of(&proxy, index)["early_resets"], 2 * round);
+        }
+    }
+    // No probe has come.
+    assert_eq!(servers.each_ref().map(Fickle::silent), [0, 0]);
+}
+
+/// The server has closed its socket, and the client goes on.
+#[test]
+fn a_reset_after_an_end_in_order_counts() {
+    let server = Fickle::new();
+    let proxy = before(&[&server], "");
+    let address = proxy.address("l");
+    for count in 1..6 {
+        let mut stream = send(&address, 2, "bye");
+        assert_eq!(stream.read(&mut [0]).expect("the end"), 0);
+        stream.write_all(b"x").expect("sent");
+        wait_counted(&proxy, 0, "early_resets", count);
+    }
+    wait_over(&proxy);
+    assert_eq!(server_of(&proxy, 0)["failures"], 5);
+}

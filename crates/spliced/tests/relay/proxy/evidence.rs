@@ -5,15 +5,16 @@
 //! | a check passes | `passed_checks_bring_back_a_server_that_refused` |
 //! | a check fails | `failed_checks_take_a_server_out_while_clients_come` |
 //! | a connection is made | `a_connection_clears_failed_connections` |
-//! | a connection is not made | `refused_connections_*`, `a_unix_server_that_accepts_nobody_is_out` |
+//! | a connection is not made | `refused_connections_*`, `a_silent_server_is_out`, `a_unix_server_that_accepts_nobody_is_out` |
+//! | another address takes the connection | `race::an_address_that_refuses_says_nothing_about_the_server` |
 //! | a name without an address | `a_name_without_an_address_says_nothing_about_the_server` |
-//! | with the client's address | `what_answers_to_clients_lose_is_not_the_servers_fault` |
+//! | with the client's address | `what_answers_to_clients_lose_is_not_the_servers_fault`, `a_server_that_refuses_this_host_too_is_out` |
 //! | a shortage of this host | `shortage::*` |
 //! | the client goes | `a_client_that_goes_says_nothing` |
 //! | the server sends a byte | `early_resets::what_a_server_sends_clears_early_resets` |
 //! | an early reset | `early_resets::*` |
-//! | an early end in order | `an_end_in_order_says_nothing` |
-//! | a late reset | `early_resets::a_reset_after_the_first_byte_says_nothing` |
+//! | an early end in order | `an_end_in_order_says_nothing`, `early_resets::a_reset_after_an_end_in_order_counts` |
+//! | a late reset | `early_resets::a_reset_after_the_first_byte_*` |
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -181,6 +182,45 @@ fn refused_connections_take_a_server_out_for_a_while() {
     }
     assert_eq!(server_of(&proxy, 0)["failed_connections"], 10);
     assert!(is_up(&proxy, 0));
+}
+
+/// It answers no SYN.
+#[test]
+fn a_silent_server_is_out() {
+    let silent = slow_listener(0);
+    let address = silent.local_addr().expect("its address").to_string();
+    let _in_the_backlog = connect(&address);
+    let good = Fickle::new();
+    let servers = format!("\"{address}\", {}", good.quoted());
+    let proxy = Proxy::run(&configuration(&servers, "connect_timeout = \"2s\""));
+    let address = proxy.address("l");
+    until("it is out", || {
+        assert!(is_served(&address, 2, "good"));
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    assert_eq!(server_of(&proxy, 0)["failed_connections"], 3);
+    assert_eq!(server_of(&proxy, 1)["failures"], 0);
+}
+
+/// A reload keeps it out, and the only other server refuses.
+#[test]
+fn a_server_that_is_out_is_used_if_no_other_is_left() {
+    let (out, other, refusing) = (Fickle::new(), Fickle::new(), Place::new());
+    let proxy = before(&[&out, &other], "");
+    let address = proxy.address("l");
+    out.set(|it| &it.resets_all);
+    until("it is out", || {
+        is_served(&address, 2, "good");
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    out.unset(|it| &it.resets_all);
+    let servers = format!("{}, \"{}\"", out.quoted(), refusing.address());
+    let reloaded = proxy.reload(&configuration(&servers, ""));
+    assert!(reloaded.status.success());
+    for client in 2..6 {
+        assert!(is_served(&address, client, "good"));
+    }
+    assert_eq!(server_of(&proxy, 0)["state"], "out");
 }
 
 /// The ports of servers that come and go, in a namespace where nobody else takes them.
@@ -381,4 +421,33 @@ fn what_answers_to_clients_lose_is_not_the_servers_fault() {
     });
     assert!(is_up(&proxy, 0) && is_up(&proxy, 1));
     assert_eq!(proxy.relay.lines_logged("is taken out"), 0);
+}
+
+/// As before, but one of them is not there.
+#[test]
+fn a_server_that_refuses_this_host_too_is_out() {
+    if !available(Need::Netns) {
+        return;
+    }
+    let lab = Lab::new().expect("a lab");
+    let listen = || TcpListener::bind((Lab::SERVER_V4, PORTS[1]));
+    let listener = lab.server().enter(listen).expect("entered");
+    let _there = Fickle::on(listener.expect("it listens"));
+    let list = PORTS
+        .map(|port| format!("\"{}:{port}\"", Lab::SERVER_V4))
+        .join(", ");
+    let configuration = configuration(&list, "source = \"client\"\nconnect_timeout = \"600ms\"");
+    let listen = format!("{}:0", Lab::RELAY_V4);
+    let proxy = Proxy::run_in(lab.relay(), &configuration.replace("127.0.0.1:0", &listen));
+    let address = proxy.address("l");
+    until("it is out", || {
+        let client = lab.client().enter(|| connect(&address));
+        let mut client = client.expect("entered");
+        assert!(client.read(&mut [0]).is_err(), "a reset");
+        server_of(&proxy, 0)["state"] == "out"
+    });
+    proxy
+        .relay
+        .wait_logged("is taken out for 10s: connection refused");
+    assert!(is_up(&proxy, 1));
 }
