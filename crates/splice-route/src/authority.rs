@@ -9,19 +9,17 @@ const LONGEST_HOST_BYTES: usize = 253;
 /// A host with the port that was written behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Authority {
-    /// In lower case, without a trailing dot. An IPv6 address has its brackets and its shortest form.
+    /// In lower case, without a trailing dot. Percent-encoded letters, digits, hyphens, dots, underscores and tildes are
+    /// decoded: that is the same host (RFC 3986, section 6.2.2.2). An IPv6 address has its brackets and its shortest
+    /// form.
     pub(crate) host: Box<str>,
     pub(crate) port: Option<u16>,
 }
 
 impl Authority {
     /// `None` if `text` is no `host` or `host:port`. Servers differ in what they make of other bytes
-    /// (`user@a`, `a b`), so none is accepted, and neither are two forms that RFC 3986 has:
-    ///
-    /// - A comma. `a,b` is also what a proxy makes of two Host fields (RFC 9110, section 5.3).
-    /// - A percent-encoded ASCII character. `%61` is the same host as `a` (RFC 9110, section 4.2.3), but few
-    ///   servers decode it, and `%2f` may become a slash. Nobody has to encode but what is not ASCII (RFC 3986,
-    ///   section 3.2.2).
+    /// (`user@a`, `a b`), so none is accepted. RFC 3986 has one more form that is not: other ASCII characters in
+    /// percent-encoding, since `%2f` or `%00` may end the name where it is decoded.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let (host, port) = match text.strip_prefix('[') {
@@ -34,12 +32,14 @@ impl Authority {
             }
             None => {
                 let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
-                let name = name.strip_suffix('.').unwrap_or(name);
-                let is_long = name.len() > LONGEST_HOST_BYTES;
-                if is_long || name.split('.').any(str::is_empty) || !is_registered_name(name) {
+                let mut name = registered_name(name)?;
+                if name.ends_with('.') {
+                    name.pop();
+                }
+                if name.len() > LONGEST_HOST_BYTES || name.split('.').any(str::is_empty) {
                     return None;
                 }
-                (name.to_ascii_lowercase(), port)
+                (name, port)
             }
         };
         let port = match port.strip_prefix(':') {
@@ -64,31 +64,44 @@ pub(crate) fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
 }
 
-/// RFC 3986, section 3.2.2, without what [`Authority::parse`] excludes.
-fn is_registered_name(name: &str) -> bool {
-    let mut decoded = Vec::with_capacity(name.len());
-    let mut rest = name.as_bytes();
-    loop {
-        rest = match rest {
-            [] => return std::str::from_utf8(&decoded).is_ok(),
-            [b'%', high, low, behind @ ..] => {
+/// RFC 3986, section 2.3.
+fn is_unreserved(byte: u8) -> bool {
+    is_plain(byte) || byte == b'~'
+}
+
+/// A `reg-name` (RFC 3986, section 3.2.2) as [`Authority::host`] has it, with its trailing dot. `None` for what is none,
+/// or what [`Authority::parse`] excludes.
+fn registered_name(text: &str) -> Option<String> {
+    let mut name = String::with_capacity(text.len());
+    // What is encoded has to be UTF-8.
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, behind @ ..] = rest {
+        rest = behind;
+        let octet = match (*byte, behind) {
+            (b'%', [high, low, behind @ ..]) => {
+                rest = behind;
                 let digit = |byte: u8| char::from(byte).to_digit(16);
-                let (Some(high), Some(low)) = (digit(*high), digit(*low)) else {
-                    return false;
-                };
-                match u8::try_from(high << 4 | low) {
-                    Ok(octet @ 0x80..) => decoded.push(octet),
-                    _ => return false,
-                }
-                behind
+                u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()?
             }
-            [byte, behind @ ..] if is_plain(*byte) || b"~!$&'()*+;=".contains(byte) => {
-                decoded.push(*byte);
-                behind
+            (byte, _) if is_unreserved(byte) || b"!$&'()*+,;=".contains(&byte) => {
+                decoded.push(byte);
+                name.push(byte.to_ascii_lowercase().into());
+                continue;
             }
-            _ => return false,
+            _ => return None,
         };
+        if octet.is_ascii() {
+            if !is_unreserved(octet) {
+                return None;
+            }
+            name.push(octet.to_ascii_lowercase().into());
+        } else {
+            write!(name, "%{octet:02x}").ok()?;
+        }
+        decoded.push(octet);
     }
+    std::str::from_utf8(&decoded).is_ok().then_some(name)
 }
 
 #[cfg(test)]
@@ -111,7 +124,8 @@ mod tests {
             ("a..b", None),
             (".a", None),
             ("a b", None),
-            ("a,b", None),
+            ("A,b.org", Some(("a,b.org", None))),
+            ("a:80,b:80", None),
             ("user@a", None),
             ("a/b", None),
             ("a!$&'()*+;=~b", Some(("a!$&'()*+;=~b", None))),
@@ -120,8 +134,17 @@ mod tests {
                 Some(("m%c3%a4rz.example", Some(80))),
             ),
             ("%e2%82%ac", Some(("%e2%82%ac", None))),
-            ("a%2eb", None),
-            ("%61", None),
+            ("a%2Eb", Some(("a.b", None))),
+            ("%61%4d%2d%5F%7e%30:80", Some(("am-_~0", Some(80)))),
+            ("a%2e", Some(("a", None))),
+            ("a%2e.", None),
+            ("%2e", None),
+            ("%2ea", None),
+            ("a%2e.b", None),
+            ("a%3a80", None),
+            ("a%2c", None),
+            ("a%21", None),
+            ("a%40b", None),
             ("a%2fb", None),
             ("a%00", None),
             ("a%0d%0ab", None),

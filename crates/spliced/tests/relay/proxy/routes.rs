@@ -384,6 +384,14 @@ fn unusual_requests_reach_their_server_as_they_are() {
             "GET / HTTP/1.1\r\nHost: m%C3%A4rz.example\r\n\r\n".into(),
             &others,
         ),
+        (
+            "GET / HTTP/1.1\r\nHost: %65xample%2EORG:80\r\n\r\n".into(),
+            &http,
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: example.org,other.org\r\n\r\n".into(),
+            &others,
+        ),
     ] {
         let request: String = request;
         let mut client = connect(&proxy.address("l"));
@@ -403,8 +411,9 @@ fn unusual_requests_reach_their_server_as_they_are() {
         " GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
         "PRI * HTTP/2.0\r\nHost: example.org\r\n\r\n",
         "GET /\r\nHost: example.org\r\n\r\n",
-        "GET / HTTP/1.1\r\nHost: example.org,other.org\r\n\r\n",
-        "GET / HTTP/1.1\r\nHost: ex%61mple.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: example.org, other.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: example.org,a\r\nHost: example.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: example.org%2f\r\n\r\n",
         "GET http://example.org/ HTTP/1.1\r\nHost:\r\n\r\n",
     ] {
         let mut client = connect(&proxy.address("l"));
