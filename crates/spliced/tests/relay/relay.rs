@@ -307,13 +307,13 @@ impl Relay {
         tasks.iter().filter_map(|id| id.parse().ok()).collect()
     }
 
-    /// The numbers of its threads that have another name.
-    pub(crate) fn threads_but(&self, name: &str) -> Vec<i32> {
+    /// The numbers of its threads that have none of these names.
+    pub(crate) fn threads_but(&self, names: &[&str]) -> Vec<i32> {
         let id = self.process.id();
         let has_it = |thread: &i32| {
             // The thread may have ended.
             fs::read_to_string(format!("/proc/{id}/task/{thread}/comm"))
-                .is_ok_and(|found| found.trim_end() == name)
+                .is_ok_and(|found| names.contains(&found.trim_end()))
         };
         let mut threads = self.threads();
         threads.retain(|thread| !has_it(thread));

@@ -625,7 +625,7 @@ fn a_removed_server_leaves_no_resolver_behind() {
     let alone = format!("\"{}\"", site.address());
     let with_name = format!("{alone}, \"no-such-host.invalid:9\"");
     let proxy = Proxy::run(&of(&alone));
-    let resolvers = || proxy.relay.threads().len() - proxy.relay.threads_but("resolver").len();
+    let resolvers = || proxy.relay.threads().len() - proxy.relay.threads_but(&["resolver"]).len();
     assert!(proxy.reload(&of(&with_name)).status.success());
     // A thread has the name of the one that has started it until it runs.
     until("its thread runs", || resolvers() == 1);

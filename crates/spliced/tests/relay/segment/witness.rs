@@ -15,13 +15,13 @@ const CARRYING: [&str; 7] = [
 pub(crate) struct Witness(Vec<SystemCalls>);
 
 impl Witness {
-    /// Watches all threads of the relay, except the one that reads the rules, as soon as it has this number of
-    /// connections and all are spliced.
+    /// Watches all threads of the relay, except those that read the rules and ask for routes, as soon as it has this number
+    /// of connections and all are spliced.
     pub(crate) fn of(hop: &Hop, connections: usize) -> Self {
         until("the connections are spliced", || {
             hop.are_spliced(connections)
         });
-        let threads = hop.relay.threads_but("firewall").into_iter();
+        let threads = hop.relay.threads_but(&["firewall", "routing"]).into_iter();
         Self(threads.map(SystemCalls::of_thread).collect())
     }
 
