@@ -24,6 +24,11 @@ const GET_TRACKED: u16 = 1 << 8 | 1;
 const CHANGE_TRACKED: u16 = 1 << 8;
 /// The groups of changes of devices and of traffic control (`RTNLGRP_LINK`, `RTNLGRP_TC`), as bits.
 const DEVICES: u32 = 1 | 1 << (4 - 1);
+/// The groups of changes of devices, addresses, routes and rules (`RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `..._ROUTE`,
+/// `..._RULE`, the same of IPv6, `RTNLGRP_NEXTHOP`), as bits.
+const WAYS: u32 = 1 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18 | 1 << 31;
+/// The group of changes of IPsec policies (`XFRMNLGRP_POLICY`), as a bit.
+const POLICIES: u32 = 1 << (4 - 1);
 /// `NFNETLINK_V0`.
 const VERSION: u8 = 0;
 /// `struct nfgenmsg`.
@@ -96,6 +101,21 @@ impl Socket {
     /// A socket that is notified of changes of devices and of their traffic control.
     pub(crate) fn listening_for_devices() -> io::Result<Self> {
         Self::with(None, DEVICES)
+    }
+
+    /// A socket that is notified of whatever changes the way of packets.
+    pub(crate) fn listening_for_ways() -> io::Result<Self> {
+        Self::with(None, WAYS)
+    }
+
+    /// A socket for the policies of IPsec.
+    pub(crate) fn for_ipsec() -> io::Result<Self> {
+        Self::with(Some(netlink::XFRM), 0)
+    }
+
+    /// A socket that is notified when they change.
+    pub(crate) fn listening_for_ipsec() -> io::Result<Self> {
+        Self::with(Some(netlink::XFRM), POLICIES)
     }
 
     /// Without a protocol: `NETLINK_ROUTE` is 0.
@@ -201,6 +221,26 @@ impl Socket {
                 take(header, Attributes(attributes));
             }
         })
+    }
+
+    /// Dumps all objects of IPsec of a kind (`XFRM_MSG_GET*`), and calls `take` with each.
+    pub(crate) fn dump_ipsec(
+        &mut self,
+        kind: u16,
+        request: &[u8],
+        take: impl FnMut(&[u8]),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, NLM_F_DUMP, &[request], take)
+    }
+
+    /// Requests one object of IPsec.
+    pub(crate) fn get_ipsec(
+        &mut self,
+        kind: u16,
+        request: &[u8],
+        take: impl FnMut(&[u8]),
+    ) -> Result<(), DumpError> {
+        self.ask(kind, 0, &[request], take)
     }
 
     /// Sends a request and calls `take` with the payload of each message of the answer.

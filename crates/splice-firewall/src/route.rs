@@ -40,6 +40,7 @@ mod rta {
     pub(super) const PREFERRED_SOURCE: u16 = 7;
     pub(super) const VIA: u16 = 18;
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
+    pub(super) const USER: u16 = 25;
     pub(super) const IP_PROTOCOL: u16 = 27;
     pub(super) const SOURCE_PORT: u16 = 28;
     pub(super) const DESTINATION_PORT: u16 = 29;
@@ -80,21 +81,8 @@ impl Routes {
     /// If netlink fails.
     pub fn to(&mut self, address: IpAddr) -> io::Result<Option<Route>> {
         let mut route = None;
-        let is_routed = self.look_up(address, None, &[], |_, found| {
-            let device = found.native_u32(rta::OUT_DEVICE);
-            let source = found.bytes(rta::PREFERRED_SOURCE).and_then(address_of);
-            let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
-            let next_hop = match found.bytes(rta::VIA) {
-                None => Some(gateway.unwrap_or(address)),
-                Some(_) => None,
-            };
-            let encapsulates = found.bytes(rta::ENCAPSULATION_TYPE).is_some();
-            route = device.zip(source).map(|(device, source)| Route {
-                device,
-                source,
-                next_hop,
-                encapsulates,
-            });
+        let is_routed = self.look_up(Asked::to(address), &[], |_, found| {
+            route = route_of(address, None, found);
         })?;
         Ok(route.filter(|_| is_routed))
     }
@@ -115,28 +103,93 @@ impl Routes {
         }
         let mut is_local = false;
         let source = from.map(|from| from.ip());
-        let is_routed = self.look_up(to.ip(), source, &connection, |header, _| {
+        let asked = Asked {
+            from: source,
+            ..Asked::to(to.ip())
+        };
+        let is_routed = self.look_up(asked, &connection, |header, _| {
             is_local = matches!(header.get(KIND_AT), Some(&(rtn::LOCAL | rtn::ANYCAST)));
         })?;
         Ok(is_routed && is_local)
+    }
+
+    /// How the segments of a TCP connection leave, which rules may tell by its ends, this process's user and the type of
+    /// service.
+    ///
+    /// # Errors
+    /// If netlink fails, or the host does not have the address `from` any more.
+    pub(crate) fn of_connection(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        type_of_service: u8,
+    ) -> io::Result<Option<Route>> {
+        let by = [
+            attribute(rta::IP_PROTOCOL, &[TCP]),
+            attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()),
+            attribute(rta::DESTINATION_PORT, &to.port().to_be_bytes()),
+        ];
+        self.from(from.ip(), to.ip(), type_of_service, &by)
+    }
+
+    /// How they would leave where a BPF program redirects them to a device (`bpf_redirect_neigh`): it tells neither ports
+    /// nor a user.
+    ///
+    /// # Errors
+    /// As [`of_connection`](Self::of_connection).
+    pub(crate) fn by_device(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        type_of_service: u8,
+        device: u32,
+    ) -> io::Result<Option<Route>> {
+        let root = 0u32;
+        let by = [
+            attribute(rta::OUT_DEVICE, &device.to_ne_bytes()),
+            attribute(rta::IP_PROTOCOL, &[TCP]),
+            attribute(rta::USER, &root.to_ne_bytes()),
+        ];
+        self.from(from, to, type_of_service, &by)
+    }
+
+    fn from(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        type_of_service: u8,
+        by: &[Vec<u8>],
+    ) -> io::Result<Option<Route>> {
+        let asked = Asked {
+            to,
+            from: Some(from),
+            type_of_service,
+        };
+        let mut route = None;
+        let is_routed = self.look_up(asked, by, |_, found| {
+            // What was asked for is not told again.
+            route = route_of(to, Some(from), found);
+        })?;
+        Ok(route.filter(|_| is_routed))
     }
 
     /// Calls `take` with the header and the attributes of the route to an address. `false` if the kernel says that
     /// there is none. Everything else that is not a route is an error, since guards ask.
     fn look_up(
         &mut self,
-        address: IpAddr,
-        source: Option<IpAddr>,
+        asked: Asked,
         further: &[Vec<u8>],
         mut take: impl FnMut(&[u8], Attributes<'_>),
     ) -> io::Result<bool> {
+        let source = asked.from;
         let octets_of_source = source.map(octets).unwrap_or_default();
-        let octets = octets(address);
+        let octets = octets(asked.to);
         // `struct rtmsg`: the family, and how many bits of the destination and of the source count.
         let mut header = [0; 12];
-        header[0] = family(address);
+        header[0] = family(asked.to);
         header[1] = 8 * octets.len() as u8;
         header[2] = 8 * octets_of_source.len() as u8;
+        header[3] = asked.type_of_service;
         let mut request = attribute(rta::DESTINATION, &octets);
         if source.is_some() {
             request.extend(attribute(rta::SOURCE, &octets_of_source));
@@ -185,6 +238,39 @@ impl Routes {
         }
         Err(system(DumpError::Changed))
     }
+}
+
+/// What a route is looked up by.
+struct Asked {
+    to: IpAddr,
+    from: Option<IpAddr>,
+    type_of_service: u8,
+}
+
+impl Asked {
+    fn to(to: IpAddr) -> Self {
+        Self {
+            to,
+            from: None,
+            type_of_service: 0,
+        }
+    }
+}
+
+/// The route to an address, from the attributes of the kernel's answer.
+fn route_of(address: IpAddr, from: Option<IpAddr>, found: Attributes<'_>) -> Option<Route> {
+    let device = found.native_u32(rta::OUT_DEVICE)?;
+    let gateway = found.bytes(rta::GATEWAY).and_then(address_of);
+    let next_hop = match found.bytes(rta::VIA) {
+        None => Some(gateway.unwrap_or(address)),
+        Some(_) => None,
+    };
+    Some(Route {
+        device,
+        source: from.or_else(|| found.bytes(rta::PREFERRED_SOURCE).and_then(address_of))?,
+        next_hop,
+        encapsulates: found.bytes(rta::ENCAPSULATION_TYPE).is_some(),
+    })
 }
 
 fn system(error: DumpError) -> io::Error {

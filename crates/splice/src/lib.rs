@@ -61,6 +61,7 @@ mod kernel;
 
 mod carrier;
 pub mod firewall;
+mod routing;
 
 mod endpoint;
 mod reactor;

@@ -22,6 +22,7 @@ use super::flow_slots::{FlowSlots, Offer};
 use super::grace::Grace;
 use super::patience::Settings;
 use crate::firewall::Firewall;
+use crate::routing::Routing;
 use splice_base::error::{Error, ErrorKind, Result};
 use splice_base::obstacle::Obstacle;
 #[cfg(test)]
@@ -64,6 +65,8 @@ pub(crate) struct Datapath {
     counts: Map,
     /// Or why the packet filters cannot be watched.
     firewall: OnceLock<std::result::Result<Arc<Firewall>, String>>,
+    /// Or why the ways of connections cannot be watched.
+    routing: OnceLock<std::result::Result<Arc<Routing>, String>>,
     flows: SharedArray<SegmentFlow>,
     /// At the index of their flow.
     change_overs: SharedArray<SegmentChangeOver>,
@@ -154,6 +157,7 @@ impl Datapath {
         // Not only when the first pair asks: its loop would wait. A failure is reported to each pair that does
         // not bypass the filters.
         let _ = datapath.firewall();
+        let _ = datapath.routing();
         Ok(datapath)
     }
 
@@ -198,6 +202,7 @@ impl Datapath {
             }),
             attaching: Mutex::new(()),
             firewall: OnceLock::new(),
+            routing: OnceLock::new(),
             settings: Settings::here(),
             flows,
         })
@@ -246,6 +251,13 @@ impl Datapath {
         let watch = || Firewall::watch().map_err(|error| error.to_string());
         let firewall = self.firewall.get_or_init(watch);
         firewall.as_ref().map_err(String::as_str)
+    }
+
+    /// The ways that segments take, or why they cannot be watched.
+    pub(super) fn routing(&self) -> std::result::Result<&Arc<Routing>, &str> {
+        let watch = || Routing::watch().map_err(|error| error.to_string());
+        let routing = self.routing.get_or_init(watch);
+        routing.as_ref().map_err(String::as_str)
     }
 
     /// For how long connections of this network namespace retransmit.

@@ -70,6 +70,11 @@ impl Segment {
         if !wait.is_over() {
             return Turn::Holds(Next::ASLEEP.until(pair.now + LOOKS_EVERY));
         }
+        // A socket takes its connection up only where there is a way. Nothing of it may come in by a device without the
+        // program meanwhile: another socket would answer.
+        if let Err(pause) = self.prepare_ways() {
+            return Turn::Holds(Next::ASLEEP.until(pair.now + pause));
+        }
         self.wait = None;
         // From here on they send nothing.
         for end in pair.ends {
@@ -160,7 +165,7 @@ impl Segment {
         let untranslatable = flow.untranslatable();
         untranslatable
             .map(|(side, how)| format!("{side:?}'s segments {how}"))
-            .or_else(|| self.why_revoked())
+            .or_else(|| self.why_not_bypassing())
     }
 
     /// How the streams go on, or `None` while they cannot: a socket has to deliver something first.

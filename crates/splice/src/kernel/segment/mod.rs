@@ -22,6 +22,7 @@ mod admission;
 mod calls;
 mod change_over;
 mod counters;
+mod courses;
 pub(crate) mod datapath;
 pub(crate) mod eligibility;
 pub(crate) mod flow;
@@ -60,6 +61,7 @@ use crate::firewall::Pass;
 use crate::name::EngineName;
 use crate::outcome::{Reason, Side};
 use crate::reactor::Notifier;
+use crate::routing::Routed;
 use change_over::{ChangeOver, Phase};
 use counters::FlowCounters;
 use datapath::Datapath;
@@ -81,6 +83,10 @@ pub(crate) struct Segment {
     bypasses_firewall: bool,
     /// The packet filters let the pair's segments pass.
     pass: Option<Pass>,
+    /// Where the pair's segments go is watched.
+    routed: Option<Routed>,
+    /// Nothing may pass now: the program holds the pair until it may.
+    stands_still: bool,
     /// Since when the pair waits for the packet filters to be examined.
     doubted_at: Option<Instant>,
     /// Another thread attaches the program: nothing changes before then.
@@ -102,6 +108,8 @@ impl Segment {
             waits,
             bypasses_firewall,
             pass: None,
+            routed: None,
+            stands_still: false,
             doubted_at: None,
             begins_at: None,
             change_over: ChangeOver::new(bypasses_firewall),

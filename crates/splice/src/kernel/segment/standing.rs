@@ -38,6 +38,12 @@ impl Flow {
         }
     }
 
+    /// Has the program translate again what it has held back, unless the flow has ended.
+    pub(super) fn let_go(&self) {
+        let state = &self.entry().state;
+        let _ = state.compare_exchange(state::HELD, state::SPLICED, SeqCst, Relaxed);
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.entry().state.load(Acquire) == state::HELD
     }

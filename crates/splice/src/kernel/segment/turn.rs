@@ -23,6 +23,9 @@ use splice_bpf::types::{SegmentInspection, segment_mark as mark};
 /// takes on a machine that is not busy.
 const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
 
+/// How soon to look again at a pair that cannot change over now, since no segment may pass.
+const CLOSED_PAUSE: Duration = Duration::from_millis(64);
+
 impl Segment {
     pub(super) fn step(&mut self, pair: &mut PairView<'_>) -> Turn {
         let streams = pair.directions.each_ref().map(|direction| Stream {
@@ -39,13 +42,19 @@ impl Segment {
         }
         match self.change_over.phase() {
             Phase::New | Phase::Watching => {
-                if let Some(why) = self.why_revoked() {
+                if let Some(why) = self.why_not_bypassing() {
                     return Turn::Refused(format!("segment: {why}").into());
                 }
+                if self.is_closed() {
+                    let pause = Next::watching(Watch::Stream);
+                    return Turn::Holds(pause.until(pair.now + CLOSED_PAUSE));
+                }
             }
-            Phase::Spliced => self.hold_if_revoked(),
-            // It may have to wait until the sockets have delivered something.
-            Phase::Overlap => {}
+            Phase::Overlap | Phase::Spliced => {
+                if let Some(turn) = self.follow_course(pair, streams) {
+                    return turn;
+                }
+            }
         }
         if let Some(flow) = self.held() {
             return self.give_back(&flow, pair, streams);
@@ -84,17 +93,6 @@ impl Segment {
     fn held(&self) -> Option<Arc<Flow>> {
         let flow = self.counters.flow().filter(|flow| flow.is_held());
         flow.map(Arc::clone)
-    }
-
-    /// Has the program hold a pair that may not go on past the stack.
-    fn hold_if_revoked(&self) {
-        if let Some(flow) = self
-            .counters
-            .flow()
-            .filter(|_| self.why_revoked().is_some())
-        {
-            flow.hold();
-        }
     }
 
     /// Has the program watch the pair.
@@ -146,6 +144,7 @@ impl Segment {
         examine(&found, &cookies, self.bypasses_firewall)?;
         let devices = [0, 1].map(|side: usize| device(&found.socket[side]));
         self.ask_packet_filters(ends, addresses, &tuples, &found, waker())?;
+        self.ask_routing(ends, addresses, devices, waker())?;
         for device in devices {
             self.ensure_attached(device)?;
         }
@@ -175,7 +174,12 @@ impl Segment {
     }
 
     /// Sees how far the change-over has come, and takes the next step.
-    fn look(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2], now: Instant) -> Progress {
+    pub(super) fn look(
+        &mut self,
+        ends: [&Endpoint; 2],
+        streams: [Stream; 2],
+        now: Instant,
+    ) -> Progress {
         let Some(flow) = self.counters.flow().map(Arc::clone) else {
             return Progress::Refused("the program does not watch the pair yet".into());
         };

@@ -2,7 +2,10 @@
 
 use super::frame::{Frame, take_frames};
 use super::*;
+use netlab::{ControlGroup, present};
 use rustix::net::sockopt;
+use std::os::fd::AsFd as _;
+
 use splice_bpf::types::{
     SegmentFlow, SegmentSocket, SegmentTuple, segment_mark as mark, segment_state as state,
 };
@@ -469,22 +472,59 @@ fn sockets_promise_no_more_than_before() {
     }
 }
 
-/// The second socket cannot take its connection up, as its address is gone: the first one's peer hears of it.
+/// A control group whose sockets cannot connect to a lab's server once the filter is attached.
+pub(super) struct Refusing {
+    group: ControlGroup,
+    object: splice_bpf::Object,
+}
+
+impl Refusing {
+    /// `None` where there are no control groups.
+    pub(super) fn new() -> Option<Self> {
+        let group = match ControlGroup::new("refusing") {
+            Ok(group) => group,
+            Err(error) => {
+                present("cgroup", Some(format!("{error:#}")));
+                return None;
+            }
+        };
+        let object = load("cgroup_filter", splice_bpf::objects::CGROUP_FILTER, |_| {
+            Ok(())
+        });
+        let object = object.expect("loaded");
+        Some(Self { group, object })
+    }
+
+    pub(super) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.group.enter(work).expect("entered")
+    }
+
+    pub(super) fn begin(&self) -> splice_bpf::Link {
+        let attached = self
+            .object
+            .attach_to_cgroup("refuse_connect", self.group.as_fd());
+        attached.expect("attached")
+    }
+}
+
+/// The second socket cannot take its connection up: the first one's peer hears of it.
 #[test]
 fn what_cannot_be_taken_up_is_reset() {
     if !available(Need::Root) {
         return;
     }
+    let Some(refusing) = Refusing::new() else {
+        return;
+    };
     let scene = Scene::new();
-    let joined = scene.splice(true);
-    let flush = format!("-4 addr flush dev {}", Lab::TO_SERVER);
-    run(scene.lab.relay(), "ip", &flush);
+    let joined = refusing.enter(|| scene.splice(true));
+    let _refused = refusing.begin();
     scene.send_back(&joined, 0, Form::Fragment);
     let (mut client, _server, handle) = joined;
     let error = client.read(&mut [0; 8]).expect_err("a reset");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     let outcome = handle.wait_timeout(PATIENCE).expect("it ends");
-    let errno = rustix::io::Errno::ADDRNOTAVAIL.raw_os_error();
+    let errno = rustix::io::Errno::PERM.raw_os_error();
     let side = Side::B;
     assert_eq!(outcome.reason, Reason::Failed { side, errno });
     netlab::until("nothing is left of it", || scene.datapath.entries() == 0);

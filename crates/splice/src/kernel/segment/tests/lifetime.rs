@@ -69,6 +69,9 @@ fn a_sleeping_pair_is_silent_and_lives_on() {
     assert_eq!(moved(&ended(&handle)), [5 * 102, 5 * 102 + 4]);
 }
 
+/// How often the engine asks for the routes of a pair: as the socket would, and as the program does.
+const ROUTES_ASKED_FOR: u64 = 4;
+
 #[test]
 fn many_short_connections_over_few_ports() {
     if !available(Need::Root) {
@@ -140,6 +143,8 @@ fn many_short_connections_over_few_ports() {
         }
         // User space moves what comes before its pair begins to change over.
         let [reads, writes] = ["recvfrom", "sendto"].map(|name| calls.begun(name));
+        // As netlink takes questions about routes.
+        let writes = writes.saturating_sub(ROUTES_ASKED_FOR * connections as u64);
         let most = connections as u64 * 3 / 2;
         assert!(writes <= most, "{writes} writes, {reads} reads");
         expect_translated(translated, connections as u64 * 16 - writes * 8);

@@ -1,0 +1,469 @@
+//! The policies of IPsec: what the stack would encrypt, decrypt or block of a connection.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use crate::netlink::{Attributes, DumpError, Socket};
+use crate::segment::TCP;
+use crate::way::Ends;
+
+/// The policies of one network namespace, as they were when they were read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    policies: Vec<Policy>,
+    /// Packets that no policy matches are blocked (`ip xfrm policy setdefault`), by direction.
+    blocks: [bool; 2],
+}
+
+/// What the policies do with a connection that may not bypass them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// They block its segments.
+    Blocked,
+    /// They let its segments pass only with IPsec.
+    Required,
+}
+
+/// Reads the policies of one network namespace. Without a socket the kernel has none.
+#[derive(Debug)]
+pub struct PolicyReader(Option<Socket>);
+
+/// Is notified when policies change.
+#[derive(Debug)]
+pub struct PolicyChanges(Option<Socket>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Policy {
+    direction: Direction,
+    selector: Selector,
+    /// The lowest one counts.
+    priority: u32,
+    /// `None`: packets pass as they are.
+    does: Option<Protection>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    In,
+    Out,
+}
+
+/// Which packets a policy matches (`struct xfrm_selector`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Selector {
+    destination: Range,
+    source: Range,
+    /// 0: any.
+    protocol: u8,
+    /// 0: any.
+    device: u32,
+}
+
+/// One end of the packets that a policy matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Range {
+    address: IpAddr,
+    prefix_bits: u8,
+    port: u16,
+    port_mask: u16,
+}
+
+/// `XFRM_MSG_*` (linux/xfrm.h).
+mod message {
+    pub(super) const GET_POLICY: u16 = 0x15;
+    pub(super) const GET_DEFAULT: u16 = 0x28;
+}
+
+/// `XFRMA_*` (linux/xfrm.h).
+mod xfrma {
+    pub(super) const TEMPLATES: u16 = 5;
+    pub(super) const MARK: u16 = 21;
+    pub(super) const INTERFACE: u16 = 31;
+}
+
+/// `struct xfrm_userpolicy_id`, the request.
+const REQUEST: [u8; 64] = [0; 64];
+/// `struct xfrm_userpolicy_info`, the answer, and where its fields are.
+const INFO_BYTES: usize = 168;
+const PRIORITY_AT: usize = 152;
+const DIRECTION_AT: usize = 160;
+const ACTION_AT: usize = 161;
+/// `struct xfrm_userpolicy_default`, padded: what is done with packets in, forwarded and out.
+const DEFAULT: [u8; 4] = [0; 4];
+/// `XFRM_USERPOLICY_BLOCK`, and `XFRM_POLICY_BLOCK` of an action.
+const BLOCK: u8 = 1;
+
+/// How often to read what changes while it is read.
+const TRIES: usize = 20;
+
+impl PolicyReader {
+    /// For this thread's network namespace.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        if_there(Socket::for_ipsec()).map(Self)
+    }
+
+    /// Reads all policies.
+    ///
+    /// # Errors
+    /// Without CAP_NET_ADMIN, or if they change all the time.
+    pub fn read(&mut self) -> io::Result<Policies> {
+        let Some(socket) = &mut self.0 else {
+            return Ok(Policies::default());
+        };
+        for _ in 0..TRIES {
+            let mut policies = Vec::new();
+            let read = socket.dump_ipsec(message::GET_POLICY, &REQUEST, |policy| {
+                policies.extend(Policy::of(policy));
+            });
+            match read {
+                Ok(()) => {
+                    let blocks = defaults(socket)?;
+                    return Ok(Policies { policies, blocks });
+                }
+                Err(DumpError::Changed) => {}
+                Err(error) => return Err(system(error)),
+            }
+        }
+        Err(system(DumpError::Changed))
+    }
+}
+
+impl PolicyChanges {
+    /// Notifications for this thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        if_there(Socket::listening_for_ipsec()).map(Self)
+    }
+
+    /// Reads all pending notifications. Returns whether anything may have changed.
+    ///
+    /// # Errors
+    /// If the socket has failed.
+    pub fn any(&mut self) -> io::Result<bool> {
+        self.0.as_mut().map_or(Ok(false), Socket::drain)
+    }
+
+    /// What becomes readable with a change.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Policies {
+    /// What they do with the segments of a connection on a device, in either direction, but let them pass.
+    pub fn on(&self, ends: &Ends, device: u32) -> Option<Protection> {
+        let both =
+            [Direction::In, Direction::Out].map(|direction| self.one_way(direction, ends, device));
+        match both {
+            [Some(Protection::Blocked), _] | [_, Some(Protection::Blocked)] => {
+                Some(Protection::Blocked)
+            }
+            [one, other] => one.or(other),
+        }
+    }
+
+    fn one_way(&self, direction: Direction, ends: &Ends, device: u32) -> Option<Protection> {
+        let matching = || {
+            let mut all = self.policies.iter();
+            std::iter::from_fn(move || all.find(|policy| policy.matches(direction, ends, device)))
+        };
+        let Some(first) = matching().map(|policy| policy.priority).min() else {
+            let blocks = self.blocks[direction as usize];
+            return blocks.then_some(Protection::Blocked);
+        };
+        // The kernel takes the older one of two.
+        matching()
+            .filter(|policy| policy.priority == first)
+            .find_map(|policy| policy.does)
+    }
+}
+
+impl Policy {
+    /// `None` for one that matches no segment of an ordinary connection.
+    fn of(message: &[u8]) -> Option<Self> {
+        let (info, attributes) = message.split_at_checked(INFO_BYTES)?;
+        let attributes = Attributes::of(attributes);
+        let direction = match info[DIRECTION_AT] {
+            0 => Direction::In,
+            1 => Direction::Out,
+            // What is forwarded, and policies of single sockets.
+            _ => return None,
+        };
+        let number = |at: usize| native_u32(info, at);
+        // `struct xfrm_mark`: segments have the mark 0.
+        let mark = attributes.bytes(xfrma::MARK);
+        if mark.is_some_and(|mark| native_u32(mark, 0) != Some(0)) {
+            return None;
+        }
+        // Of a virtual device.
+        if attributes.native_u32(xfrma::INTERFACE).unwrap_or(0) != 0 {
+            return None;
+        }
+        let does = if info[ACTION_AT] == BLOCK {
+            Some(Protection::Blocked)
+        } else {
+            let templates = attributes.bytes(xfrma::TEMPLATES);
+            templates
+                .is_some_and(|templates| !templates.is_empty())
+                .then_some(Protection::Required)
+        };
+        Some(Self {
+            direction,
+            selector: Selector::of(info)?,
+            priority: number(PRIORITY_AT)?,
+            does,
+        })
+    }
+
+    fn matches(&self, direction: Direction, ends: &Ends, device: u32) -> bool {
+        let Selector {
+            destination,
+            source,
+            protocol,
+            device: on,
+        } = &self.selector;
+        let [to, from] = match direction {
+            Direction::In => [ends.local, ends.peer],
+            Direction::Out => [ends.peer, ends.local],
+        };
+        self.direction == direction
+            && matches!(*protocol, 0 | TCP)
+            && (*on == 0 || *on == device)
+            && destination.has(to.ip(), to.port())
+            && source.has(from.ip(), from.port())
+    }
+}
+
+impl Selector {
+    /// From the beginning of a policy.
+    fn of(info: &[u8]) -> Option<Self> {
+        let is_v4 = match u16::from_ne_bytes(info.get(40..42)?.try_into().ok()?) {
+            2 => true,
+            10 => false,
+            _ => return None,
+        };
+        let range = |address_at: usize, port_at: usize, prefix_at: usize| {
+            let octets: [u8; 16] = info.get(address_at..address_at + 16)?.try_into().ok()?;
+            let port = |at: usize| Some(u16::from_be_bytes(info.get(at..at + 2)?.try_into().ok()?));
+            Some(Range {
+                address: match is_v4 {
+                    true => IpAddr::from([octets[0], octets[1], octets[2], octets[3]]),
+                    false => IpAddr::from(octets),
+                },
+                prefix_bits: *info.get(prefix_at)?,
+                port: port(port_at)?,
+                port_mask: port(port_at + 2)?,
+            })
+        };
+        Some(Self {
+            destination: range(0, 32, 42)?,
+            source: range(16, 36, 43)?,
+            protocol: *info.get(44)?,
+            device: native_u32(info, 48)?,
+        })
+    }
+}
+
+impl Range {
+    fn has(&self, address: IpAddr, port: u16) -> bool {
+        let is_within = match (self.address, address) {
+            (IpAddr::V4(network), IpAddr::V4(address)) => {
+                let apart = u32::from(network) ^ u32::from(address);
+                apart.leading_zeros() >= self.prefix_bits.min(32).into()
+            }
+            (IpAddr::V6(network), IpAddr::V6(address)) => {
+                let apart = u128::from(network) ^ u128::from(address);
+                apart.leading_zeros() >= self.prefix_bits.min(128).into()
+            }
+            _ => false,
+        };
+        is_within && (self.port ^ port) & self.port_mask == 0
+    }
+}
+
+/// Whether packets that no policy matches are blocked, by direction.
+fn defaults(socket: &mut Socket) -> io::Result<[bool; 2]> {
+    let mut blocks = [false; 2];
+    let asked = socket.get_ipsec(message::GET_DEFAULT, &DEFAULT, |answer| {
+        if let [incoming, _, outgoing, ..] = *answer {
+            blocks = [incoming, outgoing].map(|action| action == BLOCK);
+        }
+    });
+    match asked {
+        // Before Linux 5.15 there are no defaults.
+        Ok(()) | Err(DumpError::Answer(Errno::INVAL)) => Ok(blocks),
+        Err(error) => Err(system(error)),
+    }
+}
+
+/// Kernels without IPsec have no such socket.
+fn if_there(socket: io::Result<Socket>) -> io::Result<Option<Socket>> {
+    match socket {
+        Err(error) if error.raw_os_error() == Some(Errno::PROTONOSUPPORT.raw_os_error()) => {
+            Ok(None)
+        }
+        socket => socket.map(Some),
+    }
+}
+
+fn native_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn system(error: DumpError) -> io::Error {
+    match error {
+        DumpError::Changed => io::Error::other("the policies change faster than they can be read"),
+        DumpError::System(error) => error,
+        DumpError::Answer(errno) => errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use netlab::{Namespace, Need, available};
+
+    use super::*;
+
+    fn ends(local: &str, peer: &str) -> Ends {
+        let end = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        Ends {
+            local: end(local),
+            peer: end(peer),
+            type_of_service: 0,
+        }
+    }
+
+    /// What one policy does with a connection on device 7, in the words of `ip xfrm policy add`.
+    #[test]
+    fn a_policy_counts_for_the_segments_that_it_matches() {
+        const ESP: &str = "tmpl proto esp mode transport";
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ipsec").expect("a namespace");
+        let xfrm = |command: &str| {
+            let mut ip = here.command("ip");
+            let done = ip
+                .args(["xfrm", "policy"])
+                .args(command.split(' '))
+                .output();
+            let done = done.expect("ip runs");
+            done.status.success()
+        };
+        let opened =
+            here.enter(|| Ok::<_, io::Error>((PolicyReader::new()?, PolicyChanges::new()?)));
+        let (mut reader, mut changes) = opened.expect("entered").expect("netlink");
+        let v4 = ends("10.0.0.1:80", "10.0.9.9:2000");
+        let v6 = ends("[2001:db8::1]:80", "[2001:db8:9::9]:2000");
+        let (blocked, required) = (Some(Protection::Blocked), Some(Protection::Required));
+        for (ends, policy, expected) in [
+            (
+                v4,
+                "src 10.0.0.0/24 dst 10.0.9.0/24 dir out action block",
+                blocked,
+            ),
+            (
+                v4,
+                &format!("src 10.0.0.1/32 dst 10.0.9.9/32 dir out {ESP}"),
+                required,
+            ),
+            (
+                v4,
+                &format!("src 10.0.9.9/32 dst 10.0.0.1/32 dir in {ESP}"),
+                required,
+            ),
+            (
+                v4,
+                "src 0.0.0.0/0 dst 0.0.0.0/0 dir in action block",
+                blocked,
+            ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 proto tcp sport 2000 dport 80 dir in action block",
+                blocked,
+            ),
+            (
+                v4,
+                "src 10.0.0.1/32 dst 10.0.9.9/32 proto tcp sport 80 dir out action block",
+                blocked,
+            ),
+            // Others
+            (
+                v4,
+                "src 10.0.9.0/24 dst 10.0.0.0/24 dir out action block",
+                None,
+            ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 proto tcp sport 2001 dir in action block",
+                None,
+            ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 proto udp dir in action block",
+                None,
+            ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 dir fwd action block",
+                None,
+            ),
+            (v4, "src 10.0.9.9/32 dst 10.0.0.1/32 dir in", None),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 dir in action block mark 1",
+                None,
+            ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 dir in action block if_id 3",
+                None,
+            ),
+            (v6, "src 0.0.0.0/0 dst 0.0.0.0/0 dir in action block", None),
+            (
+                v6,
+                "src 2001:db8::/32 dst 2001:db8::/32 dir out action block",
+                blocked,
+            ),
+            (
+                v6,
+                "src 2001:db8::1/128 dst 2001:db8:9::8/125 dir out action block",
+                blocked,
+            ),
+            (
+                v6,
+                "src 2001:db8::1/128 dst 2001:db8:9::/125 dir out action block",
+                None,
+            ),
+        ] {
+            let _ = changes.any();
+            assert!(xfrm(&format!("add {policy}")), "{policy}");
+            assert!(changes.any().expect("it hears"), "{policy}");
+            let policies = reader.read().expect("read");
+            assert_eq!(policies.on(&ends, 7), expected, "{policy}: {policies:?}");
+            assert!(xfrm("flush"));
+            assert_eq!(reader.read().expect("read"), Policies::default());
+        }
+        let of_two = [
+            "add src 10.0.0.0/24 dst 10.0.9.0/24 dir out action block priority 20",
+            "add src 10.0.0.1/32 dst 10.0.9.9/32 dir out priority 10",
+        ];
+        assert!(of_two.into_iter().all(xfrm));
+        assert_eq!(reader.read().expect("read").on(&v4, 7), None);
+        assert!(xfrm("flush"));
+        // Before Linux 5.15 there are none.
+        if xfrm("setdefault in block") {
+            assert_eq!(reader.read().expect("read").on(&v6, 7), blocked);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The way of a connection's segments: by which device they leave, to whom, and whether any come in.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use crate::netlink::Socket;
+use crate::route::{Route, Routes};
+
+/// The ends of a TCP connection of this host, by which its way is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// Of the socket here.
+    pub local: SocketAddr,
+    /// Of its peer.
+    pub peer: SocketAddr,
+    /// Of the segments that the socket sends (`IP_TOS`, `IPV6_TCLASS`).
+    pub type_of_service: u8,
+}
+
+/// Where the segments of a connection go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// They leave by this route.
+    Open(Route),
+    /// None leaves, since there is no route, or one that says so (`blackhole`, `prohibit`, `unreachable`).
+    NoRoute,
+    /// None leaves or comes in, since this host does not have the connection's address any more.
+    NoAddress,
+}
+
+/// Reads the ways of connections in one network namespace.
+#[derive(Debug)]
+pub struct Ways(Routes);
+
+/// Is notified when devices, addresses, routes or rules change.
+#[derive(Debug)]
+pub struct WayChanges(Socket);
+
+impl Ways {
+    /// For this thread's network namespace.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        Routes::new().map(Self)
+    }
+
+    /// The way of a connection now.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn of(&mut self, ends: &Ends) -> io::Result<Way> {
+        // IPv6 does not ask whether the source is this host's.
+        if !self.is_own(ends.local.ip())? {
+            return Ok(Way::NoAddress);
+        }
+        self.out(ends)
+    }
+
+    /// The same for a connection whose address is known to be this host's.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn out(&mut self, ends: &Ends) -> io::Result<Way> {
+        match (self.0).of_connection(ends.local, ends.peer, ends.type_of_service) {
+            Ok(Some(route)) => Ok(Way::Open(route)),
+            Ok(None) => Ok(Way::NoRoute),
+            Err(error) if is_invalid(&error) => Ok(Way::NoRoute),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The route of a connection whose segments leave by this device in any case, as `bpf_redirect_neigh` has them.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn by(&mut self, ends: &Ends, device: u32) -> io::Result<Option<Route>> {
+        let [local, peer] = [ends.local, ends.peer].map(|end| end.ip());
+        match (self.0).by_device(local, peer, ends.type_of_service, device) {
+            Err(error) if is_invalid(&error) => Ok(None),
+            route => route,
+        }
+    }
+
+    /// Whether this host takes packets to an address.
+    fn is_own(&mut self, address: IpAddr) -> io::Result<bool> {
+        // Rules that choose by ports seldom lead away from a host's own addresses.
+        self.0.is_local(SocketAddr::new(address, 0), None)
+    }
+}
+
+impl WayChanges {
+    /// Notifications for this thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// If no netlink socket can be created.
+    pub fn new() -> io::Result<Self> {
+        Socket::listening_for_ways().map(Self)
+    }
+
+    /// Reads all pending notifications. Returns whether anything may have changed.
+    ///
+    /// # Errors
+    /// If the socket has failed.
+    pub fn any(&mut self) -> io::Result<bool> {
+        self.0.drain()
+    }
+}
+
+impl AsFd for WayChanges {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The answer of a `blackhole` (`fib_props`, `ip6_rt_type_to_error`).
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use netlab::{Namespace, Need, available};
+
+    use super::*;
+
+    fn ip(namespace: &Namespace, commands: &[&str]) {
+        for command in commands {
+            let done = namespace.command("ip").args(command.split(' ')).output();
+            let done = done.expect("ip runs");
+            assert!(done.status.success(), "ip {command}: {done:?}");
+        }
+    }
+
+    fn ends(local: &str, peer: &str) -> Ends {
+        let at = |address: &str, port| SocketAddr::new(address.parse().expect("an address"), port);
+        Ends {
+            local: at(local, 80),
+            peer: at(peer, 2000),
+            type_of_service: 0,
+        }
+    }
+
+    /// Each change is told, and has the effect that it has on the stack.
+    #[test]
+    fn a_way_follows_routes_rules_addresses_and_devices() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ways").expect("a namespace");
+        ip(
+            &here,
+            &[
+                "link add one type veth peer name two",
+                "addr add 198.18.1.1/24 dev one",
+                "-6 addr add 2001:2:0:1::1/64 dev one nodad",
+                "link set one up",
+                "link set two up",
+            ],
+        );
+        let (mut ways, mut changes) = here
+            .enter(|| Ok::<_, io::Error>((Ways::new()?, WayChanges::new()?)))
+            .expect("entered")
+            .expect("netlink");
+        for (version, local, peer, gateways) in [
+            // First, since its addresses do not survive that the device is down.
+            (
+                "-6",
+                "2001:2:0:1::1",
+                "2001:2:0:9::9",
+                ["2001:2:0:1::8", "2001:2:0:1::9"],
+            ),
+            (
+                "-4",
+                "198.18.1.1",
+                "198.18.9.9",
+                ["198.18.1.8", "198.18.1.9"],
+            ),
+        ] {
+            let ends = ends(local, peer);
+            let width = if version == "-4" { 24 } else { 64 };
+            let mut after = |commands: &[&str]| {
+                let _ = changes.any();
+                let commands: Vec<_> = commands
+                    .iter()
+                    .map(|command| format!("{version} {command}"))
+                    .collect();
+                ip(
+                    &here,
+                    &commands.iter().map(String::as_str).collect::<Vec<_>>(),
+                );
+                assert!(changes.any().expect("it hears"), "{commands:?}");
+                ways.of(&ends).expect("an answer")
+            };
+            assert_eq!(
+                after(&["route add table 77 unreachable default"]),
+                Way::NoRoute
+            );
+            let [one, two] = gateways.map(|gateway| {
+                let way = after(&[&format!("route replace {peer} via {gateway} dev one")]);
+                let Way::Open(route) = way else {
+                    panic!("{way:?} via {gateway}");
+                };
+                assert_eq!(route.next_hop, Some(gateway.parse().expect("an address")));
+                route
+            });
+            assert_eq!(one.device, two.device);
+            for kind in ["blackhole", "prohibit", "unreachable"] {
+                let prefer = if version == "-4" { "" } else { " metric 1" };
+                assert_eq!(
+                    after(&[
+                        &format!("route del {peer}"),
+                        &format!("route add {kind} {peer}{prefer}")
+                    ]),
+                    Way::NoRoute
+                );
+                let back = after(&[
+                    &format!("route del {kind} {peer}{prefer}"),
+                    &format!("route add {peer} via {} dev one", gateways[1]),
+                ]);
+                assert_eq!(back, Way::Open(two));
+            }
+            let rule = "ipproto tcp sport 80 table 77 pref 5";
+            assert_eq!(after(&[&format!("rule add {rule}")]), Way::NoRoute);
+            assert_eq!(after(&[&format!("rule del {rule}")]), Way::Open(two));
+            assert_eq!(
+                after(&[&format!("addr del {local}/{width} dev one")]),
+                Way::NoAddress
+            );
+            let nodad = if version == "-4" { "" } else { " nodad" };
+            let back = after(&[
+                &format!("addr add {local}/{width} dev one{nodad}"),
+                &format!("route replace {peer} via {} dev one", gateways[1]),
+            ]);
+            assert_eq!(back, Way::Open(two));
+            assert_ne!(after(&["link set one down"]), Way::Open(two));
+            after(&["link set one up"]);
+        }
+    }
+
+    /// What leaves by a given device goes to the next hop there.
+    #[test]
+    fn a_way_by_a_device_is_told_apart() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ways").expect("a namespace");
+        ip(
+            &here,
+            &[
+                "link add one type veth peer name two",
+                "addr add 198.18.1.1/24 dev one",
+                "addr add 198.18.2.1/24 dev two",
+                "link set one up",
+                "link set two up",
+                "route add 198.18.9.9 via 198.18.1.8 dev one",
+                "route add 198.18.9.9 via 198.18.2.8 dev two metric 9",
+            ],
+        );
+        let mut ways = here.enter(Ways::new).expect("entered").expect("netlink");
+        let ends = ends("198.18.1.1", "198.18.9.9");
+        let Way::Open(first) = ways.of(&ends).expect("an answer") else {
+            panic!("there is a route");
+        };
+        assert_eq!(ways.by(&ends, first.device).expect("asked"), Some(first));
+        // The program does not tell the ports.
+        ip(
+            &here,
+            &[
+                "route add table 77 198.18.9.9 via 198.18.1.7 dev one",
+                "rule add ipproto tcp sport 80 table 77 pref 5",
+            ],
+        );
+        let Way::Open(by_rule) = ways.of(&ends).expect("an answer") else {
+            panic!("there is a route by the rule");
+        };
+        assert_ne!(by_rule, first);
+        assert_eq!(ways.by(&ends, first.device).expect("asked"), Some(first));
+        ip(
+            &here,
+            &[
+                "rule del pref 5",
+                "route del 198.18.9.9 via 198.18.1.8 dev one",
+            ],
+        );
+        let Way::Open(second) = ways.of(&ends).expect("an answer") else {
+            panic!("there is another route");
+        };
+        assert_ne!(second.device, first.device);
+        assert_ne!(ways.by(&ends, first.device).expect("asked"), Some(second));
+    }
+}

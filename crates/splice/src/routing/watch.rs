@@ -1,0 +1,184 @@
+//! The thread that watches the ways in a network namespace.
+//!
+//! rtnetlink and IPsec report changes, and say if they have lost some. The thread then looks at all pairs. Every second it
+//! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most a
+//! second: a router may change hundreds of routes a second.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use splice_base::error::{Result, ResultExt as _};
+use splice_firewall::{Policies, PolicyChanges, PolicyReader, WayChanges};
+
+use super::{Course, Routing};
+
+/// How often to look for what was not reported.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many pairs to look at then, each of which takes some 20 µs.
+const IN_TURN: usize = 64;
+
+/// The rest after a look, as a multiple of its duration.
+const REST_FACTOR: u32 = 9;
+/// The longest rest: a pair goes on for at most that long.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+pub(super) struct Watch {
+    changes: WayChanges,
+    policy_changes: PolicyChanges,
+    policies: PolicyReader,
+    stop: OwnedFd,
+    look: OwnedFd,
+}
+
+/// What the looks at pairs have come to.
+#[derive(Default)]
+struct Told {
+    closed: usize,
+    why_closed: Option<String>,
+    moved: usize,
+    why_moved: Option<String>,
+}
+
+impl Watch {
+    pub(super) fn new(stop: &OwnedFd, look: &OwnedFd) -> Result<Self> {
+        // Subscribe first, so that no change after the first look is missed.
+        let changes = WayChanges::new().context("cannot subscribe to changes of routes")?;
+        let policy_changes =
+            PolicyChanges::new().context("cannot subscribe to changes of IPsec policies")?;
+        let [stop, look] = [stop, look].map(OwnedFd::try_clone);
+        Ok(Self {
+            changes,
+            policy_changes,
+            policies: PolicyReader::new().context("cannot ask for IPsec policies")?,
+            stop: stop.context("cannot duplicate an eventfd")?,
+            look: look.context("cannot duplicate an eventfd")?,
+        })
+    }
+
+    pub(super) fn read_policies(&mut self) -> std::result::Result<Policies, String> {
+        self.policies.read().map_err(|error| error.to_string())
+    }
+
+    /// Runs in a thread of its own until `routing` is dropped.
+    pub(super) fn start(self, routing: &Arc<Routing>) -> Result<()> {
+        let routing = Arc::downgrade(routing);
+        thread::Builder::new()
+            .name("routing".into())
+            .spawn(move || self.run(&routing))
+            .context("cannot start the thread that watches the routes")?;
+        Ok(())
+    }
+
+    fn run(mut self, routing: &Weak<Routing>) {
+        let mut next = 0;
+        let mut has_pairs = false;
+        while self.waits(has_pairs.then_some(LOOK_EVERY)) {
+            let _ = rustix::io::read(&self.look, &mut [0; 8]);
+            let began = Instant::now();
+            // A failed socket reports nothing any more.
+            let mut told = self.changes.any().unwrap_or(true);
+            let _ = self.policy_changes.any();
+            let policies = self.read_policies();
+            let Some(routing) = routing.upgrade() else {
+                return;
+            };
+            let (all, in_turn) = {
+                let mut state = routing.state();
+                if state.policies != policies {
+                    state.policies = policies;
+                    told = true;
+                }
+                let all: Vec<_> = state
+                    .pairs
+                    .iter()
+                    .map(|(_, pair)| Arc::clone(pair))
+                    .collect();
+                let in_turn = if told {
+                    all.len()
+                } else {
+                    all.len().min(IN_TURN)
+                };
+                (all, in_turn)
+            };
+            has_pairs = !all.is_empty();
+            let mut found = Told::default();
+            for pair in all
+                .iter()
+                .cycle()
+                .skip(next % all.len().max(1))
+                .take(in_turn)
+            {
+                found.add(routing.look_at(pair));
+            }
+            next = next.wrapping_add(in_turn);
+            // This thread may hold the last reference.
+            drop((all, routing));
+            found.tell();
+            if !self.rests((began.elapsed() * REST_FACTOR).min(LONGEST_REST)) {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a change, for at most `time`. `false`: to stop.
+    fn waits(&self, time: Option<Duration>) -> bool {
+        let mut fds = vec![
+            PollFd::new(&self.stop, PollFlags::IN),
+            PollFd::new(&self.changes, PollFlags::IN),
+            PollFd::new(&self.look, PollFlags::IN),
+        ];
+        let policies = self.policy_changes.fd();
+        fds.extend(policies.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        polls(&mut fds, time);
+        fds[0].revents().is_empty()
+    }
+
+    fn rests(&self, time: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+        polls(&mut fds, Some(time));
+        fds[0].revents().is_empty()
+    }
+}
+
+fn polls(fds: &mut [PollFd<'_>], time: Option<Duration>) {
+    let timeout = time.map(|time| Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    });
+    // An early look after an interruption does no harm.
+    let _ = poll(fds, timeout.as_ref());
+}
+
+impl Told {
+    fn add(&mut self, course: Option<Course>) {
+        let Some(Course { closed, moved, .. }) = course else {
+            return;
+        };
+        if let Some(why) = closed {
+            self.closed += 1;
+            self.why_closed.get_or_insert(why);
+        } else if let Some(why) = moved {
+            self.moved += 1;
+            self.why_moved.get_or_insert(why);
+        }
+    }
+
+    fn tell(self) {
+        if let Some(why) = self.why_closed {
+            tracing::warn!(
+                "{} spliced connections stand still until their way is open again: {why}",
+                self.closed
+            );
+        }
+        if let Some(why) = self.why_moved {
+            tracing::info!(
+                "{} spliced connections go back to the network stack: {why}",
+                self.moved
+            );
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Policies of IPsec that come while connections of every engine are open: what they block or protect does not pass in
+//! clear.
+
+use super::connection::Side;
+use super::hops::ip;
+use super::path_mtu::goes_on;
+use super::routes::{expect_open, expect_spliced};
+use super::stage::{Family, Stage};
+use super::untranslated::expect_return;
+use crate::patience::until;
+
+/// Adds a policy for the connections on one side, and takes it away again when nothing passes any more.
+fn apply(stage: &Stage, side: Side, direction: &str, action: &str, is_held: bool) {
+    let relay = stage.lab().relay();
+    let number = match side {
+        Side::Client => 4,
+        Side::Server => 5,
+    };
+    let (any, peers) = match stage.family() {
+        Family::V4 => ("0.0.0.0/0", format!("198.18.{number}.0/24")),
+        Family::V6 => ("::/0", format!("2001:2:0:{number}::/64")),
+    };
+    let [from, to] = match direction {
+        "in" => [peers.as_str(), any],
+        _ => [any, peers.as_str()],
+    };
+    let policy = format!("xfrm policy add src {from} dst {to} dir {direction} {action}");
+    goes_on(stage, |connections| {
+        let idle = &connections[0];
+        ip(relay, &policy);
+        if stage.splices() {
+            until("no segment is translated", || stage.hop().are_spliced(0));
+        }
+        let before = denied(stage);
+        for from in Side::BOTH {
+            idle.end(from).write_number(1);
+        }
+        if !is_held || !stage.splices() {
+            until("the stack has obeyed", || denied(stage) > before);
+        }
+        ip(relay, "xfrm policy flush");
+        expect_open(idle);
+    });
+    if is_held {
+        expect_spliced(stage);
+    } else {
+        expect_return(stage, "is protected by a policy of IPsec");
+    }
+}
+
+/// How many packets IPsec has stopped on the relay's host.
+fn denied(stage: &Stage) -> u64 {
+    let read = || std::fs::read_to_string("/proc/thread-self/net/xfrm_stat");
+    let list = stage
+        .lab()
+        .relay()
+        .enter(read)
+        .expect("entered")
+        .expect("a list");
+    let counts = list
+        .lines()
+        .filter_map(|line| line.split_ascii_whitespace().nth(1));
+    counts
+        .map(|count| count.parse::<u64>().expect("a number"))
+        .sum()
+}
+
+fn a_policy_blocks_what_goes_out(stage: &Stage) {
+    apply(stage, Side::Server, "out", "action block", true);
+}
+
+fn a_policy_blocks_what_comes_in(stage: &Stage) {
+    apply(stage, Side::Client, "in", "action block", true);
+}
+
+fn a_policy_protects_what_goes_out(stage: &Stage) {
+    let by = "tmpl proto esp mode transport";
+    apply(stage, Side::Client, "out", by, false);
+}
+
+fn a_policy_protects_what_comes_in(stage: &Stage) {
+    let by = "tmpl proto esp mode transport";
+    apply(stage, Side::Server, "in", by, false);
+}
+
+fn other_policies_do_not_matter(stage: &Stage) {
+    goes_on(stage, |connections| {
+        for policy in [
+            "src 192.0.2.0/24 dst 198.18.0.0/15 dir in action block",
+            "src 0.0.0.0/0 dst 0.0.0.0/0 dir fwd action block",
+            "src ::/0 dst ::/0 dir fwd action block",
+            "src 2001:db8::/32 dst 2001:2::/32 dir in action block",
+        ] {
+            ip(stage.lab().relay(), &format!("xfrm policy add {policy}"));
+        }
+        for from in Side::BOTH {
+            connections[0].end(from).write_number(1);
+        }
+        expect_open(&connections[0]);
+    });
+    expect_spliced(stage);
+}
+
+with_each_engine!(a_policy_blocks_what_goes_out, routed);
+with_each_engine!(a_policy_blocks_what_comes_in, routed);
+with_each_engine!(a_policy_protects_what_goes_out, routed);
+with_each_engine!(a_policy_protects_what_comes_in, routed);
+with_each_engine!(other_policies_do_not_matter, routed);

@@ -1,0 +1,367 @@
+//! Ways that close and open, or become others, under connections of every engine: routes, rules, addresses and devices.
+//!
+//! With `copy` the stack loses what has no way, and the sockets send it again. A spliced connection loses the same.
+
+use std::time::Duration;
+
+use netlab::{Lab, Namespace};
+use splice_bpf::types::segment_reason;
+
+use super::connection::{Connection, Side};
+use super::hops::ip;
+use super::path_mtu::{CONNECTIONS, goes_on};
+use super::stage::{Family, Stage};
+use super::untranslated::expect_return;
+use crate::patience::{until, until_at_rest};
+
+/// Longer than the pauses between the first retransmissions.
+const REST: Duration = Duration::from_millis(700);
+
+/// The relay's host on one side: what its ways there consist of.
+struct Site<'a> {
+    stage: &'a Stage,
+    side: Side,
+}
+
+impl Site<'_> {
+    fn version(&self) -> &'static str {
+        match self.stage.family() {
+            Family::V4 => "-4",
+            Family::V6 => "-6",
+        }
+    }
+
+    /// The device of the relay's host.
+    fn device(&self) -> &'static str {
+        match self.side {
+            Side::Client => Lab::TO_CLIENT,
+            Side::Server => Lab::TO_SERVER,
+        }
+    }
+
+    /// The network of the peer, behind a router.
+    fn network(&self) -> String {
+        let number = match self.side {
+            Side::Client => 4,
+            Side::Server => 5,
+        };
+        match self.stage.family() {
+            Family::V4 => format!("198.18.{number}.0/24"),
+            Family::V6 => format!("2001:2:0:{number}::/64"),
+        }
+    }
+
+    /// The address of the relay's host.
+    fn address(&self) -> String {
+        match (self.stage.family(), self.side) {
+            (Family::V4, Side::Client) => format!("{}/24", Lab::RELAY_V4),
+            (Family::V4, Side::Server) => format!("{}/24", Lab::RELAY_FAR_V4),
+            (Family::V6, Side::Client) => format!("{}/64", Lab::RELAY_V6),
+            (Family::V6, Side::Server) => format!("{}/64", Lab::RELAY_FAR_V6),
+        }
+    }
+
+    fn router(&self) -> String {
+        match (self.stage.family(), self.side) {
+            (Family::V4, Side::Client) => Lab::CLIENT_V4.to_string(),
+            (Family::V4, Side::Server) => Lab::SERVER_V4.to_string(),
+            (Family::V6, Side::Client) => Lab::CLIENT_V6.to_string(),
+            (Family::V6, Side::Server) => Lab::SERVER_V6.to_string(),
+        }
+    }
+
+    /// Runs `ip` on the relay's host, for the addresses of the stage.
+    fn ip(&self, arguments: &str) {
+        let version = self.version();
+        ip(self.stage.lab().relay(), &format!("{version} {arguments}"));
+    }
+
+    fn has_address(&self) -> bool {
+        let (version, device) = (self.version(), self.device());
+        let list = format!("{version} addr show dev {device}");
+        ip(self.stage.lab().relay(), &list).contains(&self.address())
+    }
+
+    fn restore_route(&self) {
+        self.ip(&format!(
+            "route replace {} via {} dev {}",
+            self.network(),
+            self.router(),
+            self.device()
+        ));
+    }
+
+    fn router_host(&self) -> &Namespace {
+        match self.side {
+            Side::Client => self.stage.lab().client(),
+            Side::Server => self.stage.lab().server(),
+        }
+    }
+
+    /// Another address of the router.
+    fn second_router(&self) -> String {
+        match (self.stage.family(), self.side) {
+            (Family::V4, Side::Client) => "198.18.1.9".into(),
+            (Family::V4, Side::Server) => "198.18.2.9".into(),
+            (Family::V6, Side::Client) => "2001:2:0:1::9".into(),
+            (Family::V6, Side::Server) => "2001:2:0:2::9".into(),
+        }
+    }
+
+    /// Sends to the router by its other address; who sends to the first one is not heard any more.
+    fn use_second_router(&self) {
+        const NOBODY: &str = "02:00:00:00:00:01";
+        let [first, second] = [self.router(), self.second_router()];
+        let width = match self.stage.family() {
+            Family::V4 => "24",
+            Family::V6 => "64",
+        };
+        let version = self.version();
+        let there = Lab::TO_RELAY;
+        let nodad = self.nodad();
+        let add = format!("{version} addr add {second}/{width} dev {there}{nodad}");
+        ip(self.router_host(), &add);
+        let (network, device) = (self.network(), self.device());
+        self.ip(&format!(
+            "route replace {network} via {second} dev {device}"
+        ));
+        let mute = format!("neigh replace {first} lladdr {NOBODY} nud permanent dev {device}");
+        self.ip(&mute);
+    }
+
+    /// Joins the relay's host and the router by another cable, and sends there.
+    fn use_second_cable(&self) {
+        const THERE: &str = "second";
+        let (here, number) = match self.side {
+            Side::Client => ("second-client", 6),
+            Side::Server => ("second-server", 7),
+        };
+        let relay = self.stage.lab().relay();
+        let router = self.router_host();
+        let to = router.name();
+        ip(
+            relay,
+            &format!("link add {here} type veth peer name {THERE} netns {to}"),
+        );
+        let address = |host: u8| match self.stage.family() {
+            Family::V4 => format!("198.18.{number}.{host}"),
+            Family::V6 => format!("2001:2:0:{number}::{host}"),
+        };
+        for (host, device, number) in [(relay, here, 1), (router, THERE, 2)] {
+            let dad = format!("net.ipv6.conf.{device}.accept_dad");
+            host.set_sysctl(&dad, "0").expect("set");
+            let (version, nodad) = (self.version(), self.nodad());
+            let width = if version == "-4" { "24" } else { "64" };
+            let address = address(number);
+            ip(
+                host,
+                &format!("{version} addr add {address}/{width} dev {device}{nodad}"),
+            );
+            ip(host, &format!("link set {device} up"));
+        }
+        let network = self.network();
+        self.ip(&format!(
+            "route replace {network} via {} dev {here}",
+            address(2)
+        ));
+    }
+
+    fn nodad(&self) -> &'static str {
+        match self.stage.family() {
+            Family::V4 => "",
+            Family::V6 => " nodad",
+        }
+    }
+
+    fn restore_address(&self) {
+        let (address, device, nodad) = (self.address(), self.device(), self.nodad());
+        self.ip(&format!("addr replace {address} dev {device}{nodad}"));
+    }
+}
+
+type Change<'a> = &'a dyn Fn(&Site<'_>);
+
+/// One connection is idle while its ways close, on each side in turn, and the others are full of bytes. Nothing passes
+/// until the way is open again, and nothing is lost. Those that are spliced stay so.
+fn survive(stage: &Stage, changes: &[(Change<'_>, Change<'_>)]) {
+    goes_on(stage, |connections| {
+        for side in Side::BOTH {
+            let site = Site { stage, side };
+            for (close, open) in changes {
+                close(&site);
+                expect_closed(&site, &connections[0]);
+                open(&site);
+                expect_open(&connections[0]);
+            }
+        }
+    });
+    expect_spliced(stage);
+}
+
+fn expect_closed(site: &Site<'_>, idle: &Connection) {
+    let stage = site.stage;
+    if stage.splices() {
+        until("the connections stand still", || stage.hop().are_spliced(0));
+    }
+    for from in Side::BOTH {
+        idle.end(from).write_number(1);
+    }
+    if stage.splices() {
+        until("its segments are held back", || {
+            stage.hop().counted(segment_reason::HELD_BACK) > 0
+        });
+        until_at_rest(REST, || stage.hop().translated_bytes());
+    }
+    // What comes from the other side, the relay's own socket takes if it copies. With IPv6 it sends from an address that is
+    // gone, as long as there is a route, and only hears no answer.
+    if stage.splices() || site.has_address() {
+        assert!(!idle.end(site.side).is_readable_within(REST));
+    }
+}
+
+pub(super) fn expect_open(idle: &Connection) {
+    for to in Side::BOTH {
+        assert_eq!(idle.end(to).read_number(), 1);
+    }
+}
+
+/// Those that were spliced have not gone back to their sockets.
+pub(super) fn expect_spliced(stage: &Stage) {
+    for entry in stage.hop().entries().iter().filter(|_| stage.splices()) {
+        assert_eq!(entry["engine"], "segment", "{entry}");
+    }
+    assert_eq!(stage.hop().connections(), CONNECTIONS);
+}
+
+fn a_route_goes_and_comes(stage: &Stage) {
+    let close = |site: &Site<'_>| site.ip(&format!("route del {}", site.network()));
+    survive(stage, &[(&close, &|site| site.restore_route())]);
+}
+
+fn a_route_says_that_there_is_none(stage: &Stage) {
+    let close = |site: &Site<'_>, kind| {
+        site.ip(&format!("route del {}", site.network()));
+        site.ip(&format!("route add {kind} {}", site.network()));
+    };
+    let open = |site: &Site<'_>, kind| {
+        site.ip(&format!("route del {kind} {}", site.network()));
+        site.restore_route();
+    };
+    survive(
+        stage,
+        &[
+            (&|site| close(site, "blackhole"), &|site| {
+                open(site, "blackhole")
+            }),
+            (&|site| close(site, "prohibit"), &|site| {
+                open(site, "prohibit")
+            }),
+            (&|site| close(site, "unreachable"), &|site| {
+                open(site, "unreachable")
+            }),
+        ],
+    );
+}
+
+fn a_rule_leads_nowhere(stage: &Stage) {
+    let rule = |site: &Site<'_>| format!("to {} pref 5 blackhole", site.network());
+    // For some connections only
+    let by_port = |site: &Site<'_>| {
+        format!(
+            "to {} ipproto tcp dport 1-65534 pref 6 prohibit",
+            site.network()
+        )
+    };
+    survive(
+        stage,
+        &[
+            (
+                &|site| site.ip(&format!("rule add {}", rule(site))),
+                &|site| {
+                    site.ip(&format!("rule del {}", rule(site)));
+                },
+            ),
+            (
+                &|site| site.ip(&format!("rule add {}", by_port(site))),
+                &|site| {
+                    site.ip(&format!("rule del {}", by_port(site)));
+                },
+            ),
+        ],
+    );
+}
+
+fn an_address_goes_and_comes(stage: &Stage) {
+    let close = |site: &Site<'_>| {
+        let (address, device) = (site.address(), site.device());
+        site.ip(&format!("addr del {address} dev {device}"));
+    };
+    let open = |site: &Site<'_>| {
+        site.restore_address();
+        site.restore_route();
+    };
+    survive(stage, &[(&close, &open)]);
+}
+
+fn a_device_goes_down_and_up(stage: &Stage) {
+    let set = |site: &Site<'_>, state| {
+        ip(
+            stage.lab().relay(),
+            &format!("link set {} {state}", site.device()),
+        );
+    };
+    let open = |site: &Site<'_>| {
+        set(site, "up");
+        site.restore_address();
+        site.restore_route();
+    };
+    survive(stage, &[(&|site| set(site, "down"), &open)]);
+}
+
+with_each_engine!(a_route_goes_and_comes, routed);
+with_each_engine!(a_route_says_that_there_is_none, routed);
+with_each_engine!(a_rule_leads_nowhere, routed);
+with_each_engine!(an_address_goes_and_comes, routed);
+with_each_engine!(a_device_goes_down_and_up, routed);
+
+/// Of the router, which is not heard of at its first one any more. The program sends there as well.
+fn another_address_of_a_router_is_used(stage: &Stage) {
+    goes_on(stage, |connections| {
+        for side in Side::BOTH {
+            Site { stage, side }.use_second_router();
+            move_a_number(&connections[0]);
+        }
+    });
+    expect_spliced(stage);
+}
+
+/// A pair that is spliced goes back to its sockets.
+fn another_device_is_used(stage: &Stage, side: Side) {
+    goes_on(stage, |connections| {
+        Site { stage, side }.use_second_cable();
+        if stage.splices() {
+            until("all have gone back", || stage.hop().are_spliced(0));
+        }
+        move_a_number(&connections[0]);
+    });
+    expect_return(stage, "is reached over another device");
+}
+
+fn another_device_is_used_towards_the_client(stage: &Stage) {
+    another_device_is_used(stage, Side::Client);
+}
+
+fn another_device_is_used_towards_the_server(stage: &Stage) {
+    another_device_is_used(stage, Side::Server);
+}
+
+fn move_a_number(connection: &Connection) {
+    for from in Side::BOTH {
+        connection.end(from).write_number(1);
+    }
+    expect_open(connection);
+}
+
+with_each_engine!(another_address_of_a_router_is_used, routed);
+with_each_engine!(another_device_is_used_towards_the_client, routed);
+with_each_engine!(another_device_is_used_towards_the_server, routed);
