@@ -100,6 +100,21 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 kind)
 	skb->mark = mark;
 }
 
+/* Whether what this side's peer sends does not go on now. */
+static __always_inline bool is_closed(const struct segment_side *side)
+{
+	return marks(side) & SEGMENT_CLOSED;
+}
+
+/* A segment that does not go on is as if it got lost behind this program. @copy: for the relay's own socket; 0: none. */
+static __always_inline int lose(struct __sk_buff *skb, __u32 copy)
+{
+	if (copy)
+		send_copy(skb, copy);
+	count(SEGMENT_NO_WAY);
+	return DROP;
+}
+
 /* What is not translated goes up the stack, which would reset a connection that it does not know. */
 static __always_inline int refuse(bool forwarded, __u32 reason)
 {
@@ -265,6 +280,8 @@ int segment_ingress(struct __sk_buff *skb)
 		}
 	}
 	copy = s.copy;
+	if (is_closed(&flow->side[at.side & 1]))
+		return lose(skb, copy && mark != COPY_PAST ? copy : 0);
 	for (hop = 1; hop <= MAX_HOPS && s.local; hop++) {
 		place = bpf_map_lookup_elem(&segment_tuples, &s.tuple);
 		if (!place)
@@ -277,6 +294,8 @@ int segment_ingress(struct __sk_buff *skb)
 			by_lo = true;
 			break;
 		}
+		if (is_closed(&flow->side[place->side & 1]))
+			return lose(skb, copy && mark != COPY_PAST ? copy : 0);
 		translate_steady(&s, flow, place->flow, place->side, SEGMENT_SPLICED);
 	}
 

@@ -910,6 +910,7 @@ pub mod segment_mark {
     pub const OPTIONED: u32 = 1024;
     pub const NARROW: u32 = 2048;
     pub const STRAYED: u32 = 4096;
+    pub const CLOSED: u32 = 8192;
 }
 
 /// `enum segment_flag`.
@@ -1172,8 +1173,9 @@ pub mod segment_reason {
     pub const DAMAGED: u32 = 24;
     pub const UNACCEPTABLE: u32 = 25;
     pub const HELD_BACK: u32 = 26;
-    pub const REASONS: u32 = 27;
-    pub const NAMES: [&str; 27] = [
+    pub const NO_WAY: u32 = 27;
+    pub const REASONS: u32 = 28;
+    pub const NAMES: [&str; 28] = [
         "translated",
         "own_copies",
         "by_socket",
@@ -1201,6 +1203,7 @@ pub mod segment_reason {
         "damaged",
         "unacceptable",
         "held_back",
+        "no_way",
     ];
 }
 

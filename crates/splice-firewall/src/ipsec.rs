@@ -158,16 +158,14 @@ impl PolicyChanges {
 }
 
 impl Policies {
-    /// What they do with the segments of a connection on a device, in either direction, but let them pass.
-    pub fn on(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        let both =
-            [Direction::In, Direction::Out].map(|direction| self.one_way(direction, ends, device));
-        match both {
-            [Some(Protection::Blocked), _] | [_, Some(Protection::Blocked)] => {
-                Some(Protection::Blocked)
-            }
-            [one, other] => one.or(other),
-        }
+    /// What they do with the segments of a connection that come in on a device, but let them pass.
+    pub fn on_incoming(&self, ends: &Ends, device: u32) -> Option<Protection> {
+        self.one_way(Direction::In, ends, device)
+    }
+
+    /// The same for those that leave by it.
+    pub fn on_outgoing(&self, ends: &Ends, device: u32) -> Option<Protection> {
+        self.one_way(Direction::Out, ends, device)
     }
 
     fn one_way(&self, direction: Direction, ends: &Ends, device: u32) -> Option<Protection> {
@@ -450,7 +448,15 @@ mod tests {
             assert!(xfrm(&format!("add {policy}")), "{policy}");
             assert!(changes.any().expect("it hears"), "{policy}");
             let policies = reader.read().expect("read");
-            assert_eq!(policies.on(&ends, 7), expected, "{policy}: {policies:?}");
+            let done = [
+                policies.on_incoming(&ends, 7),
+                policies.on_outgoing(&ends, 7),
+            ];
+            let expected = match policy.contains("dir in") {
+                true => [expected, None],
+                false => [None, expected],
+            };
+            assert_eq!(done, expected, "{policy}: {policies:?}");
             assert!(xfrm("flush"));
             assert_eq!(reader.read().expect("read"), Policies::default());
         }
@@ -459,11 +465,11 @@ mod tests {
             "add src 10.0.0.1/32 dst 10.0.9.9/32 dir out priority 10",
         ];
         assert!(of_two.into_iter().all(xfrm));
-        assert_eq!(reader.read().expect("read").on(&v4, 7), None);
+        assert_eq!(reader.read().expect("read").on_outgoing(&v4, 7), None);
         assert!(xfrm("flush"));
         // Before Linux 5.15 there are none.
         if xfrm("setdefault in block") {
-            assert_eq!(reader.read().expect("read").on(&v6, 7), blocked);
+            assert_eq!(reader.read().expect("read").on_incoming(&v6, 7), blocked);
         }
     }
 }

@@ -20,15 +20,13 @@ pub struct Ends {
     pub type_of_service: u8,
 }
 
-/// Where the segments of a connection go.
+/// Whether the stack takes segments of a connection, and where it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// They leave by this route.
-    Open(Route),
-    /// None leaves, since there is no route, or one that says so (`blackhole`, `prohibit`, `unreachable`).
-    NoRoute,
-    /// None leaves or comes in, since this host does not have the connection's address any more.
-    NoAddress,
+pub struct Way {
+    /// None comes in without: this host does not have the connection's address any more.
+    pub has_address: bool,
+    /// None leaves without: there is no route, or one that says so (`blackhole`, `prohibit`, `unreachable`).
+    pub route: Option<Route>,
 }
 
 /// Reads the ways of connections in one network namespace.
@@ -53,24 +51,30 @@ impl Ways {
     /// # Errors
     /// If netlink fails.
     pub fn of(&mut self, ends: &Ends) -> io::Result<Way> {
-        // IPv6 does not ask whether the source is this host's.
-        if !self.is_own(ends.local.ip())? {
-            return Ok(Way::NoAddress);
-        }
-        self.out(ends)
+        Ok(Way {
+            has_address: self.is_own(ends.local.ip())?,
+            route: self.out(ends)?,
+        })
     }
 
-    /// The same for a connection whose address is known to be this host's.
+    /// The route of a connection now. IPv6 has one whether or not the source is this host's.
     ///
     /// # Errors
     /// If netlink fails.
-    pub fn out(&mut self, ends: &Ends) -> io::Result<Way> {
+    pub fn out(&mut self, ends: &Ends) -> io::Result<Option<Route>> {
         match (self.0).of_connection(ends.local, ends.peer, ends.type_of_service) {
-            Ok(Some(route)) => Ok(Way::Open(route)),
-            Ok(None) => Ok(Way::NoRoute),
-            Err(error) if is_invalid(&error) => Ok(Way::NoRoute),
-            Err(error) => Err(error),
+            Err(error) if is_invalid(&error) => Ok(None),
+            route => route,
         }
+    }
+
+    /// Whether the stack discards packets that come in on a device from where it has no route to (`rp_filter`).
+    pub fn checks_sources(device: &str) -> bool {
+        ["all", device].into_iter().any(|name| {
+            let setting =
+                std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"));
+            setting.is_ok_and(|setting| setting.trim() != "0")
+        })
     }
 
     /// The route of a connection whose segments leave by this device in any case, as `bpf_redirect_neigh` has them.
@@ -116,7 +120,8 @@ impl AsFd for WayChanges {
     }
 }
 
-/// The answer of a `blackhole` (`fib_props`, `ip6_rt_type_to_error`).
+/// The answer of a `blackhole` (`fib_props`, `ip6_rt_type_to_error`), and about a source that this host does not have
+/// (`ip_route_output_key_hash_rcu`).
 fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
@@ -195,48 +200,47 @@ mod tests {
                 assert!(changes.any().expect("it hears"), "{commands:?}");
                 ways.of(&ends).expect("an answer")
             };
-            assert_eq!(
-                after(&["route add table 77 unreachable default"]),
-                Way::NoRoute
-            );
+            let unrouted = after(&["route add table 77 unreachable default"]);
+            assert_eq!((unrouted.has_address, unrouted.route), (true, None));
             let [one, two] = gateways.map(|gateway| {
                 let way = after(&[&format!("route replace {peer} via {gateway} dev one")]);
-                let Way::Open(route) = way else {
-                    panic!("{way:?} via {gateway}");
-                };
+                let route = way.route.expect("a route");
                 assert_eq!(route.next_hop, Some(gateway.parse().expect("an address")));
                 route
             });
             assert_eq!(one.device, two.device);
             for kind in ["blackhole", "prohibit", "unreachable"] {
                 let prefer = if version == "-4" { "" } else { " metric 1" };
+                let unrouted = after(&[
+                    &format!("route del {peer}"),
+                    &format!("route add {kind} {peer}{prefer}"),
+                ]);
                 assert_eq!(
-                    after(&[
-                        &format!("route del {peer}"),
-                        &format!("route add {kind} {peer}{prefer}")
-                    ]),
-                    Way::NoRoute
+                    (unrouted.has_address, unrouted.route),
+                    (true, None),
+                    "{kind}"
                 );
                 let back = after(&[
                     &format!("route del {kind} {peer}{prefer}"),
                     &format!("route add {peer} via {} dev one", gateways[1]),
                 ]);
-                assert_eq!(back, Way::Open(two));
+                assert_eq!(back.route, Some(two));
             }
             let rule = "ipproto tcp sport 80 table 77 pref 5";
-            assert_eq!(after(&[&format!("rule add {rule}")]), Way::NoRoute);
-            assert_eq!(after(&[&format!("rule del {rule}")]), Way::Open(two));
-            assert_eq!(
-                after(&[&format!("addr del {local}/{width} dev one")]),
-                Way::NoAddress
-            );
+            assert_eq!(after(&[&format!("rule add {rule}")]).route, None);
+            assert_eq!(after(&[&format!("rule del {rule}")]).route, Some(two));
+            let elsewhere = after(&[&format!("addr del {local}/{width} dev one")]);
+            assert!(!elsewhere.has_address, "{elsewhere:?}");
+            if version == "-4" {
+                assert_eq!(elsewhere.route, None);
+            }
             let nodad = if version == "-4" { "" } else { " nodad" };
             let back = after(&[
                 &format!("addr add {local}/{width} dev one{nodad}"),
                 &format!("route replace {peer} via {} dev one", gateways[1]),
             ]);
-            assert_eq!(back, Way::Open(two));
-            assert_ne!(after(&["link set one down"]), Way::Open(two));
+            assert_eq!(back.route, Some(two));
+            assert_ne!(after(&["link set one down"]).route, Some(two));
             after(&["link set one up"]);
         }
     }
@@ -262,9 +266,7 @@ mod tests {
         );
         let mut ways = here.enter(Ways::new).expect("entered").expect("netlink");
         let ends = ends("198.18.1.1", "198.18.9.9");
-        let Way::Open(first) = ways.of(&ends).expect("an answer") else {
-            panic!("there is a route");
-        };
+        let first = ways.out(&ends).expect("an answer").expect("a route");
         assert_eq!(ways.by(&ends, first.device).expect("asked"), Some(first));
         // The program does not tell the ports.
         ip(
@@ -274,9 +276,7 @@ mod tests {
                 "rule add ipproto tcp sport 80 table 77 pref 5",
             ],
         );
-        let Way::Open(by_rule) = ways.of(&ends).expect("an answer") else {
-            panic!("there is a route by the rule");
-        };
+        let by_rule = ways.out(&ends).expect("an answer").expect("a route");
         assert_ne!(by_rule, first);
         assert_eq!(ways.by(&ends, first.device).expect("asked"), Some(first));
         ip(
@@ -286,9 +286,7 @@ mod tests {
                 "route del 198.18.9.9 via 198.18.1.8 dev one",
             ],
         );
-        let Way::Open(second) = ways.of(&ends).expect("an answer") else {
-            panic!("there is another route");
-        };
+        let second = ways.out(&ends).expect("an answer").expect("a route");
         assert_ne!(second.device, first.device);
         assert_ne!(ways.by(&ends, first.device).expect("asked"), Some(second));
     }

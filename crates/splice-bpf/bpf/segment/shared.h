@@ -90,6 +90,7 @@ enum segment_mark {
 	SEGMENT_OPTIONED = 1024,	/* they come with IP options, or with extension headers of IPv6 */
 	SEGMENT_NARROW = 2048,	/* they are too long for the path to the other peer */
 	SEGMENT_STRAYED = 4096,	/* they come by another device than before, or in a VLAN */
+	SEGMENT_CLOSED = 8192,	/* they get lost: the stack would not take them, or has no way to the other peer */
 };
 
 enum segment_flag {

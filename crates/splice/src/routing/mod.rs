@@ -7,14 +7,14 @@
 //! ```text
 //!        it is closed, or not the program's
 //!      ┌─────────────────────────────────────▶ refused
-//! pair ┤                 nothing may pass
-//!      └─────▶ Open ◀────────────────────────▶ Closed: the pair stands still
+//! pair ┤                 nothing leaves, or nothing may come in
+//!      └─────▶ Open ◀────────────────────────▶ Closed: segments get lost
 //!               │                                │
 //!               └────────────▶ Moved ◀───────────┘
-//!                 the stack takes another way: the pair goes back to it
+//!                 the stack takes another way: the pair goes back to it, once it is open
 //! ```
 //!
-//! A closed way loses segments, and does not end a connection: both peers send again once it is open.
+//! A closed way loses what the stack would lose, and does not end a connection: who has sent it sends it again.
 //!
 //! The crate `splice-firewall` asks the kernel. A thread hears of changes (`watch`).
 
@@ -27,6 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
 use splice_base::error::{Result, ResultExt as _};
 pub(crate) use splice_firewall::Ends;
@@ -71,10 +73,12 @@ struct Standing {
 /// How a pair may go on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// Why none of its segments may pass now.
-    pub(crate) closed: Option<String>,
+    /// Why the segments of each side's peer get lost, or none if they do not.
+    pub(crate) closed: [Option<String>; 2],
     /// Why it may not bypass the stack any more.
     pub(crate) moved: Option<String>,
+    /// Both sockets have addresses and routes.
+    pub(crate) is_routed: bool,
     /// The devices by which the stack sends now.
     pub(crate) devices: [u32; 2],
 }
@@ -86,11 +90,30 @@ pub(crate) struct Routed {
     pair: Arc<RoutedPair>,
 }
 
-/// What was found of one connection.
-enum Found {
-    Open(Route),
-    Closed(&'static str),
-    Moved(Option<Route>, &'static str),
+/// What the stack would do with the segments of one connection.
+#[derive(Default)]
+struct Found {
+    route: Option<Route>,
+    has_address: bool,
+    /// Why none comes in.
+    incoming: Option<&'static str>,
+    /// Why none leaves.
+    outgoing: Option<&'static str>,
+    /// Why those that leave do not take the way of those that are redirected.
+    moved: Option<&'static str>,
+}
+
+/// Whether the stack discards packets from where it has no route to, on this device.
+fn checks_sources(device: u32) -> bool {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let name = socket.and_then(|socket| index_to_name(socket, device));
+    // On a device that is gone nothing comes in.
+    name.map_or(true, |name| Ways::checks_sources(&name))
 }
 
 /// The sides of a pair, as they are named to the user.
@@ -165,14 +188,14 @@ impl Routing {
         };
         let mut standing = routed.pair.standing();
         for (at, (leg, side)) in legs.iter().zip(SIDES).enumerate() {
-            match self.find(leg, None) {
-                Ok(Found::Open(route)) => standing.routes[at] = Some(route),
-                Ok(Found::Closed(why) | Found::Moved(_, why)) => {
-                    return Err(format!("{side} {why}"));
-                }
-                Err(error) => return Err(format!("the route of {side} cannot be read: {error}")),
+            let unread = |error| format!("the route of {side} cannot be read: {error}");
+            let found = self.find(leg, None).map_err(unread)?;
+            if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
+                return Err(format!("{side} {why}"));
             }
+            standing.routes[at] = found.route;
         }
+        standing.course.is_routed = true;
         drop(standing);
         Ok(routed)
     }
@@ -184,49 +207,71 @@ impl Routing {
         // A pair that is admitted has just been in use.
         let way = match known {
             Some(_) => ways.of(ends)?,
-            None => ways.out(ends)?,
+            None => Way {
+                has_address: true,
+                route: ways.out(ends)?,
+            },
         };
-        let route = match way {
-            Way::Open(route) => route,
-            Way::NoRoute => return Ok(Found::Closed("has no route to its peer")),
-            Way::NoAddress => {
-                return Ok(Found::Closed("has an address that this host does not have"));
-            }
+        let mut found = Found {
+            route: way.route,
+            has_address: way.has_address,
+            ..Found::default()
         };
-        let moved = |why| Ok(Found::Moved(Some(route), why));
-        match self.protection(ends, route.device) {
-            Ok(None) => {}
-            Ok(Some(Protection::Blocked)) => {
-                return Ok(Found::Closed(
-                    "is blocked by a policy of IPsec (ip xfrm policy)",
-                ));
+        if !way.has_address {
+            found.incoming = Some("has an address that this host does not have any more");
+        }
+        match way.route {
+            None => {
+                found.outgoing = Some("has no route to its peer");
+                if ends.peer.is_ipv4() && checks_sources(*device) {
+                    found
+                        .incoming
+                        .get_or_insert("has no route to its peer (rp_filter)");
+                }
             }
-            Ok(Some(Protection::Required)) => {
-                return moved("is protected by a policy of IPsec (ip xfrm policy)");
+            Some(route) if route.device != *device => {
+                found.moved = Some("is reached over another device");
             }
-            Err(()) => return moved("may be protected by policies of IPsec, which cannot be read"),
+            Some(route) if route.encapsulates => {
+                found.moved = Some("is reached by a route that encapsulates (ip route ... encap)");
+            }
+            Some(route) if known.is_none_or(|known| known.next_hop != route.next_hop) => {
+                let redirected = ways.by(ends, *device)?;
+                if redirected.is_none_or(|redirected| redirected.next_hop != route.next_hop) {
+                    found.moved =
+                        Some("is reached by a route that translated segments do not take");
+                }
+            }
+            Some(_) => {}
         }
-        if route.device != *device {
-            return moved("is reached over another device");
-        }
-        if route.encapsulates {
-            return moved("is reached by a route that encapsulates (ip route ... encap)");
-        }
-        if known.is_some_and(|known| known.next_hop == route.next_hop) {
-            return Ok(Found::Open(route));
-        }
-        let redirected = ways.by(ends, *device)?;
-        if redirected.is_none_or(|redirected| redirected.next_hop != route.next_hop) {
-            return moved("is reached by a route that translated segments do not take");
-        }
-        Ok(Found::Open(route))
+        drop(ways);
+        self.apply_policies(leg, &mut found);
+        Ok(found)
     }
 
-    /// What the policies of IPsec do with a connection.
-    fn protection(&self, ends: &Ends, device: u32) -> std::result::Result<Option<Protection>, ()> {
+    /// Adds what the policies of IPsec do with a connection.
+    fn apply_policies(&self, leg: &Leg, found: &mut Found) {
+        let Leg { ends, device } = leg;
+        let out_device = found.route.map_or(*device, |route| route.device);
         let state = self.state();
-        let policies = state.policies.as_ref().map_err(|_| ())?;
-        Ok(policies.on(ends, device))
+        let Ok(policies) = &state.policies else {
+            found.moved = Some("may be protected by policies of IPsec, which cannot be read");
+            return;
+        };
+        for (protection, closed) in [
+            (policies.on_incoming(ends, *device), &mut found.incoming),
+            (policies.on_outgoing(ends, out_device), &mut found.outgoing),
+        ] {
+            match protection {
+                None => {}
+                Some(Protection::Blocked) => {
+                    closed.get_or_insert("is blocked by a policy of IPsec (ip xfrm policy)");
+                }
+                Some(Protection::Required) => {
+                    found.moved = Some("is protected by a policy of IPsec (ip xfrm policy)");
+                }
+            }
+        }
     }
 
     /// Looks at a pair again. Returns its course if that has changed.
@@ -234,26 +279,34 @@ impl Routing {
         let mut standing = pair.standing();
         let Standing { routes, course } = &mut *standing;
         let mut now = Course {
-            moved: course.moved.take(),
+            moved: course.moved.clone(),
             devices: course.devices,
-            closed: None,
+            is_routed: true,
+            closed: [None, None],
         };
         for (at, leg) in pair.legs.iter().enumerate() {
             let side = SIDES[at];
-            match self.find(leg, routes[at].as_ref()) {
-                Ok(Found::Open(route)) => {
-                    routes[at] = Some(route);
-                    now.devices[at] = route.device;
-                }
-                Ok(Found::Closed(why)) => {
-                    now.closed.get_or_insert_with(|| format!("{side} {why}"));
-                }
-                Ok(Found::Moved(route, why)) => {
-                    now.devices[at] = route.map_or(now.devices[at], |route| route.device);
-                    now.moved.get_or_insert_with(|| format!("{side} {why}"));
-                }
+            let Ok(found) = self.find(leg, routes[at].as_ref()) else {
                 // The kernel is short of memory. The next look is a second away.
-                Err(_) => {}
+                now.is_routed &= course.is_routed;
+                for from in 0..2 {
+                    let before = || course.closed[from].clone();
+                    now.closed[from] = now.closed[from].take().or_else(before);
+                }
+                continue;
+            };
+            let words = |why| format!("{side} {why}");
+            // What comes from the other side leaves here.
+            for (from, why) in [(at, found.incoming), (1 - at, found.outgoing)] {
+                now.closed[from] = now.closed[from].take().or_else(|| why.map(words));
+            }
+            now.moved = now.moved.take().or_else(|| found.moved.map(words));
+            now.is_routed &= found.has_address && found.outgoing.is_none();
+            if let Some(route) = found.route {
+                now.devices[at] = route.device;
+                if found.moved.is_none() {
+                    routes[at] = Some(route);
+                }
             }
         }
         let is_new = now != *course;

@@ -158,7 +158,7 @@ impl Told {
         let Some(Course { closed, moved, .. }) = course else {
             return;
         };
-        if let Some(why) = closed {
+        if let Some(why) = closed.into_iter().flatten().next() {
             self.closed += 1;
             self.why_closed.get_or_insert(why);
         } else if let Some(why) = moved {
@@ -170,7 +170,7 @@ impl Told {
     fn tell(self) {
         if let Some(why) = self.why_closed {
             tracing::warn!(
-                "{} spliced connections stand still until their way is open again: {why}",
+                "{} spliced connections lose segments until there is a way for them again: {why}",
                 self.closed
             );
         }

@@ -1,24 +1,21 @@
-//! What becomes of a pair whose segments may not pass any more as they did: it stands still, or goes back.
+//! What becomes of a pair whose segments may not pass any more as they did: they get lost, or it goes back.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::Segment;
-use super::change_over::{Phase, Progress, Stream};
+use super::change_over::Phase;
 use super::eligibility::{Obstacle, refused};
 use super::flow::Flow;
 use crate::endpoint::Endpoint;
-use crate::kernel::{Next, PairView, Turn, Watch};
-use crate::outcome::{Reason, Side};
-use crate::routing::{Ends, Leg};
+use crate::routing::{Ends, Leg, Routed};
 
-/// How soon to look again at a pair that stands still, should a call get lost.
-const STANDS_FOR: Duration = Duration::from_secs(1);
+/// How soon to look again whether a pair that the program holds can go back.
+const UNROUTED_PAUSE: Duration = Duration::from_millis(200);
 
 /// How soon to look again while another thread attaches the program to a device.
 const ATTACHING_PAUSE: Duration = Duration::from_millis(16);
@@ -63,68 +60,39 @@ impl Segment {
         self.why_revoked().or_else(moved)
     }
 
-    /// None of the pair's segments may pass now.
+    /// Some of the pair's segments would get lost now.
     pub(super) fn is_closed(&self) -> bool {
         let routed = self.routed.as_ref();
-        routed.is_some_and(|routed| routed.course().closed.is_some())
+        routed.is_some_and(|routed| routed.course().closed.iter().any(Option::is_some))
     }
 
-    /// Holds a pair whose segments may not go on, and lets it go. Returns what the turn comes to where it stands still.
-    pub(super) fn follow_course(
-        &mut self,
-        pair: &mut PairView<'_>,
-        streams: [Stream; 2],
-    ) -> Option<Turn> {
-        let flow = Arc::clone(self.counters.flow()?);
-        if self.is_closed() {
-            return Some(self.stand_still(&flow, pair, streams));
-        }
-        let goes_back = self.why_back(&flow).is_some();
-        if std::mem::take(&mut self.stands_still) && flow.is_held() && !goes_back {
-            match self.change_over.phase() {
-                Phase::Spliced => flow.let_go(),
-                _ => flow.overlap_again(),
-            }
+    /// Has the program lose what the stack would lose, and hold a pair that has to go back.
+    pub(super) fn follow_course(&mut self) {
+        let Some(flow) = self.counters.flow() else {
+            return;
+        };
+        let course = self.routed.as_ref().map(Routed::course).unwrap_or_default();
+        let goes_back = self.why_not_bypassing().is_some();
+        let has_to_wait = goes_back && !self.is_routed();
+        for (side, closed) in course.closed.iter().enumerate() {
+            flow.close(side, has_to_wait || closed.is_some());
         }
         // In Overlap it may have to wait until the sockets have delivered something. For segments that it cannot translate
         // the program itself holds the pair.
-        if self.change_over.phase() == Phase::Spliced && self.why_not_bypassing().is_some() {
+        if goes_back && !has_to_wait && self.change_over.phase() == Phase::Spliced {
             flow.hold();
         }
-        None
     }
 
-    /// Both peers' segments get lost, as they would in the stack, until there is a way again or a peer is given up.
-    fn stand_still(
-        &mut self,
-        flow: &Arc<Flow>,
-        pair: &mut PairView<'_>,
-        streams: [Stream; 2],
-    ) -> Turn {
-        self.stands_still = true;
-        let mut next = Next::ASLEEP;
-        let mut pause = STANDS_FOR;
-        if self.change_over.phase() == Phase::Spliced {
-            match self.look(pair.ends, streams, pair.now) {
-                Progress::Spliced(soon) => pause = pause.min(soon),
-                Progress::GivenUp(side) => return gives_up(side),
-                // A socket has something to deliver.
-                _ => next = Next::PUMP,
-            }
-        } else {
-            flow.renew();
-            next.watch = Watch::Stream;
-            let found = self.datapath.inspect(flow.tuples()).ok();
-            let found = found.filter(|found| self.change_over.finds_both(found));
-            match found.map(|found| self.look_for_gone(flow, pair.ends, &found)) {
-                Some(Ok(soon)) => pause = pause.min(soon),
-                Some(Err(side)) => return gives_up(side),
-                // It was reset, of which the pair hears by its own event.
-                None => {}
-            }
-        }
-        flow.hold();
-        Turn::Holds(next.until(pair.now + pause))
+    /// Whether the pair has to go back, and can.
+    pub(super) fn goes_back(&self, flow: &Flow) -> bool {
+        self.why_back(flow).is_some() && self.is_routed()
+    }
+
+    /// Where there is no way, a socket cannot take its connection up.
+    fn is_routed(&self) -> bool {
+        let routed = self.routed.as_ref();
+        routed.is_none_or(|routed| routed.course().is_routed)
     }
 
     /// Whether both sockets could take their connections up, and the program is attached to the devices by which their
@@ -137,8 +105,8 @@ impl Segment {
             return Ok(());
         };
         let course = routed.course_now();
-        if course.closed.is_some() {
-            return Err(ATTACHING_PAUSE);
+        if !course.is_routed {
+            return Err(UNROUTED_PAUSE);
         }
         for device in course.devices {
             // Not to every device can it be attached.
@@ -148,11 +116,6 @@ impl Segment {
         }
         Ok(())
     }
-}
-
-fn gives_up(side: Side) -> Turn {
-    let errno = Errno::TIMEDOUT.raw_os_error();
-    Turn::Ends(Reason::Failed { side, errno })
 }
 
 /// That of what a socket sends.

@@ -85,8 +85,6 @@ pub(crate) struct Segment {
     pass: Option<Pass>,
     /// Where the pair's segments go is watched.
     routed: Option<Routed>,
-    /// Nothing may pass now: the program holds the pair until it may.
-    stands_still: bool,
     /// Since when the pair waits for the packet filters to be examined.
     doubted_at: Option<Instant>,
     /// Another thread attaches the program: nothing changes before then.
@@ -109,7 +107,6 @@ impl Segment {
             bypasses_firewall,
             pass: None,
             routed: None,
-            stands_still: false,
             doubted_at: None,
             begins_at: None,
             change_over: ChangeOver::new(bypasses_firewall),

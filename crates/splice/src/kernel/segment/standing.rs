@@ -38,10 +38,17 @@ impl Flow {
         }
     }
 
-    /// Has the program translate again what it has held back, unless the flow has ended.
-    pub(super) fn let_go(&self) {
-        let state = &self.entry().state;
-        let _ = state.compare_exchange(state::HELD, state::SPLICED, SeqCst, Relaxed);
+    /// Whether what this side's peer sends past the sockets gets lost.
+    pub(super) fn close(&self, side: usize, is_closed: bool) {
+        if (self.marks(side) & mark::CLOSED != 0) == is_closed {
+            return;
+        }
+        let side = self.side(side);
+        if is_closed {
+            side.add_mark(mark::CLOSED);
+        } else {
+            side.take_mark(mark::CLOSED);
+        }
     }
 
     pub(super) fn is_held(&self) -> bool {

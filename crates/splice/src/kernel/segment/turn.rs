@@ -51,9 +51,7 @@ impl Segment {
                 }
             }
             Phase::Overlap | Phase::Spliced => {
-                if let Some(turn) = self.follow_course(pair, streams) {
-                    return turn;
-                }
+                self.follow_course();
             }
         }
         if let Some(flow) = self.held() {
@@ -174,12 +172,7 @@ impl Segment {
     }
 
     /// Sees how far the change-over has come, and takes the next step.
-    pub(super) fn look(
-        &mut self,
-        ends: [&Endpoint; 2],
-        streams: [Stream; 2],
-        now: Instant,
-    ) -> Progress {
+    fn look(&mut self, ends: [&Endpoint; 2], streams: [Stream; 2], now: Instant) -> Progress {
         let Some(flow) = self.counters.flow().map(Arc::clone) else {
             return Progress::Refused("the program does not watch the pair yet".into());
         };
@@ -294,7 +287,7 @@ impl Segment {
         }
         flow.look(found.socket.each_ref().map(promised));
         flow.catch_up(found);
-        if self.why_back(flow).is_some() && self.ways_back(flow, found, streams, now).is_some() {
+        if self.goes_back(flow) && self.ways_back(flow, found, streams, now).is_some() {
             flow.hold();
             return Progress::Again;
         }
@@ -329,7 +322,7 @@ impl Segment {
             put_to_sleep(end, &self.datapath);
             reached("asleep");
         }
-        if self.why_back(flow).is_some() {
+        if self.goes_back(flow) {
             flow.hold();
         }
         progress

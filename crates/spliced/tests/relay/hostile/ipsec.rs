@@ -1,6 +1,8 @@
 //! Policies of IPsec that come while connections of every engine are open: what they block or protect does not pass in
 //! clear.
 
+use splice_bpf::types::segment_reason;
+
 use super::connection::Side;
 use super::hops::ip;
 use super::path_mtu::goes_on;
@@ -10,7 +12,7 @@ use super::untranslated::expect_return;
 use crate::patience::until;
 
 /// Adds a policy for the connections on one side, and takes it away again when nothing passes any more.
-fn apply(stage: &Stage, side: Side, direction: &str, action: &str, is_held: bool) {
+fn apply(stage: &Stage, side: Side, direction: &str, action: &str, is_blocked: bool) {
     let relay = stage.lab().relay();
     let number = match side {
         Side::Client => 4,
@@ -28,20 +30,23 @@ fn apply(stage: &Stage, side: Side, direction: &str, action: &str, is_held: bool
     goes_on(stage, |connections| {
         let idle = &connections[0];
         ip(relay, &policy);
-        if stage.splices() {
+        if stage.splices() && is_blocked {
+            let lost = || stage.hop().counted(segment_reason::NO_WAY);
+            until("segments get lost", || lost() > 0);
+        } else if stage.splices() {
             until("no segment is translated", || stage.hop().are_spliced(0));
         }
         let before = denied(stage);
         for from in Side::BOTH {
             idle.end(from).write_number(1);
         }
-        if !is_held || !stage.splices() {
+        if !is_blocked || !stage.splices() {
             until("the stack has obeyed", || denied(stage) > before);
         }
         ip(relay, "xfrm policy flush");
         expect_open(idle);
     });
-    if is_held {
+    if is_blocked {
         expect_spliced(stage);
     } else {
         expect_return(stage, "is protected by a policy of IPsec");

@@ -54,6 +54,17 @@ impl Stage {
         Self::run(engine, family, hasten, case);
     }
 
+    /// The same, with a router on each side of the relay.
+    pub(super) fn impatient_routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
+        let prepare = |lab: &Lab| {
+            for (name, value) in SETTINGS {
+                lab.relay().set_sysctl(name, value).expect("set");
+            }
+            Some(Hops::behind(lab))
+        };
+        Self::run(engine, family, prepare, case);
+    }
+
     /// The same, with a router on each side of the relay: the lab's client and server.
     pub(super) fn routed(engine: &str, family: Family, case: impl FnOnce(&Self)) {
         Self::run(engine, family, |lab| Some(Hops::behind(lab)), case);

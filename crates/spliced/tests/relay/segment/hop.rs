@@ -12,7 +12,7 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use netlab::{Namespace, Scratch};
 use serde_json::Value;
-use splice_bpf::types::{SegmentFlow, segment_state};
+use splice_bpf::types::{SegmentFlow, SegmentSide, segment_mark, segment_state};
 
 use crate::log::Log;
 use crate::patience::{until, until_found};
@@ -36,6 +36,13 @@ const COUNTS: &str = "segment_counts";
 const PAYLOAD_BYTES_AT: [usize; 2] = {
     let first = offset_of!(SegmentFlow, payload_bytes);
     [first, first + size_of::<u64>()]
+};
+
+/// The offsets of the marks of both sides: the upper half of `reach`.
+const MARKS_AT: [usize; 2] = {
+    let first = offset_of!(SegmentFlow, side) + offset_of!(SegmentSide, reach);
+    let upper = if cfg!(target_endian = "little") { 4 } else { 0 };
+    [first + upper, first + upper + size_of::<SegmentSide>()]
 };
 
 pub(crate) struct Hop {
@@ -152,6 +159,17 @@ impl Hop {
         let states = flows.iter().filter_map(|flow| flow.first_chunk());
         let states = states.map(|state| u32::from_ne_bytes(*state));
         states.filter(|state| ALIVE.contains(state)).collect()
+    }
+
+    /// How many of its connections lose segments, since there is no way for them.
+    pub(crate) fn closed(&self) -> usize {
+        let has_mark = |flow: &Vec<u8>, at: usize| {
+            let marks = flow[at..at + 4].try_into().expect("four bytes");
+            u32::from_ne_bytes(marks) & segment_mark::CLOSED != 0
+        };
+        let flows = flows(&self.relay).into_iter();
+        let closed = flows.filter(|flow| MARKS_AT.into_iter().any(|at| has_mark(flow, at)));
+        closed.count()
     }
 
     /// The counters of its BPF program.
