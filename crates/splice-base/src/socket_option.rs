@@ -349,6 +349,19 @@ pub fn unsent_low_mark(fd: impl AsFd) -> rustix::io::Result<u32> {
     Ok(bytes[0].cast_unsigned())
 }
 
+/// Whether a socket may have an address that is not this host's (`IP_TRANSPARENT`; it is one option for both versions of
+/// IP, `ip_getsockopt`).
+pub fn is_transparent(fd: impl AsFd) -> rustix::io::Result<bool> {
+    let mut value = [0];
+    get(
+        fd.as_fd(),
+        libc::IPPROTO_IP,
+        libc::IP_TRANSPARENT,
+        &mut value,
+    )?;
+    Ok(value[0] != 0)
+}
+
 /// Whether the next byte that a socket reads is the urgent one (`SIOCATMARK`).
 pub fn is_at_mark(fd: impl AsFd) -> rustix::io::Result<bool> {
     // `asm-generic/sockios.h`; the libc crate lacks it.

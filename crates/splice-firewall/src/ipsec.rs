@@ -338,6 +338,7 @@ mod tests {
             local: end(local),
             peer: end(peer),
             type_of_service: 0,
+            is_transparent: false,
         }
     }
 

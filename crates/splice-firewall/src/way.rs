@@ -1,7 +1,7 @@
 //! The way of a connection's segments: by which device they leave, to whom, and whether any come in.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -18,6 +18,9 @@ pub struct Ends {
     pub peer: SocketAddr,
     /// Of the segments that the socket sends (`IP_TOS`, `IPV6_TCLASS`).
     pub type_of_service: u8,
+    /// The socket's address need not be this host's (`IP_TRANSPARENT`): rules bring its segments here, and no route is
+    /// asked for by it.
+    pub is_transparent: bool,
 }
 
 /// Whether the stack takes segments of a connection, and where it sends them.
@@ -37,6 +40,22 @@ pub struct Ways(Routes);
 #[derive(Debug)]
 pub struct WayChanges(Socket);
 
+impl Ends {
+    /// The address that its routes are asked for by.
+    fn source(&self) -> SocketAddr {
+        let any = match self.local.ip() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let address = if self.is_transparent {
+            any
+        } else {
+            self.local.ip()
+        };
+        SocketAddr::new(address, self.local.port())
+    }
+}
+
 impl Ways {
     /// For this thread's network namespace.
     ///
@@ -52,7 +71,7 @@ impl Ways {
     /// If netlink fails.
     pub fn of(&mut self, ends: &Ends) -> io::Result<Way> {
         Ok(Way {
-            has_address: self.is_own(ends.local.ip())?,
+            has_address: ends.is_transparent || self.is_own(ends.local.ip())?,
             route: self.out(ends)?,
         })
     }
@@ -62,7 +81,7 @@ impl Ways {
     /// # Errors
     /// If netlink fails.
     pub fn out(&mut self, ends: &Ends) -> io::Result<Option<Route>> {
-        match (self.0).of_connection(ends.local, ends.peer, ends.type_of_service) {
+        match (self.0).of_connection(ends.source(), ends.peer, ends.type_of_service) {
             Err(error) if is_invalid(&error) => Ok(None),
             route => route,
         }
@@ -82,7 +101,7 @@ impl Ways {
     /// # Errors
     /// If netlink fails.
     pub fn by(&mut self, ends: &Ends, device: u32) -> io::Result<Option<Route>> {
-        let [local, peer] = [ends.local, ends.peer].map(|end| end.ip());
+        let [local, peer] = [ends.source(), ends.peer].map(|end| end.ip());
         match (self.0).by_device(local, peer, ends.type_of_service, device) {
             Err(error) if is_invalid(&error) => Ok(None),
             route => route,
@@ -146,6 +165,7 @@ mod tests {
             local: at(local, 80),
             peer: at(peer, 2000),
             type_of_service: 0,
+            is_transparent: false,
         }
     }
 
@@ -186,6 +206,13 @@ mod tests {
             ),
         ] {
             let ends = ends(local, peer);
+            let foreign = Ends {
+                local: ends.peer,
+                is_transparent: true,
+                ..ends
+            };
+            let way = ways.of(&foreign).expect("netlink");
+            assert!(way.has_address, "{way:?}");
             let width = if version == "-4" { 24 } else { 64 };
             let mut after = |commands: &[&str]| {
                 let _ = changes.any();

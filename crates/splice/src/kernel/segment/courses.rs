@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use rustix::net::sockopt;
+use splice_base::socket_option;
 
 use super::Segment;
 use super::change_over::Phase;
@@ -43,6 +44,7 @@ impl Segment {
                     local,
                     peer,
                     type_of_service: type_of_service(ends[side], local),
+                    is_transparent: socket_option::is_transparent(ends[side]).unwrap_or(false),
                 },
                 device: devices[side],
             }
