@@ -213,6 +213,10 @@ mod tests {
             };
             let way = ways.of(&foreign).expect("netlink");
             assert!(way.has_address, "{way:?}");
+            // Another thread of the kernel notices that the device is up (linkwatch).
+            netlab::until("this host has the address", || {
+                ways.of(&ends).expect("netlink").has_address
+            });
             let width = if version == "-4" { 24 } else { 64 };
             let mut after = |commands: &[&str]| {
                 let _ = changes.any();
