@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use crate::netlink::{Attributes, DumpError, Socket};
 use crate::segment::TCP;
+use crate::setting::Setting;
 use crate::way::Ends;
 
 /// The policies of one network namespace, as they were when they were read.
@@ -25,6 +26,8 @@ pub enum Protection {
     Blocked,
     /// They let its segments pass only with IPsec.
     Required,
+    /// Only the network stack can tell.
+    Unclear,
 }
 
 /// Reads the policies of one network namespace. Without a socket the kernel has none.
@@ -58,7 +61,8 @@ struct Selector {
     source: Range,
     /// 0: any.
     protocol: u8,
-    /// 0: any.
+    /// 0: any. Otherwise the stack compares what is not known here: for packets to this host the loopback device, for those
+    /// of IPv6 the one that their socket is bound to (`xfrm_decode_session`, `__xfrm6_selector_match`).
     device: u32,
 }
 
@@ -98,6 +102,15 @@ const BLOCK: u8 = 1;
 
 /// How often to read what changes while it is read.
 const TRIES: usize = 20;
+
+/// No policy counts for what comes in. With IPv6 it is a setting of the device that has the address, which may be another
+/// one (`addrconf_f6i_alloc`).
+const NO_POLICY: &str = "disable_policy";
+/// None counts for what leaves. IPv6 has no such setting.
+const NO_IPSEC: Setting = Setting {
+    family: "ipv4",
+    name: "disable_xfrm",
+};
 
 impl PolicyReader {
     /// For this thread's network namespace.
@@ -158,20 +171,34 @@ impl PolicyChanges {
 }
 
 impl Policies {
-    /// What they do with the segments of a connection that come in on a device, but let them pass.
+    /// What they do with the segments of a connection that come in on a device of this thread's network namespace, but
+    /// let them pass.
     pub fn on_incoming(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        self.one_way(Direction::In, ends, device)
+        let found = self.one_way(Direction::In, ends)?;
+        let family = match ends.local.is_ipv4() {
+            true => "ipv4",
+            false => "ipv6",
+        };
+        let name = NO_POLICY;
+        let off = Setting { family, name };
+        match off.is_on_for(device) {
+            Ok(true) if ends.local.is_ipv4() || off.is_on_for_all() => None,
+            Ok(true) => Some(Protection::Unclear),
+            Ok(false) | Err(_) => Some(found),
+        }
     }
 
     /// The same for those that leave by it.
     pub fn on_outgoing(&self, ends: &Ends, device: u32) -> Option<Protection> {
-        self.one_way(Direction::Out, ends, device)
+        let found = self.one_way(Direction::Out, ends)?;
+        let is_off = ends.local.is_ipv4() && NO_IPSEC.is_on_for(device).unwrap_or(false);
+        (!is_off).then_some(found)
     }
 
-    fn one_way(&self, direction: Direction, ends: &Ends, device: u32) -> Option<Protection> {
+    fn one_way(&self, direction: Direction, ends: &Ends) -> Option<Protection> {
         let matching = || {
             let mut all = self.policies.iter();
-            std::iter::from_fn(move || all.find(|policy| policy.matches(direction, ends, device)))
+            std::iter::from_fn(move || all.find(|policy| policy.matches(direction, ends)))
         };
         let Some(first) = matching().map(|policy| policy.priority).min() else {
             let blocks = self.blocks[direction as usize];
@@ -213,20 +240,24 @@ impl Policy {
                 .is_some_and(|templates| !templates.is_empty())
                 .then_some(Protection::Required)
         };
+        let selector = Selector::of(info)?;
         Some(Self {
             direction,
-            selector: Selector::of(info)?,
+            does: match selector.device {
+                0 => does,
+                _ => Some(Protection::Unclear),
+            },
+            selector,
             priority: number(PRIORITY_AT)?,
-            does,
         })
     }
 
-    fn matches(&self, direction: Direction, ends: &Ends, device: u32) -> bool {
+    fn matches(&self, direction: Direction, ends: &Ends) -> bool {
         let Selector {
             destination,
             source,
             protocol,
-            device: on,
+            device: _,
         } = &self.selector;
         let [to, from] = match direction {
             Direction::In => [ends.local, ends.peer],
@@ -234,7 +265,6 @@ impl Policy {
         };
         self.direction == direction
             && matches!(*protocol, 0 | TCP)
-            && (*on == 0 || *on == device)
             && destination.has(to.ip(), to.port())
             && source.has(from.ip(), from.port())
     }
@@ -396,6 +426,11 @@ mod tests {
                 "src 10.0.0.1/32 dst 10.0.9.9/32 proto tcp sport 80 dir out action block",
                 blocked,
             ),
+            (
+                v4,
+                "src 10.0.9.9/32 dst 10.0.0.1/32 dev lo dir in action block",
+                Some(Protection::Unclear),
+            ),
             // Others
             (
                 v4,
@@ -472,5 +507,48 @@ mod tests {
         if xfrm("setdefault in block") {
             assert_eq!(reader.read().expect("read").on_incoming(&v6, 7), blocked);
         }
+    }
+    /// On a device, and on all.
+    #[test]
+    fn settings_switch_policies_off() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ipsec").expect("a namespace");
+        let v4 = ends("10.0.0.1:80", "10.0.9.9:2000");
+        let v6 = ends("[2001:db8::1]:80", "[2001:db8:9::9]:2000");
+        let all = Policies {
+            policies: Vec::new(),
+            blocks: [true; 2],
+        };
+        let blocked = Some(Protection::Blocked);
+        let set = |family, name, device, value| {
+            let setting = format!("net.{family}.conf.{device}.{name}");
+            here.set_sysctl(&setting, value).expect("set");
+        };
+        // Of the kernel's own accord they are off on IPv4's.
+        const LOOPBACK: u32 = 1;
+        let done = |ends| {
+            let done = here.enter(|| {
+                [
+                    all.on_incoming(ends, LOOPBACK),
+                    all.on_outgoing(ends, LOOPBACK),
+                ]
+            });
+            done.expect("entered")
+        };
+        assert_eq!(done(&v4), [None; 2]);
+        assert_eq!(done(&v6), [blocked; 2]);
+        set("ipv4", "disable_policy", "lo", "0");
+        set("ipv4", "disable_xfrm", "lo", "0");
+        assert_eq!(done(&v4), [blocked; 2]);
+        set("ipv4", "disable_policy", "all", "1");
+        assert_eq!(done(&v4), [None, blocked]);
+        set("ipv4", "disable_xfrm", "all", "1");
+        assert_eq!(done(&v4), [None; 2]);
+        set("ipv6", "disable_policy", "lo", "1");
+        assert_eq!(done(&v6), [Some(Protection::Unclear), blocked]);
+        set("ipv6", "disable_policy", "all", "1");
+        assert_eq!(done(&v6), [None, blocked]);
     }
 }

@@ -28,6 +28,7 @@ mod nft;
 mod route;
 mod rule;
 mod segment;
+mod setting;
 mod tracked;
 mod verdict;
 mod walk;

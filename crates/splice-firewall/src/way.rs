@@ -8,6 +8,13 @@ use rustix::io::Errno;
 
 use crate::netlink::Socket;
 use crate::route::{Route, Routes};
+use crate::setting::Setting;
+
+/// Only IPv4 has it.
+const REVERSE_PATH: Setting = Setting {
+    family: "ipv4",
+    name: "rp_filter",
+};
 
 /// The ends of a TCP connection of this host, by which its way is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,12 +95,9 @@ impl Ways {
     }
 
     /// Whether the stack discards packets that come in on a device from where it has no route to (`rp_filter`).
-    pub fn checks_sources(device: &str) -> bool {
-        ["all", device].into_iter().any(|name| {
-            let setting =
-                std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"));
-            setting.is_ok_and(|setting| setting.trim() != "0")
-        })
+    pub fn checks_sources(device: u32) -> bool {
+        // On a device that is gone nothing comes in.
+        REVERSE_PATH.is_on_for(device).unwrap_or(true)
     }
 
     /// The route of a connection whose segments leave by this device in any case, as `bpf_redirect_neigh` has them.

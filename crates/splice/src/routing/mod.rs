@@ -27,8 +27,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::netdevice::index_to_name;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use slab::Slab;
 use splice_base::error::{Result, ResultExt as _};
 pub(crate) use splice_firewall::Ends;
@@ -53,7 +51,8 @@ struct State {
 struct RoutedPair {
     legs: [Leg; 2],
     waker: Waker,
-    standing: Mutex<Standing>,
+    /// As it was last seen.
+    course: Mutex<Course>,
 }
 
 /// One connection of a pair.
@@ -62,12 +61,6 @@ pub(crate) struct Leg {
     pub(crate) ends: Ends,
     /// The device to which its segments are redirected.
     pub(crate) device: u32,
-}
-
-struct Standing {
-    /// By which the segments go that the program redirects.
-    routes: [Option<Route>; 2],
-    course: Course,
 }
 
 /// How a pair may go on.
@@ -101,19 +94,6 @@ struct Found {
     outgoing: Option<&'static str>,
     /// Why those that leave do not take the way of those that are redirected.
     moved: Option<&'static str>,
-}
-
-/// Whether the stack discards packets from where it has no route to, on this device.
-fn checks_sources(device: u32) -> bool {
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    );
-    let name = socket.and_then(|socket| index_to_name(socket, device));
-    // On a device that is gone nothing comes in.
-    name.map_or(true, |name| Ways::checks_sources(&name))
 }
 
 /// The sides of a pair, as they are named to the user.
@@ -165,12 +145,9 @@ impl Routing {
         let pair = Arc::new(RoutedPair {
             legs,
             waker,
-            standing: Mutex::new(Standing {
-                routes: [None; 2],
-                course: Course {
-                    devices: legs.map(|leg| leg.device),
-                    ..Course::default()
-                },
+            course: Mutex::new(Course {
+                devices: legs.map(|leg| leg.device),
+                ..Course::default()
             }),
         });
         // First, so that no change after the look is missed.
@@ -186,29 +163,29 @@ impl Routing {
             key,
             pair,
         };
-        let mut standing = routed.pair.standing();
-        for (at, (leg, side)) in legs.iter().zip(SIDES).enumerate() {
+        let mut course = routed.pair.course();
+        for (leg, side) in legs.iter().zip(SIDES) {
             let unread = |error| format!("the route of {side} cannot be read: {error}");
-            let found = self.find(leg, None).map_err(unread)?;
+            // It has just been in use.
+            let has_address = true;
+            let found = self.find(leg, has_address).map_err(unread)?;
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
                 return Err(format!("{side} {why}"));
             }
-            standing.routes[at] = found.route;
         }
-        standing.course.is_routed = true;
-        drop(standing);
+        course.is_routed = true;
+        drop(course);
         Ok(routed)
     }
 
-    /// What the stack would do with the segments of one connection, for which the program has a `known` route.
-    fn find(&self, leg: &Leg, known: Option<&Route>) -> io::Result<Found> {
+    /// What the stack would do with the segments of one connection, whose address may be known to be this host's.
+    fn find(&self, leg: &Leg, has_address: bool) -> io::Result<Found> {
         let Leg { ends, device } = leg;
         let mut ways = self.ways();
-        // A pair that is admitted has just been in use.
-        let way = match known {
-            Some(_) => ways.of(ends)?,
-            None => Way {
-                has_address: true,
+        let way = match has_address {
+            false => ways.of(ends)?,
+            true => Way {
+                has_address,
                 route: ways.out(ends)?,
             },
         };
@@ -223,7 +200,7 @@ impl Routing {
         match way.route {
             None => {
                 found.outgoing = Some("has no route to its peer");
-                if ends.peer.is_ipv4() && checks_sources(*device) {
+                if ends.peer.is_ipv4() && Ways::checks_sources(*device) {
                     found
                         .incoming
                         .get_or_insert("has no route to its peer (rp_filter)");
@@ -235,14 +212,13 @@ impl Routing {
             Some(route) if route.encapsulates => {
                 found.moved = Some("is reached by a route that encapsulates (ip route ... encap)");
             }
-            Some(route) if known.is_none_or(|known| known.next_hop != route.next_hop) => {
+            Some(route) => {
                 let redirected = ways.by(ends, *device)?;
                 if redirected.is_none_or(|redirected| redirected.next_hop != route.next_hop) {
                     found.moved =
                         Some("is reached by a route that translated segments do not take");
                 }
             }
-            Some(_) => {}
         }
         drop(ways);
         self.apply_policies(leg, &mut found);
@@ -270,14 +246,18 @@ impl Routing {
                 Some(Protection::Required) => {
                     found.moved = Some("is protected by a policy of IPsec (ip xfrm policy)");
                 }
+                Some(Protection::Unclear) => {
+                    found.moved = Some(
+                        "may be subject to a policy of IPsec that depends on a device (ip xfrm policy)",
+                    );
+                }
             }
         }
     }
 
     /// Looks at a pair again. Returns its course if that has changed.
     fn look_at(&self, pair: &RoutedPair) -> Option<Course> {
-        let mut standing = pair.standing();
-        let Standing { routes, course } = &mut *standing;
+        let mut course = pair.course();
         let mut now = Course {
             moved: course.moved.clone(),
             devices: course.devices,
@@ -286,7 +266,7 @@ impl Routing {
         };
         for (at, leg) in pair.legs.iter().enumerate() {
             let side = SIDES[at];
-            let Ok(found) = self.find(leg, routes[at].as_ref()) else {
+            let Ok(found) = self.find(leg, false) else {
                 // The kernel is short of memory. The next look is a second away.
                 now.is_routed &= course.is_routed;
                 for from in 0..2 {
@@ -304,14 +284,11 @@ impl Routing {
             now.is_routed &= found.has_address && found.outgoing.is_none();
             if let Some(route) = found.route {
                 now.devices[at] = route.device;
-                if found.moved.is_none() {
-                    routes[at] = Some(route);
-                }
             }
         }
         let is_new = now != *course;
         course.clone_from(&now);
-        drop(standing);
+        drop(course);
         is_new.then(|| {
             pair.waker.wake_by_ref();
             now
@@ -333,16 +310,16 @@ impl fmt::Debug for Routing {
 }
 
 impl RoutedPair {
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn course(&self) -> MutexGuard<'_, Course> {
         // Every update is complete before anything can panic.
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.course.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Routed {
     /// How the pair may go on, as it was last seen.
     pub(crate) fn course(&self) -> Course {
-        self.pair.standing().course.clone()
+        self.pair.course().clone()
     }
 
     /// The same, seen now.

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 
 use crate::patience::{until, until_found};
 use crate::payload::Payload;
-use crate::peer::{End, Peer};
+use crate::peer::{End, Over, Peer};
 use crate::programs::installed;
 use crate::relay::{CUT_SHORT, Relay, SAME_REQUEST, command};
 use crate::server::{Server, free_port};
@@ -240,15 +240,6 @@ impl<'peers> Flow<'peers> {
         until("bytes arrive", || {
             self.received.load(Ordering::Acquire) > before + 10 * CHUNK_BYTES
         });
-    }
-}
-
-/// Says that something is over when it is dropped, also by a failure: otherwise the flows would go on for ever.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 use std::time::Duration;
 
@@ -258,6 +260,40 @@ pub(crate) fn exchange(near: &Peer, far: &Peer, number: u64, there: u64, back: u
             });
             scope.spawn(move || {
                 assert_eq!(to.read_to_end(payload, 0), (count, End::OfStream));
+            });
+        }
+    });
+}
+
+/// Says that something is over when it is dropped, also by a failure: otherwise what waits for that would go on for ever.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Release);
+    }
+}
+
+/// Moves bytes in both directions until something is over and one more block has arrived, and then ends both streams.
+pub(crate) fn exchange_until(is_over: &AtomicBool, near: &Peer, far: &Peer, number: u64) {
+    const BYTES: u64 = 2 << 20;
+    let (forth, answer) = (Payload::new(number), Payload::new(!number));
+    thread::scope(|scope| {
+        for (from, to, payload) in [(near, far, forth), (far, near, answer)] {
+            let sent = scope.spawn(move || {
+                let mut sent = 0;
+                let mut is_last = false;
+                while !is_last {
+                    is_last = is_over.load(Acquire);
+                    from.send(payload, sent, BYTES);
+                    sent += BYTES;
+                }
+                from.end_stream();
+                sent
+            });
+            scope.spawn(move || {
+                let received = to.read_to_end(payload, 0);
+                assert_eq!(received, (sent.join().expect("it goes on"), End::OfStream));
             });
         }
     });

@@ -1,5 +1,6 @@
 //! Rules that change while pairs are spliced: these go back to their sockets, and the rules apply as they do to copied ones.
 
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use netlab::Lab;
 
 use super::host::{CLIENT_PORT, Host, IPV6, PORT, Pair, SERVER_PORT, can_filter, iptables, run};
 use crate::patience::until;
-use crate::peer::exchange;
+use crate::peer::{Over, exchange_until};
 
 /// A chain that drops all segments with one port of the client.
 struct Chain {
@@ -291,7 +292,6 @@ fn a_rule_against_the_target_sends_all_pairs_back() {
 
 /// With full streams: no byte is lost, and none comes twice.
 fn full_streams_survive_a_rule(engine: &str) {
-    const BYTES: u64 = 24 << 20;
     if !can_filter() {
         return;
     }
@@ -300,9 +300,12 @@ fn full_streams_survive_a_rule(engine: &str) {
     if engine != "copy" {
         host.splice(&pairs.each_ref());
     }
+    let has_dropped = AtomicBool::new(false);
     thread::scope(|scope| {
+        let over = Over(&has_dropped);
         for (number, pair) in (0..).zip(&pairs) {
-            scope.spawn(move || exchange(&pair.near, &pair.far, number, BYTES, BYTES));
+            let is_over = &has_dropped;
+            scope.spawn(move || exchange_until(is_over, &pair.near, &pair.far, number));
         }
         host.nft(
             "table inet t { chain c {
@@ -313,6 +316,7 @@ fn full_streams_survive_a_rule(engine: &str) {
         until_spliced(&host, engine, 0);
         until("the rule drops segments", || counted(&host) > 0);
         host.nft("delete table inet t");
+        drop(over);
     });
     drop(pairs);
     for port in [CLIENT_PORT, CLIENT_PORT + 1] {

@@ -1,12 +1,13 @@
 //! Policies of IPsec that come while connections of every engine are open: what they block or protect does not pass in
 //! clear.
 
+use netlab::Lab;
 use splice_bpf::types::segment_reason;
 
 use super::connection::Side;
 use super::hops::ip;
 use super::path_mtu::goes_on;
-use super::routes::{expect_open, expect_spliced};
+use super::routes::{expect_open, expect_spliced, move_a_number, until_looked_at};
 use super::stage::{Family, Stage};
 use super::untranslated::expect_return;
 use crate::patience::until;
@@ -98,14 +99,68 @@ fn other_policies_do_not_matter(stage: &Stage) {
         ] {
             ip(stage.lab().relay(), &format!("xfrm policy add {policy}"));
         }
-        for from in Side::BOTH {
-            connections[0].end(from).write_number(1);
-        }
-        expect_open(&connections[0]);
+        until_looked_at(stage);
+        move_a_number(&connections[0]);
     });
     expect_spliced(stage);
 }
 
+/// Where the host's settings switch them off.
+fn policies_that_are_off_do_not_matter(stage: &Stage) {
+    let relay = stage.lab().relay();
+    // IPv6 has no setting for what leaves.
+    let (settings, directions): (&[_], &[_]) = match stage.family() {
+        Family::V4 => (&["disable_policy", "disable_xfrm"], &["in", "out"]),
+        Family::V6 => (&["disable_policy"], &["in"]),
+    };
+    let (family, devices, any): (_, &[_], _) = match stage.family() {
+        Family::V4 => ("ipv4", &[Lab::TO_CLIENT, Lab::TO_SERVER], "0.0.0.0/0"),
+        Family::V6 => ("ipv6", &["all"], "::/0"),
+    };
+    goes_on(stage, |connections| {
+        for device in devices {
+            for setting in settings {
+                let name = format!("net.{family}.conf.{device}.{setting}");
+                relay.set_sysctl(&name, "1").expect("set");
+            }
+        }
+        // The stack asks when it makes a route, and routes are cached.
+        ip(relay, "route flush cache");
+        for direction in directions {
+            ip(
+                relay,
+                &format!("xfrm policy add src {any} dst {any} dir {direction} action block"),
+            );
+        }
+        until_looked_at(stage);
+        move_a_number(&connections[0]);
+    });
+    expect_spliced(stage);
+}
+
+/// Packets to this host never come by the device, as policies see it. The stack has to tell.
+fn a_policy_depends_on_a_device(stage: &Stage) {
+    let relay = stage.lab().relay();
+    let any = match stage.family() {
+        Family::V4 => "0.0.0.0/0",
+        Family::V6 => "::/0",
+    };
+    let device = Lab::TO_CLIENT;
+    goes_on(stage, |connections| {
+        ip(
+            relay,
+            &format!("xfrm policy add src {any} dst {any} dev {device} dir in action block"),
+        );
+        if stage.splices() {
+            until("all have gone back", || stage.hop().are_spliced(0));
+        }
+        move_a_number(&connections[0]);
+    });
+    expect_return(stage, "may be subject to a policy of IPsec");
+}
+
+with_each_engine!(policies_that_are_off_do_not_matter, routed);
+with_each_engine!(a_policy_depends_on_a_device, routed);
 with_each_engine!(a_policy_blocks_what_goes_out, routed);
 with_each_engine!(a_policy_blocks_what_comes_in, routed);
 with_each_engine!(a_policy_protects_what_goes_out, routed);

@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 
 use netlab::{Lab, Namespace, present};
@@ -12,8 +11,7 @@ use super::connection::{Connection, Side};
 use super::hops::{Hops, ip};
 use super::stage::{Family, IN_ORDER, Stage};
 use crate::patience::until;
-use crate::payload::Payload;
-use crate::peer::{End, Peer, exchange};
+use crate::peer::{Over, Peer, exchange, exchange_until};
 use crate::relay::BINARY;
 use crate::segment::hop::Hop;
 
@@ -26,8 +24,6 @@ const ANNOUNCED_BYTES: [(&str, u32); 2] = [("-4", 1460), ("-6", 1440)];
 
 pub(super) const CONNECTIONS: usize = 3;
 const BYTES: u64 = 2 << 20;
-/// Should nothing ever change.
-const MOST_BYTES: u64 = 1 << 30;
 
 /// Both ends of a cable: a veth drops what is longer than its own MTU when it comes in (`is_skb_forwardable`).
 pub(super) fn narrow(ends: [(&Namespace, &str); 2]) {
@@ -60,40 +56,15 @@ pub(super) fn goes_on(stage: &Stage, change: impl FnOnce(&[Connection])) {
     let (idle, full) = connections.split_first().expect("several");
     let has_changed = AtomicBool::new(false);
     thread::scope(|scope| {
-        for connection in full {
-            scope.spawn(|| move_beyond(connection, &has_changed));
+        let over = Over(&has_changed);
+        for Connection { client, server } in full {
+            scope.spawn(|| exchange_until(&has_changed, client, server, 5));
         }
         change(&connections);
-        has_changed.store(true, Release);
+        drop(over);
         move_some(idle, BYTES);
     });
     stage.expect_ended(connections.len(), IN_ORDER);
-}
-
-/// Both streams are full until something has changed, and for a while after that.
-fn move_beyond(Connection { client, server }: &Connection, has_changed: &AtomicBool) {
-    thread::scope(|scope| {
-        for (from, to, payload) in [
-            (client, server, Payload::new(5)),
-            (server, client, Payload::new(6)),
-        ] {
-            let sent = scope.spawn(move || {
-                let mut sent = 0;
-                let mut is_last = false;
-                while !is_last && sent < MOST_BYTES {
-                    is_last = has_changed.load(Acquire);
-                    from.send(payload, sent, BYTES);
-                    sent += BYTES;
-                }
-                from.end_stream();
-                sent
-            });
-            scope.spawn(move || {
-                let received = to.read_to_end(payload, 0);
-                assert_eq!(received, (sent.join().expect("it goes on"), End::OfStream));
-            });
-        }
-    });
 }
 
 /// The cable between the router on this side and the host behind it.

@@ -270,6 +270,19 @@ fn a_rule_comes_and_goes(stage: &Stage, rule: &str) {
     });
 }
 
+/// The relay has looked at what has changed before this.
+pub(super) fn until_looked_at(stage: &Stage) {
+    let side = Side::Server;
+    let site = Site { stage, side };
+    if stage.splices() {
+        let rule = format!("to {} pref 5 blackhole", site.network());
+        site.ip(&format!("rule add {rule}"));
+        until("all are closed", || stage.hop().closed() == CONNECTIONS);
+        site.ip(&format!("rule del {rule}"));
+        until("all are open", || stage.hop().closed() == 0);
+    }
+}
+
 fn a_rule_leads_nowhere(stage: &Stage) {
     a_rule_comes_and_goes(stage, "blackhole");
 }
@@ -382,13 +395,39 @@ fn another_device_is_used_towards_the_server(stage: &Stage) {
     another_device_is_used(stage, Side::Server);
 }
 
-fn move_a_number(connection: &Connection) {
+pub(super) fn move_a_number(connection: &Connection) {
     for from in Side::BOTH {
         connection.end(from).write_number(1);
     }
     expect_open(connection);
 }
 
+/// A rule that sockets without a device do not meet, and redirected segments do.
+fn a_rule_stops_redirected_segments(stage: &Stage, side: Side) {
+    let site = Site { stage, side };
+    goes_on(stage, |connections| {
+        site.ip(&format!(
+            "rule add oif {} pref 5 unreachable",
+            site.device()
+        ));
+        if stage.splices() {
+            until("all have gone back", || stage.hop().are_spliced(0));
+        }
+        move_a_number(&connections[0]);
+    });
+    expect_return(stage, "by a route that translated segments do not take");
+}
+
+fn a_rule_stops_redirected_segments_to_the_client(stage: &Stage) {
+    a_rule_stops_redirected_segments(stage, Side::Client);
+}
+
+fn a_rule_stops_redirected_segments_to_the_server(stage: &Stage) {
+    a_rule_stops_redirected_segments(stage, Side::Server);
+}
+
+with_each_engine!(a_rule_stops_redirected_segments_to_the_client, routed);
+with_each_engine!(a_rule_stops_redirected_segments_to_the_server, routed);
 with_each_engine!(another_address_of_a_router_is_used, routed);
 with_each_engine!(another_device_is_used_towards_the_client, routed);
 with_each_engine!(another_device_is_used_towards_the_server, routed);
