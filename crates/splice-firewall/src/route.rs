@@ -35,9 +35,11 @@ mod message {
 mod rta {
     pub(super) const DESTINATION: u16 = 1;
     pub(super) const SOURCE: u16 = 2;
+    pub(super) const IN_DEVICE: u16 = 3;
     pub(super) const OUT_DEVICE: u16 = 4;
     pub(super) const GATEWAY: u16 = 5;
     pub(super) const PREFERRED_SOURCE: u16 = 7;
+    pub(super) const NEXT_HOPS: u16 = 9;
     pub(super) const VIA: u16 = 18;
     pub(super) const ENCAPSULATION_TYPE: u16 = 21;
     pub(super) const USER: u16 = 25;
@@ -55,6 +57,13 @@ mod rtn {
 
 /// Where `struct rtmsg` has `rtm_type`.
 const KIND_AT: usize = 7;
+
+/// `RTM_F_FIB_MATCH`: the route itself is told, not what is chosen from it.
+const WHOLE: u32 = 0x2000;
+
+/// `struct rtnexthop`, and where it has the index of the device.
+const NEXT_HOP_BYTES: usize = 8;
+const NEXT_HOP_DEVICE_AT: usize = 4;
 
 /// `IFA_ADDRESS`, `IFA_LOCAL` (linux/if_addr.h). A point-to-point address has its own end in the latter.
 const ADDRESS: u16 = 1;
@@ -108,9 +117,40 @@ impl Routes {
             ..Asked::to(to.ip())
         };
         let is_routed = self.look_up(asked, &connection, |header, _| {
-            is_local = matches!(header.get(KIND_AT), Some(&(rtn::LOCAL | rtn::ANYCAST)));
+            is_local = is_delivered(header);
         })?;
         Ok(is_routed && is_local)
+    }
+
+    /// Whether the segments of a TCP connection that come in on a device stay on this host.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub(crate) fn comes_in(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        type_of_service: u8,
+        device: u32,
+    ) -> io::Result<bool> {
+        let asked = Asked {
+            from: Some(from.ip()),
+            type_of_service,
+            ..Asked::to(to.ip())
+        };
+        let mut by = ports(from, to).to_vec();
+        by.push(attribute(rta::IN_DEVICE, &device.to_ne_bytes()));
+        let mut is_local = false;
+        let found = self.look_up(asked, &by, |header, _| is_local = is_delivered(header));
+        match found.map_err(|error| error.raw_os_error().map(Errno::from_raw_os_error)) {
+            Ok(is_routed) => Ok(is_routed && is_local),
+            // A `blackhole`, a source that none has or that comes by another device (`ip_route_input_rcu`), and a device
+            // that is gone.
+            Err(Some(Errno::INVAL | Errno::XDEV | Errno::NODEV)) => Ok(false),
+            Err(errno) => {
+                Err(errno.map_or_else(|| io::Error::other("no route was read"), Into::into))
+            }
+        }
     }
 
     /// How the segments of a TCP connection leave, which rules may tell by its ends, this process's user and the type of
@@ -124,12 +164,30 @@ impl Routes {
         to: SocketAddr,
         type_of_service: u8,
     ) -> io::Result<Option<Route>> {
-        let by = [
-            attribute(rta::IP_PROTOCOL, &[TCP]),
-            attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()),
-            attribute(rta::DESTINATION_PORT, &to.port().to_be_bytes()),
-        ];
-        self.from(from.ip(), to.ip(), type_of_service, &by)
+        self.from(from.ip(), to.ip(), type_of_service, &ports(from, to))
+    }
+
+    /// The devices of the next hops of a route that has several, from which the stack chooses for each packet.
+    ///
+    /// # Errors
+    /// As [`of_connection`](Self::of_connection).
+    pub(crate) fn devices(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        type_of_service: u8,
+    ) -> io::Result<Vec<u32>> {
+        let asked = Asked {
+            from: Some(from.ip()),
+            type_of_service,
+            flags: WHOLE,
+            ..Asked::to(to.ip())
+        };
+        let mut devices = Vec::new();
+        self.look_up(asked, &ports(from, to), |_, found| {
+            devices = devices_of(found.bytes(rta::NEXT_HOPS).unwrap_or_default());
+        })?;
+        Ok(devices)
     }
 
     /// How they would leave where a BPF program redirects them to a device (`bpf_redirect_neigh`): it tells neither ports
@@ -161,9 +219,9 @@ impl Routes {
         by: &[Vec<u8>],
     ) -> io::Result<Option<Route>> {
         let asked = Asked {
-            to,
             from: Some(from),
             type_of_service,
+            ..Asked::to(to)
         };
         let mut route = None;
         let is_routed = self.look_up(asked, by, |_, found| {
@@ -190,6 +248,7 @@ impl Routes {
         header[1] = 8 * octets.len() as u8;
         header[2] = 8 * octets_of_source.len() as u8;
         header[3] = asked.type_of_service;
+        header[8..].copy_from_slice(&asked.flags.to_ne_bytes());
         let mut request = attribute(rta::DESTINATION, &octets);
         if source.is_some() {
             request.extend(attribute(rta::SOURCE, &octets_of_source));
@@ -245,6 +304,8 @@ struct Asked {
     to: IpAddr,
     from: Option<IpAddr>,
     type_of_service: u8,
+    /// `RTM_F_*`.
+    flags: u32,
 }
 
 impl Asked {
@@ -253,8 +314,39 @@ impl Asked {
             to,
             from: None,
             type_of_service: 0,
+            flags: 0,
         }
     }
+}
+
+/// Whether a route, by its `struct rtmsg`, ends on this host.
+fn is_delivered(header: &[u8]) -> bool {
+    matches!(header.get(KIND_AT), Some(&(rtn::LOCAL | rtn::ANYCAST)))
+}
+
+/// What rules may tell a TCP connection by, beside its addresses.
+fn ports(from: SocketAddr, to: SocketAddr) -> [Vec<u8>; 3] {
+    [
+        attribute(rta::IP_PROTOCOL, &[TCP]),
+        attribute(rta::SOURCE_PORT, &from.port().to_be_bytes()),
+        attribute(rta::DESTINATION_PORT, &to.port().to_be_bytes()),
+    ]
+}
+
+/// Those of a list of `struct rtnexthop`, each with attributes behind it.
+fn devices_of(mut list: &[u8]) -> Vec<u32> {
+    let mut devices = Vec::new();
+    while let Some(hop) = list.get(..NEXT_HOP_BYTES) {
+        let length = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(NEXT_HOP_BYTES);
+        devices.extend(
+            hop[NEXT_HOP_DEVICE_AT..]
+                .try_into()
+                .map(u32::from_ne_bytes)
+                .ok(),
+        );
+        list = list.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    devices
 }
 
 /// The route to an address, from the attributes of the kernel's answer.

@@ -8,13 +8,9 @@ use rustix::io::Errno;
 
 use crate::netlink::Socket;
 use crate::route::{Route, Routes};
-use crate::setting::Setting;
 
-/// Only IPv4 has it.
-const REVERSE_PATH: Setting = Setting {
-    family: "ipv4",
-    name: "rp_filter",
-};
+/// Its index in every network namespace (`loopback_net_init`).
+const LOOPBACK: u32 = 1;
 
 /// The ends of a TCP connection of this host, by which its way is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,8 +29,9 @@ pub struct Ends {
 /// Whether the stack takes segments of a connection, and where it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// None comes in without: this host does not have the connection's address any more.
-    pub has_address: bool,
+    /// None comes in without: this host does not have the connection's address any more, a rule stops it
+    /// (`ip rule ... iif`), or there is no route to where it comes from (`rp_filter`).
+    pub comes_in: bool,
     /// None leaves without: there is no route, or one that says so (`blackhole`, `prohibit`, `unreachable`).
     pub route: Option<Route>,
 }
@@ -72,13 +69,13 @@ impl Ways {
         Routes::new().map(Self)
     }
 
-    /// The way of a connection now.
+    /// The way of a connection now, whose segments come in on a device.
     ///
     /// # Errors
     /// If netlink fails.
-    pub fn of(&mut self, ends: &Ends) -> io::Result<Way> {
+    pub fn of(&mut self, ends: &Ends, device: u32) -> io::Result<Way> {
         Ok(Way {
-            has_address: ends.is_transparent || self.is_own(ends.local.ip())?,
+            comes_in: self.comes_in(ends, device)?,
             route: self.out(ends)?,
         })
     }
@@ -94,12 +91,6 @@ impl Ways {
         }
     }
 
-    /// Whether the stack discards packets that come in on a device from where it has no route to (`rp_filter`).
-    pub fn checks_sources(device: u32) -> bool {
-        // On a device that is gone nothing comes in.
-        REVERSE_PATH.is_on_for(device).unwrap_or(true)
-    }
-
     /// The route of a connection whose segments leave by this device in any case, as `bpf_redirect_neigh` has them.
     ///
     /// # Errors
@@ -112,10 +103,34 @@ impl Ways {
         }
     }
 
-    /// Whether this host takes packets to an address.
-    fn is_own(&mut self, address: IpAddr) -> io::Result<bool> {
-        // Rules that choose by ports seldom lead away from a host's own addresses.
-        self.0.is_local(SocketAddr::new(address, 0), None)
+    /// Whether a connection over IPv6 is sent to several next hops, some of them on another device. The stack chooses by
+    /// the flow label, of which a packet that is redirected has another one than the socket's, and then sends to a next
+    /// hop of another device on this one (`bpf_redirect_neigh`, `fib6_select_path`). IPv4 chooses on the device.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn is_spread(&mut self, ends: &Ends, device: u32) -> io::Result<bool> {
+        if ends.peer.is_ipv4() {
+            return Ok(false);
+        }
+        match (self.0).devices(ends.source(), ends.peer, ends.type_of_service) {
+            Err(error) if is_invalid(&error) => Ok(false),
+            devices => Ok(devices?.iter().any(|hop| *hop != device)),
+        }
+    }
+
+    /// Whether this host takes segments that come in on a device.
+    fn comes_in(&mut self, ends: &Ends, device: u32) -> io::Result<bool> {
+        let Ends { local, peer, .. } = *ends;
+        if ends.is_transparent {
+            // Rules bring them here by marks of packet filters, which are not known.
+            Ok(true)
+        } else if device == LOOPBACK {
+            // They keep the route by which they left.
+            self.0.is_local(local, None)
+        } else {
+            self.0.comes_in(peer, local, ends.type_of_service, device)
+        }
     }
 }
 
@@ -152,6 +167,8 @@ fn is_invalid(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use netlab::{Namespace, Need, available};
+    use rustix::net::netdevice::name_to_index;
+    use rustix::net::{AddressFamily, SocketType, socket};
 
     use super::*;
 
@@ -161,6 +178,14 @@ mod tests {
             let done = done.expect("ip runs");
             assert!(done.status.success(), "ip {command}: {done:?}");
         }
+    }
+
+    fn index_of(namespace: &Namespace, device: &str) -> u32 {
+        let index = namespace.enter(|| {
+            let socket = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+            name_to_index(&socket, device)
+        });
+        index.expect("entered").expect("an index")
     }
 
     fn ends(local: &str, peer: &str) -> Ends {
@@ -194,6 +219,7 @@ mod tests {
             .enter(|| Ok::<_, io::Error>((Ways::new()?, WayChanges::new()?)))
             .expect("entered")
             .expect("netlink");
+        let device = index_of(&here, "one");
         for (version, local, peer, gateways) in [
             // First, since its addresses do not survive that the device is down.
             (
@@ -215,11 +241,11 @@ mod tests {
                 is_transparent: true,
                 ..ends
             };
-            let way = ways.of(&foreign).expect("netlink");
-            assert!(way.has_address, "{way:?}");
+            let way = ways.of(&foreign, device).expect("netlink");
+            assert!(way.comes_in, "{way:?}");
             // Another thread of the kernel notices that the device is up (linkwatch).
             netlab::until("this host has the address", || {
-                ways.of(&ends).expect("netlink").has_address
+                ways.of(&ends, device).expect("netlink").comes_in
             });
             let width = if version == "-4" { 24 } else { 64 };
             let mut after = |commands: &[&str]| {
@@ -233,10 +259,10 @@ mod tests {
                     &commands.iter().map(String::as_str).collect::<Vec<_>>(),
                 );
                 assert!(changes.any().expect("it hears"), "{commands:?}");
-                ways.of(&ends).expect("an answer")
+                ways.of(&ends, device).expect("an answer")
             };
             let unrouted = after(&["route add table 77 unreachable default"]);
-            assert_eq!((unrouted.has_address, unrouted.route), (true, None));
+            assert_eq!((unrouted.comes_in, unrouted.route), (true, None));
             let [one, two] = gateways.map(|gateway| {
                 let way = after(&[&format!("route replace {peer} via {gateway} dev one")]);
                 let route = way.route.expect("a route");
@@ -250,11 +276,7 @@ mod tests {
                     &format!("route del {peer}"),
                     &format!("route add {kind} {peer}{prefer}"),
                 ]);
-                assert_eq!(
-                    (unrouted.has_address, unrouted.route),
-                    (true, None),
-                    "{kind}"
-                );
+                assert_eq!((unrouted.comes_in, unrouted.route), (true, None), "{kind}");
                 let back = after(&[
                     &format!("route del {kind} {peer}{prefer}"),
                     &format!("route add {peer} via {} dev one", gateways[1]),
@@ -265,7 +287,7 @@ mod tests {
             assert_eq!(after(&[&format!("rule add {rule}")]).route, None);
             assert_eq!(after(&[&format!("rule del {rule}")]).route, Some(two));
             let elsewhere = after(&[&format!("addr del {local}/{width} dev one")]);
-            assert!(!elsewhere.has_address, "{elsewhere:?}");
+            assert!(!elsewhere.comes_in, "{elsewhere:?}");
             if version == "-4" {
                 assert_eq!(elsewhere.route, None);
             }
@@ -324,5 +346,46 @@ mod tests {
         let second = ways.out(&ends).expect("an answer").expect("a route");
         assert_ne!(second.device, first.device);
         assert_ne!(ways.by(&ends, first.device).expect("asked"), Some(second));
+    }
+
+    #[test]
+    fn next_hops_on_several_devices_are_told() {
+        if !available(Need::Netns) {
+            return;
+        }
+        let here = Namespace::new("ways").expect("a namespace");
+        ip(
+            &here,
+            &[
+                "link add one type veth peer name two",
+                "-6 addr add 2001:2:0:1::1/64 dev one nodad",
+                "-6 addr add 2001:2:0:2::1/64 dev two nodad",
+                "link set one up",
+                "link set two up",
+            ],
+        );
+        let mut ways = here.enter(Ways::new).expect("entered").expect("netlink");
+        let ends = ends("2001:2:0:1::1", "2001:2:0:9::9");
+        let device = index_of(&here, "one");
+        // Another thread of the kernel notices that the device is up (linkwatch).
+        netlab::until("this host has the address", || {
+            ways.of(&ends, device).expect("netlink").comes_in
+        });
+        let hop = |network: u8, host: u8, device: &str| {
+            format!(" nexthop via 2001:2:0:{network}::{host} dev {device}")
+        };
+        for (hops, is_spread) in [
+            (hop(1, 8, "one"), false),
+            (hop(1, 8, "one") + &hop(1, 9, "one"), false),
+            (hop(1, 8, "one") + &hop(2, 8, "two"), true),
+            (
+                hop(1, 8, "one") + &hop(1, 9, "one") + &hop(2, 8, "two"),
+                true,
+            ),
+        ] {
+            ip(&here, &[&format!("-6 route replace 2001:2:0:9::9{hops}")]);
+            let told = ways.is_spread(&ends, device).expect("an answer");
+            assert_eq!(told, is_spread, "{hops}");
+        }
     }
 }

@@ -87,7 +87,8 @@ pub(crate) struct Routed {
 #[derive(Default)]
 struct Found {
     route: Option<Route>,
-    has_address: bool,
+    /// The routes and rules let them come in.
+    comes_in: bool,
     /// Why none comes in.
     incoming: Option<&'static str>,
     /// Why none leaves.
@@ -167,8 +168,8 @@ impl Routing {
         for (leg, side) in legs.iter().zip(SIDES) {
             let unread = |error| format!("the route of {side} cannot be read: {error}");
             // It has just been in use.
-            let has_address = true;
-            let found = self.find(leg, has_address).map_err(unread)?;
+            let comes_in = true;
+            let found = self.find(leg, comes_in).map_err(unread)?;
             if let Some(why) = found.incoming.or(found.outgoing).or(found.moved) {
                 return Err(format!("{side} {why}"));
             }
@@ -178,39 +179,39 @@ impl Routing {
         Ok(routed)
     }
 
-    /// What the stack would do with the segments of one connection, whose address may be known to be this host's.
-    fn find(&self, leg: &Leg, has_address: bool) -> io::Result<Found> {
+    /// What the stack would do with the segments of one connection, of which some may be known to have come in just now.
+    fn find(&self, leg: &Leg, comes_in: bool) -> io::Result<Found> {
         let Leg { ends, device } = leg;
         let mut ways = self.ways();
-        let way = match has_address {
-            false => ways.of(ends)?,
+        let way = match comes_in {
+            false => ways.of(ends, *device)?,
             true => Way {
-                has_address,
+                comes_in,
                 route: ways.out(ends)?,
             },
         };
         let mut found = Found {
             route: way.route,
-            has_address: way.has_address,
+            comes_in: way.comes_in,
             ..Found::default()
         };
-        if !way.has_address {
-            found.incoming = Some("has an address that this host does not have any more");
+        if !way.comes_in {
+            found.incoming = Some(
+                "has an address that this host does not have any more, or a route or rule stops what comes in",
+            );
         }
         match way.route {
             None => {
                 found.outgoing = Some("has no route to its peer");
-                if ends.peer.is_ipv4() && Ways::checks_sources(*device) {
-                    found
-                        .incoming
-                        .get_or_insert("has no route to its peer (rp_filter)");
-                }
             }
             Some(route) if route.device != *device => {
                 found.moved = Some("is reached over another device");
             }
             Some(route) if route.encapsulates => {
                 found.moved = Some("is reached by a route that encapsulates (ip route ... encap)");
+            }
+            Some(_) if ways.is_spread(ends, *device)? => {
+                found.moved = Some("is reached over several devices (ip -6 route ... nexthop)");
             }
             Some(route) => {
                 let redirected = ways.by(ends, *device)?;
@@ -281,7 +282,7 @@ impl Routing {
                 now.closed[from] = now.closed[from].take().or_else(|| why.map(words));
             }
             now.moved = now.moved.take().or_else(|| found.moved.map(words));
-            now.is_routed &= found.has_address && found.outgoing.is_none();
+            now.is_routed &= found.comes_in && found.outgoing.is_none();
             if let Some(route) = found.route {
                 now.devices[at] = route.device;
             }

@@ -131,6 +131,24 @@ impl Site<'_> {
 
     /// Joins the relay's host and the router by another cable, and sends there.
     fn use_second_cable(&self) {
+        let (router, device) = self.add_second_cable();
+        let network = self.network();
+        self.ip(&format!(
+            "route replace {network} via {router} dev {device}"
+        ));
+    }
+
+    /// The same, but by both cables.
+    fn use_both_cables(&self) {
+        let (router, device) = self.add_second_cable();
+        let hops = [(self.router(), self.device()), (router, device)];
+        let hops = hops.map(|(router, device)| format!(" nexthop via {router} dev {device}"));
+        let (network, hops) = (self.network(), hops.concat());
+        self.ip(&format!("route replace {network}{hops}"));
+    }
+
+    /// Returns the router's address there, and the device of the relay's host.
+    fn add_second_cable(&self) -> (String, &'static str) {
         const THERE: &str = "second";
         let (here, number) = match self.side {
             Side::Client => ("second-client", 6),
@@ -159,11 +177,7 @@ impl Site<'_> {
             );
             ip(host, &format!("link set {device} up"));
         }
-        let network = self.network();
-        self.ip(&format!(
-            "route replace {network} via {} dev {here}",
-            address(2)
-        ));
+        (address(2), here)
     }
 
     fn nodad(&self) -> &'static str {
@@ -316,6 +330,74 @@ fn a_device_goes_down_and_up(stage: &Stage) {
     survive(stage, &|site| set(site, "down"), &open);
 }
 
+/// Nothing comes in from the peers on one side any more, whatever leaves.
+fn nothing_comes_in(stage: &Stage, close: &dyn Fn(&Site<'_>), open: &dyn Fn(&Site<'_>)) {
+    goes_on(stage, |connections| {
+        for side in Side::BOTH {
+            let site = Site { stage, side };
+            close(&site);
+            if stage.splices() {
+                until("all are closed", || stage.hop().closed() == CONNECTIONS);
+            }
+            let (from, to) = (connections[0].end(side), connections[0].end(side.other()));
+            from.write_number(1);
+            assert!(!to.is_readable_within(REST));
+            open(&site);
+            assert_eq!(to.read_number(), 1);
+            until("all are open", || stage.hop().closed() == 0);
+        }
+    });
+    expect_spliced(stage);
+}
+
+fn a_rule_lets_nothing_come_in(stage: &Stage) {
+    // Otherwise the table of the host's own addresses comes first.
+    let site = Site {
+        stage,
+        side: Side::Client,
+    };
+    site.ip("rule add pref 100 lookup local");
+    site.ip("rule del pref 0");
+    let change = |site: &Site<'_>, how: &str| {
+        site.ip(&format!(
+            "rule {how} iif {} pref 5 blackhole",
+            site.device()
+        ));
+    };
+    nothing_comes_in(stage, &|site| change(site, "add"), &|site| {
+        change(site, "del")
+    });
+}
+
+/// With IPv4, where it checks sources. IPv6 has no such setting.
+fn a_host_checks_sources(stage: &Stage) {
+    for device in ["all", Lab::TO_CLIENT, Lab::TO_SERVER] {
+        let name = format!("net.ipv4.conf.{device}.rp_filter");
+        stage.lab().relay().set_sysctl(&name, "1").expect("set");
+    }
+    let close = |site: &Site<'_>| site.ip(&format!("route del {}", site.network()));
+    let open = |site: &Site<'_>| site.restore_route();
+    if stage.family() == Family::V4 {
+        return nothing_comes_in(stage, &close, &open);
+    }
+    goes_on(stage, |connections| {
+        for side in Side::BOTH {
+            let site = Site { stage, side };
+            close(&site);
+            if stage.splices() {
+                until("all are closed", || stage.hop().closed() == CONNECTIONS);
+            }
+            connections[0].end(side).write_number(1);
+            assert_eq!(connections[0].end(side.other()).read_number(), 1);
+            open(&site);
+            until("all are open", || stage.hop().closed() == 0);
+        }
+    });
+    expect_spliced(stage);
+}
+
+with_each_engine!(a_rule_lets_nothing_come_in, routed);
+with_each_engine!(a_host_checks_sources, routed);
 with_each_engine!(a_route_goes_and_comes, routed);
 with_each_engine!(a_route_becomes_a_black_hole, routed);
 with_each_engine!(a_route_becomes_prohibited, routed);
@@ -428,6 +510,32 @@ fn a_rule_stops_redirected_segments_to_the_server(stage: &Stage) {
 
 with_each_engine!(a_rule_stops_redirected_segments_to_the_client, routed);
 with_each_engine!(a_rule_stops_redirected_segments_to_the_server, routed);
+/// Those of one connection go by one of them, and the program's by another one: none gets through on a device where its
+/// next hop is not. With IPv4 the device decides.
+fn several_devices_are_used(stage: &Stage, side: Side) {
+    let is_spread = stage.family() == Family::V6;
+    goes_on(stage, |connections| {
+        Site { stage, side }.use_both_cables();
+        if stage.splices() && is_spread {
+            until("all have gone back", || stage.hop().are_spliced(0));
+        }
+        move_a_number(&connections[0]);
+    });
+    if is_spread {
+        expect_return(stage, "is reached over several devices");
+    }
+}
+
+fn several_devices_are_used_towards_the_client(stage: &Stage) {
+    several_devices_are_used(stage, Side::Client);
+}
+
+fn several_devices_are_used_towards_the_server(stage: &Stage) {
+    several_devices_are_used(stage, Side::Server);
+}
+
+with_each_engine!(several_devices_are_used_towards_the_client, routed);
+with_each_engine!(several_devices_are_used_towards_the_server, routed);
 with_each_engine!(another_address_of_a_router_is_used, routed);
 with_each_engine!(another_device_is_used_towards_the_client, routed);
 with_each_engine!(another_device_is_used_towards_the_server, routed);
