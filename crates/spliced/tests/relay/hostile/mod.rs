@@ -67,6 +67,7 @@ mod patience;
 mod reset;
 mod routes;
 mod segment;
+mod site;
 mod spray;
 mod stage;
 mod syn;

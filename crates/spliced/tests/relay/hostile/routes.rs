@@ -4,194 +4,19 @@
 
 use std::time::Duration;
 
-use netlab::{Lab, Namespace};
+use netlab::Lab;
 use splice_bpf::types::segment_reason;
 
 use super::connection::{Connection, Side};
 use super::hops::ip;
 use super::path_mtu::{CONNECTIONS, goes_on};
+use super::site::Site;
 use super::stage::{BY_RESET, Family, Stage};
 use super::untranslated::expect_return;
 use crate::patience::until;
 
 /// Longer than the pauses between the first retransmissions.
 const REST: Duration = Duration::from_millis(700);
-
-/// The relay's host on one side: what its ways there consist of.
-struct Site<'a> {
-    stage: &'a Stage,
-    side: Side,
-}
-
-impl Site<'_> {
-    fn version(&self) -> &'static str {
-        match self.stage.family() {
-            Family::V4 => "-4",
-            Family::V6 => "-6",
-        }
-    }
-
-    /// The device of the relay's host.
-    fn device(&self) -> &'static str {
-        match self.side {
-            Side::Client => Lab::TO_CLIENT,
-            Side::Server => Lab::TO_SERVER,
-        }
-    }
-
-    /// The network of the peer, behind a router.
-    fn network(&self) -> String {
-        let number = match self.side {
-            Side::Client => 4,
-            Side::Server => 5,
-        };
-        match self.stage.family() {
-            Family::V4 => format!("198.18.{number}.0/24"),
-            Family::V6 => format!("2001:2:0:{number}::/64"),
-        }
-    }
-
-    /// The address of the relay's host.
-    fn address(&self) -> String {
-        match (self.stage.family(), self.side) {
-            (Family::V4, Side::Client) => format!("{}/24", Lab::RELAY_V4),
-            (Family::V4, Side::Server) => format!("{}/24", Lab::RELAY_FAR_V4),
-            (Family::V6, Side::Client) => format!("{}/64", Lab::RELAY_V6),
-            (Family::V6, Side::Server) => format!("{}/64", Lab::RELAY_FAR_V6),
-        }
-    }
-
-    fn router(&self) -> String {
-        match (self.stage.family(), self.side) {
-            (Family::V4, Side::Client) => Lab::CLIENT_V4.to_string(),
-            (Family::V4, Side::Server) => Lab::SERVER_V4.to_string(),
-            (Family::V6, Side::Client) => Lab::CLIENT_V6.to_string(),
-            (Family::V6, Side::Server) => Lab::SERVER_V6.to_string(),
-        }
-    }
-
-    /// Runs `ip` on the relay's host, for the addresses of the stage.
-    fn ip(&self, arguments: &str) {
-        let version = self.version();
-        ip(self.stage.lab().relay(), &format!("{version} {arguments}"));
-    }
-
-    fn has_address(&self) -> bool {
-        let (version, device) = (self.version(), self.device());
-        let list = format!("{version} addr show dev {device}");
-        ip(self.stage.lab().relay(), &list).contains(&self.address())
-    }
-
-    fn restore_route(&self) {
-        self.ip(&format!(
-            "route replace {} via {} dev {}",
-            self.network(),
-            self.router(),
-            self.device()
-        ));
-    }
-
-    fn router_host(&self) -> &Namespace {
-        match self.side {
-            Side::Client => self.stage.lab().client(),
-            Side::Server => self.stage.lab().server(),
-        }
-    }
-
-    /// Another address of the router.
-    fn second_router(&self) -> String {
-        match (self.stage.family(), self.side) {
-            (Family::V4, Side::Client) => "198.18.1.9".into(),
-            (Family::V4, Side::Server) => "198.18.2.9".into(),
-            (Family::V6, Side::Client) => "2001:2:0:1::9".into(),
-            (Family::V6, Side::Server) => "2001:2:0:2::9".into(),
-        }
-    }
-
-    /// Sends to the router by its other address; who sends to the first one is not heard any more.
-    fn use_second_router(&self) {
-        const NOBODY: &str = "02:00:00:00:00:01";
-        let [first, second] = [self.router(), self.second_router()];
-        let width = match self.stage.family() {
-            Family::V4 => "24",
-            Family::V6 => "64",
-        };
-        let version = self.version();
-        let there = Lab::TO_RELAY;
-        let nodad = self.nodad();
-        let add = format!("{version} addr add {second}/{width} dev {there}{nodad}");
-        ip(self.router_host(), &add);
-        let (network, device) = (self.network(), self.device());
-        self.ip(&format!(
-            "route replace {network} via {second} dev {device}"
-        ));
-        let mute = format!("neigh replace {first} lladdr {NOBODY} nud permanent dev {device}");
-        self.ip(&mute);
-    }
-
-    /// Joins the relay's host and the router by another cable, and sends there.
-    fn use_second_cable(&self) {
-        let (router, device) = self.add_second_cable();
-        let network = self.network();
-        self.ip(&format!(
-            "route replace {network} via {router} dev {device}"
-        ));
-    }
-
-    /// The same, but by both cables.
-    fn use_both_cables(&self) {
-        let (router, device) = self.add_second_cable();
-        let hops = [(self.router(), self.device()), (router, device)];
-        let hops = hops.map(|(router, device)| format!(" nexthop via {router} dev {device}"));
-        let (network, hops) = (self.network(), hops.concat());
-        self.ip(&format!("route replace {network}{hops}"));
-    }
-
-    /// Returns the router's address there, and the device of the relay's host.
-    fn add_second_cable(&self) -> (String, &'static str) {
-        const THERE: &str = "second";
-        let (here, number) = match self.side {
-            Side::Client => ("second-client", 6),
-            Side::Server => ("second-server", 7),
-        };
-        let relay = self.stage.lab().relay();
-        let router = self.router_host();
-        let to = router.name();
-        ip(
-            relay,
-            &format!("link add {here} type veth peer name {THERE} netns {to}"),
-        );
-        let address = |host: u8| match self.stage.family() {
-            Family::V4 => format!("198.18.{number}.{host}"),
-            Family::V6 => format!("2001:2:0:{number}::{host}"),
-        };
-        for (host, device, number) in [(relay, here, 1), (router, THERE, 2)] {
-            let dad = format!("net.ipv6.conf.{device}.accept_dad");
-            host.set_sysctl(&dad, "0").expect("set");
-            let (version, nodad) = (self.version(), self.nodad());
-            let width = if version == "-4" { "24" } else { "64" };
-            let address = address(number);
-            ip(
-                host,
-                &format!("{version} addr add {address}/{width} dev {device}{nodad}"),
-            );
-            ip(host, &format!("link set {device} up"));
-        }
-        (address(2), here)
-    }
-
-    fn nodad(&self) -> &'static str {
-        match self.stage.family() {
-            Family::V4 => "",
-            Family::V6 => " nodad",
-        }
-    }
-
-    fn restore_address(&self) {
-        let (address, device, nodad) = (self.address(), self.device(), self.nodad());
-        self.ip(&format!("addr replace {address} dev {device}{nodad}"));
-    }
-}
 
 /// One connection is idle while its way on each side closes, and the others are full of bytes. What the stack would lose
 /// gets lost until the way is open again, and comes then. Those that are spliced stay so.
