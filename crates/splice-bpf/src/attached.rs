@@ -12,6 +12,7 @@ use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::ProgInfoIter;
 use rustix::io::Errno;
 
+use crate::claim::Claim;
 use crate::libbpf::checked;
 
 /// The most programs in one place (`BPF_MPROG_MAX`, `BPF_CGROUP_MAX_PROGS`).
@@ -44,6 +45,54 @@ pub fn program_on_device(device: u32) -> Result<Option<String>, Errno> {
         }
     }
     Ok(None)
+}
+
+/// Tells the other processes of a network namespace that a program is this library's, and leaves other connections alone.
+/// Who may not ask for the names of programs (CAP_SYS_ADMIN) learns it by this.
+#[derive(Debug)]
+pub struct Claimed(#[expect(dead_code, reason = "it lasts as long as this")] Claim);
+
+impl Claimed {
+    /// Of a program with this id, in this thread's network namespace. `None` if somebody else says it.
+    ///
+    /// # Errors
+    /// If no socket can be made.
+    pub fn program(id: u32) -> Result<Option<Self>, Errno> {
+        Ok(Claim::on(&claim_of(id))?.map(Self))
+    }
+}
+
+fn claim_of(id: u32) -> String {
+    format!("spliced program {id}")
+}
+
+/// Which programs see received packets of a device after another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum After {
+    /// These; programs of this library, which leave other connections alone, are not among them.
+    Programs(Vec<String>),
+    /// The program is not attached to the device.
+    NotAttached,
+    /// Before Linux 6.6 programs are attached as filters.
+    NoLinks,
+}
+
+/// The programs that see received packets of a device of this thread's network namespace after the one with the id `own`, by
+/// links (TCX).
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or if the device is gone.
+pub fn programs_after(device: u32, own: u32) -> Result<After, Errno> {
+    let ids = match query(device as i32, libbpf_sys::BPF_TCX_INGRESS, 0) {
+        Err(Errno::INVAL) => return Ok(After::NoLinks),
+        ids => ids?,
+    };
+    let Some(at) = ids.iter().position(|id| *id == own) else {
+        return Ok(After::NotAttached);
+    };
+    let is_foreign = |id: &&u32| !matches!(Claim::on(&claim_of(**id)), Ok(None));
+    let foreign = ids[at + 1..].iter().filter(is_foreign);
+    Ok(After::Programs(foreign.map(|id| name_of(*id)).collect()))
 }
 
 /// The name of a program that filters the packets of the sockets of a control group, attached to it or to one above it.

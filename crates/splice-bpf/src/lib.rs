@@ -10,6 +10,7 @@
 
 mod attach;
 mod attached;
+mod claim;
 pub mod clock;
 mod direction_entry;
 mod grace_period;
@@ -37,8 +38,10 @@ pub mod types;
 #[cfg(test)]
 mod verified;
 
-pub use attach::{AttachMode, DeviceLink, Traffic};
-pub use attached::{open_control_group, packet_filter_of, program_on_device};
+pub use attach::{AttachMode, DeviceLink, Traffic, is_own_filter};
+pub use attached::{
+    After, Claimed, open_control_group, packet_filter_of, program_on_device, programs_after,
+};
 pub use grace_period::wait_for_programs;
 #[cfg(feature = "test")]
 pub use load::FORCE_FENCES;

@@ -56,7 +56,10 @@ impl Program {
     }
 
     /// The kernel's id of the program.
-    pub(crate) fn id(&self) -> Result<u32, Errno> {
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn id(&self) -> Result<u32, Errno> {
         Ok(self.info()?.id)
     }
 

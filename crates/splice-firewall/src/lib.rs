@@ -38,7 +38,7 @@ mod xt;
 pub use filters::{Changes, Filters, ReadError, Reader};
 pub use hooks::{HookCounts, HookKind, HookPlace, RegisteredHook, Registry, UnknownHook, classify};
 pub use ipsec::{Policies, PolicyChanges, PolicyReader, Protection};
-pub use link::{Discipline, Link, LinkChanges, Links};
+pub use link::{Discipline, Link, LinkChanges, Links, TrafficFilter};
 pub use route::{Route, Routes};
 pub use segment::{Connection, Device, End, Family, Forwarded, Hook};
 pub use tracked::Tracking;

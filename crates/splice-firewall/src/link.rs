@@ -32,6 +32,17 @@ pub struct Discipline {
     pub kind: String,
 }
 
+/// A filter of a device for packets that it has received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrafficFilter {
+    /// Its kind, as tc(8) names it: `bpf`, `flower`.
+    pub kind: String,
+    /// The lowest one comes first.
+    pub priority: u32,
+    /// Its number among those of the same priority.
+    pub handle: u32,
+}
+
 /// Reads the devices of one network namespace.
 #[derive(Debug)]
 pub struct Links(Socket);
@@ -72,6 +83,9 @@ const LINK_HEADER: [u8; 16] = [0; 16];
 const TRAFFIC_HEADER_BYTES: usize = 20;
 /// The filters of the qdiscs `clsact` and `ingress` (`TC_H_MIN_INGRESS`, `TC_H_MIN_EGRESS`, `TC_H_INGRESS`).
 const FILTER_PARENTS: [u32; 3] = [0xffff_fff2, 0xffff_fff3, 0xffff_0000];
+
+/// Those of them that see received packets.
+const INGRESS_PARENTS: [u32; 2] = [FILTER_PARENTS[0], FILTER_PARENTS[2]];
 
 /// How often to read what changes while it is read.
 const TRIES: usize = 20;
@@ -138,6 +152,19 @@ impl Links {
         for parent in FILTER_PARENTS {
             let header = traffic_header(device, parent);
             found.extend(self.unchanged(message::GET_FILTER, &header, discipline_of)?);
+        }
+        Ok(found)
+    }
+
+    /// The filters of a device for packets that it has received.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all), and if the device is gone.
+    pub fn ingress_filters(&mut self, device: u32) -> io::Result<Vec<TrafficFilter>> {
+        let mut found = Vec::new();
+        for parent in INGRESS_PARENTS {
+            let header = traffic_header(device, parent);
+            found.extend(self.unchanged(message::GET_FILTER, &header, traffic_filter_of)?);
         }
         Ok(found)
     }
@@ -218,6 +245,18 @@ fn discipline_of(header: &[u8], attributes: Attributes<'_>) -> Option<Discipline
     Some(Discipline {
         device: u32::from_ne_bytes(header.get(4..8)?.try_into().ok()?),
         kind: attributes.text(KIND)?,
+    })
+}
+
+/// `None` for a message about all filters of a priority.
+fn traffic_filter_of(header: &[u8], attributes: Attributes<'_>) -> Option<TrafficFilter> {
+    let number = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
+    let handle = number(8).filter(|handle| *handle != 0)?;
+    Some(TrafficFilter {
+        kind: attributes.text(KIND)?,
+        // `tcm_info`: the protocol stands below.
+        priority: number(16)? >> 16,
+        handle,
     })
 }
 

@@ -8,8 +8,8 @@ use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
 use rustix::io::Errno;
 use splice_base::error::Result;
 
-use super::claim::Claim;
 use super::{Traffic, not_attached};
+use crate::claim::Claim;
 use crate::libbpf::{LOADING, Quiet, refused};
 use crate::load::load;
 use crate::map::Map;
@@ -24,6 +24,11 @@ const PRIORITIES: std::ops::Range<u32> = 50_000..50_064;
 /// "splc". A filter with this handle and a priority of this range is ours, or that of a relay that
 /// has died. Other programs choose their own handles, or let the kernel count from 1.
 const HANDLE: u32 = 0x7370_6c63;
+
+/// Whether a filter with this priority and handle is ours, or that of another relay.
+pub fn is_own_filter(priority: u32, handle: u32) -> bool {
+    PRIORITIES.contains(&priority) && handle == HANDLE
+}
 
 /// A filter on a clsact qdisc that calls a program; bpf/caller.bpf.c has the reason.
 ///

@@ -1,6 +1,5 @@
 //! Attaching a program to a network device, in one of the kernel's two ways.
 
-mod claim;
 mod clsact;
 mod tcx;
 
@@ -11,6 +10,7 @@ use rustix::io::Errno;
 use splice_base::error::{Error, ErrorKind, Result};
 
 use self::clsact::Filter;
+pub use self::clsact::is_own_filter;
 use crate::program::Program;
 
 /// How a program is attached to a device.

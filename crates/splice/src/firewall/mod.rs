@@ -90,6 +90,7 @@ const PAIRS_PER_LOOK: usize = 256;
 /// The filters of one network namespace, watched while this lives.
 pub(crate) struct Firewall {
     hooks: Arc<Hooks>,
+    behind: Behind,
     state: Mutex<State>,
     /// Readable once the watching thread should end.
     stop: OwnedFd,
@@ -104,6 +105,10 @@ struct State {
     pairs: Slab<Arc<AdmittedPair>>,
 }
 
+/// Whether tc programs or filters on a device, by its ifindex, come after the engine's program, in words that follow the
+/// device's name.
+pub(crate) type Behind = Box<dyn Fn(u32) -> Option<String> + Send + Sync>;
+
 /// The filters as somebody has last seen them.
 pub(crate) struct Known(Arc<Snapshot>);
 
@@ -113,7 +118,7 @@ impl Firewall {
     /// # Errors
     /// [`ErrorKind::BpfRefused`] if the hooks cannot be read, [`ErrorKind::System`] if nothing can
     /// watch. Unreadable rules are no error: then no pair is admitted.
-    pub(crate) fn watch() -> Result<Arc<Self>> {
+    pub(crate) fn watch(behind: Behind) -> Result<Arc<Self>> {
         let hooks = Hooks::load()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
         // Subscribe first, so that no change after the first look is missed.
@@ -123,6 +128,7 @@ impl Firewall {
         let watch = watch::Watch::new(&stop, &look)?;
         let firewall = Arc::new(Self {
             hooks,
+            behind,
             state: Mutex::new(State {
                 snapshot: Arc::new(Snapshot::new(watch.first())),
                 looked_at,
@@ -155,6 +161,11 @@ impl Firewall {
             Ok(None) => {}
             Ok(Some((counts, why))) => return Judgement::Unaccounted(counts, why),
             Err(why) => return Judgement::Unknown(why),
+        }
+        if let Some(device) = &connection.device
+            && let Some(why) = snapshot.behind(device.index, &self.behind)
+        {
+            return Judgement::Unknown(format!("{} {why}", device.name));
         }
         match filters.judge(connection) {
             Verdict::Accepts => Judgement::Accepts,
@@ -347,7 +358,7 @@ impl Firewall {
 
     /// Whether the hooks that pairs meet have changed, or a device was renamed.
     fn has_other_hooks(&self, snapshot: &Snapshot) -> bool {
-        if snapshot.has_renamed_devices() {
+        if snapshot.has_renamed_devices() || snapshot.has_others_behind(&self.behind) {
             return true;
         }
         let accounted = snapshot.accounted().clone();

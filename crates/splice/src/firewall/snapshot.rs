@@ -8,6 +8,8 @@ use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use splice_firewall::{Family, Filters, HookCounts};
 
+use super::Behind;
+
 /// What was read of the filters. A change of the filters replaces it.
 pub(super) struct Snapshot {
     /// The filters, or why they cannot be read.
@@ -16,6 +18,8 @@ pub(super) struct Snapshot {
     accounted: Mutex<HashMap<HookSite, HookCounts>>,
     /// Hooks that the filters do not account for, although the filters were read later; and why.
     unaccounted: Mutex<HashMap<HookSite, (HookCounts, String)>>,
+    /// What comes after the engine's program on devices, by ifindex.
+    behind: Mutex<HashMap<u32, Option<String>>>,
     /// The names of devices, by ifindex.
     names: Mutex<HashMap<u32, String>>,
 }
@@ -29,8 +33,31 @@ impl Snapshot {
             filters,
             accounted: Mutex::new(HashMap::new()),
             unaccounted: Mutex::new(HashMap::new()),
+            behind: Mutex::new(HashMap::new()),
             names: Mutex::new(HashMap::new()),
         }
+    }
+
+    fn behinds(&self) -> MutexGuard<'_, HashMap<u32, Option<String>>> {
+        // A map whose entries are whole.
+        self.behind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What comes after the engine's program on a device, as it was first seen.
+    pub(super) fn behind(&self, device: u32, look: &Behind) -> Option<String> {
+        let mut behinds = self.behinds();
+        behinds
+            .entry(device)
+            .or_insert_with(|| look(device))
+            .clone()
+    }
+
+    /// Whether that has changed on a device that somebody has asked about.
+    pub(super) fn has_others_behind(&self, look: &Behind) -> bool {
+        let behinds = self.behinds().clone();
+        behinds
+            .iter()
+            .any(|(device, before)| look(*device) != *before)
     }
 
     pub(super) fn unaccounted(&self) -> MutexGuard<'_, HashMap<HookSite, (HookCounts, String)>> {

@@ -1,6 +1,7 @@
 //! The kernel side in one network namespace: programs, maps, and the devices that they are attached to.
 
 mod attachment;
+mod behind;
 mod handle;
 mod per_namespace;
 
@@ -15,6 +16,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use self::attachment::{AttachState, Attachment};
+use self::behind::Behind;
 pub(crate) use self::handle::DatapathHandle;
 use self::per_namespace::PerNamespace;
 use super::calls::Calls;
@@ -23,7 +25,7 @@ use super::grace::Grace;
 use super::patience::Settings;
 use crate::firewall::Firewall;
 use crate::routing::Routing;
-use splice_base::error::{Error, ErrorKind, Result};
+use splice_base::error::{Error, ErrorKind, Result, ResultExt as _};
 use splice_base::obstacle::Obstacle;
 #[cfg(test)]
 use splice_bpf::types::SegmentErrors;
@@ -32,7 +34,10 @@ use splice_bpf::types::{
     SegmentOrigin, SegmentPlace, SegmentReleased, SegmentRoute, SegmentTuple,
 };
 use splice_bpf::types::{segment_reason as reason, segment_state as state};
-use splice_bpf::{AttachMode, Map, Program, SharedArray, clock, load, objects, statistics};
+use splice_bpf::{
+    AttachMode, Claimed, Map, Program, SharedArray, clock, load, objects, statistics,
+};
+use splice_firewall::Links;
 
 /// The datapaths of this process.
 static DATAPATHS: PerNamespace<Datapath> = PerNamespace::new();
@@ -83,6 +88,10 @@ pub(crate) struct Datapath {
     grace: Arc<Grace>,
     table: Mutex<Table>,
     settings: Settings,
+    /// How the program is attached.
+    mode: Arc<Mutex<AttachMode>>,
+    /// `None` if somebody else has it.
+    _claimed: Option<Claimed>,
     /// Locked while the program is being attached to a device.
     attaching: Mutex<()>,
 }
@@ -97,7 +106,6 @@ struct Table {
     devices: HashMap<u32, Attachment>,
     /// Devices that another thread works on, or that refused the program.
     attach_states: HashMap<u32, AttachState>,
-    mode: AttachMode,
 }
 
 /// How many segments each reason of `bpf/lib/reasons.h` has counted, by its name: in all network namespaces,
@@ -171,8 +179,13 @@ impl Datapath {
         })?;
         clock::prepare();
         let flows: SharedArray<SegmentFlow> = object.map("segment_flows")?.share_values()?;
+        let ingress = object.program("segment_ingress")?;
+        // Without it other relays that may not ask for names take this program for a filter.
+        let claimed = ingress.id().and_then(Claimed::program).ok().flatten();
         Ok(Self {
-            ingress: object.program("segment_ingress")?,
+            ingress,
+            mode: Arc::new(Mutex::new(AttachMode::Tcx)),
+            _claimed: claimed,
             egress: object.program("segment_egress")?,
             change_overs: object.map("segment_change_overs")?.share_values()?,
             #[cfg(test)]
@@ -198,7 +211,6 @@ impl Datapath {
                 owners: HashMap::new(),
                 devices: HashMap::new(),
                 attach_states: HashMap::new(),
-                mode: AttachMode::Tcx,
             }),
             attaching: Mutex::new(()),
             firewall: OnceLock::new(),
@@ -248,8 +260,18 @@ impl Datapath {
     /// The packet filters that segments bypass, or why they cannot be watched. The first call, which
     /// [`found`](Self::found) makes, loads a program.
     pub(super) fn firewall(&self) -> std::result::Result<&Arc<Firewall>, &str> {
-        let watch = || Firewall::watch().map_err(|error| error.to_string());
-        let firewall = self.firewall.get_or_init(watch);
+        let watch = || {
+            let behind = Behind {
+                own: self
+                    .ingress
+                    .id()
+                    .context("cannot ask for the id of the program")?,
+                mode: Arc::clone(&self.mode),
+                links: Mutex::new(Links::new().context("cannot ask for tc filters")?),
+            };
+            Firewall::watch(Box::new(move |device| behind.first(device)))
+        };
+        let firewall = (self.firewall).get_or_init(|| watch().map_err(|error| error.to_string()));
         firewall.as_ref().map_err(String::as_str)
     }
 
@@ -282,7 +304,7 @@ impl Datapath {
     /// Attaches from now on as on a kernel without tcx.
     #[cfg(test)]
     pub(super) fn attach_by_clsact(&self) {
-        self.table().mode = AttachMode::Clsact;
+        *self.mode.lock().expect("whole") = AttachMode::Clsact;
     }
 
     /// Detaches from all devices; returns which.

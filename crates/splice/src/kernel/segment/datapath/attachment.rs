@@ -59,13 +59,10 @@ impl Datapath {
 
     /// The same, while nobody else attaches anything. Pairs can use the table meanwhile.
     fn attach(&self, device: u32) -> Result<bool> {
-        let mode = {
-            let table = self.table();
-            if table.devices.contains_key(&device) {
-                return Ok(true);
-            }
-            table.mode
-        };
+        if self.table().devices.contains_key(&device) {
+            return Ok(true);
+        }
+        let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         let links = [
             self.ingress.attach(device, Traffic::In, mode)?,
             self.egress.attach(device, Traffic::Out, mode)?,

@@ -25,20 +25,20 @@ unsafe impl Plain for ForeignTcEntry {}
 pub(super) static FOREIGN_TC: &[u8] = splice_bpf::objects::FOREIGN_TC;
 
 /// What the program returns, plus one.
-const NEXT: u32 = 0;
+pub(super) const NEXT: u32 = 0;
 /// Up the stack, past all later programs (`TC_ACT_OK`).
 const OK: u32 = 1;
 const SHOT: u32 = 3;
 
 /// A foreign program.
-struct ForeignTc {
+pub(super) struct ForeignTc {
     object: Object,
     entry: SharedArray<ForeignTcEntry>,
     _links: Vec<DeviceLink>,
 }
 
 impl ForeignTc {
-    fn new(verdict: u32) -> Self {
+    pub(super) fn new(verdict: u32) -> Self {
         let object = load("foreign_tc", FOREIGN_TC, |_| Ok(())).expect("loaded");
         let entry: SharedArray<ForeignTcEntry> = object
             .map("foreign_tcs")
@@ -60,7 +60,7 @@ impl ForeignTc {
         self
     }
 
-    fn standing(mut self, lab: &Lab, device: &str, traffic: &[Traffic]) -> Self {
+    pub(super) fn standing(mut self, lab: &Lab, device: &str, traffic: &[Traffic]) -> Self {
         for traffic in traffic {
             let link = self.attach(lab, device, *traffic, AttachMode::Tcx);
             self._links.push(link.expect("attached"));
@@ -118,15 +118,26 @@ fn tc_programs_before_and_after_this_one_still_run() {
     let lab = Lab::new().expect("a lab");
     let before = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     let splicer = splicer_in(lab.relay());
+    // Programs behind ours keep other pairs in the stack.
+    let bypassing = Options {
+        bypass_firewall: true,
+        ..by_name()
+    };
+    let spliced_across = || {
+        let joined = Connected::across(&lab).join(&splicer, &bypassing);
+        netlab::until("it is taken", || joined.2.is_taken());
+        wait_for_sleep(&lab);
+        joined
+    };
     // This pair attaches our program there.
-    let first = spliced_across(&lab, &splicer);
+    let first = spliced_across();
     let behind = ForeignTc::new(NEXT).standing(&lab, Lab::TO_CLIENT, &both);
     // The last packets of a closed connection may still be under way.
     let counts = || netlab::until_at_rest(REST, || [before.packets(), behind.packets()]);
 
     // A translated segment passes the first program and ends with ours. On its way out it passes both.
     let start = counts();
-    let (client, server, handle) = spliced_across(&lab, &splicer);
+    let (client, server, handle) = spliced_across();
     for _ in 0..ROUND_TRIPS {
         ping(&client, &server);
     }
@@ -157,9 +168,13 @@ fn tc_programs_before_and_after_this_one_still_run() {
     assert_eq!(now[0] - start[0], now[1] - start[1]);
 }
 
-/// Joins the pair by name.
+/// Joins the pair by name, whatever comes behind our program.
 fn assert_found(splicer: &Splicer, connected: Connected) {
-    let (_client, _server, handle) = connected.join(splicer, &by_name());
+    let bypassing = Options {
+        bypass_firewall: true,
+        ..by_name()
+    };
+    let (_client, _server, handle) = connected.join(splicer, &bypassing);
     let why = why_refused(&handle);
     assert!(why.contains("another tc program is in between"), "{why}");
 }

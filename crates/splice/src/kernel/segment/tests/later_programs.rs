@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 
 use netlab::{ControlGroup, present};
 
+use super::coexistence::{ForeignTc, NEXT};
 use super::give_back::{Scene, wait_for_return};
 use super::*;
 
@@ -50,4 +51,59 @@ fn pairs_of_a_control_group_go_back_when_a_program_comes() {
             drop(link);
         }
     }
+}
+
+/// A pair goes back when a program of this name comes, and new pairs stay in the stack while it is there.
+fn is_obeyed<T>(scene: &Scene, name: &str, add: impl FnOnce() -> T, remove: impl FnOnce(T)) {
+    let joined = scene.splice(true);
+    let added = add();
+    wait_for_return(&joined);
+    let why = joined.2.engine().1;
+    for part in [Lab::TO_CLIENT, name, "behind the relay's"] {
+        assert!(why.contains(part), "{why}");
+    }
+    ping(&joined.0, &joined.1);
+    let (_client, _server, handle) = scene.connect(true).join(&scene.splicer, &by_name());
+    let why = why_refused(&handle);
+    assert!(why.contains(name), "{why}");
+    remove(added);
+    netlab::until("pairs are spliced again", || {
+        let connected = scene.connect(true);
+        let (client, server, handle) = connected.join(&scene.splicer, &Options::default());
+        ping(&client, &server);
+        let is_spliced = || handle.engine().0 == EngineName::Segment;
+        netlab::until("it is decided", || {
+            is_spliced() || handle.engine().1.contains(name)
+        });
+        is_spliced()
+    });
+}
+
+/// What comes behind the relay's program on a device does not see what that translates.
+#[test]
+fn pairs_go_back_when_a_program_comes_behind_on_their_device() {
+    if !available(Need::Root) {
+        return;
+    }
+    let device = Lab::TO_CLIENT;
+    let scene = Scene::new();
+    let lab = &scene.lab;
+    is_obeyed(
+        &scene,
+        "foreign_tc",
+        || ForeignTc::new(NEXT).standing(lab, device, &[Traffic::In]),
+        drop,
+    );
+    let tc = |command: &str| run(lab.relay(), "tc", command);
+    tc(&format!("qdisc add dev {device} clsact"));
+    let add = format!(
+        "filter add dev {device} ingress prio 7 bpf direct-action object-file {}/../splice-bpf/bpf/prebuilt/foreign_tc.bpf.o section tc",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    is_obeyed(
+        &scene,
+        "a tc filter (bpf)",
+        || tc(&add),
+        |()| tc(&format!("filter del dev {device} ingress prio 7")),
+    );
 }

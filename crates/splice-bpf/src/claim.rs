@@ -14,11 +14,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 /// does not prove that a spliced process holds it; a name that can be claimed proves that nobody
 /// does.
 #[derive(Debug)]
-pub(super) struct Claim(#[expect(dead_code, reason = "open, it holds the name")] OwnedFd);
+pub(crate) struct Claim(#[expect(dead_code, reason = "open, it holds the name")] OwnedFd);
 
 impl Claim {
     /// Claims a name in this thread's network namespace; `None` if another socket has it.
-    pub(super) fn on(name: &str) -> Result<Option<Self>, Errno> {
+    pub(crate) fn on(name: &str) -> Result<Option<Self>, Errno> {
         let socket = socket_with(
             AddressFamily::UNIX,
             SocketType::DGRAM,
