@@ -20,6 +20,7 @@
 
 mod watch;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -44,6 +45,8 @@ pub(crate) struct Routing {
 
 struct State {
     policies: std::result::Result<Policies, String>,
+    /// The devices that are ports of others.
+    ports: HashSet<u32>,
     pairs: Slab<Arc<RoutedPair>>,
 }
 
@@ -115,6 +118,7 @@ impl Routing {
             ways: Mutex::new(Ways::new().context("cannot ask for routes")?),
             state: Mutex::new(State {
                 policies: watch.read_policies(),
+                ports: watch.read_ports().context("cannot list the devices")?,
                 pairs: Slab::new(),
             }),
             stop,
@@ -222,15 +226,19 @@ impl Routing {
             }
         }
         drop(ways);
-        self.apply_policies(leg, &mut found);
+        self.apply_state(leg, &mut found);
         Ok(found)
     }
 
-    /// Adds what the policies of IPsec do with a connection.
-    fn apply_policies(&self, leg: &Leg, found: &mut Found) {
+    /// Adds what the policies of IPsec and other devices do with a connection.
+    fn apply_state(&self, leg: &Leg, found: &mut Found) {
         let Leg { ends, device } = leg;
         let out_device = found.route.map_or(*device, |route| route.device);
         let state = self.state();
+        // A bridge takes what comes in on its port, and what that is subject to there is not known here.
+        if state.ports.contains(device) {
+            found.moved = Some("is reached over a port of another device (bridge, bond)");
+        }
         let Ok(policies) = &state.policies else {
             found.moved = Some("may be protected by policies of IPsec, which cannot be read");
             return;

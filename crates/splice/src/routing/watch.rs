@@ -4,6 +4,8 @@
 //! looks at a few in turn, whatever was reported. After a look it rests nine times as long as that took, but at most a
 //! second: a router may change hundreds of routes a second.
 
+use std::collections::HashSet;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use splice_base::error::{Result, ResultExt as _};
-use splice_firewall::{Policies, PolicyChanges, PolicyReader, WayChanges};
+use splice_firewall::{Links, Policies, PolicyChanges, PolicyReader, WayChanges};
 
 use super::{Course, Routing};
 
@@ -30,6 +32,7 @@ pub(super) struct Watch {
     changes: WayChanges,
     policy_changes: PolicyChanges,
     policies: PolicyReader,
+    links: Links,
     stop: OwnedFd,
     look: OwnedFd,
 }
@@ -54,6 +57,7 @@ impl Watch {
             changes,
             policy_changes,
             policies: PolicyReader::new().context("cannot ask for IPsec policies")?,
+            links: Links::new().context("cannot ask for devices")?,
             stop: stop.context("cannot duplicate an eventfd")?,
             look: look.context("cannot duplicate an eventfd")?,
         })
@@ -61,6 +65,13 @@ impl Watch {
 
     pub(super) fn read_policies(&mut self) -> std::result::Result<Policies, String> {
         self.policies.read().map_err(|error| error.to_string())
+    }
+
+    /// The devices that are ports of others.
+    pub(super) fn read_ports(&mut self) -> io::Result<HashSet<u32>> {
+        let all = self.links.all()?;
+        let ports = all.iter().filter(|link| link.master.is_some());
+        Ok(ports.map(|link| link.device.index).collect())
     }
 
     /// Runs in a thread of its own until `routing` is dropped.
@@ -83,11 +94,16 @@ impl Watch {
             let mut told = self.changes.any().unwrap_or(true);
             let _ = self.policy_changes.any();
             let policies = self.read_policies();
+            // Should they change too fast, the next look is soon.
+            let ports = told.then(|| self.read_ports().ok()).flatten();
             let Some(routing) = routing.upgrade() else {
                 return;
             };
             let (all, in_turn) = {
                 let mut state = routing.state();
+                if let Some(ports) = ports {
+                    state.ports = ports;
+                }
                 if state.policies != policies {
                     state.policies = policies;
                     told = true;

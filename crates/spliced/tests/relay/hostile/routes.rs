@@ -333,6 +333,33 @@ fn a_rule_stops_redirected_segments_to_the_server(stage: &Stage) {
     a_rule_stops_redirected_segments(stage, Side::Server);
 }
 
+/// A bridge takes what comes in, and is the device that it came in on then.
+fn a_device_becomes_a_port(stage: &Stage, side: Side) {
+    let site = Site { stage, side };
+    let device = site.device();
+    let relay = stage.lab().relay();
+    goes_on(stage, |connections| {
+        ip(relay, "link add bridge type bridge");
+        ip(relay, "link set bridge up");
+        ip(relay, &format!("link set {device} master bridge"));
+        if stage.splices() {
+            until("all have gone back", || stage.hop().are_spliced(0));
+        }
+        move_a_number(&connections[0]);
+    });
+    expect_return(stage, "is reached over a port of another device");
+}
+
+fn a_device_towards_the_client_becomes_a_port(stage: &Stage) {
+    a_device_becomes_a_port(stage, Side::Client);
+}
+
+fn a_device_towards_the_server_becomes_a_port(stage: &Stage) {
+    a_device_becomes_a_port(stage, Side::Server);
+}
+
+with_each_engine!(a_device_towards_the_client_becomes_a_port, routed);
+with_each_engine!(a_device_towards_the_server_becomes_a_port, routed);
 with_each_engine!(a_rule_stops_redirected_segments_to_the_client, routed);
 with_each_engine!(a_rule_stops_redirected_segments_to_the_server, routed);
 /// Those of one connection go by one of them, and the program's by another one: none gets through on a device where its

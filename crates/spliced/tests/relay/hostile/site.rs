@@ -65,6 +65,18 @@ impl Site<'_> {
         ip(self.stage.lab().relay(), &format!("{version} {arguments}"));
     }
 
+    /// A policy of IPsec for what leaves to the peer: `add`, `del`.
+    pub(super) fn block(&self, how: &str) {
+        let any = match self.stage.family() {
+            Family::V4 => "0.0.0.0/0",
+            Family::V6 => "::/0",
+        };
+        let action = if how == "add" { " action block" } else { "" };
+        let network = self.network();
+        let policy = format!("xfrm policy {how} src {any} dst {network} dir out{action}");
+        ip(self.stage.lab().relay(), &policy);
+    }
+
     pub(super) fn has_address(&self) -> bool {
         let (version, device) = (self.version(), self.device());
         let list = format!("{version} addr show dev {device}");

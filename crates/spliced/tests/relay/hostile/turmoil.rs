@@ -1,5 +1,5 @@
 //! Random conversations while everything goes wrong at once: packets are lost, doubled, delayed and damaged, somebody
-//! sprays forged segments, paths become narrower and wider, and peers come by another device.
+//! sprays forged segments, paths become narrower and wider, close and open, and peers come by another device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -17,6 +17,7 @@ use super::bit_error::{damage_at, damaged_at, fill_in_all_checksums};
 use super::connection::Side;
 use super::path_mtu::{WIDE_MTU, cable_beyond, narrow, set_mtu};
 use super::segment::{ACK, FIN, RST, SYN, Segment};
+use super::site::Site;
 use super::stage::{BY_RESET, Family, IN_ORDER, Stage};
 use crate::bad_path::{BadPath, Disorder};
 use crate::payload::Payload;
@@ -33,6 +34,22 @@ const LONGEST_THOUGHT_MS: u64 = 200;
 const LONGEST_CALM_MS: u64 = 300;
 /// Most of the time, since pairs are not spliced whose segments come in by another device than they leave.
 const CHANGES_BEYOND_THE_RELAY: u64 = 8;
+/// One of so many closes a way through the relay's host for a while.
+const CHANGES_OF_WAYS: u64 = 4;
+/// What closes one with `add`, and opens it again with `del`.
+const CLOSING: [fn(&Site<'_>, &str); 3] = [
+    |site, how| match how {
+        "add" => site.ip(&format!("route del {}", site.network())),
+        _ => site.restore_route(),
+    },
+    |site, how| {
+        site.ip(&format!(
+            "rule {how} to {} pref 5 blackhole",
+            site.network()
+        ))
+    },
+    |site, how| site.block(how),
+];
 const SPRAYED_AT_ONCE: u64 = 20;
 /// On each of the two devices that a segment comes in on, on either side of the relay.
 const DISORDER: Disorder = Disorder {
@@ -85,7 +102,15 @@ fn change_paths(stage: &Stage, is_over: &(dyn Fn() -> bool + Sync)) {
         thread::sleep(Duration::from_millis(random.below(LONGEST_CALM_MS)));
         let side = Side::BOTH[random.below(2) as usize];
         let place = side as usize;
-        if random.below(CHANGES_BEYOND_THE_RELAY) > 0 {
+        if random.below(CHANGES_OF_WAYS) == 0 {
+            // Without a way to the server there are no new connections.
+            let side = Side::Client;
+            let site = Site { stage, side };
+            let close = CLOSING[random.below(CLOSING.len() as u64) as usize];
+            close(&site, "add");
+            thread::sleep(Duration::from_millis(random.below(LONGEST_CALM_MS)));
+            close(&site, "del");
+        } else if random.below(CHANGES_BEYOND_THE_RELAY) > 0 {
             let cable = cable_beyond(stage, side);
             if is_narrow[place] {
                 for (namespace, device) in cable {
