@@ -26,7 +26,7 @@ use self::terms::{PlannedBackends, check_engine, key, largest_segment, terms};
 use crate::access_log::AccessLog;
 use crate::backend::Backend;
 use crate::forwarding::Forwarding;
-use crate::listener::{InUse, ListeningSockets};
+use crate::listener::{InUse, ListeningSockets, change_access};
 use crate::plan::{ListenerPlan, OnRemove, Plan};
 use crate::refusal;
 use crate::service::{Process, Service, Terms};
@@ -303,25 +303,18 @@ impl Deployment {
 
     /// Changes who may connect to the UNIX listeners that stay.
     fn change_file_access(&self, terms: &[Terms]) -> Result<()> {
-        let changes: Vec<_> = terms
-            .iter()
-            .filter_map(|terms| {
-                let listening = self.listeners.get(&key(&terms.plan))?;
-                let before = listening.service.terms().plan.file_access;
-                let wanted = terms.plan.file_access;
-                (before != wanted).then_some((&listening.sockets, before, wanted))
-            })
-            .collect();
-        for (at, (sockets, _, wanted)) in changes.iter().enumerate() {
-            if let Err(error) = sockets.set_file_access(*wanted) {
-                for (sockets, before, _) in &changes[..=at] {
-                    // Back to what was possible before; the error that counts is the first.
-                    let _ = sockets.set_file_access(*before);
-                }
-                return Err(error);
+        let mut changes = Vec::new();
+        for terms in terms {
+            let Some(listening) = self.listeners.get(&key(&terms.plan)) else {
+                continue;
+            };
+            let before = listening.service.terms().plan.file_access;
+            let wanted = terms.plan.file_access;
+            if before != wanted {
+                changes.extend(listening.sockets.change_of_access(before, wanted)?);
             }
         }
-        Ok(())
+        change_access(&changes)
     }
 
     /// Loads the engines. A plan that asks for one by name is refused if it cannot be used; `auto` does

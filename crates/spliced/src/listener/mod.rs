@@ -1,7 +1,9 @@
 //! Listening: the sockets, and the task that accepts connections on one of them.
 
+mod socket_access;
 mod socket_file;
 mod sockets;
+mod stale_socket;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,9 +13,11 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
 use splice::{Context, Endpoint, Interest, Kind, Readiness, Step, Task};
 
-pub(crate) use self::socket_file::{SocketFile, remove_stale_by};
+pub(crate) use self::socket_access::change_access;
+pub(crate) use self::socket_file::SocketFile;
 use self::sockets::BACKLOG;
 pub(crate) use self::sockets::{InUse, ListeningSockets, why_not};
+pub(crate) use self::stale_socket::remove_stale_by;
 use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;

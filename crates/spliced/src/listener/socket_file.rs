@@ -1,137 +1,93 @@
 //! The file of a listening UNIX socket.
 
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, chmod, chownat, fstat, open, removexattr,
-};
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 
-use crate::file_access::{FileAccess, FileMode};
-use crate::resource_limit::words;
-use crate::socket_address::SocketAddress;
-
-/// Of a mode, without the type.
-const PERMISSIONS: u32 = 0o7777;
+use super::socket_access::{Access, AccessChange, PinnedFile, change_access};
+use crate::file_access::FileAccess;
 
 /// A socket file of this process. Drop removes it, unless another file has taken its path.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
-    path: PathBuf,
-    /// Keeps the inode. Otherwise a file that takes the path could have the number of a former one.
-    pin: OwnedFd,
+    file: PinnedFile,
+    stat: Stat,
     /// As bind(2) has made it.
-    made: Stat,
+    made: Access,
 }
 
 impl SocketFile {
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let pin = open(path, flags, Mode::empty()).context("cannot open the socket file")?;
-        let made = fstat(&pin).context("cannot stat the socket file")?;
-        Ok(Self {
-            path: path.into(),
-            pin,
-            made,
-        })
+        let stat = fstat(&pin).context("cannot stat the socket file")?;
+        let path = path.into();
+        let file = PinnedFile { path, pin };
+        let made = Access::of(&file)?;
+        Ok(Self { file, stat, made })
     }
 
-    /// Changes who may connect. What `access` leaves open is as bind(2) has made it. Meanwhile nobody may connect who may
-    /// neither before nor afterwards.
+    /// Sets who may connect, before anybody can: the socket is bound and does not listen yet.
     ///
     /// # Errors
     /// If this process lacks the right, or the file is not the one that it has made.
-    pub(crate) fn set_access(&self, access: FileAccess) -> Result<()> {
-        let shown = self.path.display();
-        let now = fstat(&self.pin).context("cannot stat the socket file")?;
+    pub(crate) fn set_first_access(&self, access: FileAccess) -> Result<()> {
         // Whoever may write to the directory could have put another file there since bind(2), or a link to one.
         ensure!(
-            FileType::from_raw_mode(self.made.st_mode).is_socket()
-                && self.made.st_uid == geteuid().as_raw()
-                && now.st_nlink == 1,
-            "{shown} is not the socket of this process any more; choose a directory that nobody else can write to"
+            FileType::from_raw_mode(self.stat.st_mode).is_socket()
+                && self.stat.st_uid == geteuid().as_raw()
+                && self.stat.st_nlink == 1
+                && !self.is_used(),
+            "{} is not the socket of this process any more; choose a directory that nobody else can write to",
+            self.file.path.display()
         );
-        let mode = access
-            .mode
-            .map_or(self.made.st_mode & PERMISSIONS, FileMode::bits);
-        let mode_now = now.st_mode & PERMISSIONS;
-        let owner = access.owner.unwrap_or(self.made.st_uid);
-        let group = access.group.unwrap_or(self.made.st_gid);
-        let narrow = mode & mode_now;
-        if narrow != mode_now {
-            self.set_mode(narrow, now.st_uid)?;
-        }
-        if group != now.st_gid {
-            chownat(
-                &self.pin,
-                "",
-                None,
-                Some(Gid::from_raw(group)),
-                AtFlags::EMPTY_PATH,
-            )
-            .map_err(|errno| why_not_group(errno, &self.path, group))?;
-        }
-        if access.mode.is_some() {
-            self.remove_list()?;
-        }
-        if narrow != mode {
-            self.set_mode(mode, now.st_uid)?;
-        }
-        // Last: who gives the file away may lose the right to do the rest.
-        if owner != now.st_uid {
-            chownat(
-                &self.pin,
-                "",
-                Some(Uid::from_raw(owner)),
-                None,
-                AtFlags::EMPTY_PATH,
-            )
-            .map_err(|errno| why_not_owner(errno, &self.path, owner))?;
-        }
-        Ok(())
+        change_access(&[self.change(FileAccess::default(), access)?])
     }
 
-    fn set_mode(&self, mode: u32, owner: u32) -> Result<()> {
-        let shown = self.path.display();
-        let user = geteuid().as_raw();
-        // fchmod(2) refuses a descriptor that is only a path, and a path could lead elsewhere.
-        chmod(self.pinned()?, Mode::from_raw_mode(mode)).map_err(|errno| match errno {
-            Errno::PERM => anyhow!(
-                "user {user}, who runs this process, may not change the mode of {shown}, which belongs to user {owner}; run \
-                 it as that user, or grant CAP_FOWNER"
-            ),
-            errno => anyhow!("cannot set the mode of {shown} to {mode:04o}: {}", words(errno)),
-        })
-    }
-
-    /// Removes the access control list that the file has inherited from its directory: it would let others in, and what
-    /// the mode says of the group would only be its mask.
-    fn remove_list(&self) -> Result<()> {
-        match removexattr(self.pinned()?, "system.posix_acl_access") {
-            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
-            Err(errno) => bail!(
-                "cannot remove the access control list of {}, which could let others connect: {}; remove the default list of \
-                 its directory with 'setfacl -k'",
-                self.path.display(),
-                words(errno)
-            ),
-        }
-    }
-
-    /// A path that leads to the file, whatever becomes of its own.
-    fn pinned(&self) -> Result<String> {
-        let pinned = format!("/proc/self/fd/{}", self.pin.as_raw_fd());
+    /// The change of who may connect from `former` to `wanted`, which can be made unless something fails that cannot be
+    /// known before. A key that `wanted` has no more goes back to what bind(2) has made; one that neither has stays.
+    ///
+    /// # Errors
+    /// If this process lacks a right, or the path leads to another file.
+    pub(crate) fn change(
+        &self,
+        former: FileAccess,
+        wanted: FileAccess,
+    ) -> Result<AccessChange<'_>> {
         ensure!(
-            Path::new(&pinned).exists(),
-            "the mode of {} cannot be set without /proc; mount it, or leave mode out",
-            self.path.display()
+            self.is_in_place(),
+            "{} is not the socket of this process any more: it was removed or replaced; restart the process, which makes it \
+             again",
+            self.file.path.display()
         );
-        Ok(pinned)
+        AccessChange::checked(&self.file, &self.made, former, wanted)
+    }
+
+    /// Whether the path leads to the file.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let own = (self.stat.st_dev, self.stat.st_ino);
+        Self::identity(&self.file.path).is_ok_and(|now| now == own)
+    }
+
+    /// Whether a socket takes connections or datagrams under the file, so that it is not the one of this process, which
+    /// does not listen yet.
+    fn is_used(&self) -> bool {
+        // Without /proc another file could have taken the path meanwhile.
+        let path = self.file.pinned_path();
+        let path = path.as_ref().unwrap_or(&self.file.path);
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let tried = SocketAddrUnix::new(path).and_then(|address| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            connect(&socket, &address)
+        });
+        // By the umask, its owner may have no right to write.
+        !matches!(tried, Err(Errno::CONNREFUSED | Errno::ACCESS))
     }
 
     /// Device and inode of the file at `path`.
@@ -143,80 +99,24 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let own = (self.made.st_dev, self.made.st_ino);
-        if Self::identity(&self.path).is_ok_and(|now| now == own) {
+        if self.is_in_place() {
             // A failure can be ignored: the next start removes a stale file.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.file.path);
         }
     }
-}
-
-fn why_not_group(errno: Errno, path: &Path, group: u32) -> anyhow::Error {
-    let (shown, user) = (path.display(), geteuid().as_raw());
-    match errno {
-        Errno::PERM => anyhow!(
-            "{shown} cannot have group {group}: user {user}, who runs this process, is not in it and has no CAP_CHOWN; add \
-             that user to the group, grant the capability, or leave group out"
-        ),
-        errno => anyhow!("{shown} cannot have group {group}: {}", words(errno)),
-    }
-}
-
-fn why_not_owner(errno: Errno, path: &Path, owner: u32) -> anyhow::Error {
-    let (shown, user) = (path.display(), geteuid().as_raw());
-    match errno {
-        Errno::PERM => anyhow!(
-            "{shown} cannot belong to user {owner}: user {user}, who runs this process, has no CAP_CHOWN; grant it, or leave \
-             owner out"
-        ),
-        errno => anyhow!("{shown} cannot belong to user {owner}: {}", words(errno)),
-    }
-}
-
-/// Removes the file at `path` if it is a socket on which nobody listens any more. Returns false if
-/// somebody does.
-pub(super) fn remove_stale(path: &Path, address: &SocketAddress) -> Result<bool> {
-    remove_stale_by(path, address, &unix_socket(address)?)
-}
-
-/// The same with `probe`, a socket of the kind that the file should have.
-pub(crate) fn remove_stale_by(
-    path: &Path,
-    address: &SocketAddress,
-    probe: &OwnedFd,
-) -> Result<bool> {
-    let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {address}"))?;
-    if !metadata.file_type().is_socket() {
-        bail!("the file exists and is not a socket; remove it or choose another");
-    }
-    if address.connect(probe) != Err(Errno::CONNREFUSED) {
-        return Ok(false);
-    }
-    fs::remove_file(path).map_err(|error| {
-        anyhow!("cannot remove the stale socket file: {error}; remove it or choose another")
-    })?;
-    Ok(true)
-}
-
-pub(super) fn unix_socket(address: &SocketAddress) -> Result<OwnedFd> {
-    address.socket().map_err(|errno| {
-        anyhow!(
-            "cannot create a UNIX socket: {}; raise the limit or listen on a TCP address",
-            std::io::Error::from(errno)
-        )
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::thread;
 
     use netlab::{Need, Scratch, available, present};
     use rustix::fs::{XattrFlags, getxattr, setxattr};
-    use rustix::thread::set_thread_res_uid;
+    use rustix::process::Uid;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
 
     use super::*;
 
@@ -267,6 +167,28 @@ mod tests {
         })
     }
 
+    /// A socket file and the access that it was given last.
+    fn change(file: &SocketFile, last: &mut FileAccess, wanted: FileAccess) {
+        let change = file.change(*last, wanted).expect("possible");
+        change_access(&[change]).expect("made");
+        *last = wanted;
+    }
+
+    /// A directory whose files inherit [`list`]; `None` if there are no lists here.
+    fn with_default_list(scratch: &Scratch) -> Option<()> {
+        let flags = XattrFlags::empty();
+        let set = setxattr(scratch.path(), "system.posix_acl_default", &list(), flags);
+        let missing = set.err().map(|errno| errno.to_string());
+        present("access control lists", missing).then_some(())
+    }
+
+    fn list_of(path: &Path) -> Option<Vec<u8>> {
+        let mut list = vec![0; 128];
+        let length = getxattr(path, "system.posix_acl_access", &mut list).ok()?;
+        list.truncate(length);
+        Some(list)
+    }
+
     #[test]
     fn who_may_connect_is_changed_and_changed_back() {
         if !available(Need::Root) {
@@ -278,18 +200,20 @@ mod tests {
         let made = shown(&path);
         let file = SocketFile::of(&path).expect("a file");
         let may_connect = || connect_as_nobody(&path).is_ok();
-        file.set_access(access("0600", None, None)).expect("set");
+        let mut last = FileAccess::default();
+        let mut change = |wanted| change(&file, &mut last, wanted);
+        change(access("0600", None, None));
         assert_eq!(shown(&path), (0o600, made.1, made.2));
         assert!(!may_connect());
-        file.set_access(access("0606", None, Some(NOBODY)))
-            .expect("set");
+        change(access("0606", None, Some(NOBODY)));
         assert_eq!(shown(&path), (0o606, made.1, NOBODY));
         assert!(may_connect());
-        file.set_access(access("0600", Some(NOBODY), Some(1)))
-            .expect("set");
+        change(access("0600", Some(NOBODY), Some(1)));
         assert_eq!(shown(&path), (0o600, NOBODY, 1));
         assert!(may_connect());
-        file.set_access(FileAccess::default()).expect("set");
+        // An owner may have linked it elsewhere.
+        fs::hard_link(&path, scratch.path().join("link")).expect("linked");
+        change(FileAccess::default());
         assert_eq!(shown(&path), made);
     }
 
@@ -299,28 +223,74 @@ mod tests {
             return;
         }
         let scratch = Scratch::new("access").expect("a directory");
-        let of_directory = setxattr(
-            scratch.path(),
-            "system.posix_acl_default",
-            &list(),
-            XattrFlags::empty(),
-        );
-        let missing = of_directory.err().map(|errno| errno.to_string());
-        if !present("access control lists", missing) {
+        if with_default_list(&scratch).is_none() {
             return;
         }
         let path = scratch.path().join("socket");
         let _listener = UnixListener::bind(&path).expect("bound");
-        let file = SocketFile::of(&path).expect("a file");
         // Of what the list allows, bind(2) leaves what the umask does. A mode of the group is the mask of the list.
         fs::set_permissions(&path, Permissions::from_mode(0o660)).expect("set");
+        let file = SocketFile::of(&path).expect("a file");
+        let (made, list_made) = (shown(&path), list_of(&path));
+        assert!(list_made.is_some());
         connect_as_nobody(&path).expect("the list lets it in");
-        file.set_access(access("0660", None, Some(1234)))
-            .expect("set");
+        let mut last = FileAccess::default();
+        change(&file, &mut last, access("0660", None, Some(1234)));
         assert_eq!(shown(&path).0, 0o660);
-        let left = getxattr(&path, "system.posix_acl_access", &mut [0; 128]);
-        assert_eq!(left, Err(Errno::NODATA));
+        assert_eq!(list_of(&path), None);
         connect_as_nobody(&path).expect_err("the mode keeps it out");
+        // Without the list, its mask would be what the group may do, and the list gives the group nothing.
+        change(&file, &mut last, FileAccess::default());
+        assert_eq!((shown(&path), list_of(&path)), (made, list_made));
+        connect_as_nobody(&path).expect("the list lets it in");
+    }
+
+    /// What an administrator has changed meanwhile is a part of that.
+    #[test]
+    fn a_change_that_fails_restores_what_was_there() {
+        if !available(Need::Root) {
+            return;
+        }
+        let scratch = Scratch::new("access").expect("a directory");
+        let has_lists = with_default_list(&scratch).is_some();
+        let [first, second] = ["first", "second"].map(|name| scratch.path().join(name));
+        let _listeners = [&first, &second].map(|path| UnixListener::bind(path).expect("bound"));
+        let files = [&first, &second].map(|path| SocketFile::of(path).expect("a file"));
+        fs::set_permissions(&first, Permissions::from_mode(0o640)).expect("set");
+        chown(&first, None, Some(1234)).expect("set");
+        let all = || [&first, &second].map(|path| (shown(path), list_of(path)));
+        let before = all();
+        assert_eq!(before[0].1.is_some(), has_lists);
+        // With CAP_FOWNER the owner changes before anybody is let in, without it afterwards.
+        for dropped in [
+            CapabilitySet::CHOWN,
+            CapabilitySet::CHOWN | CapabilitySet::FOWNER,
+        ] {
+            thread::scope(|scope| {
+                let changing = scope.spawn(|| {
+                    let former = FileAccess::default();
+                    let mut held = capabilities(None).expect("known");
+                    let all_held = held.effective;
+                    // Of this thread alone.
+                    let mut set = |effective: CapabilitySet| {
+                        held.effective = effective;
+                        set_capabilities(None, held).expect("set");
+                    };
+                    set(all_held - dropped | CapabilitySet::CHOWN);
+                    let changes = [
+                        files[0].change(former, access("0606", None, None)),
+                        files[1].change(former, access("0666", Some(NOBODY), None)),
+                    ];
+                    let changes = changes.map(|change| change.expect("possible"));
+                    set(all_held - dropped);
+                    let told = change_access(&changes).expect_err("not allowed");
+                    let told = told.to_string();
+                    assert!(told.contains("cannot belong to user"), "{told}");
+                });
+                changing.join().expect("no panic");
+            });
+            assert_eq!(all(), before);
+        }
     }
 
     /// Whoever may write to the directory could have the process open up another file.
@@ -335,26 +305,35 @@ mod tests {
         let before = shown(&other);
         let tried = || {
             let file = SocketFile::of(&path).expect("a file");
-            let error = file.set_access(access("0666", None, None));
+            let error = file.set_first_access(access("0666", None, None));
             std::mem::forget(file);
-            fs::remove_file(&path).expect("removed");
             error.expect_err("refused").to_string()
         };
         symlink(&secret, &path).expect("linked");
         assert!(tried().contains("is not the socket of this process"));
+        fs::remove_file(&path).expect("removed");
         fs::hard_link(&secret, &path).expect("linked");
         assert!(tried().contains("is not the socket of this process"));
+        fs::remove_file(&path).expect("removed");
         fs::hard_link(&other, &path).expect("linked");
         assert!(tried().contains("is not the socket of this process"));
-        assert_eq!((shown(&secret).0, shown(&other)), (0o600, before));
+        // Another process of this user listens on it.
+        fs::rename(&other, scratch.path().join("away")).expect("renamed");
+        fs::remove_file(scratch.path().join("away")).expect("removed");
+        assert!(tried().contains("is not the socket of this process"));
+        assert_eq!((shown(&secret).0, shown(&path)), (0o600, before));
+        fs::remove_file(&path).expect("removed");
         // It is replaced between the two.
         let listener = UnixListener::bind(&path).expect("bound");
         let file = SocketFile::of(&path).expect("a file");
+        let made = shown(&path);
         fs::rename(&path, scratch.path().join("moved")).expect("moved");
         symlink(&secret, &path).expect("linked");
-        file.set_access(access("0666", None, None)).expect("set");
+        let change = file.change(FileAccess::default(), access("0666", None, None));
+        let told = change.expect_err("another file").to_string();
+        assert!(told.contains("removed or replaced"), "{told}");
         assert_eq!(shown(&secret).0, 0o600);
-        assert_eq!(shown(&scratch.path().join("moved")).0, 0o666);
+        assert_eq!(shown(&scratch.path().join("moved")), made);
         drop((listener, file));
         assert!(path.symlink_metadata().is_ok());
     }

@@ -9,7 +9,9 @@ use rustix::io::Errno;
 use rustix::net::{getsockname, listen, sockopt};
 use splice::{Address, SegmentSize, set_busy_poll};
 
-use super::socket_file::{SocketFile, remove_stale, unix_socket};
+use super::socket_access::AccessChange;
+use super::socket_file::SocketFile;
+use super::stale_socket::{remove_stale, unix_socket};
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 use crate::socket_address::SocketAddress;
@@ -121,12 +123,14 @@ impl ListeningSockets {
         Ok(())
     }
 
-    /// Changes who may connect to a UNIX socket.
-    pub(crate) fn set_file_access(&self, access: FileAccess) -> Result<()> {
-        match &self.socket_file {
-            Some(file) => file.set_access(access),
-            None => Ok(()),
-        }
+    /// The change of who may connect to a UNIX socket.
+    pub(crate) fn change_of_access(
+        &self,
+        former: FileAccess,
+        wanted: FileAccess,
+    ) -> Result<Option<AccessChange<'_>>> {
+        let file = self.socket_file.as_ref();
+        file.map(|file| file.change(former, wanted)).transpose()
     }
 
     fn add_tcp(
@@ -189,7 +193,7 @@ impl ListeningSockets {
             let file = self.socket_file.insert(SocketFile::of(path)?);
             // Nobody can connect before listen(2).
             if access != FileAccess::default() {
-                file.set_access(access)?;
+                file.set_first_access(access)?;
             }
         }
         listen(&socket, BACKLOG).map_err(|errno| why_not(errno, address))?;

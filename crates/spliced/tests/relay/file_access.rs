@@ -1,8 +1,8 @@
 //! Mode, owner and group of the socket file of a UNIX listener.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -211,4 +211,78 @@ fn a_reload_changes_them_on_the_socket_that_clients_have() {
     assert!(told.contains("nothing has changed"), "{told}");
     assert!(told.contains("is not the socket of this process"), "{told}");
     assert_eq!(shown(&path), (0o640, 0, 0));
+}
+
+/// The set-group-ID bit of a directory gives its files a group that the process is not in, and could not give back.
+#[test]
+fn a_reload_that_fails_changes_no_socket_file() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    chown(scratch.path(), None, Some(99)).expect("given away");
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o2755)).expect("set");
+    let [first, second] = ["first", "second"].map(|name| scratch.path().join(name));
+    let configuration = |of_first: &str, of_second: &str| {
+        let listener = |path: &Path, lines: &str| {
+            format!(
+                "[[listener]]\naddress = \"unix:{}\"\n{lines}\n[[listener.route]]\nbackend = \"b\"\n",
+                path.display()
+            )
+        };
+        listener(&first, of_first)
+            + &listener(&second, of_second)
+            + "[backend.b]\nservers = \"127.0.0.1:1\"\n"
+    };
+    let run = |capabilities: &str| {
+        let bounding = format!("--bounding-set={capabilities}");
+        let mut command = Process::command("setpriv");
+        command.args(["--groups", "0,4321", "--inh-caps=-all", &bounding, BINARY]);
+        let private = "mode = \"0600\"";
+        Proxy::start(
+            &configuration(private, private),
+            command.env_remove("SPLICED_LOG"),
+        )
+    };
+    let fails = |proxy: &Proxy, configuration: &str, why: &str| {
+        let output = proxy.reload(configuration);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(told.contains("nothing has changed"), "{told}");
+        assert!(told.contains(why), "{told}");
+    };
+
+    let mut proxy = run("-all");
+    assert_eq!(shown(&first), (0o600, 0, 99));
+    let changed = configuration(
+        "mode = \"0660\"\ngroup = 4321",
+        "mode = \"0660\"\ngroup = 5555",
+    );
+    fails(&proxy, &changed, "cannot have group 5555");
+    assert_eq!([shown(&first), shown(&second)], [(0o600, 0, 99); 2]);
+    // It is not the process that has changed it.
+    fs::set_permissions(&first, Permissions::from_mode(0o644)).expect("set");
+    chown(&first, Some(NOBODY), Some(1)).expect("given away");
+    fails(&proxy, &changed, "user 65534");
+    assert_eq!(shown(&first), (0o644, NOBODY, 1));
+    proxy.relay.terminate();
+
+    let proxy = run("-all,+chown");
+    let given_away = "mode = \"0666\"\nowner = 65534";
+    let moved = scratch.path().join("moved");
+    fs::rename(&second, &moved).expect("moved");
+    fails(
+        &proxy,
+        &configuration(given_away, given_away),
+        "is not the socket of this process",
+    );
+    assert_eq!(shown(&first), (0o600, 0, 99));
+    fs::rename(&moved, &second).expect("moved back");
+    // CAP_CHOWN suffices to change the mode of a file that has been given away.
+    for mode in [0o666, 0o606] {
+        let lines = format!("mode = \"{mode:04o}\"\nowner = 65534");
+        let reloaded = proxy.reload(&configuration(&lines, &lines));
+        assert!(reloaded.status.success(), "{reloaded:?}");
+        assert_eq!([shown(&first), shown(&second)], [(mode, NOBODY, 99); 2]);
+    }
 }
