@@ -166,7 +166,11 @@ pub(crate) fn run(
     };
     let drained = match running.next_event(None) {
         Some(Event::LoopFailed(error)) => Err(error),
-        _ => running.drain(&sender),
+        _ => {
+            // Another one may serve by now.
+            admin.iter().for_each(AdminSocket::stop_waiting);
+            running.drain(&sender)
+        }
     };
     drop(admin);
     let all_left = running.bypasses.stop();

@@ -65,6 +65,34 @@ fn a_process_is_reached_once_the_one_before_it_has_drained() {
     assert!(proxy.try_status().is_none());
 }
 
+/// The second one would keep it from the third for as long as it drains.
+#[test]
+fn a_process_that_drains_leaves_the_socket_to_one_that_serves() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(&site));
+    let mut draining = second(&proxy);
+    let listening = draining.wait_logged("listening on 127.0.0.1:");
+    let (_, address) = listening.split_once("listening on ").expect("an address");
+    let address = address.split([',', ' ']).next().expect("an address");
+    draining.wait_logged("cannot reach this process yet");
+    let mut client = connect(address);
+    client.write_all(b"x").expect("sent");
+    let mut server = site.accept();
+    expect(&mut server, b"x");
+    draining.signal(Signal::TERM);
+    draining.wait_logged("no longer accepting");
+    let serving = second(&proxy);
+    serving.wait_logged("cannot reach this process yet");
+    proxy.relay.signal(Signal::KILL);
+    serving.wait_logged("reach this process now");
+    assert!(proxy.ask("reload").status.success());
+    serving.wait_logged("the configuration was reloaded");
+    drop((client, server));
+    until("it ends", || !draining.is_running());
+    assert_eq!(draining.lines_logged("reach this process now"), 0);
+    assert!(proxy.ask("reload").status.success());
+}
+
 #[test]
 fn a_process_is_reached_once_the_one_before_it_is_killed() {
     let site = Site::new();
