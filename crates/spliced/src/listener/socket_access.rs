@@ -49,6 +49,11 @@ impl PinnedFile {
         path.exists().then_some(path)
     }
 
+    /// Makes the user who runs this process its owner.
+    pub(super) fn take_back(&self) -> Result<()> {
+        set_owner(self, geteuid().as_raw())
+    }
+
     fn path_to_change(&self) -> Result<PathBuf> {
         self.pinned_path().with_context(|| {
             format!(
@@ -200,7 +205,7 @@ fn narrow(file: &PinnedFile, to: &Access) -> Result<()> {
     if now.has_other_bits(to) {
         if now.owner != user && !held.may_change_any {
             // With CAP_CHOWN alone, only its owner may change the mode.
-            set_owner(file, user)?;
+            file.take_back()?;
         }
         let both = now.mode & to.mode;
         if both != now.mode {

@@ -100,8 +100,12 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.is_in_place() {
-            // A failure can be ignored: the next start removes a stale file.
-            let _ = fs::remove_file(&self.file.path);
+            let removed = fs::remove_file(&self.file.path);
+            if removed.is_err() && self.file.take_back().is_ok() {
+                // In a directory with the sticky bit, only its owner may. A failure can be ignored: the next start
+                // removes a stale file.
+                let _ = fs::remove_file(&self.file.path);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use netlab::{Need, Process, Scratch, available};
-use rustix::process::Uid;
+use rustix::process::{Signal, Uid};
 use rustix::thread::set_thread_res_uid;
 
 use crate::doctor::for_anybody;
@@ -285,4 +285,51 @@ fn a_reload_that_fails_changes_no_socket_file() {
         assert!(reloaded.status.success(), "{reloaded:?}");
         assert_eq!([shown(&first), shown(&second)], [(mode, NOBODY, 99); 2]);
     }
+}
+
+/// CAP_CHOWN gives the file away, and no capability lets the next process connect to it.
+#[test]
+fn a_stale_socket_file_that_was_given_away_is_replaced() {
+    if !available(Need::Root) {
+        return;
+    }
+    let scratch = Scratch::new("access").expect("a directory");
+    let path = scratch.path().join("socket");
+    let listen = format!("unix:{}", path.display());
+    let given_away = || {
+        let mut command = Process::command("setpriv");
+        command
+            .args(["--inh-caps=-all", "--bounding-set=-all,+chown", BINARY])
+            .args(["relay", &listen, "127.0.0.1:1"])
+            .args(["--owner", "65534", "--mode", "0600"])
+            .env_remove("SPLICED_LOG");
+        command
+    };
+    let inode = || fs::metadata(&path).expect("a file").ino();
+    let mut first = Relay::spawn(&mut given_away());
+    assert_eq!(shown(&path).1, NOBODY);
+    let of_first = inode();
+    let told = failure(&mut given_away(), 1);
+    assert!(told.contains("in use"), "{told}");
+    assert_eq!(inode(), of_first);
+    first.signal_until_it_ends(Signal::KILL);
+    let mut second = Relay::spawn(&mut given_away());
+    assert_eq!(shown(&path).1, NOBODY);
+
+    // In such a directory, only its owner and that of the file may remove it.
+    chown(scratch.path(), Some(NOBODY), None).expect("given away");
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o1777)).expect("set");
+    second.signal_until_it_ends(Signal::KILL);
+    let told = failure(&mut given_away(), 1);
+    for part in [
+        "user 0",
+        "may not remove",
+        "user 65534",
+        "remove it as that user",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told:?}");
+    }
+    fs::remove_file(&path).expect("removed");
+    Relay::spawn(&mut given_away()).terminate();
+    assert!(!path.exists(), "its file is left behind");
 }
