@@ -9,17 +9,24 @@ mod run_directory;
 
 use std::fmt::Display;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::mem;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
+};
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
@@ -30,11 +37,14 @@ use crate::listener::SocketFile;
 /// How long a client of the socket may take to write its request, or to read its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a reload may take: it may have to load the engines.
+const RELOAD_WITHIN: Duration = Duration::from_secs(60);
+
 /// The pause after a failure of this host.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The longest request is a word.
-const REQUEST_MOST_BYTES: u64 = 64;
+const REQUEST_MOST_BYTES: usize = 64;
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +79,10 @@ pub(crate) struct Question {
 ///
 /// ```text
 /// opening ──▶ listening
-///    │ ▲
-///    ▼ │ another process has the socket, which drains
-///  waiting
+///  │  ▲ ▲         │
+///  │  │ └─────────┘ its file is gone
+///  ▼  │ another process has the socket, which drains
+/// waiting
 /// ```
 #[derive(Debug)]
 pub(crate) struct AdminSocket {
@@ -82,7 +93,9 @@ pub(crate) struct AdminSocket {
 enum Held {
     NotYet,
     /// The thread that listens never ends, so nobody else takes the file for stale before it is removed.
-    File(#[expect(dead_code, reason = "removed on drop")] SocketFile),
+    File(SocketFile),
+    /// The process drains, so the file is not made again.
+    Last(SocketFile),
     /// The process is ending.
     NoMore,
 }
@@ -117,8 +130,8 @@ impl AdminSocket {
         thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
-                if let Some(listener) = opening.finish() {
-                    accept(&listener, &ask);
+                while let Some(opened) = opening.finish() {
+                    opened.accept(&ask, || opening.is_gone());
                 }
             })
             .context("cannot start the thread of the admin socket")?;
@@ -127,12 +140,13 @@ impl AdminSocket {
 }
 
 impl AdminSocket {
-    /// Leaves the socket to others if this process does not have it yet.
+    /// Leaves the socket to others, unless this process has it.
     pub(crate) fn stop_waiting(&self) {
         let mut held = lock(&self.held);
-        if matches!(*held, Held::NotYet) {
-            *held = Held::NoMore;
-        }
+        *held = match mem::replace(&mut *held, Held::NoMore) {
+            Held::File(file) | Held::Last(file) => Held::Last(file),
+            Held::NotYet | Held::NoMore => Held::NoMore,
+        };
     }
 }
 
@@ -152,18 +166,18 @@ struct Opening {
 
 impl Opening {
     /// `None` if there is to be no socket (any more).
-    fn finish(&self) -> Option<UnixListener> {
+    fn finish(&self) -> Option<Opened> {
         let mut waits = false;
         let mut has_failed = false;
         loop {
             match self.attempt(!waits) {
-                Ok(Attempt::Opened(listener)) => {
+                Ok(Attempt::Opened(opened)) => {
                     if waits {
                         tracing::info!(
                             "'spliced reload' and 'spliced status' reach this process now"
                         );
                     }
-                    return Some(listener);
+                    return Some(opened);
                 }
                 Ok(Attempt::TooLate) => return None,
                 Ok(Attempt::Taken(taken)) => {
@@ -195,14 +209,17 @@ impl Opening {
     fn attempt(&self, is_first: bool) -> Result<Attempt> {
         // The process that has ended may have taken the directory along.
         let directory = RunDirectory::open(self.directory.clone())?;
+        let attempted = self.attempt_in(&directory, is_first);
+        if is_first {
+            directory.clean();
+        }
+        attempted
+    }
+
+    fn attempt_in(&self, directory: &RunDirectory, is_first: bool) -> Result<Attempt> {
         let lock = directory.lock();
-        match &lock {
-            Ok(_) if is_first => directory.clean(),
-            Ok(_) => {}
-            Err(error) if is_first => {
-                tracing::warn!("{error:#}; this process goes on without the lock");
-            }
-            Err(_) => {}
+        if let (Err(error), true) = (&lock, is_first) {
+            tracing::warn!("{error:#}; this process goes on without the lock");
         }
         let mut held = self::lock(&self.held);
         if matches!(*held, Held::NoMore) {
@@ -211,15 +228,30 @@ impl Opening {
         Ok(match directory.listen(&self.name)? {
             Ok((listener, file)) => {
                 *held = Held::File(file);
-                Attempt::Opened(listener)
+                Attempt::Opened(Opened {
+                    listener,
+                    watch: directory.watch().ok(),
+                })
             }
             Err(taken) => Attempt::Taken(taken),
         })
     }
 }
 
+impl Opening {
+    /// Whether the file of the socket is gone, or leads to another one, and the process is not ending.
+    fn is_gone(&self) -> bool {
+        let mut held = lock(&self.held);
+        let is_gone = matches!(&*held, Held::File(file) if !file.is_in_place());
+        if is_gone {
+            *held = Held::NotYet;
+        }
+        is_gone
+    }
+}
+
 enum Attempt {
-    Opened(UnixListener),
+    Opened(Opened),
     Taken(Taken),
     TooLate,
 }
@@ -235,15 +267,50 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves one client after the other.
-fn accept(listener: &UnixListener, ask: &impl Fn(Question)) {
-    for client in listener.incoming() {
-        match client {
-            // A client that goes away misses only its own answer.
-            Ok(client) => drop(serve(client, ask)),
-            // Without a descriptor, accept(2) fails at once.
-            Err(_) => thread::sleep(RETRY_AFTER),
+/// A socket that listens.
+struct Opened {
+    listener: UnixListener,
+    /// Becomes readable when its file may be gone; `None` if the kernel has no watch left.
+    watch: Option<OwnedFd>,
+}
+
+impl Opened {
+    /// Serves one client after the other, until nobody finds the way here any more.
+    fn accept(&self, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
+        // Who has connected before the file was gone is served first.
+        let _ = self.listener.set_nonblocking(self.watch.is_some());
+        loop {
+            match self.listener.accept() {
+                // A client that goes away misses only its own answer.
+                Ok((client, _)) => drop(serve(client, ask)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if is_gone() {
+                        return;
+                    }
+                    self.wait();
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Without a descriptor, accept(2) fails at once.
+                Err(_) => thread::sleep(RETRY_AFTER),
+            }
         }
+    }
+
+    /// Waits for a client or for a change in the directory.
+    fn wait(&self) {
+        let Some(watch) = &self.watch else {
+            return;
+        };
+        let mut ready = [
+            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(watch, PollFlags::IN),
+        ];
+        if poll(&mut ready, None).is_err() {
+            return;
+        }
+        // What has changed is seen at the file.
+        let mut events = [0; 4096];
+        while rustix::io::read(watch, &mut events).is_ok_and(|count| count > 0) {}
     }
 }
 
@@ -263,27 +330,24 @@ fn admit(peer: Result<u32, impl Display>, user: u32) -> Result<()> {
 }
 
 fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new((&client).take(REQUEST_MOST_BYTES)).read_line(&mut line)?;
+    // A stranger is not waited for.
     let peer = getsockopt(&client, PeerCredentials).map(|peer| peer.uid());
-    let answer = match (
-        admit(peer, geteuid().as_raw()),
-        Request::of_word(line.trim()),
-    ) {
-        (Err(error), _) => Err(error),
-        (Ok(()), Some(request)) => {
-            let (sender, answer) = mpsc::channel();
-            ask(Question {
-                request,
-                answer: sender,
-            });
-            answer
-                .recv()
-                .unwrap_or_else(|_| Err(anyhow!("the process is ending")))
-        }
-        (Ok(()), None) => Err(anyhow!("the request is not 'reload' or 'status'")),
+    let answer = match admit(peer, geteuid().as_raw()) {
+        Err(error) => Err(error),
+        Ok(()) => match Request::of_word(read_line(&client)?.trim()) {
+            Some(request) => {
+                let (sender, answer) = mpsc::channel();
+                ask(Question {
+                    request,
+                    answer: sender,
+                });
+                answer
+                    .recv()
+                    .unwrap_or_else(|_| Err(anyhow!("the process is ending")))
+            }
+            None => Err(anyhow!("the request is not 'reload' or 'status'")),
+        },
     };
     let answer = match answer {
         Ok(value) => json!({ "ok": value }),
@@ -292,30 +356,84 @@ fn serve(mut client: UnixStream, ask: &impl Fn(Question)) -> Result<()> {
     Ok(writeln!(client, "{answer}")?)
 }
 
+/// The line of a client, which has one time for all of it.
+fn read_line(client: &UnixStream) -> Result<String> {
+    let until = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    while line.len() < REQUEST_MOST_BYTES && !line.ends_with(b"\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "the request did not come in time");
+        client.set_read_timeout(Some(left))?;
+        let mut byte = [0];
+        match (&*client).read(&mut byte) {
+            Ok(0) => break,
+            Ok(_) => line.extend(byte),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(String::from_utf8_lossy(&line).into_owned())
+}
+
 /// Asks the process that runs `configuration`.
 ///
 /// # Errors
 /// What the process answers, or that there is none.
 pub(crate) fn ask(configuration: &Path, request: Request) -> Result<Value> {
     let path = run_directory::path_for_user().join(name_for(configuration)?);
-    let mut process = UnixStream::connect(&path).map_err(|error| {
+    let patience = match request {
+        Request::Status => PATIENCE,
+        Request::Reload => RELOAD_WITHIN,
+    };
+    let silent = || {
         anyhow!(
-            "no process of this user runs {}: {error} ({}); start it with 'spliced run --config', or \
-             send it SIGHUP",
+            "the process that runs {} has not answered within {} s; see whether it is stopped, and what it logs",
             configuration.display(),
-            path.display()
+            patience.as_secs()
         )
-    })?;
-    writeln!(process, "{}", request.word())?;
+    };
+    let mut process = match connect_within(&path, patience) {
+        Ok(process) => process,
+        Err(Errno::AGAIN) => return Err(silent()),
+        Err(errno) => bail!(
+            "no process of this user runs {}: {} ({}); start it with 'spliced run --config', or send it SIGHUP",
+            configuration.display(),
+            io::Error::from(errno),
+            path.display()
+        ),
+    };
+    process.set_read_timeout(Some(patience))?;
+    // A process that refuses this user answers without reading.
+    let written = writeln!(process, "{}", request.word());
     let mut line = String::new();
     // To the end of the stream: the process then has nothing left of this request.
-    process.read_to_string(&mut line)?;
+    match process.read_to_string(&mut line) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(silent()),
+        Err(error) if !line.ends_with('\n') => return Err(error.into()),
+        _ => {}
+    }
+    if line.is_empty() {
+        written?;
+    }
     let mut answer: Value =
         serde_json::from_str(&line).context("the process has ended without an answer")?;
     match answer.get("error").and_then(Value::as_str) {
         Some(error) => bail!("{error}"),
         None => Ok(answer["ok"].take()),
     }
+}
+
+fn connect_within(path: &Path, patience: Duration) -> Result<UnixStream, Errno> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // The backlog of a process that is stopped may be full.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// The same for everybody who names the same file, whatever the way to it.
@@ -331,7 +449,6 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Instant;
 
     use netlab::{Need, Scratch, available, until};
     use rustix::process::Uid;
@@ -383,7 +500,10 @@ mod tests {
                         set_thread_res_uid(user, user, user).expect("another user");
                     }
                     let mut client = UnixStream::connect(&path).expect("connected");
-                    writeln!(client, "reload").expect("sent");
+                    // Nothing is waited for from another user.
+                    if user.is_none() {
+                        writeln!(client, "reload").expect("sent");
+                    }
                     let mut answer = String::new();
                     client.read_to_string(&mut answer).expect("an answer");
                     answer
@@ -419,7 +539,7 @@ mod tests {
     fn is_answered(scratch: &Scratch) -> bool {
         let name = name_for(&scratch.path().join("c.toml")).expect("a name");
         let path = scratch.path().join("run").join(name);
-        let ask = || -> std::io::Result<String> {
+        let ask = || -> io::Result<String> {
             let mut process = UnixStream::connect(&path)?;
             writeln!(process, "status")?;
             let mut answer = String::new();
@@ -453,6 +573,50 @@ mod tests {
         drop(second);
         assert!(!is_answered(&scratch));
         drop(fourth);
+    }
+
+    #[test]
+    fn a_socket_whose_file_is_gone_is_made_again() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let directory = scratch.path().join("run");
+        let path = directory
+            .join(name_for(&scratch.write("c.toml", "").expect("written")).expect("a name"));
+        let (first, _) = opened(&scratch);
+        until("it answers", || is_answered(&scratch));
+        fs::remove_file(&path).expect("removed");
+        until("it answers again", || is_answered(&scratch));
+        fs::remove_dir_all(&directory).expect("removed");
+        until("it answers again", || is_answered(&scratch));
+        // It is another process that has the path now.
+        let (second, asked_second) = opened(&scratch);
+        let _ = fs::remove_file(&path);
+        until("one of them answers", || is_answered(&scratch));
+        drop(first);
+        until("the second one answers", || {
+            is_answered(&scratch) && asked_second.load(Ordering::Relaxed) > 0
+        });
+        // A process that drains leaves it to others.
+        second.stop_waiting();
+        fs::remove_file(&path).expect("removed");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    /// The time is for the whole line.
+    #[test]
+    fn a_client_that_writes_slowly_is_not_waited_for_long() {
+        let (client, process) = UnixStream::pair().expect("connected");
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while (&client).write_all(b"x").is_ok() && begin.elapsed() < 3 * PATIENCE {
+                    thread::sleep(PATIENCE / 4);
+                }
+            });
+            read_line(&process).expect_err("too slow");
+            drop(process);
+        });
+        assert!(begin.elapsed() < 2 * PATIENCE);
     }
 
     #[test]

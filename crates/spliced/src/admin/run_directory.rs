@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
@@ -14,19 +14,20 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, open, openat, statat,
-    unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, chmod, fchmod, flock, fstat,
+    inotify, linkat, open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Uid, geteuid, pidfd_open};
 
 use crate::listener::SocketFile;
+use crate::resource_limit::words;
 
 /// How long a start waits until no other one looks for its socket.
 const LOCK_WITHIN: Duration = Duration::from_secs(1);
@@ -122,8 +123,14 @@ impl RunDirectory {
         // A FIFO would not have to be waited for.
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let lock = openat(&self.handle, LOCK, flags, Mode::RUSR | Mode::WUSR)
-            .with_context(|| format!("cannot open {shown}; remove it"))?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let lock = openat(&self.handle, LOCK, flags, mode).map_err(|errno| {
+            anyhow!(
+                "cannot open {shown}: {}; {}",
+                words(errno),
+                remedy(errno, "remove it")
+            )
+        })?;
         let stat = fstat(&lock).with_context(|| format!("cannot stat {shown}"))?;
         ensure!(
             FileType::from_raw_mode(stat.st_mode).is_file()
@@ -131,6 +138,10 @@ impl RunDirectory {
                 && stat.st_mode & 0o077 == 0,
             "others can open {shown}, and so keep it locked; remove it"
         );
+        // The umask may have taken the right to open it again.
+        if stat.st_mode & mode.as_raw_mode() != mode.as_raw_mode() {
+            let _ = fchmod(&lock, mode);
+        }
         let until = Instant::now() + LOCK_WITHIN;
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -146,7 +157,7 @@ impl RunDirectory {
         }
     }
 
-    /// Removes the sockets of processes that were killed, as many as the time suffices for. This is done under the lock.
+    /// Removes the sockets of processes that were killed, as many as the time suffices for.
     pub(super) fn clean(&self) {
         let until = Instant::now() + CLEAN_WITHIN;
         let Ok(entries) = Dir::read_from(&self.handle) else {
@@ -158,40 +169,114 @@ impl RunDirectory {
                 return;
             }
             let name = entry.file_name();
+            if !self.is_stale(name) {
+                continue;
+            }
+            // For one of them only: a start waits for the lock.
+            let Ok(_lock) = self.lock() else {
+                return;
+            };
             if self.is_stale(name) {
                 let _ = unlinkat(&self.handle, name, AtFlags::empty());
             }
         }
     }
 
-    /// Listens on the socket `name`, in the place of a process that was killed. This is done under the lock.
+    /// Listens on the socket `name`, in the place of a process that was killed. This is done under the lock. Those who
+    /// could not have it do no harm either: the name leads to a socket only once that listens, and takes the place of none.
     ///
     /// # Errors
     /// If the socket cannot be made, or it is not known whether a process listens on it.
     pub(super) fn listen(&self, name: &str) -> Result<Result<Opened, Taken>> {
         let path = self.path.join(name);
         let shown = path.display();
+        let found = match statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if !FileType::from_raw_mode(stat.st_mode).is_socket() => {
+                bail!("{shown} is not a socket; remove it")
+            }
+            Ok(stat) => Some((stat.st_dev, stat.st_ino)),
+            Err(_) => None,
+        };
         match self.probe(name) {
             Err(Errno::NOENT) => {}
             // Nobody listens (`unix_find_bsd`).
-            Err(Errno::CONNREFUSED) => fs::remove_file(&path)
-                .with_context(|| format!("cannot remove {shown}, which nobody uses"))?,
+            Err(Errno::CONNREFUSED) if !self.remove(name, found)? => {
+                return Ok(Err(Taken::by(path, None)));
+            }
+            Err(Errno::CONNREFUSED) => {}
             Ok(connected) => return Ok(Err(Taken::by(path, owner_of(&connected)))),
             // Its backlog is full.
             Err(Errno::AGAIN) => return Ok(Err(Taken::by(path, None))),
             Err(errno) => bail!(
-                "whether another process runs it cannot be found out ({shown}: {}); remove that file if none does",
-                io::Error::from(errno)
+                "whether another process runs it cannot be found out ({shown}: {}); {}",
+                words(errno),
+                remedy(errno, "remove that file if none does")
             ),
         }
-        match UnixListener::bind(&path) {
-            Ok(listener) => Ok(Ok((listener, SocketFile::of(&path)?))),
-            // One that goes on without the lock has been faster.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                Ok(Err(Taken::by(path, None)))
+        let failed = |errno: Errno| {
+            anyhow!(
+                "cannot listen on {shown}: {}; {}",
+                words(errno),
+                remedy(errno, "make its directory writable")
+            )
+        };
+        let unnamed = unused_name();
+        let path_of_unnamed = self.path.join(&unnamed);
+        let listener = UnixListener::bind(&path_of_unnamed)
+            .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+        let mut file = SocketFile::of(&path_of_unnamed).inspect_err(|_| {
+            let _ = fs::remove_file(&path_of_unnamed);
+        })?;
+        // The umask may have taken the right to connect.
+        chmod(&path_of_unnamed, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let here = &self.handle;
+        match linkat(here, &unnamed, here, name, AtFlags::empty()) {
+            Ok(()) => {
+                let _ = unlinkat(here, &unnamed, AtFlags::empty());
+                file.has_moved_to(&path);
+                Ok(Ok((listener, file)))
             }
-            Err(error) => Err(error).with_context(|| format!("cannot listen on {shown}")),
+            // One that goes on without the lock has been faster.
+            Err(Errno::EXIST) => Ok(Err(Taken::by(path, None))),
+            Err(errno) => Err(failed(errno)),
         }
+    }
+
+    /// Removes the socket `name`, if it still is the one that was `found`. Returns false otherwise.
+    fn remove(&self, name: &str, found: Option<(u64, u64)>) -> Result<bool> {
+        let here = &self.handle;
+        let moved = unused_name();
+        match renameat(here, name, here, &moved) {
+            // One that goes on without the lock has been faster.
+            Err(Errno::NOENT) => return Ok(true),
+            renamed => renamed.map_err(|errno| {
+                anyhow!(
+                    "cannot remove {}, which nobody uses: {}; {}",
+                    self.path.join(name).display(),
+                    words(errno),
+                    remedy(errno, "make its directory writable")
+                )
+            })?,
+        }
+        let is_same = statat(here, &moved, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| Some((stat.st_dev, stat.st_ino)) == found);
+        if !is_same {
+            // Its process makes it again if another one has the name by now.
+            let _ = linkat(here, &moved, here, name, AtFlags::empty());
+        }
+        let _ = unlinkat(here, &moved, AtFlags::empty());
+        Ok(is_same)
+    }
+
+    /// Becomes readable when a file of the directory may be gone.
+    pub(super) fn watch(&self) -> rustix::io::Result<OwnedFd> {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        let gone = inotify::WatchFlags::DELETE
+            | inotify::WatchFlags::MOVED_FROM
+            | inotify::WatchFlags::MOVED_TO
+            | inotify::WatchFlags::MOVE_SELF;
+        inotify::add_watch(&watch, &self.path, gone)?;
+        Ok(watch)
     }
 
     /// Connects without waiting for a process that does not accept.
@@ -243,6 +328,23 @@ fn owner_of(connected: &impl AsFd) -> Option<OwnedFd> {
     let id = getsockopt(&connected.as_fd(), PeerCredentials).ok()?.pid();
     // It has no number in this PID namespace if it is in another one.
     pidfd_open(Pid::from_raw(id)?, PidfdFlags::empty()).ok()
+}
+
+/// What to do against `errno`.
+fn remedy(errno: Errno, otherwise: &'static str) -> &'static str {
+    match errno {
+        Errno::ROFS => "mount its file system writable",
+        Errno::NOSPC | Errno::DQUOT => "free space or files on its file system",
+        Errno::MFILE | Errno::NFILE => "raise the limit",
+        Errno::NOMEM | Errno::NOBUFS => "free memory",
+        _ => otherwise,
+    }
+}
+
+/// The name of an admin socket that no configuration has. A start removes it if its process was killed.
+fn unused_name() -> String {
+    // The standard library seeds each of them at random.
+    format!("{:016x}.sock", RandomState::new().hash_one(()))
 }
 
 /// Whether an admin socket may have the name.
@@ -306,9 +408,12 @@ mod tests {
             let barrier = Barrier::new(STARTS);
             let start = || {
                 barrier.wait();
-                let _lock = directory.lock().expect("locked");
+                let started = {
+                    let _lock = directory.lock().expect("locked");
+                    directory.listen(NAME).expect("known")
+                };
                 directory.clean();
-                directory.listen(NAME).expect("known")
+                started
             };
             let started: Vec<_> = thread::scope(|scope| {
                 let threads = [(); STARTS].map(|()| scope.spawn(start));
@@ -320,6 +425,51 @@ mod tests {
             assert_eq!(alive.len(), 1, "round {round}");
             assert!(directory.probe(NAME).is_ok(), "round {round}");
         }
+    }
+
+    /// Each of them may have seen what a killed process has left.
+    #[test]
+    fn starts_without_the_lock_do_not_take_each_others_socket() {
+        const STARTS: usize = 4;
+        let (scratch, directory) = directory();
+        for round in 0..200 {
+            abandoned(&scratch.path().join(NAME));
+            let barrier = Barrier::new(STARTS);
+            let start = || {
+                barrier.wait();
+                directory.listen(NAME).expect("known")
+            };
+            let started: Vec<_> = thread::scope(|scope| {
+                let threads = [(); STARTS].map(|()| scope.spawn(start));
+                threads
+                    .map(|thread| thread.join().expect("no panic"))
+                    .into()
+            });
+            let files: Vec<_> = started.into_iter().filter_map(Result::ok).collect();
+            let in_place = |(_, file): &&Opened| file.is_in_place();
+            assert!(files.iter().filter(in_place).count() <= 1, "round {round}");
+            let Some(place) = files.iter().position(|opened| in_place(&opened)) else {
+                continue;
+            };
+            // The end of the others leaves it.
+            let kept = files.into_iter().nth(place);
+            assert!(directory.probe(NAME).is_ok(), "round {round}");
+            drop(kept);
+            assert!(!scratch.path().join(NAME).exists());
+        }
+        let left = fs::read_dir(scratch.path()).expect("read").count();
+        assert_eq!(left, 0);
+    }
+
+    #[test]
+    fn what_is_in_the_place_of_a_socket_is_named_and_stays() {
+        let (scratch, directory) = directory();
+        let path = scratch.path().join(NAME);
+        symlink("/nowhere", &path).expect("linked");
+        let told = directory.listen(NAME).expect_err("refused").to_string();
+        assert!(told.contains("is not a socket; remove it"), "{told}");
+        assert!(path.symlink_metadata().is_ok());
+        assert_eq!(fs::read_dir(scratch.path()).expect("read").count(), 1);
     }
 
     #[test]

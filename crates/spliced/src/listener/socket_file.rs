@@ -69,6 +69,11 @@ impl SocketFile {
         AccessChange::checked(&self.file, &self.made, former, wanted)
     }
 
+    /// The file has another name by now.
+    pub(crate) fn has_moved_to(&mut self, path: &Path) {
+        self.file.path = path.into();
+    }
+
     /// Whether the path leads to the file.
     pub(crate) fn is_in_place(&self) -> bool {
         let own = (self.stat.st_dev, self.stat.st_ino);

@@ -125,3 +125,15 @@ fn a_start_removes_the_sockets_of_killed_processes() {
     stopped.relay.go_on();
     stopped.status();
 }
+
+#[test]
+fn a_process_that_is_stopped_is_not_waited_for() {
+    let site = Site::new();
+    let proxy = Proxy::run(&configuration(&site));
+    proxy.relay.hold_still();
+    let output = proxy.ask("status");
+    proxy.relay.go_on();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("has not answered within 5 s"), "{told}");
+    proxy.status();
+}
