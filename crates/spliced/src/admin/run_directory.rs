@@ -89,7 +89,14 @@ impl RunDirectory {
             .recursive(true)
             .mode(0o700)
             .create(&path)
-            .with_context(|| format!("cannot make {shown}"))?;
+            .map_err(|error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                anyhow!(
+                    "cannot make {shown}: {}; {}",
+                    words(errno),
+                    remedy(errno, "make it, or remove what is in its place")
+                )
+            })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = match open(&path, flags, Mode::empty()) {
             Err(Errno::NOTDIR | Errno::LOOP) => {

@@ -10,7 +10,7 @@ use splice::Address;
 
 use super::plan::DatagramPlan;
 use super::socket::DatagramSocket;
-use crate::listener::{SocketFile, remove_stale_by, why_not};
+use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
 use crate::socket_address::SocketAddress;
 
 /// How much may wait for a thread, in bytes with the kernel's overhead: 5 ms at a million small datagrams a
@@ -53,6 +53,10 @@ impl Listeners {
 
     fn add(&mut self, address: &SocketAddress, typed: &Address) -> Result<SocketAddress> {
         let mut address = address.clone();
+        let start = match typed {
+            Address::UnixPath(path) => Some(Start::at(path)?),
+            _ => None,
+        };
         // The first is bound without SO_REUSEPORT: otherwise a second relay of the same user would get a
         // part of the datagrams.
         let first = match (bind(&address, false), typed) {
@@ -67,8 +71,9 @@ impl Listeners {
             (bound, _) => bound,
         };
         let first = first.map_err(|errno| why_not(errno, &address))?;
-        if let Address::UnixPath(path) = typed {
-            self._socket_file = Some(SocketFile::of(path)?);
+        if let (Some(start), Address::UnixPath(path)) = (start, typed) {
+            // Datagrams need no listen(2).
+            self._socket_file = Some(start.bound(path)?.listening(&address)?);
         }
         let name = SocketAddress::from_kernel(getsockname(first.fd()).ok());
         let address = name.unwrap_or(address);

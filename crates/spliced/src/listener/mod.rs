@@ -4,6 +4,7 @@ mod socket_access;
 mod socket_file;
 mod sockets;
 mod stale_socket;
+mod start;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub(crate) use self::socket_file::SocketFile;
 use self::sockets::BACKLOG;
 pub(crate) use self::sockets::{InUse, ListeningSockets, why_not};
 pub(crate) use self::stale_socket::remove_stale_by;
+pub(crate) use self::start::Start;
 use crate::connection::Connection;
 use crate::connection_limit::ConnectionPermit;
 use crate::echo;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -12,6 +12,7 @@ use rustix::process::geteuid;
 
 use super::socket_access::{Access, AccessChange, PinnedFile, change_access};
 use crate::file_access::FileAccess;
+use crate::resource_limit::{limit_met, words};
 
 /// A socket file of this process. Drop removes it, unless another file has taken its path.
 #[derive(Debug)]
@@ -39,11 +40,12 @@ impl SocketFile {
     /// If this process lacks the right, or the file is not the one that it has made.
     pub(crate) fn set_first_access(&self, access: FileAccess) -> Result<()> {
         // Whoever may write to the directory could have put another file there since bind(2), or a link to one.
+        let is_own = FileType::from_raw_mode(self.stat.st_mode).is_socket()
+            && self.stat.st_uid == geteuid().as_raw()
+            && self.stat.st_nlink == 1
+            && !self.is_used()?;
         ensure!(
-            FileType::from_raw_mode(self.stat.st_mode).is_socket()
-                && self.stat.st_uid == geteuid().as_raw()
-                && self.stat.st_nlink == 1
-                && !self.is_used(),
+            is_own,
             "{} is not the socket of this process any more; choose a directory that nobody else can write to",
             self.file.path.display()
         );
@@ -82,7 +84,7 @@ impl SocketFile {
 
     /// Whether a socket takes connections or datagrams under the file, so that it is not the one of this process, which
     /// does not listen yet.
-    fn is_used(&self) -> bool {
+    fn is_used(&self) -> Result<bool> {
         // Without /proc another file could have taken the path meanwhile.
         let path = self.file.pinned_path();
         let path = path.as_ref().unwrap_or(&self.file.path);
@@ -91,8 +93,16 @@ impl SocketFile {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             connect(&socket, &address)
         });
-        // By the umask, its owner may have no right to write.
-        !matches!(tried, Err(Errno::CONNREFUSED | Errno::ACCESS))
+        match tried {
+            // By the umask, its owner may have no right to write.
+            Err(Errno::CONNREFUSED | Errno::ACCESS) => Ok(false),
+            Err(errno) if limit_met(errno).is_some() => bail!(
+                "who listens on {} cannot be found out: {}; raise the limit",
+                self.file.path.display(),
+                words(errno)
+            ),
+            _ => Ok(true),
+        }
     }
 
     /// Device and inode of the file at `path`.

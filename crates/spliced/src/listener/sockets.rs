@@ -12,6 +12,7 @@ use splice::{Address, SegmentSize, set_busy_poll};
 use super::socket_access::AccessChange;
 use super::socket_file::SocketFile;
 use super::stale_socket::{remove_stale, unix_socket};
+use super::start::Start;
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 use crate::socket_address::SocketAddress;
@@ -182,21 +183,32 @@ impl ListeningSockets {
         access: FileAccess,
     ) -> Result<()> {
         let socket = unix_socket(address)?;
+        let path = match typed {
+            Address::UnixPath(path) => Some(path),
+            _ => None,
+        };
+        let start = path.map(|path| Start::at(path)).transpose()?;
         let mut bound = address.bind(&socket);
-        if let (Err(Errno::ADDRINUSE), Address::UnixPath(path)) = (bound, typed)
+        if let (Err(Errno::ADDRINUSE), Some(path)) = (bound, path)
             && remove_stale(path, address)?
         {
             bound = address.bind(&socket);
         }
         bound.map_err(|errno| why_not(errno, address))?;
-        if let Address::UnixPath(path) = typed {
-            let file = self.socket_file.insert(SocketFile::of(path)?);
+        let started = match (start, path) {
+            (Some(start), Some(path)) => Some(start.bound(path)?),
+            _ => None,
+        };
+        if let Some(started) = &started
+            && access != FileAccess::default()
+        {
             // Nobody can connect before listen(2).
-            if access != FileAccess::default() {
-                file.set_first_access(access)?;
-            }
+            started.file.set_first_access(access)?;
         }
         listen(&socket, BACKLOG).map_err(|errno| why_not(errno, address))?;
+        if let Some(started) = started {
+            self.socket_file = Some(started.listening(address)?);
+        }
         for sockets in &mut self.by_thread[..threads - 1] {
             let clone = socket.try_clone();
             sockets.push(clone.context("cannot share the listening socket")?);

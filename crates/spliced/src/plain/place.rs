@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use splice::{Address, SocketName};
 
-use crate::listener::{SocketFile, remove_stale_by, why_not};
+use crate::listener::{SocketFile, Start, remove_stale_by, why_not};
 use crate::socket_address::SocketAddress;
 use crate::target::{Lookup, Question, Target};
 
@@ -114,12 +114,14 @@ impl Place {
         {
             sockopt::set_ipv6_v6only(&socket, false).with_context(failed)?;
         }
-        let mut bound = address.bind(&socket);
         let path = match &self.name {
             SocketName::Stream(Address::UnixPath(path))
             | SocketName::UnixSeqpacket(Address::UnixPath(path)) => Some(path),
             _ => None,
         };
+        let start = path.map(|path| Start::at(path)).transpose();
+        let start = start.with_context(failed)?;
+        let mut bound = address.bind(&socket);
         if let (Err(Errno::ADDRINUSE), Some(path), Resolved::Of(unix)) = (bound, path, address) {
             let probe = self.socket(address).with_context(failed)?;
             if remove_stale_by(path, unix, &probe).with_context(failed)? {
@@ -129,10 +131,19 @@ impl Place {
         bound
             .map_err(|errno| address.why_not(errno))
             .with_context(failed)?;
-        let file = path.map(|path| SocketFile::of(path)).transpose()?;
+        let started = match (start, path) {
+            (Some(start), Some(path)) => Some(start.bound(path).with_context(failed)?),
+            _ => None,
+        };
         listen(&socket, BACKLOG)
             .map_err(|errno| address.why_not(errno))
             .with_context(failed)?;
+        let file = match (started, address) {
+            (Some(started), Resolved::Of(unix)) => {
+                Some(started.listening(unix).with_context(failed)?)
+            }
+            _ => None,
+        };
         let bound = SocketAddress::from_kernel(getsockname(&socket).ok());
         let shown = match (address, bound) {
             (Resolved::Of(SocketAddress::Inet(_)), Some(bound)) => bound.to_string(),

@@ -1,0 +1,158 @@
+//! A start at a path: it removes a stale file, binds and listens, and no other start does so meanwhile.
+//!
+//! Otherwise one could take the file of another one, which is bound and does not listen yet, for a stale one.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+
+use super::socket_file::SocketFile;
+use super::sockets::InUse;
+use crate::resource_limit::words;
+use crate::socket_address::SocketAddress;
+
+/// How long a start waits for another one. Whoever can read the directory can keep it locked, and delays nobody longer.
+const LOCK_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often it looks.
+const LOCK_EVERY: Duration = Duration::from_millis(5);
+
+pub(crate) struct Start {
+    /// The directory; `None` if this process cannot read it, or another one keeps the lock.
+    _lock: Option<OwnedFd>,
+    /// A descriptor for the file. Without one, that would be left behind.
+    spare: OwnedFd,
+}
+
+impl Start {
+    /// # Errors
+    /// If there is no descriptor left.
+    pub(crate) fn at(path: &Path) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let spare = open("/", flags, Mode::empty()).map_err(|errno| {
+            anyhow!(
+                "cannot open its directory: {}; raise the limit",
+                words(errno)
+            )
+        })?;
+        Ok(Self {
+            _lock: lock(path),
+            spare,
+        })
+    }
+
+    /// The file, once the socket is bound.
+    pub(crate) fn bound(self, path: &Path) -> Result<Started> {
+        let Self { _lock, spare } = self;
+        drop(spare);
+        let file = SocketFile::of(path)?;
+        Ok(Started { _lock, file })
+    }
+}
+
+/// A start that has made its file.
+pub(crate) struct Started {
+    _lock: Option<OwnedFd>,
+    pub(crate) file: SocketFile,
+}
+
+impl Started {
+    /// The file, once the socket listens.
+    ///
+    /// # Errors
+    /// If another start has replaced it, which can be without the lock only.
+    pub(crate) fn listening(self, address: &SocketAddress) -> Result<SocketFile> {
+        ensure!(self.file.is_in_place(), InUse(address.clone()));
+        Ok(self.file)
+    }
+}
+
+fn lock(path: &Path) -> Option<OwnedFd> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let lock = open(directory, flags, Mode::empty()).ok()?;
+    let until = Instant::now() + LOCK_WITHIN;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(lock),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(LOCK_EVERY),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+
+    use netlab::Scratch;
+
+    use super::*;
+    use crate::file_access::FileAccess;
+    use crate::listener::ListeningSockets;
+
+    #[test]
+    fn of_many_starts_at_one_path_one_listens() {
+        const STARTS: usize = 4;
+        let scratch = Scratch::new("start").expect("a directory");
+        let path = scratch.path().join("socket");
+        let text = format!("unix:{}", path.display());
+        let typed = text.parse().expect("an address");
+        for round in 0..100 {
+            // What a killed process has left.
+            drop(UnixListener::bind(&path).expect("bound"));
+            let barrier = Barrier::new(STARTS);
+            let start = || {
+                let addresses = SocketAddress::to_listen(&typed).expect("an address");
+                barrier.wait();
+                ListeningSockets::bind(&typed, addresses, 1, None, FileAccess::default())
+            };
+            let started: Vec<_> = thread::scope(|scope| {
+                let threads = [(); STARTS].map(|()| scope.spawn(start));
+                threads
+                    .map(|thread| thread.join().expect("no panic"))
+                    .into()
+            });
+            let (listening, refused): (Vec<_>, Vec<_>) =
+                started.into_iter().partition(Result::is_ok);
+            assert_eq!(listening.len(), 1, "round {round}: {refused:?}");
+            for error in refused.into_iter().filter_map(Result::err) {
+                assert!(error.is::<InUse>(), "round {round}: {error:#}");
+            }
+            UnixStream::connect(&path).expect("it listens");
+            drop(listening);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_delays_a_start_and_does_not_stop_it() {
+        let scratch = Scratch::new("start").expect("a directory");
+        let path = scratch.path().join("socket");
+        let held = lock(&path).expect("free");
+        assert!(Start::at(&path).expect("it goes on")._lock.is_none());
+        drop(held);
+        let start = Start::at(&path).expect("it goes on");
+        assert!(start._lock.is_some());
+        let _listener = UnixListener::bind(&path).expect("bound");
+        let started = start.bound(&path).expect("a file");
+        std::fs::remove_file(&path).expect("removed");
+        let address = SocketAddress::to_listen(
+            &format!("unix:{}", path.display())
+                .parse()
+                .expect("an address"),
+        );
+        let told = started.listening(&address.expect("an address")[0]);
+        assert!(told.expect_err("replaced").is::<InUse>());
+    }
+}
