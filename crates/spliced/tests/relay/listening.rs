@@ -225,6 +225,37 @@ fn a_port_alone_listens_on_both_families() {
 }
 
 #[test]
+fn a_low_limit_on_descriptors_leaves_no_socket_file() {
+    let scratch = Scratch::new("few").expect("a directory");
+    let address = format!("unix:{}/socket", scratch.path().display());
+    let starts_with = |limit: usize| {
+        let mut command = Process::command("sh");
+        command
+            .args([
+                "-c",
+                &format!("ulimit -n {limit}; exec \"$@\""),
+                "sh",
+                BINARY,
+            ])
+            .args(["relay", &address, "127.0.0.1:1", "--mode", "0600"])
+            .env_remove("SPLICED_LOG");
+        let mut relay = Relay::spawn_silent(&mut command);
+        until("it listens or ends", || {
+            !relay.is_running() || relay.lines_logged("listening on") > 0
+        });
+        let has_started = relay.is_running();
+        if has_started {
+            relay.terminate();
+        }
+        let left = fs::read_dir(scratch.path()).expect("the directory").count();
+        assert_eq!(left, 0, "with {limit} descriptors");
+        has_started
+    };
+    let least = (5..100).find(|limit| starts_with(*limit));
+    assert!(least.is_some_and(|least| least > 5), "{least:?}");
+}
+
+#[test]
 fn a_relay_that_cannot_start_leaves_no_socket_file() {
     let scratch = Scratch::new("undone").expect("a directory");
     let address = format!("unix:{}/socket", scratch.path().display());
