@@ -45,6 +45,8 @@ impl FileAccess {
 }
 
 impl FileMode {
+    pub(crate) const ALL: Self = Self(0o777);
+
     pub(crate) fn bits(self) -> u32 {
         self.0
     }

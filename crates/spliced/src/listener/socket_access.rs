@@ -85,6 +85,11 @@ impl Access {
         })
     }
 
+    pub(super) fn without_bits(self, bits: u32) -> Self {
+        let mode = self.mode & !bits;
+        Self { mode, ..self }
+    }
+
     fn read(file: &PinnedFile) -> Result<Self, Errno> {
         let stat = fstat(&file.pin)?;
         Ok(Self {

@@ -1,18 +1,34 @@
 //! The file of a listening UNIX socket.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open};
 use rustix::process::geteuid;
 
 use super::socket_access::{Access, AccessChange, PinnedFile, change_access};
-use crate::file_access::FileAccess;
-use crate::resource_limit::{limit_met, words};
+use crate::file_access::{FileAccess, FileMode};
+
+/// A bit that has no meaning for a socket file, so that no other one has it (`S_ISVTX`).
+const MARK: u32 = 0o1000;
+
+/// Has bind(2) mark the file of `socket`, which it gives the mode of the socket, without the umask (`unix_bind_bsd`).
+/// [`SocketFile::set_first_access`] knows the file by that, and removes the mark.
+pub(super) fn mark(socket: &OwnedFd) -> Result<()> {
+    if can_mark() {
+        fchmod(socket, Mode::from_raw_mode(0o777 | MARK))
+            .context("cannot mark the file of the socket; leave mode, owner and group out")?;
+    }
+    Ok(())
+}
+
+/// Without /proc the mark could not be removed.
+fn can_mark() -> bool {
+    Path::new("/proc/self/fd").exists()
+}
 
 /// A socket file of this process. Drop removes it, unless another file has taken its path.
 #[derive(Debug)]
@@ -21,6 +37,8 @@ pub(crate) struct SocketFile {
     stat: Stat,
     /// As bind(2) has made it.
     made: Access,
+    /// It was found to be another one's.
+    is_foreign: bool,
 }
 
 impl SocketFile {
@@ -30,26 +48,35 @@ impl SocketFile {
         let stat = fstat(&pin).context("cannot stat the socket file")?;
         let path = path.into();
         let file = PinnedFile { path, pin };
-        let made = Access::of(&file)?;
-        Ok(Self { file, stat, made })
+        let made = Access::of(&file)?.without_bits(MARK);
+        Ok(Self {
+            file,
+            stat,
+            made,
+            is_foreign: false,
+        })
     }
 
     /// Sets who may connect, before anybody can: the socket is bound and does not listen yet.
     ///
     /// # Errors
     /// If this process lacks the right, or the file is not the one that it has made.
-    pub(crate) fn set_first_access(&self, access: FileAccess) -> Result<()> {
+    pub(crate) fn set_first_access(&mut self, access: FileAccess) -> Result<()> {
         // Whoever may write to the directory could have put another file there since bind(2), or a link to one.
-        let is_own = FileType::from_raw_mode(self.stat.st_mode).is_socket()
-            && self.stat.st_uid == geteuid().as_raw()
-            && self.stat.st_nlink == 1
-            && !self.is_used()?;
+        let is_marked = !can_mark() || self.stat.st_mode & MARK != 0;
+        self.is_foreign = !FileType::from_raw_mode(self.stat.st_mode).is_socket()
+            || self.stat.st_uid != geteuid().as_raw()
+            || !is_marked;
         ensure!(
-            is_own,
+            !self.is_foreign,
             "{} is not the socket of this process any more; choose a directory that nobody else can write to",
             self.file.path.display()
         );
-        change_access(&[self.change(FileAccess::default(), access)?])
+        let marked = FileAccess {
+            mode: Some(FileMode::ALL),
+            ..FileAccess::default()
+        };
+        change_access(&[self.change(marked, access)?])
     }
 
     /// The change of who may connect from `former` to `wanted`, which can be made unless something fails that cannot be
@@ -82,29 +109,6 @@ impl SocketFile {
         Self::identity(&self.file.path).is_ok_and(|now| now == own)
     }
 
-    /// Whether a socket takes connections or datagrams under the file, so that it is not the one of this process, which
-    /// does not listen yet.
-    fn is_used(&self) -> Result<bool> {
-        // Without /proc another file could have taken the path meanwhile.
-        let path = self.file.pinned_path();
-        let path = path.as_ref().unwrap_or(&self.file.path);
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let tried = SocketAddrUnix::new(path).and_then(|address| {
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            connect(&socket, &address)
-        });
-        match tried {
-            // By the umask, its owner may have no right to write.
-            Err(Errno::CONNREFUSED | Errno::ACCESS) => Ok(false),
-            Err(errno) if limit_met(errno).is_some() => bail!(
-                "who listens on {} cannot be found out: {}; raise the limit",
-                self.file.path.display(),
-                words(errno)
-            ),
-            _ => Ok(true),
-        }
-    }
-
     /// Device and inode of the file at `path`.
     pub(crate) fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
         let metadata = fs::symlink_metadata(path)?;
@@ -114,7 +118,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_in_place() {
+        if !self.is_foreign && self.is_in_place() {
             let removed = fs::remove_file(&self.file.path);
             if removed.is_err() && self.file.take_back().is_ok() {
                 // In a directory with the sticky bit, only its owner may. A failure can be ignored: the next start
@@ -323,9 +327,10 @@ mod tests {
         let _other = UnixListener::bind(&other).expect("bound");
         let before = shown(&other);
         let tried = || {
-            let file = SocketFile::of(&path).expect("a file");
+            let mut file = SocketFile::of(&path).expect("a file");
             let error = file.set_first_access(access("0666", None, None));
-            std::mem::forget(file);
+            drop(file);
+            assert!(path.symlink_metadata().is_ok(), "it is another one's");
             error.expect_err("refused").to_string()
         };
         symlink(&secret, &path).expect("linked");
@@ -336,9 +341,8 @@ mod tests {
         fs::remove_file(&path).expect("removed");
         fs::hard_link(&other, &path).expect("linked");
         assert!(tried().contains("is not the socket of this process"));
-        // Another process of this user listens on it.
-        fs::rename(&other, scratch.path().join("away")).expect("renamed");
-        fs::remove_file(scratch.path().join("away")).expect("removed");
+        // It has one name only.
+        fs::remove_file(&other).expect("removed");
         assert!(tried().contains("is not the socket of this process"));
         assert_eq!((shown(&secret).0, shown(&path)), (0o600, before));
         fs::remove_file(&path).expect("removed");

@@ -10,7 +10,7 @@ use rustix::net::{getsockname, listen, sockopt};
 use splice::{Address, SegmentSize, set_busy_poll};
 
 use super::socket_access::AccessChange;
-use super::socket_file::SocketFile;
+use super::socket_file::{SocketFile, mark};
 use super::stale_socket::{remove_stale, unix_socket};
 use super::start::Start;
 use crate::file_access::FileAccess;
@@ -188,6 +188,9 @@ impl ListeningSockets {
             _ => None,
         };
         let start = path.map(|path| Start::at(path)).transpose()?;
+        if access != FileAccess::default() {
+            mark(&socket)?;
+        }
         let mut bound = address.bind(&socket);
         if let (Err(Errno::ADDRINUSE), Some(path)) = (bound, path)
             && remove_stale(path, address)?
@@ -195,11 +198,11 @@ impl ListeningSockets {
             bound = address.bind(&socket);
         }
         bound.map_err(|errno| why_not(errno, address))?;
-        let started = match (start, path) {
+        let mut started = match (start, path) {
             (Some(start), Some(path)) => Some(start.bound(path)?),
             _ => None,
         };
-        if let Some(started) = &started
+        if let Some(started) = &mut started
             && access != FileAccess::default()
         {
             // Nobody can connect before listen(2).
