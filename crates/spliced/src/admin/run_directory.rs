@@ -1,7 +1,7 @@
 //! The directory with the admin sockets of a user.
 //!
-//! A socket is removed and made under a lock: otherwise one start could remove the socket that another one has just
-//! made, or does not listen on yet. The lock is a file that only this user can open, since whoever can open a file can
+//! A socket is removed and made under a lock: otherwise one start could take the socket that another one has just made
+//! from its place, and that would have to make it again. The lock is a file that only this user can open, since whoever can open a file can
 //! lock it.
 
 use std::ffi::CStr;
