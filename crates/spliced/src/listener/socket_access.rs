@@ -109,7 +109,8 @@ impl Access {
             (None, None) => (self.mode, self.list.clone()),
         };
         let number = |former: Option<u32>, wanted: Option<u32>, made, now| {
-            wanted.unwrap_or(if former.is_some() { made } else { now })
+            let otherwise = if former.is_some() { made } else { now };
+            wanted.unwrap_or(otherwise)
         };
         Self {
             mode,

@@ -299,7 +299,7 @@ mod tests {
                         held.effective = effective;
                         set_capabilities(None, held).expect("set");
                     };
-                    set(all_held - dropped | CapabilitySet::CHOWN);
+                    set((all_held - dropped) | CapabilitySet::CHOWN);
                     let changes = [
                         files[0].change(former, access("0606", None, None)),
                         files[1].change(former, access("0666", Some(NOBODY), None)),
