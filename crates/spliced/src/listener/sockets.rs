@@ -12,7 +12,7 @@ use splice::{Address, SegmentSize, set_busy_poll};
 use super::socket_access::AccessChange;
 use super::socket_file::{SocketFile, mark};
 use super::stale_socket::{remove_stale, unix_socket};
-use super::start::Start;
+use super::start::{InUse, Start};
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
 use crate::socket_address::SocketAddress;
@@ -242,22 +242,6 @@ fn port(address: &SocketAddress) -> u16 {
         SocketAddress::Unix(_) => 0,
     }
 }
-
-/// Another socket is bound to the address.
-#[derive(Debug)]
-pub(crate) struct InUse(pub(crate) SocketAddress);
-
-impl fmt::Display for InUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = &self.0;
-        write!(
-            f,
-            "{address} is in use by another socket; stop it or choose another"
-        )
-    }
-}
-
-impl std::error::Error for InUse {}
 
 /// The address belongs to another host, or to a family that this host does not support.
 #[derive(Debug)]

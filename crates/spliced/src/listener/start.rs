@@ -2,6 +2,7 @@
 //!
 //! Otherwise one could take the file of another one, which is bound and does not listen yet, for a stale one.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::thread;
@@ -12,7 +13,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 
 use super::socket_file::SocketFile;
-use super::sockets::InUse;
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
@@ -71,6 +71,22 @@ impl Started {
         Ok(self.file)
     }
 }
+
+/// Another socket is bound to the address.
+#[derive(Debug)]
+pub(crate) struct InUse(pub(crate) SocketAddress);
+
+impl fmt::Display for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.0;
+        write!(
+            f,
+            "{address} is in use by another socket; stop it or choose another"
+        )
+    }
+}
+
+impl std::error::Error for InUse {}
 
 fn lock(path: &Path) -> Option<OwnedFd> {
     let directory = match path.parent() {
