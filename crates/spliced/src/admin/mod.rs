@@ -11,7 +11,6 @@ use std::fmt::Display;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
@@ -22,7 +21,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
@@ -39,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a reload may take: it may have to load the engines.
 const RELOAD_WITHIN: Duration = Duration::from_secs(60);
+
+/// How often a process that is asked nothing looks whether the file of its socket is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The pause after a failure of this host.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -130,8 +131,8 @@ impl AdminSocket {
         thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
-                while let Some(opened) = opening.finish() {
-                    opened.accept(&ask, || opening.is_gone());
+                while let Some(listener) = opening.finish() {
+                    accept(&listener, &ask, || opening.is_gone());
                 }
             })
             .context("cannot start the thread of the admin socket")?;
@@ -166,18 +167,18 @@ struct Opening {
 
 impl Opening {
     /// `None` if there is to be no socket (any more).
-    fn finish(&self) -> Option<Opened> {
+    fn finish(&self) -> Option<UnixListener> {
         let mut waits = false;
         let mut has_failed = false;
         loop {
             match self.attempt(!waits) {
-                Ok(Attempt::Opened(opened)) => {
+                Ok(Attempt::Opened(listener)) => {
                     if waits {
                         tracing::info!(
                             "'spliced reload' and 'spliced status' reach this process now"
                         );
                     }
-                    return Some(opened);
+                    return Some(listener);
                 }
                 Ok(Attempt::TooLate) => return None,
                 Ok(Attempt::Taken(taken)) => {
@@ -228,10 +229,7 @@ impl Opening {
         Ok(match directory.listen(&self.name)? {
             Ok((listener, file)) => {
                 *held = Held::File(file);
-                Attempt::Opened(Opened {
-                    listener,
-                    watch: directory.watch().ok(),
-                })
+                Attempt::Opened(listener)
             }
             Err(taken) => Attempt::Taken(taken),
         })
@@ -251,7 +249,7 @@ impl Opening {
 }
 
 enum Attempt {
-    Opened(Opened),
+    Opened(UnixListener),
     Taken(Taken),
     TooLate,
 }
@@ -267,50 +265,24 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket that listens.
-struct Opened {
-    listener: UnixListener,
-    /// Becomes readable when its file may be gone; `None` if the kernel has no watch left.
-    watch: Option<OwnedFd>,
-}
-
-impl Opened {
-    /// Serves one client after the other, until nobody finds the way here any more.
-    fn accept(&self, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
-        // Who has connected before the file was gone is served first.
-        let _ = self.listener.set_nonblocking(self.watch.is_some());
-        loop {
-            match self.listener.accept() {
-                // A client that goes away misses only its own answer.
-                Ok((client, _)) => drop(serve(client, ask)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if is_gone() {
-                        return;
-                    }
-                    self.wait();
+/// Serves one client after the other, until nobody finds the way here any more.
+fn accept(listener: &UnixListener, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
+    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18), so that a process is
+    // reached when it has none left. After poll(2) it would not be. Without the timeout nobody looks.
+    let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
+    loop {
+        match listener.accept() {
+            // A client that goes away misses only its own answer.
+            Ok((client, _)) => drop(serve(client, ask)),
+            // Whoever has connected before the file was gone has been served.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if is_gone() {
+                    return;
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Without a descriptor, accept(2) fails at once.
-                Err(_) => thread::sleep(RETRY_AFTER),
             }
+            // Without a descriptor, accept(2) fails at once.
+            Err(_) => thread::sleep(RETRY_AFTER),
         }
-    }
-
-    /// Waits for a client or for a change in the directory.
-    fn wait(&self) {
-        let Some(watch) = &self.watch else {
-            return;
-        };
-        let mut ready = [
-            PollFd::new(&self.listener, PollFlags::IN),
-            PollFd::new(watch, PollFlags::IN),
-        ];
-        if poll(&mut ready, None).is_err() {
-            return;
-        }
-        // What has changed is seen at the file.
-        let mut events = [0; 4096];
-        while rustix::io::read(watch, &mut events).is_ok_and(|count| count > 0) {}
     }
 }
 

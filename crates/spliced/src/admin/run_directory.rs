@@ -20,7 +20,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, chmod, fchmod, flock, fstat,
-    inotify, linkat, open, openat, renameat, statat, unlinkat,
+    linkat, open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -273,17 +273,6 @@ impl RunDirectory {
         }
         let _ = unlinkat(here, &moved, AtFlags::empty());
         Ok(is_same)
-    }
-
-    /// Becomes readable when a file of the directory may be gone.
-    pub(super) fn watch(&self) -> rustix::io::Result<OwnedFd> {
-        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-        let gone = inotify::WatchFlags::DELETE
-            | inotify::WatchFlags::MOVED_FROM
-            | inotify::WatchFlags::MOVED_TO
-            | inotify::WatchFlags::MOVE_SELF;
-        inotify::add_watch(&watch, &self.path, gone)?;
-        Ok(watch)
     }
 
     /// Connects without waiting for a process that does not accept.
