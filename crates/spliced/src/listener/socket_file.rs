@@ -15,7 +15,7 @@ use crate::file_access::{FileAccess, FileMode};
 /// A bit that has no meaning for a socket file, so that no other one has it (`S_ISVTX`).
 const MARK: u32 = 0o1000;
 
-/// Has bind(2) mark the file of `socket`, which it gives the mode of the socket, without the umask (`unix_bind_bsd`).
+/// Has bind(2) mark the file of `socket`: the file gets the mode of the socket, less the umask (`unix_bind_bsd`).
 /// [`SocketFile::set_first_access`] knows the file by that, and removes the mark.
 pub(super) fn mark(socket: &OwnedFd) -> Result<()> {
     if can_mark() {

@@ -60,6 +60,10 @@ fn is_bound(path: &Path, metadata: &Metadata) -> Result<bool> {
             geteuid().as_raw()
         )
     })?;
+    // Such a name takes several lines.
+    if path.as_os_str().as_bytes().contains(&b'\n') {
+        return Ok(true);
+    }
     let own = (metadata.dev(), metadata.ino());
     let mut names = sockets.split(|byte| *byte == b'\n').filter_map(bound_name);
     Ok(names.any(|name| {
