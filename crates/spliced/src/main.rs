@@ -27,6 +27,7 @@ mod doctor;
 mod echo;
 mod exit_status;
 mod file_access;
+mod file_lock;
 mod file_stamp;
 mod firewall;
 mod forwarding;

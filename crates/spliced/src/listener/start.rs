@@ -5,26 +5,18 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, open};
 
 use super::socket_file::SocketFile;
+use crate::file_lock::FileLock;
 use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
-/// How long a start waits for another one. Whoever can read the directory can keep it locked, and delays nobody longer.
-const LOCK_WITHIN: Duration = Duration::from_secs(1);
-
-/// How often it looks.
-const LOCK_EVERY: Duration = Duration::from_millis(5);
-
 pub(crate) struct Start {
     /// The directory; `None` if this process cannot read it, or another one keeps the lock.
-    _lock: Option<OwnedFd>,
+    _lock: Option<FileLock>,
     /// A descriptor for the file. Without one, that would be left behind.
     spare: OwnedFd,
 }
@@ -57,7 +49,7 @@ impl Start {
 
 /// A start that has made its file.
 pub(crate) struct Started {
-    _lock: Option<OwnedFd>,
+    _lock: Option<FileLock>,
     pub(crate) file: SocketFile,
 }
 
@@ -88,28 +80,21 @@ impl fmt::Display for InUse {
 
 impl std::error::Error for InUse {}
 
-fn lock(path: &Path) -> Option<OwnedFd> {
+fn lock(path: &Path) -> Option<FileLock> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let lock = open(directory, flags, Mode::empty()).ok()?;
-    let until = Instant::now() + LOCK_WITHIN;
-    loop {
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(lock),
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(LOCK_EVERY),
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
-    }
+    let directory = open(directory, flags, Mode::empty()).ok()?;
+    FileLock::of(directory).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Barrier;
+    use std::thread;
 
     use netlab::Scratch;
 

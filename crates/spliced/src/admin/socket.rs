@@ -1,0 +1,337 @@
+//! The admin socket of a running process: how it gets it, and keeps it.
+
+use std::io::ErrorKind;
+use std::mem;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result};
+use rustix::net::sockopt;
+
+use super::run_directory::{self, RunDirectory};
+use super::taken::Taken;
+use super::{Question, name_for, serve};
+use crate::listener::SocketFile;
+
+/// How often a process that is asked nothing looks whether the file of its socket is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// The pause after a failure of this host.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The socket of a running process; its file is removed on drop.
+///
+/// ```text
+/// opening ──▶ listening
+///  │  ▲ ▲         │
+///  │  │ └─────────┘ its file is gone
+///  ▼  │ another process has the socket, which drains
+/// waiting
+/// ```
+#[derive(Debug)]
+pub(crate) struct AdminSocket {
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug)]
+enum Held {
+    NotYet,
+    /// The thread that listens never ends, so nobody else takes the file for stale before it is removed.
+    File(SocketFile),
+    /// The process drains, so the file is not made again.
+    Last(SocketFile),
+    /// The process is ending.
+    NoMore,
+}
+
+impl AdminSocket {
+    /// Listens for those who ask for the process that runs `configuration`, as soon as no other process does. That one
+    /// may be ending.
+    ///
+    /// # Errors
+    /// If the configuration is gone, or there can be no thread. What else stands in the way is logged.
+    pub(crate) fn open(
+        configuration: &Path,
+        ask: impl Fn(Question) + Send + 'static,
+    ) -> Result<Self> {
+        Self::open_in(run_directory::path_for_user(), configuration, ask)
+    }
+
+    fn open_in(
+        directory: PathBuf,
+        configuration: &Path,
+        ask: impl Fn(Question) + Send + 'static,
+    ) -> Result<Self> {
+        let name = name_for(configuration)?;
+        let shown = configuration.display().to_string();
+        let held = Arc::new(Mutex::new(Held::NotYet));
+        let opening = Opening {
+            directory,
+            name,
+            configuration: shown,
+            held: Arc::clone(&held),
+        };
+        thread::Builder::new()
+            .name("admin".into())
+            .spawn(move || {
+                while let Some(listener) = opening.finish() {
+                    accept(&listener, &ask, || opening.is_gone());
+                }
+            })
+            .context("cannot start the thread of the admin socket")?;
+        Ok(Self { held })
+    }
+
+    /// Leaves the socket to others, unless this process has it.
+    pub(crate) fn stop_waiting(&self) {
+        let mut held = lock(&self.held);
+        *held = match mem::replace(&mut *held, Held::NoMore) {
+            Held::File(file) | Held::Last(file) => Held::Last(file),
+            Held::NotYet | Held::NoMore => Held::NoMore,
+        };
+    }
+}
+
+impl Drop for AdminSocket {
+    fn drop(&mut self) {
+        *lock(&self.held) = Held::NoMore;
+    }
+}
+
+/// A socket that is not there yet.
+struct Opening {
+    directory: PathBuf,
+    name: String,
+    configuration: String,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Opening {
+    /// `None` if there is to be no socket (any more).
+    fn finish(&self) -> Option<UnixListener> {
+        let mut waits = false;
+        let mut has_failed = false;
+        loop {
+            match self.attempt(!waits) {
+                Ok(Attempt::Opened(listener)) => {
+                    if waits {
+                        tracing::info!(
+                            "'spliced reload' and 'spliced status' reach this process now"
+                        );
+                    }
+                    return Some(listener);
+                }
+                Ok(Attempt::TooLate) => return None,
+                Ok(Attempt::Taken(taken)) => {
+                    if !waits {
+                        tracing::warn!(
+                            "'spliced reload' and 'spliced status' cannot reach this process yet: another process runs \
+                             {}; they will once that has ended, and SIGHUP reloads this one",
+                            self.configuration
+                        );
+                    }
+                    waits = true;
+                    taken.wait();
+                }
+                Err(error) => {
+                    if !has_failed {
+                        warn_unreachable(&error);
+                    }
+                    if !waits {
+                        return None;
+                    }
+                    // What stands in the way may go, since there is a way in principle.
+                    has_failed = true;
+                    thread::sleep(RETRY_AFTER);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, is_first: bool) -> Result<Attempt> {
+        // The process that has ended may have taken the directory along.
+        let directory = RunDirectory::open(self.directory.clone())?;
+        let attempted = self.attempt_in(&directory, is_first);
+        if is_first {
+            directory.clean();
+        }
+        attempted
+    }
+
+    fn attempt_in(&self, directory: &RunDirectory, is_first: bool) -> Result<Attempt> {
+        let lock = directory.lock();
+        if let (Err(error), true) = (&lock, is_first) {
+            tracing::warn!("{error:#}; this process goes on without the lock");
+        }
+        let mut held = self::lock(&self.held);
+        if matches!(*held, Held::NoMore) {
+            return Ok(Attempt::TooLate);
+        }
+        Ok(match directory.listen(&self.name)? {
+            Ok((listener, file)) => {
+                *held = Held::File(file);
+                Attempt::Opened(listener)
+            }
+            Err(taken) => Attempt::Taken(taken),
+        })
+    }
+
+    /// Whether the file of the socket is gone, or leads to another one, and the process is not ending.
+    fn is_gone(&self) -> bool {
+        let mut held = lock(&self.held);
+        let is_gone = matches!(&*held, Held::File(file) if !file.is_in_place());
+        if is_gone {
+            *held = Held::NotYet;
+        }
+        is_gone
+    }
+}
+
+enum Attempt {
+    Opened(UnixListener),
+    Taken(Taken),
+    TooLate,
+}
+
+/// Says that the process has no socket. It still reloads on SIGHUP.
+pub(crate) fn warn_unreachable(error: &Error) {
+    tracing::warn!(
+        "'spliced reload' and 'spliced status' cannot reach this process: {error:#}; SIGHUP reloads it"
+    );
+}
+
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves one client after the other, until nobody finds the way here any more.
+fn accept(listener: &UnixListener, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
+    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18), so that a process is
+    // reached when it has none left. After poll(2) it would not be. Without the timeout nobody looks.
+    let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
+    loop {
+        match listener.accept() {
+            // A client that goes away misses only its own answer.
+            Ok((client, _)) => drop(serve(client, ask)),
+            // Whoever has connected before the file was gone has been served.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if is_gone() {
+                    return;
+                }
+            }
+            // Without a descriptor, accept(2) fails at once.
+            Err(_) => thread::sleep(RETRY_AFTER),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{self, Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use netlab::{Scratch, until};
+    use serde_json::json;
+
+    use super::*;
+
+    /// The socket of a process for a configuration in `scratch`, and how often it was asked.
+    fn opened(scratch: &Scratch) -> (AdminSocket, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let ask = move |question: Question| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let _ = question.answer.send(Ok(json!("done")));
+        };
+        let directory = scratch.path().join("run");
+        let configuration = scratch.write("c.toml", "").expect("written");
+        let socket = AdminSocket::open_in(directory, &configuration, ask).expect("a thread");
+        (socket, asked)
+    }
+
+    fn is_answered(scratch: &Scratch) -> bool {
+        let name = name_for(&scratch.path().join("c.toml")).expect("a name");
+        let path = scratch.path().join("run").join(name);
+        let ask = || -> io::Result<String> {
+            let mut process = UnixStream::connect(&path)?;
+            writeln!(process, "status")?;
+            let mut answer = String::new();
+            process.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains("done"))
+    }
+
+    #[test]
+    fn a_process_gets_the_socket_once_another_one_has_ended() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let (first, asked_first) = opened(&scratch);
+        until("the first one answers", || is_answered(&scratch));
+        let (second, asked_second) = opened(&scratch);
+        let (third, asked_third) = opened(&scratch);
+        // It is over before it gets the socket.
+        drop(third);
+        // It drains before it gets the socket.
+        let (fourth, asked_fourth) = opened(&scratch);
+        fourth.stop_waiting();
+        first.stop_waiting();
+        assert!(is_answered(&scratch));
+        drop(first);
+        until("the second one answers", || {
+            is_answered(&scratch) && asked_second.load(Ordering::Relaxed) > 0
+        });
+        assert!(asked_first.load(Ordering::Relaxed) > 0);
+        assert_eq!(asked_third.load(Ordering::Relaxed), 0);
+        assert_eq!(asked_fourth.load(Ordering::Relaxed), 0);
+        drop(second);
+        assert!(!is_answered(&scratch));
+        drop(fourth);
+    }
+
+    #[test]
+    fn a_socket_whose_file_is_gone_is_made_again() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let directory = scratch.path().join("run");
+        let path = directory
+            .join(name_for(&scratch.write("c.toml", "").expect("written")).expect("a name"));
+        let (first, _) = opened(&scratch);
+        until("it answers", || is_answered(&scratch));
+        fs::remove_file(&path).expect("removed");
+        until("it answers again", || is_answered(&scratch));
+        fs::remove_dir_all(&directory).expect("removed");
+        until("it answers again", || is_answered(&scratch));
+        // It is another process that has the path now.
+        let (second, asked_second) = opened(&scratch);
+        let _ = fs::remove_file(&path);
+        until("one of them answers", || is_answered(&scratch));
+        drop(first);
+        until("the second one answers", || {
+            is_answered(&scratch) && asked_second.load(Ordering::Relaxed) > 0
+        });
+        // A process that drains leaves it to others.
+        second.stop_waiting();
+        fs::remove_file(&path).expect("removed");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_delays_neither_start_nor_end() {
+        let scratch = Scratch::new("admin").expect("a directory");
+        let directory = RunDirectory::open(scratch.path().join("run")).expect("usable");
+        let held = directory.lock().expect("locked");
+        let begin = Instant::now();
+        drop(opened(&scratch));
+        let elapsed = begin.elapsed();
+        assert!(elapsed < Duration::from_millis(900), "{elapsed:?}");
+        let (_socket, _) = opened(&scratch);
+        until("it goes on without the lock", || is_answered(&scratch));
+        drop(held);
+    }
+}
