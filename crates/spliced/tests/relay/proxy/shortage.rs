@@ -26,6 +26,13 @@ fn count(proxy: &Proxy, what: &str) -> Value {
 
 /// Lets the process have no more descriptors than it has and `spare`.
 pub(crate) fn limit_descriptors(proxy: &Proxy, spare: usize) {
+    // It may still be on its way back from the client before, and would reserve a descriptor later.
+    until("the admin thread waits", || {
+        let waits = proxy
+            .relay
+            .of_threads("stat", |stat| stat.contains("(admin) S"));
+        waits.contains(&true)
+    });
     let id = proxy.relay.id();
     let used: Vec<usize> = fs::read_dir(format!("/proc/{id}/fd"))
         .expect("its descriptors")
