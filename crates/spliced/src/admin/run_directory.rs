@@ -61,7 +61,13 @@ impl RunDirectory {
             Err(Errno::NOTDIR | Errno::LOOP) => {
                 bail!("{shown} is a symbolic link, which is not followed; remove it")
             }
-            opened => opened.with_context(|| format!("cannot open {shown}"))?,
+            opened => opened.map_err(|errno| {
+                anyhow!(
+                    "cannot open {shown}: {}; {}",
+                    words(errno),
+                    remedy(errno, "make it readable for its user")
+                )
+            })?,
         };
         let user = geteuid();
         let stat = fstat(&handle).with_context(|| format!("cannot stat {shown}"))?;

@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, open};
 use rustix::process::geteuid;
 
 use super::socket_access::{Access, AccessChange, PinnedFile, change_access};
 use crate::file_access::{FileAccess, FileMode};
+use crate::resource_limit::{limit_met, words};
 
 /// A bit that has no meaning for a socket file, so that no other one has it (`S_ISVTX`).
 const MARK: u32 = 0o1000;
@@ -44,7 +45,16 @@ pub(crate) struct SocketFile {
 impl SocketFile {
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let pin = open(path, flags, Mode::empty()).context("cannot open the socket file")?;
+        let pin = open(path, flags, Mode::empty()).map_err(|errno| {
+            anyhow!(
+                "cannot open the socket file: {}; {}",
+                words(errno),
+                match limit_met(errno) {
+                    Some(_) => "raise the limit",
+                    None => "choose a directory that nobody else can write to",
+                }
+            )
+        })?;
         let stat = fstat(&pin).context("cannot stat the socket file")?;
         let path = path.into();
         let file = PinnedFile { path, pin };

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{getsockname, listen, sockopt};
 use splice::{Address, SegmentSize, set_busy_poll};
 
@@ -15,6 +15,7 @@ use super::stale_socket::{remove_stale, unix_socket};
 use super::start::{InUse, Start};
 use crate::file_access::FileAccess;
 use crate::peer_timeouts::PeerTimeouts;
+use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
 /// Connections that may wait to be accepted. The kernel caps it at `net.core.somaxconn`, which is 4096
@@ -213,8 +214,13 @@ impl ListeningSockets {
             self.socket_file = Some(started.listening(address)?);
         }
         for sockets in &mut self.by_thread[..threads - 1] {
-            let clone = socket.try_clone();
-            sockets.push(clone.context("cannot share the listening socket")?);
+            let clone = fcntl_dupfd_cloexec(&socket, 0).map_err(|errno| {
+                anyhow!(
+                    "cannot share the listening socket: {}; raise the limit",
+                    words(errno)
+                )
+            })?;
+            sockets.push(clone);
         }
         self.by_thread[threads - 1].push(socket);
         self.addresses.push(address.clone());

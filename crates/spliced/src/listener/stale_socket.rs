@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::resource_limit::words;
 use crate::socket_address::SocketAddress;
 
 /// Removes the file at `path` if it is a socket on which nobody listens any more. Returns false if
@@ -93,7 +94,7 @@ pub(super) fn unix_socket(address: &SocketAddress) -> Result<OwnedFd> {
     address.socket().map_err(|errno| {
         anyhow!(
             "cannot create a UNIX socket: {}; raise the limit or listen on a TCP address",
-            io::Error::from(errno)
+            words(errno)
         )
     })
 }

@@ -246,6 +246,10 @@ fn a_low_limit_on_descriptors_leaves_no_socket_file() {
         let has_started = relay.is_running();
         if has_started {
             relay.terminate();
+        } else {
+            relay.wait_end();
+            let is_refused = relay.lines_logged("cannot listen on") > 0;
+            assert!(!is_refused || relay.lines_logged("raise the limit") > 0);
         }
         let left = fs::read_dir(scratch.path()).expect("the directory").count();
         assert_eq!(left, 0, "with {limit} descriptors");
