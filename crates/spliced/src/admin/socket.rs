@@ -209,8 +209,9 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 
 /// Serves one client after the other, until nobody finds the way here any more.
 fn accept(listener: &UnixListener, ask: &impl Fn(Question), is_gone: impl Fn() -> bool) {
-    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18), so that a process is
-    // reached when it has none left. After poll(2) it would not be. Without the timeout nobody looks.
+    // A call that waits has reserved the descriptor of its client (`__sys_accept4_file`, Linux 6.18). So a process is
+    // reached when it has none left, which it would not be after poll(2). If the timeout cannot be set, a file that is gone
+    // stays so.
     let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, Some(LOOK_EVERY));
     loop {
         match listener.accept() {
