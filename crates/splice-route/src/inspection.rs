@@ -4,10 +4,11 @@
 //! is asked only after the one before it has held, and a route only after the one before it has not. So
 //! the decision depends on the bytes and not on how they were cut.
 //!
-//! A condition that needs more bytes, and does not get them in time, ends the connection. It never counts
-//! as one that does not hold: else a client could choose a later route by sending half a message. There is
-//! one exception. Any token may become the method of an HTTP request. So a word that begins no registered
-//! method, and behind which no path, URI or `HTTP/` comes in time, counts as another protocol's.
+//! A condition that needs more bytes waits for them. At the deadline, and at the end of the stream, what has
+//! come is all there is: a condition that is still open does not hold, whatever the bytes could have become, as
+//! HAProxy has it behind its inspect delay. So routes that need no bytes are taken, in order, and those that the
+//! bytes are enough for. Only where there is none the connection ends. A message that is broken, or longer than
+//! the limit, ends it before: its client is not short of time.
 
 use crate::conditions::{Arrival, Conditions, Protocol};
 use crate::postgres::{self, FirstMessage};
@@ -64,8 +65,6 @@ enum Answer {
     Yes,
     No,
     NotYet,
-    /// The message may be of the protocol that is asked for, or of another one, and time is up.
-    Unclear,
     Reply(&'static [u8]),
     Broken(Fault),
 }
@@ -111,34 +110,30 @@ impl Inspection {
         waiting: Waiting,
     ) -> Decision {
         let routes = routes.into_iter().enumerate().skip(self.next_route);
-        let mut is_unclear = false;
+        let mut is_incomplete = false;
         for (index, conditions) in routes {
             let answer = self.ask(conditions, arrival, bytes, waiting);
             match answer {
                 Answer::Yes => return Decision::Route(index),
-                Answer::No | Answer::Unclear => {
-                    is_unclear |= matches!(answer, Answer::Unclear);
+                Answer::Broken(fault) => return Decision::Reset(fault),
+                Answer::Reply(reply) => return Decision::Reply(reply),
+                Answer::NotYet if waiting == Waiting::ForMore => {
+                    return match bytes.len() < self.limit_bytes {
+                        true => Decision::More,
+                        false => Decision::Reset(TOO_LONG),
+                    };
+                }
+                Answer::No | Answer::NotYet => {
+                    is_incomplete |= matches!(answer, Answer::NotYet);
                     self.next_route = index + 1;
                     self.next_is_for_arrival = false;
                 }
-                Answer::Broken(fault) => return Decision::Reset(fault),
-                Answer::Reply(reply) => return Decision::Reply(reply),
-                Answer::NotYet => return self.undecided(bytes, waiting),
             }
         }
-        match is_unclear {
-            true => self.undecided(bytes, waiting),
-            false => Decision::NoRoute,
-        }
-    }
-
-    /// What is to be done while a message is not complete.
-    fn undecided(&self, bytes: &[u8], waiting: Waiting) -> Decision {
         match waiting {
-            Waiting::ForMore if bytes.len() < self.limit_bytes => Decision::More,
-            Waiting::ForMore => Decision::Reset(TOO_LONG),
-            Waiting::TimedOut => Decision::Reset(TOO_LATE),
-            Waiting::Ended => Decision::Reset(INCOMPLETE),
+            Waiting::TimedOut if is_incomplete => Decision::Reset(TOO_LATE),
+            Waiting::Ended if is_incomplete => Decision::Reset(INCOMPLETE),
+            _ => Decision::NoRoute,
         }
     }
 
@@ -233,12 +228,7 @@ impl Inspection {
             .request_head
             .get_or_insert_with(|| RequestHeadReader::new(limit_bytes));
         let head = reader.read(shown);
-        match head.map(|head| is_met_by_head(conditions, head, shown)) {
-            Progress::More if waiting != Waiting::ForMore && !reader.is_request(shown) => {
-                Answer::Unclear
-            }
-            progress => Answer::of(progress),
-        }
+        Answer::of(head.map(|head| is_met_by_head(conditions, head, shown)))
     }
 
     fn ask_of_tls(

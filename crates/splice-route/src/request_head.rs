@@ -212,7 +212,7 @@ impl RequestHeadReader {
 
     /// Whether `bytes`, of which more has to come, count as half a request. If not, they are more likely another
     /// protocol's: a word, and perhaps more that is not yet a line.
-    pub(crate) fn is_request(&self, bytes: &[u8]) -> bool {
+    fn is_request(&self, bytes: &[u8]) -> bool {
         let line = bytes.get(self.line..self.position).unwrap_or_default();
         match self.state {
             // Every method begins with nothing. Blank bytes alone are no message of another protocol.

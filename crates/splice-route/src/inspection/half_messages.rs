@@ -4,15 +4,38 @@ use super::tests::*;
 use super::tls_tests::HELLO;
 use super::*;
 use crate::POSTGRES_SSL_REQUEST;
+use crate::conditions::TlsVersion;
 
 fn any() -> Conditions {
     Conditions::default()
 }
 
+/// Whatever the bytes could have become. A route that needs none is taken, in order, and one whose condition on the
+/// connection does not hold is passed over.
 #[test]
-fn half_a_message_never_falls_through() {
-    let cases: [(Conditions, &[u8]); 9] = [
+fn half_a_message_takes_a_route_that_needs_no_bytes_at_the_deadline() {
+    let here = |port| Conditions {
+        local_ports: Some(vec![port]),
+        ..any()
+    };
+    let with = |conditions: Conditions| Conditions {
+        clients: clients("10.0.0.0/8").clients,
+        ..conditions
+    };
+    let hello = &HELLO[..HELLO.len() - 1];
+    let newest = Conditions {
+        tls_versions: Some(vec![TlsVersion::Tls13]),
+        ..any()
+    };
+    let h2 = Conditions {
+        alpn: Some(vec![b"h2".to_vec()]),
+        ..any()
+    };
+    let cases: [(Conditions, &[u8]); 19] = [
         (host("a"), b"GET / HTTP/1.1\r\nHost: b\r\n"),
+        (host("a"), b"GET key"),
+        (path("/"), b"GET"),
+        (method("GET"), b"GE"),
         (protocol(Protocol::Http1), b"G"),
         (protocol(Protocol::Http2), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"),
         (protocol(Protocol::Ssh), b"SSH-2.0"),
@@ -20,17 +43,36 @@ fn half_a_message_never_falls_through() {
         (protocol(Protocol::Socks), b"\x05"),
         (protocol(Protocol::Connect), b"CONNECT"),
         (protocol(Protocol::Postgres), &POSTGRES_SSL_REQUEST[..7]),
+        (protocol(Protocol::Tls), &hello[..1]),
+        (protocol(Protocol::Tls), hello),
+        (sni("www.example.org"), hello),
+        (newest, hello),
+        (h2, hello),
+        (postgres_for("a"), hello),
         (starts_with(b"abc"), b"ab"),
+        (with(starts_with(b"abc")), b"ab"),
     ];
     for (conditions, bytes) in cases {
-        let routes = [conditions, any(), silent()];
-        for (waiting, expected) in [
-            (Waiting::ForMore, Decision::More),
-            (Waiting::TimedOut, Decision::Reset(TOO_LATE)),
-            (Waiting::Ended, Decision::Reset(INCOMPLETE)),
+        for (last, taken) in [
+            (&[any(), silent()][..], 1),
+            (&[silent(), here(80), here(443), any()], 3),
+            (&[clients("11.0.0.0/8"), clients("10.0.0.0/8"), any()], 2),
         ] {
+            let routes = [std::slice::from_ref(&conditions), last].concat();
+            for (waiting, expected) in [
+                (Waiting::ForMore, Decision::More),
+                (Waiting::TimedOut, Decision::Route(taken)),
+                (Waiting::Ended, Decision::Route(taken)),
+            ] {
+                let decision = decide_in_every_way(&routes, bytes, waiting);
+                assert_eq!(decision, expected, "{routes:?}");
+            }
+        }
+        // Without such a route the connection ends.
+        let routes = [conditions, silent(), here(80), clients("11.0.0.0/8")];
+        for (waiting, fault) in [(Waiting::TimedOut, TOO_LATE), (Waiting::Ended, INCOMPLETE)] {
             let decision = decide_in_every_way(&routes, bytes, waiting);
-            assert_eq!(decision, expected, "{routes:?}");
+            assert_eq!(decision, Decision::Reset(fault), "{routes:?}");
         }
     }
 }
@@ -60,9 +102,9 @@ fn what_is_no_request_takes_a_later_route_at_once() {
     }
 }
 
-/// Any token may become a method. One that has not by the deadline is another protocol's.
+/// A method that is registered or not, with what may be a target behind it, or nothing.
 #[test]
-fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
+fn a_word_that_may_become_a_request_takes_a_later_route_at_the_deadline() {
     use Waiting::{Ended, ForMore, TimedOut};
     for bytes in [
         &b"HELLO"[..],
@@ -77,31 +119,7 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         b"0",
         b"0 hello",
         b"a.b",
-    ] {
-        let shown = bytes.escape_ascii();
-        let routes = [host("a"), sni("a"), silent(), method("GET"), any()];
-        let decide = |routes: &[_], waiting| decide_in_every_way(routes, bytes, waiting);
-        assert_eq!(decide(&routes, ForMore), Decision::More, "{shown}");
-        for waiting in [TimedOut, Ended] {
-            assert_eq!(decide(&routes, waiting), Decision::Route(4), "{shown}");
-            // A route in between that its bytes are enough for.
-            let routes = [host("a"), starts_with(&bytes[..1]), any()];
-            assert_eq!(decide(&routes, waiting), Decision::Route(1), "{shown}");
-            // One that they are not enough for still ends the connection.
-            let longer = [bytes, b"more"].concat();
-            let routes = [host("a"), starts_with(&longer), any()];
-            let decision = decide(&routes, waiting);
-            assert!(matches!(decision, Decision::Reset(_)), "{shown}");
-        }
-        // Without such a route the client is told the same as before.
-        let routes = [host("a"), silent()];
-        for (waiting, fault) in [(TimedOut, TOO_LATE), (Ended, INCOMPLETE)] {
-            assert_eq!(decide(&routes, waiting), Decision::Reset(fault), "{shown}");
-        }
-    }
-    // What is half a request for sure.
-    for bytes in [
-        &b"GE"[..],
+        b"GE",
         b"\r\nGE",
         b"GET hello",
         b"FOO /",
@@ -117,15 +135,24 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
         b"HELLO world HTTP/1.1\r\n",
         &HTTP[..HTTP.len() - 1],
     ] {
-        for (waiting, fault) in [(TimedOut, TOO_LATE), (Ended, INCOMPLETE)] {
-            let decision = decide_in_every_way(&[host("a"), any()], bytes, waiting);
-            assert_eq!(decision, Decision::Reset(fault), "{}", bytes.escape_ascii());
+        let shown = bytes.escape_ascii();
+        let routes = [host("a"), sni("a"), silent(), method("GET"), any()];
+        let decide = |routes: &[_], waiting| decide_in_every_way(routes, bytes, waiting);
+        assert_eq!(decide(&routes, ForMore), Decision::More, "{shown}");
+        for waiting in [TimedOut, Ended] {
+            assert_eq!(decide(&routes, waiting), Decision::Route(4), "{shown}");
+            // A route in between that its bytes are enough for.
+            let routes = [host("a"), starts_with(&bytes[..1]), any()];
+            assert_eq!(decide(&routes, waiting), Decision::Route(1), "{shown}");
+            // One that they are not enough for is passed over.
+            let longer = [bytes, b"more"].concat();
+            let routes = [host("a"), starts_with(&longer), any()];
+            assert_eq!(decide(&routes, waiting), Decision::Route(2), "{shown}");
         }
-    }
-    for end in [1, 5, 100, HELLO.len() - 1] {
-        let routes = [host("a"), sni("a"), any()];
-        let decision = decide_in_every_way(&routes, &HELLO[..end], TimedOut);
-        assert_eq!(decision, Decision::Reset(TOO_LATE), "{end}");
+        let routes = [host("a"), silent()];
+        for (waiting, fault) in [(TimedOut, TOO_LATE), (Ended, INCOMPLETE)] {
+            assert_eq!(decide(&routes, waiting), Decision::Reset(fault), "{shown}");
+        }
     }
     // A stream of text without end is decided when it fills the limit.
     let text = [b"HELLO ", &[b'x'; 100][..]].concat();
@@ -138,7 +165,7 @@ fn a_word_that_may_become_a_method_takes_a_later_route_at_the_deadline() {
     assert_eq!(decide(&text), Decision::Route(1));
 }
 
-/// A request may begin with them, so a client could choose a later route by a pause behind them.
+/// A request may begin with them, so they wait for the deadline.
 #[test]
 fn blank_bytes_alone_are_half_a_request() {
     use Waiting::{Ended, ForMore, TimedOut};
@@ -158,8 +185,8 @@ fn blank_bytes_alone_are_half_a_request() {
             let routes = [http2.clone(), conditions.clone(), silent(), any()];
             for (waiting, expected) in [
                 (ForMore, Decision::More),
-                (TimedOut, Decision::Reset(TOO_LATE)),
-                (Ended, Decision::Reset(INCOMPLETE)),
+                (TimedOut, Decision::Route(3)),
+                (Ended, Decision::Route(3)),
             ] {
                 let decision = decide_in_every_way(&routes, bytes, waiting);
                 assert_eq!(decision, expected, "{shown} {conditions:?}");

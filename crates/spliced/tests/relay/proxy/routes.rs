@@ -268,22 +268,16 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
         proxy.relay.go_on();
         client
     };
-    for first in [
+    let hello = tls_hello("example.org", &[]);
+    let halves = [
         &b""[..],
         b"HELLO",
         b"HELLO world",
         b"\r\nHELLO",
         b"CNXN....",
         b"0 hello",
-    ] {
-        let mut client = send(first);
-        let mut server = others.accept();
-        expect(&mut server, first);
-        converse(&mut client, &mut server);
-    }
-    let hello = tls_hello("example.org", &[]);
-    for half in [
-        &b"GET /"[..],
+        b"GET /",
+        b"GET key",
         b"G",
         b"FOO /",
         b"PROPFIND",
@@ -293,18 +287,87 @@ fn what_may_become_http_goes_to_the_default_at_the_deadline() {
         b"GET / HTTP/1.1\r\nHost: other.org\r\n",
         &hello[..1],
         &hello[..hello.len() - 1],
-    ] {
-        expect_reset(&mut send(half));
+    ];
+    for first in halves {
+        let mut client = send(first);
+        let mut server = others.accept();
+        expect(&mut server, first);
+        converse(&mut client, &mut server);
     }
-    assert_eq!(proxy.count("l", "without_route"), 10);
-    // The end of the stream is no other way.
+    assert_eq!(proxy.count("l", "without_route"), 0);
+    // Nor does it matter what they could become once the client has ended its stream.
     let proxy = http_and_others(&http, &others, "10m");
-    for half in [&b"\r\n"[..], b"\n\n", b"PROPFIND", b"GE"] {
+    for half in halves {
         let mut client = connect(&proxy.address("l"));
         client.write_all(half).expect("sent");
         client.shutdown(Shutdown::Write).expect("ended");
-        expect_reset(&mut client);
+        let mut server = others.accept();
+        expect(&mut server, half);
+        assert_eq!(server.read(&mut [0]).expect("an end"), 0);
+        server.write_all(b"answer").expect("sent");
+        expect(&mut client, b"answer");
     }
+}
+
+/// One listener for each kind of condition, before one for other clients and one for silence.
+#[test]
+fn half_a_message_takes_the_route_by_address_at_the_deadline() {
+    let (first, by_address) = (Site::new(), Site::new());
+    let hello = tls_hello("example.org", &["h2"]);
+    let half_hello = &hello[..hello.len() - 1];
+    let cases: [(&str, &[u8]); 15] = [
+        ("sni = [\"example.org\"]", half_hello),
+        ("sni = [\"none\"]", half_hello),
+        ("alpn = [\"h2\"]", half_hello),
+        ("tls_version = [\"1.3\"]", half_hello),
+        ("protocol = \"tls\"", half_hello),
+        ("http_host = [\"example.org\"]", b"GET key"),
+        ("http_method = [\"GET\"]", b"GE"),
+        ("http_path = [\"/\"]", b"GET / HTTP/1.1\r\n"),
+        ("protocol = \"http1\"", b"PROPFIND"),
+        ("protocol = \"http2\"", b"PRI * HTTP/2.0\r\n"),
+        ("protocol = \"postgres\"", b"\0\0\0\x08\x04"),
+        ("protocol = \"ssh\"", b"SSH-"),
+        ("protocol = \"rdp\"", b"\x03\0"),
+        ("starts_with = [\"EHLO\"]", b"EHL"),
+        ("starts_with = [\"GET k\"]", b"GET "),
+    ];
+    let decide = |last: &str| {
+        let listeners = cases.iter().enumerate().map(|(number, (condition, _))| {
+            format!(
+                "[[listener]]\nname = \"l{number}\"\naddress = \"127.0.0.1:0\"\ndecide_within = \"300ms\"\n\
+                 [[listener.route]]\n{condition}\nbackend = \"first\"\n\
+                 [[listener.route]]\nsilent = true\nbackend = \"first\"\n\
+                 [[listener.route]]\nclient = [\"192.0.2.0/24\"]\nbackend = \"first\"\n{last}"
+            )
+        });
+        let backends = [("first", &first), ("by_address", &by_address)]
+            .map(|(name, site)| format!("[backend.{name}]\nservers = [\"{}\"]\n", site.address()));
+        Proxy::run(&[listeners.collect::<String>(), backends.concat()].concat())
+    };
+    // The time counts from accept. The bytes are there by then, or the client could be a silent one.
+    let send = |proxy: &Proxy, number: usize, bytes: &[u8]| {
+        let address = proxy.address(&format!("l{number}"));
+        proxy.relay.hold_still();
+        let mut client = connect(&address);
+        client.write_all(bytes).expect("sent");
+        proxy.relay.go_on();
+        client
+    };
+    let proxy =
+        decide("[[listener.route]]\nlocal_address = [\"127.0.0.0/8\"]\nbackend = \"by_address\"\n");
+    for (number, (_, bytes)) in cases.iter().enumerate() {
+        let mut client = send(&proxy, number, bytes);
+        let mut server = by_address.accept();
+        expect(&mut server, bytes);
+        converse(&mut client, &mut server);
+    }
+    // Without such a route the connection ends.
+    let proxy = decide("");
+    for (number, (_, bytes)) in cases.iter().enumerate() {
+        expect_reset(&mut send(&proxy, number, bytes));
+    }
+    assert!(!first.is_called());
 }
 
 /// A relay that was stopped learns of its deadline before it learns of what came meanwhile (`epoll_wait` ends
