@@ -145,6 +145,10 @@ pub(crate) fn run(
         let sender = sender.clone();
         move |error| drop(sender.send(Event::LoopFailed(error)))
     })?;
+    // What checks servers and asks for names. A relay to one server does neither.
+    if configuration.is_some() || plan.listeners.iter().any(|listener| listener.from_syn) {
+        deployment.process.control.start()?;
+    }
     if !plan.bypasses.is_empty() {
         // From then on there are pins to remove.
         progress.running();

@@ -1,7 +1,7 @@
 //! The control thread: health checks, DNS, and what happens after a time. Never a client's bytes.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -11,15 +11,13 @@ use tokio::sync::oneshot;
 use super::client_names::ClientNames;
 use crate::socket_address::SocketAddress;
 
-/// How many names in SRV records are resolved at once. Each takes a thread, since getaddrinfo(3) blocks. Names that
-/// clients ask for take none (`client_names.rs`).
-const RESOLVERS: usize = 16;
-
-/// Runs tasks on the control thread, which starts with the first one and ends when the last clone is
-/// dropped.
+/// Runs tasks on the control thread, which ends when the last clone is dropped.
+///
+/// Nothing starts it when a task comes: descriptors could be short by then, and a task that is lost would be missed
+/// for good.
 #[derive(Clone, Default)]
 pub(crate) struct Control {
-    running: Arc<Mutex<Option<Running>>>,
+    running: Arc<OnceLock<Running>>,
     names: Arc<ClientNames>,
 }
 
@@ -29,20 +27,22 @@ struct Running {
 }
 
 impl Control {
-    /// Runs `task`. Without a thread for it, the task is dropped, and the log says so.
+    /// Starts the thread. A relay with one server has no tasks, and does without.
+    ///
+    /// # Errors
+    /// If the thread or its event loop cannot be created.
+    pub(crate) fn start(&self) -> Result<()> {
+        let running = start()?;
+        // A second one would end at once.
+        let _ = self.running.set(running);
+        Ok(())
+    }
+
+    /// Runs `task`, once the thread has been started.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.is_none() {
-            match start() {
-                Ok(started) => *running = Some(started),
-                Err(error) => {
-                    tracing::error!("{error:#}; servers are neither checked nor resolved");
-                    return;
-                }
-            }
-        }
-        if let Some(running) = &*running {
-            drop(running.runtime.spawn(task));
+        match self.running.get() {
+            Some(running) => drop(running.runtime.spawn(task)),
+            None => tracing::error!("a task of the control thread is lost: it was not started"),
         }
     }
 
@@ -65,9 +65,11 @@ impl Control {
 fn start() -> Result<Running> {
     let runtime = Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(RESOLVERS)
         .build()
-        .context("cannot start the runtime of the control thread; raise the limits")?;
+        .context(
+            "cannot create the event loop of the control thread, which checks servers and resolves names; raise the \
+             limit on descriptors (RLIMIT_NOFILE; LimitNOFILE= of systemd)",
+        )?;
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel::<()>();
     thread::Builder::new()
@@ -77,7 +79,10 @@ fn start() -> Result<Running> {
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         })
-        .context("cannot start the control thread; raise the limits")?;
+        .context(
+            "cannot start the control thread, which checks servers and resolves names; raise the limit on threads \
+             (RLIMIT_NPROC, pids.max; TasksMax= of systemd)",
+        )?;
     Ok(Running {
         runtime: handle,
         _end: end,

@@ -43,9 +43,7 @@ impl Resolution {
         match self.0.try_recv() {
             Ok(answer) => Some(answer),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Closed) => Some(Err(
-                "the thread that asks for names cannot be started; raise the limits".into(),
-            )),
+            Err(TryRecvError::Closed) => Some(Err("the process is ending".into())),
         }
     }
 }

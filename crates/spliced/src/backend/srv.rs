@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use hickory_resolver::proto::rr::RData;
 use splice::Address;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::{Backend, lock, resolver};
 use crate::plan::{ServerAddress, ServerPlan};
@@ -15,6 +17,9 @@ const LEAST_KEPT: Duration = Duration::from_secs(1);
 
 /// The pause after a question without an answer.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// The answers that are taken at once. Each has a thread, since getaddrinfo(3) blocks.
+static TAKING: Semaphore = Semaphore::const_new(16);
 
 /// Servers from SRV records have a weight from 0 to 65535, ours one from 1 to 256.
 const WEIGHT_MOST: u16 = 256;
@@ -45,12 +50,20 @@ async fn run(backend: Weak<Backend>, name: String) {
         let pause = match answer {
             Ok((servers, until)) => {
                 warned = false;
-                let srv = name.clone();
-                let task = tokio::task::spawn_blocking(move || backend.take_srv(&srv, &servers));
-                drop(task.await);
-                until
-                    .saturating_duration_since(Instant::now())
-                    .max(LEAST_KEPT)
+                match take(&backend, &name, servers).await {
+                    Ok(()) => until
+                        .saturating_duration_since(Instant::now())
+                        .max(LEAST_KEPT),
+                    Err(error) => {
+                        tracing::warn!(
+                            "backend {}: cannot start the thread that takes the SRV records of {name}: \
+                             {error}; it is tried again in {}",
+                            backend.name(),
+                            humantime::format_duration(RETRY)
+                        );
+                        RETRY
+                    }
+                }
             }
             Err(why) => {
                 if !std::mem::replace(&mut warned, true) {
@@ -64,6 +77,22 @@ async fn run(backend: Weak<Backend>, name: String) {
         };
         tokio::time::sleep(pause).await;
     }
+}
+
+/// Waits for the names in the records. A thread that the runtime could not start for that would
+/// end the task with a panic (`spawn_blocking`).
+async fn take(backend: &Arc<Backend>, srv: &str, servers: Vec<ServerPlan>) -> io::Result<()> {
+    // Nobody closes it.
+    let turn = TAKING.acquire().await;
+    let (done, is_done) = oneshot::channel();
+    let (backend, srv) = (Arc::clone(backend), srv.to_owned());
+    thread::Builder::new().name("srv".into()).spawn(move || {
+        backend.take_srv(&srv, &servers);
+        let _ = done.send(());
+    })?;
+    let _ = is_done.await;
+    drop(turn);
+    Ok(())
 }
 
 impl Backend {

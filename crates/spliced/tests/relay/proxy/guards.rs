@@ -202,7 +202,7 @@ fn rules_that_route_by_port_are_seen() {
 
 /// The thread that asks for names starts with the first one.
 #[test]
-fn without_a_thread_for_names_the_client_is_told_at_once() {
+fn without_a_descriptor_for_names_the_client_is_told_at_once() {
     if !available(Need::Netns) {
         return;
     }
@@ -212,7 +212,7 @@ fn without_a_thread_for_names_the_client_is_told_at_once() {
     let request = [b"\x05\x01\x00\x03\x04name", &90_u16.to_be_bytes()[..]].concat();
     client.write_all(&request).expect("sent");
     assert_eq!(reply(&mut client), HOST_UNREACHABLE);
-    let why = "the thread that asks for names cannot be started; raise the limits";
+    let why = "/etc/hosts cannot be read: Too many open files";
     stage.proxy.relay.wait_logged(why);
 }
 

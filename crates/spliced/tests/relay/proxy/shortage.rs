@@ -5,17 +5,18 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use netlab::{Namespace, Need, available};
+use netlab::{Namespace, Need, Process, Scratch, available};
 use rustix::net::sockopt;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 use super::Proxy;
-use super::evidence::{before, configuration, server_of};
+use super::evidence::{before, configuration, is_served, server_of, wait_counted};
 use super::fickle::Fickle;
 use super::routes::connect;
 use crate::patience::{PATIENCE, until};
+use crate::relay::{BINARY, Relay, limit_with};
 
 /// The local ports of the relay's namespace.
 const PORTS: u16 = 20;
@@ -101,6 +102,89 @@ fn connections_without_descriptors_say_nothing_about_the_server() {
     for index in [0, 1] {
         assert_eq!(server_of(&proxy, index)["failures"], 0);
     }
+}
+
+/// However many descriptors it has: it ends and says so, it says that it cannot check, or it checks its servers.
+#[test]
+fn a_shortage_at_the_start_loses_no_checks_in_silence() {
+    let server = Fickle::new();
+    let scratch = Scratch::new("shortage").expect("a directory");
+    let health = "health = { http = \"/health\", every = \"300ms\" }";
+    let text = configuration(&server.quoted(), health);
+    let path = scratch
+        .write("proxy.toml", &format!("threads = 1\n{text}"))
+        .expect("written");
+    let mut refused_for_checks = 0;
+    for spare in 0.. {
+        let limit = limit_with(spare);
+        // util-linux; it becomes the program.
+        let mut command = Process::command("prlimit");
+        command
+            .arg(format!("--nofile={limit}:{limit}"))
+            .args([BINARY, "run", "--config"])
+            .arg(&path)
+            .env_remove("SPLICED_LOG");
+        let mut relay = Relay::spawn_silent(&mut command);
+        until("it listens or ends", || {
+            relay.lines_logged("listening on ") > 0 || !relay.is_running()
+        });
+        if relay.is_running() {
+            let lacks = || relay.lines_logged("cannot be connected to for now") > 0;
+            until("it checks or lacks descriptors for it", || {
+                server.asked() > 1 || lacks()
+            });
+            if server.asked() > 1 {
+                break;
+            }
+            continue;
+        }
+        // 127 is the dynamic linker's, which opens libraries.
+        let status = relay.wait_end().code();
+        assert!(matches!(status, Some(1 | 2 | 127)), "{limit}: {status:?}");
+        refused_for_checks += relay.lines_logged("of the control thread");
+    }
+    assert!(refused_for_checks > 0);
+}
+
+/// A probe that is due while descriptors are short is made later.
+#[test]
+fn a_server_that_resets_everything_is_out_after_a_shortage() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let list = servers.each_ref().map(Fickle::quoted).join(", ");
+    // Other engines open files in the background.
+    let configuration =
+        configuration(&list, "").replace("name = \"l\"", "name = \"l\"\nengine = \"copy\"");
+    let proxy = Proxy::run(&configuration);
+    let address = proxy.address("l");
+    servers[0].set(|it| &it.resets_all);
+    // One client and its server.
+    limit_descriptors(&proxy, 2);
+    for _ in 0..12 {
+        is_served(&address, 2, "good");
+    }
+    wait_counted(&proxy, 0, "early_resets", 3);
+    set_limit(&proxy, None);
+    until("it is out", || {
+        is_served(&address, 2, "good");
+        server_of(&proxy, 0)["state"] == "out"
+    });
+}
+
+#[test]
+fn checks_that_a_reload_brings_are_made_after_a_shortage() {
+    let servers = [Fickle::new(), Fickle::new()];
+    let proxy = before(&[&servers[0], &servers[1]], "");
+    limit_descriptors(&proxy, 2);
+    let list = servers.each_ref().map(Fickle::quoted).join(", ");
+    let health = "health = { http = \"/health\", every = \"300ms\" }";
+    let reloaded = proxy.reload(&configuration(&list, health));
+    assert!(reloaded.status.success());
+    set_limit(&proxy, None);
+    until("they are checked", || {
+        servers.iter().all(|server| server.asked() > 1)
+    });
+    servers[0].set(|it| &it.sick);
+    until("it is down", || server_of(&proxy, 0)["up"] == false);
 }
 
 /// The address is for documentation (RFC 5737).

@@ -1,6 +1,9 @@
 //! Servers that SRV records name.
 
-use std::net::UdpSocket;
+use std::fs::{self, Permissions};
+use std::net::{TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -10,8 +13,9 @@ use netlab::{Namespace, Need, Process, Scratch, available};
 
 use super::Proxy;
 use super::routes::Site;
+use crate::doctor::for_anybody;
 use crate::patience::until;
-use crate::relay::BINARY;
+use crate::relay::{BINARY, Relay};
 
 /// Priority, weight, port; the target is always localhost.
 type Record = [u16; 3];
@@ -153,6 +157,73 @@ fn servers_follow_the_records() {
         let told = proxy.reload(&configuration.replace("\"srv:_x._tcp.example.test\", ", ""));
         assert!(told.status.success());
         until("only the fixed one is left", || servers().len() == 1);
+    };
+    namespace.enter(inside).expect("entered");
+}
+
+/// The thread that takes the records cannot be started at first.
+#[test]
+fn records_are_taken_after_a_shortage_of_threads() {
+    if !available(Need::Netns) || !available(Need::Root) {
+        return;
+    }
+    let namespace = Namespace::new("srv").expect("a namespace");
+    let scratch = Scratch::new("srv").expect("a directory");
+    let spliced = for_anybody(&scratch);
+    // The default would be 10 s.
+    let settings = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n";
+    let settings = scratch.write("resolv.conf", settings).expect("written");
+    let path = scratch
+        .write(
+            "proxy.toml",
+            "[[listener]]\nname = \"l\"\naddress = \"127.0.0.1:0\"\n[[listener.route]]\nbackend = \"b\"\n\
+             [backend.b]\nservers = [\"srv:_x._tcp.example.test\"]\n",
+        )
+        .expect("written");
+    for file in [&settings, &path] {
+        fs::set_permissions(file, Permissions::from_mode(0o644)).expect("its mode");
+    }
+    // RLIMIT_NPROC counts the threads of a user, but for root. This user is of this test alone.
+    let user = (1_000_000 + process::id()).to_string();
+    let inside = || {
+        let site = Site::new();
+        let address = site.address();
+        let port = address.rsplit_once(':').map(|it| it.1.parse());
+        let port = port.expect("a port").expect("a number");
+        let names = NameServer::new(vec![[10, 1, port]]);
+        names.answer_with(None);
+        let script = r#"mount --bind "$0" /etc/resolv.conf && exec setpriv --clear-groups "$@""#;
+        let mut command = Process::command("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(&settings)
+            .args(["--reuid", &user, "--regid", &user, "--"])
+            .arg(&spliced)
+            .args(["run", "--config"])
+            .arg(&path)
+            .env_remove("SPLICED_LOG");
+        let relay = Relay::spawn(&mut command);
+        let limit_threads = |most: &str| {
+            let status = Process::command("setpriv")
+                .args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"])
+                .arg("prlimit")
+                .args([
+                    "--pid",
+                    &relay.id().to_string(),
+                    &format!("--nproc={most}:"),
+                ])
+                .status();
+            assert!(status.expect("prlimit of util-linux").success());
+        };
+        limit_threads("1");
+        names.answer_with(Some(vec![[10, 1, port]]));
+        let line = relay.wait_logged("cannot start the thread that takes the SRV records");
+        assert!(line.contains("it is tried again in 5s"), "{line}");
+        limit_threads("1000");
+        until("its server is used", || {
+            drop(TcpStream::connect(&relay.address));
+            site.is_called()
+        });
     };
     namespace.enter(inside).expect("entered");
 }
