@@ -156,7 +156,7 @@ pub(crate) fn run(
     let mut bypasses = bypass::Group::default();
     bypasses.apply(&plan.bypasses)?;
     // From then on there may be a socket file to remove.
-    deployment.apply(plan, || progress.running())?;
+    deployment.apply(plan, || progress.running(), || Ok(()))?;
     let admin = configuration
         .as_ref()
         .and_then(|configuration| open_admin_socket(&configuration.path, &sender));
@@ -273,7 +273,7 @@ impl Running {
         }
     }
 
-    /// Changes to the configuration as it is now, or changes nothing.
+    /// Changes to the configuration as it is now, or changes nothing but what [`bypass::Interrupted`] tells.
     fn reload(&mut self, is_ending: bool) -> Result<Value> {
         let Some(configuration) = &self.configuration else {
             bail!("there is no configuration to read again");
@@ -281,8 +281,9 @@ impl Running {
         let applied = match is_ending {
             true => Err(anyhow!("the process is ending")),
             false => (configuration.read)().and_then(|plan| {
-                self.deployment.apply(&plan, || ())?;
-                self.bypasses.apply(&plan.bypasses)?;
+                let bypasses = &mut self.bypasses;
+                self.deployment
+                    .apply(&plan, || (), || bypasses.apply(&plan.bypasses))?;
                 raise_descriptor_limit(most_connections(&plan));
                 let threads = self.deployment.threads();
                 if plan
@@ -304,8 +305,12 @@ impl Running {
                 Ok(Value::Null)
             }
             Err(error) => {
-                tracing::error!("not reloaded, nothing has changed: {error:#}");
-                Err(error.context("not reloaded, nothing has changed"))
+                let told = match error.is::<bypass::Interrupted>() {
+                    true => "not reloaded",
+                    false => "not reloaded, nothing has changed",
+                };
+                tracing::error!("{told}: {error:#}");
+                Err(error.context(told))
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::refusal::WrongUsage;
 use crate::signal::{Request, Signals};
 
 pub(crate) use self::control_group::check as check_group;
-pub(crate) use self::running::{Group, Running};
+pub(crate) use self::running::{Group, Interrupted, Running};
 
 /// How long members may take to read what was redirected to them.
 pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(10);

@@ -1,11 +1,12 @@
 //! Bypasses that are turned by threads of their own: one enters other network namespaces for a moment.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 use splice::bypass::{Bypass, Options, TURN_EVERY};
 
 use super::LEAVE_WITHIN;
@@ -109,22 +110,81 @@ fn turn(mut bypass: Bypass, asked: &AtomicU8) -> Result<Ended> {
 #[derive(Default)]
 pub(crate) struct Group(Vec<(Options, Running)>);
 
+/// Why a bypass that should go on was ended for a while, or for good: one that was to take its place did not start.
+#[derive(Debug)]
+pub(crate) struct Interrupted(String);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl Group {
-    /// Ends those that are not wanted any more, and starts those that are new.
+    /// Ends those that are not wanted any more, and starts those that are new. Two cannot have the same pins at a time, so
+    /// one that takes the place of another starts last, when that has ended.
     ///
     /// # Errors
-    /// If one cannot start: those that were there, and are still wanted, go on.
+    /// If one cannot start: those that were there go on. The context is [`Interrupted`] if one of them had been ended.
     pub(crate) fn apply(&mut self, wanted: &[Options]) -> Result<()> {
-        let (kept, over) = (self.0.drain(..)).partition(|(options, _)| wanted.contains(options));
-        self.0 = kept;
-        Self(over).stop();
-        for options in wanted {
-            if !self.0.iter().any(|(running, _)| running == options) {
-                self.0
-                    .push((options.clone(), Running::start(options, || ())?));
+        let has_pins_of = |group: &Self, options: &Options| {
+            let mut all = group.0.iter();
+            all.any(|(running, _)| running.pins == options.pins)
+        };
+        let new = wanted
+            .iter()
+            .filter(|options| !self.0.iter().any(|(running, _)| running == *options));
+        let (in_place, beside): (Vec<_>, Vec<_>) =
+            new.partition(|options| has_pins_of(self, options));
+        // They end when this returns early.
+        let mut started = Self::default();
+        for options in beside {
+            started.start(options)?;
+        }
+        let is_replaced =
+            |(running, _): &(Options, Running)| in_place.iter().any(|new| new.pins == running.pins);
+        let mut replaced = Self(self.0.extract_if(.., |one| is_replaced(one)).collect());
+        let former: Vec<_> = replaced
+            .0
+            .iter()
+            .map(|(options, _)| options.clone())
+            .collect();
+        replaced.stop();
+        for options in in_place {
+            if let Err(error) = started.start(options) {
+                started.stop();
+                return Err(self.go_back_to(&former, error));
             }
         }
+        let is_unwanted = |(running, _): &(Options, Running)| !wanted.contains(running);
+        Self(self.0.extract_if(.., |one| is_unwanted(one)).collect()).stop();
+        self.0.append(&mut started.0);
         Ok(())
+    }
+
+    fn start(&mut self, options: &Options) -> Result<()> {
+        let running = Running::start(options, || ())?;
+        self.0.push((options.clone(), running));
+        Ok(())
+    }
+
+    /// Starts those again that had to end, and adds to `error` what has become of them.
+    fn go_back_to(&mut self, former: &[Options], error: Error) -> Error {
+        let told: Vec<_> = former
+            .iter()
+            .map(|options| {
+                let pins = options.pins.display();
+                match self.start(options) {
+                    Ok(()) => format!(
+                        "the bypass with its pins in {pins} was started again as it was, for new connections only"
+                    ),
+                    Err(why) => format!(
+                        "the bypass with its pins in {pins} is off, since it could not be started again ({why:#})"
+                    ),
+                }
+            })
+            .collect();
+        error.context(Interrupted(told.join("; ")))
     }
 
     /// Ends all. Whether none had to be cut short.

@@ -1,8 +1,8 @@
 //! A plan as it runs: its threads, listeners and backends, and the change to another plan.
 //!
 //! A change is prepared as a whole: logs are opened, servers made, engines loaded and new addresses bound.
-//! If one of these fails, everything stays as it was. What follows cannot fail, unless a loop has, which
-//! ends the process.
+//! If one of these fails, everything stays as it was. Then comes what others have to change, such as the
+//! bypasses of a reload. What follows cannot fail, unless a loop has, which ends the process.
 
 mod access_logs;
 mod announcement;
@@ -92,11 +92,17 @@ impl Deployment {
         })
     }
 
-    /// Changes to `plan`. `before_binding` is called before there is anything to undo.
+    /// Changes to `plan`. `before_binding` is called before there is anything to undo, and `last` when nothing but it
+    /// can fail any more.
     ///
     /// # Errors
-    /// If the plan cannot work here. Then everything stays as it was.
-    pub(crate) fn apply(&mut self, plan: &Plan, before_binding: impl FnOnce()) -> Result<()> {
+    /// If the plan cannot work here, or `last` fails. Then everything stays as it was.
+    pub(crate) fn apply(
+        &mut self,
+        plan: &Plan,
+        before_binding: impl FnOnce(),
+        last: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         plan.listeners
             .iter()
             .try_for_each(|listener| check_engine(plan, listener))?;
@@ -128,7 +134,7 @@ impl Deployment {
         for terms in &terms {
             self.check_targets(terms, &bound, &backends)?;
         }
-        self.change_file_access(&terms)?;
+        self.change_file_access(&terms, last)?;
 
         self.commit(terms, bound, backends, access_logs);
         Ok(())
@@ -301,8 +307,8 @@ impl Deployment {
         Ok(())
     }
 
-    /// Changes who may connect to the UNIX listeners that stay.
-    fn change_file_access(&self, terms: &[Terms]) -> Result<()> {
+    /// Changes who may connect to the UNIX listeners that stay, and does `last`.
+    fn change_file_access(&self, terms: &[Terms], last: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut changes = Vec::new();
         for terms in terms {
             let Some(listening) = self.listeners.get(&key(&terms.plan)) else {
@@ -314,7 +320,7 @@ impl Deployment {
                 changes.extend(listening.sockets.change_of_access(before, wanted)?);
             }
         }
-        change_access(&changes)
+        change_access(&changes, last)
     }
 
     /// Loads the engines. A plan that asks for one by name is refused if it cannot be used; `auto` does

@@ -171,11 +171,14 @@ impl<'a> AccessChange<'a> {
     }
 }
 
-/// Makes all changes, or none.
+/// Makes all changes and does `last`, or makes none.
 ///
 /// # Errors
-/// Why one cannot be made, and what could not be restored.
-pub(crate) fn change_access(changes: &[AccessChange<'_>]) -> Result<()> {
+/// Why one cannot be made, or that of `last`, and what could not be restored.
+pub(crate) fn change_access(
+    changes: &[AccessChange<'_>],
+    last: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let narrowed = changes
         .iter()
         .try_for_each(|change| narrow(change.file, &change.after));
@@ -184,7 +187,7 @@ pub(crate) fn change_access(changes: &[AccessChange<'_>]) -> Result<()> {
             .iter()
             .try_for_each(|change| widen(change.file, &change.after))
     });
-    let Err(error) = changed else {
+    let Err(error) = changed.and_then(|()| last()) else {
         return Ok(());
     };
     let restored = changes

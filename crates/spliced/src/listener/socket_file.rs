@@ -86,7 +86,7 @@ impl SocketFile {
             mode: Some(FileMode::ALL),
             ..FileAccess::default()
         };
-        change_access(&[self.change(marked, access)?])
+        change_access(&[self.change(marked, access)?], || Ok(()))
     }
 
     /// The change of who may connect from `former` to `wanted`, which can be made unless something fails that cannot be
@@ -203,7 +203,7 @@ mod tests {
     /// A socket file and the access that it was given last.
     fn change(file: &SocketFile, last: &mut FileAccess, wanted: FileAccess) {
         let change = file.change(*last, wanted).expect("possible");
-        change_access(&[change]).expect("made");
+        change_access(&[change], || Ok(())).expect("made");
         *last = wanted;
     }
 
@@ -316,7 +316,7 @@ mod tests {
                     ];
                     let changes = changes.map(|change| change.expect("possible"));
                     set(all_held - dropped);
-                    let told = change_access(&changes).expect_err("not allowed");
+                    let told = change_access(&changes, || Ok(())).expect_err("not allowed");
                     let told = told.to_string();
                     assert!(told.contains("cannot belong to user"), "{told}");
                 });

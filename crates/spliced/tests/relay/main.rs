@@ -26,6 +26,7 @@ mod access_log;
 mod adopt;
 mod bypass;
 mod bypass_killed;
+mod bypass_reload;
 mod bypass_status;
 mod config;
 mod datagrams;
