@@ -94,7 +94,7 @@ impl EventLoop {
             &epoll,
             &*mailbox,
             EventData::new_u64(MAILBOX_TOKEN),
-            EventFlags::IN,
+            EventFlags::IN | EventFlags::ET,
         )
         .context("cannot watch the event loop's eventfd")?;
         let timer = timer::create(epoll.as_fd())?;
