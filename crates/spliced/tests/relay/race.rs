@@ -320,13 +320,13 @@ fn configuration(backend: &str) -> String {
 
 #[test]
 fn a_check_tries_addresses_as_clients_do() {
-    const CHECKS: u64 = 5;
+    const CHECKS: u64 = 3;
     let Some(stage) = Stage::new() else {
         return;
     };
     let server = stage.server(OWN[0]);
     let configuration =
-        configuration("health = { tcp = true, every = \"300ms\", timeout = \"300ms\", fall = 1 }");
+        configuration("health = { tcp = true, every = \"1s\", timeout = \"1s\", fall = 1 }");
     let proxy = Proxy::start(&configuration, &mut stage.spliced(&[SILENT_V6, OWN[0]]));
     drop(server.accept());
     let before = stage.opened();
